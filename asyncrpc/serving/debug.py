@@ -85,4 +85,6 @@ def _address_of(worker: Worker) -> str:
         raise UsageError(
             f"worker {worker.name!r} has no address, so it cannot be looked at"
         )
-    return next((one for one in known if one.startswith(_SCHEMES)), known[0])
+    return next(
+        (address for address in known if address.startswith(_SCHEMES)), known[0]
+    )

@@ -188,16 +188,16 @@ class EventSender:
 def failure_of(error: BaseException) -> ErrorAnswer:
     """Return the answer to an error after the response began; log the error."""
     worker = current_worker_var.get()
-    found = answer_to(
+    answer = answer_to(
         error,
         is_over=is_over(),
         is_closed=worker is not None and worker.is_closed,
     )
-    if found is None:
+    if answer is None:
         logger.error("a stream to a client failed", exc_info=error)
         return INTERNAL
     logger.warning("a stream to a client ends: %s", error)
-    return found
+    return answer
 
 
 def error_event(answer: ErrorAnswer) -> bytes:
@@ -219,7 +219,7 @@ async def closed(items: AsyncIterable[Any]) -> AsyncIterator[AsyncIterator[Any]]
 
 def source_of(
     stream: AsyncIterable[Any] | Callable[[G], AsyncIterable[Any]],
-    given: G,
+    argument: G,
     response: str = "sse_response",
 ) -> AsyncIterable[Any]:
     """Return the items of a response, or those that its function returns.
@@ -233,15 +233,15 @@ def source_of(
     """
     if isinstance(stream, AsyncIterable):
         return stream
-    made = stream(given)
-    if not isinstance(made, AsyncIterable):
-        if hasattr(made, "close"):
-            made.close()  # a coroutine, of a function without `yield`
+    items = stream(argument)
+    if not isinstance(items, AsyncIterable):
+        if hasattr(items, "close"):
+            items.close()  # a coroutine, of a function without `yield`
         raise UsageError(
             f"the function of {response} must return an asynchronous iterator, such as "
-            f"Peer.stream(...), not an object of type {type(made).__name__}"
+            f"Peer.stream(...), not an object of type {type(items).__name__}"
         )
-    return made
+    return items
 
 
 def check_source(name: str, stream: object) -> None:

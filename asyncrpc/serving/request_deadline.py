@@ -119,11 +119,11 @@ async def request_deadline(
         return
     limit = Deadline.after(timeout_s, asyncio.get_running_loop().time())
     outer = current_deadline()
-    made = RequestDeadline(limit if outer is None else min(limit, outer))
-    token, current = deadline_var.set(made.limit), _current.set(made)
+    deadline = RequestDeadline(limit if outer is None else min(limit, outer))
+    token, current = deadline_var.set(deadline.limit), _current.set(deadline)
     try:
-        async with made.cutting_off():
-            yield made
+        async with deadline.cutting_off():
+            yield deadline
     finally:
         _current.reset(current)
         deadline_var.reset(token)

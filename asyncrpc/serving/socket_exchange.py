@@ -114,7 +114,7 @@ def protocols_for(offered: Collection[str], spoken: Sequence[str]) -> tuple[str,
     Returns:
         One, or none.
     """
-    return tuple(one for one in spoken if one in offered)[:1]
+    return tuple(protocol for protocol in spoken if protocol in offered)[:1]
 
 
 async def run_exchange(

@@ -87,9 +87,9 @@ class InlinePool(ThreadPool):
         return []
 
 
-def sim_worker(name: str, network: Network, **given: Any) -> Worker:
+def sim_worker(name: str, network: Network, **settings: Any) -> Worker:
     """Return a worker whose every choice comes from its network's seed."""
-    worker = Worker(name, network=network.connector(name), **given)
+    worker = Worker(name, network=network.connector(name), **settings)
     take_choices_from(network, worker.parts)
     return worker
 
@@ -164,16 +164,16 @@ class Cluster:
             The started workers are ended.
         """
         loop_for("a Cluster")
-        made = [self._make(name, rank) for rank, name in enumerate(self.names)]
-        self.workers = made
+        workers = [self._make(name, rank) for rank, name in enumerate(self.names)]
+        self.workers = workers
         try:
             async with asyncio.TaskGroup() as starting:
-                for worker in made:
+                for worker in workers:
                     starting.create_task(worker.__aenter__())
         except BaseException:
             await self._shut_down(0.0)
             raise
-        return made
+        return workers
 
     async def __aexit__(
         self,
@@ -186,7 +186,10 @@ class Cluster:
 
     async def _shut_down(self, drain_timeout_s: float | None) -> None:
         await asyncio.gather(
-            *(one.shutdown(drain_timeout_s=drain_timeout_s) for one in self.workers)
+            *(
+                worker.shutdown(drain_timeout_s=drain_timeout_s)
+                for worker in self.workers
+            )
         )
 
     def _maker(self) -> Callable[[str, int], Worker]:
@@ -278,7 +281,7 @@ class ProcessCluster:
         self.names = tuple(names)
         self._own_name = name
         self._transport = transport
-        self._given = options or Options()
+        self._options = options or Options()
         self._method = method
         self._killed: set[str] = set()
         self._processes: dict[str, Processes[None]] = {}
@@ -300,7 +303,7 @@ class ProcessCluster:
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncrpc-"))
             )
             options = replace(
-                self._given, secret=self._given.secret or secrets.token_hex()
+                self._options, secret=self._options.secret or secrets.token_hex()
             )
             for rank, name in enumerate(self.names, 1):
                 where = self._seat(folder, name, rank, options)
@@ -331,9 +334,9 @@ class ProcessCluster:
             UsageError: `name` is not the name of a process.
         """
         self._check_name(name)
-        found = self._processes[name].pids[0]
-        assert found is not None
-        return int(found)
+        pid = self._processes[name].pids[0]
+        assert pid is not None
+        return int(pid)
 
     def expect_death(self, name: str) -> None:
         """Do not count it as a failure if a worker's process dies by itself.
@@ -409,7 +412,7 @@ class ProcessCluster:
 def check_names(name: str, names: Any) -> None:
     """Raise UsageError unless an argument is a sequence of different names."""
     is_sequence = isinstance(names, list | tuple)
-    if not is_sequence or not all(isinstance(one, str) and one for one in names):
+    if not is_sequence or not all(isinstance(entry, str) and entry for entry in names):
         raise wrong(name, "a list or a tuple of non-empty strings", names)
     if len(set(names)) < len(names):
         raise wrong(name, "different from each other", names)
@@ -452,11 +455,11 @@ class _Stopping:
     name = _Stop.service
 
     def __init__(self) -> None:
-        self.told = asyncio.Event()
+        self.stop_asked = asyncio.Event()
         self.routes = (takes(_Stop, self._on_stop),)
 
     def _on_stop(self, _link: PeerLink, _notice: _Stop) -> None:
-        self.told.set()
+        self.stop_asked.set()
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Do nothing: the process ends with its parent anyway."""
@@ -470,4 +473,4 @@ async def _serve(_rank: int, seat: _Seat) -> None:
     worker, stopping = _worker_at(seat), _Stopping()
     worker.parts.add_service(stopping)  # before the start: the word may come during it
     async with worker:
-        await stopping.told.wait()
+        await stopping.stop_asked.wait()

@@ -314,13 +314,13 @@ class TransportConformance(ABC):
     async def test_an_address_in_use_is_an_error_and_free_after_close(self) -> None:
         """The second to listen is refused; once the first has closed, it is not."""
         async with self.listening(Acceptor()) as listener:
-            taken = listener.addresses[0]
+            address = listener.addresses[0]
             with contextlib.suppress(TransportError):
-                second = await self.connector().listen(taken, Recorder)
+                second = await self.connector().listen(address, Recorder)
                 await second.close()
-                raise AssertionError(f"two listeners share {taken}")
+                raise AssertionError(f"two listeners share {address}")
             await listener.close()
-            again = await self.connector().listen(taken, Recorder)
+            again = await self.connector().listen(address, Recorder)
             await again.close()
 
     async def test_connections_outlive_their_listener(self) -> None:
@@ -409,8 +409,8 @@ class TransportConformance(ABC):
         connecting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             (await connecting).abort()
-        made = near.events.count("connection_made")
-        await near.until(lambda me: me.lost == made)
+        connections = near.events.count("connection_made")
+        await near.until(lambda me: me.lost == connections)
 
 
 async def _end(pair: Pair) -> None:

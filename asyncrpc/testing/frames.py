@@ -85,7 +85,11 @@ def _step(awaited: object) -> tuple[types.FrameType | None, object]:
             return awaited.ag_frame, awaited.ag_await
     # Objects in between do not show what they drive: the step of an asynchronous
     # generator, or the result of a coroutine's `__await__`.
-    driven = (one for one in gc.get_referents(awaited) if type(one) in _SUSPENDED)
+    driven = (
+        referent
+        for referent in gc.get_referents(awaited)
+        if type(referent) in _SUSPENDED
+    )
     return None, next(driven, None)
 
 

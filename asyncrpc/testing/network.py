@@ -129,8 +129,8 @@ class HostLink:
             self._cut_timer.cancel()
             self._cut_timer = None
 
-    def _note(self, what: str) -> None:
-        self._network.note(f"{'-'.join(self.ends)}: {what}")
+    def _note(self, text: str) -> None:
+        self._network.note(f"{'-'.join(self.ends)}: {text}")
 
 
 class SimTransport(MemoryTransport):

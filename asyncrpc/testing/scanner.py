@@ -70,20 +70,20 @@ class FrameScanner:
         Returns:
             For each frame that ends in them: the offset of its end, and its kind.
         """
-        found: list[End] = []
+        ends: list[End] = []
         at = 0
         while at < len(chunk) and not self.is_lost:
             if self._skip:
-                taken = min(self._skip, len(chunk) - at)
-                self._take_body(chunk[at : at + taken])
+                count = min(self._skip, len(chunk) - at)
+                self._take_body(chunk[at : at + count])
             else:
-                taken = min(HEADER_BYTES - len(self.header), len(chunk) - at)
-                self._take_header(chunk[at : at + taken])
-            at += taken
+                count = min(HEADER_BYTES - len(self.header), len(chunk) - at)
+                self._take_header(chunk[at : at + count])
+            at += count
             if not self._skip and self._kind:
-                found.append((at, self._kind))
+                ends.append((at, self._kind))
                 self._kind = 0
-        return found
+        return ends
 
     def go_on_from(self, other: FrameScanner, position: int) -> None:
         """Continue at the position up to which the resumed connection was read.

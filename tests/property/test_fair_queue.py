@@ -90,7 +90,7 @@ class Batches(RuleBasedStateMachine):
         self.waiting[self.serial] = request
         if evicted is not None:
             assert evicted.priority <= priority
-            self.end(evicted.what)
+            self.end(evicted.subject)
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
@@ -107,7 +107,7 @@ class Batches(RuleBasedStateMachine):
                 assert request.deadline_s <= self.now_s
             else:
                 assert self.now_s - request.came_s >= AGE_MAX_S / 2
-            self.end(request.what)
+            self.end(request.subject)
 
     @rule()
     def form(self) -> None:
@@ -125,13 +125,13 @@ class Batches(RuleBasedStateMachine):
         assert len({one.bucket for one in taken}) == 1
         for request in taken:
             assert request.deadline_s is None or request.deadline_s > self.now_s
-            self.end(request.what)
+            self.end(request.subject)
             # In order, of one client, priority and bucket.
             key = (str(request.client), request.priority, str(request.bucket))
-            assert self.taken.get(key, 0) < request.what
-            self.taken[key] = request.what
-        self.running.append((taken[0].what, len(taken)))
-        self.queue.rate.begin(taken[0].what, self.now_s)
+            assert self.taken.get(key, 0) < request.subject
+            self.taken[key] = request.subject
+        self.running.append((taken[0].subject, len(taken)))
+        self.queue.rate.begin(taken[0].subject, self.now_s)
 
     @precondition(lambda self: self.running)
     @rule()
@@ -162,7 +162,7 @@ class Batches(RuleBasedStateMachine):
             taken = self.batches.next_batch(self.now_s, is_closing=True)
             assert taken
             for request in taken:
-                self.end(request.what)
+                self.end(request.subject)
 
 
 class BatchesOfTheNewest(Batches):

@@ -56,7 +56,7 @@ class Generations(RuleBasedStateMachine):
         if not is_made:
             self.entering.append(one)
             return
-        self.entered[one.what] += 1
+        self.entered[one.subject] += 1
         self.schedule.on_entered(one)
 
     @precondition(lambda self: self.entering)
@@ -66,7 +66,7 @@ class Generations(RuleBasedStateMachine):
         if is_refused:
             self.schedule.on_refused(one)
         else:
-            self.entered[one.what] += 1
+            self.entered[one.subject] += 1
             self.schedule.on_entered(one)
 
     @precondition(lambda self: not self.stepping)
@@ -76,11 +76,11 @@ class Generations(RuleBasedStateMachine):
         self.stepping = self.schedule.begin_step()
         assert len(self.stepping) == min(SLOTS, len(ready))
         for one in ready:
-            self.passed_over[one.what] += 1
+            self.passed_over[one.subject] += 1
             if one in self.stepping:
-                assert one.what not in self.closed
-                self.passed_over[one.what] = 0
-            assert self.passed_over[one.what] < STEPS_MAX
+                assert one.subject not in self.closed
+                self.passed_over[one.subject] = 0
+            assert self.passed_over[one.subject] < STEPS_MAX
 
     @precondition(lambda self: self.stepping)
     @rule(last=st.sets(st.integers(0, 1)), behind=st.sets(st.integers(0, 1)))
@@ -90,7 +90,7 @@ class Generations(RuleBasedStateMachine):
                 one, is_last=index in last, is_behind=index in behind
             )
             assert one.state is not SequenceState.STEPPING
-            if one.what in self.closed or index in last:
+            if one.subject in self.closed or index in last:
                 assert one.state is SequenceState.LEAVING
         self.stepping = []
 
@@ -108,13 +108,13 @@ class Generations(RuleBasedStateMachine):
     def close(self, data: st.DataObject) -> None:
         one = data.draw(st.sampled_from(self.all))
         self.schedule.close(one)
-        self.closed.add(one.what)
+        self.closed.add(one.subject)
 
     @rule()
     def leave(self) -> None:
         for one in self.schedule.leaving():
             assert one not in self.stepping
-            self.left[one.what] += 1
+            self.left[one.subject] += 1
             self.schedule.on_left(one)
 
     @invariant()
@@ -129,8 +129,10 @@ class Generations(RuleBasedStateMachine):
     def each_state_is_dropped_once(self) -> None:
         for one in self.all:
             is_inside = one.state in INSIDE
-            may_be = self.entered[one.what] - (is_inside and self.entered[one.what])
-            assert self.left[one.what] == may_be
+            may_be = self.entered[one.subject] - (
+                is_inside and self.entered[one.subject]
+            )
+            assert self.left[one.subject] == may_be
 
     def teardown(self) -> None:
         """All end, once their consumers go and the model returns."""

@@ -128,67 +128,70 @@ def manifest(arguments: argparse.Namespace) -> str:
             characters that end a line.
     """
     _check(arguments)
-    lines = ["#!/bin/bash", *(f"#SBATCH {one}" for one in _directives(arguments))]
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {directive}" for directive in _directives(arguments)),
+    ]
     return "\n".join([*lines, "", *_body(arguments), ""])
 
 
-def _directives(given: argparse.Namespace) -> Iterator[str]:
-    if given.job_name:
-        yield f"--job-name={shlex.quote(given.job_name)}"
-    yield f"--nodes={given.nodes}"
-    yield f"--ntasks-per-node={given.tasks_per_node}"
+def _directives(arguments: argparse.Namespace) -> Iterator[str]:
+    if arguments.job_name:
+        yield f"--job-name={shlex.quote(arguments.job_name)}"
+    yield f"--nodes={arguments.nodes}"
+    yield f"--ntasks-per-node={arguments.tasks_per_node}"
     for name in ("cpus-per-task", "gpus-per-node", "partition", "account", "time"):
-        value = getattr(given, name.replace("-", "_"))
+        value = getattr(arguments, name.replace("-", "_"))
         if value is not None:
             yield f"--{name}={shlex.quote(str(value))}"
-    if given.grace is not None:
-        yield f"--signal=TERM@{given.grace}"
-    yield "--requeue" if given.requeue else "--no-requeue"
-    if given.requeue:
+    if arguments.grace is not None:
+        yield f"--signal=TERM@{arguments.grace}"
+    yield "--requeue" if arguments.requeue else "--no-requeue"
+    if arguments.requeue:
         yield "--open-mode=append"
-    if given.survive:
+    if arguments.survive:
         yield "--no-kill"
-    yield f"--output={shlex.quote(given.output or '%x-%j.out')}"
+    yield f"--output={shlex.quote(arguments.output or '%x-%j.out')}"
 
 
-def _body(given: argparse.Namespace) -> Iterator[str]:
-    for module in given.modules:
+def _body(arguments: argparse.Namespace) -> Iterator[str]:
+    for module in arguments.modules:
         yield f"module load {shlex.quote(module)}"
-    if given.venv:
-        yield f"source {shlex.quote(given.venv.rstrip('/') + '/bin/activate')}"
-    if given.interface:
-        yield f"export ASYNCRPC_INTERFACE={shlex.quote(given.interface)}"
-    if given.cpus_per_task:
+    if arguments.venv:
+        yield f"source {shlex.quote(arguments.venv.rstrip('/') + '/bin/activate')}"
+    if arguments.interface:
+        yield f"export ASYNCRPC_INTERFACE={shlex.quote(arguments.interface)}"
+    if arguments.cpus_per_task:
         yield 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'
         yield 'export OMP_NUM_THREADS="$SLURM_CPUS_PER_TASK"'
-    if given.secret_file:
-        yield f"export ASYNCRPC_SECRET_FILE={shlex.quote(given.secret_file)}"
+    if arguments.secret_file:
+        yield f"export ASYNCRPC_SECRET_FILE={shlex.quote(arguments.secret_file)}"
     else:
         yield _MAKE_FILE
     yield _NO_END
-    survive = ["--no-kill"] if given.survive else []
-    yield shlex.join(["srun", *survive, given.program, *given.arguments])
+    survive = ["--no-kill"] if arguments.survive else []
+    yield shlex.join(["srun", *survive, arguments.program, *arguments.arguments])
     yield "code=$?"
-    if given.requeue:
+    if arguments.requeue:
         yield _REQUEUE.format(code=EXIT_SAVED)
     yield 'exit "$code"'
 
 
-def _check(given: argparse.Namespace) -> None:
+def _check(arguments: argparse.Namespace) -> None:
     for name in ("nodes", "tasks_per_node", "cpus_per_task", "gpus_per_node"):
-        value = getattr(given, name)
+        value = getattr(arguments, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1")
-    if given.time is not None and not _TIME.fullmatch(given.time):
+    if arguments.time is not None and not _TIME.fullmatch(arguments.time):
         raise UsageError(
             "--time must be minutes, [hours:]minutes:seconds or"
-            f" days-hours[:minutes[:seconds]], not {given.time!r}"
+            f" days-hours[:minutes[:seconds]], not {arguments.time!r}"
         )
-    if given.grace is not None:
-        if not 1 <= given.grace <= GRACE_MAX_S:
+    if arguments.grace is not None:
+        if not 1 <= arguments.grace <= GRACE_MAX_S:
             raise UsageError(f"--grace must be 1 to {GRACE_MAX_S} seconds")
-        if given.time is None:
+        if arguments.time is None:
             raise UsageError("--grace counts back from the limit: give --time as well")
-    for name, value in vars(given).items():
+    for name, value in vars(arguments).items():
         if isinstance(value, str) and not value.isprintable():
             raise UsageError(f"--{name.replace('_', '-')} must be one printable line")

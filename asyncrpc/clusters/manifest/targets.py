@@ -31,15 +31,15 @@ def add_manifest(parser: argparse.ArgumentParser) -> None:
     parser.description = "Write the file with which a scheduler starts a program."
     targets = parser.add_subparsers(dest="target", required=True, metavar="TARGET")
     for name, target in TARGETS.items():
-        one = targets.add_parser(name, help=target.HELP)
-        one.add_argument(
+        command = targets.add_parser(name, help=target.HELP)
+        command.add_argument(
             "--file",
             type=Path,
             metavar="PATH",
             help="where to write; default: standard output",
         )
-        target.add_arguments(one)
-        one.set_defaults(act=_write, manifest=target.manifest)
+        target.add_arguments(command)
+        command.set_defaults(act=_write, manifest=target.manifest)
 
 
 def _write(arguments: argparse.Namespace) -> int:

@@ -57,8 +57,8 @@ def main_module() -> Mapping[str, str]:
 
     Source: multiprocessing does the same with the method `spawn`.
     """
-    found = spawn.get_preparation_data("")
-    return {key: str(found[key]) for key in _MAIN if found.get(key)}
+    preparation = spawn.get_preparation_data("")
+    return {key: str(preparation[key]) for key in _MAIN if preparation.get(key)}
 
 
 def import_main(main: Mapping[str, str]) -> None:
@@ -102,18 +102,18 @@ class NodeListener:
     def __init__(self) -> None:
         self._sockets: SocketDirectory | None = None
 
-    def options(self, given: Options, address: str) -> Options:
+    def options(self, options: Options, address: str) -> Options:
         """Return options with listening addresses, unless there are some.
 
-        The program sets them in `given`, a node by `ASYNCRPC_INTERFACE`.
+        The program sets them in `options`, a node by `ASYNCRPC_INTERFACE`.
         """
-        network = given.with_environment().network
+        network = options.with_environment().network
         if network.listen or network.advertise or network.interface:
-            return given
+            return options
         self._sockets = SocketDirectory()
         host = f"[{address}]" if ":" in address else address
         listen = (f"uds://{self._sockets.path / 'worker'}", f"tcp://{host}:0")
-        return replace(given, network=replace(network, listen=listen))
+        return replace(options, network=replace(network, listen=listen))
 
     def close(self) -> None:
         """Remove the directory of the socket."""

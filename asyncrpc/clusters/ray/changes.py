@@ -112,12 +112,12 @@ class Announcer:
 
     def changes(self) -> GangChanges:
         """Return an iterator from now on."""
-        made = GangChanges(self)
+        iterator = GangChanges(self)
         if self.is_over:
-            made.end()
+            iterator.end()
         else:
-            self._iterators.add(made)
-        return made
+            self._iterators.add(iterator)
+        return iterator
 
     def tell(self, change: GangChange) -> None:
         """Pass a change to all iterators."""
@@ -125,14 +125,14 @@ class Announcer:
             self.running = change.generation
         elif change.kind is GangChangeKind.FAILED:
             self.failure = change
-        for one in self._iterators:
-            one.put(change)
+        for iterator in self._iterators:
+            iterator.put(change)
         if self.failure is not None:
             self.end()
 
     def end(self) -> None:
         """End all iterators."""
         self.is_over = True
-        for one in self._iterators:
-            one.end()
+        for iterator in self._iterators:
+            iterator.end()
         self._iterators.clear()

@@ -51,7 +51,7 @@ def library() -> Any:
             "this program is connected by Ray Client (ray://), from outside of the"
             " cluster; run it in the cluster, for example by `ray job submit`"
         )
-    if any(_driver(ray) is one for one in _parents):
+    if any(_driver(ray) is parent for parent in _parents):
         raise UsageError(
             "this process was forked from one that uses Ray, whose connection to the"
             " cluster it cannot share: start it by spawn or forkserver, and call"
@@ -107,7 +107,7 @@ class Bundles:
     """A placement group: reserved resources, one bundle for each worker."""
 
     def __init__(self, resources: Sequence[Resources], strategy: str) -> None:
-        self.resources = [dict(one) for one in resources]
+        self.resources = [dict(bundle) for bundle in resources]
         self.strategy = strategy
         self._ray = library()
         self._group: Any = None
@@ -144,20 +144,20 @@ class Bundles:
     @property
     def actor_errors(self) -> type[Exception]:
         """The class of Ray's errors about an actor that is gone."""
-        found: type[Exception] = self._ray.exceptions.RayActorError
-        return found
+        error_class: type[Exception] = self._ray.exceptions.RayActorError
+        return error_class
 
     async def node_of(self, rank: int) -> str:
         """Return the id of the node that has a bundle; empty if no node has it."""
         table = self._ray.util.placement_group_table
-        found = await in_thread(table, self._group)
-        node_id: str = found["bundles_to_node_id"].get(rank, "")
+        entry = await in_thread(table, self._group)
+        node_id: str = entry["bundles_to_node_id"].get(rank, "")
         return node_id
 
     async def is_alive(self, node_id: str) -> bool:
         """Return whether a node is alive, as far as Ray knows."""
         nodes = await in_thread(self._ray.nodes)
-        return any(one["NodeID"] == node_id and one["Alive"] for one in nodes)
+        return any(node["NodeID"] == node_id and node["Alive"] for node in nodes)
 
     async def remove(self) -> None:
         """Give the resources back; this ends actors that still run in them."""

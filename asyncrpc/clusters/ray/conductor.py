@@ -183,7 +183,7 @@ class Conductor:
 
     async def _meet(self, generation: int, ranks: tuple[int, ...]) -> None:
         """Let all workers know each other, then announce the generation."""
-        names = [one.name for one in self.plan.orders]
+        names = [order.name for order in self.plan.orders]
         lives = tuple(self.machine.lives)
 
         async def meet(rank: int) -> None:
@@ -196,7 +196,7 @@ class Conductor:
         met = await asyncio.gather(
             *(meet(rank) for rank in range(len(names))), return_exceptions=True
         )
-        if not any(isinstance(one, BaseException) for one in met):
+        if not any(isinstance(outcome, BaseException) for outcome in met):
             self._announce(GangChangeKind.RUNNING, generation, ranks)
 
     # --- one life --------------------------------------------------------------------
@@ -291,6 +291,6 @@ def _why(error: BaseException) -> str:
     cause = getattr(error, "cause", None)  # the error of the actor's method
     shown = cause if isinstance(cause, AsyncRpcError) else error
     # Ray lists the ids of the actor in lines that begin with a tab.
-    lines = [one for one in str(shown).splitlines() if not one.startswith("\t")]
+    lines = [line for line in str(shown).splitlines() if not line.startswith("\t")]
     text = " ".join(" ".join(lines).split()) or type(shown).__name__
     return text[:WHY_CHARACTERS_MAX]

@@ -60,7 +60,7 @@ _LONGEST_SUFFIX: Final = len("-driver")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Given:
+class _GangSettings:
     """The arguments of a gang, checked."""
 
     bundles: Sequence[Mapping[str, float]]
@@ -87,10 +87,10 @@ class _Given:
         ):
             wanted = f"{len(self.bundles)} different names, one for each bundle"
             raise wrong("names", wanted, self.names)
-        for one in self.names:
-            check_text("each of names", one)
+        for name in self.names:
+            check_text("each of names", name)
         check_choice("strategy", self.strategy, STRATEGIES)
-        check_choice("restart", self.restart, [one.value for one in RestartScope])
+        check_choice("restart", self.restart, [scope.value for scope in RestartScope])
         check_kind("limits", self.limits, RestartLimits, "a RestartLimits or None")
         check_kind("worker", self.worker, (Worker, type(None)), "a Worker or None")
         check_kind("options", self.options, Options, "an Options or None")
@@ -110,18 +110,18 @@ class _Given:
     @property
     def secret(self) -> bytes:
         """The secret of the driver's worker, or a fresh one."""
-        given = self.options if self.worker is None else self.worker.options
-        return given.secret_bytes or secrets.token_hex(_SECRET_BYTES).encode()
+        options = self.options if self.worker is None else self.worker.options
+        return options.secret_bytes or secrets.token_hex(_SECRET_BYTES).encode()
 
 
-def _check_bundle(what: str, bundle: Any) -> None:
+def _check_bundle(its_name: str, bundle: Any) -> None:
     wanted = 'resources, such as {"CPU": 1, "GPU": 1}'
-    check_kind(what, bundle, Mapping, wanted)
+    check_kind(its_name, bundle, Mapping, wanted)
     for name, amount in bundle.items():
         if not isinstance(name, str) or not is_seconds(amount) or not amount >= 0:
-            raise wrong(what, wanted, bundle)
+            raise wrong(its_name, wanted, bundle)
     if not any(bundle.values()):
-        raise wrong(what, f"{wanted}, not all of them 0", bundle)
+        raise wrong(its_name, f"{wanted}, not all of them 0", bundle)
 
 
 def _check_driver(worker: Worker, options: Options) -> None:
@@ -203,7 +203,7 @@ class Gang:
         if names is None:
             check_sequence("bundles", bundles, "a sequence of resources")
             names = [f"{name}-{rank}" for rank in range(len(bundles))]
-        self._given = _Given(
+        self._settings = _GangSettings(
             bundles=bundles,
             name=name,
             names=names,
@@ -249,12 +249,12 @@ class Gang:
         return self
 
     async def _enter(self) -> None:
-        given, secret = self._given, self._given.secret
+        settings, secret = self._settings, self._settings.secret
         self._announcer.bind()
-        bundles = Bundles(given.bundles, given.strategy)
+        bundles = Bundles(settings.bundles, settings.strategy)
         self._driver = driver = await self._enter_driver(secret)
         self._stack.push_async_callback(bundles.remove)
-        await bundles.reserve(given.name)
+        await bundles.reserve(settings.name)
         tasks = asyncio.TaskGroup()
         await tasks.__aenter__()
         # An error of the block is not one of these tasks: it must not be wrapped.
@@ -264,14 +264,14 @@ class Gang:
             GangPlan(
                 orders=self._orders(driver, secret),
                 bundles=bundles,
-                runtime_env=given.runtime_env,
-                start_timeout_s=given.start_timeout_s,
-                drain_timeout_s=given.drain_timeout_s,
+                runtime_env=settings.runtime_env,
+                start_timeout_s=settings.start_timeout_s,
+                drain_timeout_s=settings.drain_timeout_s,
             ),
             GangSupervisor(
-                len(given.bundles),
-                scope=RestartScope(given.restart),
-                limits=given.limits,
+                len(settings.bundles),
+                scope=RestartScope(settings.restart),
+                limits=settings.limits,
             ),
             self._announcer,
             presence,
@@ -287,37 +287,37 @@ class Gang:
             self._conductor.on_gone(name, incarnation, why)
 
     async def _enter_driver(self, secret: bytes) -> Worker:
-        given = self._given
-        if given.worker is not None:
-            return given.worker
+        settings = self._settings
+        if settings.worker is not None:
+            return settings.worker
         options = replace(
-            given.options,
+            settings.options,
             secret=secret,
             devices=DeviceOptions(),  # the driver's node need not have the workers'
-            network=replace(given.options.network, listen=None, advertise=None),
+            network=replace(settings.options.network, listen=None, advertise=None),
         )
         listener = NodeListener()
         self._stack.callback(listener.close)
         driver = Worker(
-            f"{given.name}-driver",
+            f"{settings.name}-driver",
             rendezvous=LocalRendezvous(1),
             options=listener.options(options, node_address()),
         )
         return await self._stack.enter_async_context(driver)
 
     def _orders(self, driver: Worker, secret: bytes) -> list[WorkerOrder]:
-        given, main = self._given, main_module()
+        settings, main = self._settings, main_module()
         return [
             WorkerOrder(
                 name=name,
                 rank=rank,
-                world_size=len(given.names),
+                world_size=len(settings.names),
                 contact=driver.addresses,
-                options=replace(given.options, secret=None),
+                options=replace(settings.options, secret=None),
                 main=main,
                 secret=secret,
             )
-            for rank, name in enumerate(given.names)
+            for rank, name in enumerate(settings.names)
         ]
 
     async def __aexit__(
@@ -334,7 +334,7 @@ class Gang:
     @property
     def name(self) -> str:
         """The gang's name."""
-        return self._given.name
+        return self._settings.name
 
     @property
     def worker(self) -> Worker:
@@ -359,7 +359,7 @@ class Gang:
         Raises:
             NotStartedError: the gang has not been entered.
         """
-        return [self.worker.peer(name) for name in self._given.names]
+        return [self.worker.peer(name) for name in self._settings.names]
 
     def peer(self, rank: int) -> Peer:
         """Return one worker.  A call reaches its present incarnation.
@@ -371,8 +371,8 @@ class Gang:
             UsageError: rank is not a rank of the gang.
             NotStartedError: the gang has not been entered.
         """
-        check_count("rank", rank, at_most=len(self._given.names) - 1)
-        return self.worker.peer(self._given.names[rank])
+        check_count("rank", rank, at_most=len(self._settings.names) - 1)
+        return self.worker.peer(self._settings.names[rank])
 
     @property
     def workers(self) -> list[GangWorker]:
@@ -463,21 +463,21 @@ class Gang:
         return NotStartedError(f"the gang {self.name!r} has ended")
 
     def _failed(self, change: GangChange) -> GangError:
-        what = f"the gang {self.name!r}"
+        subject = f"the gang {self.name!r}"
         misfits = self._running().failure.misfits
         gang, generation = self.name, change.generation
         if generation == 1 and misfits is not None:
             return GangPlacementError(
-                f"{what} was not placed: {change.why}",
+                f"{subject} was not placed: {change.why}",
                 gang=gang,
                 generation=generation,
                 bundles=misfits,
             )
         if generation == 1 and self.generation == 0:
-            problem = f"{what} did not start: {change.why}"
+            problem = f"{subject} did not start: {change.why}"
             return GangError(problem, gang=gang, generation=generation)
         problem = (
-            f"{what} lost workers, and RestartLimits allows no further restart"
-            f" (restarts_max={self._given.limits.restarts_max}): {change.why}"
+            f"{subject} lost workers, and RestartLimits allows no further restart"
+            f" (restarts_max={self._settings.limits.restarts_max}): {change.why}"
         )
         return GangLostError(problem, gang=gang, generation=generation)

@@ -86,5 +86,5 @@ async def get(stored: Any, *, copy: bool = False) -> Any:
     ref = stored.ref if isinstance(stored, StoredValue) else stored
     if not isinstance(ref, ray.ObjectRef):
         raise wrong("stored", "what `asyncrpc.ray.put` returned", stored)
-    found = await ref
-    return mapped(found, copied if copy else shared)
+    value = await ref
+    return mapped(value, copied if copy else shared)

@@ -36,9 +36,9 @@ class TensorBytes:
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     """Return a value with its leaves changed; other containers are leaves."""
     if type(value) in _CONTAINERS:
-        return type(value)(mapped(one, change) for one in value)
+        return type(value)(mapped(item, change) for item in value)
     if type(value) is dict:
-        return {key: mapped(one, change) for key, one in value.items()}
+        return {key: mapped(item, change) for key, item in value.items()}
     return change(value)
 
 
@@ -72,5 +72,5 @@ def shared(value: Any) -> Any:
 
 def copied(value: Any) -> Any:
     """Return bytes as a tensor in new memory; any other value unchanged."""
-    found = shared(value)
-    return found.clone() if isinstance(value, TensorBytes) else found
+    tensor = shared(value)
+    return tensor.clone() if isinstance(value, TensorBytes) else tensor

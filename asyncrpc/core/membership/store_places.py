@@ -17,7 +17,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 
 from asyncrpc.core.loop.clock import Clock
 from asyncrpc.core.transport.endpoints import Endpoint, reason_of
-from asyncrpc.core.transport.meeting import Found, MeetingAddress
+from asyncrpc.core.transport.meeting import MeetingAddress, ResolvedName
 from asyncrpc.errors import RendezvousTimeoutError
 
 if TYPE_CHECKING:

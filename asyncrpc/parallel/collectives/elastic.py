@@ -52,26 +52,26 @@ class ElasticGroups:
 
     def series(self, name: str) -> ElasticSeries:
         """Return the worker's part in the group of a name; make it if need be."""
-        found = self._all.get(name)
-        if found is None:
-            found = self._all[name] = ElasticSeries(self._worker, name)
-        return found
+        series = self._all.get(name)
+        if series is None:
+            series = self._all[name] = ElasticSeries(self._worker, name)
+        return series
 
     def drop(self, series: ElasticSeries) -> None:
         """Forget a group that this worker has left."""
         if self._all.get(series.name) is series:
             del self._all[series.name]
 
-    def on_standing(self, link: PeerLink, told: MemberStanding) -> None:
+    def on_standing(self, link: PeerLink, message: MemberStanding) -> None:
         """Take what another worker says of a group.
 
         Raises:
             MalformedError: the message contradicts itself, or lists too many workers.
         """
-        standing = standing_of(told)
-        series = self._all.get(told.group_name)
+        standing = standing_of(message)
+        series = self._all.get(message.group_name)
         if series is None:  # a newcomer waits until all workers have answered
-            series = ElasticSeries(self._worker, told.group_name)
+            series = ElasticSeries(self._worker, message.group_name)
         series.machine.receive(link.peer, standing)
         series.carry_out()
 
@@ -180,16 +180,16 @@ class ElasticSeries:
 
     def _late(self, timeout_s: float) -> CollectiveError:
         missing, machine = self.machine.missing, self.machine
-        what = f"group {self.name!r} did not agree on members in {timeout_s:g} s"
+        problem = f"group {self.name!r} did not agree on members in {timeout_s:g} s"
         if missing:
             who = ", ".join(map(repr, missing))
             return CollectiveTimeoutError(
-                f"{what}: these workers did not come: {who}", ranks=missing
+                f"{problem}: these workers did not come: {who}", ranks=missing
             )
         size, least = machine.size, machine.least
         return QuorumLostError(
-            f"{what}: {size} of at least {least} workers came; start more workers, or "
-            "ask for a smaller min_size"
+            f"{problem}: {size} of at least {least} workers came; start more workers, "
+            "or ask for a smaller min_size"
         )
 
     def _too_few(self) -> CollectiveError:
@@ -207,7 +207,7 @@ class ElasticSeries:
     def excluded(self) -> CollectiveError:
         """Return the error for a worker that its group has excluded."""
         view = self.machine.excluded_from
-        names = tuple(one.name for one in view.members)
+        names = tuple(member.name for member in view.members)
         return GroupChangedError(
             f"group {self.name!r} declared worker {self._worker.name!r} lost and "
             f"continued as generation {view.generation} "
@@ -283,4 +283,4 @@ class ElasticSeries:
 
     def _others(self) -> list[str]:
         known = self._worker.membership.known
-        return [one.name for one in known if one.name != self._worker.name]
+        return [worker.name for worker in known if worker.name != self._worker.name]

@@ -334,8 +334,8 @@ class Group:
         descriptor = Descriptor("all_gather", dtype=str(tensor.dtype))
         async with self._run(descriptor) as (run, path):
             (mine,) = await self._copies([tensor])
-            found = await path.all_gather(run, mine)
-        return await shapes.put_like(self.parts.devices, found, tensor)
+            gathered = await path.all_gather(run, mine)
+        return await shapes.put_like(self.parts.devices, gathered, tensor)
 
     @plain_steps
     async def gather(
@@ -355,10 +355,10 @@ class Group:
         descriptor = Descriptor("gather", dtype=str(tensor.dtype), root=root)
         async with self._run(descriptor) as (run, path):
             (mine,) = await self._copies([tensor])
-            found = await path.gather(run, mine, root)
+            gathered = await path.gather(run, mine, root)
         if self.rank != root:
             return None
-        return await shapes.put_like(self.parts.devices, found, tensor)
+        return await shapes.put_like(self.parts.devices, gathered, tensor)
 
     @plain_steps
     async def scatter(
@@ -392,10 +392,10 @@ class Group:
             )
         async with self._run(Descriptor("scatter", root=root)) as (run, path):
             parts = None if whole is None else await self._copies(whole)
-            found = await path.scatter(run, parts, root)
+            part = await path.scatter(run, parts, root)
         if device is None:
-            return found
-        return (await self.parts.devices.placed({0: (found, device)}))[0]
+            return part
+        return (await self.parts.devices.placed({0: (part, device)}))[0]
 
     @plain_steps
     async def reduce_scatter(
@@ -443,9 +443,9 @@ class Group:
         )
         descriptor = Descriptor("all_to_all", dtype=str(parts.like.dtype))
         async with self._run(descriptor) as (run, path):
-            mine = [shapes.copy(one) for one in await parts.on_host(devices)]
-            found = await path.all_to_all(run, mine)
-        return await shapes.put_like(devices, found, parts.like)
+            mine = [shapes.copy(tensor) for tensor in await parts.on_host(devices)]
+            received = await path.all_to_all(run, mine)
+        return await shapes.put_like(devices, received, parts.like)
 
     # --- from one to one -------------------------------------------------------------
 
@@ -506,18 +506,18 @@ class Group:
         if out is not None:
             shapes.check(out, "out", is_written=True)
         self.parts.check_on_loop("Group.recv")
-        found = await self._points.recv(from_, tag, self.timeout_s)
+        received = await self._points.recv(from_, tag, self.timeout_s)
         if out is None:
-            return found
-        if out.shape != found.shape or out.dtype != found.dtype:
+            return received
+        if out.shape != received.shape or out.dtype != received.dtype:
             raise CollectiveError(
-                f"the received tensor is {shapes.text(found)}, but `out` is "
+                f"the received tensor is {shapes.text(received)}, but `out` is "
                 f"{shapes.text(out)}"
             )
         if out.is_cpu:
-            out.detach().copy_(found)
+            out.detach().copy_(received)
         else:
-            await self.parts.devices.write(out, found)
+            await self.parts.devices.write(out, received)
         return out
 
     # --- parts -----------------------------------------------------------------------

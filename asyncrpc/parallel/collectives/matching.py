@@ -53,7 +53,7 @@ class ReceivedTensors:
     """Tensors from another rank, and the future of the answer to that rank."""
 
     tensors: Sequence[torch.Tensor]
-    taken: asyncio.Future[CollectiveFailure | None]
+    answer: asyncio.Future[CollectiveFailure | None]
 
 
 @dataclass
@@ -164,14 +164,14 @@ class Matching:
         self.machine.operations.end(run.operation)
         del self.runs[run.number]
         for place, arrival in run.operation.arrived.items():
-            if not arrival.taken.done():
+            if not arrival.answer.done():
                 failure = self.machine.too_late(run.number, place.rank)
-                arrival.taken.set_result(failure)
+                arrival.answer.set_result(failure)
 
     def note_end(
         self,
         number: int,
-        what: Descriptor,
+        descriptor: Descriptor,
         began_s: float,
         failure: CollectiveFailure | None,
         task: str,
@@ -183,12 +183,12 @@ class Matching:
                 recorder.now_s(),
                 began_s,
                 self.label,
-                what.operation,
+                descriptor.operation,
                 number,
                 self.rank,
                 self.members,
-                what.dtype,
-                what.shape,
+                descriptor.dtype,
+                descriptor.shape,
                 OK if failure is None else outcome_of(error_of(failure)),
                 self.id,
                 task,
@@ -211,7 +211,7 @@ class Matching:
         if operation is not None:
             self.runs[number].on_arrival(place)
         return (
-            await arrival.taken
+            await arrival.answer
         )  # `_carry_out` also completes it, for example for a lost rank
 
     def on_begun(self, number: int, rank: int, descriptor: Descriptor) -> None:
@@ -242,8 +242,8 @@ class Matching:
         while outbox:
             failing = outbox.pop(0)
             for arrival in failing.messages:
-                if not arrival.taken.done():
-                    arrival.taken.set_result(failing.failure)
+                if not arrival.answer.done():
+                    arrival.answer.set_result(failing.failure)
             run = self.runs.get(failing.number)
             if run is not None:
                 run.wake()
@@ -373,7 +373,7 @@ class CollectiveRun:
         # The header of the collective on the board.
         self.head = msgpack.packb([operation.number, *operation.descriptor])
         self._sent = [0] * len(matching.members)
-        self._taken = [0] * len(matching.members)
+        self._received = [0] * len(matching.members)
         self._unanswered = 0
         self._waits_for: MessageKey | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -401,9 +401,9 @@ class CollectiveRun:
             link = await matching.link(rank)
         index = self._sent[rank]
         self._sent[rank] = index + 1
-        what = None if index else self.operation.descriptor
+        descriptor = None if index else self.operation.descriptor
         block = m.TensorBlock(
-            matching.id, self.number, matching.rank, index, what, list(tensors)
+            matching.id, self.number, matching.rank, index, descriptor, list(tensors)
         )
         try:
             answer = link.ask(block)
@@ -417,15 +417,15 @@ class CollectiveRun:
     @waits(lambda at: at["self"].wait_now())
     async def take(self, rank: int) -> Sequence[torch.Tensor]:
         """Return the next tensors from a rank; the caller owns them."""
-        place = MessageKey(rank, self._taken[rank])
-        self._taken[rank] += 1
+        place = MessageKey(rank, self._received[rank])
+        self._received[rank] += 1
         arrived = self.operation.arrived
         while place not in arrived:
             self._waits_for = place
             await self._wait()
         arrival = arrived.pop(place)
-        if not arrival.taken.done():  # its sender may have been lost since
-            arrival.taken.set_result(None)
+        if not arrival.answer.done():  # its sender may have been lost since
+            arrival.answer.set_result(None)
         return arrival.tensors
 
     @waits(lambda at: at["self"].wait_now())
@@ -456,12 +456,12 @@ class CollectiveRun:
         matching.fail(self.number, failure)
         return error_of(failure)
 
-    def abandon(self, what: str) -> CollectiveError:
+    def abandon(self, deed: str) -> CollectiveError:
         """Give the collective up for all ranks; return the error to raise."""
         matching = self.matching
         if self.operation.failure is None:
             who = matching.name_of(matching.rank)
-            problem = f"{self.label} has failed: {who} {what}"
+            problem = f"{self.label} has failed: {who} {deed}"
             names = (matching.members[matching.rank],)
             matching.fail(
                 self.number, CollectiveFailure(CollectiveError.code, problem, names)
@@ -574,14 +574,18 @@ class CollectiveRun:
         for timer in self._timers:
             timer.cancel()
         self.matching.end(self)
-        what, failure = self.operation.descriptor, self.operation.failure
-        self.matching.note_end(self.number, what, self.began_s, failure, self.task)
+        descriptor, failure = self.operation.descriptor, self.operation.failure
+        self.matching.note_end(
+            self.number, descriptor, self.began_s, failure, self.task
+        )
 
     def _ask(self) -> None:
         """Tell the others which collective this rank waits in."""
         matching = self.matching
-        what = self.operation.descriptor
-        matching.tell(m.CollectiveBegun(matching.id, self.number, matching.rank, what))
+        descriptor = self.operation.descriptor
+        matching.tell(
+            m.CollectiveBegun(matching.id, self.number, matching.rank, descriptor)
+        )
 
     def _give_up(self, timeout_s: float) -> None:
         matching = self.matching

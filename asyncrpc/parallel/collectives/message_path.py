@@ -118,27 +118,29 @@ class MessagePath:
         plan: Callable[[int, int], Schedule],
     ) -> list[torch.Tensor]:
         # One plan for all sizes: this rank does not know those of other ranks.
-        found = [mine] * self._size
-        await play(run, plan(self._rank, self._size), found, adopt=True)
-        return found
+        tensors = [mine] * self._size
+        await play(run, plan(self._rank, self._size), tensors, adopt=True)
+        return tensors
 
     async def scatter(
         self, run: CollectiveRun, parts: list[torch.Tensor] | None, root: int
     ) -> torch.Tensor:
         """Return this rank's part of the tensors that `root` gives."""
-        found = parts or [torch.empty(0, dtype=torch.uint8, device="cpu")] * self._size
+        tensors = (
+            parts or [torch.empty(0, dtype=torch.uint8, device="cpu")] * self._size
+        )
         plan = schedules.star_scatter(self._rank, self._size, root)
-        await play(run, plan, found, adopt=True)
-        return found[self._rank]
+        await play(run, plan, tensors, adopt=True)
+        return tensors[self._rank]
 
     async def all_to_all(
         self, run: CollectiveRun, parts: list[torch.Tensor]
     ) -> list[torch.Tensor]:
         """Return the part for this rank of every rank."""
-        found = list(parts)
+        received = list(parts)
         plan = schedules.all_to_all(self._rank, self._size)
-        await play(run, plan, parts, found, adopt=True)
-        return found
+        await play(run, plan, parts, received, adopt=True)
+        return received
 
 
 async def play(

@@ -144,33 +144,35 @@ class MemberStanding(Notice):
     departures: list[Departure]
 
 
-def standing_of(told: MemberStanding) -> Standing:
+def standing_of(message: MemberStanding) -> Standing:
     """Return the standing in a message.
 
     Raises:
         MalformedError: the message contradicts itself, or lists too many workers.
     """
-    lists = told.members, told.applicants, told.accusations, told.departures
-    if any(len(one) > WORKERS_MAX for one in lists):
+    lists = message.members, message.applicants, message.accusations, message.departures
+    if any(len(workers) > WORKERS_MAX for workers in lists):
         raise MalformedError(f"a standing must list at most {WORKERS_MAX} workers")
-    members = tuple(told.members)
-    if len(told.steps) != len(members) or len(set(members)) != len(members):
+    members = tuple(message.members)
+    if len(message.steps) != len(members) or len(set(members)) != len(members):
         raise MalformedError("a view must have distinct members, each with a step")
-    if (told.generation == 0) != (not members):
+    if (message.generation == 0) != (not members):
         raise MalformedError("only generation 0 must have no members")
     proposal = Proposal(
-        {one.id: one for one in told.applicants},
-        frozenset(told.accusations),
-        {one.id: one.turn for one in told.departures},
+        {applicant.id: applicant for applicant in message.applicants},
+        frozenset(message.accusations),
+        {departure.id: departure.turn for departure in message.departures},
     )
-    view = View(told.generation, members, tuple(told.steps))
-    return Standing(view, told.is_here, proposal)
+    view = View(message.generation, members, tuple(message.steps))
+    return Standing(view, message.is_here, proposal)
 
 
 def notice_of(name: str, standing: Standing) -> MemberStanding:
     """Return the message that tells a standing."""
     view, proposal = standing.view, standing.proposal
-    departures = [Departure(one, turn) for one, turn in proposal.departures.items()]
+    departures = [
+        Departure(worker, turn) for worker, turn in proposal.departures.items()
+    ]
     return MemberStanding(
         name,
         view.generation,
@@ -189,5 +191,7 @@ def read_descriptor(value: Any) -> Descriptor:
     Raises:
         MalformedError: `value` is not the description of a collective.
     """
-    found: Descriptor = _DESCRIPTOR.read_as("the description of a collective", value)
-    return found
+    descriptor: Descriptor = _DESCRIPTOR.read_as(
+        "the description of a collective", value
+    )
+    return descriptor

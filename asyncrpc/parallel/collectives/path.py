@@ -88,15 +88,15 @@ async def open_path(run: CollectiveRun) -> Path:
     memory = _board_memory(size) if rank == 0 and _is_willing(run) else None
     is_willing = memory is not None if rank == 0 else _is_willing(run)
     mine = torch.tensor([is_willing, _host_number(), os.getpid()], device="cpu")
-    said = [row.tolist() for row in await by_messages.all_gather(run, mine)]
-    willing, hosts, pids = zip(*said, strict=True)
+    answers = [row.tolist() for row in await by_messages.all_gather(run, mine)]
+    willing, hosts, pids = zip(*answers, strict=True)
     if not all(willing) or len(set(hosts)) > 1 or len(set(pids)) < size:
         return by_messages
-    found = [
+    memories = [
         torch.empty(0, dtype=torch.uint8, device="cpu") if memory is None else memory
     ]
-    await play(run, schedules.tree_broadcast(rank, size, 0), found, adopt=True)
-    shared = board.Board(found[0], rank, size)
+    await play(run, schedules.tree_broadcast(rank, size, 0), memories, adopt=True)
+    shared = board.Board(memories[0], rank, size)
     shared.open()
     await by_messages.barrier(run)
     # A rank that got a copy sees no mark of another rank, and no other rank sees its.
@@ -109,7 +109,7 @@ def _is_willing(run: CollectiveRun) -> bool:
     if worker.options.limits.shared_memory_bytes <= 0 or not board.is_supported:
         return False
     # Memory without a name is passed through Unix sockets only.
-    return any(Address.parse(one).scheme == "uds" for one in worker.addresses)
+    return any(Address.parse(address).scheme == "uds" for address in worker.addresses)
 
 
 def _board_memory(size: int) -> torch.Tensor | None:

@@ -279,7 +279,9 @@ class RendezvousService:
         series = exchange.series
         children = [rank for rank in series.neighbours if rank != series.parent]
         try:
-            parts = await asyncio.gather(*(self._collect(of, one) for one in children))
+            parts = await asyncio.gather(
+                *(self._collect(of, child) for child in children)
+            )
             failed = next((part for part in parts if part.problem), None)
             below = chain.from_iterable(part.payloads for part in parts)
             branch = failed or Payloads([payload, *below])
@@ -287,7 +289,7 @@ class RendezvousService:
             if series.parent is None:
                 settle(exchange.whole, branch)
             whole = await exchange.whole
-            await asyncio.gather(*(self._share(of, one, whole) for one in children))
+            await asyncio.gather(*(self._share(of, child, whole) for child in children))
             settle(exchange.over, whole)
         finally:
             exchange.fail(self._farewell)

@@ -36,7 +36,7 @@ class _Come:
     rank: int
     tag: int
     tensor: torch.Tensor
-    taken: asyncio.Future[CollectiveFailure | None]
+    answer: asyncio.Future[CollectiveFailure | None]
 
 
 @dataclass(slots=True)
@@ -93,10 +93,10 @@ class Points:
         self._check()
         wanted = _PendingReceive(from_, tag, self._matching.loop.create_future())
         for come in self._come:
-            is_given_up = come.taken.done()  # its sender has; it is about to go
+            is_given_up = come.answer.done()  # its sender has; it is about to go
             if not is_given_up and wanted.fits(come.rank, come.tag):
                 self._come.remove(come)
-                come.taken.set_result(None)
+                come.answer.set_result(None)
                 return come.tensor
         self._wanted.append(wanted)
         try:
@@ -129,7 +129,7 @@ class Points:
         come = _Come(rank, tag, tensor, self._matching.loop.create_future())
         self._come.append(come)
         try:
-            return await come.taken  # or `fail`; a sender that gives up cancels this
+            return await come.answer  # or `fail`; a sender that gives up cancels this
         finally:
             if come in self._come:  # the sender has given it up
                 self._come.remove(come)
@@ -140,20 +140,20 @@ class Points:
             if not wanted.got.done():
                 wanted.got.set_exception(error_of(failure))
         for come in self._come:
-            if not come.taken.done():
-                come.taken.set_result(failure)
+            if not come.answer.done():
+                come.answer.set_result(failure)
 
     def _check(self) -> None:
         if self._matching.lost is not None:
             raise error_of(self._matching.lost)
 
     def _late(
-        self, what: str, rank: int | None, tag: int, timeout_s: float | None
+        self, operation: str, rank: int | None, tag: int, timeout_s: float | None
     ) -> CollectiveTimeoutError:
         matching = self._matching
         who = "any rank" if rank is None else matching.name_of(rank)
         return CollectiveTimeoutError(
-            f"{what} {who} with tag {tag} in {matching.label} has taken more than "
+            f"{operation} {who} with tag {tag} in {matching.label} has taken more than "
             f"{timeout_s:g} s",
             ranks=() if rank is None else (matching.members[rank],),
         )

@@ -63,7 +63,7 @@ class CollectivesService:
         self.worker = worker
         self._groups: dict[int, Matching] = {}
         self._closed: OrderedDict[int, str] = OrderedDict()
-        self._made: defaultdict[int, int] = defaultdict(int)
+        self._serials: defaultdict[int, int] = defaultdict(int)
         self._lost: OrderedDict[str, tuple[WorkerId, str]] = OrderedDict()
         self._early: Counter[Incarnation] = Counter()  # bytes of each sender
         self.elastic = ElasticGroups(worker)
@@ -87,7 +87,7 @@ class CollectivesService:
 
         Thread safety: from any thread.
         """
-        return [one for one in tuple(self._groups.values()) if one.members]
+        return [group for group in tuple(self._groups.values()) if group.members]
 
     def open(self, name: str, members: Sequence[str]) -> Matching:
         """Make a group here.
@@ -102,15 +102,15 @@ class CollectivesService:
             )
         base = group_id(name, members, 0)
         if (
-            self._made[base]
-            and group_id(name, members, self._made[base]) in self._groups
+            self._serials[base]
+            and group_id(name, members, self._serials[base]) in self._groups
         ):
             raise UsageError(
                 f"a group of these members with name {name!r} is already open on "
                 f"worker {self.worker.name!r}; close it first, or choose another name"
             )
-        self._made[base] += 1
-        matching = self._find(group_id(name, members, self._made[base]))
+        self._serials[base] += 1
+        matching = self._find(group_id(name, members, self._serials[base]))
         label = f"group {name!r}" if name else "a group"
         known = self.worker.directory.known_incarnation
         matching.lives = {member: known(member) for member in members}
@@ -119,9 +119,9 @@ class CollectivesService:
 
     def open_view(self, name: str, view: View) -> Matching:
         """Make the group of a view of an elastic group."""
-        members = [one.name for one in view.members]
+        members = [member.name for member in view.members]
         path = path_of(name, view.generation)
-        lives = ",".join(str(one.incarnation) for one in view.members)
+        lives = ",".join(str(member.incarnation) for member in view.members)
         matching = self._find(group_id(f"{path}\0{lives}", members, view.generation))
         label = f"group {name!r} (generation {view.generation})"
         matching.lives = dict(view.members)
@@ -164,28 +164,30 @@ class CollectivesService:
     def close_whole(self, matching: Matching, deed: str) -> None:
         """Leave a group, and all groups that were made of some of its ranks."""
         # The parts first: collectives that a member ended in them before it left count.
-        for one in (*self._parts_of(matching), matching):
-            self.close_group(one, deed)
+        for group in (*self._parts_of(matching), matching):
+            self.close_group(group, deed)
 
     def _parts_of(self, matching: Matching) -> list[Matching]:
         """Return the groups that were made here of a generation of an elastic group."""
         if not matching.is_elastic:
             return []
         prefix = f"{matching.path}/"
-        return [one for one in self._groups.values() if one.path.startswith(prefix)]
+        return [
+            group for group in self._groups.values() if group.path.startswith(prefix)
+        ]
 
     def _fail_parts(self, matching: Matching, failure: CollectiveFailure) -> None:
         """Fail the groups made of a generation: others may not have made them yet."""
-        for one in self._parts_of(matching):
-            is_member = not set(failure.ranks).isdisjoint(one.members)
-            if is_member and not one.machine.has_lost(failure.ranks):
-                one.lose(failure, tell=False)
+        for part in self._parts_of(matching):
+            is_member = not set(failure.ranks).isdisjoint(part.members)
+            if is_member and not part.machine.has_lost(failure.ranks):
+                part.lose(failure, tell=False)
 
     def _find(self, number: int) -> Matching:
-        found = self._groups.get(number)
-        if found is None:
-            found = self._groups[number] = Matching(self.worker, number)
-        return found
+        matching = self._groups.get(number)
+        if matching is None:
+            matching = self._groups[number] = Matching(self.worker, number)
+        return matching
 
     # --- messages --------------------------------------------------------------------
 
@@ -282,7 +284,7 @@ class CollectivesService:
         unknown = 0
         if kept is None:
             kept = EarlyMessages(link.peer.incarnation)
-            unknown = sum(name in one.early for one in self._groups.values())
+            unknown = sum(name in group.early for group in self._groups.values())
         if unknown >= UNKNOWN_MAX:
             raise MalformedError(
                 f"messages of worker {name!r} have come for {unknown} groups that this "
@@ -314,14 +316,14 @@ class CollectivesService:
     ) -> None:
         matching.on_failed(failed.number, failed.failure)
 
-    def _on_left(self, matching: Matching, left: GroupLeft, by: str) -> None:
-        if left.failure.ranks != (by,):
+    def _on_left(self, matching: Matching, message: GroupLeft, by: str) -> None:
+        if message.failure.ranks != (by,):
             raise MalformedError(
                 f"worker {by!r} left {matching.label} in the name of another: "
-                f"{left.failure.ranks}"
+                f"{message.failure.ranks}"
             )
-        matching.lose(left.failure, ended=left.ended, tell=False)
-        self._fail_parts(matching, left.failure)
+        matching.lose(message.failure, ended=message.ended, tell=False)
+        self._fail_parts(matching, message.failure)
 
     def _on_told_lost(self, matching: Matching, lost: RankGone, _by: str) -> None:
         matching.lose(lost.failure, tell=False)
@@ -377,8 +379,8 @@ def path_of(name: str, generation: int) -> str:
     return f"{name}@{generation}"
 
 
-def group_id(name: str, members: Sequence[str], made: int) -> int:
+def group_id(name: str, members: Sequence[str], serial: int) -> int:
     """Return the number by which the ranks of a group know it."""
     # Users choose names, which may not be valid Unicode.
-    text = "\0".join((name, str(made), *members)).encode(errors="surrogatepass")
+    text = "\0".join((name, str(serial), *members)).encode(errors="surrogatepass")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1

@@ -113,7 +113,7 @@ class SharedPath:
             place = self._memory.place(flat)
             places = await self._publish(run, place)
             windows = self._windows
-            if place and all(one == place for one in places):
+            if place and all(other == place for other in places):
                 tensors = self._memory.at(place, flat)
                 job = functools.partial(
                     windows.combine_in_place, run.number, by, tensors, run.check
@@ -161,13 +161,13 @@ class SharedPath:
         mine = parts[self._rank]
         result = torch.empty_like(mine)
         async with self._passing(run):
-            found = await self._publish_parts(run, parts)
-            if found[self._rank][self._rank].at < 0:
+            published = await self._publish_parts(run, parts)
+            if published[self._rank][self._rank].at < 0:
                 await self._combine(run, by, parts, result, [])
                 return result
             pieces = [
                 by.piece(self._in_slot(run, rank, theirs[self._rank]).view(mine.dtype))
-                for rank, theirs in enumerate(found)
+                for rank, theirs in enumerate(published)
             ]
             _combine(by, pieces, result)
             by.finish(result, self._size)
@@ -179,29 +179,29 @@ class SharedPath:
         """Fill a flat tensor with that of `root`."""
         is_root = self._rank == root
         async with self._passing(run):
-            found = await self._publish_parts(run, [flat] if is_root else [])
+            published = await self._publish_parts(run, [flat] if is_root else [])
             if is_root:
-                await self._move(run, [(0, flat, self._others)], [], found)
+                await self._move(run, [(0, flat, self._others)], [], published)
             else:
-                await self._move(run, [], [(root, 0, flat)], found)
+                await self._move(run, [], [(root, 0, flat)], published)
 
     async def all_gather(
         self, run: CollectiveRun, mine: torch.Tensor
     ) -> list[torch.Tensor]:
         """Return the tensors of all ranks, whose shapes may differ."""
         async with self._passing(run):
-            found = await self._publish_parts(run, [mine])
-            return await self._collect(run, found, [(0, mine, self._others)], 0)
+            published = await self._publish_parts(run, [mine])
+            return await self._collect(run, published, [(0, mine, self._others)], 0)
 
     async def gather(
         self, run: CollectiveRun, mine: torch.Tensor, root: int
     ) -> list[torch.Tensor]:
         """Return the tensors of all ranks at `root`; elsewhere an empty list."""
         async with self._passing(run):
-            found = await self._publish_parts(run, [mine])
+            published = await self._publish_parts(run, [mine])
             if self._rank == root:
-                return await self._collect(run, found, [(0, mine, [])], 0)
-            await self._move(run, [(0, mine, [root])], [], found)
+                return await self._collect(run, published, [(0, mine, [])], 0)
+            await self._move(run, [(0, mine, [root])], [], published)
         return []
 
     async def scatter(
@@ -209,13 +209,13 @@ class SharedPath:
     ) -> torch.Tensor:
         """Return this rank's part of the tensors that `root` gives."""
         async with self._passing(run):
-            found = await self._publish_parts(run, parts or [])
+            published = await self._publish_parts(run, parts or [])
             if parts is not None:
                 gives = [(peer, parts[peer], [peer]) for peer in self._others]
-                await self._move(run, gives, [], found)
+                await self._move(run, gives, [], published)
                 return parts[self._rank]
-            result = found[root][self._rank].empty()
-            await self._move(run, [], [(root, self._rank, result)], found)
+            result = published[root][self._rank].empty()
+            await self._move(run, [], [(root, self._rank, result)], published)
         return result
 
     async def all_to_all(
@@ -223,28 +223,28 @@ class SharedPath:
     ) -> list[torch.Tensor]:
         """Return the part for this rank of every rank."""
         async with self._passing(run):
-            found = await self._publish_parts(run, parts)
+            published = await self._publish_parts(run, parts)
             gives: list[_Giving] = [
                 (peer, parts[peer], [peer] if peer != self._rank else [])
                 for peer in self._all
             ]
-            return await self._collect(run, found, gives, self._rank)
+            return await self._collect(run, published, gives, self._rank)
 
     async def _collect(
         self,
         run: CollectiveRun,
-        found: list[list[Part]],
+        published: list[list[Part]],
         gives: Sequence[_Giving],
         index: int,
     ) -> list[torch.Tensor]:
         """Return the published tensor number `index` of every rank."""
         mine = next(tensor for lane, tensor, _ in gives if lane == index)
         got = [
-            mine if rank == self._rank else found[rank][index].empty()
+            mine if rank == self._rank else published[rank][index].empty()
             for rank in self._all
         ]
         takes = [(rank, index, got[rank]) for rank in self._others]
-        await self._move(run, gives, takes, found)
+        await self._move(run, gives, takes, published)
         return got
 
     # --- small tensors ---------------------------------------------------------------
@@ -305,33 +305,33 @@ class SharedPath:
         run: CollectiveRun,
         gives: Iterable[_Giving],
         takes: Iterable[tuple[int, int, torch.Tensor]],
-        found: Sequence[Sequence[Part]],
+        published: Sequence[Sequence[Part]],
     ) -> None:
         """Give and take tensors: those in slots at once, the others by windows.
 
         Args:
             gives: lane, tensor and takers of each tensor that is given.
             takes: rank, lane and target of each tensor that is taken.
-            found: the published parts, by rank and lane.
+            published: the parts of all ranks, by rank and lane.
         """
-        given, taken = [], []
-        mine = found[self._rank]
+        window_gives, window_takes = [], []
+        mine = published[self._rank]
         for lane, tensor, takers in gives:
             if takers and tensor.nbytes and mine[lane].at < 0:
-                given.append(Give(lane, tensor, takers))
+                window_gives.append(Give(lane, tensor, takers))
         for rank, lane, target in takes:
-            part = found[rank][lane]
+            part = published[rank][lane]
             if part.nbytes != target.nbytes:
                 raise run.refuse(
                     rank, f"sent {part.nbytes} bytes instead of {target.nbytes}"
                 )
             if part.at < 0:
-                taken.append(Take(rank, lane, target))
+                window_takes.append(Take(rank, lane, target))
             else:
                 _bytes_of(target).copy_(self._in_slot(run, rank, part))
-        if given or taken:
+        if window_gives or window_takes:
             job = functools.partial(
-                self._windows.move, run.number, given, taken, run.check
+                self._windows.move, run.number, window_gives, window_takes, run.check
             )
             await self._in_thread(run, job)
 
@@ -409,9 +409,9 @@ class SharedPath:
             CollectiveError: always.
         """
         end = 2 + int.from_bytes(note[:2], "little")
-        number, *what = msgpack.unpackb(note[2:end])
+        number, *descriptor = msgpack.unpackb(note[2:end])
         if number == run.number:
-            theirs, ours = read_descriptor(what), run.operation.descriptor
+            theirs, ours = read_descriptor(descriptor), run.operation.descriptor
             run.matching.on_mismatch(number, Mismatch(rank, theirs, ours))
             run.check()
         raise run.refuse(rank, f"has already moved on to collective {number}")
@@ -467,7 +467,9 @@ class GroupMemory:
         by the windows.
         """
         mine = tensors[rank]
-        is_shared = all(key_of(one.untyped_storage()) is not None for one in tensors)
+        is_shared = all(
+            key_of(tensor.untyped_storage()) is not None for tensor in tensors
+        )
         self._all.append(tensors)
         self._mine.append((mine.data_ptr(), mine.nbytes) if is_shared else (0, 0))
 
@@ -486,8 +488,8 @@ class GroupMemory:
         serial = int.from_bytes(place[:4], "little")
         start = int.from_bytes(place[4:], "little")
         return [
-            one[start : start + like.nbytes].view(like.dtype)
-            for one in self._all[serial]
+            tensor[start : start + like.nbytes].view(like.dtype)
+            for tensor in self._all[serial]
         ]
 
 

@@ -98,16 +98,16 @@ class Hosted:
 
 
 async def put_like(
-    devices: Devices, found: Sequence[torch.Tensor], like: torch.Tensor
+    devices: Devices, tensors: Sequence[torch.Tensor], like: torch.Tensor
 ) -> list[torch.Tensor]:
     """Copy host tensors to the device of another tensor."""
     if like.is_cpu:
-        return list(found)
+        return list(tensors)
     where = str(like.device)
     placed = await devices.placed(
-        {index: (tensor, where) for index, tensor in enumerate(found)}
+        {index: (tensor, where) for index, tensor in enumerate(tensors)}
     )
-    return [placed[index] for index in range(len(found))]
+    return [placed[index] for index in range(len(tensors))]
 
 
 def text(tensor: torch.Tensor) -> str:
@@ -169,13 +169,13 @@ class RankTensors:
         else:
             self._each = one_each(tensors, operation, size)
             self.like = self._each[0]
-            self.numels = tuple(one.numel() for one in self._each)
-            self.shapes = [tuple(one.shape) for one in self._each]
+            self.numels = tuple(tensor.numel() for tensor in self._each)
+            self.shapes = [tuple(tensor.shape) for tensor in self._each]
 
     @property
     def dtypes(self) -> set[torch.dtype]:
         """The dtypes of all tensors."""
-        return {one.dtype for one in self._each or (self.like,)}
+        return {tensor.dtype for tensor in self._each or (self.like,)}
 
     async def on_host(self, devices: Devices) -> list[torch.Tensor]:
         """Return the tensors in host memory, copied if they are not there."""

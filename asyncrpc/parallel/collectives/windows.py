@@ -165,16 +165,16 @@ class Windows:
         share = split(all_[0], board.size)
         before = sum(part.numel() for part in share[: self.rank])
         end = before + share[self.rank].numel()
-        pieces = [by.piece(one) for one in all_]
+        pieces = [by.piece(tensor) for tensor in all_]
         for low in range(before, end, step):
             check()
             high = min(low + step, end)
-            first, *rest = [one[low:high] for one in pieces]
-            for one in rest:
-                by.combine(first, one, first)
+            first, *rest = [piece[low:high] for piece in pieces]
+            for piece in rest:
+                by.combine(first, piece, first)
             by.finish(all_[0][low:high], board.size)
-            for one in rest:
-                copy(one, first)
+            for piece in rest:
+                copy(piece, first)
         board.post_pieces(COMBINED, number, 1)
         board.wait_for_pieces(COMBINED, number, 1, self.others, check)
 
@@ -206,12 +206,14 @@ class Windows:
             check: raises if the collective has failed.
         """
         board, step = self._board, self._board.window_bytes
-        given = [(give, as_bytes(give.source)) for give in gives]
-        taken = [(take, as_bytes(take.target)) for take in takes]
-        longest = max([len(one) for _, one in (*given, *taken)], default=0)
+        outgoing = [(give, as_bytes(give.source)) for give in gives]
+        incoming = [(take, as_bytes(take.target)) for take in takes]
+        longest = max(
+            [len(content) for _, content in (*outgoing, *incoming)], default=0
+        )
         for turn in range(-(-longest // step)):
             low, window = turn * step, turn % DEPTH
-            for give, source in given:
+            for give, source in outgoing:
                 piece = source[low : low + step]
                 if not len(piece):
                     continue
@@ -222,7 +224,7 @@ class Windows:
                     self._bytes[self.rank][window][give.lane][: len(piece)], piece
                 )
             board.post_pieces(GIVEN, number, turn + 1)
-            for take, target in taken:
+            for take, target in incoming:
                 piece = target[low : low + step]
                 if not len(piece):
                     continue

@@ -49,7 +49,7 @@ def tensors_of(
 def buffers_of(module: nn.Module, ignored: Collection[str]) -> dict[str, torch.Tensor]:
     """Return the buffers that a module has now, but for the ignored ones."""
     buffers = module.named_buffers()
-    return {name: one for name, one in buffers if name not in ignored}
+    return {name: buffer for name, buffer in buffers if name not in ignored}
 
 
 def _check(name: str, tensor: torch.Tensor) -> None:
@@ -117,9 +117,9 @@ class Buffers:
         """
         statistics = {
             id(buffer)
-            for one in self._module.modules()
-            if isinstance(one, _NormBase) and one.training
-            for buffer in one.buffers(recurse=False)
+            for module in self._module.modules()
+            if isinstance(module, _NormBase) and module.training
+            for buffer in module.buffers(recurse=False)
         }
         self._late = packed if keeps_graph else None
         mine = self.now()

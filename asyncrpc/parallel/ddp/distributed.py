@@ -176,7 +176,7 @@ class DistributedDataParallel(nn.Module):
 
     def _exchange_over(self, group: Group) -> Exchange:
         gradients = self._gradients
-        parameters = [one.parameter for one in gradients.learned]
+        parameters = [entry.parameter for entry in gradients.learned]
         return Exchange(group, parameters, self._sent_buffers, gradients.nbytes)
 
     def __await__(self) -> Generator[Any, None, Self]:
@@ -298,21 +298,21 @@ class DistributedDataParallel(nn.Module):
         elif gradient is not None and not isinstance(gradient, torch.Tensor):
             check_sequence("gradient", gradient, "a tensor, or a list of tensors")
         self.group.parts.check_on_loop("DistributedDataParallel.backward")
-        found: list[Loss] = []
+        losses: list[Loss] = []
         context = contextvars.copy_context()
         compute = surrounded(loss, modes_here()) if callable(loss) else None
 
         def roots_of() -> Sequence[torch.Tensor]:
             its: Any = loss if compute is None else context.run(compute)
             roots = check_roots(its, gradient)
-            found.append(its)
+            losses.append(its)
             return roots
 
         def engine() -> None:
-            torch.autograd.backward(found[0], gradient, retain_graph=retain_graph)
+            torch.autograd.backward(losses[0], gradient, retain_graph=retain_graph)
 
         await self._reducer.backward(roots_of, engine)
-        return found[0]
+        return losses[0]
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -392,7 +392,7 @@ class DistributedDataParallel(nn.Module):
                 f"this module already has the communication hook {exchange.hook!r}; "
                 "a module can have only one"
             )
-        if any(one.is_sparse for one in self._gradients.learned):
+        if any(entry.is_sparse for entry in self._gradients.learned):
             raise UsageError(
                 "a communication hook cannot reduce sparse gradients: use nn.Embedding "
                 "with sparse=False"
@@ -453,9 +453,9 @@ def _learned(
 ) -> Sequence[ParameterInfo]:
     """Return the parameters that need gradients."""
     sparse = {
-        id(one.weight)
-        for one in module.modules()
-        if isinstance(one, nn.Embedding | nn.EmbeddingBag) and one.sparse
+        id(layer.weight)
+        for layer in module.modules()
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse
     }
     learned = [
         ParameterInfo(name, parameter, id(parameter) in sparse)

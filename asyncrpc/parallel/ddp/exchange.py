@@ -241,13 +241,13 @@ class Exchange:
         if self.hook is None:
             return await self.group.all_reduce(flat)
         numbers = current.buckets.numbers[bucket]
-        what = GradBucket(
+        grad_bucket = GradBucket(
             bucket,
             flat,
             [self.parameters[number] for number in numbers],
             is_last=bucket == len(current.results) - 1,
         )
-        result = await self._called(self.hook, what)
+        result = await self._called(self.hook, grad_bucket)
         if not isinstance(result, torch.Tensor) or result.numel() != flat.numel():
             what_came = (
                 f"a tensor of shape {tuple(result.shape)}"
@@ -288,16 +288,16 @@ class Exchange:
             return await alone(hook(self._bound, bucket))
         # It may compute, or wait, for as long as it likes.
         run = self.group.parts.run_in_thread
-        found = await run(lambda: hook(self._bound, bucket))
-        if inspect.isawaitable(found):
-            found = await found
+        result = await run(lambda: hook(self._bound, bucket))
+        if inspect.isawaitable(result):
+            result = await result
         # `then` returns an object of the base class of torch.futures.Future.
-        if isinstance(found, torch._C.Future):  # noqa: SLF001
+        if isinstance(result, torch._C.Future):  # noqa: SLF001
             # Only the hook that made it ends it, not the group.
-            found = await when_done(found, found.value)
-        if isinstance(found, list | tuple) and len(found) == 1:
-            found = found[0]  # as some of torch's hooks give it
-        return found
+            result = await when_done(result, result.value)
+        if isinstance(result, list | tuple) and len(result) == 1:
+            result = result[0]  # as some of torch's hooks give it
+        return result
 
     async def _reduce_sparse(self, current: Backward, bucket: int) -> torch.Tensor:
         """Add up sparse gradients, which have other elements at every rank."""
@@ -336,7 +336,7 @@ class Exchange:
     async def _computed(self, job: Callable[[], T]) -> T:
         """Do something to the buffers, in a thread if they are on a device."""
         assert self.buffers is not None
-        if all(one.is_cpu for one in self.buffers.now()):
+        if all(buffer.is_cpu for buffer in self.buffers.now()):
             return job()
         return await self.group.parts.run_in_thread(job)
 

@@ -10,16 +10,16 @@ import torch
 
 def cut(flat: torch.Tensor, shapes: Iterable[Sequence[int]]) -> list[torch.Tensor]:
     """Return views of a memory `(elements,)`, one after the other, in these shapes."""
-    found, end = [], 0
+    views, end = [], 0
     for shape in shapes:
         start, end = end, end + math.prod(shape)
-        found.append(flat[start:end].view(tuple(shape)))
-    return found
+        views.append(flat[start:end].view(tuple(shape)))
+    return views
 
 
 def gather(memory: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Copy tensors into a memory `(elements,)`, one after the other; return it."""
-    parts = cut(memory, [one.shape for one in tensors])
+    parts = cut(memory, [tensor.shape for tensor in tensors])
     for part, tensor in zip(parts, tensors, strict=True):
         part.copy_(tensor.detach())
     return memory
@@ -27,7 +27,7 @@ def gather(memory: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.Tenso
 
 def scatter(memory: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
     """Copy the parts of a memory `(elements,)` into tensors."""
-    parts = cut(memory, [one.shape for one in tensors])
+    parts = cut(memory, [tensor.shape for tensor in tensors])
     for part, tensor in zip(parts, tensors, strict=True):
         tensor.detach().copy_(part)
 
@@ -53,7 +53,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     """Return whether elements lie side by side, without overlap or holes."""
     expected = 1
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    for size, stride in sorted(sizes, key=lambda one: one[1]):
+    for size, stride in sorted(sizes, key=lambda dimension: dimension[1]):
         if size == 1:
             continue
         if stride != expected:
@@ -74,7 +74,7 @@ def one_of_each(tensor: torch.Tensor) -> torch.Tensor:
 
 def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the bytes of tensors, one after the other: uint8, in host memory."""
-    return torch.cat([_bytes_of(one_of_each(one.detach())) for one in tensors])
+    return torch.cat([_bytes_of(one_of_each(tensor.detach())) for tensor in tensors])
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -87,8 +87,8 @@ def cut_packed(
     packed: torch.Tensor, like: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
     """Return the tensors whose bytes `pack` made, of these dtypes and shapes."""
-    targets = [one_of_each(one.detach()) for one in like]
-    sizes = [one.numel() * one.element_size() for one in targets]
+    targets = [one_of_each(tensor.detach()) for tensor in like]
+    sizes = [target.numel() * target.element_size() for target in targets]
     tensors = []
     for part, target in zip(cut(packed, [(n,) for n in sizes]), targets, strict=True):
         # A view of a dtype needs memory that is aligned for its elements.

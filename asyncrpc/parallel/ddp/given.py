@@ -73,8 +73,8 @@ def check_roots(roots: Any, gradient: Any) -> list[torch.Tensor]:
             f"gradient must have one tensor for each of the {len(roots)} losses, not "
             f"{len(gradient)}"
         )
-    for root, given in zip(roots, gradient, strict=True):
-        _check_root(root, given)
+    for root, root_gradient in zip(roots, gradient, strict=True):
+        _check_root(root, root_gradient)
     return list(roots)
 
 

@@ -57,8 +57,8 @@ class Gradients:
     ) -> None:
         self.learned = learned
         self._options = options
-        self._parameters = [one.parameter for one in learned]
-        self._sparse = [one.is_sparse for one in learned]
+        self._parameters = [entry.parameter for entry in learned]
+        self._sparse = [entry.is_sparse for entry in learned]
         self._items: list[ParameterSpec] = []
         self._dtypes: list[torch.dtype] = []
         self.nbytes = 0
@@ -72,7 +72,7 @@ class Gradients:
     def begin_anew(self) -> None:
         """Forget all passes, as new ranks know none; let go of all gradients."""
         self._items = self._specs()
-        self._dtypes = [one.dtype for one in self._parameters]
+        self._dtypes = [parameter.dtype for parameter in self._parameters]
         self.nbytes = bytes_for(self._parameters, self._sparse)
         # Parameters that are used last get their gradients first.
         self.numbers = self._assign(reversed(range(len(self.learned))))
@@ -187,7 +187,9 @@ class Gradients:
     def gathered(self) -> list[int]:
         """Return the parameters whose gradients were begun within `no_sync`."""
         return [
-            one for one in self._used_before if self._parameters[one].grad is not None
+            number
+            for number in self._used_before
+            if self._parameters[number].grad is not None
         ]
 
     def is_lazy(self, number: int) -> bool:
@@ -270,7 +272,11 @@ class Gradients:
 
         Source: torch.distributed.optim._apply_optimizer_in_backward.
         """
-        stepping = [one for one in self._parameters if hasattr(one, _OPTIMIZERS)]
+        stepping = [
+            parameter
+            for parameter in self._parameters
+            if hasattr(parameter, _OPTIMIZERS)
+        ]
         if len(stepping) > len(self._stepping):
             hooks: Any = sys.modules[_OPTIMIZERS_HOME]  # it has set the attribute
             for parameter in stepping:
@@ -294,7 +300,7 @@ class Gradients:
         if current.used is None:
             return self._unused
         counts = current.used.tolist()
-        unused = frozenset(one for one, count in enumerate(counts) if not count)
+        unused = frozenset(number for number, count in enumerate(counts) if not count)
         if self._options.static_graph:
             self._unused = unused
         return unused

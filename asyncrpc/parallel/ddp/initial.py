@@ -34,10 +34,10 @@ async def verify(
     text = json.dumps(lines).encode()
     digest = hashlib.blake2b(text, digest_size=32).digest()
     digests = await group.all_gather(_bytes(digest))
-    if all(torch.equal(one, digests[0]) for one in digests):
+    if all(torch.equal(other, digests[0]) for other in digests):
         return
-    found = await group.all_gather(_bytes(text))
-    all_lines = [json.loads(bytes(one.tolist())) for one in found]
+    encoded = await group.all_gather(_bytes(text))
+    all_lines = [json.loads(bytes(content.tolist())) for content in encoded]
     for rank, theirs in enumerate(all_lines):
         if theirs != all_lines[0]:
             raise UsageError(
@@ -83,9 +83,9 @@ def _line(name: str, tensor: torch.Tensor) -> str:
 
 def _difference(theirs: Sequence[str], ours: Sequence[str]) -> str:
     """Return a description of the first difference between two lists of lines."""
-    for one, other in zip(theirs, ours, strict=False):
-        if one != other:
-            return f"{one!r} where rank 0 has {other!r}"
+    for their_line, our_line in zip(theirs, ours, strict=False):
+        if their_line != our_line:
+            return f"{their_line!r} where rank 0 has {our_line!r}"
     if len(theirs) < len(ours):
         return f"no {ours[len(theirs)]!r}, which rank 0 has"
     return f"{theirs[len(ours)]!r}, which rank 0 does not have"

@@ -53,7 +53,7 @@ class Joinable:
         self.state = state
         self.announce: Callable[[], Awaitable[Sequence[int]]] | None = None
 
-    def check(self, what: str) -> None:
+    def check(self, operation: str) -> None:
         """Refuse a step that a rank without inputs would not take part in.
 
         Raises:
@@ -61,8 +61,8 @@ class Joinable:
         """
         if self.announce is None and _ACTIVE.get() is not None:
             raise UsageError(
-                f"{what} waits for all ranks, and a rank that has no more inputs would "
-                "not come: use `async with Join([model, optimizer])`"
+                f"{operation} waits for all ranks, and a rank that has no more inputs "
+                "would not come: use `async with Join([model, optimizer])`"
             )
 
     async def begin(self) -> None:
@@ -119,7 +119,9 @@ class Join:
             _joinable(f"joinables[{index}]", part)
             for index, part in enumerate(listed("joinables", joinables, "a list"))
         ]
-        self._reducers = [one.reducer for one in self._parts if one.reducer is not None]
+        self._reducers = [
+            part.reducer for part in self._parts if part.reducer is not None
+        ]
         if not self._reducers:
             raise UsageError("joinables must contain a DistributedDataParallel")
         self._divides_by_all = divide_by_initial_world_size
@@ -140,7 +142,7 @@ class Join:
                 event loop.
         """
         self._exchange.group.parts.check_on_loop("Join")
-        if any(one.announce is not None for one in self._parts):
+        if any(part.announce is not None for part in self._parts):
             raise UsageError("this module is already within a `join`")
         for number, part in enumerate(self._parts, 1):
             part.announce = functools.partial(self._count, number)
@@ -255,12 +257,12 @@ _ACTIVE: Final[ContextVar[Join | None]] = ContextVar("asyncrpc.ddp.join", defaul
 
 
 def _joinable(name: str, part: object) -> Joinable:
-    found = getattr(part, "_joinable", None)
-    if not isinstance(found, Joinable) or (
-        found.shadow is None and found.reducer is None
+    joinable = getattr(part, "_joinable", None)
+    if not isinstance(joinable, Joinable) or (
+        joinable.shadow is None and joinable.reducer is None
     ):
         raise wrong(name, _WANTED, part)
-    return found
+    return joinable
 
 
 def _ranks_in(doing: torch.Tensor) -> Sequence[int]:

@@ -98,7 +98,7 @@ class Readiness:
         for bucket, numbers in enumerate(buckets):
             for number in numbers:
                 self._bucket_of[number] = bucket
-        self._left = list(uses)
+        self._remaining = list(uses)
         self._missing = [
             sum(uses[number] > 0 for number in numbers) for numbers in buckets
         ]
@@ -110,7 +110,7 @@ class Readiness:
 
     def is_expected(self, number: int) -> bool:
         """Return whether a gradient may still come."""
-        return self._is_held or self._left[number] > 0
+        return self._is_held or self._remaining[number] > 0
 
     def arrive(self, number: int) -> bool:
         """Record that a gradient has come; return whether it is complete now."""
@@ -119,19 +119,21 @@ class Readiness:
             self.order.append(number)
         if self._is_held:
             return False
-        self._left[number] -= 1
-        return self._left[number] == 0
+        self._remaining[number] -= 1
+        return self._remaining[number] == 0
 
     def ready(self, number: int) -> int:
         """Record that a complete gradient is in its bucket; return `reduced`."""
-        self._left[number] = 0
+        self._remaining[number] = 0
         self._missing[self._bucket_of[number]] -= 1
         self._advance()
         return self.reduced
 
     def missing(self) -> list[int]:
         """Return the parameters whose gradients have not come, or not often enough."""
-        return [number for number, left in enumerate(self._left) if left > 0]
+        return [
+            number for number, remaining in enumerate(self._remaining) if remaining > 0
+        ]
 
     def release(self) -> list[int]:
         """Stop holding; return the parameters whose gradients are complete now."""

@@ -102,17 +102,17 @@ class RecreatableGroup:
         return self._open[-1]
 
 
-def reason_for(what: str, error: BaseException) -> str:
+def reason_for(job: str, error: BaseException) -> str:
     """Return why a rank leaves; empty if the group has failed already.
 
     Args:
-        what: the activity, as in "failed in `what`".
+        job: the activity, as in "failed in `job`".
     """
     if issubclass(type(error), CollectiveError):
         return ""
     if issubclass(type(error), asyncio.CancelledError):
-        return f"cancelled {what}"
-    return f"failed in {what}: {words_of(error)}"
+        return f"cancelled {job}"
+    return f"failed in {job}: {words_of(error)}"
 
 
 def _close(groups: list[Group]) -> None:

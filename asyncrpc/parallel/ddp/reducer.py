@@ -65,10 +65,10 @@ class Reducer:
         self._abandoned: asyncio.Task[None] | None = None  # of such a pass
         self._lock = threading.Lock()  # devices have threads of their own
         self._hooks = [
-            one.parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+            entry.parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 _notice(weakref.ref(self), number)
             )
-            for number, one in enumerate(gradients.learned)
+            for number, entry in enumerate(gradients.learned)
         ]
 
     def close(self) -> None:
@@ -269,7 +269,9 @@ class Reducer:
             UsageError: that pass has failed.
         """
         part, parameter = part_of_pass_var.get(), self.exchange.parameters[number]
-        if part is None or not any(one is parameter for one in part.parameters):
+        if part is None or not any(
+            candidate is parameter for candidate in part.parameters
+        ):
             return None  # a hook of the pass may run autograd on something else
         if part.is_over:
             raise UsageError("the distributed backward pass has been given up")
@@ -475,33 +477,36 @@ class _PassEnd:
         self._end()
 
 
-def _abandon(reducer: weakref.ref[Reducer], current: Backward) -> None:
-    found = reducer()
-    if found is not None:
-        found.abandon_plain(current)
+def _abandon(reducer_ref: weakref.ref[Reducer], current: Backward) -> None:
+    reducer = reducer_ref()
+    if reducer is not None:
+        reducer.abandon_plain(current)
 
 
-def _observer(reducer: weakref.ref[Reducer]) -> Callable[..., None]:
+def _observer(reducer_ref: weakref.ref[Reducer]) -> Callable[..., None]:
     """Return the function that autograd calls for an output; it holds no module."""
 
     def on_output(*_: Any) -> None:
-        found = reducer()
-        if found is not None:
-            found.on_output()
+        reducer = reducer_ref()
+        if reducer is not None:
+            reducer.on_output()
 
     return on_output
 
 
-def _lose(reducer: weakref.ref[Reducer]) -> None:
-    found = reducer()
-    if found is not None:
-        found.lose()
+def _lose(reducer_ref: weakref.ref[Reducer]) -> None:
+    reducer = reducer_ref()
+    if reducer is not None:
+        reducer.lose()
 
 
 @with_defaults
 def _accumulates(parameters: Sequence[torch.Tensor]) -> bool:
     """Return whether this run of autograd adds to a gradient of some parameter."""
-    nodes = (torch.autograd.graph.get_gradient_edge(one).node for one in parameters)
+    nodes = (
+        torch.autograd.graph.get_gradient_edge(parameter).node
+        for parameter in parameters
+    )
     try:
         return any(map(_will_engine_execute_node, nodes))
     except RuntimeError:  # it is `torch.autograd.grad`
@@ -509,14 +514,14 @@ def _accumulates(parameters: Sequence[torch.Tensor]) -> bool:
 
 
 def _notice(
-    reducer: weakref.ref[Reducer], number: int
+    reducer_ref: weakref.ref[Reducer], number: int
 ) -> Callable[[torch.Tensor], None]:
     """Return the function that autograd calls for a parameter; it holds no module."""
 
     def on_gradient(_: torch.Tensor) -> None:
-        found = reducer()
-        if found is not None:
-            found.on_gradient(number)
+        reducer = reducer_ref()
+        if reducer is not None:
+            reducer.on_gradient(number)
 
     return on_gradient
 

@@ -25,7 +25,7 @@ class Threads(Protocol):
 
 def user_of(threads: Threads, tensors: Iterable[torch.Tensor]) -> Threads | None:
     """Return the threads that may use tensors; None: any thread, and the loop."""
-    return None if all(one.is_cpu for one in tensors) else threads
+    return None if all(tensor.is_cpu for tensor in tensors) else threads
 
 
 async def run_beside(

@@ -62,7 +62,9 @@ async def reduce_gradients(optimizer: torch.optim.Optimizer, group: Group) -> No
     """
     check_kind("optimizer", optimizer, torch.optim.Optimizer, "a torch.optim.Optimizer")
     check_kind("group", group, Group, "a Group")
-    parameters = [one for those in optimizer.param_groups for one in those["params"]]
+    parameters = [
+        parameter for those in optimizer.param_groups for parameter in those["params"]
+    ]
     memories = await _agree(optimizer, parameters, group)
     if group.size == 1:
         return
@@ -70,8 +72,8 @@ async def reduce_gradients(optimizer: torch.optim.Optimizer, group: Group) -> No
         _Flat(some, memories[dtype], 1 / group.size)
         for dtype, some in _by_dtype(parameters).items()
     ]
-    gradients = [one for flat in flats for one in flat.gradients]
-    worker, nbytes = group.parts, sum(one.nbytes for one in gradients)
+    gradients = [gradient for flat in flats for gradient in flat.gradients]
+    worker, nbytes = group.parts, sum(gradient.nbytes for gradient in gradients)
     user = user_of(worker, gradients)
 
     def fetch() -> None:
@@ -109,7 +111,7 @@ async def _agree(
     has_room = all(
         dtype in kept and kept[dtype].numel() >= numel for dtype, numel in sizes.items()
     )
-    marks = [_mark(one.grad) for one in parameters]
+    marks = [_mark(parameter.grad) for parameter in parameters]
     sums = torch.tensor([*marks, has_room], dtype=torch.int64, device="cpu")
     if group.size > 1:
         await group.all_reduce(sums)
@@ -137,7 +139,7 @@ class _Flat:
         """Take the first part of a memory, for gradients times `scale`."""
         self.gradients = gradients
         self._scale = scale
-        self.memory = memory[: sum(one.numel() for one in gradients)]
+        self.memory = memory[: sum(gradient.numel() for gradient in gradients)]
 
     def fetch(self) -> None:
         """Copy the gradients into the memory."""
@@ -156,7 +158,7 @@ def _make_ready(
     Raises:
         UsageError: the worker was not told of a device.
     """
-    for name in {str(one.device) for one in gradients}:
+    for name in {str(gradient.device) for gradient in gradients}:
         devices.require(name)
     pool.settle()  # as each use of the device lock ends; program threads may not have
 
@@ -204,11 +206,11 @@ def _by_dtype(
     parameters: Iterable[torch.Tensor],
 ) -> dict[torch.dtype, list[torch.Tensor]]:
     """Return the gradients of each dtype, in the same order at every rank."""
-    found: dict[torch.dtype, list[torch.Tensor]] = {}
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
-            found.setdefault(parameter.grad.dtype, []).append(parameter.grad)
-    return found
+            by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
+    return by_dtype
 
 
 def _sizes(parameters: Iterable[torch.Tensor]) -> dict[torch.dtype, int]:
@@ -216,8 +218,8 @@ def _sizes(parameters: Iterable[torch.Tensor]) -> dict[torch.dtype, int]:
 
     Parameters without a gradient may get one: its memory takes no room until then.
     """
-    found: dict[torch.dtype, int] = {}
+    numels: dict[torch.dtype, int] = {}
     for parameter in parameters:
         dtype = (parameter if parameter.grad is None else parameter.grad).dtype
-        found[dtype] = found.get(dtype, 0) + parameter.numel()
-    return found
+        numels[dtype] = numels.get(dtype, 0) + parameter.numel()
+    return numels

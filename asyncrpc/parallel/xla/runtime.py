@@ -114,7 +114,7 @@ async def broadcast_master_param(module: nn.Module, group: Group) -> None:
     check_kind("module", module, nn.Module, "a torch.nn.Module")
     check_kind("group", group, Group, "a Group")
     group.parts.check_on_loop("broadcast_master_param")
-    tensors = [one.detach() for one in module.parameters()]
+    tensors = [parameter.detach() for parameter in module.parameters()]
     await broadcast(group, [*tensors, *module.buffers()], 0)
 
 
@@ -152,7 +152,7 @@ async def rendezvous(
 def _are_ranks(replicas: object) -> bool:
     if not isinstance(replicas, Sequence) or isinstance(replicas, str | bytes):
         return False
-    return all(type(one) is int for one in replicas)
+    return all(type(rank) is int for rank in replicas)
 
 
 def with_rng_lock(make: Callable[[], nn.Module]) -> nn.Module:
@@ -263,8 +263,10 @@ def launch(
         nprocs = 1
         if pjrt.set_up() == "TPU":
             nprocs = int(pjrt.module("torch_xla._internal.tpu").num_local_processes())
-    found = multiprocessing.launch(partial(_replicas, fn, nprocs), args, nprocs=nprocs)
-    return [result for results in found for result in results]
+    per_process = multiprocessing.launch(
+        partial(_replicas, fn, nprocs), args, nprocs=nprocs
+    )
+    return [result for results in per_process for result in results]
 
 
 def _replicas(fn: Callable[..., Any], of: int, rank: int, *args: Any) -> list[Any]:
@@ -287,8 +289,10 @@ def _replicas(fn: Callable[..., Any], of: int, rank: int, *args: Any) -> list[An
             daemon=True,
         ).start()
     wait(running, return_when=FIRST_EXCEPTION)
-    failed = [one for one in running if one.done() and one.exception() is not None]
-    return [one.result() for one in failed or running]
+    failed = [
+        future for future in running if future.done() and future.exception() is not None
+    ]
+    return [future.result() for future in failed or running]
 
 
 def _replica(
@@ -304,5 +308,5 @@ def _replica(
 
 
 def _outcome(fn: Callable[..., Any], rank: int, args: tuple[Any, ...]) -> Any:
-    found = fn(rank, *args)
-    return loops.run(found) if inspect.iscoroutine(found) else found
+    outcome = fn(rank, *args)
+    return loops.run(outcome) if inspect.iscoroutine(outcome) else outcome

@@ -107,5 +107,5 @@ async def serve_health(
     app = web.Application()
     # The workers get no keys: an `AppKey` can only be made in the main thread.
     app.add_routes(_routes(lambda _: workers, "/healthz", "/readyz"))
-    async with listening("serve_health", app, host, port) as taken:
-        yield taken
+    async with listening("serve_health", app, host, port) as bound_port:
+        yield bound_port

@@ -176,7 +176,7 @@ async def websocket_response(
     check_count("message_bytes_max", message_bytes_max, at_least=1)
     sse.check_period("heartbeat_s", heartbeat_s)
     named = ",".join(request.headers.getall("Sec-WebSocket-Protocol", []))
-    offered = [one.strip() for one in named.split(",")]
+    offered = [protocol.strip() for protocol in named.split(",")]
     response = StreamingWebSocket(
         protocols=protocols_for(offered, protocols),  # else the client would choose
         max_msg_size=message_bytes_max,

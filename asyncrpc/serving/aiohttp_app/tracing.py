@@ -45,8 +45,8 @@ async def traced(
 
 def _only(request: web.Request, name: str) -> str:
     """Return a header that may occur only once; empty if it occurs more often."""
-    found = request.headers.getall(name, [])
-    return found[0] if len(found) == 1 else ""
+    values = request.headers.getall(name, [])
+    return values[0] if len(values) == 1 else ""
 
 
 def _all(request: web.Request, name: str) -> str:

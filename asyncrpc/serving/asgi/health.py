@@ -92,8 +92,11 @@ class HealthApplication:
             return _NOT_ALLOWED, {"error": "MethodNotAllowed", "message": "use GET"}
         if path == self._live:
             return 200, {"live": True}
-        found = [scope.get("state", {}).get(key) for key in self._keys]
-        workers = [one if isinstance(one, Worker) else None for one in found]
+        candidates = [scope.get("state", {}).get(key) for key in self._keys]
+        workers = [
+            candidate if isinstance(candidate, Worker) else None
+            for candidate in candidates
+        ]
         return ready_body(workers)
 
 

@@ -238,8 +238,8 @@ async def _send_answer(
     if connection.has_left:
         return answer is not None
     if connection.state is AsgiState.ACCEPTED:
-        told = answer or INTERNAL
-        closing = {"code": told.close_code, "reason": told.reason}
+        error_answer = answer or INTERNAL
+        closing = {"code": error_answer.close_code, "reason": error_answer.reason}
         await send({"type": "websocket.close", **closing})
         return answer is not None
     if answer is None or connection.state is not AsgiState.WAITING:

@@ -279,22 +279,22 @@ class _AsgiEvents:
 
     async def begin(self) -> None:
         start = {"status": 200, "headers": self._headers}
-        await self._told({"type": "http.response.start", **start})
+        await self._send_unless_left({"type": "http.response.start", **start})
 
     async def answer_nobody(self) -> None:
         """Answer a client that has left; see `WatchedConnection.answer_nobody`."""
         start = {"status": CLIENT_LEFT_STATUS, "headers": []}
-        await self._told({"type": "http.response.start", **start})
+        await self._send_unless_left({"type": "http.response.start", **start})
         await self.end()
 
     async def write(self, data: bytes) -> None:
         body = {"body": data, "more_body": True}
-        await self._told({"type": "http.response.body", **body})
+        await self._send_unless_left({"type": "http.response.body", **body})
 
     async def end(self) -> None:
-        await self._told({"type": "http.response.body", "body": b""})
+        await self._send_unless_left({"type": "http.response.body", "body": b""})
 
-    async def _told(self, message: AsgiMessage) -> None:
+    async def _send_unless_left(self, message: AsgiMessage) -> None:
         try:
             await self._send(message)
         except OSError as error:  # as of ASGI 2.4, when the client has left
@@ -326,8 +326,8 @@ class _AsgiSocket:
         if message["type"] != "websocket.receive":
             return None
         text = message.get("text")
-        found: SocketData = message["bytes"] if text is None else text
-        return found
+        content: SocketData = message["bytes"] if text is None else text
+        return content
 
     async def send(self, data: SocketData) -> None:
         key = "text" if isinstance(data, str) else "bytes"

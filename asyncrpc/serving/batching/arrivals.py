@@ -16,7 +16,7 @@ from asyncrpc.serving.batching.machine.overload import ServiceQueue
 
 
 def entered_loop(
-    what: str, loop: asyncio.AbstractEventLoop | None, *, is_closing: bool
+    noun: str, loop: asyncio.AbstractEventLoop | None, *, is_closing: bool
 ) -> asyncio.AbstractEventLoop:
     """Return the loop that a batcher was entered on, which must be this one.
 
@@ -30,8 +30,8 @@ def entered_loop(
         RejectedError: the queue is closed.
     """
     if loop is None:
-        raise NotStartedError(f"the {what} has not been entered; use `async with`")
-    check_loop(f"the {what}", loop, "it")
+        raise NotStartedError(f"the {noun} has not been entered; use `async with`")
+    check_loop(f"the {noun}", loop, "it")
     if is_closing:
         raise refusals.closed("batcher")
     return loop

@@ -28,13 +28,13 @@ class Generation(Generic[R, T]):
         state: the model's state of it, while it is inside.
         paused_s: when its consumer fell behind, if it is behind.
         is_over: no further item will come.
-        taken: number of items that its consumer has taken.
+        consumed: number of items that its consumer has taken.
     """
 
     __slots__ = (
         *("_arrived", "_error", "_items", "_items_max"),
-        *("deadline", "is_over", "paused_s", "queued", "request"),
-        *("sequence", "span", "state", "taken"),
+        *("consumed", "deadline", "is_over", "paused_s", "queued", "request"),
+        *("sequence", "span", "state"),
     )
 
     def __init__(
@@ -60,7 +60,7 @@ class Generation(Generic[R, T]):
         self.state: Any = None
         self.paused_s = 0.0
         self.is_over = False
-        self.taken = 0
+        self.consumed = 0
         self._items: deque[T] = deque()
         self._items_max = items_max
         self._error: BaseException | None = None
@@ -104,5 +104,5 @@ class Generation(Generic[R, T]):
                 return END
             self._arrived.clear()
             await self._arrived.wait()  # the end of the sequence sets it
-        self.taken += 1
+        self.consumed += 1
         return self._items.popleft()

@@ -113,9 +113,9 @@ def stats_of(
 
 def figures_of(stats: QueueStats | GenerationStats) -> Mapping[str, float]:
     """Return the figures of a queue as metrics take them: flat, by name."""
-    found: dict[str, float] = asdict(stats)
-    requests: Any = found.pop("requests", {})
-    return {**requests, **found}
+    figures: dict[str, float] = asdict(stats)
+    requests: Any = figures.pop("requests", {})
+    return {**requests, **figures}
 
 
 def show(

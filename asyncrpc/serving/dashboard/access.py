@@ -58,15 +58,15 @@ class Access:
         """Return the owner of a request: a session or an address; None: no access."""
         if self._gate.takes == "nothing":
             return f"at {request.remote}" if await _is_local(request) else None
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        scheme, _, credentials = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            return self._bearer(request, given.strip())
+            return self._bearer(request, credentials.strip())
         key = request.cookies.get(COOKIE, "")
         return key if self._sessions.use(key, _now_s()) else None
 
-    def _bearer(self, request: web.Request, given: str) -> str | None:
+    def _bearer(self, request: web.Request, token: str) -> str | None:
         address = request.remote or ""
-        if self._gate.is_token(given):
+        if self._gate.is_token(token):
             return f"program at {address}"
         self._on_failure(address)
         return None
@@ -107,11 +107,11 @@ class Access:
         """Begin a session, if the token or the ticket is right."""
         if self._gate.takes == "nothing":
             return _refusal(403, _LOCAL_ONLY)
-        given = await _content(request)
-        if given is None:
+        fields = await _content(request)
+        if fields is None:
             return _refusal(400, "to sign in, send a JSON object of strings")
-        if not self._is_right(given):
-            return self._wrong(request, given)
+        if not self._is_right(fields):
+            return self._wrong(request, fields)
         key = self._sessions.open(_now_s())
         response = web.json_response({"signed_in": True})
         # Without a path, the cookie is for the directory of this request as the browser
@@ -126,7 +126,7 @@ class Access:
         )
         return response
 
-    def _wrong(self, request: web.Request, given: dict[str, str]) -> web.Response:
+    def _wrong(self, request: web.Request, fields: dict[str, str]) -> web.Response:
         if wait_s := self._on_failure(request.remote or ""):
             wait = math.ceil(wait_s)
             return _refusal(
@@ -134,7 +134,7 @@ class Access:
                 f"too many wrong attempts; try again in {wait} s",
                 {"Retry-After": str(wait)},
             )
-        if "ticket" in given:
+        if "ticket" in fields:
             return _refusal(403, _USED)
         return _refusal(403, f"this is not the {self._name}")
 
@@ -143,10 +143,10 @@ class Access:
         takes = self._gate.takes
         return "secret or the token" if takes == "either" else takes
 
-    def _is_right(self, given: dict[str, str]) -> bool:
-        if "ticket" in given:
-            return self._gate.take_ticket(given["ticket"])
-        return self._gate.is_token(given.get("token", "").strip())
+    def _is_right(self, fields: dict[str, str]) -> bool:
+        if "ticket" in fields:
+            return self._gate.take_ticket(fields["ticket"])
+        return self._gate.is_token(fields.get("token", "").strip())
 
     async def sign_out(self, request: web.Request) -> web.Response:
         """End the session of a browser."""
@@ -181,13 +181,13 @@ async def _content(request: web.Request) -> dict[str, str] | None:
         if len(body) > LOGIN_BYTES_MAX:
             return None
     try:
-        found: Any = json.loads(body)
+        content: Any = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    is_right = isinstance(found, dict) and all(
-        isinstance(one, str) for one in found.values()
+    is_right = isinstance(content, dict) and all(
+        isinstance(value, str) for value in content.values()
     )
-    return found if is_right else None
+    return content if is_right else None
 
 
 def is_foreign(request: web.Request) -> bool:

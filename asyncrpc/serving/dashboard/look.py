@@ -115,16 +115,16 @@ class SharedLook(Generic[R, D]):
         self._began_s = loop.time()
         number = 1 if self._seen is None else self._seen.number + 1
         try:
-            found = await self._ask()
+            round_ = await self._ask()
         except (AsyncRpcError, NotFoundError, TimeoutError) as error:
             at_s, took_s = wall_ns() / NS_PER_S, loop.time() - self._began_s
             text = str(error) or "no worker has answered in time"
             self._seen = Seen(number, at_s, took_s, 0, {}, None, text)
             return
         at_s, took_s = wall_ns() / NS_PER_S, loop.time() - self._began_s
-        digest = await in_slices(self._digest(at_s, found))
+        digest = await in_slices(self._digest(at_s, round_))
         parts = self._parts()
-        self._seen = Seen(number, at_s, took_s, found.workers, found.silent, digest)
+        self._seen = Seen(number, at_s, took_s, round_.workers, round_.silent, digest)
         await in_slices(let_go(parts, LET_GO_MAX))
 
     def _parts(self) -> list[Any]:

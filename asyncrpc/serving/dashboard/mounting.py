@@ -144,7 +144,7 @@ def _application(
 def views_by_name(context: ViewContext) -> dict[str, DashboardView]:
     """Return all views, by name."""
     overview = OverviewView(context)
-    made: tuple[DashboardView, ...] = (
+    views: tuple[DashboardView, ...] = (
         overview,
         WorkerView(context, overview),
         CallsView(context),
@@ -153,7 +153,7 @@ def views_by_name(context: ViewContext) -> dict[str, DashboardView]:
         CollectivesView(context),
         HangsView(context),
     )
-    return {one.name: one for one in made}
+    return {view.name: view for view in views}
 
 
 class _OpenedViews:

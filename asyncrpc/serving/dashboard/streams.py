@@ -98,10 +98,10 @@ async def _send_all(
     response: web.StreamResponse, next_event: NextEvent, is_open: Callable[[], bool]
 ) -> None:
     while is_open():
-        found = await _within(next_event, SILENT_S)
+        event = await _within(next_event, SILENT_S)
         sent = COMMENT
-        if found is not None:
-            name, data = found
+        if event is not None:
+            name, data = event
             sent = encoded(ServerSentEvent(data, name), str)
         async with asyncio.timeout(STALLED_S):
             await response.write(sent)

@@ -133,7 +133,7 @@ class OverviewDigest(NamedTuple):
     totals: dict[str, Any]
 
 
-_Told = tuple[Row, Sequence[LinkSummary]]
+_OverviewAnswer = tuple[Row, Sequence[LinkSummary]]
 
 
 class OverviewView:
@@ -151,10 +151,10 @@ class OverviewView:
     def __init__(self, context: ViewContext) -> None:
         """Prepare to look."""
         self._history = GroupHistory()
-        poll: GroupPoll[WorkerSummary, _Told] = GroupPoll(
+        poll: GroupPoll[WorkerSummary, _OverviewAnswer] = GroupPoll(
             context.questions, context.tasks, asking(TellSummary()), self._take
         )
-        self.look: SharedLook[_Told, OverviewDigest] = SharedLook(
+        self.look: SharedLook[_OverviewAnswer, OverviewDigest] = SharedLook(
             context.tasks,
             poll.look,
             self._digest,
@@ -167,19 +167,21 @@ class OverviewView:
         return self.look
 
     @staticmethod
-    def _take(member: Member, told: WorkerSummary) -> _Told:
-        return overview.row_of(member.name, member.rank, told), told.links
+    def _take(member: Member, summary: WorkerSummary) -> _OverviewAnswer:
+        return overview.row_of(member.name, member.rank, summary), summary.links
 
-    def _digest(self, at_s: float, found: Round[_Told]) -> Slices[OverviewDigest]:
-        rows = [row for row, _ in found.told.values()]
+    def _digest(
+        self, at_s: float, round_: Round[_OverviewAnswer]
+    ) -> Slices[OverviewDigest]:
+        rows = [row for row, _ in round_.answers.values()]
         rows += [
-            overview.silent_row(name, found.members[name].rank, silent)
-            for name, silent in found.silent.items()
+            overview.silent_row(name, round_.members[name].rank, silent)
+            for name, silent in round_.silent.items()
         ]
         yield len(rows)
         totals = yield from overview.totals_of(rows)
         self._history.add(overview.moment_of(at_s, totals))
-        links = {name: links for name, (_, links) in found.told.items()}
+        links = {name: links for name, (_, links) in round_.answers.items()}
         return OverviewDigest(rows, links, totals)
 
     def show(
@@ -255,9 +257,9 @@ class CallsView(_ListingView):
         super().__init__(_look(context, poll, self._digest))
 
     @staticmethod
-    def _digest(_: float, found: Round[CallsSeen]) -> Slices[ListingDigest]:
-        rows = yield from calls.rows_of(found.told)
-        return ListingDigest(rows, calls.left_out_of(found.told.values()), {})
+    def _digest(_: float, round_: Round[CallsSeen]) -> Slices[ListingDigest]:
+        rows = yield from calls.rows_of(round_.answers)
+        return ListingDigest(rows, calls.left_out_of(round_.answers.values()), {})
 
 
 class ReferencesView(_ListingView):
@@ -274,9 +276,9 @@ class ReferencesView(_ListingView):
         super().__init__(_look(context, poll, self._digest))
 
     @staticmethod
-    def _digest(_: float, found: Round[ReferencesSeen]) -> Slices[ListingDigest]:
-        rows = yield from references.rows_of(found.told)
-        left_out = references.left_out_of(found.told.values())
+    def _digest(_: float, round_: Round[ReferencesSeen]) -> Slices[ListingDigest]:
+        rows = yield from references.rows_of(round_.answers)
+        left_out = references.left_out_of(round_.answers.values())
         return ListingDigest(rows, left_out, {})
 
 
@@ -295,8 +297,8 @@ class CollectivesView(_ListingView):
         super().__init__(_look(context, poll, self._digest))
 
     @staticmethod
-    def _digest(at_s: float, found: Round[CollectiveHistory]) -> Slices[ListingDigest]:
-        rows = yield from collectives.rows_of(found.told, int(at_s * NS_PER_S))
+    def _digest(at_s: float, round_: Round[CollectiveHistory]) -> Slices[ListingDigest]:
+        rows = yield from collectives.rows_of(round_.answers, int(at_s * NS_PER_S))
         return ListingDigest(rows, 0, {})
 
 
@@ -313,17 +315,19 @@ class TrainingView(_ListingView):
             context.questions,
             context.tasks,
             sharing(TellTraining, training.PASSES_MAX),
-            lambda member, told: training.TrainingTold(told, now_s(), member.host_id),
+            lambda member, seen: training.TrainingAnswer(seen, now_s(), member.host_id),
         )
         super().__init__(_look(context, poll, self._digest))
 
     @staticmethod
-    def _digest(_: float, found: Round[training.TrainingTold]) -> Slices[ListingDigest]:
-        told = found.told
-        rows = yield from training.rows_of(told)
-        passes = yield from training.passes_of(told)
-        steps = yield from training.steps_of(told)
-        pipeline = yield from training.pipeline_of(told)
+    def _digest(
+        _: float, round_: Round[training.TrainingAnswer]
+    ) -> Slices[ListingDigest]:
+        answers = round_.answers
+        rows = yield from training.rows_of(answers)
+        passes = yield from training.passes_of(answers)
+        steps = yield from training.steps_of(answers)
+        pipeline = yield from training.pipeline_of(answers)
         return ListingDigest(rows, 0, {**passes, **steps, **pipeline})
 
 
@@ -376,13 +380,13 @@ class HangsView:
         return self._looks[query.is_thorough]
 
     def _digest(
-        self, _: float, found: Round[WorkerSnapshot], *, is_thorough: bool
+        self, _: float, round_: Round[WorkerSnapshot], *, is_thorough: bool
     ) -> Slices[dict[str, Any]]:
-        snapshots = [*found.told.values(), *found.blocked.values()]
+        snapshots = [*round_.answers.values(), *round_.blocked.values()]
         silent = {
-            name: one
-            for name, one in found.silent.items()
-            if name not in found.blocked and one is not NOT_YET
+            name: no_answer
+            for name, no_answer in round_.silent.items()
+            if name not in round_.blocked and no_answer is not NOT_YET
         }
         findings = yield from hangs.findings_of(
             snapshots, silent, after_s=self._after_s

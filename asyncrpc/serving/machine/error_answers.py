@@ -72,10 +72,10 @@ class ErrorAnswer:
     @property
     def headers(self) -> dict[str, str]:
         """The headers of the response, without its length."""
-        found = {"Content-Type": "application/json; charset=utf-8"}
+        headers = {"Content-Type": "application/json; charset=utf-8"}
         if self.retry_after_s is not None:
-            found["Retry-After"] = str(math.ceil(self.retry_after_s))
-        return found
+            headers["Retry-After"] = str(math.ceil(self.retry_after_s))
+        return headers
 
     @property
     def reason(self) -> str:

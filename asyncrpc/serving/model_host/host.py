@@ -185,11 +185,11 @@ class ModelHost:
         slot, order = await asyncio.to_thread(self._prepare)
         self._sockets = SocketDirectory()
         own = f"web-{os.getpid()}-{secrets.token_hex(3)}"
-        given = replace(self._options, membership="static")
+        options = replace(self._options, membership="static")
         self._worker = Worker(
             own,
             rendezvous={own: (), self._name: ()},
-            options=options_with(given, order.secret, self._sockets),
+            options=options_with(options, order.secret, self._sockets),
         )
         try:
             await self._worker.__aenter__()
@@ -453,10 +453,10 @@ class ModelHost:
         peer = worker.peer(self._name).using(timeout_s=None)
         try:
             async with contextlib.aclosing(peer.stream(attach, self._version)) as news:
-                async for word, told in news:
+                async for word, detail in news:
                     if word == ENDING:  # even if it has not accepted this web worker
                         self._generation = seen.note.generation
-                    self._on_news(word, told)
+                    self._on_news(word, detail)
         except AuthenticationError as error:
             problem = "the secret in its directory was replaced: restart this program"
             self._lose(error, problem)
@@ -480,17 +480,17 @@ class ModelHost:
             link.connection.close("another process has the model now")
             await asyncio.wait([link.connection.ended])
 
-    def _on_news(self, word: str, told: Any) -> None:
+    def _on_news(self, word: str, detail: Any) -> None:
         machine = self._machine
         if word == LOADING:
-            self._generation = told
+            self._generation = detail
             machine.advance(AttachmentEvent.ATTACHED)
         elif word == READY:
-            self._model = told
+            self._model = detail
             self._failure = None
             machine.load(self.worker.loop.time())
         elif word == ENDING:
-            logger.info("model %r: its process ends: %s", self._name, told)
+            logger.info("model %r: its process ends: %s", self._name, detail)
             self._model = None
             machine.advance(AttachmentEvent.ENDING)
         self._changed.set()

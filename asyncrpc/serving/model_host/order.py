@@ -92,15 +92,15 @@ def file_of(function: str) -> str:
     if module is not None:
         return str(getattr(module, "__file__", "") or "")
     try:
-        found = find_spec(name)
+        spec = find_spec(name)
     except ImportError as error:
         raise UsageError(f"make_model: {function!r}: {error}") from error
-    if found is None:
+    if spec is None:
         raise UsageError(
             f"make_model: {function!r}: there is no module {name!r} in the import path "
             "of this program (sys.path)"
         )
-    return found.origin or ""
+    return spec.origin or ""
 
 
 def main_for(function: str) -> Mapping[str, str]:
@@ -114,8 +114,8 @@ def main_for(function: str) -> Mapping[str, str]:
     """
     if function.partition(":")[0] != _MAIN:
         return {}
-    found = spawn.get_preparation_data("")
-    main = {key: str(found[key]) for key in _MAIN_KEYS if found.get(key)}
+    preparation = spawn.get_preparation_data("")
+    main = {key: str(preparation[key]) for key in _MAIN_KEYS if preparation.get(key)}
     if not main:
         raise UsageError(
             f"make_model: {function!r} is in a program that is not a file; put it into "
@@ -134,8 +134,8 @@ def resolve(order: HostOrder) -> Callable[[], Any]:
     if order.main:
         spawn.prepare(dict(order.main))
     module, _, qualname = order.function.partition(":")
-    found = walk(import_module(module), qualname)[1]
-    if found is ABSENT or not callable(found):
+    target = walk(import_module(module), qualname)[1]
+    if target is ABSENT or not callable(target):
         raise UsageError(f"make_model: module {module!r} has no function {qualname!r}")
-    made: Callable[[], Any] = found
-    return made
+    function: Callable[[], Any] = target
+    return function

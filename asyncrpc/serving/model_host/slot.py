@@ -81,17 +81,17 @@ class SlotNote:
 def read_slot_note(text: bytes | None) -> SlotNote | None:
     """Return the note in a file; None if it is not one."""
     try:
-        found: Any = json.loads(text or b"")
+        fields: Any = json.loads(text or b"")
         return SlotNote(
-            generation=str(found["generation"]),
-            pid=int(found["pid"]),
-            addresses=tuple(map(str, found["addresses"])),
-            function=str(found["function"]),
-            folder=str(found["folder"]),
-            host=str(found["host"]),
-            host_id=str(found["host_id"]),
-            began_s=float(found["began_s"]),
-            is_ending=bool(found["is_ending"]),
+            generation=str(fields["generation"]),
+            pid=int(fields["pid"]),
+            addresses=tuple(map(str, fields["addresses"])),
+            function=str(fields["function"]),
+            folder=str(fields["folder"]),
+            host=str(fields["host"]),
+            host_id=str(fields["host_id"]),
+            began_s=float(fields["began_s"]),
+            is_ending=bool(fields["is_ending"]),
         )
     except (ValueError, KeyError, TypeError):
         return None
@@ -134,8 +134,8 @@ class ModelSlot:
             UsageError: the directory cannot be made.
         """
         place = make_place(places(environ, os.geteuid(), Path(tempfile.gettempdir())))
-        told = [name, function, file, sys.prefix, HOST_ID]
-        key = hashlib.sha256("\0".join(told).encode()).hexdigest()[:_KEY_CHARACTERS]
+        identity = [name, function, file, sys.prefix, HOST_ID]
+        key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:_KEY_CHARACTERS]
         stem = re.sub(r"[^A-Za-z0-9_]+", "-", name)[:_STEM_MAX]
         slot = cls(place.path / FOLDER / f"{stem}-{key}")
         try:

@@ -135,15 +135,15 @@ class ReplicaCall:
             Nothing has changed.
         """
         try:
-            found = await self.router.choose(self.key, self.tried, self.deadline)
+            record = await self.router.choose(self.key, self.tried, self.deadline)
         except AsyncRpcError:
             if last is None:
                 raise
             raise_cause(last)
-        if found is None:
+        if record is None:
             assert last is not None  # some have been tried
             raise_cause(last)
-        return found
+        return record
 
     def check_may_go_on(self, failed: AttemptFailedError) -> None:
         """Raise the error of a failed attempt unless another attempt may follow."""
@@ -157,8 +157,10 @@ class ReplicaCall:
 
     def _may_go_on(self, failure: AttemptFailure) -> bool:
         options, counts = self.router.options, self.counts
-        left = options.attempts_max - 1 - self.retries
-        step = step_after(failure, is_idempotent=self.is_idempotent, attempts_left=left)
+        attempts_left = options.attempts_max - 1 - self.retries
+        step = step_after(
+            failure, is_idempotent=self.is_idempotent, attempts_left=attempts_left
+        )
         if step is NextStep.RAISE:
             return False
         if step is NextStep.RETRY:
@@ -194,7 +196,7 @@ class ReplicaCall:
         timeout_s: float | None = after_s
         try:
             while running:
-                futures = [one.future for one in running]
+                futures = [attempt.future for attempt in running]
                 done, _ = await asyncio.wait(
                     futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -202,19 +204,21 @@ class ReplicaCall:
                 if not done:
                     self._hedge(running)
                     continue
-                for one in [one for one in running if one.future in done]:
-                    running.remove(one)
+                for attempt in [
+                    attempt for attempt in running if attempt.future in done
+                ]:
+                    running.remove(attempt)
                     try:
-                        value = one.future.result()
+                        value = attempt.future.result()
                     except BaseException as error:  # noqa: BLE001  (likewise)
-                        failed = self._failed(one, error)
+                        failed = self._failed(attempt, error)
                         continue
-                    if one is not first:
+                    if attempt is not first:
                         self.counts.hedges_won += 1
-                    return self._answered(one, value, is_first=one is first)
+                    return self._answered(attempt, value, is_first=attempt is first)
         finally:
-            for one in running:
-                self._give_up(one, is_first=one is first)
+            for attempt in running:
+                self._give_up(attempt, is_first=attempt is first)
         assert failed is not None  # nothing runs, and nothing was returned
         raise failed from failed.error
 
@@ -281,8 +285,8 @@ class ReplicaCall:
             self.router.routing.record_latency(self.function, taken_s)
 
     def _take_note(self, attempt: ReplicaAttempt) -> AnswerNote | None:
-        found = attempt.future.note
-        note = None if found is None else read_note(found)
+        encoded = attempt.future.note
+        note = None if encoded is None else read_note(encoded)
         if note is not None:
             self.router.on_note(attempt.record, note)
         return note

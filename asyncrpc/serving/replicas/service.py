@@ -88,13 +88,16 @@ class ReplicaService:
         self._watchers[link.peer.incarnation] = link
         if self.statement is None:
             return None
-        found = self.statement()
-        return found._replace(load=max(found.load - 1, 0.0))  # this question's own
+        statement = self.statement()
+        # Without the load of this question.
+        return statement._replace(load=max(statement.load - 1, 0.0))
 
     async def _on_news(self, link: PeerLink, news: ReplicaNews) -> None:
         peer, statement = link.peer, news.statement
         listeners = tuple(self._listeners)
-        await asyncio.gather(*(one.on_news(peer, statement) for one in listeners))
+        await asyncio.gather(
+            *(listener.on_news(peer, statement) for listener in listeners)
+        )
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Forget a router that is gone."""
@@ -115,6 +118,6 @@ def service_of(parts: Parts) -> ReplicaService:
     for service in parts.services:
         if isinstance(service, ReplicaService):
             return service
-    made = ReplicaService()
-    parts.services.add(made)
-    return made
+    replica_service = ReplicaService()
+    parts.services.add(replica_service)
+    return replica_service

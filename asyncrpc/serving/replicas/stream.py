@@ -108,8 +108,8 @@ async def stream_from(
     """
 
     def open_at(peer: Peer) -> AsyncGenerator[Any, None]:
-        found: AsyncGenerator[Any, None] = peer.stream(function, *args, **kwargs)
-        return found
+        items: AsyncGenerator[Any, None] = peer.stream(function, *args, **kwargs)
+        return items
 
     call.begin()
     last: AttemptFailedError | None = None

@@ -86,12 +86,12 @@ class WeightStore(Generic[M]):
     def room_for(self) -> dict[str, torch.Tensor]:
         """Make the tensors that new weights are copied into; called in a thread."""
         model = self.current.model
-        made: dict[int, torch.Tensor] = {}  # tied tensors stay tied
+        copies: dict[int, torch.Tensor] = {}  # tied tensors stay tied
         room = {}
         for name, old in model.state_dict(keep_vars=True).items():
-            if id(old) not in made:
-                made[id(old)] = torch.empty_like(old.detach())
-            room[name] = made[id(old)]
+            if id(old) not in copies:
+                copies[id(old)] = torch.empty_like(old.detach())
+            room[name] = copies[id(old)]
         return room
 
     def set_room(self, transfer: TransferId, room: dict[str, torch.Tensor]) -> None:
@@ -283,6 +283,6 @@ def check_fit(state: Mapping[str, torch.Tensor], heads: Sequence[TensorHead]) ->
         raise UsageError(f"these weights do not fit the model: {shown}{rest}")
 
 
-def _converts(one: torch.dtype, other: torch.dtype) -> bool:
+def _converts(source: torch.dtype, target: torch.dtype) -> bool:
     """Return whether a dtype may be converted: only between floating-point types."""
-    return one == other or (one.is_floating_point and other.is_floating_point)
+    return source == target or (source.is_floating_point and target.is_floating_point)

@@ -24,8 +24,8 @@ CHUNK_BYTES: Final = 16 << 20
 def heads_of(state: Mapping[str, torch.Tensor]) -> list[TensorHead]:
     """Return the announcement of tensors."""
     return [
-        TensorHead(name, list(one.shape), str(one.dtype).rpartition(".")[2])
-        for name, one in state.items()
+        TensorHead(name, list(tensor.shape), str(tensor.dtype).rpartition(".")[2])
+        for name, tensor in state.items()
     ]
 
 
@@ -33,12 +33,12 @@ def parts_of(state: Mapping[str, torch.Tensor]) -> Iterator[Sequence[str]]:
     """Yield names of tensors that travel together."""
     names: list[str] = []
     nbytes = 0
-    for name, one in state.items():
-        if names and nbytes + one.nbytes > CHUNK_BYTES:
+    for name, tensor in state.items():
+        if names and nbytes + tensor.nbytes > CHUNK_BYTES:
             yield names
             names, nbytes = [], 0
         names.append(name)
-        nbytes += one.nbytes
+        nbytes += tensor.nbytes
     if names:
         yield names
 

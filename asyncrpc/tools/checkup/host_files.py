@@ -41,13 +41,13 @@ def number_in(path: Path) -> int | None:
 
 def meminfo(root: Path = ROOT) -> dict[str, int]:
     """Return the numbers of /proc/meminfo: bytes, or counts."""
-    found = {}
+    numbers = {}
     for line in text_of(root / "proc/meminfo").splitlines():
         name, _, value = line.partition(":")
         words = value.split()
         if words and words[0].isdecimal():
-            found[name] = int(words[0]) * (_KIB if words[1:] == ["kB"] else 1)
-    return found
+            numbers[name] = int(words[0]) * (_KIB if words[1:] == ["kB"] else 1)
+    return numbers
 
 
 def read_pages(root: Path = ROOT) -> PageFacts:
@@ -65,8 +65,8 @@ def read_pages(root: Path = ROOT) -> PageFacts:
 
 def _bracketed(text: str) -> str:
     """Return the chosen word of a text such as `always [madvise] never`."""
-    found = re.search(r"\[([^\]]+)\]", text)
-    return found[1] if found else ""
+    match = re.search(r"\[([^\]]+)\]", text)
+    return match[1] if match else ""
 
 
 def read_clock_source(root: Path = ROOT) -> ClockFacts:
@@ -122,22 +122,24 @@ def read_cgroups(root: Path = ROOT) -> CgroupFacts:
     The least limit of a cgroup and its ancestors counts.
     """
     memory = list(_folders("memory", root))
-    limits = [(limit, one) for one in memory if (limit := _memory_limit(one))]
+    limits = [(limit, folder) for folder in memory if (limit := _memory_limit(folder))]
     least, limiting = min(limits, default=(None, None))
-    quotas = [_quota(one) for one in _folders("cpu", root)]
+    quotas = [_quota(folder) for folder in _folders("cpu", root)]
     return CgroupFacts(
         memory_limit=least,
         memory_used=None if limiting is None else _memory_used(limiting),
         memory_kills=_kills(memory[0]) if memory else None,
-        quota_cores=min((one for one in quotas if one is not None), default=None),
+        quota_cores=min((quota for quota in quotas if quota is not None), default=None),
     )
 
 
 def _folders(controller: str, root: Path) -> Iterator[Path]:
     """Yield the directory of the cgroup with a controller, then its ancestors."""
     mounts = list(_mounts(root))
-    first = [one for one in mounts if controller in one.options]
-    for mount in first or [one for one in mounts if one.kind == "cgroup2"]:
+    first = [mount for mount in mounts if controller in mount.options]
+    for mount in first or [
+        candidate for candidate in mounts if candidate.kind == "cgroup2"
+    ]:
         path = _path_in(mount, controller, root)
         if path is None:
             continue
@@ -176,52 +178,54 @@ def _path_in(mount: _Mount, controller: str, root: Path) -> Path | None:
         if not is_ours:
             continue
         inner = path.removeprefix(mount.top.rstrip("/")).lstrip("/")
-        found = mount.point / inner
+        folder = mount.point / inner
         # A container may see its host's path, but have mounted only the end of it.
-        return found if ".." not in inner and found.is_dir() else mount.point
+        return folder if ".." not in inner and folder.is_dir() else mount.point
     return None
 
 
 def _memory_limit(folder: Path) -> int | None:
     for name in ("memory.max", "memory.limit_in_bytes"):
-        found = number_in(folder / name)
-        if found is not None and 0 < found < _NO_LIMIT_V1:
-            return found
+        limit = number_in(folder / name)
+        if limit is not None and 0 < limit < _NO_LIMIT_V1:
+            return limit
     return None
 
 
 def _memory_used(folder: Path) -> int | None:
     for name in ("memory.current", "memory.usage_in_bytes"):
-        found = number_in(folder / name)
-        if found is not None:
+        used = number_in(folder / name)
+        if used is not None:
             stat = _numbers(text_of(folder / "memory.stat").splitlines())
             # Cached files, whose memory the kernel reclaims.
             back = stat.get("total_inactive_file", stat.get("inactive_file", 0))
-            return max(0, found - back)
+            return max(0, used - back)
     return None
 
 
 def _kills(folder: Path) -> int | None:
     for name in ("memory.events", "memory.oom_control"):
-        found = _numbers(text_of(folder / name).splitlines()).get("oom_kill")
-        if found is not None:
-            return found
+        kills = _numbers(text_of(folder / name).splitlines()).get("oom_kill")
+        if kills is not None:
+            return kills
     return None
 
 
 def _numbers(lines: Iterable[str]) -> dict[str, int]:
-    found = {}
+    numbers = {}
     for line in lines:
         name, _, value = line.partition(" ")
         with contextlib.suppress(ValueError):
-            found[name] = int(value)
-    return found
+            numbers[name] = int(value)
+    return numbers
 
 
 def _quota(folder: Path) -> float | None:
     words = text_of(folder / "cpu.max").split()
     if not words:
-        words = [text_of(folder / f"cpu.cfs_{one}_us") for one in ("quota", "period")]
+        words = [
+            text_of(folder / f"cpu.cfs_{field}_us") for field in ("quota", "period")
+        ]
     with contextlib.suppress(ValueError):
         quota, period = map(int, words)
         if quota > 0 and period > 0:

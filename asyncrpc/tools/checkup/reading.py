@@ -81,26 +81,26 @@ class Circumstances:
     is_one_host: bool | None = None
 
 
-def gather(found: Circumstances, environ: Mapping[str, str]) -> ProcessFacts:
+def gather(circumstances: Circumstances, environ: Mapping[str, str]) -> ProcessFacts:
     """Return all facts; blocks this thread for some milliseconds."""
     cgroups = host_files.read_cgroups()
     return ProcessFacts(
         versions=_versions(),
-        loop=_loop(found),
-        threads=_threads(found, environ, cgroups.quota_cores),
-        memory=_memory(found.options, cgroups),
-        files=_files(found.workers),
+        loop=_loop(circumstances),
+        threads=_threads(circumstances, environ, cgroups.quota_cores),
+        memory=_memory(circumstances.options, cgroups),
+        files=_files(circumstances.workers),
         shared_memory=shared_memory(_SHARED_MEMORY),
         pages=host_files.read_pages(),
         clocks=_clocks(),
-        network=_network(found, environ),
-        secrets=_secrets(found.options, environ),
+        network=_network(circumstances, environ),
+        secrets=_secrets(circumstances.options, environ),
         tracing=TracingFacts(host_files.read_ptrace_scope(), os.geteuid() == 0),
         timeouts=TimeoutFacts(
-            found.options.rpc_timeout_s,
-            found.options.rendezvous_timeout_s,
-            found.options.liveness.lost_after_s,
-            found.options.stall_after_s,
+            circumstances.options.rpc_timeout_s,
+            circumstances.options.rendezvous_timeout_s,
+            circumstances.options.liveness.lost_after_s,
+            circumstances.options.stall_after_s,
         ),
     )
 
@@ -128,7 +128,7 @@ def libraries(requirements: Sequence[str]) -> tuple[LibraryFacts, ...]:
     """Return the packages that a distribution requires, with the installed versions."""
     if not requirements:  # asyncrpc is not installed, but on the path
         requirements = ("torch", "numpy", "msgpack", "uvloop", "aiohttp")
-    found = []
+    packages = []
     for text in requirements:
         parts = _REQUIREMENT.match(text)
         if parts is None or (parts[3] and parts[3] not in _EXTRAS):
@@ -137,8 +137,8 @@ def libraries(requirements: Sequence[str]) -> tuple[LibraryFacts, ...]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             version = importlib.metadata.version(parts[1])
         wanted = parts[2].strip()
-        found.append(LibraryFacts(parts[1], version, wanted, parts[3] or ""))
-    return tuple(found)
+        packages.append(LibraryFacts(parts[1], version, wanted, parts[3] or ""))
+    return tuple(packages)
 
 
 def _built_with() -> tuple[str, ...]:
@@ -147,28 +147,28 @@ def _built_with() -> tuple[str, ...]:
     return tuple(devices or ["no GPU"])
 
 
-def _loop(found: Circumstances) -> LoopFacts:
+def _loop(circumstances: Circumstances) -> LoopFacts:
     has_uvloop = importlib.util.find_spec("uvloop") is not None
-    is_running = found.loop is not None
-    module = (found.loop or loop_factory()).__module__
+    is_running = circumstances.loop is not None
+    module = (circumstances.loop or loop_factory()).__module__
     return LoopFacts(
         kind=module.partition(".")[0],
         is_running=is_running,
         has_uvloop=has_uvloop,
-        is_debug=found.is_debug,
+        is_debug=circumstances.is_debug,
     )
 
 
 def _threads(
-    found: Circumstances, environ: Mapping[str, str], quota_cores: float | None
+    circumstances: Circumstances, environ: Mapping[str, str], quota_cores: float | None
 ) -> ThreadFacts:
     return ThreadFacts(
         cores=_usable_cores(),
         quota_cores=quota_cores,
         torch_threads=torch.get_num_threads(),
         omp=environ.get("OMP_NUM_THREADS", ""),
-        pool_threads=found.options.threads,
-        workers_here=found.workers_here,
+        pool_threads=circumstances.options.threads,
+        workers_here=circumstances.workers_here,
     )
 
 
@@ -214,10 +214,10 @@ def _files(workers: int) -> FileFacts:
 def shared_memory(path: Path) -> SharedMemoryFacts:
     """Return how large a file system of shared memory is."""
     try:
-        found = os.statvfs(path)
+        status = os.statvfs(path)
     except OSError:
         return SharedMemoryFacts(None)
-    size, free = found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail
+    size, free = status.f_frsize * status.f_blocks, status.f_frsize * status.f_bavail
     return SharedMemoryFacts(size, free, os.access(path, os.W_OK | os.X_OK))
 
 
@@ -233,8 +233,8 @@ _US_PER_S: Final = 1e6
 
 def _clocks() -> ClockFacts:
     is_synchronised, error_s = wall_clock()
-    found = host_files.read_clock_source()
-    return replace(found, is_synchronised=is_synchronised, error_s=error_s)
+    clocks = host_files.read_clock_source()
+    return replace(clocks, is_synchronised=is_synchronised, error_s=error_s)
 
 
 def wall_clock() -> tuple[bool | None, float | None]:
@@ -258,32 +258,32 @@ def wall_clock() -> tuple[bool | None, float | None]:
     return is_synchronised, error_us / _US_PER_S if is_synchronised else None
 
 
-def _network(found: Circumstances, environ: Mapping[str, str]) -> NetworkFacts:
-    given = found.options.network
+def _network(circumstances: Circumstances, environ: Mapping[str, str]) -> NetworkFacts:
+    network = circumstances.options.network
     advertised: tuple[str, ...] = ()
     trouble = ""
     try:
-        advertised = tuple(map(str, host_addresses(given.interface)))
+        advertised = tuple(map(str, host_addresses(network.interface)))
     except UsageError as error:
         trouble = str(error)
     chosen_by = ""
-    if given.interface:
-        is_set = environ.get(INTERFACE_VARIABLE) == given.interface
+    if network.interface:
+        is_set = environ.get(INTERFACE_VARIABLE) == network.interface
         chosen_by = INTERFACE_VARIABLE if is_set else "NetworkOptions.interface"
     return NetworkFacts(
         interfaces=_interfaces(),
         advertised=advertised,
         chosen_by=chosen_by,
-        is_one_host=found.is_one_host,
+        is_one_host=circumstances.is_one_host,
         trouble=trouble,
     )
 
 
 def _interfaces() -> tuple[InterfaceFacts, ...]:
     addresses: dict[str, list[str]] = {}
-    for one in usable_addresses():
-        if not one.address.is_loopback:
-            addresses.setdefault(one.interface, []).append(str(one.address))
+    for entry in usable_addresses():
+        if not entry.address.is_loopback:
+            addresses.setdefault(entry.interface, []).append(str(entry.address))
     return tuple(
         InterfaceFacts(name, tuple(listed), host_files.read_mtu(name))
         for name, listed in addresses.items()
@@ -311,10 +311,10 @@ def _secrets(options: Options, environ: Mapping[str, str]) -> SecretFacts:
     )
 
 
-def secret_file(what: str, path: str) -> PrivateFileFacts:
+def secret_file(role: str, path: str) -> PrivateFileFacts:
     """Return whether other users can read or replace a file."""
     try:
         problem = problem_of(os.stat(path), os.geteuid())  # noqa: PTH116  (as opened)
     except (OSError, ValueError) as error:
         problem = f"cannot be read: {error}"
-    return PrivateFileFacts(what, path, (problem or "").format(path=path))
+    return PrivateFileFacts(role, path, (problem or "").format(path=path))

@@ -69,26 +69,26 @@ def add_dashboard(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help=f"seconds that a wait may take (default: {AFTER_S:g})",
     )
-    parser.set_defaults(act=lambda given: asyncio.run(_serve(given)))
+    parser.set_defaults(act=lambda arguments: asyncio.run(_serve(arguments)))
 
 
-async def _serve(given: argparse.Namespace) -> int:
-    check_where(given.host, given.port)
-    found = await asyncio.to_thread(entrance, given)  # it reads files
-    token = _token(given)
+async def _serve(arguments: argparse.Namespace) -> int:
+    check_where(arguments.host, arguments.port)
+    group_entrance = await asyncio.to_thread(entrance, arguments)  # it reads files
+    token = _token(arguments)
     if (
         token is None
-        and found.options.secret_bytes is None
-        and not is_loopback(given.host)
+        and group_entrance.options.secret_bytes is None
+        and not is_loopback(arguments.host)
     ):
         raise UsageError(
-            f"--host {given.host} would show the group to everyone, as it has no "
+            f"--host {arguments.host} would show the group to everyone, as it has no "
             f"secret; give --token-file or set {TOKEN_VARIABLE}"
         )
-    async with found.observer() as observer:
-        address = await found.address_for(observer)
-        await _look_who_is_there(found, observer, address)
-        is_gated = token is not None or found.options.secret_bytes is not None
+    async with group_entrance.observer() as observer:
+        address = await group_entrance.address_for(observer)
+        await _look_who_is_there(group_entrance, observer, address)
+        is_gated = token is not None or group_entrance.options.secret_bytes is not None
         # Only the user sees the terminal; a file of output others may read.
         ticket = new_secret() if is_gated and sys.stdout.isatty() else None
         app = observing_dashboard(
@@ -96,55 +96,59 @@ async def _serve(given: argparse.Namespace) -> int:
             address,
             token=token,
             ticket=ticket,
-            every_s=given.every,
-            after_s=given.after,
+            every_s=arguments.every,
+            after_s=arguments.after,
         )
         async with listening(
-            "asyncrpc dashboard", app, given.host, given.port, guards=True
+            "asyncrpc dashboard", app, arguments.host, arguments.port, guards=True
         ) as port:
-            link = f"http://{_shown(given.host)}:{port}/"
+            link = f"http://{_shown(arguments.host)}:{port}/"
             print(link if ticket is None else f"{link}#ticket={ticket}", flush=True)
             if ticket is None and token is None:
-                _say_where_the_secret_is(found)
+                _say_where_the_secret_is(group_entrance)
             await _until_signal()
     return 0
 
 
-def _say_where_the_secret_is(found: GroupEntrance) -> None:
+def _say_where_the_secret_is(group_entrance: GroupEntrance) -> None:
     """Name the file, if `asyncrpc run` or a model's process has made the secret."""
-    path = None if found.run is None else found.run.secret_path
-    if found.run is not None and path is not None:
+    path = None if group_entrance.run is None else group_entrance.run.secret_path
+    if group_entrance.run is not None and path is not None:
         print(
-            f"sign in with the secret of {found.run.id}, which is in {path}",
+            f"sign in with the secret of {group_entrance.run.id}, which is in {path}",
             file=sys.stderr,
             flush=True,
         )
 
 
 async def _look_who_is_there(
-    found: GroupEntrance, observer: Observer, address: str
+    group_entrance: GroupEntrance, observer: Observer, address: str
 ) -> None:
     """Report problems at once, and which workers of a run are in another group."""
     questions = ObserverQuestions(observer, address)
     try:
-        known = {one.member.incarnation for one in await questions.first_records()}
+        known = {
+            record.member.incarnation for record in await questions.first_records()
+        }
     except TimeoutError:  # the worker is busy: the page will say so
         return
     finally:
         questions.close()
-    if found.run is not None and (words := others_in(found.run, known)):
+    if group_entrance.run is not None and (
+        words := others_in(group_entrance.run, known)
+    ):
         print(words, file=sys.stderr, flush=True)
 
 
-def _token(given: argparse.Namespace) -> str | None:
-    if given.token_file is None:
+def _token(arguments: argparse.Namespace) -> str | None:
+    if arguments.token_file is None:
         return os.environ.get(TOKEN_VARIABLE) or None
-    found = read_secret(given.token_file, "--token-file")
+    token = read_secret(arguments.token_file, "--token-file")
     try:
-        return found.decode("ascii")
+        return token.decode("ascii")
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"--token-file: {given.token_file!r} must hold ASCII characters"
+            f"--token-file: {arguments.token_file!r} must hold ASCII characters"
         ) from error
 
 
@@ -156,10 +160,10 @@ def _shown(host: str) -> str:
 
 async def _until_signal() -> None:
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    for one in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(one, ended.set)
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signal_number, ended.set)
     try:
         await ended.wait()
     finally:
-        for one in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(one)
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(signal_number)

@@ -107,9 +107,9 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--grace must be positive seconds, not {arguments.grace}")
     if not arguments.module and not Path(target).exists():
         raise UsageError(f"the file {target!r} does not exist; for a module, use -m")
-    what = ("-m", target) if arguments.module else (target,)
+    program = ("-m", target) if arguments.module else (target,)
     command = Command(
-        arguments=(*what, *arguments.arguments),
+        arguments=(*program, *arguments.arguments),
         nprocs=arguments.nproc,
         threads=arguments.threads,
         grace_s=arguments.grace,
@@ -156,8 +156,8 @@ async def run_command(command: Command, inherited: Mapping[str, str]) -> int:
     ]
     entry = await asyncio.to_thread(_enter, command, inherited, secret)
     try:
-        for one in environments:  # an inherited value belongs to an outer run
-            one[ENTRY_VARIABLE] = str(entry.path) if entry else ""
+        for environment in environments:  # an inherited value belongs to an outer run
+            environment[ENTRY_VARIABLE] = str(entry.path) if entry else ""
         return await _LaunchRun(command).until_ended(environments)
     finally:
         if entry is not None:
@@ -191,17 +191,19 @@ def _secret_file(inherited: Mapping[str, str]) -> str:
 def _environment(
     command: Command, inherited: Mapping[str, str], rank: int, port: int, secret: str
 ) -> dict[str, str]:
-    told = process_environment(
+    variables = process_environment(
         rank=rank, nprocs=command.nprocs, secret=secret, store_port=port
     )
     if _secret_file(inherited):  # each process reads it
-        told = {k: v for k, v in told.items() if not k.startswith(SECRET_VARIABLE)}
+        variables = {
+            k: v for k, v in variables.items() if not k.startswith(SECRET_VARIABLE)
+        }
     threads = str(threads_each(command.nprocs, command.threads, "--threads"))
     if command.threads is None:
         threads = inherited.get("OMP_NUM_THREADS", threads)
     return {
         **inherited,
-        **told,
+        **variables,
         "OMP_NUM_THREADS": threads,  # torch reads it, and so does all of OpenMP and MKL
         "PYTHONUNBUFFERED": "1",  # to a pipe, kilobytes of lines would be buffered
     }

@@ -112,16 +112,18 @@ def _status_of(view: GroupView) -> int:
 def _not_told(view: GroupView) -> dict[str, Any]:
     """Return for JSON the silent workers, and how many tasks and calls are left out."""
     left_out = {
-        name: one.left_out for name, one in view.snapshots.items() if one.left_out
+        name: snapshot.left_out
+        for name, snapshot in view.snapshots.items()
+        if snapshot.left_out
     }
     return {"left_out": left_out, "silent": silent_records(view.silent)}
 
 
 def _print_left_out(view: GroupView) -> None:
-    for name, one in sorted(view.snapshots.items()):
-        if one.left_out:
+    for name, snapshot in sorted(view.snapshots.items()):
+        if snapshot.left_out:
             print(
-                f"{name} has {one.left_out} more tasks and calls than are shown",
+                f"{name} has {snapshot.left_out} more tasks and calls than are shown",
                 file=sys.stderr,
             )
 
@@ -131,43 +133,43 @@ def _print_left_out(view: GroupView) -> None:
 
 def _why(view: GroupView, arguments: argparse.Namespace) -> int:
     graph = view.graph
-    found = find_hangs(graph, after_s=arguments.after)
+    hangs = find_hangs(graph, after_s=arguments.after)
     if arguments.json:
         print_json(
             {
-                "hangs": [_hang_record(view, one) for one in found],
+                "hangs": [_hang_record(view, hang) for hang in hangs],
                 **_not_told(view),
             }
         )
-        return TROUBLE if found or view.silent else 0
-    for place, one in enumerate(found[:_LISTED_MAX]):
+        return TROUBLE if hangs or view.silent else 0
+    for place, hang in enumerate(hangs[:_LISTED_MAX]):
         if place and arguments.tree:
             print()
-        print(wrapped(sentence(graph, one)))
+        print(wrapped(sentence(graph, hang)))
         if arguments.tree:
-            print("\n".join(map(line_of, tree(graph, one))))
-    for line in unnamed_troubles(graph, found):
+            print("\n".join(map(line_of, tree(graph, hang))))
+    for line in unnamed_troubles(graph, hangs):
         print(wrapped(line))
-    if len(found) > _LISTED_MAX:
-        print(f"and {len(found) - _LISTED_MAX} more; all: --json")
+    if len(hangs) > _LISTED_MAX:
+        print(f"and {len(hangs) - _LISTED_MAX} more; all: --json")
     _print_left_out(view)
-    if not found and not view.silent:
+    if not hangs and not view.silent:
         print(f"nothing waits longer than {duration(arguments.after)}")
         return 0
     return TROUBLE
 
 
-def _hang_record(view: GroupView, found: Hang) -> dict[str, Any]:
+def _hang_record(view: GroupView, hang: Hang) -> dict[str, Any]:
     graph = view.graph
     return {
-        "sentence": sentence(graph, found),
-        "is_cycle": found.is_cycle,
-        "is_certain": found.is_certain,
-        "for_s": found.for_s,
+        "sentence": sentence(graph, hang),
+        "is_cycle": hang.is_cycle,
+        "is_certain": hang.is_certain,
+        "for_s": hang.for_s,
         "path": [
-            {"worker": node.worker, "who": who(graph, node)} for node in found.nodes
+            {"worker": node.worker, "who": who(graph, node)} for node in hang.nodes
         ],
-        "fault": found.nodes[-1].worker,
+        "fault": hang.nodes[-1].worker,
     }
 
 
@@ -178,7 +180,7 @@ def _stacks(view: GroupView, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(
             {
-                "workers": [plain(one) for one in view.snapshots.values()],
+                "workers": [plain(snapshot) for snapshot in view.snapshots.values()],
                 **_not_told(view),
             }
         )
@@ -193,9 +195,9 @@ def _stacks(view: GroupView, arguments: argparse.Namespace) -> int:
             print(line_of(f"  {actor.kind.value} {actor.name}"))
             for frame in actor.frames:
                 print(line_of(f"      {place_of(frame)}"))
-            what = actor.wait.what or actor.wait.kind.value
+            description = actor.wait.what or actor.wait.kind.value
             verb = "runs" if actor.wait.kind is WaitKind.RUNS else "waits for"
-            print(line_of(f"    {verb} {what}"))
+            print(line_of(f"    {verb} {description}"))
         if hidden:
             print(f"  and {hidden} of asyncrpc's own; --internal shows them")
     _print_left_out(view)
@@ -204,19 +206,19 @@ def _stacks(view: GroupView, arguments: argparse.Namespace) -> int:
 
 
 def _calls(view: GroupView, arguments: argparse.Namespace) -> int:
-    made = [
+    calls = [
         (name, call)
         for name, snapshot in sorted(view.snapshots.items())
         for call in snapshot.made
     ]
-    made.sort(key=lambda one: -one[1].for_s)
+    calls.sort(key=lambda pair: -pair[1].for_s)
     states = _states(view)
     if arguments.json:
         print_json(
             {
                 "calls": [
                     {**plain(call), "from": name, "state": states.get(call.key, "")}
-                    for name, call in made
+                    for name, call in calls
                 ],
                 **_not_told(view),
             }
@@ -231,7 +233,7 @@ def _calls(view: GroupView, arguments: argparse.Namespace) -> int:
             call.function,
             states.get(call.key, "not (yet) there"),
         )
-        for name, call in made
+        for name, call in calls
     ]
     print_table(rows, "no call is under way")
     _print_left_out(view)
@@ -248,41 +250,47 @@ def _states(view: GroupView) -> dict[CallKey, str]:
                 states[served.key] = "waits for a thread"
                 continue
             wait = snapshot.actors[served.actor].wait
-            what = wait.what or wait.kind.value
+            description = wait.what or wait.kind.value
             verb = "runs" if wait.kind is WaitKind.RUNS else "waits for"
-            states[served.key] = f"{verb} {what}"
+            states[served.key] = f"{verb} {description}"
     return states
 
 
 def _status(view: GroupView, arguments: argparse.Namespace) -> int:
-    members = sorted(view.members.values(), key=lambda one: (one.rank, one.name))
+    members = sorted(
+        view.members.values(), key=lambda member: (member.rank, member.name)
+    )
     wanted = arguments.worker or view.members
-    shown = [one for one in members if one.name in wanted]
-    states = {one.name: view.state_of(one.name) for one in shown}
-    figures = {one.name: _figures(view.snapshots.get(one.name)) for one in shown}
+    shown = [member for member in members if member.name in wanted]
+    states = {member.name: view.state_of(member.name) for member in shown}
+    figures = {
+        member.name: _figures(view.snapshots.get(member.name)) for member in shown
+    }
     if arguments.json:
         print_json(
             {
                 "workers": [
                     {
-                        "name": one.name,
-                        "rank": one.rank,
-                        "state": states[one.name],
-                        **figures[one.name],
+                        "name": member.name,
+                        "rank": member.rank,
+                        "state": states[member.name],
+                        **figures[member.name],
                     }
-                    for one in shown
+                    for member in shown
                 ],
                 **_not_told(view),
             }
         )
     else:
         rows: list[tuple[str, ...]] = [("rank", "name", *_FIGURES, "state")]
-        for one in shown:
-            shown_figures = [str(it or "") for it in figures[one.name].values()]
-            rows.append((str(one.rank), one.name, *shown_figures, states[one.name]))
+        for member in shown:
+            shown_figures = [str(it or "") for it in figures[member.name].values()]
+            rows.append(
+                (str(member.rank), member.name, *shown_figures, states[member.name])
+            )
         print_table(rows, "no worker is known")
         _print_left_out(view)
-    return 0 if all(one == RUNS for one in states.values()) else TROUBLE
+    return 0 if all(state == RUNS for state in states.values()) else TROUBLE
 
 
 _FIGURES: Final = ("pid", "tasks", "threads", "made", "served")
@@ -292,8 +300,8 @@ def _figures(snapshot: WorkerSnapshot | None) -> dict[str, int | None]:
     if snapshot is None:
         return dict.fromkeys(_FIGURES)
     tasks, threads = (
-        sum(one.kind is kind for one in snapshot.actors) for kind in ActorKind
+        sum(actor.kind is kind for actor in snapshot.actors) for kind in ActorKind
     )
-    made, served = len(snapshot.made), len(snapshot.served)
-    values = (snapshot.pid, tasks, threads, made, served)
+    outgoing, served = len(snapshot.made), len(snapshot.served)
+    values = (snapshot.pid, tasks, threads, outgoing, served)
     return dict(zip(_FIGURES, values, strict=True))

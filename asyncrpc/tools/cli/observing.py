@@ -33,7 +33,7 @@ def add_observing(parser: argparse.ArgumentParser, look: Look) -> None:
     """
     add_group(parser)
     parser.add_argument("--json", action="store_true", help="write JSON")
-    parser.set_defaults(act=lambda given: asyncio.run(_observe(given, look)))
+    parser.set_defaults(act=lambda arguments: asyncio.run(_observe(arguments, look)))
 
 
 def add_entrance(parser: argparse.ArgumentParser) -> None:
@@ -68,9 +68,9 @@ def add_group(parser: argparse.ArgumentParser) -> None:
 
 async def _observe(arguments: argparse.Namespace, look: Look) -> int:
     # In a thread: it reads files.
-    arguments.meant = found = await asyncio.to_thread(entrance, arguments)
-    async with found.observer() as observer:
-        address = await found.address_for(observer)
+    arguments.meant = group_entrance = await asyncio.to_thread(entrance, arguments)
+    async with group_entrance.observer() as observer:
+        address = await group_entrance.address_for(observer)
         return await look(observer, address, arguments)
 
 
@@ -81,19 +81,19 @@ def seconds(text: str) -> float:
         ArgumentTypeError: the text is not a finite number of at least 0.
     """
     try:
-        found = float(text)
+        value = float(text)
     except ValueError:
-        found = math.nan
-    if not 0 <= found < math.inf:
+        value = math.nan
+    if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(
             f"must be a finite number of seconds, 0 or more, not {text}"
         )
-    return found
+    return value
 
 
 def check_workers(wanted: Sequence[str], members: Collection[str]) -> None:
     """Raise UsageError unless the group has all of these workers."""
-    unknown = [one for one in wanted if one not in members]
+    unknown = [name for name in wanted if name not in members]
     if unknown:
         known = ", ".join(sorted(members))
         raise UsageError(f"there is no worker {unknown[0]!r}; known: {known}")
@@ -107,7 +107,7 @@ def check_group(arguments: argparse.Namespace, members: Mapping[str, Member]) ->
     check_workers(arguments.worker, members)
     meant, arguments.meant = arguments.meant, None
     if meant is not None and meant.run is not None:
-        known = {one.incarnation for one in members.values()}
+        known = {member.incarnation for member in members.values()}
         if words := others_in(meant.run, known):
             print(words, file=sys.stderr)
 
@@ -132,8 +132,8 @@ def print_silent(silent: Mapping[str, NoAnswer]) -> None:
 def silent_records(silent: Mapping[str, NoAnswer]) -> dict[str, Any]:
     """Return the silent workers for JSON."""
     return {
-        name: {"trouble": one.trouble.name.lower(), "words": one.words}
-        for name, one in sorted(silent.items())
+        name: {"trouble": no_answer.trouble.name.lower(), "words": no_answer.words}
+        for name, no_answer in sorted(silent.items())
     }
 
 
@@ -147,7 +147,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.name.lower()
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: plain(one) for name, one in value._asdict().items()}
+        return {name: plain(field) for name, field in value._asdict().items()}
     if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     return value

@@ -48,31 +48,33 @@ def add_dump(parser: argparse.ArgumentParser) -> None:
     add_observing(parser, _dump)
 
 
-async def _dump(observer: Observer, address: str, given: argparse.Namespace) -> int:
-    view = await view_of(observer, address, names=given.worker, is_thorough=False)
-    check_group(given, view.members)
-    found = await events_of(observer, address, names=given.worker, kinds=given.kind)
-    silent = {**found.silent, **view.silent}
+async def _dump(observer: Observer, address: str, arguments: argparse.Namespace) -> int:
+    view = await view_of(observer, address, names=arguments.worker, is_thorough=False)
+    check_group(arguments, view.members)
+    group_answers = await events_of(
+        observer, address, names=arguments.worker, kinds=arguments.kind
+    )
+    silent = {**group_answers.silent, **view.silent}
     record = {
         "workers": {
             name: {
                 "snapshot": plain(view.snapshots.get(name)),
-                "events": _events_record(found.answers.get(name)),
+                "events": _events_record(group_answers.answers.get(name)),
             }
-            for name in sorted({*view.snapshots, *found.answers})
+            for name in sorted({*view.snapshots, *group_answers.answers})
         },
         "silent": silent_records(silent),
     }
-    await asyncio.to_thread(_write, given.output, record)
+    await asyncio.to_thread(_write, arguments.output, record)
     print_silent(silent)
     return TROUBLE if silent else 0
 
 
-def _events_record(found: WorkerEvents | None) -> Any:
-    if found is None:
+def _events_record(events: WorkerEvents | None) -> Any:
+    if events is None:
         return None
-    clock = {"offset_s": found.offset_s, "error_s": found.error_s}
-    return {"clock": clock, **plain(found.recent)}
+    clock = {"offset_s": events.offset_s, "error_s": events.error_s}
+    return {"clock": clock, **plain(events.recent)}
 
 
 def _write(path: str | None, record: Mapping[str, Any]) -> None:

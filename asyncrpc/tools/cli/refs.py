@@ -43,26 +43,30 @@ def add_refs(parser: argparse.ArgumentParser) -> None:
     add_observing(parser, _refs)
 
 
-async def _refs(observer: Observer, address: str, given: argparse.Namespace) -> int:
-    if not 1 <= given.max <= RECENT_MAX:
-        raise UsageError(f"--max must be from 1 to {RECENT_MAX}, not {given.max}")
-    found = await references_of(
-        observer, address, names=given.worker, oldest_max=given.max
+async def _refs(observer: Observer, address: str, arguments: argparse.Namespace) -> int:
+    if not 1 <= arguments.max <= RECENT_MAX:
+        raise UsageError(f"--max must be from 1 to {RECENT_MAX}, not {arguments.max}")
+    group_answers = await references_of(
+        observer, address, names=arguments.worker, oldest_max=arguments.max
     )
-    check_group(given, found.members)
+    check_group(arguments, group_answers.members)
     listed = [
-        (name, one)
-        for name, seen in sorted(found.answers.items())
-        for one in seen.references
-        if one.is_owner or given.held
+        (name, reference)
+        for name, seen in sorted(group_answers.answers.items())
+        for reference in seen.references
+        if reference.is_owner or arguments.held
     ]
-    left_out = {name: seen.left_out for name, seen in sorted(found.answers.items())}
-    if given.json:
+    left_out = {
+        name: seen.left_out for name, seen in sorted(group_answers.answers.items())
+    }
+    if arguments.json:
         print_json(
             {
-                "references": [{**plain(one), "seen_by": name} for name, one in listed],
+                "references": [
+                    {**plain(reference), "seen_by": name} for name, reference in listed
+                ],
                 "left_out": left_out,
-                "silent": silent_records(found.silent),
+                "silent": silent_records(group_answers.silent),
             }
         )
     else:
@@ -70,18 +74,18 @@ async def _refs(observer: Observer, address: str, given: argparse.Namespace) -> 
         for name, count in left_out.items():
             if count:
                 print(f"{name} has {count} more; --max shows more of them")
-        print_silent(found.silent)
-    return TROUBLE if found.silent else 0
+        print_silent(group_answers.silent)
+    return TROUBLE if group_answers.silent else 0
 
 
 def _reference_rows(
     listed: Sequence[tuple[str, ReferenceSeen]],
 ) -> Iterator[tuple[str, ...]]:
     yield ("seen by", "owner", "value", "state", "age", "held by", "handles")
-    for name, one in sorted(listed, key=lambda item: -item[1].age_s):
-        value = one.type_name or f"#{one.rref_id.serial:016x}"
-        held_by = ", ".join(one.holders) or "-"
+    for name, reference in sorted(listed, key=lambda item: -item[1].age_s):
+        value = reference.type_name or f"#{reference.rref_id.serial:016x}"
+        held_by = ", ".join(reference.holders) or "-"
         yield (
-            *(name, one.owner, value, one.state, duration(one.age_s)),
-            *(held_by, str(one.handles)),
+            *(name, reference.owner, value, reference.state, duration(reference.age_s)),
+            *(held_by, str(reference.handles)),
         )

@@ -65,29 +65,35 @@ def add_timeline(parser: argparse.ArgumentParser) -> None:
     add_observing(parser, _timeline)
 
 
-async def _timeline(observer: Observer, address: str, given: argparse.Namespace) -> int:
-    profile = await asyncio.to_thread(_profile, given.profile)
+async def _timeline(
+    observer: Observer, address: str, arguments: argparse.Namespace
+) -> int:
+    profile = await asyncio.to_thread(_profile, arguments.profile)
     with _progress() as show:
-        found = await events_of(observer, address, names=given.worker, told=show.told)
-        check_group(given, found.members)
-        workers = sorted(found.answers.values(), key=_by_rank)
-        zero_s = min((_first_s(one) for one in workers), default=0.0)
+        group_answers = await events_of(
+            observer, address, names=arguments.worker, on_answer=show.note_answer
+        )
+        check_group(arguments, group_answers.members)
+        workers = sorted(group_answers.answers.values(), key=_by_rank)
+        zero_s = min((_first_s(events) for events in workers), default=0.0)
         # The wall clock at the zero of the reader's clock.
         zero_wall_ns = wall_ns() - round((Clock().now_s() - zero_s) * NS_PER_S)
-        timeline = _made(workers, zero_s, profile, zero_wall_ns)
-        await asyncio.to_thread(_write, given.output, timeline, profile, show)
-    if given.json:
-        silent = silent_records(found.silent)
-        print_json({**_record(given.output, timeline, len(workers)), "silent": silent})
-        return TROUBLE if found.silent else 0
-    print(f"{given.output}: {_summary(timeline, len(workers))}", file=sys.stderr)
+        timeline = _timeline_of(workers, zero_s, profile, zero_wall_ns)
+        await asyncio.to_thread(_write, arguments.output, timeline, profile, show)
+    if arguments.json:
+        silent = silent_records(group_answers.silent)
+        print_json(
+            {**_record(arguments.output, timeline, len(workers)), "silent": silent}
+        )
+        return TROUBLE if group_answers.silent else 0
+    print(f"{arguments.output}: {_summary(timeline, len(workers))}", file=sys.stderr)
     for line in _left_out(timeline):
         print(line, file=sys.stderr)
-    print_silent(found.silent)
-    return TROUBLE if found.silent else 0
+    print_silent(group_answers.silent)
+    return TROUBLE if group_answers.silent else 0
 
 
-def _made(
+def _timeline_of(
     workers: Sequence[WorkerEvents],
     zero_s: float,
     profile: Mapping[str, Any] | None,
@@ -103,18 +109,18 @@ def _made(
     )
 
 
-def _by_rank(one: WorkerEvents) -> tuple[bool, int, str]:
-    return one.rank < 0, one.rank, one.worker.name
+def _by_rank(events: WorkerEvents) -> tuple[bool, int, str]:
+    return events.rank < 0, events.rank, events.worker.name
 
 
-def _first_s(one: WorkerEvents) -> float:
+def _first_s(events: WorkerEvents) -> float:
     """Return when the first event of a worker began, by our clock."""
     began = [
         getattr(event, "began_s", event.at_s)
         for kind in KIND_NAMES
-        for event in getattr(one.recent, kind)
+        for event in getattr(events.recent, kind)
     ]
-    return min(began, default=one.recent.now_s) + one.offset_s
+    return min(began, default=events.recent.now_s) + events.offset_s
 
 
 def _profile(path: str | None) -> dict[str, Any] | None:
@@ -127,15 +133,15 @@ def _profile(path: str | None) -> dict[str, Any] | None:
         return None
     try:
         with _opened(path, "r") as file:
-            found = json.load(file)
+            trace = json.load(file)
     except (OSError, ValueError, EOFError) as error:
         raise UsageError(f"--profile {path} cannot be read: {error}") from error
-    if not isinstance(found, dict) or not isinstance(found.get("traceEvents"), list):
+    if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
         raise UsageError(
             f"--profile {path} is not a trace of torch's profiler: it has no "
             "traceEvents"
         )
-    return {**found, "traceEvents": calls_apart(found["traceEvents"])}
+    return {**trace, "traceEvents": calls_apart(trace["traceEvents"])}
 
 
 # --- writing -------------------------------------------------------------------------
@@ -210,8 +216,8 @@ def _record(path: str, timeline: Timeline, workers: int) -> dict[str, Any]:
     }
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _left_out(timeline: Timeline) -> Iterator[str]:
@@ -237,19 +243,19 @@ class _Progress:
 
     def __init__(self) -> None:
         self._is_shown = sys.stderr.isatty()
-        self._told = self._written = 0
+        self._answered = self._written = 0
 
-    def told(self) -> None:
+    def note_answer(self) -> None:
         """Note that one more worker has answered."""
-        self._told += 1
-        self._show(f"{_counted(self._told, 'worker')} answered")
+        self._answered += 1
+        self._show(f"{_counted(self._answered, 'worker')} answered")
 
     def shown(self, events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield events, and show whose they are."""
         for event in events:
             if event["name"] == "process_name":
                 self._written += 1
-                self._show(f"writing worker {self._written:,} of {self._told:,}")
+                self._show(f"writing worker {self._written:,} of {self._answered:,}")
             yield event
 
     def _show(self, text: str) -> None:

@@ -54,51 +54,55 @@ def add_top(parser: argparse.ArgumentParser) -> None:
     add_observing(parser, _top)
 
 
-async def _top(observer: Observer, address: str, given: argparse.Namespace) -> int:
-    if given.json or given.once or not sys.stdout.isatty():
-        found = await _ask_rates(observer, address, given)
-        if given.json:
-            print_json(_rates_record(found))
+async def _top(observer: Observer, address: str, arguments: argparse.Namespace) -> int:
+    if arguments.json or arguments.once or not sys.stdout.isatty():
+        group_answers = await _ask_rates(observer, address, arguments)
+        if arguments.json:
+            print_json(_rates_record(group_answers))
         else:
-            print_table(list(_rates_rows(found, given)), "no worker is known")
-            print_silent(found.silent)
-        return TROUBLE if found.silent else 0
+            print_table(
+                list(_rates_rows(group_answers, arguments)), "no worker is known"
+            )
+            print_silent(group_answers.silent)
+        return TROUBLE if group_answers.silent else 0
     while True:
-        found = await _ask_rates(observer, address, given)
-        lines = lines_of(list(_rates_rows(found, given)))
+        group_answers = await _ask_rates(observer, address, arguments)
+        lines = lines_of(list(_rates_rows(group_answers, arguments)))
         lines += [
-            line_of(f"no answer from {name}: {one.trouble.value}")
-            for name, one in sorted(found.silent.items())
+            line_of(f"no answer from {name}: {no_answer.trouble.value}")
+            for name, no_answer in sorted(group_answers.silent.items())
         ]
         print(_CLEAR + "\n".join(lines), flush=True)
         await asyncio.sleep(EVERY_S)
 
 
 async def _ask_rates(
-    observer: Observer, address: str, given: argparse.Namespace
+    observer: Observer, address: str, arguments: argparse.Namespace
 ) -> GroupAnswers[WorkerEvents]:
     kinds = ["calls", "served", "passes", "steps", "collectives"]
-    found = await events_of(observer, address, names=given.worker, kinds=kinds)
-    check_group(given, found.members)
-    return found
+    group_answers = await events_of(
+        observer, address, names=arguments.worker, kinds=kinds
+    )
+    check_group(arguments, group_answers.members)
+    return group_answers
 
 
 def _rates_rows(
-    found: GroupAnswers[WorkerEvents], given: argparse.Namespace
+    group_answers: GroupAnswers[WorkerEvents], arguments: argparse.Namespace
 ) -> Iterator[tuple[str, ...]]:
-    if given.functions:
+    if arguments.functions:
         yield ("worker", "function", "calls/s", "failed/s", "p50", "p99")
-        for name, one in sorted(found.answers.items()):
-            functions = by_function(one.recent, window_s=WINDOW_S)
+        for name, events in sorted(group_answers.answers.items()):
+            functions = by_function(events.recent, window_s=WINDOW_S)
             ordered = sorted(functions.items(), key=lambda item: -item[1].per_s)
             for function, served in ordered:
                 yield (name, function or "?", *_shown_rates(served))
         return
     rates = {
-        name: rates_of(one.recent, window_s=WINDOW_S)
-        for name, one in sorted(found.answers.items())
+        name: rates_of(events.recent, window_s=WINDOW_S)
+        for name, events in sorted(group_answers.answers.items())
     }
-    if given.training:
+    if arguments.training:
         yield ("worker", "passes/s", "steps/s", "collectives/s")
         for name, here in rates.items():
             trained = here.passes_per_s, here.steps_per_s, here.collectives_per_s
@@ -143,15 +147,15 @@ def _shown_s(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} us"
 
 
-def _rates_record(found: GroupAnswers[WorkerEvents]) -> dict[str, Any]:
+def _rates_record(group_answers: GroupAnswers[WorkerEvents]) -> dict[str, Any]:
     workers = {}
-    for name, one in sorted(found.answers.items()):
-        functions = by_function(one.recent, window_s=WINDOW_S)
+    for name, events in sorted(group_answers.answers.items()):
+        functions = by_function(events.recent, window_s=WINDOW_S)
         workers[name] = {
-            **_numbers(rates_of(one.recent, window_s=WINDOW_S)),
+            **_numbers(rates_of(events.recent, window_s=WINDOW_S)),
             "functions": {key: _numbers(rates) for key, rates in functions.items()},
         }
-    return {"workers": workers, "silent": silent_records(found.silent)}
+    return {"workers": workers, "silent": silent_records(group_answers.silent)}
 
 
 def _numbers(rates: Any) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def _check(folder: Path, prefix: str) -> None:
         )
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--to must be a directory, not the file {str(folder)!r}")
-    old = sorted(one.name for one in folder.glob(f"{prefix}*"))
+    old = sorted(path.name for path in folder.glob(f"{prefix}*"))
     if old:
         raise UsageError(
             f"{str(folder)!r} has {old[0]!r} of an earlier dump, which torchfrtrace "
@@ -138,22 +138,22 @@ def _missing(
     """Return why workers have no file, by name."""
     taking_part = {
         name
-        for one in view.collectives.values()
-        for group in one.groups
+        for collectives in view.collectives.values()
+        for group in collectives.groups
         for name in group.members
     }
-    found = {}
+    reasons = {}
     for name in sorted(
-        {*view.silent, *taking_part}, key=lambda one: ranks.get(one, -1)
+        {*view.silent, *taking_part}, key=lambda worker: ranks.get(worker, -1)
     ):
         if ranks.get(name) in dumps or (wanted and name not in wanted):
             continue
         silent = view.silent.get(name)
         if silent is None:
-            found[name] = "it is no longer a member"
+            reasons[name] = "it is no longer a member"
         else:
-            found[name] = silent.text
-    return found
+            reasons[name] = silent.text
+    return reasons
 
 
 def _tell(
@@ -165,7 +165,7 @@ def _tell(
     rows = [("rank", "name", "collectives", "under way", "file")]
     for rank, dump in dumps.items():
         entries = dump["entries"]
-        under_way = sum(not one["retired"] for one in entries)
+        under_way = sum(not entry["retired"] for entry in entries)
         counts = str(len(entries)), str(under_way)
         rows.append((str(rank), dump["host_name"], *counts, paths[rank].name))
     print_table(rows, "no rank has a file")

@@ -65,10 +65,10 @@ class WaitAges:
             waiter = _waiter_of(task)
             if waiter is None:
                 continue
-            found = before.get(id(task))
-            is_same = found is not None and found[0]() is waiter
-            if is_same and found is not None:
-                known[id(task)] = found
+            watched = before.get(id(task))
+            is_same = watched is not None and watched[0]() is waiter
+            if is_same and watched is not None:
+                known[id(task)] = watched
             else:
                 try:
                     known[id(task)] = weakref.ref(waiter), now_s
@@ -83,10 +83,10 @@ class WaitAges:
 
         Thread safety: from any thread.
         """
-        found, waiter = self._known.get(id(task)), _waiter_of(task)
-        if found is None or waiter is None or found[0]() is not waiter:
+        watched, waiter = self._known.get(id(task)), _waiter_of(task)
+        if watched is None or waiter is None or watched[0]() is not waiter:
             return 0.0
-        return max(0.0, self._loop.time() - found[1])
+        return max(0.0, self._loop.time() - watched[1])
 
     def overdue(self, after_s: float) -> set[tuple[int, float]]:
         """Return the waits that had lasted for so many seconds at the last look.

@@ -44,8 +44,8 @@ async def why(*, after_s: float = 10.0, worker: Worker | None = None) -> list[st
     service = asked.parts.service(SERVICE)
     assert isinstance(service, InspectionService)  # every worker has one
     graph = graph_of_seen(await service.look())
-    found = find_hangs(graph, after_s=after_s)
+    hangs = find_hangs(graph, after_s=after_s)
     return [
-        *(sentence(graph, one) for one in found),
-        *unnamed_troubles(graph, found),
+        *(sentence(graph, hang) for hang in hangs),
+        *unnamed_troubles(graph, hangs),
     ]

@@ -58,47 +58,50 @@ class Chain(NamedTuple):
 def chain_of(task: asyncio.Task[Any]) -> Chain:
     """Return the chain of a task that has not ended."""
     steps: list[AwaitStep] = []
-    one: Any = task.get_coro()
-    while one is not None and len(steps) < DEPTH_MAX:
-        step = _step_of(one)
+    awaited: Any = task.get_coro()
+    while awaited is not None and len(steps) < DEPTH_MAX:
+        step = _step_of(awaited)
         if step is not None:
             steps.append(step)
-            one = _awaited_by(one)
+            awaited = _awaited_by(awaited)
         else:
-            inner = _inside(one)
+            inner = _inside(awaited)
             if inner is None:
                 break
-            one = inner
+            awaited = inner
     waiter = getattr(task, "_fut_waiter", None)
     return Chain(tuple(steps), waiter)
 
 
-def _step_of(one: Any) -> AwaitStep | None:
+def _step_of(suspended: Any) -> AwaitStep | None:
     """Return a coroutine or generator as a step; None if it has no frame."""
-    if isinstance(one, CoroutineType):
-        frame, code = one.cr_frame, one.cr_code
-    elif isinstance(one, GeneratorType):
-        frame, code = one.gi_frame, one.gi_code
-    elif isinstance(one, AsyncGeneratorType):
-        frame, code = one.ag_frame, one.ag_code
+    if isinstance(suspended, CoroutineType):
+        frame, code = suspended.cr_frame, suspended.cr_code
+    elif isinstance(suspended, GeneratorType):
+        frame, code = suspended.gi_frame, suspended.gi_code
+    elif isinstance(suspended, AsyncGeneratorType):
+        frame, code = suspended.ag_frame, suspended.ag_code
     else:
         return None
-    return None if frame is None else AwaitStep(one, code, frame)
+    return None if frame is None else AwaitStep(suspended, code, frame)
 
 
-def _awaited_by(one: Any) -> Any:
-    if isinstance(one, CoroutineType):
-        return one.cr_await
-    if isinstance(one, GeneratorType):
-        return one.gi_yieldfrom or driven_by(one)
-    return one.ag_await
+def _awaited_by(suspended: Any) -> Any:
+    if isinstance(suspended, CoroutineType):
+        return suspended.cr_await
+    if isinstance(suspended, GeneratorType):
+        return suspended.gi_yieldfrom or driven_by(suspended)
+    return suspended.ag_await
 
 
-def _inside(one: Any) -> Any:
+def _inside(awaitable: Any) -> Any:
     """Return the coroutine or generator that an awaitable of the interpreter steps."""
-    if isinstance(one, asyncio.Future) or type(one).__name__ == "FutureIter":
+    if (
+        isinstance(awaitable, asyncio.Future)
+        or type(awaitable).__name__ == "FutureIter"
+    ):
         return None
-    for inner in gc.get_referents(one):
+    for inner in gc.get_referents(awaitable):
         if isinstance(inner, _SUSPENDABLE):
             return inner
     return None
@@ -110,9 +113,12 @@ def entered(step: AwaitStep) -> Iterator[Any]:
     Inside of `with` or `async with`, the bound exit method lies on the stack of the
     frame.  The generators of `contextlib` managers are searched as well.
     """
-    for one in gc.get_referents(step.suspended):
-        if type(one) is MethodType and one.__name__ in ("__aexit__", "__exit__"):
-            manager = one.__self__
+    for referent in gc.get_referents(step.suspended):
+        if type(referent) is MethodType and referent.__name__ in (
+            "__aexit__",
+            "__exit__",
+        ):
+            manager = referent.__self__
             yield manager
             generator = getattr(manager, "gen", None)
             inner = _step_of(generator)
@@ -122,8 +128,8 @@ def entered(step: AwaitStep) -> Iterator[Any]:
 
 def objects_in(step: AwaitStep) -> Iterator[Any]:
     """Yield what a suspended coroutine refers to, and the attributes of its `self`."""
-    for one in gc.get_referents(step.suspended):
-        yield one
-        attributes = getattr(one, "__dict__", None)
-        if type(attributes) is dict and not inspect.ismodule(one):
+    for referent in gc.get_referents(step.suspended):
+        yield referent
+        attributes = getattr(referent, "__dict__", None)
+        if type(attributes) is dict and not inspect.ismodule(referent):
             yield from tuple(attributes.values())

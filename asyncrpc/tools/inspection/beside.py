@@ -83,8 +83,8 @@ def look_beside(
             if peer is None or (os.getuid() not in (peer.uid, 0) and peer.uid):
                 continue  # a process of another user has taken the name
             try:
-                told = msgpack.unpackb(_all_of(door))
-                look: Look = _LOOK.read_as("a look", told)
+                unpacked = msgpack.unpackb(_all_of(door))
+                look: Look = _LOOK.read_as("a look", unpacked)
             except (OSError, ValueError, MalformedError):
                 return _no_answer_of(peer.pid)
             return look

@@ -167,9 +167,9 @@ class SnapshotTaker:
         """Return the snapshot."""
         identity = self._identity
         self._find_serving()
-        made, served = self._made(), self._served()
+        outgoing, served = self._outgoing(), self._served()
         actors = [self._actor_of_task(place) for place in range(len(self._tasks))]
-        actors += [self._actor_of_thread(one) for one in self._threads]
+        actors += [self._actor_of_thread(stack) for stack in self._threads]
         return WorkerSnapshot(
             identity.name,
             identity.rank,
@@ -179,10 +179,10 @@ class SnapshotTaker:
             self._blocked_for_s,
             self._loop_actor(),
             tuple(actors),
-            tuple(made[:CALLS_MAX]),
+            tuple(outgoing[:CALLS_MAX]),
             tuple(served[:CALLS_MAX]),
             self._look.left_out
-            + sum(max(0, len(one) - CALLS_MAX) for one in (made, served)),
+            + sum(max(0, len(calls) - CALLS_MAX) for calls in (outgoing, served)),
         )
 
     def _loop_actor(self) -> int:
@@ -208,7 +208,7 @@ class SnapshotTaker:
                 self._working[id(subject)].append(place)
                 self._serving[id(subject)] = place
 
-    def _made(self) -> list[OutgoingCall]:
+    def _outgoing(self) -> list[OutgoingCall]:
         return [
             OutgoingCall(
                 self._key_of(call), call.to, call.function, self._age(call.began_s)
@@ -250,13 +250,15 @@ class SnapshotTaker:
     def _actor_of_task(self, place: int) -> Actor:
         seen = self._tasks[place]
         steps = seen.chain.steps
-        of_program = [one for one in steps if not is_of_library(one.code)]
+        of_program = [step for step in steps if not is_of_library(step.code)]
         # Of a library only the function that was called, not its internals, nor a
         # decorator around it.
-        called = (one for one in steps if one.code.co_filename != torch_modes.__file__)
+        called = (
+            step for step in steps if step.code.co_filename != torch_modes.__file__
+        )
         shown = of_program or list(islice(called, 1))
         function = shown[-1].code.co_qualname if shown else ""
-        frames = tuple(frame_of(one.frame) for one in shown)
+        frames = tuple(frame_of(step.frame) for step in shown)
         is_internal = self._neighbours.have(seen.task) or (
             not of_program and self._is_own(seen.task)
         )
@@ -277,38 +279,40 @@ class SnapshotTaker:
 
     def _wait_of(self, place: int) -> Wait:
         seen = self._tasks[place]
-        found = seen.found
-        for_s = max(self._ages.age_s(seen.task), self._age(found.since_s))
+        recognized = seen.recognized
+        for_s = max(self._ages.age_s(seen.task), self._age(recognized.since_s))
         wait = Wait(
-            found.kind,
-            found.what,
+            recognized.kind,
+            recognized.what,
             for_s,
-            self._places_of(found.tasks),
-            members=found.members,
-            calls=tuple(map(self._key_of, found.calls)),
-            needs=found.needs,
+            self._places_of(recognized.tasks),
+            members=recognized.members,
+            calls=tuple(map(self._key_of, recognized.calls)),
+            needs=recognized.needs,
         )
-        if found.call is not None:
-            return self._for_call(wait, found.call)
-        if found.kind is WaitKind.CREDIT:
+        if recognized.call is not None:
+            return self._for_call(wait, recognized.call)
+        if recognized.kind is WaitKind.CREDIT:
             return wait._replace(call=self._call_served_by(place))
-        if found.kind is WaitKind.IN_FLIGHT:
+        if recognized.kind is WaitKind.IN_FLIGHT:
             return self._for_calls_in_flight(wait)
-        if found.kind in BY_REFERENCE and found.subject is not None:
+        if recognized.kind in BY_REFERENCE and recognized.subject is not None:
             actors, is_sure, is_closed = self._look.who_ends(place)
             return wait._replace(actors=actors, is_sure=is_sure, is_closed=is_closed)
-        return self._for_work(place, wait, found.subject, found.is_part)
+        return self._for_work(place, wait, recognized.subject, recognized.is_part)
 
     def _places_of(self, tasks: Iterable[asyncio.Task[Any]]) -> tuple[int, ...]:
-        return tuple(self._places[id(one)] for one in tasks if id(one) in self._places)
+        return tuple(
+            self._places[id(task)] for task in tasks if id(task) in self._places
+        )
 
     def _for_call(self, wait: Wait, call: CallFuture[Any] | StreamReceiver) -> Wait:
         """Return the wait for the answer of a call, or for room to make it."""
-        what = f"`{call.function}` on {call.to!r}"
+        description = f"`{call.function}` on {call.to!r}"
         is_kept_back = self._is_kept_back(call)
         return wait._replace(
             kind=WaitKind.INBOUND if is_kept_back else wait.kind,
-            what=f"room for {what}" if is_kept_back else what,
+            what=f"room for {description}" if is_kept_back else description,
             for_s=max(wait.for_s, self._age(call.began_s)),
             call=self._key_of(call),
         )
@@ -323,9 +327,9 @@ class SnapshotTaker:
 
     def _for_calls_in_flight(self, wait: Wait) -> Wait:
         """Return the wait for all calls that are served here or were made here."""
-        served = tuple(one for one in self._serving.values() if one != NO_ACTOR)
-        made = [self._key_of(one) for link in self._links for one in link.pending]
-        return wait._replace(actors=served, calls=tuple(made[:CALLS_MAX]))
+        served = tuple(actor for actor in self._serving.values() if actor != NO_ACTOR)
+        calls = [self._key_of(call) for link in self._links for call in link.pending]
+        return wait._replace(actors=served, calls=tuple(calls[:CALLS_MAX]))
 
     def _for_work(
         self,
@@ -336,18 +340,18 @@ class SnapshotTaker:
     ) -> Wait:
         """Return the wait for what tasks and threads do for an object, or peers."""
         if isinstance(subject, concurrent.futures.Future):
-            actors, what = self._executor(subject)
+            actors, description = self._executor(subject)
             is_sure = subject.running()
-            return wait._replace(actors=actors, what=what, is_sure=is_sure)
+            return wait._replace(actors=actors, what=description, is_sure=is_sure)
         at_work = self._working.get(id(subject), ())
         here = tuple(other for other in at_work if other != place)
         if is_part is not None:
-            made = (call for link in self._links for call in link.pending)
-            asked = tuple(self._key_of(call) for call in made if is_part(call))
+            pending = (call for link in self._links for call in link.pending)
+            asked = tuple(self._key_of(call) for call in pending if is_part(call))
             wait = wait._replace(calls=asked)
         if here and wait.kind is WaitKind.FUTURE:
-            kind, what = WaitKind.THREADS, "a function in a thread"
-            return wait._replace(kind=kind, what=what, actors=here)
+            kind, description = WaitKind.THREADS, "a function in a thread"
+            return wait._replace(kind=kind, what=description, actors=here)
         return wait._replace(actors=here) if here else wait
 
     def _call_served_by(self, place: int) -> CallKey | None:
@@ -367,17 +371,17 @@ class SnapshotTaker:
             (first + index, stack.runs_job())
             for index, stack in enumerate(self._threads)
         ]
-        mine = tuple(place for place, one in running if one is job)
+        mine = tuple(place for place, other in running if other is job)
         if mine or job.running():
             return mine, "a function in a thread"
-        busy = tuple(place for place, one in running if one is not None)
+        busy = tuple(place for place, other in running if other is not None)
         return busy, f"a free thread of its executor ({len(busy)} are busy)"
 
     # --- threads ---------------------------------------------------------------------
 
     def _actor_of_thread(self, stack: ThreadStack) -> Actor:
-        shown = [one for one in stack.frames if not is_of_library(one.f_code)]
-        frames = tuple(frame_of(one) for one in reversed(shown or stack.frames))
+        shown = [frame for frame in stack.frames if not is_of_library(frame.f_code)]
+        frames = tuple(frame_of(frame) for frame in reversed(shown or stack.frames))
         wait = self._wait_of_thread(stack)
         if wait is None:
             line = source_of((shown or stack.frames)[0]) if stack.frames else ""

@@ -127,9 +127,9 @@ class LocalDoor:
             asking.settimeout(_CLIENT_S)
             peer = peer_credentials(asking)
             if peer is not None and peer.uid in (os.getuid(), 0):
-                asking.sendall(self._told())
+                asking.sendall(self._packed_look())
 
-    def _told(self) -> bytes:
+    def _packed_look(self) -> bytes:
         packed: bytes = _load().packed_look(self._worker, self._ages)
         return packed
 

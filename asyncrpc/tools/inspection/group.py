@@ -150,7 +150,7 @@ async def view_of(
     )
     try:
         await _enter(look, asks, address)
-        await look.at(one for one in look.members if not names or one in names)
+        await look.at(name for name in look.members if not names or name in names)
     finally:
         asks.close()
     return look.view
@@ -182,7 +182,7 @@ async def ask_all(
     failed: dict[str, str] = {}
     room = asyncio.Semaphore(AT_ONCE)
 
-    async def one(member: Member) -> None:
+    async def ask_member(member: Member) -> None:
         async with room:
             try:
                 answers[member.name] = await ask(asks, member)
@@ -196,7 +196,7 @@ async def ask_all(
         async with asyncio.TaskGroup() as group:
             for name, member in look.members.items():
                 if name not in look.snapshots and (not names or name in names):
-                    group.create_task(one(member))
+                    group.create_task(ask_member(member))
         await look.at(failed)  # find out why they do not answer
     finally:
         asks.close()
@@ -215,14 +215,14 @@ async def _enter(look: GroupLook, asks: ObserverQuestions, address: str) -> None
     except AuthenticationError:
         raise
     except (TransportError, TimeoutError) as error:
-        found = await asyncio.to_thread(look_beside, names_of(0, [address])[1:])
-        if isinstance(found, NoAnswer):
+        outcome = await asyncio.to_thread(look_beside, names_of(0, [address])[1:])
+        if isinstance(outcome, NoAnswer):
             raise ConnectError(
                 f"no worker answers at {address} ({str(error) or 'no answer in time'}"
-                f"); {found.trouble.value} ({found.words})"
+                f"); {outcome.trouble.value} ({outcome.words})"
             ) from error
-        look.take_look(found)
-        records = found.members
+        look.take_look(outcome)
+        records = outcome.members
     look.know(records)
     look.know_beside(await asks.beside(look.members))
 
@@ -272,26 +272,26 @@ class GroupLook:
         """Add members."""
         records = list(records)
         self.members.update(
-            {one.member.name: one.member for one in records if one.is_alive}
+            {record.member.name: record.member for record in records if record.is_alive}
         )
-        self.ranks.update({one.name: one.member.rank for one in records})
+        self.ranks.update({record.name: record.member.rank for record in records})
 
     def know_beside(self, members: Iterable[Member]) -> None:
         """Add workers that are looked at as well but are not members."""
-        for one in members:
-            self.members[one.name] = one
-            self.ranks[one.name] = one.rank
+        for member in members:
+            self.members[member.name] = member
+            self.ranks[member.name] = member.rank
 
     def take(self, snapshot: WorkerSnapshot) -> None:
         """Take the snapshot of a worker."""
         self.snapshots[snapshot.name] = snapshot
         self._answered[snapshot.name] = None
 
-    def take_look(self, found: Look) -> None:
+    def take_look(self, look: Look) -> None:
         """Take what a worker has told through its local socket."""
-        self.take(found.snapshot)
-        if self._with_collectives and found.collectives is not None:
-            self.collectives[found.snapshot.name] = found.collectives
+        self.take(look.snapshot)
+        if self._with_collectives and look.collectives is not None:
+            self.collectives[look.snapshot.name] = look.collectives
 
     async def at(self, names: Iterable[str]) -> None:
         """Look at members by name; skip those that have been looked at."""
@@ -302,7 +302,7 @@ class GroupLook:
         ]
         async with asyncio.TaskGroup() as group:
             for member in wanted:
-                group.create_task(self._one(member))
+                group.create_task(self._ask_member(member))
         async with asyncio.TaskGroup() as group:
             for member in wanted:
                 if member.name in self.silent:
@@ -322,14 +322,16 @@ class GroupLook:
             for name in silent:
                 group.create_task(self._another_way(self.members[name]))
 
-    async def _one(self, member: Member) -> None:
+    async def _ask_member(self, member: Member) -> None:
         async with self._room:
             try:
                 ask = self._asks.ask
                 self.take(await ask(member, self._question, timeout_s=ANSWER_S))
                 if self._with_collectives:
-                    told = await ask(member, TellCollectives(), timeout_s=ANSWER_S)
-                    self.collectives[member.name] = told
+                    collectives = await ask(
+                        member, TellCollectives(), timeout_s=ANSWER_S
+                    )
+                    self.collectives[member.name] = collectives
             except TimeoutError:
                 self.silent[member.name] = NoAnswer(Trouble.SILENT, "")
             except AsyncRpcError as error:
@@ -346,17 +348,17 @@ class GroupLook:
             return
         for beside in self._beside(member):
             try:
-                found = await self._asks.ask(
+                answer = await self._asks.ask(
                     beside,
                     LookBeside(member.incarnation, list(member.addresses)),
                     timeout_s=2 * ANSWER_S,
                 )
             except (AsyncRpcError, TimeoutError):
                 continue
-            if found.snapshot is not None:
-                self._settle(member, Look(found.snapshot, [], found.collectives))
-            elif found.no_answer is not None:
-                self._settle(member, found.no_answer)
+            if answer.snapshot is not None:
+                self._settle(member, Look(answer.snapshot, [], answer.collectives))
+            elif answer.no_answer is not None:
+                self._settle(member, answer.no_answer)
             return
         if member.incarnation != UNKNOWN_INCARNATION:
             await self._ask_sidecar(member)
@@ -364,9 +366,9 @@ class GroupLook:
     def _beside(self, member: Member) -> list[Member]:
         """Return the members on a member's host that have answered."""
         return [
-            one
-            for one in map(self.members.get, self._answered)
-            if one is not None and one.host_id == member.host_id != ""
+            other
+            for other in map(self.members.get, self._answered)
+            if other is not None and other.host_id == member.host_id != ""
         ]
 
     async def _ask_sidecar(self, member: Member) -> None:
@@ -376,13 +378,13 @@ class GroupLook:
             secret=self._secret,
             timeout_s=ANSWER_S,
         )
-        told = _TOLD_BY_SIDECAR.get(evidence)
-        if told is not None:
-            self._settle(member, NoAnswer(*told))
+        reason = _TOLD_BY_SIDECAR.get(evidence)
+        if reason is not None:
+            self._settle(member, NoAnswer(*reason))
 
-    def _settle(self, member: Member, found: Look | NoAnswer) -> None:
-        if isinstance(found, NoAnswer):
-            self.silent[member.name] = found
+    def _settle(self, member: Member, outcome: Look | NoAnswer) -> None:
+        if isinstance(outcome, NoAnswer):
+            self.silent[member.name] = outcome
         else:
-            self.take_look(found)
+            self.take_look(outcome)
             self.silent.pop(member.name, None)

@@ -34,7 +34,7 @@ async def events_of(
     *,
     names: Sequence[str] = (),
     kinds: Sequence[str] = (),
-    told: Callable[[], None] = lambda: None,
+    on_answer: Callable[[], None] = lambda: None,
 ) -> GroupAnswers[WorkerEvents]:
     """Ask the workers of a group for their last events.
 
@@ -42,7 +42,7 @@ async def events_of(
         address: of any member.
         names: of the workers to ask; empty: all.
         kinds: of events, as fields of `RecentEvents`; empty: all.
-        told: called after the answer of each worker.
+        on_answer: called after the answer of each worker.
 
     Raises:
         ConnectError: no worker answers at the address or at its local socket.
@@ -56,7 +56,7 @@ async def events_of(
     async def ask(asks: AsksWorkers, member: Member) -> WorkerEvents:
         offset_s, error_s = await _clock_of(asks, member)
         recent = await asks.ask(member, question, timeout_s=EVENTS_S)
-        told()
+        on_answer()
         worker = WorkerId(member.name, Incarnation(member.incarnation))
         return WorkerEvents(worker, recent, offset_s, error_s, member.rank)
 

@@ -31,8 +31,8 @@ from asyncrpc.tools.inspection.records import StackFrame
 from asyncrpc.tools.inspection.threads import frame_of
 
 _WAITING: Final = frozenset(
-    one.__code__
-    for one in (
+    function.__code__
+    for function in (
         CollectiveRun.take,
         CollectiveRun.settle,
         CollectiveRun.pause,
@@ -87,15 +87,15 @@ class _HistoryTaker:
             if isinstance(service, CollectivesService)
             for group in service.groups
         ]
-        for one in open_groups:
-            begun = one.machine.operations.begun
-            self._add(KnownGroup(one.id, one.label, tuple(one.members), begun))
+        for group in open_groups:
+            begun = group.machine.operations.begun
+            self._add(KnownGroup(group.id, group.label, tuple(group.members), begun))
         self._note_runs(
-            [run for one in open_groups for run in tuple(one.runs.values())]
+            [run for group in open_groups for run in tuple(group.runs.values())]
         )
         ended = self._worker.recorder.collectives.recent
-        told = ended[max(0, len(ended) - ended_max) :]
-        for event in told:  # last: a collective that ends meanwhile counts as ended
+        newest = ended[max(0, len(ended) - ended_max) :]
+        for event in newest:  # last: a collective that ends meanwhile counts as ended
             self._note_event(event)
         identity = self._worker.identity
         return CollectiveHistory(
@@ -103,8 +103,8 @@ class _HistoryTaker:
             identity.rank,
             identity.hello().pid,
             tuple(self._groups),
-            tuple(sorted(self._noted.values(), key=lambda one: one.began_ns)),
-            len(told) == len(ended) < RECENT_MAX,
+            tuple(sorted(self._noted.values(), key=lambda noted: noted.began_ns)),
+            len(newest) == len(ended) < RECENT_MAX,
         )
 
     def _add(self, group: KnownGroup) -> None:
@@ -114,13 +114,13 @@ class _HistoryTaker:
     def _note_runs(self, runs: Sequence[CollectiveRun]) -> None:
         frames = _frames_of(self._worker.loop) if runs else {}
         for run in runs:
-            group_id, what = run.matching.id, run.operation.descriptor
+            group_id, descriptor = run.matching.id, run.operation.descriptor
             self._noted[group_id, run.number] = NotedCollective(
                 self._places[group_id],
                 run.number,
-                what.operation,
-                what.dtype,
-                what.shape,
+                descriptor.operation,
+                descriptor.dtype,
+                descriptor.shape,
                 self._wall_ns(run.began_s),
                 UNDER_WAY,
                 "",
@@ -152,17 +152,17 @@ def _frames_of(
     loop: asyncio.AbstractEventLoop,
 ) -> dict[int, tuple[StackFrame, ...]]:
     """Return the stacks of the tasks that wait in collectives, by ids of the runs."""
-    found: dict[int, tuple[StackFrame, ...]] = {}
+    stacks: dict[int, tuple[StackFrame, ...]] = {}
     for task in tuple(asyncio.all_tasks(loop)):
         steps = () if task.done() else chain_of(task).steps
         run = _run_of(steps)
         if run is None:
             continue
-        of_program = [one for one in steps if not is_of_library(one.code)]
-        if of_program or id(run) not in found:
+        of_program = [step for step in steps if not is_of_library(step.code)]
+        if of_program or id(run) not in stacks:
             shown = reversed(of_program or steps[:1])
-            found[id(run)] = tuple(frame_of(one.frame) for one in shown)
-    return found
+            stacks[id(run)] = tuple(frame_of(step.frame) for step in shown)
+    return stacks
 
 
 def _run_of(steps: Sequence[AwaitStep]) -> CollectiveRun | None:

@@ -51,7 +51,7 @@ class SeenTask(NamedTuple):
 
     task: asyncio.Task[Any]
     chain: Chain
-    found: WaitDescription
+    recognized: WaitDescription
 
 
 class LoopTasks:
@@ -77,11 +77,11 @@ class LoopTasks:
             is_thorough: whether to find waits that nothing can end.
             others: other looks that are still kept.
         """
-        tasks = [one for one in asyncio.all_tasks(loop) if not one.done()]
-        tasks.sort(key=lambda one: one.get_name())
+        tasks = [task for task in asyncio.all_tasks(loop) if not task.done()]
+        tasks.sort(key=lambda task: task.get_name())
         self.left_out = max(0, len(tasks) - ACTORS_MAX)
-        self.tasks = [_seen(one) for one in tasks[:ACTORS_MAX]]
-        self.places = {id(one.task): place for place, one in enumerate(self.tasks)}
+        self.tasks = [_seen(task) for task in tasks[:ACTORS_MAX]]
+        self.places = {id(seen.task): place for place, seen in enumerate(self.tasks)}
         self._ages = ages
         self._closed = set[int]()
         if is_thorough:
@@ -94,25 +94,26 @@ class LoopTasks:
             The places of the tasks; whether it is certain that they are the ones; and
             whether only they can.
         """
-        found = self.tasks[place].found
-        subject = id(found.subject)
-        if found.kind in _HELD and (holders := self._holders.get(subject)):
+        recognized = self.tasks[place].recognized
+        subject = id(recognized.subject)
+        if recognized.kind in _HELD and (holders := self._holders.get(subject)):
             return tuple(holders), True, True
         referring = [
             other
             for other in self._referring.get(subject, ())
-            if other != place and self.tasks[other].found.subject is not found.subject
+            if other != place
+            and self.tasks[other].recognized.subject is not recognized.subject
         ]
         return tuple(referring), False, subject in self._closed
 
     @cached_property
     def _subjects(self) -> dict[int, Any]:
         """Objects that tasks wait on and only their referrers can complete, by id."""
-        found = (seen.found for seen in self.tasks)
+        waits = (seen.recognized for seen in self.tasks)
         return {
-            id(one.subject): one.subject
-            for one in found
-            if one.kind in BY_REFERENCE and one.subject is not None
+            id(recognized.subject): recognized.subject
+            for recognized in waits
+            if recognized.kind in BY_REFERENCE and recognized.subject is not None
         }
 
     @cached_property
@@ -123,9 +124,9 @@ class LoopTasks:
             for step in seen.chain.steps:
                 for manager in awaits.entered(step):
                     # A condition is entered by its lock.
-                    for one in (manager, getattr(manager, "_lock", None)):
-                        if id(one) in self._subjects:
-                            holders[id(one)].append(place)
+                    for candidate in (manager, getattr(manager, "_lock", None)):
+                        if id(candidate) in self._subjects:
+                            holders[id(candidate)].append(place)
         return holders
 
     @cached_property
@@ -134,7 +135,9 @@ class LoopTasks:
         referring: defaultdict[int, list[int]] = defaultdict(list)
         for place, seen in enumerate(self.tasks):
             objects = (
-                id(one) for step in seen.chain.steps for one in awaits.objects_in(step)
+                id(referent)
+                for step in seen.chain.steps
+                for referent in awaits.objects_in(step)
             )
             for subject in self._subjects.keys() & set(objects):
                 referring[subject].append(place)
@@ -146,25 +149,33 @@ class LoopTasks:
         One search of all objects of the process serves all subjects: it holds the
         interpreter for some 25 ms, and 0.7 ms more for each subject.
         """
-        waiting = (one for one in self.tasks if id(one.found.subject) in self._subjects)
+        waiting = (
+            seen for seen in self.tasks if id(seen.recognized.subject) in self._subjects
+        )
         longest = nlargest(SUBJECTS_MAX, waiting, key=self._age_of)
-        closed = {id(one.found.subject) for one in longest}
+        closed = {id(seen.recognized.subject) for seen in longest}
         if not closed:
             return closed
-        known = set[int]().union(*(one.own_ids() for one in looks))
+        known = set[int]().union(*(look.own_ids() for look in looks))
         # From Python 3.13 on, the call's argument tuple is among the referrers: make
         # one here, whose id is known.
-        subjects = tuple(self._subjects[one] for one in closed)
+        subjects = tuple(self._subjects[subject] for subject in closed)
         referrers = gc.get_referrers(*subjects)
         known.update((id(subjects), id(referrers)))
-        methods = tuple(one for one in referrers if type(one) is MethodType)
+        methods = tuple(
+            referrer for referrer in referrers if type(referrer) is MethodType
+        )
         free = _callable_by_others(methods, known | {id(methods)})
-        for one in referrers:
-            if id(one) in known or type(one) is FrameType or _is_forgotten(one):
+        for referrer in referrers:
+            if (
+                id(referrer) in known
+                or type(referrer) is FrameType
+                or _is_forgotten(referrer)
+            ):
                 continue
-            if type(one) is MethodType and id(one) not in free:
+            if type(referrer) is MethodType and id(referrer) not in free:
                 continue
-            closed.difference_update(map(id, gc.get_referents(one)))
+            closed.difference_update(map(id, gc.get_referents(referrer)))
         return closed
 
     def _age_of(self, seen: SeenTask) -> float:
@@ -180,7 +191,7 @@ class LoopTasks:
         return {
             *(id(step.suspended) for step in steps),
             *(id(step.frame) for step in steps),
-            *(id(one.found) for one in self.tasks),
+            *(id(seen.recognized) for seen in self.tasks),
             id(self._subjects),
         }
 
@@ -190,7 +201,7 @@ class _NextLook:
 
     def __init__(self) -> None:
         self.is_thorough = False
-        self.found: LoopTasks | None = None
+        self.tasks: LoopTasks | None = None
 
 
 class _SharedLooks:
@@ -217,15 +228,15 @@ class _SharedLooks:
             turn = self._next.setdefault(loop, _NextLook())
             turn.is_thorough |= is_thorough
         with self._looking:
-            if turn.found is None:
+            if turn.tasks is None:
                 with self._guard:
                     if self._next.get(loop) is turn:
                         del self._next[loop]
-                turn.found = LoopTasks(
+                turn.tasks = LoopTasks(
                     loop, ages, is_thorough=turn.is_thorough, others=[*self._kept]
                 )
-                self._kept.add(turn.found)
-            return turn.found
+                self._kept.add(turn.tasks)
+            return turn.tasks
 
 
 _looks: Final = _SharedLooks()
@@ -255,17 +266,17 @@ def _callable_by_others(methods: tuple[Any, ...], known: set[int]) -> set[int]:
     if not methods:
         return free
     ids = set(map(id, methods))
-    for one in gc.get_referrers(*methods):
-        if id(one) not in known and type(one) is not FrameType:
-            free.update(ids.intersection(map(id, gc.get_referents(one))))
+    for referrer in gc.get_referrers(*methods):
+        if id(referrer) not in known and type(referrer) is not FrameType:
+            free.update(ids.intersection(map(id, gc.get_referents(referrer))))
     return free
 
 
-def _is_forgotten(one: object) -> bool:
+def _is_forgotten(candidate: object) -> bool:
     """Return whether an object is a coroutine that has not begun."""
-    if not isinstance(one, CoroutineType):
+    if not isinstance(candidate, CoroutineType):
         return False
-    return inspect.getcoroutinestate(one) == inspect.CORO_CREATED
+    return inspect.getcoroutinestate(candidate) == inspect.CORO_CREATED
 
 
 def _seen(task: asyncio.Task[Any]) -> SeenTask:

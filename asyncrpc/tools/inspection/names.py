@@ -34,14 +34,14 @@ def name_in(frame: FrameType, wanted: object) -> str:
     A variable comes first, then an attribute of one, then a global variable.
     """
     variables = locals_of(frame)
-    if found := _key_of(variables, wanted):
-        return found
+    if key := _key_of(variables, wanted):
+        return key
     for name, value in variables.items():
         attributes = getattr(value, "__dict__", None)
-        if type(attributes) is dict and (found := _key_of(attributes, wanted)):
-            return found if name == "self" else f"{name}.{found}"
-        if type(value) is dict and (found := _item_of(value, wanted)):
-            return f"{name}[{found}]"
+        if type(attributes) is dict and (key := _key_of(attributes, wanted)):
+            return key if name == "self" else f"{name}.{key}"
+        if type(value) is dict and (key := _item_of(value, wanted)):
+            return f"{name}[{key}]"
     return _key_of(frame.f_globals, wanted)
 
 

@@ -31,22 +31,22 @@ class Neighbours:
         Args:
             incarnation_of: that of another worker, by its name, if it is known there.
         """
-        parts = [getattr(one, "parts", None) for one in known_workers()]
+        parts = [getattr(worker, "parts", None) for worker in known_workers()]
         running = [
-            one
-            for one in parts
-            if one is not None and not one.is_closed and one.loop is loop
+            other
+            for other in parts
+            if other is not None and not other.is_closed and other.loop is loop
         ]
         self._own = incarnation
         self._others = [
-            one
-            for one in running
-            if one.identity.incarnation != incarnation
-            and one.identity.incarnation == incarnation_of(one.identity.name)
+            other
+            for other in running
+            if other.identity.incarnation != incarnation
+            and other.identity.incarnation == incarnation_of(other.identity.name)
         ]
         # What belongs to no worker, the first one tells.
         self._is_first = all(
-            incarnation < one.identity.incarnation for one in self._others
+            incarnation < other.identity.incarnation for other in self._others
         )
 
     def caller_of(self, call: Any) -> int | None:
@@ -54,8 +54,8 @@ class Neighbours:
         for other in self._others:
             for link in other.directory.links:
                 if link.pending.get(call.call_id) is call:
-                    found: int = other.identity.incarnation
-                    return found
+                    incarnation: int = other.identity.incarnation
+                    return incarnation
         return None
 
     def have(self, task: asyncio.Task[Any]) -> bool:
@@ -69,19 +69,23 @@ class Neighbours:
         incarnation: int = worker.parts.identity.incarnation
         if incarnation == self._own:
             return False
-        is_here = any(incarnation == one.identity.incarnation for one in self._others)
+        is_here = any(
+            incarnation == other.identity.incarnation for other in self._others
+        )
         return is_here or not self._is_first
 
     def have_thread(self, name: str) -> bool:
         """Return whether a thread is another worker's to tell."""
-        if any(name.startswith(f"asyncrpc-{one.name}-") for one in self._others):
+        if any(name.startswith(f"asyncrpc-{other.name}-") for other in self._others):
             return True
         return not self._is_first and not name.startswith("asyncrpc-")
 
 
 def _context_of(task: asyncio.Task[Any]) -> Context | None:
     if hasattr(task, "get_context"):  # from Python 3.12 on
-        found: Context = task.get_context()
-        return found
+        context: Context = task.get_context()
+        return context
     referents = gc.get_referents(task)
-    return next((one for one in referents if isinstance(one, Context)), None)
+    return next(
+        (referent for referent in referents if isinstance(referent, Context)), None
+    )

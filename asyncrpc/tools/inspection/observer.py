@@ -117,8 +117,8 @@ class Observer:
         """
         if self._find_beside is _nobody:
             return []
-        found = await asyncio.to_thread(self._find_beside)
-        return [one for one in found if one.name not in known]
+        members = await asyncio.to_thread(self._find_beside)
+        return [member for member in members if member.name not in known]
 
     async def connect(self, to: str | Member) -> Observed:
         """Connect to a worker.

@@ -27,7 +27,7 @@ class CheckedWorker(Inspected, Protocol):
 
 def circumstances_of(worker: CheckedWorker, records: Iterable[Record]) -> Circumstances:
     """Return what is known of a worker; called on its loop."""
-    hosts = [one.member.host_id for one in records if one.is_alive]
+    hosts = [record.member.host_id for record in records if record.is_alive]
     return Circumstances(
         worker.options,
         loop=type(worker.loop),
@@ -39,10 +39,10 @@ def circumstances_of(worker: CheckedWorker, records: Iterable[Record]) -> Circum
 
 
 def own_checkup(
-    found: Circumstances,
+    circumstances: Circumstances,
     recorder: FlightRecorder,
     environ: Mapping[str, str] = os.environ,
 ) -> CheckupSeen:
     """Return what the checks find; blocks this thread for some milliseconds."""
-    findings = check_all(gather(found, environ))
+    findings = check_all(gather(circumstances, environ))
     return CheckupSeen(findings, recorder.now_s(), wall_ns())

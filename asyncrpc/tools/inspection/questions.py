@@ -47,7 +47,7 @@ class ObserverQuestions:
         if self._members and now_s - self._asked_s < MEMBERS_S:
             return self._members
         members = await self._ask_members()
-        beside = await self.beside({one.name for one in members})
+        beside = await self.beside({member.name for member in members})
         self._members = [*members, *beside]
         self._asked_s = now_s
         self._forget_others()
@@ -61,7 +61,7 @@ class ObserverQuestions:
             except (AsyncRpcError, TimeoutError) as error:
                 problem = error
                 continue
-            return [one.member for one in records if one.is_alive]
+            return [record.member for record in records if record.is_alive]
         raise ConnectError(
             "no worker listed the members of the group: "
             f"{str(problem) or 'no answer in time'}"
@@ -87,13 +87,15 @@ class ObserverQuestions:
 
     async def _ways(self) -> list[Observed]:
         """Return connections to ask for the members: open ones, else a new one."""
-        found = [
-            one for one in self._observed.values() if not one.connection.ended.done()
+        usable = [
+            observed
+            for observed in self._observed.values()
+            if not observed.connection.ended.done()
         ]
-        return found[:TRIES_MAX] or [await self._first()]
+        return usable[:TRIES_MAX] or [await self._first()]
 
     def _forget_others(self) -> None:
-        lives = {one.name: one.incarnation for one in self._members}
+        lives = {member.name: member.incarnation for member in self._members}
         for name, observed in list(self._observed.items()):
             if lives.get(name) != observed.hello.incarnation:
                 self._observed.pop(name).close()
@@ -112,6 +114,6 @@ class ObserverQuestions:
 
     def close(self) -> None:
         """End the connections."""
-        for one in self._observed.values():
-            one.close()
+        for observed in self._observed.values():
+            observed.close()
         self._observed.clear()

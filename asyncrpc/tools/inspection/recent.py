@@ -40,22 +40,22 @@ def recent_events(
 
     Thread safety: from any thread.
     """
-    unknown = [one for one in kinds if one not in KIND_NAMES]
+    unknown = [kind for kind in kinds if kind not in KIND_NAMES]
     if unknown:
         raise UsageError(
             f"unknown kind of event {unknown[0]!r}; use one of {', '.join(KIND_NAMES)}"
         )
     wanted = kinds or KIND_NAMES
-    found = {
-        name: [one for one in getattr(recorder, name).recent if not is_own(one)][
+    events = {
+        name: [event for event in getattr(recorder, name).recent if not is_own(event)][
             -newest_max:
         ]
         if name in wanted
         else []
         for name in KIND_NAMES
     }
-    tasks = _tasks_of(loop, found.values())
-    return RecentEvents(recorder.now_s(), wall_ns(), tasks, **found)
+    tasks = _tasks_of(loop, events.values())
+    return RecentEvents(recorder.now_s(), wall_ns(), tasks, **events)
 
 
 def _tasks_of(

@@ -122,22 +122,24 @@ def _all_of(name: str) -> Recognize:
     """Return a recognizer of the tasks in a variable of a function of asyncio."""
 
     def recognize(step: AwaitStep, _: AwaitStep | None) -> WaitDescription:
-        found = local(step.frame, name)
-        is_one = isinstance(found, asyncio.Future)
-        return _future(found) if is_one else _tasks(tuple(found or ()))
+        awaited = local(step.frame, name)
+        is_one = isinstance(awaited, asyncio.Future)
+        return _future(awaited) if is_one else _tasks(tuple(awaited or ()))
 
     return recognize
 
 
 def _tasks(futures: Iterable[Any]) -> WaitDescription:
-    open_ = [one for one in tuple(futures) if one is not None and not one.done()]
-    tasks = tuple(one for one in open_ if isinstance(one, asyncio.Task))
-    calls = tuple(one for one in open_ if isinstance(one, CallFuture))
+    open_ = [
+        future for future in tuple(futures) if future is not None and not future.done()
+    ]
+    tasks = tuple(future for future in open_ if isinstance(future, asyncio.Task))
+    calls = tuple(future for future in open_ if isinstance(future, CallFuture))
     if not tasks and len(calls) == 1:
         return WaitDescription(WaitKind.CALL, call=calls[0])
     noun = "task" if tasks else "call"
-    what = f"{len(open_)} {noun}s" if len(open_) != 1 else f"a {noun}"
-    return WaitDescription(WaitKind.TASKS, what, tasks=tasks, calls=calls)
+    description = f"{len(open_)} {noun}s" if len(open_) != 1 else f"a {noun}"
+    return WaitDescription(WaitKind.TASKS, description, tasks=tasks, calls=calls)
 
 
 def _sleep(step: AwaitStep, _: AwaitStep | None) -> WaitDescription:

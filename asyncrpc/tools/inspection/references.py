@@ -9,14 +9,20 @@ from asyncrpc.tools.inspection.reference_records import ReferenceSeen, Reference
 
 def references_seen(service: RRefService, oldest_max: int) -> ReferencesSeen:
     """Return the oldest references that a worker owns and holds."""
-    found = service.records(oldest_max)
+    records = service.records(oldest_max)
     counts = service.counts()
-    left_out = counts["owned"] + counts["held"] - len(found)
-    return ReferencesSeen([_seen(one) for one in found], left_out)
+    left_out = counts["owned"] + counts["held"] - len(records)
+    return ReferencesSeen([_seen(record) for record in records], left_out)
 
 
-def _seen(one: RRefRecord) -> ReferenceSeen:
+def _seen(record: RRefRecord) -> ReferenceSeen:
     return ReferenceSeen(
-        *(one.rref_id, one.owner, one.creator, one.is_owner, one.state),
-        *(one.type_name, sorted(one.holders), one.handles, one.lent, one.age_s),
+        *(record.rref_id, record.owner, record.creator, record.is_owner, record.state),
+        *(
+            record.type_name,
+            sorted(record.holders),
+            record.handles,
+            record.lent,
+            record.age_s,
+        ),
     )

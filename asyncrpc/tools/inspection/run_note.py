@@ -78,14 +78,14 @@ def note_of(identity: Identity, addresses: Sequence[str]) -> RunNote:
 def read_note(text: bytes) -> RunNote | None:
     """Return the note in a file; None if the file is not a note."""
     try:
-        found: Any = json.loads(text)
+        fields: Any = json.loads(text)
         return RunNote(
-            name=str(found["name"]),
-            rank=int(found["rank"]),
-            pid=int(found["pid"]),
-            started=int(found["started"]),
-            incarnation=int(found["incarnation"]),
-            addresses=tuple(map(str, found["addresses"])),
+            name=str(fields["name"]),
+            rank=int(fields["rank"]),
+            pid=int(fields["pid"]),
+            started=int(fields["started"]),
+            incarnation=int(fields["incarnation"]),
+            addresses=tuple(map(str, fields["addresses"])),
         )
     except (ValueError, KeyError, TypeError):
         return None

@@ -160,10 +160,10 @@ class InspectionService:
 
     async def _on_beside(self, _: PeerLink, asked: LookBeside) -> SeenBeside:
         names = names_of(asked.incarnation, asked.addresses)
-        found = await in_new_thread(self._worker.loop, lambda: look_beside(names))
-        if isinstance(found, NoAnswer):
-            return SeenBeside(None, found, None)
-        return SeenBeside(found.snapshot, None, found.collectives)
+        outcome = await in_new_thread(self._worker.loop, lambda: look_beside(names))
+        if isinstance(outcome, NoAnswer):
+            return SeenBeside(None, outcome, None)
+        return SeenBeside(outcome.snapshot, None, outcome.collectives)
 
     async def _on_clock(self, _: PeerLink, _asked: ReadClock) -> float:
         return self._worker.recorder.now_s()
@@ -181,9 +181,11 @@ class InspectionService:
         return self._references(min(asked.oldest_max, REFERENCES_MAX))
 
     async def _on_checkup(self, _: PeerLink, _asked: TakeCheckup) -> CheckupSeen:
-        found = circumstances_of(self._worker, self._worker.membership.table.records)
+        circumstances = circumstances_of(
+            self._worker, self._worker.membership.table.records
+        )
         return await in_new_thread(
-            self._worker.loop, lambda: own_checkup(found, self._worker.recorder)
+            self._worker.loop, lambda: own_checkup(circumstances, self._worker.recorder)
         )
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:

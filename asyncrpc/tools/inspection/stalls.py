@@ -89,7 +89,7 @@ class StallWatch:
         self._ages = ages
         self._after_s = after_s
         self._pause_s = min(max(after_s / LOOKS, PAUSE_MIN_S), PAUSE_MAX_S)
-        self._said = SaidHangs(ports.name)
+        self._reported = SaidHangs(ports.name)
         self.judged: frozenset[Hashable] = frozenset()
         self._rest_until_s = 0.0  # no look before this time
         self._again_s = 0.0  # when the judged waits are looked at again
@@ -101,7 +101,7 @@ class StallWatch:
     @property
     def open(self) -> int:
         """How many stalls have been logged and are not over."""
-        return len(self._said)
+        return len(self._reported)
 
     def start(self) -> None:
         """Start the watching thread."""
@@ -155,18 +155,18 @@ class StallWatch:
         overdue = frozenset(self._overdue())
         if not overdue:
             self.judged = overdue
-            self._said.forget()
+            self._reported.forget()
             return
         begun_s = now_s()
         # While a stall is reported, an ended wait counts as well: it may be over.
-        is_new = overdue != self.judged if self._said else overdue - self.judged
+        is_new = overdue != self.judged if self._reported else overdue - self.judged
         # A wait that was idle or made progress may get stuck: look again, ever later.
         is_due = begun_s >= self._again_s
         if not (is_new or is_due) or begun_s < self._rest_until_s:
             return
         self._patience_s = self._after_s / 2 if is_new else 2 * self._patience_s
         self.judged = overdue
-        is_at_rest = not self._said and not self._is_anything_late()
+        is_at_rest = not self._reported and not self._is_anything_late()
         self._rest_until_s = begun_s + (now_s() - begun_s) / SHARE_MAX
         self._again_s = begun_s + self._patience_s
         if not is_at_rest:
@@ -180,7 +180,7 @@ class StallWatch:
     def _is_anything_late(self) -> bool:
         """Return whether any long wait is not idle."""
         own = self._ports.take(is_thorough=False)
-        is_served = any(one.for_s >= self._after_s for one in own.served)
+        is_served = any(call.for_s >= self._after_s for call in own.served)
         return is_served or bool(find_hangs(graph_of([own]), after_s=self._after_s))
 
     def _begin(self) -> None:
@@ -204,9 +204,9 @@ class StallWatch:
 
     def _say(self, view: GroupView) -> None:
         graph: AwaitGraph = graph_of_seen(view)
-        found = find_hangs(graph, after_s=self._after_s)
-        for one in self._said.news(graph, found)[:SAID_MAX]:
-            logger.warning("worker %r is stuck: %s", self._name, sentence(graph, one))
+        hangs = find_hangs(graph, after_s=self._after_s)
+        for hang in self._reported.news(graph, hangs)[:SAID_MAX]:
+            logger.warning("worker %r is stuck: %s", self._name, sentence(graph, hang))
 
 
 class _WatchedWorker:

@@ -77,14 +77,14 @@ class Round(NamedTuple, Generic[R]):
 
     Attributes:
         members: the members that were asked, by name.
-        told: what `take` made of the answers, by name.
+        answers: what `take` made of the answers, by name.
         silent: why the others gave no answer, by name.
         blocked: snapshots of the silent workers whose loop is blocked, by name.
     """
 
     workers: int
     members: dict[str, Member]
-    told: dict[str, R]
+    answers: dict[str, R]
     silent: dict[str, NoAnswer]
     blocked: dict[str, WorkerSnapshot]
 
@@ -134,7 +134,7 @@ class GroupPoll(Generic[T, R]):
         self._at_once = at_once
         self._plan = AskingPlan()
         self._members: dict[str, Member] = {}
-        self._told: dict[str, R] = {}
+        self._answers: dict[str, R] = {}
         self._silent: dict[str, NoAnswer] = {}
         self._blocked: dict[str, WorkerSnapshot] = {}
         self._asked: dict[str, asyncio.Task[None]] = {}
@@ -149,7 +149,7 @@ class GroupPoll(Generic[T, R]):
             No further worker is asked.
         """
         members = await self._questions.members()
-        self._know({one.name: one for one in members})
+        self._know({member.name: member for member in members})
         loop = asyncio.get_running_loop()
         due = iter(self._plan.due(self._members, loop.time()))
         async with asyncio.TaskGroup() as group:
@@ -158,12 +158,12 @@ class GroupPoll(Generic[T, R]):
         await self._until_known()
         silent = dict(self._silent)
         for name in self._members:
-            if name not in self._told:
+            if name not in self._answers:
                 silent.setdefault(name, NOT_YET)
         return Round(
             len(self._members),
             dict(self._members),
-            dict(self._told),
+            dict(self._answers),
             silent,
             dict(self._blocked),
         )
@@ -177,7 +177,7 @@ class GroupPoll(Generic[T, R]):
         self._members = members
 
     def _forget(self, name: str) -> None:
-        self._told.pop(name, None)
+        self._answers.pop(name, None)
         self._silent.pop(name, None)
         self._blocked.pop(name, None)
 
@@ -193,7 +193,7 @@ class GroupPoll(Generic[T, R]):
         unknown = [
             asked
             for name, asked in self._asked.items()
-            if name not in self._told and name not in self._silent
+            if name not in self._answers and name not in self._silent
         ]
         if unknown:
             await asyncio.wait(unknown, timeout=FIRST_S)
@@ -210,7 +210,7 @@ class GroupPoll(Generic[T, R]):
             self._plan.on_answer(name)
             if self._is_member(member):
                 self._forget(name)
-                self._told[name] = self._take(member, answer)
+                self._answers[name] = self._take(member, answer)
         finally:
             self._plan.on_end(name)
             self._asked.pop(name, None)
@@ -220,16 +220,16 @@ class GroupPoll(Generic[T, R]):
         return known is not None and known.incarnation == member.incarnation
 
     async def _on_silence(self, member: Member, words: str) -> None:
-        found = await self._why(member, NoAnswer(Trouble.SILENT, words))
+        outcome = await self._why(member, NoAnswer(Trouble.SILENT, words))
         self._plan.on_silence(member.name, asyncio.get_running_loop().time())
         if not self._is_member(member):
             return
         self._forget(member.name)
-        if isinstance(found, NoAnswer):
-            self._silent[member.name] = found
+        if isinstance(outcome, NoAnswer):
+            self._silent[member.name] = outcome
         else:
-            self._silent[member.name] = NoAnswer(Trouble.BLOCKED, blocked(found))
-            self._blocked[member.name] = found
+            self._silent[member.name] = NoAnswer(Trouble.BLOCKED, blocked(outcome))
+            self._blocked[member.name] = outcome
 
     async def _why(self, member: Member, silent: NoAnswer) -> NoAnswer | WorkerSnapshot:
         """Return why a worker did not answer; its snapshot if its loop is blocked."""
@@ -237,7 +237,7 @@ class GroupPoll(Generic[T, R]):
             self._questions, secret=self._questions.secret, is_thorough=False
         )
         look.members = dict(self._members) | {member.name: member}
-        await look.find_out({member.name: silent}, self._told)
+        await look.find_out({member.name: silent}, self._answers)
         snapshot = look.snapshots.get(member.name)
         if snapshot is not None and snapshot.blocked_for_s:
             return snapshot

@@ -86,7 +86,7 @@ def summary_of(
     """
     recent = newest_events(worker.recorder)
     links = worker.directory.links
-    told = [one for _, one in link_summaries(links, recent, LINKS_MAX)]
+    summaries = [summary for _, summary in link_summaries(links, recent, LINKS_MAX)]
     references = worker.references
     return WorkerSummary(
         os.getpid(),
@@ -103,8 +103,8 @@ def summary_of(
         tasks,
         sum(len(link.pending) for link in links),
         worker.active,
-        told,
-        max(0, len(links) - len(told)),
+        summaries,
+        max(0, len(links) - len(summaries)),
     )
 
 
@@ -125,18 +125,18 @@ def newest_events(
 ) -> RecentEvents:
     """Return the events of the last seconds that rates are made of."""
     now_s = recorder.now_s()
-    found = {
+    events = {
         name: getattr(recorder, name).newest(now_s - WINDOW_S, EVENTS_MAX)
         if name in kinds
         else []
         for name in KIND_NAMES
     }
-    return RecentEvents(now_s, wall_ns(), [], **found)
+    return RecentEvents(now_s, wall_ns(), [], **events)
 
 
 def median_s(events: Sequence[Any]) -> float:
     """Return the median duration of some events; nan if there are none."""
-    return percentile(sorted(one.at_s - one.began_s for one in events), 0.5)
+    return percentile(sorted(event.at_s - event.began_s for event in events), 0.5)
 
 
 def link_summaries(
@@ -162,7 +162,7 @@ def link_summaries(
 
 
 def _link(link: Any, ended: Sequence[CallEnded], over_s: float) -> LinkSummary:
-    nbytes = sum(one.bytes_sent + one.bytes_received for one in ended)
+    nbytes = sum(call.bytes_sent + call.bytes_received for call in ended)
     return LinkSummary(
         link.peer.name,
         link.connection.is_broken,

@@ -126,21 +126,21 @@ def calls_of(worker: TellingWorker, at_most: int) -> CallsSeen:
     links = worker.directory.links
     now_s, own = worker.recorder.now_s(), worker.identity.incarnation
     share = max(1, at_most // max(1, 2 * len(links)))
-    found: list[CallSeen] = []
+    calls: list[CallSeen] = []
     total = 0
     for link in links:
         total += len(link.pending) + len(link.served)
-        if len(found) >= at_most:
+        if len(calls) >= at_most:
             continue
-        seen = [*islice(_made(link, own, now_s), share)]
+        seen = [*islice(_outgoing(link, own, now_s), share)]
         seen += islice(_served(link, own, now_s), share)
-        shown = [one for one in seen if not is_own(one)]
+        shown = [call for call in seen if not is_own(call)]
         total -= len(seen) - len(shown)
-        found += shown
-    return CallsSeen(found, total - len(found))
+        calls += shown
+    return CallsSeen(calls, total - len(calls))
 
 
-def _made(link: Any, own: int, now_s: float) -> Iterator[CallSeen]:
+def _outgoing(link: Any, own: int, now_s: float) -> Iterator[CallSeen]:
     waiting = link.credit.waiting
     for call in link.pending.calls.values():
         yield CallSeen(
@@ -208,44 +208,48 @@ def _under_way(worker: TellingWorker, now_s: float) -> list[PassUnderWay]:
         service: Any = worker.service("autograd")
     except MalformedError:  # a worker of torch's backend has none
         return []
-    found = (
-        PassUnderWay(context_name(state.id), one.root, _age(one.began_s, now_s))
+    passes = (
+        PassUnderWay(
+            context_name(state.id),
+            backward_pass.root,
+            _age(backward_pass.began_s, now_s),
+        )
         for state in list(service.contexts.open.values())
-        for one in list(state.passes.values())
+        for backward_pass in list(state.passes.values())
     )
-    return list(islice(found, PASSES_MAX))
+    return list(islice(passes, PASSES_MAX))
 
 
 def _buckets(events: Sequence[BucketReduced]) -> list[BucketRates]:
     by_place = defaultdict[int, list[BucketReduced]](list)
-    for one in events:
-        by_place[one.bucket].append(one)
+    for event in events:
+        by_place[event.bucket].append(event)
     return [
         BucketRates(
             place,
-            found[-1].nbytes,
-            len(found) / WINDOW_S,
-            median_s(found),
+            reductions[-1].nbytes,
+            len(reductions) / WINDOW_S,
+            median_s(reductions),
         )
-        for place, found in sorted(by_place.items())[:BUCKETS_MAX]
+        for place, reductions in sorted(by_place.items())[:BUCKETS_MAX]
     ]
 
 
 def _stages(steps: Iterable[StageStep]) -> list[StageStepSeen]:
     """Return the last step of each pipeline and stage."""
-    newest = {(one.stages, one.stage): one for one in tuple(steps)}
+    newest = {(step.stages, step.stage): step for step in tuple(steps)}
     return [
         StageStepSeen(
-            one.at_s,
-            one.began_s,
-            context_name(one.context_id),
-            one.number,
-            one.schedule,
-            one.stage,
-            one.stages,
-            [StageSpanSeen(*span) for span in one.spans],
+            step.at_s,
+            step.began_s,
+            context_name(step.context_id),
+            step.number,
+            step.schedule,
+            step.stage,
+            step.stages,
+            [StageSpanSeen(*span) for span in step.spans],
         )
-        for one in newest.values()
+        for step in newest.values()
     ]
 
 
@@ -259,7 +263,7 @@ def details_of(worker: TellingWorker) -> WorkerDetails:
         FunctionRates(name, rates)
         for name, rates in by_function(recent, window_s=WINDOW_S).items()
     ]
-    functions.sort(key=lambda one: -one.rates.per_s)
+    functions.sort(key=lambda function: -function.rates.per_s)
     links = worker.directory.links
     summaries = link_summaries(links, recent, LINKS_MAX)
     return WorkerDetails(
@@ -268,24 +272,24 @@ def details_of(worker: TellingWorker) -> WorkerDetails:
         list(_options(worker.options)),
         functions[:FUNCTIONS_MAX],
         max(0, len(functions) - FUNCTIONS_MAX),
-        [_link_details(link, one) for link, one in summaries],
+        [_link_details(link, summary) for link, summary in summaries],
         len(links) - len(summaries),
         _memory(worker),
     )
 
 
-def _link_details(link: Any, told: LinkSummary) -> LinkDetails:
+def _link_details(link: Any, summary: LinkSummary) -> LinkDetails:
     lanes = link.connection.lanes
     return LinkDetails(
-        told.peer,
-        told.is_broken,
+        summary.peer,
+        summary.is_broken,
         link.connection.scheme,
         0 if lanes is None else len(lanes.lanes),
-        told.in_flight,
+        summary.in_flight,
         len(link.served),
-        told.calls_per_s,
-        told.bytes_per_s,
-        told.p50_s,
+        summary.calls_per_s,
+        summary.bytes_per_s,
+        summary.p50_s,
     )
 
 
@@ -300,14 +304,14 @@ def _versions() -> list[NamedText]:
     ]
 
 
-def _options(given: Any, prefix: str = "") -> Iterator[NamedText]:
+def _options(options: Any, prefix: str = "") -> Iterator[NamedText]:
     """Yield the options that differ from the default; secrets without their value."""
-    default = type(given)()
-    for one in fields(given):
-        value, name = getattr(given, one.name), prefix + one.name
-        if value == getattr(default, one.name):
+    default = type(options)()
+    for field in fields(options):
+        value, name = getattr(options, field.name), prefix + field.name
+        if value == getattr(default, field.name):
             continue
-        if one.name in _SECRETS:
+        if field.name in _SECRETS:
             yield NamedText(name, "given")
         elif is_dataclass(value):
             yield from _options(value, f"{name}.")

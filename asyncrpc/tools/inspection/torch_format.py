@@ -80,7 +80,10 @@ def global_ranks(
         Ranks by name.  Workers without a rank are left out if they are in no group.
     """
     taking_part = {
-        name for one in histories for group in one.groups for name in group.members
+        name
+        for history in histories
+        for group in history.groups
+        for name in group.members
     }
     ranks = {name: rank for name, rank in known.items() if rank >= 0}
     if taking_part <= ranks.keys() and len(set(ranks.values())) == len(ranks):
@@ -98,15 +101,16 @@ def began_before(
     """
     begun: dict[int, int] = {}
     for history in earlier:
-        for one in history.collectives:
-            group_id = history.groups[one.group].group_id
-            begun[group_id] = max(begun.get(group_id, 0), one.number + 1)
+        for collective in history.collectives:
+            group_id = history.groups[collective.group].group_id
+            begun[group_id] = max(begun.get(group_id, 0), collective.number + 1)
     return [
         history._replace(
             collectives=tuple(
-                one
-                for one in history.collectives
-                if one.number < begun.get(history.groups[one.group].group_id, 0)
+                collective
+                for collective in history.collectives
+                if collective.number
+                < begun.get(history.groups[collective.group].group_id, 0)
             )
         )
         for history in histories
@@ -123,10 +127,10 @@ def torch_dumps(
         ranks: the global rank of each worker, by name; other workers get no dump.
     """
     floors = _floors(histories)
-    dumped = [one for one in histories if one.name in ranks]
+    dumped = [history for history in histories if history.name in ranks]
     return {
-        ranks[one.name]: _dump(one, ranks, floors)
-        for one in sorted(dumped, key=lambda one: ranks[one.name])
+        ranks[history.name]: _dump(history, ranks, floors)
+        for history in sorted(dumped, key=lambda history: ranks[history.name])
     }
 
 
@@ -136,10 +140,14 @@ def torch_dumps(
 def _floors(histories: Sequence[CollectiveHistory]) -> dict[int, float]:
     """Return for each group the first number since which no rank has forgotten any."""
     members = {
-        group.group_id: set(group.members) for one in histories for group in one.groups
+        group.group_id: set(group.members)
+        for history in histories
+        for group in history.groups
     }
     return {
-        group_id: max(_floor(one, group_id) for one in histories if one.name in names)
+        group_id: max(
+            _floor(history, group_id) for history in histories if history.name in names
+        )
         for group_id, names in members.items()
     }
 
@@ -151,11 +159,15 @@ def _floor(history: CollectiveHistory, group_id: int) -> float:
     """
     if history.is_whole:
         return 0
-    places = [one.group_id for one in history.groups]
+    places = [group.group_id for group in history.groups]
     if group_id not in places:
         return math.inf
     place = places.index(group_id)
-    numbers = {one.number for one in history.collectives if one.group == place}
+    numbers = {
+        collective.number
+        for collective in history.collectives
+        if collective.group == place
+    }
     floor = history.groups[place].begun
     if floor == CLOSED:
         floor = max(numbers, default=-1) + 1
@@ -164,14 +176,14 @@ def _floor(history: CollectiveHistory, group_id: int) -> float:
     return floor
 
 
-def _is_kept(one: NotedCollective, floor: float) -> bool:
+def _is_kept(collective: NotedCollective, floor: float) -> bool:
     """Return whether a collective is dumped.
 
     It is from the floor on.  If a rank does not know the group, the floor is infinite,
     and only collectives under way are dumped.
     """
-    is_under_way = one.ended_ns == UNDER_WAY
-    return one.number >= floor or (math.isinf(floor) and is_under_way)
+    is_under_way = collective.ended_ns == UNDER_WAY
+    return collective.number >= floor or (math.isinf(floor) and is_under_way)
 
 
 # --- the format ----------------------------------------------------------------------
@@ -183,10 +195,10 @@ def _dump(
     floors: Mapping[int, float],
 ) -> dict[str, Any]:
     entries: list[dict[str, Any]] = []
-    for one in history.collectives:
-        group = history.groups[one.group]
-        if _is_kept(one, floors[group.group_id]):
-            entries.append(_entry(len(entries), one, group))
+    for collective in history.collectives:
+        group = history.groups[collective.group]
+        if _is_kept(collective, floors[group.group_id]):
+            entries.append(_entry(len(entries), collective, group))
     return {
         "version": VERSION,
         "rank": ranks[history.name],
@@ -213,9 +225,14 @@ def _name(group: KnownGroup) -> str:
 
 
 def _status(history: CollectiveHistory, place: int) -> dict[str, int]:
-    mine = [one for one in history.collectives if one.group == place]
-    begun = max((one.number for one in mine), default=-1)
-    done = max((one.number for one in mine if _state(one) == COMPLETED), default=-1)
+    mine = [
+        collective for collective in history.collectives if collective.group == place
+    ]
+    begun = max((collective.number for collective in mine), default=-1)
+    done = max(
+        (collective.number for collective in mine if _state(collective) == COMPLETED),
+        default=-1,
+    )
     return {
         "last_enqueued_collective": begun,
         "last_started_collective": begun,
@@ -223,59 +240,62 @@ def _status(history: CollectiveHistory, place: int) -> dict[str, int]:
     }
 
 
-def _state(one: NotedCollective) -> str:
-    return COMPLETED if one.outcome == OK else STARTED
+def _state(collective: NotedCollective) -> str:
+    return COMPLETED if collective.outcome == OK else STARTED
 
 
-def _entry(place: int, one: NotedCollective, group: KnownGroup) -> dict[str, Any]:
+def _entry(
+    place: int, collective: NotedCollective, group: KnownGroup
+) -> dict[str, Any]:
     """Return a collective as an entry of torch's recorder.
 
     `record_id` is its index in the dump: torch's tools use it to drop what a rank has
     forgotten, which is already done here.
     """
-    ended_ns = one.ended_ns or None
+    ended_ns = collective.ended_ns or None
+    operation = _OPERATIONS.get(collective.operation, collective.operation)
     entry: dict[str, Any] = {
         "frames": [
             {"name": frame.function, "filename": frame.file, "line": frame.line}
-            for frame in one.frames
+            for frame in collective.frames
         ],
         "record_id": place,
-        "pg_id": one.group,
+        "pg_id": collective.group,
         "process_group": (_name(group), group.label),
-        "collective_seq_id": one.number,
+        "collective_seq_id": collective.number,
         "p2p_seq_id": 0,
-        "op_id": one.number,
-        "profiling_name": f"{BACKEND}:{_OPERATIONS.get(one.operation, one.operation)}",
-        "time_created_ns": one.began_ns,
-        **_sizes(one),
-        "state": _state(one),
-        "time_discovered_started_ns": one.began_ns,
+        "op_id": collective.number,
+        "profiling_name": f"{BACKEND}:{operation}",
+        "time_created_ns": collective.began_ns,
+        **_sizes(collective),
+        "state": _state(collective),
+        "time_discovered_started_ns": collective.began_ns,
         "time_discovered_completed_ns": ended_ns,
         "retired": ended_ns is not None,
         "timeout_ms": 0,
         "is_p2p": False,
-        "asyncrpc_outcome": one.outcome,
+        "asyncrpc_outcome": collective.outcome,
     }
     if ended_ns is not None:
-        entry["duration_ms"] = (ended_ns - one.began_ns) / _NS_PER_MS
+        entry["duration_ms"] = (ended_ns - collective.began_ns) / _NS_PER_MS
     return entry
 
 
-def _sizes(one: NotedCollective) -> dict[str, Any]:
+def _sizes(collective: NotedCollective) -> dict[str, Any]:
     """Return the input and output sizes and dtypes of a collective.
 
     The tools of torch compare them over the ranks, and for some operations products.
     """
-    dtypes = [_dtype(one.dtype)] if one.dtype else []
-    into: Sizes = [list(one.shape)] if one.shape is not None else []
+    dtypes = [_dtype(collective.dtype)] if collective.dtype else []
+    into: Sizes = [list(collective.shape)] if collective.shape is not None else []
     out = into
-    if one.operation == "reduce_scatter" and one.shape is not None:
+    if collective.operation == "reduce_scatter" and collective.shape is not None:
         # Its shape lists the elements of each rank; torch only knows equal parts.
-        if len(set(one.shape)) == 1:
-            into, out = [[sum(one.shape)]], [[one.shape[0]]]
+        if len(set(collective.shape)) == 1:
+            into, out = [[sum(collective.shape)]], [[collective.shape[0]]]
         else:
             into = out = _UNKNOWN_SIZES
-    elif one.shape is None and dtypes:
+    elif collective.shape is None and dtypes:
         into = out = _UNKNOWN_SIZES
     return {
         "input_sizes": into,

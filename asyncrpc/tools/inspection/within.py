@@ -62,7 +62,7 @@ class InnerLook:
         self._in_thread = in_thread
         questions = LinkQuestions(peers)
         self._look = GroupLook(questions, secret=secret, is_thorough=True)
-        self._look.members = {one.name: one for one in peers.members}
+        self._look.members = {member.name: member for member in peers.members}
         self._look.take(own)
 
     async def at_all(self) -> GroupView:
@@ -73,7 +73,9 @@ class InnerLook:
     async def along(self, after_s: float) -> GroupView:
         """Look at the workers that waits here of at least `after_s` lead to."""
         known = self._look.members.keys()
-        await self._at({one.caller for one in self.own.served if one.for_s >= after_s})
+        await self._at(
+            {call.caller for call in self.own.served if call.for_s >= after_s}
+        )
         for _ in range(STEPS_MAX):
             graph = await self._in_thread(lambda: self._look.view.graph)
             unseen = _unseen(graph, self.own.name, after_s) & known
@@ -86,7 +88,7 @@ class InnerLook:
         look = self._look
         seen = look.snapshots.keys() | look.silent.keys()
         room = max(0, WORKERS_MAX + 1 - len(seen))
-        wanted = [one for one in names if one in look.members and one not in seen]
+        wanted = [name for name in names if name in look.members and name not in seen]
         await look.at(wanted[:room])
         return bool(wanted[:room])
 
@@ -119,8 +121,10 @@ def graph_of_seen(view: GroupView) -> AwaitGraph:
     """
     seen = view.snapshots.keys() | view.silent.keys()
     snapshots = [
-        one._replace(actors=tuple(_waiting_for(actor, seen) for actor in one.actors))
-        for one in view.snapshots.values()
+        snapshot._replace(
+            actors=tuple(_waiting_for(actor, seen) for actor in snapshot.actors)
+        )
+        for snapshot in view.snapshots.values()
     ]
     return graph_of(snapshots, view.silent)
 

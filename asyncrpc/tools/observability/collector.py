@@ -57,7 +57,7 @@ class WorkerCollector:
 
     def describe(self) -> Iterable[Metric]:
         """Return all metrics without a figure."""
-        return [self._family(one) for one in DEFINITIONS]
+        return [self._family(definition) for definition in DEFINITIONS]
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics that have figures.
@@ -66,10 +66,10 @@ class WorkerCollector:
         """
         snapshot = self._read()
         for definition in DEFINITIONS:
-            if found := snapshot.get(definition):
+            if all_series := snapshot.get(definition):
                 family = self._family(definition)
-                for one in found:
-                    self._add(family, definition, one)
+                for series in all_series:
+                    self._add(family, definition, series)
                 yield family
 
     def _family(self, definition: MetricDefinition) -> Metric:
@@ -81,15 +81,15 @@ class WorkerCollector:
         )
 
     def _add(
-        self, family: Metric, definition: MetricDefinition, one: SeriesSnapshot
+        self, family: Metric, definition: MetricDefinition, series: SeriesSnapshot
     ) -> None:
-        names = dict(zip(definition.labels, one.values, strict=True))
+        names = dict(zip(definition.labels, series.values, strict=True))
         labels = definition.constant | names
         name = definition.name
         if definition.kind is not MetricKind.HISTOGRAM:
-            family.add_sample(name, labels, one.total)
+            family.add_sample(name, labels, series.total)
             return
-        for bound, count in zip(BOUNDS[definition], one.counts, strict=True):
+        for bound, count in zip(BOUNDS[definition], series.counts, strict=True):
             family.add_sample(f"{name}_bucket", {**labels, "le": bound}, count)
-        family.add_sample(f"{name}_count", labels, one.counts[-1])
-        family.add_sample(f"{name}_sum", labels, one.total)
+        family.add_sample(f"{name}_count", labels, series.counts[-1])
+        family.add_sample(f"{name}_sum", labels, series.total)

@@ -368,6 +368,10 @@ COUNTERS: Final = {
 }
 
 DEFINITIONS: Final[Sequence[MetricDefinition]] = (
-    *[one for one in vars().values() if isinstance(one, MetricDefinition)],
+    *[
+        definition
+        for definition in vars().values()
+        if isinstance(definition, MetricDefinition)
+    ],
     *COUNTERS.values(),
 )

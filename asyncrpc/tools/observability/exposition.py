@@ -34,8 +34,12 @@ _DIGITS_MAX: Final = 6  # before the point; longer numbers have an exponent
 def content_type_for(accept: str) -> str:
     """Return the format for a request with this header `Accept`."""
     for accepted in accept.split(","):
-        kind, *given = (part.strip().lower() for part in accepted.split(";"))
-        versions = [one.removeprefix("version=") for one in given if "version=" in one]
+        kind, *parameters = (part.strip().lower() for part in accepted.split(";"))
+        versions = [
+            parameter.removeprefix("version=")
+            for parameter in parameters
+            if "version=" in parameter
+        ]
         if kind == "application/openmetrics-text" and set(versions or [""]) & _VERSIONS:
             return OPENMETRICS
     return PLAIN
@@ -57,9 +61,9 @@ def _bound(value: float) -> str:
 
 
 BOUNDS: Final[Mapping[MetricDefinition, Sequence[str]]] = {
-    one: [*map(_bound, one.bounds), "+Inf"]
-    for one in DEFINITIONS
-    if one.kind is MetricKind.HISTOGRAM
+    definition: [*map(_bound, definition.bounds), "+Inf"]
+    for definition in DEFINITIONS
+    if definition.kind is MetricKind.HISTOGRAM
 }
 
 
@@ -68,10 +72,10 @@ def written(snapshot: Snapshot, content_type: str) -> str:
     lines: list[str] = []
     is_openmetrics = content_type == OPENMETRICS
     for metric in DEFINITIONS:
-        if found := snapshot.get(metric):
+        if all_series := snapshot.get(metric):
             lines += _head(metric, is_openmetrics=is_openmetrics)
-            for one in found:
-                lines += _lines(metric, one)
+            for series in all_series:
+                lines += _lines(metric, series)
     lines.append("")
     return "\n".join(lines)
 
@@ -88,24 +92,24 @@ def _head(metric: MetricDefinition, *, is_openmetrics: bool) -> Iterator[str]:
         yield f"# UNIT {name} {metric.unit}"
 
 
-def _lines(metric: MetricDefinition, one: SeriesSnapshot) -> list[str]:
+def _lines(metric: MetricDefinition, series: SeriesSnapshot) -> list[str]:
     name = metric.name
     pairs = [
         *metric.constant.items(),
-        *zip(metric.labels, one.values, strict=True),
+        *zip(metric.labels, series.values, strict=True),
     ]
     labels = ",".join(
         f'{label}="{value.translate(_ESCAPES)}"' for label, value in pairs
     )
     braced = f"{{{labels}}}" if labels else ""
     if metric.kind is not MetricKind.HISTOGRAM:
-        return [f"{name}{braced} {one.total!r}"]
+        return [f"{name}{braced} {series.total!r}"]
     begin = f"{name}_bucket{{{labels}{',' if labels else ''}le="
     return [
         *[
             f'{begin}"{bound}"}} {count}'
-            for bound, count in zip(BOUNDS[metric], one.counts, strict=True)
+            for bound, count in zip(BOUNDS[metric], series.counts, strict=True)
         ],
-        f"{name}_count{braced} {one.counts[-1]}",
-        f"{name}_sum{braced} {one.total!r}",
+        f"{name}_count{braced} {series.counts[-1]}",
+        f"{name}_sum{braced} {series.total!r}",
     ]

@@ -107,15 +107,15 @@ class WorkerFigures:
     def _histograms(
         self, definition: MetricDefinition, *caps: LabelCap
     ) -> MetricSeries[Histogram]:
-        made = MetricSeries(lambda: Histogram(definition.bounds), caps)
-        self._series[definition] = made
-        return made
+        histograms = MetricSeries(lambda: Histogram(definition.bounds), caps)
+        self._series[definition] = histograms
+        return histograms
 
     def _totals(
         self, definition: MetricDefinition, *caps: LabelCap
     ) -> MetricSeries[Total]:
-        made = self._series[definition] = MetricSeries(Total, caps)
-        return made
+        totals = self._series[definition] = MetricSeries(Total, caps)
+        return totals
 
     # --- listening and reading -------------------------------------------------------
 
@@ -238,8 +238,8 @@ class WorkerFigures:
             self._members.at(change).value += 1
 
     def _fold_memory(self, events: Events) -> None:
-        for _, what, change, _ in events:
-            self._memory.at(_SLABS.get(what, "peers"), change).value += 1
+        for _, kind, change, _ in events:
+            self._memory.at(_SLABS.get(kind, "peers"), change).value += 1
 
     # --- samples ---------------------------------------------------------------------
 

@@ -163,8 +163,8 @@ class Metrics:
 
     def _text_of_process(self, content_type: str) -> str:
         module = ".openmetrics" if content_type == OPENMETRICS else ""
-        found = library(f"{module}.exposition").generate_latest(self._process)
-        text: str = found.decode()
+        encoded = library(f"{module}.exposition").generate_latest(self._process)
+        text: str = encoded.decode()
         return text.removesuffix("# EOF\n")
 
     def _running_loop(self) -> asyncio.AbstractEventLoop | None:
@@ -172,13 +172,13 @@ class Metrics:
         return parts.loop_guard.loop if parts.lifecycle.is_usable else None
 
     def _snapshot(self) -> Snapshot:
-        found: dict[definitions.MetricDefinition, list[SeriesSnapshot]] = {
+        snapshot: dict[definitions.MetricDefinition, list[SeriesSnapshot]] = {
             **self._figures.snapshot(),
             definitions.LOOP_BLOCKED: [SeriesSnapshot((), (), self._sampler.blocked_s)],
         }
         for metric, values, figure in readings_of(self._parts):
-            found.setdefault(metric, []).append(SeriesSnapshot(values, (), figure))
-        return found
+            snapshot.setdefault(metric, []).append(SeriesSnapshot(values, (), figure))
+        return snapshot
 
     def __repr__(self) -> str:
         return f"<Metrics of {self._parts.identity.name!r}>"

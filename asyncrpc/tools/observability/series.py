@@ -67,9 +67,9 @@ class MetricSeries(Generic[F]):
 
     def at(self, *values: str) -> F:
         """Return the figure for these values of the labels."""
-        found = self.by_values.get(values)
+        figure = self.by_values.get(values)
         # A value that is shown as another has no key, so the keys are bounded as well.
-        return self._admitted(values) if found is None else found
+        return self._admitted(values) if figure is None else figure
 
     def _admitted(self, values: tuple[str, ...]) -> F:
         shown = tuple(
@@ -77,10 +77,10 @@ class MetricSeries(Generic[F]):
         )
         if shown not in self.by_values and len(self.by_values) >= SERIES_MAX:
             shown = (OTHER, *shown[1:])
-        found = self.by_values.get(shown)
-        if found is None:
-            found = self.by_values[shown] = self._make()
-        return found
+        figure = self.by_values.get(shown)
+        if figure is None:
+            figure = self.by_values[shown] = self._make()
+        return figure
 
 
 def _printable(value: str) -> str:

@@ -199,8 +199,8 @@ class CallTracer:
 
     def here(self) -> SpanContext | None:
         """Return the position of the current span; None if there is none."""
-        found = trace.get_current_span().get_span_context()
-        return found if found.is_valid else None
+        context = trace.get_current_span().get_span_context()
+        return context if context.is_valid else None
 
     @contextmanager
     def batch(

@@ -34,13 +34,13 @@ def written(span: SpanContext) -> str | list[str] | None:
     return [traceparent, tracestate]
 
 
-def read(found: Any) -> Context:
+def read(header: Any) -> Context:
     """Return a context with the span that a peer, or a client, has written.
 
     Args:
-        found: as `written` returns it, unchecked; later fields are ignored.
+        header: as `written` returns it, unchecked; later fields are ignored.
     """
-    texts = [found] if type(found) is str else found
+    texts = [header] if type(header) is str else header
     if type(texts) is not list or not texts or not is_text(texts[0]):
         return Context()
     carrier = {"traceparent": texts[0]}
@@ -49,6 +49,6 @@ def read(found: Any) -> Context:
     return _W3C.extract(carrier, Context())
 
 
-def is_text(found: object) -> bool:
+def is_text(value: object) -> bool:
     """Return whether an object can be the text of a header."""
-    return type(found) is str and 0 < len(found) <= TEXT_MAX
+    return type(value) is str and 0 < len(value) <= TEXT_MAX

@@ -54,11 +54,11 @@ class _Scrapes:
 
     async def get(self, request: web.Request) -> web.Response:
         """Answer a request to an aiohttp application."""
-        found = await self.text(request.headers.get("Accept", ""))
-        if found is None:
+        exposition = await self.text(request.headers.get("Accept", ""))
+        if exposition is None:
             raise web.HTTPServiceUnavailable
-        headers = {"Content-Type": found.content_type}
-        return web.Response(body=found.body, headers=headers)
+        headers = {"Content-Type": exposition.content_type}
+        return web.Response(body=exposition.body, headers=headers)
 
 
 def add_metrics(
@@ -98,14 +98,14 @@ def add_metrics(
     scrapes = _Scrapes()
 
     async def counting(app: web.Application) -> AsyncIterator[None]:
-        found = worker if isinstance(worker, Worker) else app.get(worker)
-        if found is None:
+        metered = worker if isinstance(worker, Worker) else app.get(worker)
+        if metered is None:
             raise UsageError(
                 "the application has no worker under this key: append "
                 "serving.worker_context(...) to app.cleanup_ctx before add_metrics"
             )
-        made = Metrics(found, peers_max=peers_max, with_process=with_process)
-        with made as scrapes.metrics:
+        metrics = Metrics(metered, peers_max=peers_max, with_process=with_process)
+        with metrics as scrapes.metrics:
             yield
         scrapes.metrics = None
 
@@ -175,11 +175,11 @@ async def _answer(
     status, headers, body = 405, [(b"allow", b"GET, HEAD")], b""
     if scope["method"] in {"GET", "HEAD"}:
         accept = [value for name, value in scope["headers"] if name == b"accept"]
-        found = await scrapes.text(b",".join(accept).decode("latin-1"))
-        assert found is not None  # these always have their metrics
-        status, body = 200, found.body
+        exposition = await scrapes.text(b",".join(accept).decode("latin-1"))
+        assert exposition is not None  # these always have their metrics
+        status, body = 200, exposition.body
         headers = [
-            (b"content-type", found.content_type.encode()),
+            (b"content-type", exposition.content_type.encode()),
             (b"content-length", str(len(body)).encode()),
         ]
         body = body if scope["method"] == "GET" else b""
@@ -231,12 +231,12 @@ async def serve_metrics(
     loop_for("serve_metrics")
     check_where(host, port)
     check_path("path", path)
-    made = Metrics(worker, peers_max=peers_max, with_process=with_process)
+    metrics = Metrics(worker, peers_max=peers_max, with_process=with_process)
     app = web.Application()
     try:
-        app.router.add_get(path, _Scrapes(made).get)
+        app.router.add_get(path, _Scrapes(metrics).get)
     except ValueError as error:
         raise wrong("path", "a path that aiohttp can route", path) from error
-    async with listening("serve_metrics", app, host, port) as taken:
-        with made:
-            yield taken
+    async with listening("serve_metrics", app, host, port) as bound_port:
+        with metrics:
+            yield bound_port

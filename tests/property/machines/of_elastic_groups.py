@@ -355,12 +355,13 @@ who is left out gets nothing:
     guards=(
         Guard(
             "who-has-not-said-the-same-does-not-matter",
-            "if one != self.me and self._heard.get(one) != self.proposal",
-            "if one != self.me and one not in self._heard",
+            "if member != self.me and self._heard.get(member) != self.proposal",
+            "if member != self.me and member not in self._heard",
         ),
         Guard(
             "who-has-not-come-does-not-matter",
-            "            if one != self.me and self._heard.get(one) != self.proposal\n",
+            "            if member != self.me and self._heard.get(member)"
+            " != self.proposal\n",
             "            if False\n",
         ),
         Guard(
@@ -375,7 +376,7 @@ who is left out gets nothing:
         ),
         Guard(
             "what-has-changed-is-not-told",
-            "            if self.proposal != self._told and self._is_complete:\n",
+            "            if self.proposal != self._announced and self._is_complete:\n",
             "            if False:\n",
         ),
         Guard(
@@ -432,7 +433,7 @@ who is left out gets nothing:
             guards=(
                 Guard(
                     "an-earlier-turn-replaces-a-later-one",
-                    "max(applicant, applicants.get(one, applicant))",
+                    "max(applicant, applicants.get(worker, applicant))",
                     "applicant",
                 ),
                 Guard(
@@ -447,8 +448,8 @@ who is left out gets nothing:
                 ),
                 Guard(
                     "the-first-of-equals-is-left-out",
-                    "key=lambda one: (counts[one], ranked[one])",
-                    "key=lambda one: (counts[one], -ranked[one])",
+                    "key=lambda worker: (counts[worker], ranked[worker])",
+                    "key=lambda worker: (counts[worker], -ranked[worker])",
                 ),
                 Guard(
                     "half-is-always-a-quorum",
@@ -457,18 +458,19 @@ who is left out gets nothing:
                 ),
                 Guard(
                     "what-those-ask-for-that-are-left-out-counts",
-                    "    asking = [one for one in came if one not in out] or came\n",
+                    "    asking = [member for member in came if member not in out]"
+                    " or came\n",
                     "    asking = came\n",
                 ),
                 Guard(
                     "nobody-has-asked-if-all-who-came-are-left-out",
-                    "if one not in out] or came\n",
-                    "if one not in out]\n",
+                    "if member not in out] or came\n",
+                    "if member not in out]\n",
                 ),
                 Guard(
                     "who-has-left-still-votes",
-                    "    voters = [one for one in view.members if not proposal.has_left"
-                    "(one)]\n",
+                    "    voters = [member for member in view.members"
+                    " if not proposal.has_left(member)]\n",
                     "    voters = list(view.members)\n",
                 ),
                 Guard(
@@ -478,8 +480,8 @@ who is left out gets nothing:
                 ),
                 Guard(
                     "newcomers-without-a-rank-come-first",
-                    "        return rank < 0, rank, one\n",
-                    "        return rank >= 0, rank, one\n",
+                    "        return rank < 0, rank, worker\n",
+                    "        return rank >= 0, rank, worker\n",
                 ),
             ),
         ),

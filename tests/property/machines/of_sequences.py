@@ -66,7 +66,7 @@ def _no_step_has_more_than_the_slots_and_all_get_their_turn(
         chosen = schedule.begin_step()
         assert len(chosen) == 2
         assert schedule.room == 0
-        seen.append("".join(one.what for one in chosen))
+        seen.append("".join(one.subject for one in chosen))
         for one in chosen:
             schedule.on_stepped(one, is_last=False, is_behind=False)
     assert seen == ["cd", "ab", "cd", "ab"]
@@ -225,8 +225,8 @@ and it cannot enter:
                 ),
                 Guard(
                     "what-does-not-fit-is-passed-by",
-                    "                if request.size > left:\n",
-                    "                if request.size > left and taken:\n",
+                    "                if request.size > size_free:\n",
+                    "                if request.size > size_free and batch:\n",
                 ),
                 Guard(
                     "a-client-goes-once-in-a-batch",

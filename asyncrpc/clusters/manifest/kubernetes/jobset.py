@@ -40,7 +40,7 @@ def job_set(workload: Workload) -> list[Object]:
     variables = [*meeting_variables(workload, host), restart_variable()]
     template = pod_template(workload, variables, restart_policy="Never")
     spec = {**indexed(workload), **fails_at_once(CONTAINER), "template": template}
-    found = {
+    manifest = {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
         "metadata": metadata(workload),
@@ -59,7 +59,7 @@ def job_set(workload: Workload) -> list[Object]:
             ],
         },
     }
-    return [network_policy(workload), found]
+    return [network_policy(workload), manifest]
 
 
 def network(workload: Workload) -> Object:

@@ -28,7 +28,7 @@ def leader_worker_set(workload: Workload) -> list[Object]:
     """
     workload.check_pod_names("-0")
     variables = [variable("MASTER_PORT", str(workload.port))]
-    found = {
+    manifest = {
         "apiVersion": "leaderworkerset.x-k8s.io/v1",
         "kind": "LeaderWorkerSet",
         "metadata": metadata(workload),
@@ -46,4 +46,4 @@ def leader_worker_set(workload: Workload) -> list[Object]:
             },
         },
     }
-    return [network_policy(workload), found]
+    return [network_policy(workload), manifest]

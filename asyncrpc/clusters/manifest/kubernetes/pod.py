@@ -51,10 +51,10 @@ def selector(workload: Workload) -> dict[str, str]:
 
 def metadata(workload: Workload, name: str | None = None) -> Object:
     """Return the metadata of an object."""
-    found: Object = {"name": name or workload.name, "labels": labels(workload)}
+    fields: Object = {"name": name or workload.name, "labels": labels(workload)}
     if workload.namespace is not None:
-        found["namespace"] = workload.namespace
-    return found
+        fields["namespace"] = workload.namespace
+    return fields
 
 
 def pod_template(
@@ -86,7 +86,7 @@ def worker_container(
     workload: Workload, variables: list[Object], name: str = CONTAINER
 ) -> Object:
     """Return the container of a worker."""
-    found: Object = {
+    container: Object = {
         "name": name,
         "image": workload.image,
         "command": list(workload.command),
@@ -98,18 +98,20 @@ def worker_container(
     }
     if workload.probe.kind is not ProbeKind.NONE:
         port = {"name": PROBE_PORT_NAME, "containerPort": workload.probe.port}
-        found["ports"] = [port]
+        container["ports"] = [port]
     if workload.pre_stop_s:
         sleep = {"sleep": {"seconds": workload.pre_stop_s}}
-        found["lifecycle"] = {"preStop": sleep}
-    return found
+        container["lifecycle"] = {"preStop": sleep}
+    return container
 
 
 def environment(workload: Workload, variables: list[Object]) -> list[Object]:
     """Return the variables of a container."""
-    given = [variable(name, text) for name, text in workload.environment.items()]
+    user_variables = [
+        variable(name, text) for name, text in workload.environment.items()
+    ]
     path = f"{SECRET_FOLDER}/{SECRET_KEY}"
-    return [*variables, variable("ASYNCRPC_SECRET_FILE", path), *given]
+    return [*variables, variable("ASYNCRPC_SECRET_FILE", path), *user_variables]
 
 
 def variable(name: str, text: str) -> Object:
@@ -125,15 +127,17 @@ def resources(workload: Workload) -> Object:
     on a node without memory.  Cores are not limited: a limit slows bursts of the loop.
     """
     wanted, limits = {}, {}
-    given = workload.resources
-    if given.cpu is not None:
-        wanted["cpu"] = given.cpu
-    if given.memory is not None:
-        wanted["memory"] = limits["memory"] = given.memory
-    if given.gpus:
-        wanted[given.gpu_resource] = limits[given.gpu_resource] = str(given.gpus)
-    found = {"requests": wanted, "limits": limits}
-    return {name: amounts for name, amounts in found.items() if amounts}
+    requested = workload.resources
+    if requested.cpu is not None:
+        wanted["cpu"] = requested.cpu
+    if requested.memory is not None:
+        wanted["memory"] = limits["memory"] = requested.memory
+    if requested.gpus:
+        wanted[requested.gpu_resource] = limits[requested.gpu_resource] = str(
+            requested.gpus
+        )
+    sections = {"requests": wanted, "limits": limits}
+    return {name: amounts for name, amounts in sections.items() if amounts}
 
 
 def volumes(workload: Workload) -> list[Object]:
@@ -181,16 +185,16 @@ def _probes(workload: Workload) -> Object:
 
 
 def _pod_security(workload: Workload) -> Object:
-    found: Object = {"seccompProfile": {"type": "RuntimeDefault"}}
+    security: Object = {"seccompProfile": {"type": "RuntimeDefault"}}
     if workload.user is not None:
         # The group lets the user read the secret, which belongs to root.
-        found |= {"runAsUser": workload.user, "fsGroup": workload.user}
-        found["runAsNonRoot"] = workload.user != 0
-    return found
+        security |= {"runAsUser": workload.user, "fsGroup": workload.user}
+        security["runAsNonRoot"] = workload.user != 0
+    return security
 
 
 def _container_security(workload: Workload) -> Object:
-    found: Object = {"allowPrivilegeEscalation": False}
+    security: Object = {"allowPrivilegeEscalation": False}
     if workload.user is not None:
-        found["capabilities"] = {"drop": ["ALL"]}
-    return found
+        security["capabilities"] = {"drop": ["ALL"]}
+    return security

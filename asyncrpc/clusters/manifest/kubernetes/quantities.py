@@ -20,12 +20,12 @@ _QUANTITY: Final = re.compile(
     re.ASCII,
 )
 _POWERS: Final = {
-    one: 3 * index for index, one in enumerate(["n", "u", "m", "", *"kMGTPE"], -3)
+    unit: 3 * index for index, unit in enumerate(["n", "u", "m", "", *"kMGTPE"], -3)
 }
 _BINARY: Final = {f"{letter}i": index for index, letter in enumerate("KMGTPE", 1)}
 
 
-def check_label(what: str, name: str, suffix: str = "") -> None:
+def check_label(subject: str, name: str, suffix: str = "") -> None:
     """Raise UsageError unless a name with its appended suffix is a DNS label.
 
     Args:
@@ -37,18 +37,19 @@ def check_label(what: str, name: str, suffix: str = "") -> None:
     """
     if _LABEL.fullmatch(name) is None:
         raise UsageError(
-            f"{what} must be a name of lower-case letters, digits and '-' that begins "
-            f"with a letter and does not end with '-', not {name!r}"
+            f"{subject} must be a name of lower-case letters, digits and '-' that "
+            f"begins with a letter and does not end with '-', not {name!r}"
         )
-    left = LABEL_CHARACTERS_MAX - len(suffix)
-    if len(name) > left:
+    characters_max = LABEL_CHARACTERS_MAX - len(suffix)
+    if len(name) > characters_max:
         why = f", since pods are named {name[:8]}...{suffix}" if suffix else ""
         raise UsageError(
-            f"{what} must have at most {left} characters{why}; it has {len(name)}"
+            f"{subject} must have at most {characters_max} characters{why}; "
+            f"it has {len(name)}"
         )
 
 
-def check_subdomain(what: str, name: str) -> None:
+def check_subdomain(subject: str, name: str) -> None:
     """Raise UsageError unless a name is valid for an object that is not in the DNS.
 
     Raises:
@@ -57,24 +58,24 @@ def check_subdomain(what: str, name: str) -> None:
     is_short = len(name) <= _SUBDOMAIN_CHARACTERS_MAX
     if not is_short or _SUBDOMAIN.fullmatch(name) is None:
         raise UsageError(
-            f"{what} must be a name of at most {_SUBDOMAIN_CHARACTERS_MAX} lower-case "
-            f"letters, digits, '-' and '.', not {name!r}"
+            f"{subject} must be a name of at most {_SUBDOMAIN_CHARACTERS_MAX} "
+            f"lower-case letters, digits, '-' and '.', not {name!r}"
         )
 
 
-def quantity(what: str, text: str) -> Decimal:
+def quantity(subject: str, text: str) -> Decimal:
     """Return the number that a quantity such as `500m` or `4Gi` stands for.
 
     Raises:
         UsageError: the text is not a quantity, or not positive.
     """
-    found = _QUANTITY.fullmatch(text)
-    if found is None:
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
         raise UsageError(
-            f"{what} must be a quantity of Kubernetes, such as 500m, 2 or 4Gi, not "
+            f"{subject} must be a quantity of Kubernetes, such as 500m, 2 or 4Gi, not "
             f"{text!r}"
         )
-    number, unit = Decimal(found[1]), found[2] or ""
+    number, unit = Decimal(match[1]), match[2] or ""
     if unit in _BINARY:
         number *= 1024 ** _BINARY[unit]
     elif unit in _POWERS:
@@ -82,20 +83,20 @@ def quantity(what: str, text: str) -> Decimal:
     else:
         number = number.scaleb(int(unit[1:]))
     if number <= 0:
-        raise UsageError(f"{what} must be more than 0, not {text!r}")
+        raise UsageError(f"{subject} must be more than 0, not {text!r}")
     return number
 
 
-def byte_quantity(what: str, text: str) -> int:
+def byte_quantity(subject: str, text: str) -> int:
     """Return the number of bytes that a quantity stands for.
 
     Raises:
         UsageError: the text is not a whole number of bytes: `128m` is 0.128 bytes.
     """
-    found = quantity(what, text)
-    if found != found.to_integral_value():
+    number = quantity(subject, text)
+    if number != number.to_integral_value():
         raise UsageError(
-            f"{what} must be a whole number of bytes, such as 512Mi or 4Gi, not "
+            f"{subject} must be a whole number of bytes, such as 512Mi or 4Gi, not "
             f"{text!r}" + ("; 'm' means thousandths" if text.endswith("m") else "")
         )
-    return int(found)
+    return int(number)

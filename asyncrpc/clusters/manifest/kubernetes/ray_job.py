@@ -34,7 +34,7 @@ def ray_job(workload: Workload) -> list[Object]:
     """
     if workload.probe.kind is not ProbeKind.NONE:
         raise UsageError("--probe must be none for Ray: KubeRay sets its own probes")
-    found = {
+    manifest = {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
         "metadata": metadata(workload),
@@ -55,7 +55,7 @@ def ray_job(workload: Workload) -> list[Object]:
     }
     port = {"port": _DASHBOARD_PORT, "protocol": "TCP"}
     policy = network_policy(workload, {"from": [operator], "ports": [port]})
-    return [policy, found]
+    return [policy, manifest]
 
 
 def _head(workload: Workload) -> Object:
@@ -82,9 +82,9 @@ def _workers(workload: Workload) -> Object:
 
 def _template(workload: Workload, container: str) -> Object:
     """Return the template of a pod whose command KubeRay makes."""
-    found = pod_template(workload, [], restart_policy="Always", container=container)
-    del found["spec"]["containers"][0]["command"]
-    return found
+    template = pod_template(workload, [], restart_policy="Always", container=container)
+    del template["spec"]["containers"][0]["command"]
+    return template
 
 
 def _submitter(workload: Workload) -> Object:

@@ -56,7 +56,7 @@ class PodProbe:
             UsageError: the text has none of these forms.
         """
         word, colon, port = text.partition(":")
-        kinds = {one.value: one for one in ProbeKind}
+        kinds = {kind.value: kind for kind in ProbeKind}
         is_port = port.isascii() and port.isdecimal() and 0 < int(port) <= PORT_MAX
         is_whole = text == "none" or (word != "none" and bool(colon) and is_port)
         if word not in kinds or not is_whole:
@@ -181,10 +181,12 @@ class Workload:
         check_label("NAME", self.name, f"{middle}-{self.workers - 1}{end}")
 
 
-def _check_number(what: str, number: int, least: int, most: int | None = None) -> None:
+def _check_number(
+    subject: str, number: int, least: int, most: int | None = None
+) -> None:
     if number < least or (most is not None and number > most):
         limit = "" if most is None else f" and at most {most}"
-        raise UsageError(f"{what} must be at least {least}{limit}, not {number}")
+        raise UsageError(f"{subject} must be at least {least}{limit}, not {number}")
 
 
 def _check_variable(name: str) -> None:

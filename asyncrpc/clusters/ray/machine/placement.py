@@ -60,17 +60,17 @@ def find_misfit(
         return Misfit(tuple(impossible), f"{why}; {_totals(nodes)}")
     if strategy == "STRICT_PACK":
         return _misfit_on_one(bundles, nodes)
-    left = _left_over(bundles, nodes, one_each=strategy == "STRICT_SPREAD")
-    if not left:
+    unplaced = _left_over(bundles, nodes, one_each=strategy == "STRICT_SPREAD")
+    if not unplaced:
         return Misfit((), f"the nodes have room now; {_frees(nodes)}")
     if strategy == "STRICT_SPREAD" and len(bundles) > len(nodes):
         why = (
             f"STRICT_SPREAD needs {len(bundles)} nodes, one for each bundle, and there"
-            f" are {len(nodes)}; without a node: {_named(bundles, left)}"
+            f" are {len(nodes)}; without a node: {_named(bundles, unplaced)}"
         )
-        return Misfit(tuple(left), why)
-    why = f"not enough is free now for {_named(bundles, left)}; {_frees(nodes)}"
-    return Misfit(tuple(left), why)
+        return Misfit(tuple(unplaced), why)
+    why = f"not enough is free now for {_named(bundles, unplaced)}; {_frees(nodes)}"
+    return Misfit(tuple(unplaced), why)
 
 
 def _misfit_on_one(
@@ -92,18 +92,20 @@ def _left_over(
 ) -> list[int]:
     """Return the indices of the bundles for which first fit finds no room."""
     rooms = [dict(node.free) for node in nodes]
-    left = []
+    unplaced = []
     order = sorted(range(len(bundles)), key=lambda index: -sum(bundles[index].values()))
     for index in order:
-        room = next((one for one in rooms if _fits(bundles[index], one)), None)
+        room = next(
+            (candidate for candidate in rooms if _fits(bundles[index], candidate)), None
+        )
         if room is None:
-            left.append(index)
+            unplaced.append(index)
             continue
         if one_each:
-            rooms = [one for one in rooms if one is not room]
+            rooms = [other for other in rooms if other is not room]
         for name, amount in bundles[index].items():
             room[name] = room.get(name, 0.0) - amount
-    return sorted(left)
+    return sorted(unplaced)
 
 
 def _fits(needed: Resources, room: Resources) -> bool:

@@ -299,8 +299,8 @@ class GangSupervisor:
     def _finish(self, state: GangState, why: str = "") -> list[GangEffect]:
         self.state = state
         self.wakes_at_s = None
-        left = self._end(range(len(self.lives)))
-        effects: list[GangEffect] = [left] if left.lives else []
+        ending = self._end(range(len(self.lives)))
+        effects: list[GangEffect] = [ending] if ending.lives else []
         if state is GangState.FAILED:
             effects.append(AbandonGang(self.generation, why))
         return effects
@@ -310,7 +310,7 @@ class GangSupervisor:
         return is_there and self.lives[rank] == life
 
     def _all_ready(self) -> bool:
-        return all(one is RankState.READY for one in self._workers)
+        return all(worker is RankState.READY for worker in self._workers)
 
 
 def _in_order(ranks: Iterable[int]) -> tuple[int, ...]:

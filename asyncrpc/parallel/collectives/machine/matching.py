@@ -162,12 +162,12 @@ class MatchedCollectives(Generic[M]):
     ) -> CollectiveFailure:
         """Return the failure that refuses a message for a collective that is over."""
         theirs, ours = self.name_of(rank), self.name_of(self.rank)
-        what = "" if descriptor is None else f" and began {descriptor}"
+        begun = "" if descriptor is None else f" and began {descriptor}"
         return CollectiveFailure(
             CollectiveError.code,
             f"the ranks do not agree on collective {number} of {self.label}: {ours} "
             f"has finished it and begun {self.operations.begun} collectives, but "
-            f"{theirs} still sends for it{what}; all ranks must begin the same "
+            f"{theirs} still sends for it{begun}; all ranks must begin the same "
             "collectives in the same order",
             (self.members[rank], self.members[self.rank]),
         )
@@ -228,14 +228,14 @@ class MatchedCollectives(Generic[M]):
             rank for rank, count in begun.items() if count is None or count <= number
         ]
         who = ", ".join(map(self.name_of, late))
-        what = (
+        reason = (
             f"these ranks have not begun it: {who}"
             if late
             else "all ranks have begun it, but it is not finished"
         )
         problem = (
             f"{operation.descriptor.operation} {number} of {self.label} has taken more "
-            f"than {timeout_s:g} s: {what}"
+            f"than {timeout_s:g} s: {reason}"
         )
         names = tuple(self.members[rank] for rank in late)
         self.fail(

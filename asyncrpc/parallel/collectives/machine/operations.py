@@ -167,7 +167,7 @@ class Operations(Generic[M]):
         self.begun = 0
         self.running: dict[int, Operation[M]] = {}
         self._early: dict[int, dict[MessageKey, M]] = {}
-        self._said: dict[int, dict[int, Descriptor]] = {}  # by ranks that are ahead
+        self._reported: dict[int, dict[int, Descriptor]] = {}  # by ranks that are ahead
         self._failed: OrderedDict[int, CollectiveFailure] = OrderedDict()
         self._kept = 0
 
@@ -179,7 +179,7 @@ class Operations(Generic[M]):
         operation.arrived = self._early.pop(operation.number, {})
         self._kept -= len(operation.arrived)
         operation.failure = self._failed.get(operation.number)
-        for rank, theirs in self._said.pop(operation.number, {}).items():
+        for rank, theirs in self._reported.pop(operation.number, {}).items():
             if theirs != descriptor:
                 return operation, Mismatch(rank, theirs, descriptor)
         return operation, None
@@ -192,7 +192,7 @@ class Operations(Generic[M]):
                 return Mismatch(rank, theirs, operation.descriptor)
         elif number >= self.begun and number not in self._failed:
             self._check_early(number, self._kept)
-            self._said.setdefault(number, {})[rank] = theirs
+            self._reported.setdefault(number, {})[rank] = theirs
         return None
 
     def arrive(self, number: int, place: MessageKey, message: M) -> Operation[M] | None:
@@ -241,15 +241,15 @@ class Operations(Generic[M]):
             self._failed[number] = failure
             if len(self._failed) > FAILURES_KEPT:
                 self._failed.popitem(last=False)
-        self._said.pop(number, None)
-        left = self._early.pop(number, {})
-        self._kept -= len(left)
+        self._reported.pop(number, None)
+        messages = self._early.pop(number, {})
+        self._kept -= len(messages)
         operation = self.running.get(number)
         if operation is not None:
             operation.failure = operation.failure or failure
-            left |= operation.arrived
+            messages |= operation.arrived
             operation.arrived = {}
-        return list(left.values())
+        return list(messages.values())
 
     def end(self, operation: Operation[M]) -> None:
         """Forget a collective that has ended here, well or not.
@@ -262,7 +262,7 @@ class Operations(Generic[M]):
 
     def numbers(self) -> set[int]:
         """Return the numbers of known collectives that are not over."""
-        return {*self.running, *self._early, *self._said}
+        return {*self.running, *self._early, *self._reported}
 
     def _check_early(self, number: int, kept: int = 0) -> None:
         if kept >= EARLY_MAX or number - self.begun >= EARLY_MAX:

@@ -152,7 +152,7 @@ class ElasticMember:
         self.absent: tuple[str, ...] = ()
         self.excluded_from = NO_VIEW
         self.farewell: tuple[Standing, tuple[str, ...]] | None = None
-        self._told = self.proposal
+        self._announced = self.proposal
         self._rank = rank
         self._turn = 0
         self._heard: dict[WorkerId, Proposal] = {}  # of workers that are here
@@ -175,21 +175,27 @@ class ElasticMember:
     @property
     def newcomers(self) -> tuple[str, ...]:
         """Return the names of workers that ask to be in the next view."""
-        found = next_view(self.view, self.proposal).members
-        return tuple(one.name for one in found if one not in self.view.members)
+        members = next_view(self.view, self.proposal).members
+        return tuple(
+            member.name for member in members if member not in self.view.members
+        )
 
     @property
     def missing(self) -> tuple[str, ...]:
         """Return the names of workers that the next view waits for."""
-        late = {one.name: None for one in awaited(self.view, self.proposal)}
-        found = next_view(self.view, self.proposal).members
+        late = {member.name: None for member in awaited(self.view, self.proposal)}
+        members = next_view(self.view, self.proposal).members
         late |= {
-            one.name: None
-            for one in found
-            if one != self.me and self._heard.get(one) != self.proposal
+            member.name: None
+            for member in members
+            if member != self.me and self._heard.get(member) != self.proposal
         }
         if self.view == NO_VIEW:
-            late |= {name: None for name, said in self._roster.items() if not said}
+            late |= {
+                name: None
+                for name, has_answered in self._roster.items()
+                if not has_answered
+            }
         return tuple(late)
 
     @property
@@ -264,7 +270,7 @@ class ElasticMember:
             self.outbox |= dict.fromkeys(self.missing)
             if self.view != NO_VIEW:
                 self.outbox |= {
-                    one.name: None for one in awaited(self.view, Proposal())
+                    member.name: None for member in awaited(self.view, Proposal())
                 }
             self.outbox.pop(self.me.name, None)
 
@@ -276,10 +282,10 @@ class ElasticMember:
         Raises:
             MalformedError: its view, or the turn of a worker, is far ahead.
         """
-        said, view = standing.proposal, standing.view
-        turns = [one.turn for one in said.applicants.values()]
+        proposal, view = standing.proposal, standing.view
+        turns = [applicant.turn for applicant in proposal.applicants.values()]
         ahead = view.generation - self.view.generation
-        if max(ahead, *turns, *said.departures.values(), 0) > AHEAD_MAX:
+        if max(ahead, *turns, *proposal.departures.values(), 0) > AHEAD_MAX:
             raise MalformedError(
                 f"worker {sender.name!r} told a generation or turn that is more than "
                 f"{AHEAD_MAX} ahead"
@@ -309,18 +315,18 @@ class ElasticMember:
         self._accuse()
         self._after_news()
 
-    def back(self, one: WorkerId) -> None:
+    def back(self, worker: WorkerId) -> None:
         """Take the news that a worker was not lost."""
-        if self._lost.get(one.name) == one:
-            del self._lost[one.name]
+        if self._lost.get(worker.name) == worker:
+            del self._lost[worker.name]
 
     def cannot_reach(self, name: str) -> None:
         """Take the news that no worker of a name can be reached."""
         if name in self._roster:
             self._roster[name] = True
         concerned = {*self.view.members, *self.proposal.applicants}
-        for one in sorted(one for one in concerned if one.name == name):
-            self.lose(one)
+        for worker in sorted(worker for worker in concerned if worker.name == name):
+            self.lose(worker)
         if self.is_here:
             self._decide()
 
@@ -349,10 +355,10 @@ class ElasticMember:
             self._rebase(NO_VIEW)
 
     def _on_same_view(self, sender: WorkerId, standing: Standing) -> None:
-        said = standing.proposal
-        if sender not in self.view.members and sender not in said.applicants:
-            said = said.of(sender)
-        self.proposal = self.proposal.joined(said)
+        proposal = standing.proposal
+        if sender not in self.view.members and sender not in proposal.applicants:
+            proposal = proposal.of(sender)
+        self.proposal = self.proposal.joined(proposal)
         if standing.is_here:
             self._heard[sender] = standing.proposal
         else:
@@ -382,7 +388,7 @@ class ElasticMember:
 
     def _after_news(self) -> None:
         if self.is_here:
-            if self.proposal != self._told and self._is_complete:
+            if self.proposal != self._announced and self._is_complete:
                 self._tell_all()
             self._decide()
 
@@ -414,21 +420,25 @@ class ElasticMember:
 
     def _look_for_members(self) -> None:
         """Stop waiting for a group that has no members left."""
-        left = {one for one in self.view.members if self.proposal.has_left(one)}
-        left |= self._outside
+        departed = {
+            member for member in self.view.members if self.proposal.has_left(member)
+        }
+        departed |= self._outside
         lost = set(self.view.members) & set(self._lost.values())
-        if left == set(self.view.members):  # it is over: begin another one
+        if departed == set(self.view.members):  # it is over: begin another one
             mine = self.proposal.applicants[self.me]
             self._rebase(NO_VIEW)
             self.proposal = self.proposal.having(mine)
             self._tell_all()
-        elif left | lost == set(self.view.members):
+        elif departed | lost == set(self.view.members):
             # They may live beyond a network partition: the program must decide.
             self._stop(lost)
 
     def _stop(self, absent: Collection[WorkerId]) -> None:
         self.has_quorum = False
-        self.absent = tuple(one.name for one in self.view.members if one in absent)
+        self.absent = tuple(
+            member.name for member in self.view.members if member in absent
+        )
         self.lost_view = self.view
         self.give_up()
 
@@ -443,8 +453,8 @@ class ElasticMember:
         self._outside.clear()
 
     def _say_goodbye(self) -> None:
-        left = Proposal(departures={self.me: self._turn})
-        self.proposal = self.proposal.joined(left)
+        departure = Proposal(departures={self.me: self._turn})
+        self.proposal = self.proposal.joined(departure)
         self._tell_all()
         self.farewell = self.standing, tuple(self.outbox)
         self.outbox.clear()
@@ -461,10 +471,10 @@ class ElasticMember:
         return not awaited(self.view, self.proposal)
 
     def _tell_all(self) -> None:
-        self._told = self.proposal
-        told = set(self.view.members) | set(self.proposal.applicants)
-        told -= excluded_by(self.view, self.proposal)
-        self.outbox |= {one.name: None for one in sorted(told)}
+        self._announced = self.proposal
+        audience = set(self.view.members) | set(self.proposal.applicants)
+        audience -= excluded_by(self.view, self.proposal)
+        self.outbox |= {worker.name: None for worker in sorted(audience)}
         if self.view == NO_VIEW:
             self.outbox |= dict.fromkeys(self._roster)
         self.outbox.pop(self.me.name, None)

@@ -228,7 +228,7 @@ def _children(me: int, size: int) -> Iterator[int]:
 def _branch(me: int, *, root: int, size: int) -> tuple[int, ...]:
     """Return the ranks of a node and of all that are below it."""
     width = me & -me if me else size
-    return tuple(_real(one, root, size) for one in range(me, min(me + width, size)))
+    return tuple(_real(node, root, size) for node in range(me, min(me + width, size)))
 
 
 def _to_parent(rank: int, size: int, root: int, blocks: tuple[int, ...]) -> Schedule:

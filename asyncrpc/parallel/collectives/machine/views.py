@@ -100,20 +100,20 @@ class Proposal:
         if other == self:
             return self
         applicants = dict(self.applicants)
-        for one, applicant in other.applicants.items():
-            applicants[one] = max(applicant, applicants.get(one, applicant))
+        for worker, applicant in other.applicants.items():
+            applicants[worker] = max(applicant, applicants.get(worker, applicant))
         departures = dict(self.departures)
-        for one, turn in other.departures.items():
-            departures[one] = max(turn, departures.get(one, 0))
+        for worker, turn in other.departures.items():
+            departures[worker] = max(turn, departures.get(worker, 0))
         accusations = self.accusations | other.accusations
         return Proposal(applicants, accusations, departures)
 
-    def of(self, one: WorkerId) -> Proposal:
+    def of(self, worker: WorkerId) -> Proposal:
         """Return what a worker says of itself, and the workers that it accuses."""
         return Proposal(
-            {one: self.applicants[one]} if one in self.applicants else {},
-            frozenset(it for it in self.accusations if it.by == one),
-            {one: self.departures[one]} if one in self.departures else {},
+            {worker: self.applicants[worker]} if worker in self.applicants else {},
+            frozenset(it for it in self.accusations if it.by == worker),
+            {worker: self.departures[worker]} if worker in self.departures else {},
         )
 
     def having(self, applicant: Applicant) -> Proposal:
@@ -124,23 +124,25 @@ class Proposal:
         """Return the proposal with an accusation."""
         return replace(self, accusations=self.accusations | {Accusation(by, lost)})
 
-    def has_left(self, one: WorkerId) -> bool:
+    def has_left(self, worker: WorkerId) -> bool:
         """Return whether a worker has left, and has not come again."""
-        turn = self.departures.get(one)
-        applicant = self.applicants.get(one)
+        turn = self.departures.get(worker)
+        applicant = self.applicants.get(worker)
         return turn is not None and (applicant is None or applicant.turn <= turn)
 
 
 def excluded_by(view: View, proposal: Proposal) -> frozenset[WorkerId]:
     """Return the members and applicants that cannot be in the next view."""
-    ranked = {one: rank for rank, one in enumerate(_ordered(view, proposal))}
-    out = {one for one in ranked if proposal.has_left(one)}
+    ranked = {worker: rank for rank, worker in enumerate(_ordered(view, proposal))}
+    out = {worker for worker in ranked if proposal.has_left(worker)}
     while True:
         counts = dict.fromkeys(ranked, 0)
         for by, lost in proposal.accusations:
             if by in ranked and lost in ranked and not {by, lost} & out:
                 counts[lost] += 1
-        worst = max(ranked, key=lambda one: (counts[one], ranked[one]), default=None)
+        worst = max(
+            ranked, key=lambda worker: (counts[worker], ranked[worker]), default=None
+        )
         if worst is None or not counts[worst]:
             return frozenset(out)
         out.add(worst)
@@ -150,11 +152,11 @@ def next_view(view: View, proposal: Proposal) -> View:
     """Return the view that follows from a proposal, however small it is."""
     out = excluded_by(view, proposal)
     members = [
-        one
-        for one in _ordered(view, proposal)
-        if one in proposal.applicants and one not in out
+        worker
+        for worker in _ordered(view, proposal)
+        if worker in proposal.applicants and worker not in out
     ]
-    steps = tuple(proposal.applicants[one].step for one in members)
+    steps = tuple(proposal.applicants[worker].step for worker in members)
     return View(view.generation + 1, tuple(members), steps)
 
 
@@ -162,14 +164,16 @@ def awaited(view: View, proposal: Proposal) -> tuple[WorkerId, ...]:
     """Return the members of the present view that have not come, but still may."""
     out = excluded_by(view, proposal)
     return tuple(
-        one for one in view.members if one not in out and one not in proposal.applicants
+        member
+        for member in view.members
+        if member not in out and member not in proposal.applicants
     )
 
 
 def least_size(view: View, proposal: Proposal) -> int:
     """Return how many members the next view must have: as many as each asks for."""
     members = next_view(view, proposal).members
-    return max((proposal.applicants[one].min_size for one in members), default=1)
+    return max((proposal.applicants[member].min_size for member in members), default=1)
 
 
 def can_have_quorum(view: View, proposal: Proposal) -> bool:
@@ -179,12 +183,12 @@ def can_have_quorum(view: View, proposal: Proposal) -> bool:
     come that are not left out, only those decide whether a quorum is needed.
     """
     out = excluded_by(view, proposal)
-    came = [one for one in view.members if one in proposal.applicants]
-    asking = [one for one in came if one not in out] or came
-    if not any(proposal.applicants[one].needs_majority for one in asking):
+    came = [member for member in view.members if member in proposal.applicants]
+    asking = [member for member in came if member not in out] or came
+    if not any(proposal.applicants[member].needs_majority for member in asking):
         return True
-    voters = [one for one in view.members if not proposal.has_left(one)]
-    present = [one for one in voters if one not in out]
+    voters = [member for member in view.members if not proposal.has_left(member)]
+    present = [member for member in voters if member not in out]
     twice = 2 * len(present)
     return twice > len(voters) or (twice == len(voters) and present[:1] == voters[:1])
 
@@ -194,8 +198,8 @@ def _ordered(view: View, proposal: Proposal) -> list[WorkerId]:
     applicants = proposal.applicants
     new: Iterable[WorkerId] = applicants.keys() - set(view.members)
 
-    def place(one: WorkerId) -> tuple[bool, int, WorkerId]:
-        rank = applicants[one].rank
-        return rank < 0, rank, one
+    def place(worker: WorkerId) -> tuple[bool, int, WorkerId]:
+        rank = applicants[worker].rank
+        return rank < 0, rank, worker
 
     return [*view.members, *sorted(new, key=place)]

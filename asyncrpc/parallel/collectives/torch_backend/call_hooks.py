@@ -57,14 +57,14 @@ class CallHooks:
             self.before[-1] = partial(_refuse_nan, rank)
 
     def call_before(
-        self, what: str, outs: Sequence[torch.Tensor], opts: Any, doing: Any
+        self, operation: str, outs: Sequence[torch.Tensor], opts: Any, doing: Any
     ) -> Callable[[Any], None]:
         """Call the hooks before an operation; return what calls those after it.
 
         Raises:
             Exception: the error of a hook; the operation must not begin.
         """
-        name, index = _OPERATIONS[what]
+        name, index = _OPERATIONS[operation]
         names = getattr(_DISTRIBUTED, "HookOpName", None)
         common = {
             "name": getattr(names, name, name),
@@ -92,8 +92,8 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif value is not None:
-        for one in value:
-            yield from _tensors(one)
+        for item in value:
+            yield from _tensors(item)
 
 
 def _refuse_nan(rank: int, call: Any) -> None:

@@ -61,10 +61,10 @@ class CollectiveOps:
             return
         reduced = _apart(tensors)
         await _together(
-            self._all_reduce_sparse(one, by)
-            if one.layout is torch.sparse_coo
-            else self.group.all_reduce(_alias(one), by)
-            for one in reduced
+            self._all_reduce_sparse(tensor, by)
+            if tensor.layout is torch.sparse_coo
+            else self.group.all_reduce(_alias(tensor), by)
+            for tensor in reduced
         )
         if reduced is not tensors:
             await self._fill(tensors, reduced)
@@ -96,16 +96,18 @@ class CollectiveOps:
     async def reduce(self, tensors: Tensors, root: int, op: ReduceOp) -> None:
         """Reduce each tensor, in place at `root`."""
         by = how(op)
-        await _together(self.group.reduce(_alias(one), root, by) for one in tensors)
+        await _together(
+            self.group.reduce(_alias(tensor), root, by) for tensor in tensors
+        )
 
     async def reduce_scatter(
         self, outs: Tensors, tensors: Sequence[Tensors], op: ReduceOp
     ) -> None:
         """Leave this rank's part of the reduced tensors of each list in its `out`."""
         by = how(op)
-        given = [list(map(_alias, one)) for one in tensors]
-        found = await _together(self.group.reduce_scatter(one, by) for one in given)
-        await self._fill(outs, found)
+        parts = [list(map(_alias, rank_tensors)) for rank_tensors in tensors]
+        reduced = await _together(self.group.reduce_scatter(part, by) for part in parts)
+        await self._fill(outs, reduced)
 
     async def reduce_scatter_flat(
         self, outs: Tensors, tensors: Tensors, op: ReduceOp
@@ -116,23 +118,25 @@ class CollectiveOps:
             _equal_parts(_alias(tensor), out, size)
             for out, tensor in zip(outs, tensors, strict=True)
         ]
-        found = await _together(self.group.reduce_scatter(one, by) for one in parts)
-        await self._fill(outs, found)
+        reduced = await _together(self.group.reduce_scatter(part, by) for part in parts)
+        await self._fill(outs, reduced)
 
     # --- moves -----------------------------------------------------------------------
 
     async def broadcast(self, tensors: Tensors, root: int) -> None:
         """Fill tensors with those of one rank."""
-        await _together(self.group.broadcast(_alias(one), root) for one in tensors)
+        await _together(
+            self.group.broadcast(_alias(tensor), root) for tensor in tensors
+        )
 
     async def all_gather(self, outs: Sequence[Tensors], tensors: Tensors) -> None:
         """Fill, for each tensor, a list with those of all ranks."""
         for filled in outs:
             self._check_one_each(filled, "outputs")
-        found = await _together(self.group.all_gather(one) for one in tensors)
+        gathered = await _together(self.group.all_gather(tensor) for tensor in tensors)
         await self._fill(
             [out for filled in outs for out in filled],
-            [one for got in found for one in got],
+            [tensor for got in gathered for tensor in got],
         )
 
     async def all_gather_flat(self, outs: Tensors, tensors: Tensors) -> None:
@@ -142,31 +146,31 @@ class CollectiveOps:
             _equal_parts(out, tensor, size)
             for out, tensor in zip(outs, tensors, strict=True)
         ]
-        found = await _together(self.group.all_gather(one) for one in tensors)
+        gathered = await _together(self.group.all_gather(tensor) for tensor in tensors)
         await self._fill(
             [out for filled in parts for out in filled],
-            [one for got in found for one in got],
+            [tensor for got in gathered for tensor in got],
         )
 
     async def gather(self, outs: Tensors, tensor: torch.Tensor, root: int) -> None:
         """Fill tensors at `root` with those of all ranks."""
         if self.group.rank == root:
             self._check_one_each(outs, "outputs")
-        found = await self.group.gather(tensor, root)
-        await self._fill(outs, found or [])
+        gathered = await self.group.gather(tensor, root)
+        await self._fill(outs, gathered or [])
 
     async def scatter(
         self, out: torch.Tensor, tensors: Tensors | None, root: int
     ) -> None:
         """Fill a tensor with this rank's part of what `root` gives."""
-        found = await self.group.scatter(tensors, root)
-        await self._fill([out], [found])
+        part = await self.group.scatter(tensors, root)
+        await self._fill([out], [part])
 
     async def all_to_all(self, outs: Tensors, tensors: Tensors) -> None:
         """Send each rank its tensor, and take one from each."""
         self._check_one_each(outs, "outputs")
-        found = await self.group.all_to_all(tensors)
-        await self._fill(outs, found)
+        received = await self.group.all_to_all(tensors)
+        await self._fill(outs, received)
 
     async def all_to_all_flat(
         self,
@@ -199,8 +203,8 @@ class CollectiveOps:
     async def send(self, tensors: Tensors, to: int, tag: int) -> None:
         """Send tensors to a rank."""
         await _together(
-            self.group.send(_letter(one, self.group.rank), to, tag=tag)
-            for one in tensors
+            self.group.send(_letter(tensor, self.group.rank), to, tag=tag)
+            for tensor in tensors
         )
 
     async def recv(self, outs: Tensors, from_: int | None, tag: int) -> int:
@@ -208,8 +212,8 @@ class CollectiveOps:
         sender = -1
         letters = await _together(self.group.recv(from_, tag=tag) for _ in outs)
         for out, letter in zip(outs, letters, strict=True):
-            sender, found = _open_letter(letter, out)
-            await self._fill([out], [found])
+            sender, received = _open_letter(letter, out)
+            await self._fill([out], [received])
         return sender
 
     # --- parts -----------------------------------------------------------------------
@@ -233,15 +237,15 @@ class CollectiveOps:
                 ranks=(),
             ) from error
 
-    def _check_one_each(self, tensors: Tensors, what: str) -> None:
+    def _check_one_each(self, tensors: Tensors, noun: str) -> None:
         if len(tensors) != self.group.size:
             raise UsageError(
-                f"got {len(tensors)} {what}, and needs one for each of the "
+                f"got {len(tensors)} {noun}, and needs one for each of the "
                 f"{self.group.size} ranks"
             )
 
-    async def _fill(self, outs: Tensors, found: Tensors) -> None:
-        for rank, (out, got) in enumerate(zip(outs, found, strict=True)):
+    async def _fill(self, outs: Tensors, tensors: Tensors) -> None:
+        for rank, (out, got) in enumerate(zip(outs, tensors, strict=True)):
             if out.numel() != got.numel() or out.dtype != got.dtype:
                 raise CollectiveError(
                     f"output {rank} is {shapes.text(out)}, but the received tensor is "
@@ -249,10 +253,10 @@ class CollectiveOps:
                 )
 
         def copy() -> None:
-            for out, got in zip(outs, found, strict=True):
+            for out, got in zip(outs, tensors, strict=True):
                 out.detach().copy_(got.view(out.shape))
 
-        if sum(one.nbytes for one in found) <= ON_LOOP_BYTES_MAX:
+        if sum(tensor.nbytes for tensor in tensors) <= ON_LOOP_BYTES_MAX:
             copy()
         else:
             await self._worker.parts.run_in_thread(copy)
@@ -310,10 +314,10 @@ def _apart(tensors: Tensors) -> Tensors:
 
 async def _together(coroutines: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
     """Begin several collectives in their order, now; wait for all of them."""
-    given = list(coroutines)
-    if len(given) == 1:
-        return [await given[0]]
-    return await asyncio.gather(*given)
+    listed = list(coroutines)
+    if len(listed) == 1:
+        return [await listed[0]]
+    return await asyncio.gather(*listed)
 
 
 def _equal_parts(whole: torch.Tensor, part: torch.Tensor, size: int) -> Tensors:

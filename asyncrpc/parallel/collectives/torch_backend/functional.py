@@ -59,7 +59,7 @@ def guard() -> Any:
 
 
 def _guarded(operation: Any) -> Callable[..., Any]:
-    at = [one.name for one in operation._schema.arguments].index("group_name")  # noqa: SLF001
+    at = [argument.name for argument in operation._schema.arguments].index("group_name")  # noqa: SLF001
     return partial(_pass_on, operation, at)
 
 

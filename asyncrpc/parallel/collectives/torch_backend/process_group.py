@@ -94,25 +94,25 @@ def _slot(name: str) -> str:
 
 def _listed(lists: Sequence[Any]) -> Sequence[Any]:
     """Return lists where one of them may be a tensor: with it, all are short."""
-    if not any(isinstance(given, torch.Tensor) for given in lists):
+    if not any(isinstance(item, torch.Tensor) for item in lists):
         return lists
-    return [[given] for given in lists]
+    return [[item] for item in lists]
 
 
 def _choose(
-    opts: Any, order: Sequence[str], given: Sequence[Any], named: dict[str, Any]
+    opts: Any, order: Sequence[str], positional: Sequence[Any], named: dict[str, Any]
 ) -> None:
     """Set what a call gives without torch's options in them.
 
     Raises:
         TypeError: it gives what is not in them.
     """
-    if len(given) > len(order) or not named.keys() <= {*order}:
+    if len(positional) > len(order) or not named.keys() <= {*order}:
         raise TypeError(
             f"a collective takes tensors and {type(opts).__name__}, or in their place "
-            f"{', '.join(order)}; not {[*given, *named]}"
+            f"{', '.join(order)}; not {[*positional, *named]}"
         )
-    for name, value in (*zip(order, given, strict=False), *named.items()):
+    for name, value in (*zip(order, positional, strict=False), *named.items()):
         if value is not None:
             setattr(opts, _FIELDS[name], value)
 
@@ -150,7 +150,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         super().__init__(rank, len(ranks))
         self._store = store
         self.participant = participant
-        members = [participant.names[one] for one in ranks]
+        members = [participant.names[number] for number in ranks]
         self.group = participant.open_group(members, name, timeout.total_seconds())
         self._filling = CollectiveOps(participant.worker, self.group)
         self._name = name
@@ -294,8 +294,8 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
     ) -> CollectiveWork | None:
         """Leave this rank's part of the reduced tensors of each list in its `out`."""
         op, staged = _operation(opts), StagedTensors(self._is_exclusive)
-        given = [staged.read(one) for one in tensors]
-        do = partial(self._filling.reduce_scatter, staged.filled(outs), given, op)
+        parts = [staged.read(rank_parts) for rank_parts in tensors]
+        do = partial(self._filling.reduce_scatter, staged.filled(outs), parts, op)
         return self._begin("reduce_scatter", outs, opts, do, staged)
 
     def reduce_scatter_single(
@@ -309,8 +309,8 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
     ) -> CollectiveWork | None:
         """Do that with several tensors."""
         op, staged = _operation(opts), StagedTensors(self._is_exclusive)
-        given, hosts = staged.read(tensors), staged.filled(outs)
-        do = partial(self._filling.reduce_scatter_flat, hosts, given, op)
+        inputs, hosts = staged.read(tensors), staged.filled(outs)
+        do = partial(self._filling.reduce_scatter_flat, hosts, inputs, op)
         return self._begin("reduce_scatter_tensor", outs, opts, do, staged)
 
     # --- moves -----------------------------------------------------------------------
@@ -337,8 +337,8 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         self, outs: Sequence[Tensors], tensors: Tensors, opts: Any
     ) -> CollectiveWork | None:
         staged = StagedTensors(self._is_exclusive)
-        given, hosts = staged.read(tensors), [staged.filled(one) for one in outs]
-        do = partial(self._filling.all_gather, hosts, given)
+        inputs, hosts = staged.read(tensors), [staged.filled(out) for out in outs]
+        do = partial(self._filling.all_gather, hosts, inputs)
         return self._begin("all_gather", _flat(outs), opts, do, staged)
 
     def allgather_coalesced(
@@ -359,8 +359,8 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
     ) -> CollectiveWork | None:
         """Do that with several tensors."""
         staged = StagedTensors(self._is_exclusive)
-        given, hosts = staged.read(tensors), staged.filled(outs)
-        do = partial(self._filling.all_gather_flat, hosts, given)
+        inputs, hosts = staged.read(tensors), staged.filled(outs)
+        do = partial(self._filling.all_gather_flat, hosts, inputs)
         return self._begin("all_gather_into_tensor", outs, opts, do, staged)
 
     @_also_short(_C10D.GatherOptions, "root")
@@ -370,8 +370,8 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         """Fill a list at one rank with the tensors of all."""
         self._check_one("gather", tensors, opts.rootRank)
         staged, filled = StagedTensors(self._is_exclusive), _flat(outs)
-        (given,), hosts = staged.read(tensors[:1]), staged.filled(filled)
-        do = partial(self._filling.gather, hosts, given, opts.rootRank)
+        (tensor,), hosts = staged.read(tensors[:1]), staged.filled(filled)
+        do = partial(self._filling.gather, hosts, tensor, opts.rootRank)
         return self._begin("gather", filled, opts, do, staged)
 
     @_also_short(_C10D.ScatterOptions, "root")
@@ -381,9 +381,9 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
         """Fill a tensor with this rank's part of what one rank gives."""
         self._check_one("scatter", outs, opts.rootRank)
         staged = StagedTensors(self._is_exclusive)
-        given = staged.read(tensors[0]) if tensors and tensors[0] else None
+        parts = staged.read(tensors[0]) if tensors and tensors[0] else None
         (out,) = staged.filled(outs[:1])
-        do = partial(self._filling.scatter, out, given, opts.rootRank)
+        do = partial(self._filling.scatter, out, parts, opts.rootRank)
         return self._begin("scatter", outs, opts, do, staged)
 
     @_also_short(_C10D.AllToAllOptions)
@@ -392,8 +392,8 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
     ) -> CollectiveWork | None:
         """Send each rank its tensor, and take one from each."""
         staged = StagedTensors(self._is_exclusive)
-        given, hosts = staged.read(tensors), staged.filled(outs)
-        do = partial(self._filling.all_to_all, hosts, given)
+        inputs, hosts = staged.read(tensors), staged.filled(outs)
+        do = partial(self._filling.all_to_all, hosts, inputs)
         return self._begin("all_to_all", outs, opts, do, staged)
 
     def all_to_all_single(
@@ -406,8 +406,8 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
     ) -> CollectiveWork | None:
         """Do the same with two tensors that are cut along their first dimension."""
         staged = StagedTensors(self._is_exclusive)
-        (given,), (host,) = staged.read([tensor]), staged.filled([out])
-        do = partial(self._filling.all_to_all_flat, host, given, out_rows, rows)
+        (source,), (host,) = staged.read([tensor]), staged.filled([out])
+        do = partial(self._filling.all_to_all_flat, host, source, out_rows, rows)
         return self._begin("all_to_all_single", [out], opts, do, staged)
 
     def barrier(self, opts: Any = _NONE) -> CollectiveWork | None:
@@ -465,26 +465,27 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
     def _end_coalescing(self, device: torch.device) -> CollectiveWork | None:
         """Begin all coalesced operations; return one work for all of them."""
         asked, self._coalesced = self._coalesced or [], None
-        tensors, staged = [one for its, _, _ in asked for one in its], StagedTensors()
+        tensors = [tensor for its, _, _ in asked for tensor in its]
+        staged = StagedTensors()
         for _, _, its in asked:
             staged.add(its)
         do = partial(self._filling.all_of, [doing for _, doing, _ in asked])
         return self._begin("coalesced", tensors, _NONE, do, staged)
 
-    def _check_one(self, what: str, tensors: Tensors, root: int = 0) -> None:
+    def _check_one(self, operation: str, tensors: Tensors, root: int = 0) -> None:
         if len(tensors) != 1:
             raise ValueError(
-                f"{what} takes one tensor of each rank, not {len(tensors)}; several go "
-                "in torch's *_coalesced functions"
+                f"{operation} takes one tensor of each rank, not {len(tensors)}; "
+                "several go in torch's *_coalesced functions"
             )
         if not 0 <= root < self.group.size:
             raise ValueError(
-                f"{what} has root {root}; the ranks are 0 to {self.group.size - 1}"
+                f"{operation} has root {root}; the ranks are 0 to {self.group.size - 1}"
             )
 
     def _begin(
         self,
-        what: str,
+        operation: str,
         tensors: Tensors,
         opts: Any,
         doing: Doing,
@@ -492,8 +493,9 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
     ) -> CollectiveWork | None:
         """Begin an operation; return None if coalescing delays it."""
         call_after = None
-        if self._has_hooks and what != "coalesced":  # its operations have been told
-            call_after = self._hooks.call_before(what, tensors, opts, doing)
+        # The hooks have seen the operations of a coalesced one.
+        if self._has_hooks and operation != "coalesced":
+            call_after = self._hooks.call_before(operation, tensors, opts, doing)
         limit: timedelta | None = getattr(opts, "timeout", None)
         if limit is not None and limit > _NO_LIMIT:
             limit_s = limit.total_seconds()
@@ -502,7 +504,7 @@ class AsyncRpcProcessGroup(_Base):  # type: ignore[misc]  # it is Any: see above
             self._coalesced.append((tensors, doing, staged))
             work = None
         else:
-            work = CollectiveWork(what, list(tensors), self.participant, staged)
+            work = CollectiveWork(operation, list(tensors), self.participant, staged)
             self.participant.submit(self.group, work, doing)
         if call_after is not None:
             call_after(work)
@@ -515,4 +517,4 @@ def _operation(opts: Any) -> Any:
 
 
 def _flat(lists: Sequence[Tensors]) -> list[torch.Tensor]:
-    return [one for its in lists for one in its]
+    return [tensor for its in lists for tensor in its]

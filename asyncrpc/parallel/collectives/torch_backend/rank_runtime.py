@@ -173,7 +173,7 @@ class RankRuntime:
         finally:
             self.thread.stop()
             for work in tuple(self._works):  # nothing else will end them
-                work.end(destroyed(work.what))
+                work.end(destroyed(work.operation))
                 work.tell()
 
     async def _end(self, drain_s: float) -> None:
@@ -201,13 +201,13 @@ class RankRuntime:
         """
         problem = self._problem(group)
         if problem:
-            work.end(ClosedError(f"{work.what} cannot begin: {problem}"))
+            work.end(ClosedError(f"{work.operation} cannot begin: {problem}"))
             work.wait()
         self._works.add(work)
         try:
             self.thread.loop.call_soon_threadsafe(self._begin, group, work, doing)
         except RuntimeError:  # the loop has been closed just now
-            work.end(destroyed(work.what))
+            work.end(destroyed(work.operation))
 
     def _problem(self, group: Group) -> str:
         """Return why no work can begin in a group; empty if it can."""
@@ -245,7 +245,7 @@ async def _do(work: CollectiveWork, doing: Doing) -> None:
     try:
         sender = await doing()
     except asyncio.CancelledError:
-        work.end(destroyed(work.what))
+        work.end(destroyed(work.operation))
         raise
     except BaseException as error:  # noqa: BLE001  (the waiting thread raises it)
         work.end(error)

@@ -30,32 +30,32 @@ from asyncrpc.parallel.collectives.torch_backend.work import error_for_torch
 _SCHEME: Final = "asyncrpc"
 
 
-def _create(given: Any, options: Options | None) -> AsyncRpcProcessGroup:
+def _create(group_options: Any, options: Options | None) -> AsyncRpcProcessGroup:
     """Make a process group; torch calls this at every rank that is in it.
 
     Args:
-        given: torch's `_DistributedBackendOptions`.
+        group_options: torch's `_DistributedBackendOptions`.
         options: of the worker, `pg_options` of `init_process_group`; None: defaults.
 
     Raises:
         DistBackendError: not all ranks came in time, or some cannot be reached.
         ValueError: an option is wrong.
     """
-    if getattr(given, "enable_reconfigure", False):
+    if getattr(group_options, "enable_reconfigure", False):
         raise ValueError(
             f"the backend {NAME!r} cannot be reconfigured: leave out "
             "enable_reconfigure=True; elastic groups are in asyncrpc.ElasticGroup"
         )
     try:
-        participant, ranks = _participant(given, options)
+        participant, ranks = _participant(group_options, options)
         try:
             return AsyncRpcProcessGroup(
                 participant,
                 ranks,
-                given.group_rank,
-                store=given.store,
-                name=given.group_id,
-                timeout=given.timeout,
+                group_options.group_rank,
+                store=group_options.store,
+                name=group_options.group_id,
+                timeout=group_options.timeout,
             )
         finally:
             participant.close_if_unused()
@@ -64,13 +64,13 @@ def _create(given: Any, options: Options | None) -> AsyncRpcProcessGroup:
 
 
 def _participant(
-    given: Any, options: Options | None
+    group_options: Any, options: Options | None
 ) -> tuple[RankRuntime, Sequence[int]]:
     """Return the worker of a process group, and the ranks of the members with it.
 
     It is that of the default process group, if that is asyncrpc's; else a new one.
     """
-    members: Sequence[int] = given.global_ranks_in_group  # empty: all
+    members: Sequence[int] = group_options.global_ranks_in_group  # empty: all
     if members and dist.is_initialized():
         default = _get_default_group()
         if isinstance(default, AsyncRpcProcessGroup) and default.participant.is_open:
@@ -80,10 +80,10 @@ def _participant(
                     "process share: give them to init_process_group"
                 )
             return default.participant, members
-    return _start(given, options), range(given.group_size)
+    return _start(group_options, options), range(group_options.group_size)
 
 
-def _start(given: Any, options: Options | None) -> RankRuntime:
+def _start(group_options: Any, options: Options | None) -> RankRuntime:
     """Start a worker for this process; it meets the others at torch's store."""
     if options is None:
         options = Options()
@@ -92,19 +92,19 @@ def _start(given: Any, options: Options | None) -> RankRuntime:
             f"the backend {NAME!r} takes asyncrpc.Options as pg_options, not a "
             f"{type(options).__name__}"
         )
-    rank, size = given.group_rank, given.group_size
+    rank, size = group_options.group_rank, group_options.group_size
     # The same store may see several process groups, one after the other.
-    turn = given.store.add(f"asyncrpc/turn/{rank}", 1)
-    store = PrefixStore(f"asyncrpc/{turn}", given.store)
-    ranks = given.global_ranks_in_group or range(size)
+    turn = group_options.store.add(f"asyncrpc/turn/{rank}", 1)
+    store = PrefixStore(f"asyncrpc/{turn}", group_options.store)
+    ranks = group_options.global_ranks_in_group or range(size)
     return RankRuntime(
         StoreMeeting(GivenStore(lambda: store, is_host=rank == 0), rank, size),
-        [f"rank{one}" for one in ranks],
+        [f"rank{number}" for number in ranks],
         rank,
         replace(
             options,
             membership="static",
-            rendezvous_timeout_s=given.timeout.total_seconds(),
+            rendezvous_timeout_s=group_options.timeout.total_seconds(),
         ),
     )
 
@@ -122,11 +122,11 @@ def _meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Any, int, in
     Raises:
         UsageError: a setting is missing, or two launchers disagree.
     """
-    given = given_in(url)
-    found = find_store(given.rank, given.world_size)
-    meeting = rendezvous(found.url, found.rank, found.world_size, timeout=timeout)
+    place = given_in(url)
+    launch = find_store(place.rank, place.world_size)
+    meeting = rendezvous(launch.url, launch.rank, launch.world_size, timeout=timeout)
     store, rank, world_size = next(meeting)
-    yield PrefixStore(f"restart{found.restart}", store), rank, world_size
+    yield PrefixStore(f"restart{launch.restart}", store), rank, world_size
     # As torch's own handlers do.
     raise RuntimeError("asyncrpc:// cannot perform another rendezvous")
 

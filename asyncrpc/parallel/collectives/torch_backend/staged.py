@@ -64,15 +64,15 @@ class StagedTensors:
 
     def read(self, tensors: Tensors) -> Tensors:
         """Return tensors that a collective reads."""
-        for one in tensors:
-            if not one.is_cpu:
+        for tensor in tensors:
+            if not tensor.is_cpu:
                 return [each if each.is_cpu else _copy(each) for each in tensors]
         return tensors
 
     def filled(self, tensors: Tensors) -> Tensors:
         """Return tensors that it fills; their present content does not count."""
-        for one in tensors:
-            if not one.is_cpu:
+        for tensor in tensors:
+            if not tensor.is_cpu:
                 return [
                     each if each.is_cpu else self._to_fill(each, _empty(each))
                     for each in tensors
@@ -81,8 +81,8 @@ class StagedTensors:
 
     def changed(self, tensors: Tensors) -> Tensors:
         """Return tensors that it reads and fills."""
-        for one in tensors:
-            if not one.is_cpu:
+        for tensor in tensors:
+            if not tensor.is_cpu:
                 return [
                     each if each.is_cpu else self._to_fill(each, _copy(each))
                     for each in tensors

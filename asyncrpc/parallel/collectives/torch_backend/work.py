@@ -66,7 +66,11 @@ class CollectiveWork(Work):
     _landing: threading.Lock | None = None
 
     def __init__(
-        self, what: str, tensors: list[torch.Tensor], home: Home, staged: HostCopies
+        self,
+        operation: str,
+        tensors: list[torch.Tensor],
+        home: Home,
+        staged: HostCopies,
     ) -> None:
         """Describe the work.
 
@@ -74,7 +78,7 @@ class CollectiveWork(Work):
             tensors: that it fills, which are its result.
         """
         super().__init__()
-        self.what = what
+        self.operation = operation
         self._tensors = tensors
         self._home = home
         if staged.is_to_be_put_back:
@@ -169,13 +173,13 @@ class CollectiveWork(Work):
         if not self._is_done:
             if self._home.is_on_loop():
                 raise RuntimeError(
-                    f"{self.what} cannot be waited for in the thread of asyncrpc's "
-                    "event loop, in which it ends"
+                    f"{self.operation} cannot be waited for in the thread of "
+                    "asyncrpc's event loop, in which it ends"
                 )
             limit_s = timeout.total_seconds() if timeout > _NO_LIMIT else -1
             if not self._ended.acquire(timeout=limit_s):
                 raise RuntimeError(
-                    f"{self.what} has not ended in {limit_s:g} s; it continues"
+                    f"{self.operation} has not ended in {limit_s:g} s; it continues"
                 )
             self._ended.release()  # other threads may wait
 
@@ -203,7 +207,7 @@ class CollectiveWork(Work):
             Exception: the error that `wait` raises.
         """
         if not self._is_done:
-            raise RuntimeError(f"{self.what} has not ended: wait for it first")
+            raise RuntimeError(f"{self.operation} has not ended: wait for it first")
         self.wait()
         return self._tensors
 
@@ -244,7 +248,7 @@ class CollectiveWork(Work):
         state = "under way"
         if self._is_done:
             state = "done" if self._error is None else f"failed: {self._error}"
-        return f"<{type(self).__name__} {self.what}, {state}>"
+        return f"<{type(self).__name__} {self.operation}, {state}>"
 
 
 def error_for_torch(error: BaseException) -> BaseException:
@@ -260,6 +264,6 @@ def error_for_torch(error: BaseException) -> BaseException:
     return error
 
 
-def destroyed(what: str) -> AsyncRpcError:
+def destroyed(operation: str) -> AsyncRpcError:
     """Return the error of work whose process group is destroyed before it ends."""
-    return ClosedError(f"the process group was destroyed here before {what} ended")
+    return ClosedError(f"the process group was destroyed here before {operation} ended")

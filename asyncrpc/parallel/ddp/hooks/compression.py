@@ -311,7 +311,7 @@ class PowerSGDState(HookState):
 
     def _plan_for(self, parameters: Sequence[torch.Tensor]) -> LowRankPlan:
         return _cached_plan(
-            tuple(one.shape for one in parameters),
+            tuple(parameter.shape for parameter in parameters),
             self.matrix_approximation_rank,
             self.min_compression_rate,
             self.batch_tensors_with_same_shape,

@@ -83,12 +83,12 @@ class LowRankPlan:
     @property
     def p_numel(self) -> int:
         """Elements of all Ps."""
-        return sum(one.rows * one.rank for one in self.matrices)
+        return sum(matrix.rows * matrix.rank for matrix in self.matrices)
 
     @property
     def q_numel(self) -> int:
         """Elements of all Qs."""
-        return sum(one.columns * one.rank for one in self.matrices)
+        return sum(matrix.columns * matrix.rank for matrix in self.matrices)
 
     @property
     def sent_numel(self) -> int:
@@ -164,19 +164,21 @@ class Layers:
         self.qs = qs
         self.zeros = 0
         self._ms = [self._matrices(batch) for batch in plan.batches]
-        shapes = [(len(one), one[0]) for one in plan.batches]
-        p_shapes = [(count, one.rows, one.rank) for count, one in shapes]
+        shapes = [(len(batch), batch[0]) for batch in plan.batches]
+        p_shapes = [(count, matrix.rows, matrix.rank) for count, matrix in shapes]
         self._ps = cut(self.sent[plain_numel:], p_shapes)
         self._qs = cut(qs, q_shapes(plan))
 
     def _matrices(self, batch: Sequence[Matrix]) -> torch.Tensor:
         """Return the gradients of a batch, `(count, rows, columns)`."""
-        found = [
-            self._buffer[one.start : one.end].view(one.rows, one.columns)
-            for one in batch
+        gradients = [
+            self._buffer[matrix.start : matrix.end].view(matrix.rows, matrix.columns)
+            for matrix in batch
         ]
         # A single matrix stays where it is.
-        return torch.stack(found) if len(found) > 1 else found[0].unsqueeze(0)
+        return (
+            torch.stack(gradients) if len(gradients) > 1 else gradients[0].unsqueeze(0)
+        )
 
     def first(self) -> None:
         """Compute `sent`, which is summed first."""
@@ -208,9 +210,9 @@ class Layers:
         ):
             if len(batch) > 1:
                 means = torch.bmm(p, q.transpose(1, 2), out=m)
-                for one, mean in zip(batch, means, strict=True):
-                    part = self._buffer[one.start : one.end]
-                    replace(part, mean.view(-1), error, one.start)
+                for matrix, mean in zip(batch, means, strict=True):
+                    part = self._buffer[matrix.start : matrix.end]
+                    replace(part, mean.view(-1), error, matrix.start)
             elif error is None:
                 torch.bmm(p, q.transpose(1, 2), out=m)  # which is in the buffer
             else:
@@ -222,7 +224,7 @@ class Layers:
 
 def q_shapes(plan: LowRankPlan) -> list[tuple[int, int, int]]:
     """Return the shapes of the Qs of each batch, `(count, columns, rank)`."""
-    return [(len(one), one[0].columns, one[0].rank) for one in plan.batches]
+    return [(len(batch), batch[0].columns, batch[0].rank) for batch in plan.batches]
 
 
 def replace(

@@ -74,7 +74,7 @@ class BucketMemory:
         if error is not None:
             if error.numel() not in {plan.numel, side_of(plan.numel) ** 2}:
                 raise _of_another(index, error, plan.numel)
-            shapes = [(one.numel(),) for one in parameters]
+            shapes = [(parameter.numel(),) for parameter in parameters]
             parts = cut(error[: plan.numel], shapes)
             self.loose_errors.update(zip(numbers, parts, strict=True))
         qs = self.qs.pop(index, None)

@@ -48,13 +48,13 @@ class HookState:
         Raises:
             UsageError: neither the program nor a module has given a group yet.
         """
-        found = self.process_group or self._module_group
-        if found is None:
+        group = self.process_group or self._module_group
+        if group is None:
             raise UsageError(
                 f"this {type(self).__name__} has no group: register it with a module, "
                 "or set its `process_group`"
             )
-        return found
+        return group
 
     def bind(self, group: Group, parameters: Sequence[torch.Tensor]) -> None:
         """Bind the state to a module; idempotent.
@@ -70,7 +70,9 @@ class HookState:
             mine is not theirs for mine, theirs in zip(known, parameters, strict=True)
         ):
             self._parameters = list(parameters)
-            self._number_of = {id(one): n for n, one in enumerate(self._parameters)}
+            self._number_of = {
+                id(parameter): n for n, parameter in enumerate(self._parameters)
+            }
 
     def numbers_of(self, parameters: Sequence[torch.Tensor]) -> tuple[int, ...]:
         """Return the numbers of these parameters in the module.

@@ -88,13 +88,13 @@ class ModelAverager(ABC):
         Cancellation:
             The averaging fails on all ranks that have not ended it.
         """
-        found = _with_gradients(params)
+        parameters = _with_gradients(params)
         self.group.parts.check_on_loop("average_parameters")
         self._joinable.check("an averaging of parameters")
         await self._joinable.begin()
         mean = self._due()
         if mean is not None:
-            await mean.take(found)
+            await mean.take(parameters)
         self.step += 1
 
 
@@ -224,7 +224,7 @@ class _Mean:
             raise
 
     async def _take(self, group: Group, parameters: Sequence[torch.Tensor]) -> None:
-        names = {f"parameter {n}": one for n, one in enumerate(parameters)}
+        names = {f"parameter {n}": parameter for n, parameter in enumerate(parameters)}
         try:
             await verify(group, names, {})
         except UsageError as error:
@@ -234,7 +234,7 @@ class _Mean:
         if not parameters:
             return
         dtype = _dtype_of(parameters)
-        numel = sum(one.numel() for one in parameters)
+        numel = sum(parameter.numel() for parameter in parameters)
         memory = self._memory
         if memory is None or memory.dtype != dtype or memory.numel() != numel:
             self._memory = None
@@ -258,20 +258,20 @@ def _with_gradients(params: Averaged) -> list[torch.Tensor]:
     wanted = "a list of parameters, or of groups of them"
     if isinstance(params, torch.Tensor):
         raise wrong("params", wanted, params)
-    found: list[torch.Tensor] = []
-    for index, one in enumerate(listed("params", params, wanted)):
+    parameters: list[torch.Tensor] = []
+    for index, entry in enumerate(listed("params", params, wanted)):
         its_name = f"params[{index}]"
-        if isinstance(one, Mapping) and "params" in one:
-            found += listed(its_name, one["params"], wanted)
+        if isinstance(entry, Mapping) and "params" in entry:
+            parameters += listed(its_name, entry["params"], wanted)
         else:
-            check_kind(its_name, one, torch.Tensor, "a tensor, or a group of tensors")
-            found.append(one)
-    return [one for one in found if one.grad is not None]
+            check_kind(its_name, entry, torch.Tensor, "a tensor, or a group of tensors")
+            parameters.append(entry)
+    return [parameter for parameter in parameters if parameter.grad is not None]
 
 
 def _dtype_of(parameters: Sequence[torch.Tensor]) -> torch.dtype:
     """Return the dtype in which parameters are added: their widest."""
-    dtypes = [one.dtype for one in parameters]
+    dtypes = [parameter.dtype for parameter in parameters]
     for number, dtype in enumerate(dtypes):
         if not (dtype.is_floating_point or dtype.is_complex):
             raise UsageError(
@@ -290,15 +290,15 @@ def _block(group: Group, size: int) -> Sequence[int]:
 def _check_levels(levels: Mapping[int, int], ranks: int) -> None:
     name = "period_group_size_dict"
     check_kind(name, levels, Mapping, "numbers of ranks by period")
-    for one in (*levels, *levels.values()):
-        check_kind(name, one, int, "numbers of ranks by period")
+    for number in (*levels, *levels.values()):
+        check_kind(name, number, int, "numbers of ranks by period")
     if not levels:
         raise UsageError("period_group_size_dict must have at least one period")
     periods, sizes = list(levels), list(levels.values())
-    for what, numbers in (("period", periods), ("size", sizes)):
+    for noun, numbers in (("period", periods), ("size", sizes)):
         if numbers[0] < 1 or numbers != sorted(numbers):
             raise UsageError(
-                f"each {what} of period_group_size_dict must be positive, and not "
+                f"each {noun} of period_group_size_dict must be positive, and not "
                 f"smaller than the one before, not {numbers}"
             )
     if sizes[-1] != ranks or any(ranks % size for size in sizes):

@@ -100,7 +100,9 @@ async def step_in_thread(
         It waits until the thread has ended, as that changes parameters.
     """
     step: Callable[..., Any] = optimizer.step
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    parameters = [
+        parameter for group in optimizer.param_groups for parameter in group["params"]
+    ]
     user = user_of(threads, parameters)
     if closure is None:
         return await in_thread(step, user)

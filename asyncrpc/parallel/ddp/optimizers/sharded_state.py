@@ -24,11 +24,11 @@ State: TypeAlias = dict[str, Any]
 def with_places(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return copies of groups, with places for parameters."""
     sizes = [len(group["params"]) for group in groups]
-    found = []
+    copies = []
     for group, places in zip(groups, places_of(sizes), strict=True):
         others = {name: group[name] for name in group if name != "params"}
-        found.append({**copy.deepcopy(others), "params": list(places)})
-    return found
+        copies.append({**copy.deepcopy(others), "params": list(places)})
+    return copies
 
 
 def copied(
@@ -47,7 +47,9 @@ def copied(
         UsageError: the optimizer keeps a value that belongs to no parameter.
     """
     return {
-        place: pytree.tree_map_only(torch.Tensor, lambda one: one.cpu().clone(), value)
+        place: pytree.tree_map_only(
+            torch.Tensor, lambda tensor: tensor.cpu().clone(), value
+        )
         for place, value in _by_places(optimizer, places)
     }
 
@@ -80,7 +82,7 @@ def from_bytes(saved: torch.Tensor, who: str) -> dict[int, dict[str, Any]]:
         OptimizerError: a value in it could only be made by running code.
     """
     try:
-        found: dict[int, dict[str, Any]] = torch.load(
+        state: dict[int, dict[str, Any]] = torch.load(
             io.BytesIO(saved.numpy().tobytes()), weights_only=True
         )
     except pickle.UnpicklingError as error:
@@ -88,7 +90,7 @@ def from_bytes(saved: torch.Tensor, who: str) -> dict[int, dict[str, Any]]:
             f"the state of {who} must have only tensors, numbers, strings and "
             f"containers of these: {error}"
         ) from error
-    return found
+    return state
 
 
 def part_of(
@@ -109,7 +111,7 @@ def part_of(
     groups = copy.deepcopy(renumbered(state["param_groups"], sizes, number_of))
     own = {
         number: pytree.tree_map_only(
-            torch.Tensor, lambda one: one.detach().clone(), state["state"][place]
+            torch.Tensor, lambda tensor: tensor.detach().clone(), state["state"][place]
         )
         for place, number in number_of.items()
         if place in state["state"]
@@ -120,15 +122,15 @@ def part_of(
 def _by_places(
     optimizer: torch.optim.Optimizer, places: Sequence[int]
 ) -> list[tuple[int, Any]]:
-    found = []
+    pairs = []
     for number, value in optimizer.state_dict()["state"].items():
         if type(number) is not int:
             raise UsageError(
                 f"the optimizer keeps {number!r}, which belongs to no parameter, so "
                 "its state cannot be put together"
             )
-        found.append((places[number], value))
-    return found
+        pairs.append((places[number], value))
+    return pairs
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:

@@ -76,7 +76,9 @@ class Piece:
         self.parameters = parameters
         self._bucket = bucket
         self.nbytes = (
-            sum(one.nbytes for one in parameters) if bucket is None else bucket.nbytes
+            sum(parameter.nbytes for parameter in parameters)
+            if bucket is None
+            else bucket.nbytes
         )
 
     def memory(self) -> torch.Tensor | None:
@@ -147,18 +149,21 @@ class Shards:
                     for root, owned in enumerate(self._owned)
                 ]
             self._made_for = self._look()
-        return before != [one for one, _ in self._made_for]
+        return before != [is_sent_now for is_sent_now, _ in self._made_for]
 
     @property
     def parameters(self) -> list[torch.Tensor]:
         """Return the parameters of all ranks."""
-        return [one for owned in self._owned for one in owned]
+        return [parameter for owned in self._owned for parameter in owned]
 
     def _look(self) -> list[tuple[bool, int]]:
         return [
-            (is_sent(one), one.data_ptr() if self._as_views and one.is_cpu else 0)
+            (
+                is_sent(parameter),
+                parameter.data_ptr() if self._as_views and parameter.is_cpu else 0,
+            )
             for owned in self._owned
-            for one in owned
+            for parameter in owned
         ]
 
     @with_defaults
@@ -175,7 +180,8 @@ class Shards:
                     "bucket in host memory: use parameters_as_bucket_view=False"
                 )
         old = [
-            range(one.data_ptr(), one.data_ptr() + one.nbytes) for one in self._buckets
+            range(bucket.data_ptr(), bucket.data_ptr() + bucket.nbytes)
+            for bucket in self._buckets
         ]
         buckets = []
         for root, owned in enumerate(self._owned):
@@ -227,13 +233,13 @@ class Shards:
             )
 
         def take_theirs() -> None:
-            for owned, received in zip(self._pieces, found, strict=True):
+            for owned, received in zip(self._pieces, gathered, strict=True):
                 if owned is not mine:
                     parts = cut(received, [(piece.nbytes,) for piece in owned])
                     for piece, part in zip(owned, parts, strict=True):
                         piece.take(part)
 
-        found = await group.all_gather(await run_beside(pack_mine, 0, user))
+        gathered = await group.all_gather(await run_beside(pack_mine, 0, user))
         await run_beside(take_theirs, 0, user)
 
     async def _broadcast(self, group: Group, piece: Piece) -> None:
@@ -259,12 +265,18 @@ def is_sent(parameter: torch.Tensor) -> bool:
 
 def _sent(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return the parameters that are sent and not empty."""
-    return [one for one in parameters if is_sent(one) and one.numel()]
+    return [
+        parameter
+        for parameter in parameters
+        if is_sent(parameter) and parameter.numel()
+    ]
 
 
 def _portions(parameters: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
     """Cut parameters into portions that are sent together."""
-    alone = [[one] for one in parameters if one.nbytes >= _ALONE_BYTES]
+    alone = [
+        [parameter] for parameter in parameters if parameter.nbytes >= _ALONE_BYTES
+    ]
     together: list[list[torch.Tensor]] = []
     nbytes = _PACKED_BYTES
     for parameter in parameters:

@@ -149,13 +149,13 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         self._is_made = True
 
     def _share(self, parameters: list[torch.Tensor]) -> list[int]:
-        return self._partition.add([one.numel() for one in parameters])
+        return self._partition.add([parameter.numel() for parameter in parameters])
 
     def _part(self, index: int) -> dict[str, Any]:
         """Return a group with the parameters of this rank only."""
         whole = self.param_groups[index]
         pairs = zip(whole["params"], self._owners[index], strict=True)
-        params = [one for one, owner in pairs if owner == self.group.rank]
+        params = [parameter for parameter, owner in pairs if owner == self.group.rank]
         return {**options_in(whole), "params": params}
 
     @property
@@ -261,10 +261,10 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
 
     @asynccontextmanager
     async def _together(
-        self, what: str, *, repairs: bool = False
+        self, job: str, *, repairs: bool = False
     ) -> AsyncIterator[Group]:
         """Run a job with all ranks; if it fails here, it fails for all."""
-        self.group.parts.check_on_loop(f"ZeroRedundancyOptimizer.{what}")
+        self.group.parts.check_on_loop(f"ZeroRedundancyOptimizer.{job}")
         self._check_idle()
         if self._torn and not repairs:
             raise OptimizerError(
@@ -272,12 +272,12 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
                 "between ranks: `await optimizer.synchronize()` at every rank, or load "
                 "a checkpoint"
             )
-        self._running = what
+        self._running = job
         try:
             yield self._own.renew() if repairs else self._own.enter()
         except BaseException as error:
             self._is_met = False
-            self._own.leave(reason_for(f"its `{what}`", error))
+            self._own.leave(reason_for(f"its `{job}`", error))
             raise
         finally:
             self._running = ""
@@ -320,8 +320,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             for option in sorted(options_in(group)):
                 if isinstance(group[option], _PLAIN):
                     described[f"{option} of group {index}"] = group[option]
-        for name, one in self._named().items():
-            if not one.requires_grad and is_sent(one):
+        for name, parameter in self._named().items():
+            if not parameter.requires_grad and is_sent(parameter):
                 described[f"the gradient of {name}"] = "there, though it is frozen"
         return described
 
@@ -421,12 +421,12 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         for rank in range(group.size):
             if rank == to:
                 continue
-            found = await group.gather(mine if rank == group.rank else nothing, to)
+            gathered = await group.gather(mine if rank == group.rank else nothing, to)
             if rank == group.rank:
                 mine = nothing
-            if found is not None:
+            if gathered is not None:
                 who = f"rank {rank} ({group.members[rank]!r})"
-                came = found[rank]
+                came = gathered[rank]
                 state |= await in_thread(
                     lambda came=came, who=who: from_bytes(came, who)  # type: ignore[misc]  # a default is how a lambda keeps a value
                 )
@@ -464,7 +464,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             )
         whole: State = {
             "state": dict(self._whole["state"]),
-            "param_groups": [dict(one) for one in self._whole["param_groups"]],
+            "param_groups": [dict(group) for group in self._whole["param_groups"]],
         }
         for after in self._optimizer_state_dict_post_hooks.values():
             changed = after(self, whole)
@@ -553,8 +553,8 @@ def _listed(group: dict[str, Any]) -> dict[str, Any]:
         return group
     params = listed("params", params, "a list of parameters")
     seen: set[int] = set()
-    for place, given in enumerate(params):
-        parameter = given[1] if isinstance(given, tuple) else given
+    for place, entry in enumerate(params):
+        parameter = entry[1] if isinstance(entry, tuple) else entry
         if not isinstance(parameter, torch.Tensor):
             continue  # which torch refuses
         if parameter.layout is not torch.strided:

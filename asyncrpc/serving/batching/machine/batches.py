@@ -64,9 +64,9 @@ class BatchQueue(Generic[T]):
             return []
         waiting = self.queue.waiting
         due = [
-            one
-            for one in waiting.buckets
-            if is_closing or self._is_full(one) or self._due_s(one) <= now_s
+            bucket
+            for bucket in waiting.buckets
+            if is_closing or self._is_full(bucket) or self._due_s(bucket) <= now_s
         ]
         if not due:
             return []
@@ -79,7 +79,7 @@ class BatchQueue(Generic[T]):
         if (drops_at_s := self.queue.drops_at_s) is not None:
             times.append(drops_at_s)
         if self.queue.rate.has_place:
-            times += [self._due_s(one) for one in self.queue.waiting.buckets]
+            times += [self._due_s(bucket) for bucket in self.queue.waiting.buckets]
         return min(times, default=None)
 
     def _is_full(self, bucket: Hashable) -> bool:

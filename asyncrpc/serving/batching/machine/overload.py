@@ -180,9 +180,9 @@ class ServiceQueue(Generic[T]):
         answer_s = wait_s + (self.rate.turn_s if limits.whole_turns else 0.0)
         if now_s + answer_s <= deadline_s:
             return None
-        what = "be answered" if limits.whole_turns else "begin"
+        verb = "be answered" if limits.whole_turns else "begin"
         return (
-            f"at the present rate it would {what} after {answer_s:.3g} s, and its "
+            f"at the present rate it would {verb} after {answer_s:.3g} s, and its "
             f"deadline is in {deadline_s - now_s:.3g} s"
         )
 
@@ -205,9 +205,9 @@ class ServiceQueue(Generic[T]):
         self, bucket: Hashable, count_max: int, size_max: int | None
     ) -> list[QueuedRequest[T]]:
         """Take out the next requests; see `FairQueue.take`."""
-        taken = self.waiting.take(bucket, count_max, size_max)
-        self.counts.taken += len(taken)
-        return taken
+        requests = self.waiting.take(bucket, count_max, size_max)
+        self.counts.taken += len(requests)
+        return requests
 
     # --- requests to drop ------------------------------------------------------------
 

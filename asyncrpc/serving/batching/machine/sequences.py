@@ -112,14 +112,14 @@ class ModelSequence(Generic[T]):
     """One sequence.
 
     Attributes:
-        what: the service's own object, which is not read here.
+        subject: the service's own object, which is not read here.
         memory: the most that it takes.
     """
 
-    __slots__ = ("memory", "state", "what")
+    __slots__ = ("memory", "state", "subject")
 
-    def __init__(self, what: T, memory: int) -> None:
-        self.what = what
+    def __init__(self, subject: T, memory: int) -> None:
+        self.subject = subject
         self.memory = memory
         self.state = SequenceState.WAITING
 

@@ -126,28 +126,28 @@ def _pieces(value: Any) -> Iterator[tuple[str, int]]:
         yield _ENCODER.encode(value), count
     elif isinstance(value, Mapping):
         before = "{"
-        for key, one in value.items():
+        for key, item in value.items():
             yield f"{before}{_ENCODER.encode(key)}: ", 1
-            yield from _pieces(one)
+            yield from _pieces(item)
             before = ", "
         yield "}", 0
     else:
         before = "["
-        for one in value:
+        for item in value:
             yield before, 0
-            yield from _pieces(one)
+            yield from _pieces(item)
             before = ", "
         yield "]", 0
 
 
 def _size(value: Any) -> int:
     """Return the size of a value, counted up to just above `PIECE_MAX`."""
-    left, count = [value], 0
-    while left and count <= PIECE_MAX:
-        one = left.pop()
+    pending, count = [value], 0
+    while pending and count <= PIECE_MAX:
+        item = pending.pop()
         count += 1
-        if isinstance(one, Mapping):
-            left.extend(one.values())
-        elif isinstance(one, (list, tuple)):
-            left.extend(one)
+        if isinstance(item, Mapping):
+            pending.extend(item.values())
+        elif isinstance(item, (list, tuple)):
+            pending.extend(item)
     return count

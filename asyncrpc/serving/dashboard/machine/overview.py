@@ -63,41 +63,41 @@ class GroupHistory:
     def columns(self) -> dict[str, list[Any]]:
         """Return the moments column by column."""
         return {
-            name: [one[place] for one in self._moments]
+            name: [moment[place] for moment in self._moments]
             for place, name in enumerate(Moment._fields)
         }
 
 
-def row_of(name: str, rank: int, told: WorkerSummary) -> Row:
+def row_of(name: str, rank: int, summary: WorkerSummary) -> Row:
     """Return the row of a worker that has answered."""
-    made, served = told.rates.made, told.rates.served
+    outgoing, served = summary.rates.made, summary.rates.served
     return {
         "worker": name,
         "rank": _rank(rank),
-        "host": told.host,
-        "pid": told.pid,
-        "state": state_of(told),
-        "since_s": known_age(told.running_s),
-        "made_per_s": known(made.per_s),
+        "host": summary.host,
+        "pid": summary.pid,
+        "state": state_of(summary),
+        "since_s": known_age(summary.running_s),
+        "made_per_s": known(outgoing.per_s),
         "served_per_s": known(served.per_s),
-        "failed_per_s": known(made.failed_per_s),
-        "p50_s": known(made.p50_s),
-        "p99_s": known(made.p99_s),
-        "bytes_per_s": known(made.bytes_per_s),
-        "lag_s": known(told.lag_s),
-        "memory_bytes": known_bytes(told.memory_bytes),
-        "slab_bytes": told.slab_bytes,
-        "references": told.references,
-        "tasks": told.tasks,
-        "calls_under_way": told.calls_made,
+        "failed_per_s": known(outgoing.failed_per_s),
+        "p50_s": known(outgoing.p50_s),
+        "p99_s": known(outgoing.p99_s),
+        "bytes_per_s": known(outgoing.bytes_per_s),
+        "lag_s": known(summary.lag_s),
+        "memory_bytes": known_bytes(summary.memory_bytes),
+        "slab_bytes": summary.slab_bytes,
+        "references": summary.references,
+        "tasks": summary.tasks,
+        "calls_under_way": summary.calls_made,
     }
 
 
-def state_of(told: WorkerSummary) -> str:
+def state_of(summary: WorkerSummary) -> str:
     """Return the state of a worker that has answered."""
-    if told.is_draining:
+    if summary.is_draining:
         return "draining"
-    return "busy" if told.lag_s >= BUSY_S else "well"
+    return "busy" if summary.lag_s >= BUSY_S else "well"
 
 
 def silent_row(name: str, rank: int, silent: NoAnswer) -> Row:
@@ -143,8 +143,8 @@ def totals_of(rows: Iterable[Row]) -> Slices[dict[str, Any]]:
 
 def moment_of(at_s: float, totals: Mapping[str, Any]) -> Moment:
     """Return the part of a look that the history keeps."""
-    made, memory = totals["calls_made_per_s"], totals["memory_bytes"]
-    return Moment(at_s, made, totals["p99_s"], memory)
+    calls_per_s, memory = totals["calls_made_per_s"], totals["memory_bytes"]
+    return Moment(at_s, calls_per_s, totals["p99_s"], memory)
 
 
 def matrix_of(
@@ -159,7 +159,7 @@ def matrix_of(
     names = list(shown[:MATRIX_MAX])
     cells = []
     for name in names:
-        by_peer = {one.peer: one for one in links.get(name, ()) if one.peer != name}
+        by_peer = {link.peer: link for link in links.get(name, ()) if link.peer != name}
         cells.append([_cell(by_peer.get(other)) for other in names])
     return {"workers": names, "cells": cells, "left_out": max(0, total - len(names))}
 

@@ -119,34 +119,34 @@ class Gate:
             UsageError: the token is the secret.
         """
         self._ticket = None if ticket is None else ticket.encode()
-        given = None if token is None else token.encode()
-        if given is not None and secret is not None:
-            if hmac.compare_digest(given, secret):
+        token_bytes = None if token is None else token.encode()
+        if token_bytes is not None and secret is not None:
+            if hmac.compare_digest(token_bytes, secret):
                 raise UsageError(
                     "token must not be the secret of the group, because programs send "
                     "it unencrypted; use secrets.token_urlsafe()"
                 )
             self.takes = "either"
-        elif given is not None:
+        elif token_bytes is not None:
             self.takes = "token"
         else:
             self.takes = "nothing" if secret is None else "secret"
-        keys = [one for one in (given, secret) if one is not None]
+        keys = [key for key in (token_bytes, secret) if key is not None]
         self._tokens = [token_of(key).encode() for key in keys]
-        if given is not None:
-            self._tokens.append(given)
+        if token_bytes is not None:
+            self._tokens.append(token_bytes)
 
     def is_token(self, text: str) -> bool:
         """Return whether this is a token, compared in constant time."""
         sent = text.encode(errors="replace")
-        is_right = [hmac.compare_digest(one, sent) for one in self._tokens]
+        is_right = [hmac.compare_digest(token, sent) for token in self._tokens]
         return any(is_right)
 
-    def take_ticket(self, given: str) -> bool:
+    def take_ticket(self, ticket: str) -> bool:
         """Return whether this is the ticket, and invalidate it if it is."""
         if self._ticket is None:
             return False
-        if not hmac.compare_digest(self._ticket, given.encode(errors="replace")):
+        if not hmac.compare_digest(self._ticket, ticket.encode(errors="replace")):
             return False
         self._ticket = None
         return True

@@ -30,16 +30,16 @@ class CheckFinding(NamedTuple):
     advice: str = ""
 
 
-def ok(check: str, found: str) -> CheckFinding:
+def ok(check: str, observation: str) -> CheckFinding:
     """Return the finding that all is well."""
-    return CheckFinding(check, CheckState.OK, found)
+    return CheckFinding(check, CheckState.OK, observation)
 
 
-def note(check: str, found: str, advice: str) -> CheckFinding:
+def note(check: str, observation: str, advice: str) -> CheckFinding:
     """Return a finding that something could be better."""
-    return CheckFinding(check, CheckState.NOTE, found, advice)
+    return CheckFinding(check, CheckState.NOTE, observation, advice)
 
 
-def wrong(check: str, found: str, advice: str) -> CheckFinding:
+def wrong(check: str, observation: str, advice: str) -> CheckFinding:
     """Return a finding that something is wrong."""
-    return CheckFinding(check, CheckState.WRONG, found, advice)
+    return CheckFinding(check, CheckState.WRONG, observation, advice)

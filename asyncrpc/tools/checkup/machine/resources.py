@@ -66,10 +66,12 @@ def check_memory(facts: MemoryFacts) -> Iterator[CheckFinding]:
 def _of_host(facts: MemoryFacts) -> CheckFinding:
     if facts.total is None or facts.available is None:
         return ok("memory", "unknown here")
-    found = f"{size_of(facts.available)} of {size_of(facts.total)} available"
+    observation = f"{size_of(facts.available)} of {size_of(facts.total)} available"
     if facts.available < (1 - _FULL) * facts.total:
-        return note("memory", found, "the kernel may end processes: use less of it")
-    return ok("memory", found)
+        return note(
+            "memory", observation, "the kernel may end processes: use less of it"
+        )
+    return ok("memory", observation)
 
 
 def _of_cgroup(facts: MemoryFacts) -> Iterator[CheckFinding]:
@@ -84,19 +86,19 @@ def _of_cgroup(facts: MemoryFacts) -> Iterator[CheckFinding]:
         yield ok("memory limit", "none by a cgroup")
         return
     used = "" if facts.used is None else f", {size_of(facts.used)} of it used"
-    found = f"{size_of(facts.limit)} by the cgroup{used}"
+    observation = f"{size_of(facts.limit)} by the cgroup{used}"
     if facts.used is not None and facts.used > _FULL * facts.limit:
         advice = "the kernel ends processes at the limit: raise it, or use less"
-        yield note("memory limit", found, advice)
+        yield note("memory limit", observation, advice)
     elif facts.shared_limit > facts.limit / 2:
         yield note(
             "memory limit",
-            found,
+            observation,
             f"a worker may share up to {size_of(facts.shared_limit)} with its peers, "
             "which counts: lower LimitOptions.shared_memory_bytes, or raise the limit",
         )
     else:
-        yield ok("memory limit", found)
+        yield ok("memory limit", observation)
 
 
 def check_files(facts: FileFacts) -> Iterator[CheckFinding]:
@@ -106,9 +108,9 @@ def check_files(facts: FileFacts) -> Iterator[CheckFinding]:
     if facts.files_max is None:
         yield ok("open files", f"no limit{used}")
         return
-    found = f"{facts.files_max} (RLIMIT_NOFILE){used}"
+    observation = f"{facts.files_max} (RLIMIT_NOFILE){used}"
     if facts.files_max >= wanted:
-        yield ok("open files", found)
+        yield ok("open files", observation)
         return
     workers = "a worker" if facts.workers == 1 else f"{facts.workers} workers"
     how = f"`ulimit -n {wanted}`"
@@ -116,7 +118,7 @@ def check_files(facts: FileFacts) -> Iterator[CheckFinding]:
         how = "root sets it in limits.conf, LimitNOFILE= or `docker run --ulimit`"
     advice = f"{workers} may need {wanted}: {how}"
     is_full = facts.opened is not None and facts.opened > _FULL * facts.files_max
-    yield (wrong if is_full else note)("open files", found, advice)
+    yield (wrong if is_full else note)("open files", observation, advice)
 
 
 def check_shared_memory(facts: SharedMemoryFacts) -> Iterator[CheckFinding]:
@@ -124,17 +126,17 @@ def check_shared_memory(facts: SharedMemoryFacts) -> Iterator[CheckFinding]:
     if facts.size is None:
         yield note(_SHM, "does not exist", SHM_ADVICE)
         return
-    found = f"{size_of(facts.size)}, {size_of(facts.free)} free"
+    observation = f"{size_of(facts.size)}, {size_of(facts.free)} free"
     if not facts.is_writable:
         advice = f"this user may not write there: {SHM_ADVICE}"
-        yield note(_SHM, f"{found}, read-only", advice)
+        yield note(_SHM, f"{observation}, read-only", advice)
     elif facts.size < SHARED_MEMORY_WANTED_BYTES:
-        yield note(_SHM, found, f"it is small: {SHM_ADVICE}")
+        yield note(_SHM, observation, f"it is small: {SHM_ADVICE}")
     elif facts.free < (1 - _FULL) * facts.size:
         advice = "remove what dead programs have left there: `ls -l /dev/shm`"
-        yield note(_SHM, f"{found}: nearly full", advice)
+        yield note(_SHM, f"{observation}: nearly full", advice)
     else:
-        yield ok(_SHM, found)
+        yield ok(_SHM, observation)
 
 
 def check_pages(facts: PageFacts) -> Iterator[CheckFinding]:
@@ -142,16 +144,16 @@ def check_pages(facts: PageFacts) -> Iterator[CheckFinding]:
     if not facts.private and not facts.reserved:
         yield ok("huge pages", "this kernel has none")
         return
-    found = f"private {facts.private or 'none'}, shared {facts.shared or 'none'}"
+    observation = f"private {facts.private or 'none'}, shared {facts.shared or 'none'}"
     if facts.reserved:
         free = f"{facts.free} of {facts.reserved} free"
-        found = f"{found}; {free}, {size_of(facts.page_bytes)} each"
+        observation = f"{observation}; {free}, {size_of(facts.page_bytes)} each"
     if facts.private == "never":
         yield note(
             "huge pages",
-            found,
+            observation,
             "large tensors take more time to allocate and to read: `echo madvise > "
             "/sys/kernel/mm/transparent_hugepage/enabled`, as root",
         )
     else:
-        yield ok("huge pages", found)
+        yield ok("huge pages", observation)

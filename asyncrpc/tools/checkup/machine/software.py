@@ -28,8 +28,10 @@ def meets(version: str, wanted: str) -> bool:
     """
     ours = _numbers(version)
     for part in wanted.split(","):
-        found = _CONDITION.fullmatch(part)
-        if found is not None and not _holds(ours, found[1], _numbers(found[2])):
+        condition = _CONDITION.fullmatch(part)
+        if condition is not None and not _holds(
+            ours, condition[1], _numbers(condition[2])
+        ):
             return False
     return True
 
@@ -41,7 +43,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _holds(ours: tuple[int, ...], sign: str, theirs: tuple[int, ...]) -> bool:
     pairs = list(zip_longest(ours, theirs, fillvalue=0))
-    left, right = [one for one, _ in pairs], [one for _, one in pairs]
+    left, right = [number for number, _ in pairs], [number for _, number in pairs]
     if sign == "~=":
         most = len(theirs) - 1
         return left >= right and left[:most] == right[:most]
@@ -63,30 +65,34 @@ def check_versions(facts: VersionFacts) -> Iterator[CheckFinding]:
     else:
         advice = f"asyncrpc asks for Python {facts.python_wanted}: install that"
         yield wrong("Python", facts.python, advice)
-    for one in facts.libraries:
-        if one.version or not one.extra:
-            yield _check_library(one, facts.built_with)
-    missing = [one for one in facts.libraries if one.extra and not one.version]
+    for library in facts.libraries:
+        if library.version or not library.extra:
+            yield _check_library(library, facts.built_with)
+    missing = [
+        library for library in facts.libraries if library.extra and not library.version
+    ]
     if missing:
-        names = ", ".join(f"{one.name} [{one.extra}]" for one in missing)
+        names = ", ".join(f"{library.name} [{library.extra}]" for library in missing)
         yield ok("extras", f"not installed: {names}")
 
 
-def _check_library(one: LibraryFacts, built_with: tuple[str, ...]) -> CheckFinding:
+def _check_library(library: LibraryFacts, built_with: tuple[str, ...]) -> CheckFinding:
     # A package index may have no newer version for this platform.
-    install = f"pip install '{one.name}{one.wanted}'"
-    if not one.version:
-        if one.name == UVLOOP:
+    install = f"pip install '{library.name}{library.wanted}'"
+    if not library.version:
+        if library.name == UVLOOP:
             return note(
-                one.name, "not installed", f"calls are slower without it: {install}"
+                library.name, "not installed", f"calls are slower without it: {install}"
             )
-        return wrong(one.name, "not installed", install)
-    found = one.version
-    if one.name == "torch" and built_with:
-        found = f"{found}, built with {', '.join(built_with)}"
-    if meets(one.version, one.wanted):
-        return ok(one.name, found)
-    return wrong(one.name, found, f"asyncrpc asks for {one.wanted}: {install}")
+        return wrong(library.name, "not installed", install)
+    observation = library.version
+    if library.name == "torch" and built_with:
+        observation = f"{observation}, built with {', '.join(built_with)}"
+    if meets(library.version, library.wanted):
+        return ok(library.name, observation)
+    return wrong(
+        library.name, observation, f"asyncrpc asks for {library.wanted}: {install}"
+    )
 
 
 def check_loop(facts: LoopFacts) -> Iterator[CheckFinding]:
@@ -119,12 +125,12 @@ def check_threads(facts: ThreadFacts) -> Iterator[CheckFinding]:
         limit = f"{facts.quota_cores:g} of {facts.cores} cores by the cgroup's quota"
     each = max(1, room // here)
     workers = f"{here} workers x " if here > 1 else ""
-    found = f"torch {workers}{facts.torch_threads}, plain functions "
-    found += f"{facts.pool_threads}, {limit}"
+    observation = f"torch {workers}{facts.torch_threads}, plain functions "
+    observation += f"{facts.pool_threads}, {limit}"
     if facts.torch_threads > each:
         yield note(
             "threads",
-            found,
+            observation,
             f"more threads of torch than cores slow each other: OMP_NUM_THREADS={each}"
             + (f" (it is {facts.omp})" if facts.omp else "")
             + ", or torch.set_num_threads",
@@ -132,11 +138,11 @@ def check_threads(facts: ThreadFacts) -> Iterator[CheckFinding]:
     elif facts.cores < here:
         yield note(
             "threads",
-            found,
+            observation,
             "workers that share a core answer late: start fewer, or give them more",
         )
     else:
-        yield ok("threads", found)
+        yield ok("threads", observation)
 
 
 def check_timeouts(facts: TimeoutFacts) -> Iterator[CheckFinding]:

@@ -34,15 +34,15 @@ def check_clocks(facts: ClockFacts) -> Iterator[CheckFinding]:
     elif facts.source in QUICK_SOURCES:
         yield ok("monotonic clock", facts.source)
     else:
-        better = [one for one in facts.available if one in QUICK_SOURCES]
+        better = [source for source in facts.available if source in QUICK_SOURCES]
         how = (
             f"as root: `echo {better[0]} > /sys/devices/system/clocksource/clocksource0"
             "/current_clocksource`"
             if better
             else "the kernel offers no quicker one: `dmesg | grep -i tsc` says why"
         )
-        found = f"{facts.source}: slow to read"
-        yield note("monotonic clock", found, f"each call reads it: {how}")
+        observation = f"{facts.source}: slow to read"
+        yield note("monotonic clock", observation, f"each call reads it: {how}")
     yield _of_wall(facts)
 
 
@@ -72,49 +72,55 @@ def check_network(facts: NetworkFacts) -> Iterator[CheckFinding]:
     if facts.trouble:
         yield wrong("interface", "none is chosen", facts.trouble)
         return
-    outside = [one for one in facts.advertised if not is_loopback(one)]
+    outside = [address for address in facts.advertised if not is_loopback(address)]
     if not outside:
-        found = "no address but loopback"
+        observation = "no address but loopback"
         if facts.is_one_host:
-            yield ok("interface", found)
+            yield ok("interface", observation)
             return
         advice = "other hosts cannot reach this one: give it a network interface"
-        yield note("interface", found, advice)
+        yield note("interface", observation, advice)
         return
     yield _of_choice(facts, outside)
     yield from _of_packets(facts, outside[0])
 
 
 def _of_choice(facts: NetworkFacts, outside: list[str]) -> CheckFinding:
-    names = {address: one.name for one in facts.interfaces for address in one.addresses}
+    names = {
+        address: interface.name
+        for interface in facts.interfaces
+        for address in interface.addresses
+    }
     first = outside[0]
-    versions = {"IPv6" if ":" in one else "IPv4" for one in outside}
-    found = f"{names.get(first, '?')} {first} ({' and '.join(sorted(versions))})"
-    others = sorted({names.get(one, "?") for one in outside} - {names.get(first, "?")})
+    versions = {"IPv6" if ":" in address else "IPv4" for address in outside}
+    observation = f"{names.get(first, '?')} {first} ({' and '.join(sorted(versions))})"
+    others = sorted(
+        {names.get(address, "?") for address in outside} - {names.get(first, "?")}
+    )
     if facts.chosen_by:
-        return ok("interface", f"{found}, by {facts.chosen_by}")
+        return ok("interface", f"{observation}, by {facts.chosen_by}")
     if not others:
-        return ok("interface", found)
-    found = f"{found}, then {', '.join(others)}"
+        return ok("interface", observation)
+    observation = f"{observation}, then {', '.join(others)}"
     if facts.is_one_host:
-        return ok("interface", found)
+        return ok("interface", observation)
     return note(
         "interface",
-        found,
+        observation,
         "workers try the addresses in this order: if another interface is meant, "
         f"name it, as in ASYNCRPC_INTERFACE={others[0]}",
     )
 
 
 def _of_packets(facts: NetworkFacts, first: str) -> Iterator[CheckFinding]:
-    for one in facts.interfaces:
-        if first in one.addresses and one.mtu is not None:
-            found = f"{one.mtu} bytes on {one.name}"
-            if one.mtu < _MTU_MIN:
+    for interface in facts.interfaces:
+        if first in interface.addresses and interface.mtu is not None:
+            observation = f"{interface.mtu} bytes on {interface.name}"
+            if interface.mtu < _MTU_MIN:
                 advice = "large tensors take many small packets: raise the MTU"
-                yield note("MTU", found, advice)
+                yield note("MTU", observation, advice)
             else:
-                yield ok("MTU", found)
+                yield ok("MTU", observation)
             return
 
 
@@ -131,11 +137,11 @@ def check_secrets(facts: SecretFacts) -> Iterator[CheckFinding]:
         )
     else:
         yield ok("secret", f"{facts.secret_bytes} bytes by {facts.origin}, {tls}")
-    for one in facts.files:
-        if one.problem:
-            yield wrong(one.what, one.path, one.problem)
+    for file in facts.files:
+        if file.problem:
+            yield wrong(file.what, file.path, file.problem)
         else:
-            yield ok(one.what, f"{one.path}: only its owner can read it")
+            yield ok(file.what, f"{file.path}: only its owner can read it")
 
 
 def check_tracing(facts: TracingFacts) -> Iterator[CheckFinding]:

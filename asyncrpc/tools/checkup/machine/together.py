@@ -37,44 +37,56 @@ class GroupFinding(NamedTuple):
     workers: tuple[str, ...]
 
 
-def together(found: Mapping[str, Sequence[CheckFinding]]) -> list[GroupFinding]:
+def together(findings: Mapping[str, Sequence[CheckFinding]]) -> list[GroupFinding]:
     """Return the findings of the workers of a group, equal findings as one.
 
     If a check is well on several workers with different facts, those of the first stand
     for all, unless the facts should be the same everywhere.
 
     Args:
-        found: the findings of each worker, by name.
+        findings: of each worker, by name.
     """
-    checks = dict.fromkeys(one.check for each in found.values() for one in each)
-    return [row for check in checks for row in _of_check(check, found)]
+    checks = dict.fromkeys(
+        finding.check for each in findings.values() for finding in each
+    )
+    return [row for check in checks for row in _of_check(check, findings)]
 
 
 def _of_check(
-    check: str, found: Mapping[str, Sequence[CheckFinding]]
+    check: str, findings: Mapping[str, Sequence[CheckFinding]]
 ) -> Iterator[GroupFinding]:
     alike: dict[CheckFinding, list[str]] = {}
-    for name, each in found.items():
-        for one in each:
-            if one.check == check:
-                alike.setdefault(one, []).append(name)
-    well = {one: names for one, names in alike.items() if one.state is CheckState.OK}
+    for name, each in findings.items():
+        for finding in each:
+            if finding.check == check:
+                alike.setdefault(finding, []).append(name)
+    well = {
+        finding: names
+        for finding, names in alike.items()
+        if finding.state is CheckState.OK
+    }
     if len(well) > 1 and check in _SAME:
-        for one, names in well.items():
-            yield _row(one._replace(state=CheckState.NOTE, advice=_SAME[check]), names)
+        for finding, names in well.items():
+            yield _row(
+                finding._replace(state=CheckState.NOTE, advice=_SAME[check]), names
+            )
     elif well:
         first = next(iter(well))
-        names = [name for name in found if any(name in each for each in well.values())]
+        names = [
+            name for name in findings if any(name in each for each in well.values())
+        ]
         if len(well) > 1:
             first = first._replace(found=f"{first.found} (the first; all: --json)")
         yield _row(first, names)
-    for one, names in alike.items():
-        if one not in well:
-            yield _row(one, names)
+    for finding, names in alike.items():
+        if finding not in well:
+            yield _row(finding, names)
 
 
-def _row(one: CheckFinding, names: Sequence[str]) -> GroupFinding:
-    return GroupFinding(one.check, one.state, one.found, one.advice, tuple(names))
+def _row(finding: CheckFinding, names: Sequence[str]) -> GroupFinding:
+    return GroupFinding(
+        finding.check, finding.state, finding.found, finding.advice, tuple(names)
+    )
 
 
 def check_walls(clocks: Mapping[str, tuple[float, float]]) -> list[GroupFinding]:

@@ -38,14 +38,14 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
         "--here", action="store_true", help="only this process and its host"
     )
     parser.add_argument("--json", action="store_true", help="write JSON")
-    parser.set_defaults(act=lambda given: asyncio.run(_doctor(given)))
+    parser.set_defaults(act=lambda arguments: asyncio.run(_doctor(arguments)))
 
 
-async def _doctor(given: argparse.Namespace) -> int:
+async def _doctor(arguments: argparse.Namespace) -> int:
     here = await asyncio.to_thread(look_here, os.environ)
-    meant = await asyncio.to_thread(group_meant, given, here, os.environ)
-    group = None if meant is None else await ask_group(meant, given)
-    if given.json:
+    meant = await asyncio.to_thread(group_meant, arguments, here, os.environ)
+    group = None if meant is None else await ask_group(meant, arguments)
+    if arguments.json:
         print_json(_record(here, group))
     else:
         print("\n".join(_lines(here, group)))
@@ -62,7 +62,7 @@ def is_elsewhere(here: HereFound, group: GroupFound | None) -> bool:
 def _record(here: HereFound, group: GroupFound | None) -> dict[str, Any]:
     return {
         **as_record(here.diagnosis),
-        "checks": [plain(one) for one in here.findings],
+        "checks": [plain(finding) for finding in here.findings],
         "group": None if group is None else group.as_record(),
     }
 
@@ -71,7 +71,9 @@ def _lines(here: HereFound, group: GroupFound | None) -> list[str]:
     lines = ["this process was not started by a launcher; checks of this host:"]
     if not is_elsewhere(here, group):
         lines = as_text(here.diagnosis).splitlines()
-    rows = [(one.check, one.state.value, one.found) for one in here.findings]
+    rows = [
+        (finding.check, finding.state.value, finding.found) for finding in here.findings
+    ]
     lines += ["", *lines_of([("check", "state", "found"), *rows], wraps=True)]
     lines += _advice(here.findings)
     if group is not None:
@@ -86,8 +88,8 @@ def _group_lines(group: GroupFound) -> list[str]:
     everybody = tuple(group.checkups)
     lines = [f"{count} workers of {group.name} report of themselves:", ""]
     rows = [
-        (one.check, one.state.value, _who(one, everybody), one.found)
-        for one in group.findings
+        (finding.check, finding.state.value, _who(finding, everybody), finding.found)
+        for finding in group.findings
     ]
     if rows:
         heading = ("check", "state", "workers", "found")
@@ -98,18 +100,19 @@ def _group_lines(group: GroupFound) -> list[str]:
     return lines
 
 
-def _who(one: GroupFinding, everybody: Sequence[str]) -> str:
-    if len(one.workers) == len(everybody):
+def _who(finding: GroupFinding, everybody: Sequence[str]) -> str:
+    if len(finding.workers) == len(everybody):
         return "all"
-    more = len(one.workers) - _NAMES_MAX
-    named = ", ".join(one.workers[:_NAMES_MAX])
+    more = len(finding.workers) - _NAMES_MAX
+    named = ", ".join(finding.workers[:_NAMES_MAX])
     return f"{named} and {more} more" if more > 0 else named
 
 
 def _advice(findings: Sequence[CheckFinding] | Sequence[GroupFinding]) -> list[str]:
     lines: list[str] = []
-    for one in findings:
-        if one.state is not CheckState.OK:
-            text = f"{one.state.value}: {one.check}: {one.found}: {one.advice}"
+    for finding in findings:
+        if finding.state is not CheckState.OK:
+            title = f"{finding.state.value}: {finding.check}"
+            text = f"{title}: {finding.found}: {finding.advice}"
             lines += ["", *paragraph(text)]
     return lines

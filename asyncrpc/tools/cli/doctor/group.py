@@ -43,17 +43,18 @@ class GroupFound:
     @property
     def findings(self) -> list[GroupFinding]:
         """Return the findings of the workers, as one table."""
-        found = {name: one.findings for name, one in self.checkups.items()}
+        findings = {name: checkup.findings for name, checkup in self.checkups.items()}
         clocks = {
-            name: (one.ahead_s, one.error_s) for name, one in self.checkups.items()
+            name: (checkup.ahead_s, checkup.error_s)
+            for name, checkup in self.checkups.items()
         }
-        return [*together(found), *check_walls(clocks)]
+        return [*together(findings), *check_walls(clocks)]
 
     @property
     def is_wrong(self) -> bool:
         """Whether a worker gave no answer, or a check has found a fault."""
         return bool(self.trouble or self.silent) or any(
-            one.state is CheckState.WRONG for one in self.findings
+            finding.state is CheckState.WRONG for finding in self.findings
         )
 
     def as_record(self) -> dict[str, Any]:
@@ -61,20 +62,20 @@ class GroupFound:
         return {
             "name": self.name,
             "trouble": self.trouble,
-            "findings": [plain(one) for one in self.findings],
+            "findings": [plain(finding) for finding in self.findings],
             "workers": {
                 name: {
-                    "checks": [plain(one) for one in found.findings],
-                    "clock": {"ahead_s": found.ahead_s, "error_s": found.error_s},
+                    "checks": [plain(finding) for finding in checkup.findings],
+                    "clock": {"ahead_s": checkup.ahead_s, "error_s": checkup.error_s},
                 }
-                for name, found in self.checkups.items()
+                for name, checkup in self.checkups.items()
             },
             "silent": silent_records(self.silent),
         }
 
 
 def group_meant(
-    given: argparse.Namespace, here: HereFound, environ: Mapping[str, str]
+    arguments: argparse.Namespace, here: HereFound, environ: Mapping[str, str]
 ) -> GroupEntrance | None:
     """Return the group to ask, if any; blocks this thread.
 
@@ -84,23 +85,23 @@ def group_meant(
     Raises:
         UsageError: more than one group matches, or the named group does not exist.
     """
-    is_named = bool(given.address or given.run or given.worker)
-    if given.here:
+    is_named = bool(arguments.address or arguments.run or arguments.worker)
+    if arguments.here:
         if is_named:
             raise UsageError("--here excludes ADDRESS, --run and --worker")
         return None
     if is_named:
-        return entrance(given, environ)
+        return entrance(arguments, environ)
     if not here.diagnosis.problems:
         return None
     if environ.get(ADDRESS_VARIABLE):
-        return entrance(given, environ)
-    runs = [one for one in list_runs(places_here(environ)).runs if one.is_here]
+        return entrance(arguments, environ)
+    runs = [run for run in list_runs(places_here(environ)).runs if run.is_here]
     is_one = len(runs) == 1 and bool(runs[0].notes)
     return entrance_of(runs[0], environ) if is_one else None
 
 
-async def ask_group(meant: GroupEntrance, given: argparse.Namespace) -> GroupFound:
+async def ask_group(meant: GroupEntrance, arguments: argparse.Namespace) -> GroupFound:
     """Ask the workers of a group.
 
     Raises:
@@ -109,18 +110,24 @@ async def ask_group(meant: GroupEntrance, given: argparse.Namespace) -> GroupFou
     Cancellation:
         All connections are closed.
     """
-    found = GroupFound(meant.run.id if meant.run else meant.address)
+    group = GroupFound(meant.run.id if meant.run else meant.address)
     try:
         async with meant.observer() as observer:
             address = await meant.address_for(observer)
-            told = await checkups_of(observer, address, names=given.worker)
+            group_answers = await checkups_of(observer, address, names=arguments.worker)
     except (AuthenticationError, ConnectError) as error:
-        found.trouble = str(error)
-        return found
-    check_workers(given.worker, told.members)
-    ranks = {name: (one.rank, name) for name, one in told.members.items()}
-    for name in sorted(told.answers, key=lambda one: ranks[one]):
-        found.checkups[name] = told.answers[name]
-    wanted = given.worker or told.silent
-    found.silent = {name: one for name, one in told.silent.items() if name in wanted}
-    return found
+        group.trouble = str(error)
+        return group
+    check_workers(arguments.worker, group_answers.members)
+    ranks = {
+        name: (member.rank, name) for name, member in group_answers.members.items()
+    }
+    for name in sorted(group_answers.answers, key=lambda worker: ranks[worker]):
+        group.checkups[name] = group_answers.answers[name]
+    wanted = arguments.worker or group_answers.silent
+    group.silent = {
+        name: no_answer
+        for name, no_answer in group_answers.silent.items()
+        if name in wanted
+    }
+    return group

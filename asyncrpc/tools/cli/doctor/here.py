@@ -33,7 +33,7 @@ class HereFound(NamedTuple):
     @property
     def is_wrong(self) -> bool:
         """Whether a check has found a fault."""
-        return any(one.state is CheckState.WRONG for one in self.findings)
+        return any(finding.state is CheckState.WRONG for finding in self.findings)
 
 
 def look_here(environ: Mapping[str, str]) -> HereFound:
@@ -47,8 +47,8 @@ def look_here(environ: Mapping[str, str]) -> HereFound:
         placement = resolve(environ, launcher_pid=LAUNCHER_PID)
     except UsageError:
         placement = LaunchPlacement()
-    found = _circumstances(options, placement, environ)
-    return HereFound(diagnosis, check_all(gather(found, environ)))
+    circumstances = _circumstances(options, placement, environ)
+    return HereFound(diagnosis, check_all(gather(circumstances, environ)))
 
 
 def _circumstances(

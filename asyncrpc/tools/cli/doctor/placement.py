@@ -63,10 +63,10 @@ def host_facts(options: Options | UsageError) -> HostFacts:
     if isinstance(options, UsageError):
         return HostFacts(has_secret=False, addresses=(), trouble=str(options))
     try:
-        found = host_addresses(options.network.interface)
+        addresses = host_addresses(options.network.interface)
     except UsageError as error:
         return HostFacts(has_secret=False, addresses=(), trouble=str(error))
-    return HostFacts(options.secret is not None, tuple(map(str, found)))
+    return HostFacts(options.secret is not None, tuple(map(str, addresses)))
 
 
 def diagnose(
@@ -81,7 +81,9 @@ def diagnose(
         values = tuple(_all_values(environ))
         return Diagnosis("", (), values, tuple(problems), ())
     problems += _missing(placement)
-    values = tuple(placement.values[one] for one in Field if one in placement.values)
+    values = tuple(
+        placement.values[field] for field in Field if field in placement.values
+    )
     warnings = tuple(_of_network(placement, facts))
     return Diagnosis(
         placement.launcher, placement.outer, values, tuple(problems), warnings
@@ -136,51 +138,55 @@ def is_one_host(placement: LaunchPlacement) -> bool:
     return size is None or size in {1, placement.local_world_size}
 
 
-def as_record(found: Diagnosis) -> dict[str, Any]:
+def as_record(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return a diagnosis for programs."""
     values: list[dict[str, Any]] = [
         {
-            "field": one.field.value,
-            "value": one.content,
-            "origin": one.origin,
-            "launcher": one.launcher,
-            "derived": one.is_derived,
+            "field": value.field.value,
+            "value": value.content,
+            "origin": value.origin,
+            "launcher": value.launcher,
+            "derived": value.is_derived,
         }
-        for one in found.values
+        for value in diagnosis.values
     ]
     return {
-        "launcher": found.launcher,
-        "outer": found.outer,
+        "launcher": diagnosis.launcher,
+        "outer": diagnosis.outer,
         "values": values,
-        "problems": found.problems,
-        "warnings": found.warnings,
+        "problems": diagnosis.problems,
+        "warnings": diagnosis.warnings,
     }
 
 
-def as_text(found: Diagnosis) -> str:
+def as_text(diagnosis: Diagnosis) -> str:
     """Return a diagnosis for people: a table, then what to do."""
-    around = f", inside {' and '.join(found.outer)}" if found.outer else ""
-    lines = [f"started by {found.launcher}{around}"]
-    if found.launcher in {"", BY_HAND}:
-        lines = [f"no launcher is known to have started this process{_left(found)}"]
+    around = f", inside {' and '.join(diagnosis.outer)}" if diagnosis.outer else ""
+    lines = [f"started by {diagnosis.launcher}{around}"]
+    if diagnosis.launcher in {"", BY_HAND}:
+        others = _other_launchers(diagnosis)
+        lines = [f"no launcher is known to have started this process{others}"]
     rows = [
         (
-            one.field.value,
-            str(one.content),
-            f"derived from {one.origin}" if one.is_derived else one.origin,
-            one.launcher,
+            value.field.value,
+            str(value.content),
+            f"derived from {value.origin}" if value.is_derived else value.origin,
+            value.launcher,
         )
-        for one in found.values
+        for value in diagnosis.values
     ]
     if rows:
         lines += [
             "",
             *lines_of([("what", "value", "from", "launcher"), *rows], wraps=True),
         ]
-    for title, texts in (("problem", found.problems), ("warning", found.warnings)):
+    for title, texts in (
+        ("problem", diagnosis.problems),
+        ("warning", diagnosis.warnings),
+    ):
         for text in texts:
             lines += ["", *paragraph(f"{title}: {text}")]
-    if not found.problems:
+    if not diagnosis.problems:
         lines += ["", "a worker can start here by env://"]
     return "\n".join(lines)
 
@@ -196,8 +202,8 @@ def paragraph(text: str) -> list[str]:
     )
 
 
-def _left(found: Diagnosis) -> str:
-    launchers = sorted({one.launcher for one in found.values} - {BY_HAND})
-    if found.launcher or not launchers:
+def _other_launchers(diagnosis: Diagnosis) -> str:
+    launchers = sorted({value.launcher for value in diagnosis.values} - {BY_HAND})
+    if diagnosis.launcher or not launchers:
         return ""
     return f", though variables of {spoken(launchers)} are set"

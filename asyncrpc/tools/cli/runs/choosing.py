@@ -28,7 +28,7 @@ def choose(listing: RunListing, wanted: str | None, now_s: float) -> LiveRun:
     """
     if wanted is not None:
         return _named(listing, wanted, now_s)
-    here = [one for one in listing.runs if one.is_here]
+    here = [run for run in listing.runs if run.is_here]
     if len(here) == 1:
         return here[0]
     if here:
@@ -41,18 +41,18 @@ def choose(listing: RunListing, wanted: str | None, now_s: float) -> LiveRun:
 
 def _named(listing: RunListing, wanted: str, now_s: float) -> LiveRun:
     runs = listing.runs
-    for found in (
-        [one for one in runs if one.id == wanted],
-        [one for one in runs if str(one.record.pid) == wanted and one.is_here],
-        [one for one in runs if one.id.startswith(wanted)],
+    for matches in (
+        [run for run in runs if run.id == wanted],
+        [run for run in runs if str(run.record.pid) == wanted and run.is_here],
+        [run for run in runs if run.id.startswith(wanted)],
     ):
-        if len(found) == 1:
-            return found[0]
-        if found:
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
             break
     if not runs:
         raise UsageError(f"there is no run {wanted!r}: {nothing_runs(listing)}")
-    how_many = "more than one run" if found else "no run"
+    how_many = "more than one run" if matches else "no run"
     raise UsageError(
         f"--run {wanted!r} names {how_many}; these are under way:\n"
         + table_of(runs, now_s)
@@ -62,8 +62,8 @@ def _named(listing: RunListing, wanted: str, now_s: float) -> LiveRun:
 def nothing_runs(listing: RunListing) -> str:
     """Return the text for an empty list: the directories read, and what to do."""
     looked_at = ", ".join(map(str, listing.looked_at))
-    problems = "".join(f"; {one}" for one in listing.problems)
-    elsewhere = [one.id for one in listing.runs if not one.is_here]
+    problems = "".join(f"; {problem}" for problem in listing.problems)
+    elsewhere = [run.id for run in listing.runs if not run.is_here]
     besides = ""
     if elsewhere:
         besides = f"; {elsewhere[0]} is {ELSEWHERE}: choose it by --run"
@@ -82,13 +82,13 @@ def others_in(run: LiveRun, incarnations: Collection[int]) -> str:
         run: whose workers may belong to several groups.
         incarnations: of the members of the group that is looked at.
     """
-    others = [one for one in run.notes if one.incarnation not in incarnations]
+    others = [note for note in run.notes if note.incarnation not in incarnations]
     if not others or run.is_model:  # a model is looked at with its web workers
         return ""
-    names = ", ".join(one.name for one in others[:_NAMED_MAX])
+    names = ", ".join(note.name for note in others[:_NAMED_MAX])
     more = len(others) - _NAMED_MAX
     names += f" and {more} more" if more > 0 else ""
-    addresses = [one.addresses[0] for one in others if one.addresses]
+    addresses = [note.addresses[0] for note in others if note.addresses]
     how = f"; to look at them: --run {run.id} {addresses[0]}" if addresses else ""
     verb = "workers are" if len(others) > 1 else "worker is"
     return f"{len(others)} {verb} of run {run.id}, but not in this group: {names}{how}"
@@ -100,15 +100,15 @@ def rows_of(runs: Sequence[LiveRun], now_s: float) -> list[tuple[str, ...]]:
         HEADING,
         *(
             (
-                one.id,
-                str(one.record.pid),
-                duration(max(0.0, now_s - one.record.began_s)),
-                f"{len(one.notes)}/{one.record.nprocs}",
-                " ".join(one.record.command)
-                if one.is_here
-                else f"({ELSEWHERE}: {one.record.host})",
+                run.id,
+                str(run.record.pid),
+                duration(max(0.0, now_s - run.record.began_s)),
+                f"{len(run.notes)}/{run.record.nprocs}",
+                " ".join(run.record.command)
+                if run.is_here
+                else f"({ELSEWHERE}: {run.record.host})",
             )
-            for one in runs
+            for run in runs
         ),
     ]
 

@@ -57,7 +57,7 @@ def _runs(arguments: argparse.Namespace) -> int:
 
 def _record(listing: RunListing) -> dict[str, Any]:
     return {
-        "runs": [_run_record(one) for one in listing.runs],
+        "runs": [_run_record(run) for run in listing.runs],
         "looked_at": list(map(str, listing.looked_at)),
         "problems": listing.problems,
     }
@@ -71,5 +71,5 @@ def _run_record(run: LiveRun) -> dict[str, Any]:
         "is_here": run.is_here,
         "directory": str(run.path),
         **record,
-        "workers": [one._asdict() for one in run.notes],
+        "workers": [note._asdict() for note in run.notes],
     }

@@ -68,10 +68,10 @@ class RunRecord:
 def read_record(text: bytes) -> RunRecord | None:
     """Return the record in a file; None if it is not one of this version."""
     try:
-        found: dict[str, Any] = json.loads(text)
-        if found.pop("version") != _VERSION:
+        fields: dict[str, Any] = json.loads(text)
+        if fields.pop("version") != _VERSION:
             return None
-        record = RunRecord(**found)
+        record = RunRecord(**fields)
         return RunRecord(
             pid=int(record.pid),
             host=str(record.host),
@@ -104,7 +104,7 @@ def record_of(
 
 def id_of(command: Sequence[str], pid: int) -> str:
     """Return the name of a run, as in `train-4711`: its program and process id."""
-    words = [one for one in command if one != "-m"]
+    words = [word for word in command if word != "-m"]
     stem = Path(words[0]).name.removesuffix(".py") if words else ""
     plain = re.sub(r"[^A-Za-z0-9_.]+", "-", stem).strip("-.")[:_STEM_MAX]
     return f"{plain or 'run'}-{pid}"

@@ -87,9 +87,9 @@ def _run_meant(wanted: str | None, environ: Mapping[str, str]) -> LiveRun:
     listing = list_runs(places_here(environ))
     own = entry_in(environ)
     if wanted is None:
-        for one in listing.runs:
-            if one.path == own:
-                return one
+        for run in listing.runs:
+            if run.path == own:
+                return run
     return choose(listing, wanted, now_s())
 
 
@@ -106,8 +106,8 @@ def entrance_of(run: LiveRun, environ: Mapping[str, str]) -> GroupEntrance:
             "output"
         )
     secret = run.secret_path
-    given = Options(secret_file=str(secret)) if secret else Options()
-    return GroupEntrance(given.with_environment(environ), run=run)
+    options = Options(secret_file=str(secret)) if secret else Options()
+    return GroupEntrance(options.with_environment(environ), run=run)
 
 
 async def _address_in(run: LiveRun, observer: Observer) -> str:
@@ -124,28 +124,30 @@ async def _address_in(run: LiveRun, observer: Observer) -> str:
             return address
     for note, address in places:
         names = names_of(note.incarnation, [address])
-        found = await asyncio.to_thread(look_beside, names)
-        if not isinstance(found, NoAnswer):
+        answer = await asyncio.to_thread(look_beside, names)
+        if not isinstance(answer, NoAnswer):
             return address
     raise _none_answers(run, [note for note, _ in places], problems)
 
 
 def _places(run: LiveRun) -> list[tuple[RunNote, str]]:
     """Return workers with an address each; stopped processes come last."""
-    able = sorted(run.notes, key=lambda one: run.is_here and is_stopped(one))
-    return [(one, _best(one.addresses)) for one in able if one.addresses][:_TRIED_MAX]
+    able = sorted(run.notes, key=lambda note: run.is_here and is_stopped(note))
+    return [(note, _best(note.addresses)) for note in able if note.addresses][
+        :_TRIED_MAX
+    ]
 
 
 def _best(addresses: Sequence[str]) -> str:
     """Return the address that needs no network, if there is one."""
-    return min(addresses, key=lambda one: not one.startswith("uds:"))
+    return min(addresses, key=lambda address: not address.startswith("uds:"))
 
 
 def _none_answers(
     run: LiveRun, tried: Sequence[RunNote], problems: Sequence[Exception]
 ) -> Exception:
-    names = ", ".join(one.name for one in tried)
-    if all(isinstance(one, AuthenticationError) for one in problems):
+    names = ", ".join(note.name for note in tried)
+    if all(isinstance(problem, AuthenticationError) for problem in problems):
         return AuthenticationError(
             f"the workers of run {run.id} ({names}) have another secret than the run: "
             "set ASYNCRPC_SECRET to theirs, and give the ADDRESS of one"

@@ -95,7 +95,7 @@ def list_runs(choices: Sequence[RunPlace]) -> RunListing:
             continue
         listing.runs += _runs_in(place.path)
         listing.runs += _models_in(place.path / FOLDER)
-    listing.runs.sort(key=lambda one: one.record.began_s)
+    listing.runs.sort(key=lambda run: run.record.began_s)
     return listing
 
 
@@ -133,7 +133,9 @@ def _models_in(place: Path) -> Iterator[LiveRun]:
             secret_file=str(path / SECRET),
         )
         # All web workers know the model, and no other web worker.
-        notes = tuple(sorted(notes, key=lambda one: one.pid != record.pid))
+        notes = tuple(
+            sorted(notes, key=lambda web_worker: web_worker.pid != record.pid)
+        )
         yield LiveRun(path, record, notes, is_model=True)
 
 
@@ -143,8 +145,8 @@ def _directories(place: Path) -> Iterator[Path]:
             if count >= RUNS_MAX:
                 return
             with suppress(OSError):
-                found = entry.stat(follow_symlinks=False)
-                if problem_of_directory(found, os.geteuid()) is None:
+                status = entry.stat(follow_symlinks=False)
+                if problem_of_directory(status, os.geteuid()) is None:
                     yield Path(entry.path)
 
 
@@ -167,8 +169,8 @@ def is_alive(path: Path) -> bool:
 
 
 def _notes(entry: Path, *, is_here: bool) -> tuple[RunNote, ...]:
-    found = [note for _, note in notes_in(entry) if not (is_here and has_ended(note))]
-    return tuple(sorted(found, key=lambda one: (one.rank, one.name)))
+    notes = [note for _, note in notes_in(entry) if not (is_here and has_ended(note))]
+    return tuple(sorted(notes, key=lambda note: (note.rank, note.name)))
 
 
 def users_of(run: LiveRun) -> list[Member]:
@@ -179,8 +181,10 @@ def users_of(run: LiveRun) -> list[Member]:
     if not (run.is_model and run.is_here):
         return []
     return [
-        Member(one.name, one.rank, Incarnation(one.incarnation), one.addresses, HOST_ID)
-        for one in _notes(run.path, is_here=True)
+        Member(
+            note.name, note.rank, Incarnation(note.incarnation), note.addresses, HOST_ID
+        )
+        for note in _notes(run.path, is_here=True)
     ]
 
 

@@ -55,20 +55,20 @@ class Arrows:
 
     def __init__(self, workers: Sequence[WorkerEvents]) -> None:
         """Find the arrows."""
-        made = _made(workers)
+        calls = _calls_made(workers)
         self.backwards_s = 0.0
         self._calls: dict[CallKey, int] = {}
         served = 0
         for key, came_s, ended_s in _served(workers):
             served += 1
-            found = made.get(key)
-            if found is not None:
+            call = calls.get(key)
+            if call is not None:
                 self._calls[key] = len(self._calls) + 1
                 # For a call that was given up, the caller's end tells nothing.
-                early_s = found.began_s - came_s
-                late_s = ended_s - found.ended_s if found.is_answered else 0.0
+                early_s = call.began_s - came_s
+                late_s = ended_s - call.ended_s if call.is_answered else 0.0
                 self.backwards_s = max(self.backwards_s, early_s, late_s)
-        self.calls_alone = len(made) + served - 2 * len(self._calls)
+        self.calls_alone = len(calls) + served - 2 * len(self._calls)
         self._starts: dict[SegmentKey, list[int]] = defaultdict(list)
         self._ends: dict[SegmentKey, list[int]] = defaultdict(list)
         first = len(self._calls) + 1
@@ -102,29 +102,29 @@ class _MadeCall(NamedTuple):
     is_answered: bool
 
 
-def _made(workers: Sequence[WorkerEvents]) -> dict[CallKey, _MadeCall]:
+def _calls_made(workers: Sequence[WorkerEvents]) -> dict[CallKey, _MadeCall]:
     """Return the calls and streams that were made."""
-    found: dict[CallKey, _MadeCall] = {}
-    for one in workers:
-        me, shift_s = one.worker.incarnation, one.offset_s
-        made: list[CallEnded | StreamReceived] = [*one.recent.calls]
-        made += one.recent.received
-        for call in made:
+    by_key: dict[CallKey, _MadeCall] = {}
+    for events in workers:
+        me, shift_s = events.worker.incarnation, events.offset_s
+        calls: list[CallEnded | StreamReceived] = [*events.recent.calls]
+        calls += events.recent.received
+        for call in calls:
             if call.call_id:  # otherwise it was never sent
                 key = (me, call.to.incarnation, call.call_id)
                 began_s, ended_s = call.began_s + shift_s, call.at_s + shift_s
-                found[key] = _MadeCall(began_s, ended_s, call.outcome == OK)
-    return found
+                by_key[key] = _MadeCall(began_s, ended_s, call.outcome == OK)
+    return by_key
 
 
 def _served(
     workers: Sequence[WorkerEvents],
 ) -> Iterator[tuple[CallKey, float, float]]:
     """Yield served calls, when they arrived, and when they ended."""
-    for one in workers:
-        me, shift_s = one.worker.incarnation, one.offset_s
-        served: list[CallServed | StreamSent] = [*one.recent.served]
-        served += one.recent.sent
+    for events in workers:
+        me, shift_s = events.worker.incarnation, events.offset_s
+        served: list[CallServed | StreamSent] = [*events.recent.served]
+        served += events.recent.sent
         for call in served:
             key = (call.caller.incarnation, me, call.call_id)
             yield key, call.came_s + shift_s, call.at_s + shift_s
@@ -140,7 +140,7 @@ def _gradients(
         sources, takers = sorted(leave[key]), sorted(enter[key])
         # The gradients of one message's tensors may come from several segments.
         for began_s, taker in takers:
-            before = [one for ended_s, one in sources if ended_s <= began_s]
+            before = [segment for ended_s, segment in sources if ended_s <= began_s]
             pairs[before[-1] if before else sources[0][1], taker] = None
     yield from sorted(pairs)
 
@@ -149,9 +149,9 @@ def _by_gradient(workers: Sequence[WorkerEvents]) -> tuple[_Segments, _Segments]
     """Return the segments that gradients leave and enter, and when."""
     leave: _Segments = defaultdict(list)
     enter: _Segments = defaultdict(list)
-    for one in workers:
-        me, shift_s = one.worker.incarnation, one.offset_s
-        for place, run in enumerate(one.recent.segments):
+    for events in workers:
+        me, shift_s = events.worker.incarnation, events.offset_s
+        for place, run in enumerate(events.recent.segments):
             for message in run.feeds:
                 leave[pass_of(run), message].append((run.at_s + shift_s, (me, place)))
             for message in run.fed_by:

@@ -138,7 +138,7 @@ def graph_in_slices(
     troubles: Mapping[str, NoAnswer] | None = None,
 ) -> Slices[AwaitGraph]:
     """Join the snapshots of a group, in slices; otherwise like `graph_of`."""
-    by_name = {one.name: one for one in snapshots}
+    by_name = {snapshot.name: snapshot for snapshot in snapshots}
     return _GraphJoiner(AwaitGraph(by_name, dict(troubles or {}))).join()
 
 
@@ -147,7 +147,9 @@ class _GraphJoiner:
 
     def __init__(self, graph: AwaitGraph) -> None:
         self._graph = graph
-        self._names = {one.incarnation: one.name for one in graph.snapshots.values()}
+        self._names = {
+            snapshot.incarnation: snapshot.name for snapshot in graph.snapshots.values()
+        }
         self._served: dict[CallKey, tuple[str, ServedCall]] = {}
         self._to: dict[CallKey, str] = {}  # names of callees that told nothing
         self._coming: dict[tuple[str, str], Node] = {}  # by worker and what it waits in
@@ -159,8 +161,8 @@ class _GraphJoiner:
         """Note what other workers may wait for at this one."""
         for served in snapshot.served:
             self._served[served.key] = (name, served)
-        for made in snapshot.made:
-            self._to[made.key] = made.to
+        for call in snapshot.made:
+            self._to[call.key] = call.to
         for place, actor in enumerate(snapshot.actors):
             if actor.wait.kind in _OF_MEMBERS:
                 self._coming[name, actor.wait.what] = Node(name, place)
@@ -219,8 +221,8 @@ class _GraphJoiner:
 
     def _doers(self, wait: Wait, name: str = "") -> list[Node]:
         """Return the nodes that do what a wait needs: on one worker, or on any."""
-        found = [node for label in wait.needs for node in self._doing.get(label, ())]
-        return [node for node in found if name in ("", node.worker)]
+        nodes = [node for label in wait.needs for node in self._doing.get(label, ())]
+        return [node for node in nodes if name in ("", node.worker)]
 
     def _loop_that_blocks(self, node: Node) -> Node | None:
         """Return the thread of a blocked loop, which all tasks of the worker need."""
@@ -250,9 +252,9 @@ class _GraphJoiner:
         return Edge(Node(name, what="a task that comes"), is_sure=False)
 
     def _to_callee(self, key: CallKey) -> Iterable[Edge]:
-        found = self._served.get(key)
-        if found is not None:
-            name, served = found
+        entry = self._served.get(key)
+        if entry is not None:
+            name, served = entry
             if name in self._graph.troubles:
                 yield Edge(Node(name, what=_LOOP), served)
             elif served.actor == NO_ACTOR:
@@ -286,9 +288,9 @@ class _GraphJoiner:
         if snapshot is None or name in self._graph.troubles or snapshot.blocked_for_s:
             yield from self._to_callee(key)
             return
-        for one in snapshot.served:
-            if one.holds_bytes:
-                yield Edge(_server(name, one))
+        for served in snapshot.served:
+            if served.holds_bytes:
+                yield Edge(_server(name, served))
 
     def _to_consumer(self, wait: Wait) -> Iterable[Edge]:
         """Find the consumer of a stream: a task that waits for its items."""
@@ -322,7 +324,7 @@ def _busy(snapshot: WorkerSnapshot) -> Iterable[Edge]:
         and not actor.is_internal
         and actor.name.startswith(prefix)
     ]
-    return (Edge(one, is_sure=len(busy) == 1) for one in busy)
+    return (Edge(node, is_sure=len(busy) == 1) for node in busy)
 
 
 def stuck(graph: AwaitGraph) -> set[Node]:
@@ -398,9 +400,9 @@ def _able(graph: AwaitGraph, node: Node) -> list[Node]:
     wait = graph.wait(node)
     is_any = wait is not None and wait.kind not in _NEEDS_ALL
     return [
-        one.to
-        for one in graph.edges[node]
-        if one.to.actor != NO_ACTOR and (is_any or one.is_sure)
+        edge.to
+        for edge in graph.edges[node]
+        if edge.to.actor != NO_ACTOR and (is_any or edge.is_sure)
     ]
 
 
@@ -455,21 +457,21 @@ def hangs_in_slices(graph: AwaitGraph, *, after_s: float) -> Slices[list[Hang]]:
     by_fault: dict[Node, Hang] = {}
     passed = 0
     for node in graph.nodes():
-        found = _hang_from(graph, node, dead, after_s)
+        hang = _hang_from(graph, node, dead, after_s)
         # A path may lead through all nodes of the graph.
         passed += 1 + len(graph.edges[node]) // _PER_NODE
-        if found is not None:
-            passed += len(found.path)
-            fault = min(_cycle_of(found)) if found.is_cycle else found.nodes[-1]
+        if hang is not None:
+            passed += len(hang.path)
+            fault = min(_cycle_of(hang)) if hang.is_cycle else hang.nodes[-1]
             other = by_fault.get(fault)
-            if other is None or _reach(found, awaited) > _reach(other, awaited):
-                by_fault[fault] = found
+            if other is None or _reach(hang, awaited) > _reach(other, awaited):
+                by_fault[fault] = hang
         if passed >= NODES_MAX:
             yield passed
             passed = 0
     yield from let_go(awaited)
     yield from let_go(dead)
-    different = {found.nodes: found for found in by_fault.values()}
+    different = {hang.nodes: hang for hang in by_fault.values()}
     return sorted(different.values(), key=_weight, reverse=True)
 
 
@@ -482,26 +484,26 @@ def _hang_from(
     is_late = actor.wait.for_s >= after_s and _matters(graph, node)
     if actor.is_internal or not (node in dead or is_late):
         return None
-    found = _follow(graph, node, dead)
+    hang = _follow(graph, node, dead)
     limit_s = min(after_s, SKEW_S) if node in dead else after_s
-    if _goes_on(graph, found, limit_s):
+    if _goes_on(graph, hang, limit_s):
         return None
-    if not found.path and actor.wait.kind not in _NEVER_AT_REST:
+    if not hang.path and actor.wait.kind not in _NEVER_AT_REST:
         return None
-    if node not in dead and _is_at_rest(graph, found):
+    if node not in dead and _is_at_rest(graph, hang):
         return None
-    return found
+    return hang
 
 
-def _is_at_rest(graph: AwaitGraph, found: Hang) -> bool:
+def _is_at_rest(graph: AwaitGraph, hang: Hang) -> bool:
     """Return whether tasks wait for an idle one, such as a server's."""
-    waits = [graph.wait(node) for node in found.nodes]
-    kinds = [None if one is None else one.kind for one in waits]
+    waits = [graph.wait(node) for node in hang.nodes]
+    kinds = [None if wait is None else wait.kind for wait in waits]
     *before, last = kinds
-    return last in _AT_REST and all(one is WaitKind.TASKS for one in before)
+    return last in _AT_REST and all(kind is WaitKind.TASKS for kind in before)
 
 
-def _goes_on(graph: AwaitGraph, found: Hang, after_s: float) -> bool:
+def _goes_on(graph: AwaitGraph, hang: Hang, after_s: float) -> bool:
     """Return whether the last node of a path has made progress recently.
 
     A task has if it began its current wait within `after_s`, or is about to run: the
@@ -509,10 +511,10 @@ def _goes_on(graph: AwaitGraph, found: Hang, after_s: float) -> bool:
     makes progress if any of its nodes does: workers are not looked at in the same
     moment, so those that go from round to round look as if each waited for the other.
     """
-    if found.is_cycle:
-        waits = map(graph.wait, _cycle_of(found))
-        return any(one is not None and 0 <= one.for_s < after_s for one in waits)
-    last = found.nodes[-1]
+    if hang.is_cycle:
+        waits = map(graph.wait, _cycle_of(hang))
+        return any(wait is not None and 0 <= wait.for_s < after_s for wait in waits)
+    last = hang.nodes[-1]
     actor, snapshot = graph.actor(last), graph.snapshots.get(last.worker)
     if snapshot is None or last.worker in graph.troubles:
         return False
@@ -523,13 +525,13 @@ def _goes_on(graph: AwaitGraph, found: Hang, after_s: float) -> bool:
     if actor is not None and actor.kind is ActorKind.TASK:
         return not snapshot.blocked_for_s and after_s > 0
     # Only the wait for a thread tells how long the thread has run.
-    wait = graph.wait(found.nodes[-2]) if found.path else None
+    wait = graph.wait(hang.nodes[-2]) if hang.path else None
     return wait is not None and 0 <= wait.for_s < after_s
 
 
-def _reach(found: Hang, awaited: set[Node]) -> tuple[bool, int, float]:
+def _reach(hang: Hang, awaited: set[Node]) -> tuple[bool, int, float]:
     """Return a key that prefers paths from unawaited nodes, then longer paths."""
-    return found.nodes[0] not in awaited, len(found.path), found.for_s
+    return hang.nodes[0] not in awaited, len(hang.path), hang.for_s
 
 
 def _matters(graph: AwaitGraph, node: Node) -> bool:
@@ -544,12 +546,12 @@ def _matters(graph: AwaitGraph, node: Node) -> bool:
     )
 
 
-def _cycle_of(found: Hang) -> Sequence[Node]:
-    return found.nodes[found.nodes.index(found.nodes[-1]) :]
+def _cycle_of(hang: Hang) -> Sequence[Node]:
+    return hang.nodes[hang.nodes.index(hang.nodes[-1]) :]
 
 
-def _weight(found: Hang) -> tuple[bool, float, int]:
-    return (found.is_certain, found.for_s, len(found.path))
+def _weight(hang: Hang) -> tuple[bool, float, int]:
+    return (hang.is_certain, hang.for_s, len(hang.path))
 
 
 def _follow(graph: AwaitGraph, start: Node, dead: set[Node]) -> Hang:
@@ -578,7 +580,7 @@ def _next(
     edges = graph.edges.get(node, ())
     if not edges:
         return None
-    if node in dead and not any(one.to in dead for one in edges):
+    if node in dead and not any(edge.to in dead for edge in edges):
         return None
     if len(edges) == 1:
         return edges[0]

@@ -24,8 +24,8 @@ _Event: TypeAlias = Mapping[str, Any]
 
 def first_free_number(events: Iterable[_Event]) -> int:
     """Return a number above those of all processes and threads."""
-    used = (one.get(field) for one in events for field in _NUMBERS)
-    return 1 + max((one for one in used if type(one) is int), default=0)
+    used = (event.get(field) for event in events for field in _NUMBERS)
+    return 1 + max((number for number in used if type(number) is int), default=0)
 
 
 def shift_to_profile(profile: Mapping[str, Any], *, zero_wall_ns: int) -> int:
@@ -41,25 +41,25 @@ def shift_to_profile(profile: Mapping[str, Any], *, zero_wall_ns: int) -> int:
 def calls_apart(events: Sequence[_Event]) -> list[_Event]:
     """Return the events of a profile, with overlapping calls on tracks of their own."""
     by_thread: dict[tuple[Any, Any], list[_Event]] = defaultdict(list)
-    for one in events:
-        if one.get("ph") == "X" and "ts" in one:
-            by_thread[one.get("pid"), one.get("tid")].append(one)
+    for event in events:
+        if event.get("ph") == "X" and "ts" in event:
+            by_thread[event.get("pid"), event.get("tid")].append(event)
     number = first_free_number(events)
     moved: dict[int, _Event] = {}
     titles: list[_Event] = []
-    for (pid, tid), found in by_thread.items():
-        calls = [one for one in found if _is_call(one)]
-        if not calls or _is_nested(found):
+    for (pid, tid), thread_events in by_thread.items():
+        calls = [event for event in thread_events if _is_call(event)]
+        if not calls or _is_nested(thread_events):
             continue
         for row, lane in enumerate(nested(map(_span_of, calls)), 1):
             track = {"pid": pid, "tid": number}
             named = {"name": f"calls of thread {tid} #{row}"}
             titles.append({"ph": "M", **track, "name": "thread_name", "args": named})
             for span in lane:
-                one = span.more["event"]
-                moved[id(one)] = {**one, **track}
+                event = span.more["event"]
+                moved[id(event)] = {**event, **track}
             number += 1
-    return [*(moved.get(id(one), one) for one in events), *titles]
+    return [*(moved.get(id(event), event) for event in events), *titles]
 
 
 def _is_call(event: _Event) -> bool:
@@ -76,7 +76,7 @@ def _span_of(event: _Event) -> TimelineSpan:
 def _is_nested(events: Iterable[_Event]) -> bool:
     """Return whether no two events overlap unless one contains the other."""
     within: list[int] = []  # the ends of the open spans, the innermost last
-    spans = [(one.began_ns, -one.ended_ns) for one in map(_span_of, events)]
+    spans = [(span.began_ns, -span.ended_ns) for span in map(_span_of, events)]
     for began_ns, minus_end_ns in sorted(spans):
         while within and within[-1] <= began_ns:
             within.pop()

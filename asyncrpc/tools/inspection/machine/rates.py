@@ -56,11 +56,11 @@ def rates_of(
     def within(events: Sequence[Any]) -> tuple[Sequence[Any], float]:
         return _within(events, recent.now_s, window_s, remembered_max)
 
-    made, made_s = within(recent.calls)
+    calls, calls_s = within(recent.calls)
     served, served_s = within(recent.served)
     return WorkerRates(
-        _calls(made, made_s, lambda one: one.at_s - one.began_s),
-        _calls(served, served_s, lambda one: one.at_s - one.came_s),
+        _calls(calls, calls_s, lambda call: call.at_s - call.began_s),
+        _calls(served, served_s, lambda call: call.at_s - call.came_s),
         _rate(*within(recent.passes)),
         _rate(*within(recent.steps)),
         _rate(*within(recent.collectives)),
@@ -71,10 +71,10 @@ def by_function(recent: RecentEvents, *, window_s: float) -> dict[str, CallRates
     """Return the rates of the calls that a worker served, by their functions."""
     served, over_s = _within(recent.served, recent.now_s, window_s, RECENT_MAX)
     by_name: dict[str, list[CallServed]] = {}
-    for one in served:
-        by_name.setdefault(one.function, []).append(one)
+    for call in served:
+        by_name.setdefault(call.function, []).append(call)
     return {
-        name: _calls(calls, over_s, lambda one: one.at_s - one.came_s)
+        name: _calls(calls, over_s, lambda call: call.at_s - call.came_s)
         for name, calls in by_name.items()
     }
 
@@ -87,10 +87,10 @@ def _within(
     The calls that look at the worker are left out: they are no work of the program.
     """
     since_s = now_s - window_s
-    found = [one for one in events if one.at_s >= since_s]
-    if len(events) >= remembered_max and len(found) == len(events):
+    in_window = [event for event in events if event.at_s >= since_s]
+    if len(events) >= remembered_max and len(in_window) == len(events):
         window_s = max(now_s - events[0].at_s, 1e-9)  # older ones are forgotten
-    return [one for one in found if not is_own(one)], window_s
+    return [event for event in in_window if not is_own(event)], window_s
 
 
 def _rate(events: Sequence[Any], over_s: float) -> float:
@@ -102,10 +102,10 @@ def _calls(
 ) -> CallRates:
     times = sorted(map(took_s, events))
     nbytes = sum(
-        getattr(one, "bytes_sent", 0) + getattr(one, "bytes_received", 0)
-        for one in events
+        getattr(event, "bytes_sent", 0) + getattr(event, "bytes_received", 0)
+        for event in events
     )
-    failed = sum(one.outcome != OK for one in events)
+    failed = sum(event.outcome != OK for event in events)
     return CallRates(
         len(events) / over_s,
         failed / over_s,

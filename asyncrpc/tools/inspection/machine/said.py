@@ -22,35 +22,35 @@ class SaidHangs:
             worker: its name; only findings with one of its tasks or threads count.
         """
         self._worker = worker
-        self._said: set[Hashable] = set()
+        self._reported: set[Hashable] = set()
 
     def __len__(self) -> int:
         """Return the number of these stalls."""
-        return len(self._said)
+        return len(self._reported)
 
-    def news(self, graph: AwaitGraph, found: Sequence[Hang]) -> list[Hang]:
+    def news(self, graph: AwaitGraph, hangs: Sequence[Hang]) -> list[Hang]:
         """Return the findings that are new; forget the stalls that are over."""
         by_fault = {
-            _fault_of(graph, one): one
-            for one in reversed(found)  # the gravest of a fault last
-            if any(node.worker == self._worker for node in one.nodes)
+            _fault_of(graph, hang): hang
+            for hang in reversed(hangs)  # the gravest of a fault last
+            if any(node.worker == self._worker for node in hang.nodes)
         }
-        new = [one for fault, one in by_fault.items() if fault not in self._said]
-        self._said = set(by_fault)
+        new = [hang for fault, hang in by_fault.items() if fault not in self._reported]
+        self._reported = set(by_fault)
         return new[::-1]
 
     def forget(self) -> None:
         """Forget all stalls: nothing waits any more."""
-        self._said.clear()
+        self._reported.clear()
 
 
-def _fault_of(graph: AwaitGraph, found: Hang) -> Hashable:
+def _fault_of(graph: AwaitGraph, hang: Hang) -> Hashable:
     """Return the identity of a stall, which is the same in later snapshots."""
-    last = found.nodes[-1]
-    if not found.is_cycle:
+    last = hang.nodes[-1]
+    if not hang.is_cycle:
         return _identity(graph, last)
-    cycle = found.nodes[found.nodes.index(last) :]
-    return frozenset(_identity(graph, one) for one in cycle)
+    cycle = hang.nodes[hang.nodes.index(last) :]
+    return frozenset(_identity(graph, node) for node in cycle)
 
 
 def _identity(graph: AwaitGraph, node: Node) -> Hashable:

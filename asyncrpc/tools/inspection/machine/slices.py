@@ -44,12 +44,12 @@ def weighed_parts(
         at_most: weight of one list, unless a single thing weighs more.
     """
     part, weight = list[T](), 0
-    for one in things:
-        more = max(1, weight_of(one))
+    for thing in things:
+        more = max(1, weight_of(thing))
         if part and weight + more > at_most:
             yield part, weight
             part, weight = [], 0
-        part.append(one)
+        part.append(thing)
         weight += more
     if part:
         yield part, weight

@@ -92,7 +92,10 @@ class SpanReader:
         """
         self.worker = worker
         self._shift_s = worker.offset_s - zero_s
-        self._pass_tasks = {pass_of(one): one.task for one in worker.recent.passes}
+        self._pass_tasks = {
+            pass_of(backward_pass): backward_pass.task
+            for backward_pass in worker.recent.passes
+        }
 
     def time_ns(self, at_s: float) -> int:
         """Return a time of the worker's clock as a time on the timeline."""
@@ -100,12 +103,12 @@ class SpanReader:
 
     def spans(self) -> Iterator[TimelineSpan]:
         """Yield the spans."""
-        yield from self._made()
+        yield from self._outgoing()
         yield from self._served()
         yield from self._training()
         yield from self._reductions()
 
-    def _made(self) -> Iterator[TimelineSpan]:
+    def _outgoing(self) -> Iterator[TimelineSpan]:
         for call in self.worker.recent.calls:
             more: dict[str, Any] = {"to": call.to.name, "outcome": call.outcome}
             if call.bytes_sent or call.bytes_received:
@@ -123,14 +126,14 @@ class SpanReader:
             yield self._at_caller(STREAMS, stream, more)
 
     def _at_caller(
-        self, group: str, made: CallEnded | StreamReceived, more: dict[str, Any]
+        self, group: str, call: CallEnded | StreamReceived, more: dict[str, Any]
     ) -> TimelineSpan:
         me = self.worker.worker.incarnation
-        key = (me, made.to.incarnation, made.call_id) if made.call_id else None
-        title = f"{made.function or '?'} on {made.to.name}"
+        key = (me, call.to.incarnation, call.call_id) if call.call_id else None
+        title = f"{call.function or '?'} on {call.to.name}"
         return self._span(
-            *(group, _titled(title, made.outcome), made.began_s, made.at_s),
-            *(made.task, more, key),
+            *(group, _titled(title, call.outcome), call.began_s, call.at_s),
+            *(call.task, more, key),
         )
 
     def _served(self) -> Iterator[TimelineSpan]:
@@ -161,15 +164,21 @@ class SpanReader:
 
     def _training(self) -> Iterator[TimelineSpan]:
         recent = self.worker.recent
-        for one in recent.passes:
-            title = "backward pass" if one.is_committed else "backward pass: dropped"
+        for backward_pass in recent.passes:
+            title = (
+                "backward pass"
+                if backward_pass.is_committed
+                else "backward pass: dropped"
+            )
             more: dict[str, Any] = {
-                "context": str(one.context_id),
-                "number": one.pass_number,
-                "root": one.root,
+                "context": str(backward_pass.context_id),
+                "number": backward_pass.pass_number,
+                "root": backward_pass.root,
             }
-            label = one.task or _pass_label(pass_of(one))
-            yield self._span(PASSES, title, one.began_s, one.at_s, label, more)
+            label = backward_pass.task or _pass_label(pass_of(backward_pass))
+            yield self._span(
+                PASSES, title, backward_pass.began_s, backward_pass.at_s, label, more
+            )
         me = self.worker.worker.incarnation
         for place, run in enumerate(recent.segments):
             key = pass_of(run)
@@ -187,17 +196,24 @@ class SpanReader:
             yield self._span(STEPS, title, step.began_s, step.at_s, step.task, more)
 
     def _reductions(self) -> Iterator[TimelineSpan]:
-        for one in self.worker.recent.collectives:
+        for collective in self.worker.recent.collectives:
             more: dict[str, Any] = {
-                "group": one.group,
-                "number": one.number,
-                "rank": one.rank,
-                "dtype": one.dtype,
-                "shape": str(one.shape or ""),
-                "outcome": one.outcome,
+                "group": collective.group,
+                "number": collective.number,
+                "rank": collective.rank,
+                "dtype": collective.dtype,
+                "shape": str(collective.shape or ""),
+                "outcome": collective.outcome,
             }
-            title = _titled(one.operation, one.outcome)
-            yield self._span(COLLECTIVES, title, one.began_s, one.at_s, one.task, more)
+            title = _titled(collective.operation, collective.outcome)
+            yield self._span(
+                COLLECTIVES,
+                title,
+                collective.began_s,
+                collective.at_s,
+                collective.task,
+                more,
+            )
         for bucket in self.worker.recent.buckets:
             title, more = f"bucket {bucket.bucket}", {"bytes": bucket.nbytes}
             yield self._span(

@@ -68,19 +68,19 @@ class Timeline:
         self.spans = 0
         self.arrows = len(self._arrows)
         self.calls_alone = self._arrows.calls_alone
-        self.full = [one.worker.name for one in workers if _is_full(one)]
-        self.error_s = max((one.error_s for one in workers), default=0.0)
+        self.full = [events.worker.name for events in workers if _is_full(events)]
+        self.error_s = max((events.error_s for events in workers), default=0.0)
         self.backwards_s = self._arrows.backwards_s
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield the events."""
-        for place, one in enumerate(self._workers):
-            yield from self._of_worker(self._first + place, one)
+        for place, events in enumerate(self._workers):
+            yield from self._of_worker(self._first + place, events)
 
-    def _of_worker(self, pid: int, one: WorkerEvents) -> Iterator[dict[str, Any]]:
-        yield from _heading(pid, one)
-        reader = SpanReader(one, zero_s=self._zero_s)
-        running = {task.name: task.coroutine for task in one.recent.tasks}
+    def _of_worker(self, pid: int, events: WorkerEvents) -> Iterator[dict[str, Any]]:
+        yield from _heading(pid, events)
+        reader = SpanReader(events, zero_s=self._zero_s)
+        running = {task.name: task.coroutine for task in events.recent.tasks}
         for row, track in enumerate(tracks_of(reader.spans(), running)):
             self._tid += 1
             yield from self._of_track(pid, self._tid, row, track)
@@ -130,15 +130,15 @@ def _arrow_end(
     return {"ph": "s", **common} if arrow.is_start else {"ph": "f", "bp": "e", **common}
 
 
-def _is_full(one: WorkerEvents) -> bool:
-    return any(len(getattr(one.recent, kind)) >= RECENT_MAX for kind in KIND_NAMES)
+def _is_full(events: WorkerEvents) -> bool:
+    return any(len(getattr(events.recent, kind)) >= RECENT_MAX for kind in KIND_NAMES)
 
 
-def _heading(pid: int, one: WorkerEvents) -> Iterator[dict[str, Any]]:
-    error_us = one.error_s * US_PER_S
-    clock = f" (clock to within {error_us:.0f} us)" if one.error_s else ""
-    rank = f"rank {one.rank}: " if one.rank >= 0 else ""
-    named = {"name": f"{rank}{one.worker.name}{clock}"}
+def _heading(pid: int, events: WorkerEvents) -> Iterator[dict[str, Any]]:
+    error_us = events.error_s * US_PER_S
+    clock = f" (clock to within {error_us:.0f} us)" if events.error_s else ""
+    rank = f"rank {events.rank}: " if events.rank >= 0 else ""
+    named = {"name": f"{rank}{events.worker.name}{clock}"}
     yield {"ph": "M", "pid": pid, "name": "process_name", "args": named}
     order = {"sort_index": pid}
     yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": order}

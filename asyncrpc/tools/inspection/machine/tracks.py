@@ -64,7 +64,7 @@ def tracks_of(spans: Iterable[TimelineSpan], running: Mapping[str, str]) -> list
     for task in own:
         title = _title_of(task, running.get(task, ""))
         tracks += _numbered(title, lanes.pop(task))
-    units = [[[one]] for one in alone]
+    units = [[[span]] for span in alone]
     for of_task in lanes.values():
         units += _units(of_task)
     return tracks + list(_shared(units))
@@ -95,10 +95,10 @@ class _Holders:
 
     def __init__(self, spans: Iterable[TimelineSpan], group: str) -> None:
         self._spans = sorted(
-            (one for one in spans if one.group == group), key=_by_begin
+            (span for span in spans if span.group == group), key=_by_begin
         )
-        self._begins = [one.began_ns for one in self._spans]
-        ends = (one.ended_ns for one in self._spans)
+        self._begins = [span.began_ns for span in self._spans]
+        ends = (span.ended_ns for span in self._spans)
         self._ends = list(itertools.accumulate(ends, max))  # latest end up to each span
 
     def task_around(self, span: TimelineSpan) -> str:
@@ -150,19 +150,19 @@ def _own_tasks(
     lanes: Mapping[str, Sequence[Sequence[TimelineSpan]]], running: Mapping[str, str]
 ) -> list[str]:
     """Return the tasks that get their own tracks, by their beginnings."""
-    found = [
+    tasks = [
         task
         for task, of_task in lanes.items()
         if of_task[0][0].group not in _FOR_OTHERS
         and (task in running or len(_apart(of_task[0])) > 1)
     ]
-    found.sort(key=lambda task: -sum(map(len, lanes[task])))
+    tasks.sort(key=lambda task: -sum(map(len, lanes[task])))
 
     def by_title(task: str) -> tuple[bool, int]:
         is_named = _BY_ASYNCIO.fullmatch(task) is None  # named by the program
         return not is_named, lanes[task][0][0].began_ns
 
-    return sorted(found[:OWN_MAX], key=by_title)
+    return sorted(tasks[:OWN_MAX], key=by_title)
 
 
 def _title_of(task: str, coroutine: str) -> str:
@@ -179,13 +179,13 @@ def _numbered(title: str, lanes: Sequence[list[TimelineSpan]]) -> Iterator[Track
 
 def _apart(lane: Sequence[TimelineSpan]) -> list[list[TimelineSpan]]:
     """Return the disjoint parts of a lane: each outer span with those it contains."""
-    found: list[list[TimelineSpan]] = []
+    parts: list[list[TimelineSpan]] = []
     for span in lane:
-        if found and span.began_ns < found[-1][0].ended_ns:
-            found[-1].append(span)
+        if parts and span.began_ns < parts[-1][0].ended_ns:
+            parts[-1].append(span)
         else:
-            found.append([span])
-    return found
+            parts.append([span])
+    return parts
 
 
 def _units(lanes: Sequence[Sequence[TimelineSpan]]) -> list[_Unit]:
@@ -214,10 +214,12 @@ def _shared(units: Iterable[_Unit]) -> Iterator[Track]:
     for unit in units:
         by_group[unit[0][0].group].append(unit)
     for group in sorted(by_group, key=_ORDER.index):
-        found = sorted(by_group[group], key=lambda unit: _by_begin(unit[0][0]))
-        rows = rows_for([(one[0][0].began_ns, one[0][0].ended_ns) for one in found])
+        of_group = sorted(by_group[group], key=lambda unit: _by_begin(unit[0][0]))
+        rows = rows_for(
+            [(unit[0][0].began_ns, unit[0][0].ended_ns) for unit in of_group]
+        )
         tracks: list[list[list[TimelineSpan]]] = [[] for _ in range(max(rows) + 1)]
-        for unit, row in zip(found, rows, strict=True):
+        for unit, row in zip(of_group, rows, strict=True):
             lanes = tracks[row]
             lanes += [[] for _ in range(len(unit) - len(lanes))]
             for lane, part in zip(lanes, unit, strict=False):

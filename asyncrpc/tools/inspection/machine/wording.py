@@ -70,33 +70,33 @@ def duration(seconds: float) -> str:
     return f"{seconds / _HOUR_S:.0f} h"
 
 
-def sentence(graph: AwaitGraph, found: Hang) -> str:
+def sentence(graph: AwaitGraph, hang: Hang) -> str:
     """Return a finding as one sentence."""
-    waited = duration(found.for_s)
-    text = who(graph, found.nodes[0])
-    if found.path:
+    waited = duration(hang.for_s)
+    text = who(graph, hang.nodes[0])
+    if hang.path:
         text += f" waits {waited} for " if waited else " waits for "
-        text += ", which waits for ".join(_hops(graph, found))
-    elif waited and _is_waiting(graph, found.nodes[0]):
-        end = _end(graph, found.nodes[0]).removeprefix("waits")
+        text += ", which waits for ".join(_hops(graph, hang))
+    elif waited and _is_waiting(graph, hang.nodes[0]):
+        end = _end(graph, hang.nodes[0]).removeprefix("waits")
         return f"{text} waits {waited}{end}"
-    if found.is_cycle:
-        return f"{text}: a cycle{', which nothing can end' if found.is_certain else ''}"
-    return f"{text}{', which ' if found.path else ' '}{_end(graph, found.nodes[-1])}"
+    if hang.is_cycle:
+        return f"{text}: a cycle{', which nothing can end' if hang.is_certain else ''}"
+    return f"{text}{', which ' if hang.path else ' '}{_end(graph, hang.nodes[-1])}"
 
 
-def _hops(graph: AwaitGraph, found: Hang) -> list[str]:
+def _hops(graph: AwaitGraph, hang: Hang) -> list[str]:
     """Return what each node of a path waits for; of a long path only both ends."""
-    ways = list(zip(found.nodes, found.path, strict=False))
+    ways = list(zip(hang.nodes, hang.path, strict=False))
     more = len(ways) - _HOPS_MAX
     if more <= 0:
-        return [hop(graph, *one) for one in ways]
+        return [hop(graph, *way) for way in ways]
     half = _HOPS_MAX // 2
     first, last = ways[:half], ways[-half:]
     return [
-        *(hop(graph, *one) for one in first),
+        *(hop(graph, *way) for way in first),
         f"{more} more",
-        *(hop(graph, *one) for one in last),
+        *(hop(graph, *way) for way in last),
     ]
 
 
@@ -109,9 +109,9 @@ def _is_waiting(graph: AwaitGraph, node: Node) -> bool:
     )
 
 
-def unnamed_troubles(graph: AwaitGraph, found: Sequence[Hang]) -> list[str]:
+def unnamed_troubles(graph: AwaitGraph, hangs: Sequence[Hang]) -> list[str]:
     """Return a sentence for each stuck worker that no finding names."""
-    named = {node.worker for one in found for node in one.nodes}
+    named = {node.worker for hang in hangs for node in hang.nodes}
     return [
         f"{name} is stuck: {_trouble(no_answer)}"
         for name, no_answer in sorted(graph.troubles.items())
@@ -143,9 +143,9 @@ def who(graph: AwaitGraph, node: Node) -> str:
 
 def named(actor: Actor) -> str:
     """Return a task or thread by its name or function, as in "task `evict`"."""
-    given = actor.name
-    is_automatic = actor.kind is ActorKind.TASK and given.startswith("Task-")
-    return f"{actor.kind.value} `{actor.function if is_automatic else given}`"
+    name = actor.name
+    is_automatic = actor.kind is ActorKind.TASK and name.startswith("Task-")
+    return f"{actor.kind.value} `{actor.function if is_automatic else name}`"
 
 
 def hop(graph: AwaitGraph, here: Node, edge: Edge) -> str:
@@ -226,26 +226,26 @@ def place_of(frame: StackFrame) -> str:
     return f"{PurePath(frame.file).name}:{frame.line} in {frame.function}"
 
 
-def tree(graph: AwaitGraph, found: Hang) -> list[str]:
+def tree(graph: AwaitGraph, hang: Hang) -> list[str]:
     """Return the lines of a finding: each node with its stack, its wait below it."""
     lines = []
-    for depth, node in enumerate(found.nodes):
+    for depth, node in enumerate(hang.nodes):
         indent = "  " * depth
         lead = "" if not depth else "└ "
         wait, actor = graph.wait(node), graph.actor(node)
-        through = found.path[depth - 1].through if depth else None
+        through = hang.path[depth - 1].through if depth else None
         title = who(graph, node)
         if through is not None:
             title += f", serving `{through.function}` for {through.caller}"
             if through.for_s >= 0:
                 title += f" ({duration(through.for_s)})"
-        if depth and node in found.nodes[:depth]:
+        if depth and node in hang.nodes[:depth]:
             lines.append(f"{indent}{lead}{title}: again")
             break
         lines.append(f"{indent}{lead}{title}")
         if actor is None or wait is None:
             continue
-        lines.extend(f"{indent}    {place_of(one)}" for one in actor.frames)
+        lines.extend(f"{indent}    {place_of(frame)}" for frame in actor.frames)
         waited = duration(wait.for_s)
         lines.append(
             f"{indent}    {words_of(wait)}" + (f", {waited}" if waited else "")

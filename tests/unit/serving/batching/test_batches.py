@@ -23,7 +23,7 @@ def add(batches: BatchQueue[str], name: str, came_s: float = 0.0, **given: Any) 
 
 
 def taken(batches: BatchQueue[str], now_s: float, **given: Any) -> str:
-    return "".join(one.what for one in batches.next_batch(now_s, **given))
+    return "".join(one.subject for one in batches.next_batch(now_s, **given))
 
 
 def test_a_full_one_is_due() -> None:

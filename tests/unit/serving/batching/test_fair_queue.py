@@ -28,7 +28,7 @@ class Line:
         return request
 
     def take(self, count: int, size: int | None = None, bucket: Any = None) -> str:
-        return "".join(str(one.what) for one in self.queue.take(bucket, count, size))
+        return "".join(str(one.subject) for one in self.queue.take(bucket, count, size))
 
     def all(self) -> str:
         taken = ""
@@ -89,7 +89,7 @@ class TestOrder:
             line.add(name, client=name)
         taken = ""
         for _ in range(30):
-            if "a" not in [str(one.what) for one in line.queue]:
+            if "a" not in [str(one.subject) for one in line.queue]:
                 line.add("a", client="a")
             taken += line.take(1)
         counts = {name: taken.count(name) for name in "aBC"}
@@ -103,7 +103,7 @@ class TestOrder:
             line.add("b", client="b", cost=0.125)
         given = {"A": 0.0, "b": 0.0}
         for _ in range(80):
-            if "A" not in [str(one.what) for one in line.queue]:
+            if "A" not in [str(one.subject) for one in line.queue]:
                 line.add("A", client="A")
             given[line.take(1)] += 1.0
         assert abs(given["A"] - given["b"] * 0.125) <= 2.0
@@ -289,7 +289,7 @@ def test_what_waits_is_told(line: Line) -> None:
     assert queue.oldest is first
     assert (len(queue), first in queue) == (2, True)
     line.queue.remove(line.all_of[0])
-    assert [one.what for one in queue] == ["b"]
+    assert [one.subject for one in queue] == ["b"]
     assert first not in queue
     with pytest.raises(KeyError):
         line.queue.remove(line.all_of[0])

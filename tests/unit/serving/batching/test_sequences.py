@@ -32,7 +32,7 @@ class Model:
             self.schedule.on_entered(sequence)
 
     def begin(self) -> str:
-        return "".join(one.what for one in self.schedule.begin_step())
+        return "".join(one.subject for one in self.schedule.begin_step())
 
     def step(self, last: str = "", behind: str = "") -> str:
         chosen = self.begin()
@@ -46,7 +46,7 @@ class Model:
         leaving = self.schedule.leaving()
         for one in leaving:
             self.schedule.on_left(one)
-        return "".join(one.what for one in leaving)
+        return "".join(one.subject for one in leaving)
 
 
 def test_one_that_enters_takes_part_in_the_next_step() -> None:
@@ -72,7 +72,7 @@ def test_one_that_is_paused_keeps_its_memory_and_not_its_slot() -> None:
     model = Model()
     model.enter("ab", memory=2)
     assert model.step(behind="a") == "ab"
-    assert [one.what for one in model.schedule.paused] == ["a"]
+    assert [one.subject for one in model.schedule.paused] == ["a"]
     assert (model.schedule.room, model.schedule.memory_free) == (1, 6)
     model.enter("c", memory=2)
     assert model.step() == "bc"

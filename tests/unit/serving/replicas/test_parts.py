@@ -91,9 +91,9 @@ def test_no_more_is_taken_than_was_paid(
             budget.pay(0.0)
             paid += 1
         assert taken <= first + share * paid + 1e-9
-        assert 0 <= budget.left <= max(50.0, first)
-    assert budget.taken == taken
-    assert budget.taken + budget.refused == sum(takes)
+        assert 0 <= budget.remaining <= max(50.0, first)
+    assert budget.granted == taken
+    assert budget.granted + budget.refused == sum(takes)
 
 
 def test_time_pays_as_well_and_never_backwards() -> None:

@@ -13,7 +13,7 @@ from asyncrpc.serving.dashboard.machine.training import (
     STAGES_MAX,
     STEPS_MAX,
     TIME_MAX_S,
-    TrainingTold,
+    TrainingAnswer,
     passes_of,
     pipeline_of,
     rows_of,
@@ -35,7 +35,7 @@ from tests.unit.serving.dashboard.machine.told import (
     training,
 )
 
-Told = dict[str, TrainingTold]
+Told = dict[str, TrainingAnswer]
 
 
 def passes(told: Told) -> dict[str, Any]:

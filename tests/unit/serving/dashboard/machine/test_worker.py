@@ -14,7 +14,7 @@ from asyncrpc.serving.dashboard.machine.worker import (
     ACTORS_MAX,
     EVENTS_MAX,
     FRAMES_MAX,
-    WorkerTold,
+    WorkerAnswer,
     shown,
     shown_silent,
 )
@@ -74,7 +74,7 @@ def recent(**kinds: list[Any]) -> RecentEvents:
 
 def look(**given: Any) -> dict[str, Any]:
     """Return a worker that has nothing to tell but what is given."""
-    plain = WorkerTold(summary(), NO_DETAILS, snapshot("a"), recent())
+    plain = WorkerAnswer(summary(), NO_DETAILS, snapshot("a"), recent())
     return done(shown("a", 0, plain._replace(**given)))[0]
 
 
@@ -281,7 +281,7 @@ def test_of_a_stack_the_innermost_frames_are_shown_the_innermost_last(
 
 def test_deep_stacks_come_in_slices() -> None:
     actors = [actor(f"t{number}", frames=frames(50)) for number in range(ACTORS_MAX)]
-    plain = WorkerTold(summary(), NO_DETAILS, snapshot("a", actors), recent())
+    plain = WorkerAnswer(summary(), NO_DETAILS, snapshot("a", actors), recent())
     _, steps = done(shown("a", 0, plain))
     assert sorted(steps)[-2:] == [180, ACTORS_MAX]  # six stacks, and who there is
     assert sum(steps) == ACTORS_MAX + ACTORS_MAX * FRAMES_MAX
@@ -417,7 +417,7 @@ def test_so_many_events_are_shown_the_newest_of_all_kinds(count: int) -> None:
         links=[event._replace(at_s=float(at)) for at in range(count)],
         memory=[MemoryChanged(at + 0.5, "slab", "taken", 1) for at in range(count)],
     )
-    plain = WorkerTold(summary(), NO_DETAILS, snapshot("a"), told)
+    plain = WorkerAnswer(summary(), NO_DETAILS, snapshot("a"), told)
     found, steps = done(shown("a", 0, plain))
     times = sorted((at / 2 for at in range(2 * count)), reverse=True)
     assert [one["at_s"] - 900.0 for one in found["events"]] == times[:EVENTS_MAX]

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from asyncrpc.core.ids import ContextId, Incarnation, RRefId
 from asyncrpc.serving.dashboard.machine.answers import encoded
-from asyncrpc.serving.dashboard.machine.training import TrainingTold
+from asyncrpc.serving.dashboard.machine.training import TrainingAnswer
 from asyncrpc.tools.inspection.collective_records import (
     UNDER_WAY,
     CollectiveHistory,
@@ -194,7 +194,7 @@ def history(
 
 def training(
     *, host_id: str = "host", came_s: float = 0.0, **given: Any
-) -> TrainingTold:
+) -> TrainingAnswer:
     plain = TrainingSeen(
         now_s=100.0,
         passes_per_s=0.0,
@@ -208,7 +208,7 @@ def training(
         buckets=[],
         stages=[],
     )
-    return TrainingTold(plain._replace(**given), came_s, host_id)
+    return TrainingAnswer(plain._replace(**given), came_s, host_id)
 
 
 def backward_pass(at_s: float, **given: Any) -> BackwardPassEnded:
