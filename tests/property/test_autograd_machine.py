@@ -322,7 +322,7 @@ def test_every_pass_ends_with_the_right_gradients(
 
 @given(programs())
 @settings(max_examples=100)
-def test_a_program_all_of_which_is_used_takes_one_wave(program: Program) -> None:
+def test_program_without_unused_parts_takes_one_wave(program: Program) -> None:
     """If no worker is passed through twice, and nothing is unused."""
     used = set(program.starts())
     ways = {

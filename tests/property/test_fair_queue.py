@@ -179,7 +179,7 @@ TestBatchesOfTheNewest = BatchesOfTheNewest.TestCase
     requests=st.lists(st.tuples(CLIENTS, COSTS), min_size=20, max_size=60),
     counts=st.lists(st.integers(1, 4), min_size=60, max_size=60),
 )
-def test_two_that_always_wait_get_equal_shares(
+def test_two_busy_clients_get_equal_shares(
     requests: list[tuple[str, float]], counts: list[int]
 ) -> None:
     """Within two requests' cost of each other, from any moment to any other."""
@@ -209,7 +209,7 @@ def test_two_that_always_wait_get_equal_shares(
         st.tuples(st.integers(0, 3), CLIENTS, st.sampled_from("xy")), max_size=150
     )
 )
-def test_what_is_less_important_waits_for_its_head_start_and_no_longer(
+def test_less_important_request_waits_for_the_head_start_only(
     arrivals: list[tuple[int, str, str]],
 ) -> None:
     """One request is taken each second, and one comes that is more important."""

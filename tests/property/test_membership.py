@@ -305,7 +305,7 @@ Members.TestCase.settings = settings(max_examples=300, stateful_step_count=30)
 TestMembers = Members.TestCase
 
 
-def test_a_false_verdict_is_refuted_by_way_of_one_who_knows_better() -> None:
+def test_false_loss_is_refuted_by_a_third_member() -> None:
     """The shortest story in which a worker is lost, is told, and is back for all."""
     world = Members()
     world.begin(3)
@@ -322,9 +322,7 @@ def test_a_false_verdict_is_refuted_by_way_of_one_who_knows_better() -> None:
 
 
 @pytest.mark.parametrize("to", NAMES[1:3])
-def test_a_member_that_is_said_to_have_the_life_of_a_newcomer_denies_it(
-    to: str,
-) -> None:
+def test_member_denies_the_incarnation_of_a_newcomer(to: str) -> None:
     """Whoever believes it would refuse the newcomer, whose life it is."""
     world = Members()
     world.begin(3)

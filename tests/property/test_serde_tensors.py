@@ -132,7 +132,7 @@ def test_large_views_are_gathered_by_the_rule(data: st.DataObject) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 7)), max_size=4))
-def test_reach_is_what_counting_gives(dimensions: list[tuple[int, int]]) -> None:
+def test_reach_equals_counting(dimensions: list[tuple[int, int]]) -> None:
     shape = [size for size, _ in dimensions]
     steps = [step for _, step in dimensions]
     grid = np.indices(shape).reshape(len(shape), -1) if shape else np.zeros((0, 1))
@@ -146,7 +146,7 @@ spans = st.tuples(st.integers(0, 1 << 20), st.integers(1, 1 << 19)).map(
 
 
 @given(st.lists(spans, max_size=8))
-def test_clusters_part_the_views_and_keep_overlaps_together(found: list[Span]) -> None:
+def test_clusters_separate_views_and_keep_overlaps_together(found: list[Span]) -> None:
     parted = clusters(found)
     assert sorted(i for _, members in parted for i in members) == list(
         range(len(found))
@@ -159,6 +159,6 @@ def test_clusters_part_the_views_and_keep_overlaps_together(found: list[Span]) -
         previous_stop = union.stop
 
 
-def test_a_span_counts_expanded_elements_once() -> None:
+def test_span_counts_expanded_elements_once() -> None:
     assert span_of((1000, 3), (0, 1), 5, 4) == Span(20, 32, 12)
     assert span_of((1000, 3), (0, 1000), 0, 4) == Span(0, 8004, 12)

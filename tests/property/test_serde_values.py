@@ -178,7 +178,7 @@ def rich() -> list[Any]:
 
 
 @given(st.sampled_from(rich()), st.data())
-def test_true_messages_with_bytes_changed_are_harmless(
+def test_valid_messages_with_changed_bytes_are_harmless(
     value: Any, data: st.DataObject
 ) -> None:
     encoded = TRUSTED.encode(value)

@@ -13,14 +13,14 @@ each = pytest.mark.parametrize("machine", CATALOG, ids=lambda one: one.name)
 
 
 @each
-def test_every_event_in_every_state_does_what_the_table_says(machine: Machine) -> None:
+def test_every_event_in_every_state_follows_the_table(machine: Machine) -> None:
     source = machine.source
     count = len(machine.states_in(source)) * len(machine.events_in(source))
     assert walk(machine, source) == count
 
 
 @each
-def test_every_state_has_a_row_and_every_event_happens(machine: Machine) -> None:
+def test_every_state_has_a_row_and_every_event_occurs(machine: Machine) -> None:
     table = table_of(machine.source)
     assert table.keys() == set(machine.states_in(machine.source))
     listed = {event for row in table.values() for event in row}
@@ -35,12 +35,12 @@ def test_every_state_has_a_row_and_every_event_happens(machine: Machine) -> None
         for story in stories_of(one)
     ],
 )
-def test_it_goes_as_in_the_story(machine: Machine, story: Story) -> None:
+def test_machine_plays_its_story(machine: Machine, story: Story) -> None:
     play(machine, machine.source, story)
 
 
 @each
-def test_the_stories_show_every_transition(machine: Machine) -> None:
+def test_stories_show_every_transition(machine: Machine) -> None:
     listed = {
         (state.name, event.name)
         for state, row in table_of(machine.source).items()
@@ -58,6 +58,6 @@ def test_the_stories_show_every_transition(machine: Machine) -> None:
         for check in part.checks
     ],
 )
-def test_it_keeps_what_it_promises(part: Part, check: object) -> None:
+def test_machine_keeps_its_invariants(part: Part, check: object) -> None:
     assert callable(check)
     check(part.source)

@@ -43,18 +43,18 @@ def survivors(machine: Machine, mutants_max: int | None = None) -> list[str]:
 
 
 @each
-def test_some_changes_of_the_table_are_noticed(machine: Machine) -> None:
+def test_quick_table_mutants_are_noticed(machine: Machine) -> None:
     assert survivors(machine, QUICK_MUTANTS) == []
 
 
 @pytest.mark.slow
 @each
-def test_every_change_of_the_table_is_noticed(machine: Machine) -> None:
+def test_every_table_mutant_is_noticed(machine: Machine) -> None:
     assert survivors(machine) == []
 
 
 @each_guard
-def test_a_mutant_of_a_guard_fits_the_source(
+def test_guard_mutant_fits_the_source(
     machine: Machine, part: Part, guard: Guard
 ) -> None:
     assert part in machine.all_parts
@@ -63,8 +63,6 @@ def test_a_mutant_of_a_guard_fits_the_source(
 
 @pytest.mark.slow
 @each_guard
-def test_a_mutant_of_a_guard_is_noticed(
-    machine: Machine, part: Part, guard: Guard
-) -> None:
+def test_guard_mutant_is_noticed(machine: Machine, part: Part, guard: Guard) -> None:
     noticed = killer_of_guard(machine, part, guard) is not None
     assert noticed or is_killed_by_tests(machine, part, guard)
