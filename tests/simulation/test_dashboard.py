@@ -82,7 +82,7 @@ async def call_some(workers: list[Worker]) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_look_asks_each_worker_once_for_a_few_bytes(size: int) -> None:
+def test_look_asks_each_worker_once_for_a_few_bytes(size: int) -> None:
     async def scenario(network: Network) -> None:
         names = [f"w{number}" for number in range(size)]
         async with Cluster(names=names, network=network, options=OPTIONS) as found:
@@ -120,7 +120,7 @@ def check_pages(view: OverviewView, seen: Seen[Any], size: int) -> None:
     assert last["links"]["left_out"] == size - len(last["links"]["workers"])
 
 
-def test_nobody_is_asked_while_nobody_looks() -> None:
+def test_idle_dashboard_asks_no_worker() -> None:
     async def scenario(network: Network) -> None:
         async with Cluster(8, network=network, options=OPTIONS) as found:
             workers = list(found)
@@ -137,7 +137,7 @@ def test_nobody_is_asked_while_nobody_looks() -> None:
     play(scenario, 2)
 
 
-def test_all_who_look_share_a_look_of_each_period() -> None:
+def test_viewers_share_one_look_of_each_period() -> None:
     async def follow(look: SharedLook[Any, Any], looks: int) -> list[float]:
         number, times = 0, []
         for _ in range(looks):
@@ -161,7 +161,7 @@ def test_all_who_look_share_a_look_of_each_period() -> None:
     play(scenario, 3)
 
 
-def test_who_leaves_in_mid_look_takes_it_from_nobody() -> None:
+def test_viewer_that_leaves_does_not_end_the_look_of_others() -> None:
     async def scenario(network: Network) -> None:
         async with Cluster(8, network=network, options=OPTIONS) as found:
             workers = list(found)
@@ -179,7 +179,7 @@ def test_who_leaves_in_mid_look_takes_it_from_nobody() -> None:
     play(scenario, 4)
 
 
-def test_silent_workers_hold_up_no_other_and_are_found_when_they_are_back() -> None:
+def test_silent_workers_delay_no_other_and_are_seen_when_back() -> None:
     size, silent = 64, 16
 
     async def scenario(network: Network) -> None:

@@ -136,7 +136,7 @@ async def play(network: Network, rng: random.Random, trouble: str) -> Run:
 
 @pytest.mark.parametrize("trouble", ["newcomer", "deaths", "partition"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_one_group_goes_on(trouble: str, seed: int) -> None:
+def test_elastic_group_continues_as_one(trouble: str, seed: int) -> None:
     with asyncio.Runner(loop_factory=SimLoop) as runner:
         network = Network(seed, runner.get_loop())
         run = runner.run(play(network, random.Random(seed), trouble))

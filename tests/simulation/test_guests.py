@@ -156,5 +156,7 @@ async def the_gateway_dies(network: Network) -> None:
 @pytest.mark.parametrize(
     "scenario", [everybody_calls, some_leave_and_some_die, the_gateway_dies]
 )
-def test_guests(scenario: object, seed: int) -> None:
+def test_guests_keep_their_invariants_for_every_seed(
+    scenario: object, seed: int
+) -> None:
     play(scenario, seed)  # type: ignore[arg-type]

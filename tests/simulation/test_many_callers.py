@@ -91,10 +91,10 @@ def lines_per_call(callers: int) -> float:
     return found[0]
 
 
-def test_a_call_runs_no_more_lines_with_8_callers_than_with_3() -> None:
+def test_call_runs_no_more_lines_with_8_callers_than_with_3() -> None:
     few, many = lines_per_call(3), lines_per_call(8)
     assert many - few < GROWTH_LINES_MAX
 
 
-def test_lines_are_counted() -> None:
+def test_lines_of_code_are_counted() -> None:
     assert lines_per_call(1) > 100

@@ -89,7 +89,7 @@ async def group(
 # --- where calls go ------------------------------------------------------------------
 
 
-def test_calls_are_spread_over_those_whose_names_match() -> None:
+def test_calls_are_spread_over_replicas_with_matching_names() -> None:
     async def scenario(network: Network) -> None:
         async with (
             group(network) as (web, _, _),
@@ -109,7 +109,7 @@ def test_calls_are_spread_over_those_whose_names_match() -> None:
         play(scenario, seed)
 
 
-def test_the_load_that_others_make_counts() -> None:
+def test_load_from_other_routers_counts() -> None:
     """What another router has there is known from the first answer on."""
 
     async def scenario(network: Network) -> None:
@@ -131,7 +131,7 @@ def test_the_load_that_others_make_counts() -> None:
         play(scenario, seed)
 
 
-def test_a_key_has_one_replica_for_all_routers() -> None:
+def test_key_has_one_replica_for_all_routers() -> None:
     async def scenario(network: Network) -> None:
         async with (
             group(network, 3) as (web, models, _),
@@ -152,7 +152,7 @@ def test_a_key_has_one_replica_for_all_routers() -> None:
 # --- failures ------------------------------------------------------------------------
 
 
-def test_an_overloaded_replica_sends_the_call_on() -> None:
+def test_overloaded_replica_passes_the_call_on() -> None:
     async def scenario(network: Network) -> None:
         async with (
             group(network, 2) as (web, _, _),
@@ -167,7 +167,7 @@ def test_an_overloaded_replica_sends_the_call_on() -> None:
         play(scenario, seed)
 
 
-def test_a_function_that_was_refused_what_it_called_is_not_run_twice() -> None:
+def test_function_with_a_rejected_inner_call_is_not_run_twice() -> None:
     async def scenario(network: Network) -> None:
         async with (
             group(network, 2) as (web, _, _),
@@ -209,7 +209,7 @@ async def refuse_all() -> None:
     raise OverloadedError("full", retry_after_s=1.0)
 
 
-def test_a_replica_that_fails_each_call_is_left_out_for_a_while() -> None:
+def test_replica_that_fails_each_call_is_ejected_for_a_while() -> None:
     async def scenario(network: Network) -> None:
         async with (
             group(network, 4) as (web, _, _),
@@ -233,7 +233,7 @@ def test_a_replica_that_fails_each_call_is_left_out_for_a_while() -> None:
         play(scenario, seed)
 
 
-def test_a_death_fails_what_ran_there_unless_it_may_be_repeated() -> None:
+def test_lost_replica_fails_running_calls_unless_idempotent() -> None:
     async def scenario(network: Network) -> None:
         async with (
             group(network, 3) as (web, models, _),
@@ -265,7 +265,7 @@ def test_a_death_fails_what_ran_there_unless_it_may_be_repeated() -> None:
 # --- hedging -------------------------------------------------------------------------
 
 
-def test_a_slow_call_is_made_once_more_and_the_slow_one_is_cancelled() -> None:
+def test_slow_call_is_hedged_and_its_loser_cancelled() -> None:
     async def scenario(network: Network) -> None:
         async with (
             group(network, 2) as (web, models, _),
@@ -290,7 +290,7 @@ def test_a_slow_call_is_made_once_more_and_the_slow_one_is_cancelled() -> None:
         play(scenario, seed)
 
 
-def test_what_may_not_run_twice_is_not_hedged() -> None:
+def test_call_that_is_not_idempotent_is_not_hedged() -> None:
     async def scenario(network: Network) -> None:
         async with (
             group(network, 2) as (web, _, _),
@@ -307,7 +307,7 @@ def test_what_may_not_run_twice_is_not_hedged() -> None:
     play(scenario, 0)
 
 
-def test_a_cancelled_call_leaves_no_attempt_behind() -> None:
+def test_cancelled_call_leaves_no_attempt_behind() -> None:
     async def scenario(network: Network) -> None:
         async with (
             group(network, 2) as (web, models, _),
@@ -334,7 +334,7 @@ def test_a_cancelled_call_leaves_no_attempt_behind() -> None:
 
 
 @pytest.mark.parametrize("delay_s", [0.001, 0.3])
-def test_nothing_fails_while_replicas_drain_and_leave(delay_s: float) -> None:
+def test_draining_replicas_fail_no_call(delay_s: float) -> None:
     """Also where a call is on its way for long: none is sent into a closed door."""
 
     async def scenario(network: Network) -> None:
@@ -371,7 +371,7 @@ def test_nothing_fails_while_replicas_drain_and_leave(delay_s: float) -> None:
         play(scenario, seed)
 
 
-def test_nothing_fails_although_a_replica_only_shuts_down() -> None:
+def test_replica_shutdown_fails_no_call() -> None:
     async def scenario(network: Network) -> None:
         async with (
             group(network, 3) as (web, models, _),
@@ -390,7 +390,7 @@ def test_nothing_fails_although_a_replica_only_shuts_down() -> None:
         play(scenario, seed)
 
 
-def test_a_call_waits_for_the_first_replica_and_for_no_ghost() -> None:
+def test_call_waits_for_the_first_replica_and_for_no_ghost() -> None:
     async def scenario(network: Network) -> None:
         async with Cluster(names=["web"], network=network, options=OPTIONS) as (web,):
             options = serving.ReplicaOptions(ready_timeout_s=1.0)
@@ -406,7 +406,7 @@ def test_a_call_waits_for_the_first_replica_and_for_no_ghost() -> None:
     play(scenario, 0)
 
 
-def test_a_replica_takes_calls_when_it_says_so() -> None:
+def test_replica_takes_calls_once_it_is_ready() -> None:
     async def scenario(network: Network) -> None:
         async with (
             group(network, 2, announced=False) as (web, models, _),
@@ -426,7 +426,7 @@ def test_a_replica_takes_calls_when_it_says_so() -> None:
         play(scenario, seed)
 
 
-def test_no_worker_is_called_before_it_says_that_it_is_a_replica() -> None:
+def test_unannounced_replica_gets_no_call() -> None:
     async def scenario(network: Network) -> None:
         options = serving.ReplicaOptions(warm_s=0.0, ready_timeout_s=5.0)
         async with (
@@ -448,7 +448,7 @@ def test_no_worker_is_called_before_it_says_that_it_is_a_replica() -> None:
         play(scenario, seed)
 
 
-def test_a_replica_ends_its_slow_start_although_nobody_calls_it() -> None:
+def test_uncalled_replica_ends_its_slow_start() -> None:
     async def scenario(network: Network) -> None:
         options = serving.ReplicaOptions(warm_s=2.0)
         async with (
@@ -479,7 +479,7 @@ async def count_unless(busy: str) -> AsyncIterator[str]:
     yield here().name
 
 
-def test_a_stream_moves_before_its_first_item_and_stays_after() -> None:
+def test_stream_moves_before_its_first_item_and_stays_after() -> None:
     async def scenario(network: Network) -> None:
         async with (
             group(network, 2) as (web, models, _),

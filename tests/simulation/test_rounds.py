@@ -86,7 +86,7 @@ def neighbours(network: Network, size: int) -> list[Worker]:
         pytest.param(4096, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
     ],
 )
-def test_thousands_meet_with_three_connections_each(size: int) -> None:
+def test_rendezvous_of_thousands_takes_three_connections_each(size: int) -> None:
     """Full workers and every byte of their connections; 4,096 take half a minute."""
     names = [b"w%d" % rank for rank in range(size)]
 
@@ -143,7 +143,7 @@ async def one_of_many_is_late(network: Network) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_one_of_many_is_late(seed: int) -> None:
+def test_late_member_among_many_is_named(seed: int) -> None:
     play(one_of_many_is_late, seed)
 
 
@@ -338,10 +338,12 @@ SCENARIOS = [all_live, some_give_up, one_dies, one_starts_anew]
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_what_must_hold_holds_for_every_seed(scenario: Scenario, seed: int) -> None:
+def test_rounds_keep_their_invariants_for_every_seed(
+    scenario: Scenario, seed: int
+) -> None:
     play(scenario, seed)
 
 
-def test_a_seed_gives_the_same_run_again() -> None:
+def test_seed_gives_the_same_run_again() -> None:
     digests = [play(some_give_up, seed).digest for seed in (3, 3, 4)]
     assert digests[0] == digests[1] != digests[2]

@@ -327,12 +327,12 @@ def play(seed: int) -> Play:
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 20))
-def test_the_protocol_holds_on_a_hostile_network(first: int) -> None:
+def test_protocol_holds_on_a_hostile_network(first: int) -> None:
     for seed in range(first, first + 20):
         play(seed)
 
 
-def test_the_network_was_hostile() -> None:
+def test_network_was_hostile() -> None:
     """What the seeds are to try does happen in them."""
     met: set[str] = set()
     for seed in range(20):
@@ -345,7 +345,7 @@ def test_the_network_was_hostile() -> None:
     assert met == {"loss", "crash", "cut", "freed"}
 
 
-def test_the_same_seed_is_the_same_run() -> None:
+def test_same_seed_gives_the_same_run() -> None:
     assert list(play(3).network.trace) == list(play(3).network.trace)
 
 

@@ -81,7 +81,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "CHUNK_BYTES", 1)
 
 
-def test_no_batch_sees_a_mixture_and_each_answer_says_its_version() -> None:
+def test_batch_sees_a_single_version_and_its_answer_names_it() -> None:
     async def scenario(network: Network) -> None:
         async with (
             group(network) as (trainer, web, _),
@@ -118,7 +118,7 @@ def test_no_batch_sees_a_mixture_and_each_answer_says_its_version() -> None:
         play(scenario, seed)
 
 
-def test_weights_that_do_not_fit_change_nothing_anywhere() -> None:
+def test_mismatched_weights_change_no_replica() -> None:
     async def scenario(network: Network) -> None:
         async with group(network) as (trainer, _, models):
             publisher = serving.Publisher(trainer, "model-*")
@@ -147,7 +147,7 @@ def test_weights_that_do_not_fit_change_nothing_anywhere() -> None:
     play(scenario, 0)
 
 
-def test_a_publisher_that_dies_in_the_middle_changes_nothing() -> None:
+def test_publisher_lost_midway_changes_nothing() -> None:
     """At each moment of a transfer; then another one publishes as if nothing was."""
 
     async def scenario(network: Network) -> None:
@@ -179,7 +179,7 @@ def test_a_publisher_that_dies_in_the_middle_changes_nothing() -> None:
         play(scenario, seed)
 
 
-def test_a_replica_that_dies_does_not_hold_up_the_others() -> None:
+def test_lost_replica_does_not_delay_the_others() -> None:
     async def scenario(network: Network) -> None:
         async with group(network) as (trainer, _, _):
             publisher = serving.Publisher(trainer, "model-*")
@@ -194,7 +194,7 @@ def test_a_replica_that_dies_does_not_hold_up_the_others() -> None:
     play(scenario, 0)
 
 
-def test_a_canary_gets_its_share_and_is_promoted_or_taken_back() -> None:
+def test_canary_gets_its_share_and_is_promoted_or_withdrawn() -> None:
     async def scenario(network: Network) -> None:
         async with (
             group(network) as (trainer, web, _),
@@ -232,7 +232,7 @@ def test_a_canary_gets_its_share_and_is_promoted_or_taken_back() -> None:
         play(scenario, seed)
 
 
-def test_one_call_leads_back_from_any_worker_and_twice_it_does_nothing() -> None:
+def test_rollback_from_any_worker_is_idempotent() -> None:
     async def scenario(network: Network) -> None:
         async with group(network) as (trainer, web, _):
             publisher = serving.Publisher(trainer, "model-*")
@@ -248,7 +248,7 @@ def test_one_call_leads_back_from_any_worker_and_twice_it_does_nothing() -> None
     play(scenario, 0)
 
 
-def test_two_publishers_do_not_mix() -> None:
+def test_versions_of_two_publishers_do_not_mix() -> None:
     async def scenario(network: Network) -> None:
         async with group(network) as (trainer, web, _):
             one, other = (
@@ -269,7 +269,7 @@ def test_two_publishers_do_not_mix() -> None:
         play(scenario, seed)
 
 
-def test_a_newcomer_catches_up_before_it_is_ready() -> None:
+def test_newcomer_catches_up_before_it_is_ready() -> None:
     async def scenario(network: Network) -> None:
         async with group(network) as (trainer, _, models):
             publisher = serving.Publisher(trainer, "model-[01]")
@@ -285,7 +285,7 @@ def test_a_newcomer_catches_up_before_it_is_ready() -> None:
     play(scenario, 0)
 
 
-def test_what_is_written_to_meanwhile_is_refused(
+def test_weights_written_to_during_a_publication_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario(network: Network) -> None:
@@ -306,7 +306,7 @@ def test_what_is_written_to_meanwhile_is_refused(
     play(scenario, 0)
 
 
-def test_after_the_highest_version_a_publisher_says_which_is_next() -> None:
+def test_publication_after_the_highest_version_needs_a_number() -> None:
     """Any member may bring it, and nobody is kept from bringing another."""
 
     async def scenario(network: Network) -> None:
@@ -323,7 +323,7 @@ def test_after_the_highest_version_a_publisher_says_which_is_next() -> None:
     play(scenario, 0)
 
 
-def test_floats_are_converted_and_ties_stay() -> None:
+def test_floats_are_converted_and_tied_weights_stay_tied() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -160,12 +160,14 @@ SCENARIOS = [delays, death_before_the_first_message, partition_and_heal, crash]
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_scenario_holds_for_every_seed(scenario: Scenario, seed: int) -> None:
+def test_scenario_keeps_its_invariants_for_every_seed(
+    scenario: Scenario, seed: int
+) -> None:
     play(scenario, seed)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_the_same_seed_is_the_same_run(scenario: Scenario) -> None:
+def test_same_seed_gives_the_same_run(scenario: Scenario) -> None:
     first = play(scenario, 7)
     assert first
     assert play(scenario, 7) == first
