@@ -28,7 +28,7 @@ PAGES = [
 @pytest.mark.parametrize(
     "page", PAGES, ids=lambda p: p.relative_to(REPOSITORY).as_posix()
 )
-def test_a_page_runs_and_prints_what_it_says(page: Path, tmp_path: Path) -> None:
+def test_page_runs_and_prints_its_output(page: Path, tmp_path: Path) -> None:
     folder = tmp_path / "folder"  # what a page writes is not ours to keep
     folder.mkdir()
     printed, told = tmp_path / "stdout", tmp_path / "stderr"

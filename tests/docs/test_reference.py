@@ -60,7 +60,7 @@ def numbered(found: list[list[str]]) -> dict[int, str]:
     return {int(row[0]): row[1] for row in found if row[0].isdigit()}
 
 
-def test_the_page_of_commands_is_made_from_them() -> None:
+def test_page_of_commands_is_generated() -> None:
     check = subprocess.run(
         [sys.executable, str(DOCS / "make_cli.py"), "--check"],
         capture_output=True,
@@ -120,7 +120,7 @@ def test_every_kind_of_frame_has_its_number() -> None:
     }
 
 
-def test_a_hello_has_the_fields_it_is_said_to_have() -> None:
+def test_hello_has_the_documented_fields() -> None:
     listed = numbered(rows("wire-protocol.md", "Handshake"))
     names = [field.name.replace("_", " ") for field in dataclasses.fields(Hello)]
     # The preface's table comes before, and is numbered by offset: HELLO's rows win.
@@ -146,7 +146,7 @@ def test_every_code_of_a_value_is_described() -> None:
         assert row[1].startswith(f"`[{row[0]}, "), row
 
 
-def test_sizes_on_the_wire_are_those_of_the_code() -> None:
+def test_documented_wire_sizes_are_those_of_the_code() -> None:
     page = (REFERENCE / "wire-protocol.md").read_text("utf-8")
     assert f"more than {INLINE_BYTES_MAX >> 10} KiB MUST be deferred" in page
     assert f"a multiple of {CHUNK_BYTES:,}, and `payload_bytes`" in page
@@ -166,6 +166,6 @@ def test_sizes_on_the_wire_are_those_of_the_code() -> None:
         ("dimensions of a tensor", Limits().dimensions_max),
     ],
 )
-def test_limits_are_those_of_the_code(what: str, number: int) -> None:
+def test_documented_limits_are_those_of_the_code(what: str, number: int) -> None:
     listed = {row[0]: row[1] for row in rows("limits.md")}
     assert listed[what] == f"{number:,}"

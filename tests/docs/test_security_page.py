@@ -100,7 +100,7 @@ PAGES: Final = [
 
 
 @pytest.mark.parametrize("page", sorted({*PAGES, *SECTIONS}), ids=str)
-def test_footnotes_name_tests_that_exist(page: Path) -> None:
+def test_footnotes_name_existing_tests(page: Path) -> None:
     text = page.read_text("utf-8")
     defined = dict(DEFINED.findall(text))
     used = set(NOTE.findall(DEFINED.sub("", text)))
@@ -131,7 +131,7 @@ def test_every_claim_of_the_page_names_its_tests() -> None:
 
 
 @pytest.mark.parametrize(("page", "section"), SECTIONS.items(), ids=str)
-def test_a_section_of_claims_names_its_tests(page: Path, section: str) -> None:
+def test_section_of_claims_names_its_tests(page: Path, section: str) -> None:
     asked = [one for one in claims_of(page) if one.section == section]
     assert asked
     for claim in asked:
@@ -139,7 +139,7 @@ def test_a_section_of_claims_names_its_tests(page: Path, section: str) -> None:
             assert NOTE.search(claim.text), claim.text
 
 
-def test_claims_of_other_pages_name_their_tests_or_lead_to_the_page() -> None:
+def test_claims_of_other_pages_name_tests_or_link_to_the_page() -> None:
     for page in (one for each in TEACHING for one in Path("docs", each).glob("*.md")):
         for claim in claims_of(page) if page != SECURITY else ():
             if ABOUT.search(claim.text):

@@ -127,7 +127,7 @@ PAGE_ROWS: Final = documented()
 MESSAGES: Final = declared()
 
 
-def test_the_page_says_who_may_send_a_message_and_of_whom() -> None:
+def test_page_lists_senders_and_subjects_of_each_message() -> None:
     told: dict[tuple[str, str, str], tuple[str, str]] = {}
     service = ""
     for name, kind, methods, by, about in tables(SENDERS):
@@ -137,18 +137,18 @@ def test_the_page_says_who_may_send_a_message_and_of_whom() -> None:
     assert told == {key: (names_of(one.by), one.about) for key, one in MESSAGES.items()}
 
 
-def test_the_page_says_of_whom_a_frame_speaks() -> None:
+def test_page_lists_the_subject_of_each_frame() -> None:
     told = {int(number): cells[-1] for number, *cells in tables(KINDS)}
     assert told == {int(kind): about for kind, about in FRAMES_ABOUT.items()}
     assert set(FRAMES_ABOUT) == set(FrameKind)
 
 
-def test_every_message_is_on_the_page_and_no_other_one() -> None:
+def test_page_lists_exactly_the_messages() -> None:
     assert set(PAGE_ROWS) == set(MESSAGES)
 
 
 @pytest.mark.parametrize("key", sorted(MESSAGES), ids=" ".join)
-def test_the_page_says_what_travels(key: tuple[str, str, str]) -> None:
+def test_page_shows_the_content_of_each_message(key: tuple[str, str, str]) -> None:
     record = MESSAGES[key].record
     assert is_same(parsed(PAGE_ROWS[key].value), parsed(record.shape)), (
         f"the page: {PAGE_ROWS[key].value}; the record: {record.shape}"
@@ -158,7 +158,7 @@ def test_the_page_says_what_travels(key: tuple[str, str, str]) -> None:
 @pytest.mark.parametrize(
     "key", sorted(one for one in MESSAGES if one[1] == "SERVICE"), ids=" ".join
 )
-def test_the_page_says_what_answers(key: tuple[str, str, str]) -> None:
+def test_page_shows_the_answer_of_each_request(key: tuple[str, str, str]) -> None:
     """What has no parts may be told in words."""
     kind = MESSAGES[key]
     assert issubclass(kind, Request)
