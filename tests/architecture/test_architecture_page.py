@@ -53,7 +53,7 @@ def test_every_machine_has_a_row(module: str) -> None:
     assert own & named_in_rows()
 
 
-def test_rows_name_what_is_there() -> None:
+def test_rows_name_existing_modules() -> None:
     names = {f"asyncrpc.{name}" for name in named_in_rows()}
     assert names - set(MODULES) == set()
 

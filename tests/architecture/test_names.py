@@ -90,7 +90,7 @@ def unrelated(name: str) -> list[str]:
     return [one.at for one in protocols if not set(members_of(one)) <= has]
 
 
-def test_no_two_classes_share_a_name() -> None:
+def test_class_names_are_unique() -> None:
     shared = {
         name: at
         for name, found in DEFINITIONS.items()

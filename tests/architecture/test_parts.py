@@ -106,7 +106,7 @@ def circles(graph: Mapping[str, Iterable[str]]) -> list[set[str]]:
     return [one for one in found if len(one) > 1]
 
 
-def test_files_import_one_another_in_small_circles_only() -> None:
+def test_import_circles_are_small() -> None:
     large = [
         sorted(one)
         for one in circles({name: imports_of(name) for name in MODULES})
@@ -115,7 +115,7 @@ def test_files_import_one_another_in_small_circles_only() -> None:
     assert large == []
 
 
-def test_circles_are_found() -> None:
+def test_import_circles_are_found() -> None:
     graph = {"a": "b", "b": "c", "c": "a", "d": "ae", "e": "d", "f": "a", "g": ""}
     assert sorted(map(sorted, circles(graph))) == [["a", "b", "c"], ["d", "e"]]
 
@@ -256,12 +256,12 @@ def total_lines(one: Class) -> int:
 CLASSES = [one for one in all_classes().values() if not is_error(one)]
 
 
-def test_a_class_has_at_most_one_ancestor_of_this_package() -> None:
+def test_class_has_at_most_one_ancestor_of_this_package() -> None:
     many = {one.name: ancestors(one) for one in CLASSES}
     assert {name: of for name, of in many.items() if len(of) > ANCESTORS_MAX} == {}
 
 
-def test_a_class_is_short_together_with_its_ancestors() -> None:
+def test_class_is_short_together_with_its_ancestors() -> None:
     long = {one.name for one in CLASSES if total_lines(one) > CLASS_LINES_MAX}
     assert long == set()
 
@@ -289,7 +289,7 @@ def test_bases_are_found_through_packages() -> None:
     )
 
 
-def test_classes_in_classes_and_functions_are_found() -> None:
+def test_nested_classes_are_found() -> None:
     found = declared(
         "from asyncrpc import api\n"
         "class Outer:\n"
@@ -302,7 +302,7 @@ def test_classes_in_classes_and_functions_are_found() -> None:
     assert len(ancestors(found["Outer.Inner"])) > ANCESTORS_MAX
 
 
-def test_contracts_are_told_from_what_has_their_names() -> None:
+def test_contracts_are_told_from_classes_of_the_same_names() -> None:
     found = declared(
         "import abc\n"
         "import asyncio\n"
@@ -322,6 +322,6 @@ def test_contracts_are_told_from_what_has_their_names() -> None:
     assert contracts == {"Role", "Other", "Base", "Bare"}
 
 
-def test_errors_are_those_of_any_builtin() -> None:
+def test_errors_derive_from_any_builtin_exception() -> None:
     found = declared("class A(TimeoutError): ...\nclass B: ...\n")
     assert [name for name, one in found.items() if is_error(one)] == ["A"]

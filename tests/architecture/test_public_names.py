@@ -155,7 +155,7 @@ def test_modules_that_the_package_exports_are_public() -> None:
 
 
 @pytest.mark.parametrize("page", pages(), ids=name_of)
-def test_a_page_imports_public_modules_only(page: Path) -> None:
+def test_page_imports_public_modules_only(page: Path) -> None:
     """Add a module to docs/reference/api.md."""
     imported = set(modules_imported_by(page.read_text(encoding="utf-8")))
     assert imported <= set(PUBLIC_MODULES)

@@ -71,12 +71,12 @@ def is_time_without_unit(name: str) -> bool:
 
 
 @pytest.mark.parametrize(("name", "public"), OBJECTS, ids=[name for name, _ in OBJECTS])
-def test_a_public_time_has_its_unit(name: str, public: Any) -> None:
+def test_public_time_has_its_unit(name: str, public: Any) -> None:
     assert [one for one in names_of(public) if is_time_without_unit(one)] == []
 
 
 @pytest.mark.parametrize(("name", "public"), OBJECTS, ids=[name for name, _ in OBJECTS])
-def test_what_is_called_seconds_ends_in_its_unit(name: str, public: Any) -> None:
+def test_parameters_in_seconds_end_in_their_unit(name: str, public: Any) -> None:
     assert [one for one in called_seconds(public) if not one.endswith("_s")] == []
 
 
