@@ -31,12 +31,12 @@ def test_slow():
 """
 
 
-def test_the_longest_prefix_tells_the_share() -> None:
+def test_longest_prefix_sets_the_share() -> None:
     assert 60 < len(quick_among(MANY, SHARES)) < 140
     assert 740 < len(quick_among(MOST, SHARES)) < 860
 
 
-def test_without_a_share_all_is_quick() -> None:
+def test_cases_without_a_share_are_all_quick() -> None:
     assert quick_among(MANY, {"tests/man/": 0.1}) == set(MANY)
 
 
@@ -46,13 +46,13 @@ def test_every_function_has_a_quick_case() -> None:
         assert quick_among([one], SHARES) == {one}
 
 
-def test_a_quick_case_stays_quick_among_more() -> None:
+def test_quick_case_stays_quick_among_more() -> None:
     some = quick_among(MANY[:500], SHARES)
     assert some == quick_among(MANY, SHARES) & set(MANY[:500])
     assert some == quick_among(reversed(MANY[:500]), SHARES)
 
 
-def test_each_function_is_in_one_part_and_parts_are_alike() -> None:
+def test_each_function_is_in_one_part_of_similar_size() -> None:
     parts = [Part.parse(f"{number}/4") for number in (1, 2, 3, 4)]
     for one in FUNCTIONS:
         assert sum(part.has(one) for part in parts) == 1
@@ -60,13 +60,13 @@ def test_each_function_is_in_one_part_and_parts_are_alike() -> None:
     assert min(sizes) > 200
 
 
-def test_the_cases_of_a_function_are_in_one_part() -> None:
+def test_cases_of_a_function_are_in_one_part() -> None:
     assert sum(map(Part(1, 3).has, MANY)) in {0, len(MANY)}
     assert all(map(Part().has, MANY))
 
 
 @pytest.mark.parametrize("text", ["", "1", "0/4", "5/4", "-1/4", "1/4/2", "a/b", "1/0"])
-def test_what_is_no_part_is_refused(text: str) -> None:
+def test_malformed_part_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="a part must be like 2/4"):
         Part.parse(text)
 
@@ -87,7 +87,7 @@ def collected(tree: pytest.Pytester, *options: str) -> set[str]:
     return {line for line in result.outlines if "::" in line}
 
 
-def test_the_tiers_are_disjoint_and_together_all(tree: pytest.Pytester) -> None:
+def test_tiers_are_disjoint_and_cover_all_tests(tree: pytest.Pytester) -> None:
     found = {
         tier: collected(tree, f"--tier={tier}") for tier in ("quick", "deep", "all")
     }
@@ -97,7 +97,7 @@ def test_the_tiers_are_disjoint_and_together_all(tree: pytest.Pytester) -> None:
     assert not found["quick"] & found["deep"]
 
 
-def test_slow_cases_are_deep_and_elsewhere_all_others_quick(
+def test_quick_tier_has_a_share_of_unit_cases_and_one_of_others(
     tree: pytest.Pytester,
 ) -> None:
     quick = collected(tree, "--tier=quick")
@@ -108,7 +108,7 @@ def test_slow_cases_are_deep_and_elsewhere_all_others_quick(
     assert 1 < len(quick - unit) < 25
 
 
-def test_parts_are_of_the_tier(tree: pytest.Pytester) -> None:
+def test_parts_divide_the_tier(tree: pytest.Pytester) -> None:
     parts = [
         collected(tree, "--tier=deep", f"--part={number}/3") for number in (1, 2, 3)
     ]
@@ -116,9 +116,7 @@ def test_parts_are_of_the_tier(tree: pytest.Pytester) -> None:
     assert sum(map(len, parts)) == len(collected(tree, "--tier=deep"))
 
 
-def test_a_part_that_is_none_is_an_error_of_the_command_line(
-    tree: pytest.Pytester,
-) -> None:
+def test_malformed_part_is_an_error_of_the_command_line(tree: pytest.Pytester) -> None:
     result = tree.runpytest_inprocess(*PLUGINS, "--part=5/4")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--part*a part must be like 2/4, not '5/4'*"])

@@ -140,7 +140,9 @@ class Program:
 
 @pytest.mark.parametrize("create_graph", [False, True])
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_segments_give_what_the_whole_gives(seed: int, *, create_graph: bool) -> None:
+def test_segments_give_the_gradients_of_the_whole_graph(
+    seed: int, *, create_graph: bool
+) -> None:
     program = Program(seed)
     seen: list[tuple[int, torch.Tensor]] = []
     for at, tensor in enumerate([*program.hooked, *program.parameters]):

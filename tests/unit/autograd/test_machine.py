@@ -35,7 +35,7 @@ def run(one: LocalPass[str, str]) -> Segment[str, str]:
     return segment
 
 
-def test_a_graph_that_nothing_else_enters_is_one_segment() -> None:
+def test_graph_without_other_entries_is_one_segment() -> None:
     one = pass_of({"r": "pq", "p": "q"})
     assert one.next_segment() is None
     begin(one, "r")
@@ -51,7 +51,7 @@ def test_several_roots_enter_at_once() -> None:
     assert run(one).starts == ["r", "s"]
 
 
-def test_what_a_sent_tensor_reaches_waits_for_its_gradient() -> None:
+def test_nodes_below_a_sent_tensor_wait_for_its_gradient() -> None:
     one = pass_of({"r": "abx", "a": "x", "s": "x", "x": "p"}, may_start="s")
     begin(one, "r")
     first = run(one)
@@ -72,7 +72,7 @@ def test_what_a_sent_tensor_reaches_waits_for_its_gradient() -> None:
     assert one.is_done
 
 
-def test_what_takes_no_part_is_ruled_out() -> None:
+def test_start_that_takes_no_part_is_ruled_out() -> None:
     one = pass_of({"r": "x"}, may_start="s")
     one._node["s"] = "x"  # noqa: SLF001  (it enters in the middle)
     begin(one, "r")
@@ -85,7 +85,7 @@ def test_what_takes_no_part_is_ruled_out() -> None:
     assert one.is_done
 
 
-def test_what_only_others_reach_neither_runs_nor_is_waited_for() -> None:
+def test_nodes_that_only_peers_reach_are_neither_run_nor_awaited() -> None:
     live = {"r", "p"}
     graph = {"r": "p", "s": "q"}
     one: LocalPass[str, str] = LocalPass(
@@ -102,7 +102,7 @@ def test_what_only_others_reach_neither_runs_nor_is_waited_for() -> None:
     assert one.is_done
 
 
-def test_starts_at_one_node_are_waited_for_one_by_one() -> None:
+def test_starts_at_one_node_are_awaited_separately() -> None:
     one = pass_of({"x": "p"}, may_start="st")
     one._node.update(s="x", t="x")  # noqa: SLF001
     one.want(["s", "t"])
@@ -113,7 +113,7 @@ def test_starts_at_one_node_are_waited_for_one_by_one() -> None:
     assert one.is_done
 
 
-def test_a_node_that_runs_apart_is_a_segment() -> None:
+def test_separate_node_is_a_segment_of_its_own() -> None:
     graph = {"r": "vq", "v": "x", "s": "x"}
     one: LocalPass[str, str] = LocalPass(
         lambda node: [(child, 0) for child in graph.get(node, "")],
@@ -133,7 +133,7 @@ def test_a_node_that_runs_apart_is_a_segment() -> None:
     assert one.is_done
 
 
-def test_a_node_runs_with_all_that_is_left() -> None:
+def test_separate_node_joins_the_final_segment() -> None:
     one: LocalPass[str, str] = LocalPass(
         lambda node: [("v", 0)] if node == "r" else [],
         {"r", "v"},
@@ -146,7 +146,7 @@ def test_a_node_runs_with_all_that_is_left() -> None:
     assert set(run(one).nodes) == {"r", "v"}
 
 
-def test_a_tensor_is_wanted_once() -> None:
+def test_tensor_is_requested_once() -> None:
     one = pass_of({"s": "p"}, may_start="s")
     assert one.knows("s")
     assert not one.knows("t")
@@ -154,7 +154,7 @@ def test_a_tensor_is_wanted_once() -> None:
     assert one.want(["s"]) == []
 
 
-def test_a_gradient_that_nobody_waits_for_is_refused() -> None:
+def test_unexpected_gradient_is_refused() -> None:
     one = pass_of({"s": "p"}, may_start="s")
     with pytest.raises(RemoteProtocolError, match="expects none"):
         one.arrive(["s"])
@@ -164,7 +164,7 @@ def test_a_gradient_that_nobody_waits_for_is_refused() -> None:
     assert one.waits_for == ["s"]
 
 
-def test_following_may_be_nothing() -> None:
+def test_graph_edge_may_lead_nowhere() -> None:
     one: LocalPass[str, str] = LocalPass(
         lambda node: [(None, 0), ("p", 0)] if node == "r" else [],
         {"r", "p"},
@@ -179,7 +179,7 @@ def test_following_may_be_nothing() -> None:
 # --- waves ---------------------------------------------------------------------------
 
 
-def test_who_is_at_work_answers_at_once() -> None:
+def test_engaged_wave_answers_a_second_engagement_at_once() -> None:
     wave = Wave()
     assert wave.engage()
     assert not wave.engage()
@@ -187,7 +187,7 @@ def test_who_is_at_work_answers_at_once() -> None:
     assert wave.engage()
 
 
-def test_the_answer_waits_until_all_has_ended() -> None:
+def test_answer_waits_until_all_parts_have_ended() -> None:
     wave = Wave()
     wave.engage()
     wave.outstanding += 1
@@ -201,7 +201,7 @@ def test_the_answer_waits_until_all_has_ended() -> None:
     assert wave.is_idle
 
 
-def test_of_each_worker_the_last_word_counts() -> None:
+def test_last_report_of_each_worker_counts() -> None:
     wave = Wave()
     wave.receive([report(2, 2, 1), report(3, 1, 0)])
     wave.receive([report(2, 1, 0)])  # it had said so before

@@ -45,7 +45,7 @@ def noted(entered: list[CrossingId], left: list[CrossingId]) -> Any:
         (crossings(0, 5) + crossings(ME, 5), (MessageId(ME, 5),)),
     ],
 )
-def test_each_message_is_kept_once(
+def test_segment_event_lists_each_message_once(
     entered: list[CrossingId], messages: tuple[MessageId, ...]
 ) -> None:
     event = noted(entered, crossings(OTHER, 4))
@@ -56,7 +56,7 @@ def test_each_message_is_kept_once(
 
 
 @pytest.mark.parametrize(("more", "less"), [(3, 1), (0, 5), (2, 2 - MESSAGES_MAX)])
-def test_no_more_messages_are_kept_than_fit_and_the_rest_is_counted(
+def test_segment_event_limits_its_messages_and_counts_the_rest(
     more: int, less: int
 ) -> None:
     entered = crossings(ME, *range(1, MESSAGES_MAX + more + 1))

@@ -302,7 +302,7 @@ CASES: list[tuple[Check, Any, str, CheckState, str, str]] = [
 
 
 @pytest.mark.parametrize(("check", "facts", "name", "state", "found", "advice"), CASES)
-def test_a_check(  # noqa: PLR0917  (a row of the table)
+def test_check_reports_state_finding_and_advice(  # noqa: PLR0917  (a row of the table)
     check: Check, facts: Any, name: str, state: CheckState, found: str, advice: str
 ) -> None:
     (one,) = (finding for finding in check(facts) if finding.check == name)
@@ -349,5 +349,5 @@ def test_versions_are_compared_by_their_numbers(
         ),
     ],
 )
-def test_sizes_are_read_by_people(count: int, words: str) -> None:
+def test_sizes_are_written_for_people(count: int, words: str) -> None:
     assert size_of(count) == words

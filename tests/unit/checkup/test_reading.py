@@ -31,7 +31,7 @@ from asyncrpc.transport.tls import Tls
 PLAIN = Circumstances(Options(secret="x" * 32), is_one_host=True)
 
 
-def test_this_process_is_seen() -> None:
+def test_facts_describe_this_process() -> None:
     facts = gather(PLAIN, {"OMP_NUM_THREADS": "3"})
     assert facts.versions.asyncrpc == asyncrpc.__version__
     assert facts.versions.python == platform.python_version()
@@ -45,7 +45,7 @@ def test_this_process_is_seen() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
-def test_this_host_is_seen() -> None:
+def test_facts_describe_this_host() -> None:
     facts = gather(PLAIN, {})
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert facts.memory.total is not None
@@ -57,7 +57,7 @@ def test_this_host_is_seen() -> None:
         assert one.addresses
 
 
-def test_every_check_says_something_of_the_real_host() -> None:
+def test_every_check_reports_on_the_real_host() -> None:
     findings = check_all(gather(PLAIN, {}))
     names = [one.check for one in findings]
     for name in (
@@ -71,7 +71,7 @@ def test_every_check_says_something_of_the_real_host() -> None:
     assert wrong == []  # or the tests could not run here
 
 
-async def test_the_loop_of_a_worker_is_named() -> None:
+async def test_event_loop_of_a_worker_is_named() -> None:
     loop = type(asyncio.get_running_loop())
     found = replace(PLAIN, loop=loop, is_debug=True)
     facts = await asyncio.to_thread(gather, found, {})
@@ -79,7 +79,7 @@ async def test_the_loop_of_a_worker_is_named() -> None:
     assert facts.loop.is_debug
 
 
-def test_the_clock_of_the_wall_can_be_judged() -> None:
+def test_wall_clock_can_be_judged() -> None:
     is_synchronised, error_s = wall_clock()
     if is_synchronised:
         assert error_s is not None
@@ -108,7 +108,7 @@ def test_requirements_are_read() -> None:
     assert {one.name for one in libraries([])} >= {"torch", "msgpack", "uvloop"}
 
 
-def test_an_interface_that_is_missing_is_told() -> None:
+def test_missing_interface_is_reported() -> None:
     options = Options(network=NetworkOptions(interface="none7"))
     facts = gather(Circumstances(options), {"ASYNCRPC_INTERFACE": "none7"})
     assert "none7" in facts.network.trouble
@@ -118,7 +118,7 @@ def test_an_interface_that_is_missing_is_told() -> None:
 @pytest.mark.parametrize(
     ("mode", "words"), [(0o600, ""), (0o644, "has mode 0644"), (0o660, "has mode 0660")]
 )
-def test_files_that_others_can_read_are_found(
+def test_files_readable_by_others_are_reported(
     tmp_path: Path, mode: int, words: str
 ) -> None:
     path = tmp_path / "key.pem"
@@ -134,11 +134,11 @@ def test_files_that_others_can_read_are_found(
     assert all(one.problem == found.problem for one in files)
 
 
-def test_a_file_that_is_missing_is_told(tmp_path: Path) -> None:
+def test_missing_file_is_reported(tmp_path: Path) -> None:
     assert "cannot be read" in secret_file("x", str(tmp_path / "none")).problem
 
 
-def test_a_file_system_is_measured(tmp_path: Path) -> None:
+def test_file_system_is_measured(tmp_path: Path) -> None:
     found = shared_memory(tmp_path)
     assert found.size is not None
     assert found.size >= found.free

@@ -12,7 +12,7 @@ def shown(rows: list[GroupFinding]) -> list[tuple[str, CheckState, str, str]]:
     return [(one.check, one.state, one.found, " ".join(one.workers)) for one in rows]
 
 
-def test_what_all_find_is_one_row() -> None:
+def test_equal_findings_are_one_row() -> None:
     found = {name: [ok("Python", "3.11"), ok("uvloop", "1")] for name in "abc"}
     assert shown(together(found)) == [
         ("Python", OK, "3.11", "a b c"),
@@ -20,7 +20,7 @@ def test_what_all_find_is_one_row() -> None:
     ]
 
 
-def test_who_finds_what_fails_is_named() -> None:
+def test_failing_findings_name_their_workers() -> None:
     bad = wrong("secret file", "mode 0644", "chmod 600")
     small = note("memory", "1 GiB", "use less")
     found: dict[str, list[CheckFinding]] = {
@@ -37,14 +37,14 @@ def test_who_finds_what_fails_is_named() -> None:
     assert rows[-1].advice == "chmod 600"
 
 
-def test_what_should_be_the_same_everywhere_is_a_note_if_it_differs() -> None:
+def test_differing_versions_are_a_note() -> None:
     found = {"a": [ok("torch", "2.6")], "b": [ok("torch", "2.7")]}
     rows = together(found)
     assert shown(rows) == [("torch", NOTE, "2.6", "a"), ("torch", NOTE, "2.7", "b")]
     assert "the workers differ" in rows[0].advice
 
 
-def test_nobody_finds_nothing() -> None:
+def test_empty_findings_give_empty_tables() -> None:
     assert together({}) == []
     assert check_walls({}) == []
 

@@ -36,7 +36,7 @@ name              worker2  derived from SLURM_PROCID=2                       Slu
 a worker can start here by env://"""
 
 
-def test_a_table_shows_every_value_with_its_origin(
+def test_table_shows_every_value_with_its_origin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
@@ -49,9 +49,7 @@ def test_a_table_shows_every_value_with_its_origin(
     assert words == [" ".join(row.split()) for row in TABLE.splitlines()]
 
 
-def test_what_does_not_fit_goes_on_in_the_next_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_long_value_is_wrapped_and_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     long = {**captured.SLURM_STEP, "ASYNCRPC_RUN_ID": "Q" * 120}
     found = as_text(diagnose(long, WELL))
@@ -60,12 +58,12 @@ def test_what_does_not_fit_goes_on_in_the_next_line(
     assert "…" not in found
 
 
-def test_the_launchers_around_are_named() -> None:
+def test_surrounding_launchers_are_named() -> None:
     said = as_text(diagnose({**captured.SLURM_STEP, **captured.TORCHRUN}, WELL))
     assert said.splitlines()[0] == "started by torchrun, inside Slurm"
 
 
-def test_programs_read_json() -> None:
+def test_json_output_is_readable_by_programs() -> None:
     found = as_record(diagnose(captured.OPEN_MPI, WELL))
     assert found["launcher"] == "Open MPI"
     assert found["problems"] == found["warnings"] == ()
@@ -88,16 +86,14 @@ def test_programs_read_json() -> None:
         ({**captured.TORCHRUN, "RANK": "9"}, "rank 9 is not in a world of 2"),
     ],
 )
-def test_what_fails_a_start_is_a_problem(
-    environ: Mapping[str, str], words: str
-) -> None:
+def test_failing_start_is_a_problem(environ: Mapping[str, str], words: str) -> None:
     found = diagnose(environ, WELL)
     assert len(found.problems) == 1
     _matches(found.problems[0], words)
     assert "a worker can start" not in as_text(found)
 
 
-def test_contradictions_are_shown_with_all_that_is_said() -> None:
+def test_contradictions_are_shown_with_every_value() -> None:
     found = as_text(diagnose({**captured.SLURM_STEP, "RANK": "0"}, WELL))
     assert "RANK=0 " in found
     assert "SLURM_LOCALID=2" in found
@@ -114,9 +110,7 @@ def _matches(text: str, words: str) -> None:
         ({"addresses": ("127.0.0.1", "::1")}, "no address but loopback"),
     ],
 )
-def test_what_may_go_wrong_later_is_a_warning(
-    changed: dict[str, object], words: str
-) -> None:
+def test_later_risk_is_a_warning(changed: dict[str, object], words: str) -> None:
     facts = HostFacts(**{**_fields(WELL), **changed})  # type: ignore[arg-type]
     found = diagnose(captured.SLURM_STEP, facts)
     assert found.problems == ()
@@ -133,20 +127,20 @@ def _fields(facts: HostFacts) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("environ", [captured.OPEN_MPI, captured.MPICH])
-def test_workers_of_one_host_need_no_secret_and_no_network(
+def test_workers_of_a_single_host_need_no_secret_or_network(
     environ: Mapping[str, str],
 ) -> None:
     facts = HostFacts(has_secret=False, addresses=())
     assert diagnose(environ, facts, launcher_pid=1).warnings == ()
 
 
-def test_variables_that_were_set_by_hand_are_no_launcher() -> None:
+def test_variables_set_by_hand_are_not_a_launcher() -> None:
     said = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     first, *_ = as_text(diagnose(said, WELL)).splitlines()
     assert first == "no launcher is known to have started this process"
 
 
-def test_a_job_that_was_entered_without_its_launcher_is_named() -> None:
+def test_job_entered_without_its_launcher_is_named() -> None:
     said = {name: captured.SLURM_STEP[name] for name in JOB_OF_SLURM}
     found = diagnose(said, WELL)
     first, *_ = as_text(found).splitlines()
@@ -162,12 +156,12 @@ def test_a_job_that_was_entered_without_its_launcher_is_named() -> None:
     )
 
 
-def test_the_options_of_the_environment_are_checked() -> None:
+def test_environment_options_are_checked() -> None:
     facts = HostFacts(**{**_fields(WELL), "trouble": "no interface 'ib9'"})  # type: ignore[arg-type]
     assert diagnose(captured.SLURM_STEP, facts).problems == ("no interface 'ib9'",)
 
 
-def test_the_exit_code_says_whether_a_worker_could_start(
+def test_exit_code_tells_whether_a_worker_could_start(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,

@@ -77,7 +77,7 @@ def through_codec(value: Any) -> tuple[Any, Catcher, list[Node]]:
 
 
 @pytest.mark.parametrize("made", [lambda: torch.ones(2, 3), sparse])
-def test_tensors_of_one_message_have_one_node(made: Any) -> None:
+def test_tensors_of_a_message_share_one_node(made: Any) -> None:
     catcher = Catcher()
     tensors = [catcher.receive(made()) for _ in range(3)]
     versions = [one._version for one in tensors]  # noqa: SLF001
@@ -95,7 +95,7 @@ def test_tensors_of_one_message_have_one_node(made: Any) -> None:
     assert torch.equal(first.to_dense(), 2 * last.to_dense())
 
 
-def test_only_tensors_that_were_used_take_part() -> None:
+def test_region_contains_used_tensors_only() -> None:
     catcher = Catcher()
     x, y, z = (catcher.receive(torch.ones(2)) for _ in range(3))
     node = join([x, y, z])
@@ -110,7 +110,7 @@ def test_only_tensors_that_were_used_take_part() -> None:
     ]
 
 
-def test_a_region_goes_on_where_the_one_that_it_adopts_stopped() -> None:
+def test_adopting_region_goes_on_where_the_adopted_one_stopped() -> None:
     catcher = Catcher()
     x, y, z = (catcher.receive(torch.ones(2)) for _ in range(3))
     node = join([x, y, z])
@@ -140,7 +140,7 @@ def test_joined_tensors_may_be_changed_in_place() -> None:
     ]
 
 
-def test_what_was_computed_while_the_message_was_rebuilt_stays_good() -> None:
+def test_tensors_computed_while_decoding_stay_valid() -> None:
     roots = torch.tensor([3.0], requires_grad=True) * 1, torch.ones(1) * 2
     value = [Squared(roots[0]), roots[1].requires_grad_() * 1]
     (squared, other), catcher, nodes = through_codec(value)
@@ -152,13 +152,13 @@ def test_what_was_computed_while_the_message_was_rebuilt_stays_good() -> None:
     ]
 
 
-def test_a_message_without_crossings_has_no_node() -> None:
+def test_message_without_crossings_has_no_node() -> None:
     value, _, nodes = through_codec([torch.ones(2), [1, 2]])
     assert value[0].grad_fn is None
     assert not nodes
 
 
-def test_the_node_of_what_was_sent_shows_where_gradients_enter() -> None:
+def test_send_node_shows_where_gradients_enter() -> None:
     leaf = torch.ones(2, requires_grad=True)
     edges = [get_gradient_edge(leaf), GradientEdge(*get_gradient_edge(leaf * 2)[:2])]
     node = SendRpcBackward(Sent(edges, PEER))
@@ -176,7 +176,7 @@ def test_the_node_of_what_was_sent_shows_where_gradients_enter() -> None:
 @pytest.mark.parametrize(
     "register", ["register_hook", "register_prehook", "_register_hook_dict"]
 )
-def test_it_takes_no_hooks_that_would_never_run(register: str) -> None:
+def test_send_node_refuses_hooks_that_would_never_run(register: str) -> None:
     node = SendRpcBackward(Sent([], PEER))
     with pytest.raises(RuntimeError, match="register the hook on the tensor"):
         getattr(node, register)(print)

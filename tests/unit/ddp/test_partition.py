@@ -35,7 +35,7 @@ def torchs_owners(groups: list[list[int]], size: int) -> list[list[int]]:
 
 
 @given(groups=GROUPS, size=st.integers(1, 6))
-def test_the_owners_are_those_that_torch_chooses(
+def test_parameter_owners_are_those_of_torch(
     groups: list[list[int]], size: int
 ) -> None:
     partition = Partition(size)
@@ -44,7 +44,7 @@ def test_the_owners_are_those_that_torch_chooses(
 
 
 @given(groups=GROUPS, size=st.integers(1, 6))
-def test_no_rank_has_more_than_its_share_and_one_parameter(
+def test_rank_exceeds_its_share_by_one_parameter_at_most(
     groups: list[list[int]], size: int
 ) -> None:
     partition = Partition(size)

@@ -120,7 +120,7 @@ PLACES: Mapping[str, tuple[Mapping[str, str], Place]] = {
 
 
 @pytest.mark.parametrize("case", PLACES)
-def test_the_place_is_the_launchers(case: str) -> None:
+def test_placement_is_read_from_each_launcher(case: str) -> None:
     environ, expected = PLACES[case]
     found = resolve(environ, launcher_pid=2318)
     local = (found.local_rank, found.local_world_size)
@@ -138,7 +138,7 @@ def test_the_place_is_the_launchers(case: str) -> None:
     assert found.name == f"worker{expected.rank}"
 
 
-def test_all_processes_of_a_step_meet_at_one_place() -> None:
+def test_processes_of_a_step_share_one_meeting_point() -> None:
     """What differs between tasks must not go into the meeting point."""
     for task, node in ((0, 0), (3, 1)):
         said = {
@@ -151,7 +151,7 @@ def test_all_processes_of_a_step_meet_at_one_place() -> None:
         assert resolve(said).require_address() == ("node1", 15160)
 
 
-def test_mpirun_in_a_batch_script_meets_at_one_place() -> None:
+def test_mpirun_in_a_batch_script_has_one_meeting_point() -> None:
     """Some of its processes run inside of a step of Slurm, others outside."""
     on_the_first = {
         name: text
@@ -163,14 +163,14 @@ def test_mpirun_in_a_batch_script_meets_at_one_place() -> None:
 
 
 @pytest.mark.parametrize("step", ["4294967291", "4294967290", ""])
-def test_a_batch_script_is_not_one_of_its_tasks(step: str) -> None:
+def test_batch_script_is_not_one_of_its_tasks(step: str) -> None:
     found = resolve({**captured.SLURM_BATCH, "SLURM_STEP_ID": step})
     assert found.rank is None
     with pytest.raises(UsageError, match=r"job 10, but not in one .* by srun"):
         found.require_number(Field.RANK, "RANK")
 
 
-def test_a_batch_script_of_one_task_is_that_task() -> None:
+def test_batch_script_of_a_single_task_is_that_task() -> None:
     said = {**captured.SLURM_BATCH, "SLURM_NTASKS": "1", "SLURM_NPROCS": "1"}
     assert (resolve(said).rank, resolve(said).world_size) == (0, 1)
 
@@ -207,7 +207,7 @@ WITHOUT: Mapping[str, tuple[Mapping[str, str], str, Any]] = {
 
 
 @pytest.mark.parametrize("case", WITHOUT)
-def test_what_is_missing_is_said_with_what_to_do(case: str) -> None:
+def test_missing_variable_is_reported_with_a_remedy(case: str) -> None:
     environ, words, field = WITHOUT[case]
     found = resolve(environ)
 
@@ -277,13 +277,13 @@ DISAGREEMENTS: Mapping[str, tuple[Mapping[str, str], str]] = {
 
 
 @pytest.mark.parametrize("case", DISAGREEMENTS)
-def test_two_that_disagree_are_an_error_that_names_both(case: str) -> None:
+def test_contradicting_launchers_are_an_error_that_names_both(case: str) -> None:
     environ, words = DISAGREEMENTS[case]
     with pytest.raises(UsageError, match=words):
         resolve(environ)
 
 
-def test_what_is_given_in_code_comes_first() -> None:
+def test_arguments_take_precedence_over_launcher_variables() -> None:
     environ, _ = DISAGREEMENTS["rank by hand and of a task"]
     found = resolve(environ, GivenPlace(rank=1, world_size=3, name="ps"))
     assert (found.rank, found.world_size, found.name) == (1, 3, "ps")
@@ -303,7 +303,7 @@ def test_what_is_given_in_code_comes_first() -> None:
         ("JOB_COMPLETION_INDEX", "a"),
     ],
 )
-def test_a_variable_that_is_no_number_is_named(name: str, text: str) -> None:
+def test_non_numeric_variable_is_named(name: str, text: str) -> None:
     environ = {**captured.SLURM_STEP, name: text}
     with pytest.raises(UsageError, match=f"variable {name} must be a number"):
         resolve(environ)
@@ -318,9 +318,7 @@ def test_a_variable_that_is_no_number_is_named(name: str, text: str) -> None:
         ({**captured.INDEXED_JOB, "JOBSET_RESTART_ATTEMPT": "3"}, 3, ""),
     ],
 )
-def test_a_restart_is_counted(
-    environ: Mapping[str, str], restart: int, run: str
-) -> None:
+def test_restart_is_counted(environ: Mapping[str, str], restart: int, run: str) -> None:
     found = resolve(environ)
     assert found.restart == restart
     said = found.values.get(Field.RUN_ID)
@@ -338,13 +336,11 @@ def test_a_restart_is_counted(
         ({}, ""),
     ],
 )
-def test_a_run_has_a_name_that_others_do_not_have(
-    more: Mapping[str, str], run: str
-) -> None:
+def test_run_id_is_read_from_its_variables(more: Mapping[str, str], run: str) -> None:
     assert resolve({**captured.INDEXED_JOB, **more}).run_id == run
 
 
-def test_ours_is_named_by_its_mark() -> None:
+def test_launcher_of_asyncrpc_is_known_by_its_mark() -> None:
     said = {**captured.TORCHRUN, "TORCHELASTIC_RUN_ID": "", "ASYNCRPC_LAUNCHER": "x"}
     assert resolve(said).launcher == "asyncrpc run"
     assert resolve(said).is_served

@@ -49,7 +49,9 @@ def named(snapshot: WorkerSnapshot, name: str) -> Actor:
 
 
 class TestWhatNobodyCanEnd:
-    async def test_an_event_that_only_who_waits_knows(self, worker: Worker) -> None:
+    async def test_event_known_to_its_waiter_alone_is_closed(
+        self, worker: Worker
+    ) -> None:
         async def wait() -> None:
             alone = asyncio.Event()
             await alone.wait()
@@ -58,7 +60,7 @@ class TestWhatNobodyCanEnd:
         assert (found.kind, found.what) == (WaitKind.EVENT, "Event `alone`")
         assert found.is_closed
 
-    async def test_one_that_a_timer_sets_is_another_case(self, worker: Worker) -> None:
+    async def test_event_set_by_a_timer_is_not_closed(self, worker: Worker) -> None:
         async def wait() -> None:
             later = asyncio.Event()
             timer = asyncio.get_running_loop().call_later(3600.0, later.set)
@@ -69,7 +71,7 @@ class TestWhatNobodyCanEnd:
 
         assert not (await wait_of(worker, wait())).is_closed
 
-    async def test_so_is_one_that_something_else_has(self, worker: Worker) -> None:
+    async def test_event_held_elsewhere_is_not_closed(self, worker: Worker) -> None:
         kept = [asyncio.Event()]
 
         async def wait() -> None:
@@ -77,7 +79,7 @@ class TestWhatNobodyCanEnd:
 
         assert not (await wait_of(worker, wait())).is_closed
 
-    async def test_the_time_to_find_out_is_bounded(self, worker: Worker) -> None:
+    async def test_search_for_holders_is_bounded(self, worker: Worker) -> None:
         async def wait() -> None:
             alone = asyncio.Event()
             kept.append(alone)  # for as long as the task lives
@@ -98,7 +100,7 @@ class TestWhatNobodyCanEnd:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_who_could_set_an_event_is_told(worker: Worker) -> None:
+async def test_task_that_could_set_an_event_is_named(worker: Worker) -> None:
     go, rest = asyncio.Event(), asyncio.Event()
 
     async def setter(event: asyncio.Event) -> None:
@@ -117,7 +119,7 @@ async def test_who_could_set_an_event_is_told(worker: Worker) -> None:
     await asyncio.gather(task, other)
 
 
-async def test_a_job_of_an_executor_leads_to_its_thread(worker: Worker) -> None:
+async def test_executor_job_leads_to_its_thread(worker: Worker) -> None:
     go, begun = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -135,7 +137,7 @@ async def test_a_job_of_an_executor_leads_to_its_thread(worker: Worker) -> None:
     await task
 
 
-async def test_the_loop_and_its_own_tasks_are_known(worker: Worker) -> None:
+async def test_event_loop_and_its_own_tasks_are_known(worker: Worker) -> None:
     snapshot = await look(worker)
     assert snapshot.actors[snapshot.loop_actor].name == threading.current_thread().name
     assert [one for one in snapshot.actors if not one.is_internal]

@@ -31,13 +31,15 @@ async def reduce_in(groups: list[Group]) -> None:
     await asyncio.gather(*(one.all_reduce(torch.ones(2, 3)) for one in groups))
 
 
-async def test_nothing_yet(pair: tuple[Worker, Worker]) -> None:
+async def test_new_worker_has_an_empty_history(pair: tuple[Worker, Worker]) -> None:
     found = history_of(pair[0].parts)
     assert (found.name, found.rank) == ("a", 0)
     assert (found.groups, found.collectives, found.is_whole) == ((), (), True)
 
 
-async def test_what_has_ended(pair: tuple[Worker, Worker]) -> None:
+async def test_ended_collectives_are_in_the_history(
+    pair: tuple[Worker, Worker],
+) -> None:
     groups = groups_of(pair, "g")
     await reduce_in(groups)
     for worker in pair:
@@ -56,7 +58,7 @@ async def test_what_has_ended(pair: tuple[Worker, Worker]) -> None:
     assert one.groups == other.groups
 
 
-async def test_what_is_under_way_and_where(pair: tuple[Worker, Worker]) -> None:
+async def test_running_collective_shows_its_frames(pair: tuple[Worker, Worker]) -> None:
     first, second = groups_of(pair)
 
     async def train() -> None:
@@ -72,7 +74,9 @@ async def test_what_is_under_way_and_where(pair: tuple[Worker, Worker]) -> None:
     await asyncio.gather(task, second.barrier())
 
 
-async def test_a_closed_group_and_its_successor(pair: tuple[Worker, Worker]) -> None:
+async def test_closed_group_and_its_successor_are_both_listed(
+    pair: tuple[Worker, Worker],
+) -> None:
     for _ in range(2):
         groups = groups_of(pair)
         await reduce_in(groups)
@@ -89,7 +93,9 @@ async def test_a_closed_group_and_its_successor(pair: tuple[Worker, Worker]) -> 
     ]
 
 
-async def test_who_begins_what_has_failed_already(pair: tuple[Worker, Worker]) -> None:
+async def test_failed_collective_is_in_the_history_of_both_ranks(
+    pair: tuple[Worker, Worker],
+) -> None:
     first, second = groups_of(pair)
     await reduce_in([first, second])
     task = asyncio.create_task(first.all_reduce(torch.ones(1)))
@@ -106,7 +112,7 @@ async def test_who_begins_what_has_failed_already(pair: tuple[Worker, Worker]) -
         assert last.outcome == "CollectiveError"
 
 
-async def test_only_so_many(pair: tuple[Worker, Worker]) -> None:
+async def test_history_is_limited(pair: tuple[Worker, Worker]) -> None:
     groups = groups_of(pair)
     for _ in range(3):
         await reduce_in(groups)

@@ -45,7 +45,7 @@ def says_closed(look: LoopTasks, name: str) -> bool:
     return look.who_ends(place)[2]
 
 
-async def test_looks_that_are_kept_are_not_taken_for_who_could_end_a_wait() -> None:
+async def test_earlier_snapshots_do_not_count_as_holders() -> None:
     task = asyncio.create_task(wait_for_nobody(), name="alone")
     await asyncio.sleep(0)
     kept = await looks_at(1)
@@ -96,7 +96,7 @@ async def waiting_for(turn: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_those_who_wait_for_a_look_share_the_next(scans: Scans) -> None:
+async def test_concurrent_looks_share_the_next_scan(scans: Scans) -> None:
     """The one that has begun is too old for who asks only now."""
     loop = asyncio.get_running_loop()
     task = asyncio.create_task(wait_for_nobody(), name="alone")
@@ -122,7 +122,7 @@ async def test_those_who_wait_for_a_look_share_the_next(scans: Scans) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-async def test_a_process_that_is_forked_during_a_look_may_look(scans: Scans) -> None:
+async def test_process_forked_during_a_look_may_look(scans: Scans) -> None:
     loop = asyncio.get_running_loop()
     task = asyncio.create_task(wait_for_nobody(), name="alone")
     await asyncio.sleep(0)

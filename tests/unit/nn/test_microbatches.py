@@ -19,7 +19,7 @@ def value(rows: int) -> Any:
 
 
 @given(st.integers(1, 40), st.data())
-def test_parts_join_to_the_whole_and_differ_by_a_row_at_most(
+def test_parts_join_to_the_batch_and_differ_by_a_row_at_most(
     rows: int, data: st.DataObject
 ) -> None:
     parts = data.draw(st.integers(1, rows))
@@ -47,12 +47,12 @@ def test_parts_are_views() -> None:
         ([torch.ones(2), torch.ones(())], "pass a number instead"),
     ],
 )
-def test_what_cannot_be_cut_is_refused(given: Any, words: str) -> None:
+def test_batch_that_cannot_be_split_is_refused(given: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         rows_of(given, "batch")
 
 
-def test_what_cannot_be_joined_is_refused() -> None:
+def test_parts_that_do_not_match_are_refused() -> None:
     with pytest.raises(UsageError, match="different forms"):
         join([torch.ones(2), [torch.ones(2)]])
     with pytest.raises(UsageError, match="at least one row each"):

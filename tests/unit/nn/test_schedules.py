@@ -37,7 +37,7 @@ def text(order: tuple[StageAction, ...]) -> str:
     return " ".join(f"{one.kind.name[0]}{one.chunk}" for one in order)
 
 
-def test_the_orders_are_those_of_the_papers() -> None:
+def test_schedules_have_the_orders_of_the_papers() -> None:
     assert text(actions("gpipe", StagePosition(0, 2), 3)) == "F0 F1 F2 B0 B1 B2"
     assert text(actions("1f1b", StagePosition(0, 3), 4)) == "F0 F1 F2 B0 F3 B1 B2 B3"
     assert text(actions("1f1b", StagePosition(1, 3), 4)) == "F0 F1 B0 F2 B1 F3 B2 B3"
@@ -60,7 +60,7 @@ def test_each_micro_batch_goes_forward_once_and_ends_once(
         assert order.index(StageAction(F, chunk)) < order.index(StageAction(end, chunk))
 
 
-def test_a_stage_holds_as_many_as_its_schedule_says() -> None:
+def test_stage_holds_as_many_micro_batches_as_its_schedule_allows() -> None:
     assert [held_max("1f1b", StagePosition(k, 4), 16) for k in range(4)] == [4, 3, 2, 1]
     assert [held_max("1f1b", StagePosition(k, 4), 2) for k in range(4)] == [2, 2, 2, 1]
     assert [held_max("gpipe", StagePosition(k, 4), 16) for k in range(4)] == [16] * 4
@@ -69,7 +69,7 @@ def test_a_stage_holds_as_many_as_its_schedule_says() -> None:
 
 @pytest.mark.parametrize("schedule", TRAINING)
 @pytest.mark.parametrize(("stages", "chunks"), SIZES)
-def test_equal_stages_are_idle_as_the_formula_says(
+def test_idle_share_of_equal_stages_follows_the_formula(
     schedule: str, stages: int, chunks: int
 ) -> None:
     """Whatever a backward pass takes, here twice as long as a forward pass."""
@@ -83,7 +83,7 @@ def test_equal_stages_are_idle_as_the_formula_says(
 
 
 @given(st.sampled_from(TRAINING), stages_and_chunks, st.data())
-def test_no_schedule_waits_for_itself_and_none_runs_two_things_at_once(
+def test_schedules_neither_deadlock_nor_overlap_on_a_stage(
     schedule: str, sizes: tuple[int, int], data: st.DataObject
 ) -> None:
     stages, chunks = sizes
@@ -100,7 +100,7 @@ def test_no_schedule_waits_for_itself_and_none_runs_two_things_at_once(
 
 
 @pytest.mark.parametrize("name", ["1F1B", "interleaved", INFERENCE])
-def test_a_schedule_that_there_is_not_is_refused(name: str) -> None:
+def test_unknown_schedule_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="'gpipe' or '1f1b'"):
         check_schedule(name, 4)
 
@@ -121,7 +121,7 @@ def step(machine: StageMachine, kind: ActionKind, chunk: int) -> None:
     machine.end(action)
 
 
-def test_what_is_due_waits_for_what_it_needs() -> None:
+def test_due_action_waits_for_its_inputs() -> None:
     machine = StageMachine("1f1b", StagePosition(1, 3), 3)
     assert machine.due is None
     machine.arrive(1)
@@ -146,7 +146,7 @@ def test_what_is_due_waits_for_what_it_needs() -> None:
 
 
 @given(st.sampled_from(TRAINING), stages_and_chunks, st.data())
-def test_a_stage_ends_in_whatever_order_things_come(
+def test_stage_finishes_for_every_order_of_arrivals(
     schedule: str, sizes: tuple[int, int], data: st.DataObject
 ) -> None:
     stages, chunks = sizes
@@ -174,7 +174,7 @@ def test_a_stage_ends_in_whatever_order_things_come(
     assert machine.held_most == held_max(schedule, place, chunks)
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_illegal_event_is_refused() -> None:
     machine = StageMachine("gpipe", StagePosition(0, 2), 2)
     machine.arrive(0)
     for again in (0, 2, -1):

@@ -66,7 +66,7 @@ def test_calls_count_by_method_and_outcome() -> None:
     assert one.counts[below_half_a_millisecond] == 1
 
 
-def test_sizes_count_what_has_buffers() -> None:
+def test_sizes_count_calls_with_buffers_only() -> None:
     recorder, figures = listening()
     call(recorder, bytes_sent=0)
     call(recorder, bytes_sent=2000)
@@ -76,14 +76,14 @@ def test_sizes_count_what_has_buffers() -> None:
     assert found(figures, d.RESPONSE_SIZE) == {}
 
 
-def test_the_age_of_a_request_is_the_time_before_its_function_began() -> None:
+def test_queue_duration_is_the_time_before_the_function_began() -> None:
     recorder, figures = listening()
     recorder.served.record((13.0, 10.0, 12.0, B, "f", 1, OK))
     assert found(figures, d.QUEUE_DURATION)["f",].total == 2.0
     assert found(figures, d.SERVER_DURATION)["f", ""].total == 3.0
 
 
-def test_peers_are_told_apart_if_asked_for_up_to_the_limit() -> None:
+def test_peers_have_labels_on_request_up_to_the_limit() -> None:
     recorder, figures = listening(peers_max=2)
     for number in range(5):
         peer = WorkerId(f"w{number}", Incarnation(number))
@@ -94,13 +94,13 @@ def test_peers_are_told_apart_if_asked_for_up_to_the_limit() -> None:
     assert counts(figures, d.CALLER_DURATION) == expected
 
 
-def test_peers_are_not_told_apart_unless_asked_for() -> None:
+def test_peers_have_no_labels_by_default() -> None:
     recorder, figures = listening()
     call(recorder)
     assert found(figures, d.PEER_DURATION) == {}
 
 
-def test_ten_thousand_methods_and_errors_have_a_bounded_number_of_series() -> None:
+def test_number_of_series_is_bounded_for_ten_thousand_methods() -> None:
     recorder, figures = listening(peers_max=10)
     methods = 10_000
     for number in range(methods):
@@ -131,7 +131,7 @@ def test_streams_count_their_time_and_items() -> None:
     assert found(figures, d.SERVER_STREAM_ITEMS)["s",].total == 3
 
 
-def test_training_counts_by_what_was_done_and_how_it_ended() -> None:
+def test_training_events_count_by_kind_and_outcome() -> None:
     recorder, figures = listening()
     context = ContextId(Incarnation(1), 1)
     recorder.passes.record((2.0, 1.0, context, "a", True, 1, "t"))
@@ -151,7 +151,7 @@ def test_training_counts_by_what_was_done_and_how_it_ended() -> None:
     assert found(figures, d.BUCKET_BYTES)[()].total == 4096
 
 
-def test_changes_count_by_what_changed() -> None:
+def test_changes_count_by_their_subject() -> None:
     recorder, figures = listening()
     value = RRefId(Incarnation(1), 1)
     recorder.references.record((1.0, value, "made"))
@@ -167,7 +167,7 @@ def test_changes_count_by_what_changed() -> None:
     assert set(changed) == {("own", "taken"), ("peers", "returned")}
 
 
-def test_what_has_ended_counts_no_more_and_costs_nothing() -> None:
+def test_ended_figures_count_no_more_and_cost_nothing() -> None:
     recorder, figures = listening()
     before = FlightRecorder().calls.record.__name__  # that of a deque
     call(recorder)

@@ -17,11 +17,11 @@ from asyncrpc.observability.histograms import (
 
 
 @pytest.mark.parametrize("bounds", [SECONDS_BOUNDS, BYTES_BOUNDS, ITEMS_BOUNDS])
-def test_bounds_ascend(bounds: tuple[float, ...]) -> None:
+def test_histogram_bounds_ascend(bounds: tuple[float, ...]) -> None:
     assert all(one < next_one for one, next_one in pairwise(bounds))
 
 
-def test_a_bound_is_part_of_its_bucket() -> None:
+def test_bound_belongs_to_its_bucket() -> None:
     made = Histogram((1.0, 2.0))
     made.observe((0.0, 1.0, 1.5, 2.0, 2.1))
     assert made.counts == [2, 2, 1]
@@ -30,9 +30,7 @@ def test_a_bound_is_part_of_its_bucket() -> None:
 
 
 @given(st.lists(st.floats(0, 1e9, allow_nan=False)))
-def test_each_count_is_how_many_values_were_at_most_the_bound(
-    values: list[float],
-) -> None:
+def test_cumulative_count_is_the_values_up_to_the_bound(values: list[float]) -> None:
     made = Histogram(SECONDS_BOUNDS)
     made.observe(values)
     expected = [sum(value <= one for value in values) for one in SECONDS_BOUNDS]

@@ -106,7 +106,9 @@ def counted(**options: Any) -> observability.Metrics:
         ("", parsed_text, "text/plain; version=0.0.4; charset=utf-8"),
     ],
 )
-def test_the_text_is_what_its_type_says(accept: str, parse: Any, kind: str) -> None:
+def test_metrics_text_has_the_negotiated_content_type(
+    accept: str, parse: Any, kind: str
+) -> None:
     text = counted(peers_max=3).text(accept)
     assert isinstance(text, observability.MetricsText)
     assert text.content_type == kind
@@ -116,11 +118,11 @@ def test_the_text_is_what_its_type_says(accept: str, parse: Any, kind: str) -> N
 
 
 @pytest.mark.parametrize("accept", ["text/plain;version=x", "application/, ;;=", "ü"])
-def test_an_odd_header_gets_some_text(accept: str) -> None:
+def test_odd_accept_header_gets_plain_text(accept: str) -> None:
     assert b"asyncrpc_worker_info" in counted().text(accept).body
 
 
-def test_labels_that_need_escapes_come_back_as_they_were() -> None:
+def test_escaped_labels_survive_the_text() -> None:
     text = counted().text(OPENMETRICS).body.decode()
     families = {one.name: one for one in parsed_openmetrics(text)}
     samples = families["rpc_client_call_duration_seconds"].samples
@@ -132,7 +134,7 @@ def test_labels_that_need_escapes_come_back_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("with_process", [False, True])
-def test_the_text_says_what_the_collector_says(with_process: bool) -> None:  # noqa: FBT001
+def test_metrics_text_equals_the_collector(with_process: bool) -> None:  # noqa: FBT001
     metrics = counted(peers_max=3, with_process=with_process)
     text = metrics.text(OPENMETRICS).body.decode()
     of_the_process = "process_"
@@ -156,7 +158,7 @@ def sorted_samples(family: Any) -> list[Any]:
     )
 
 
-def test_a_histogram_ends_with_all_of_its_values() -> None:
+def test_histogram_ends_with_its_total_count() -> None:
     text = counted().text(OPENMETRICS).body.decode()
     families = {one.name: one for one in parsed_openmetrics(text)}
     samples = families["rpc_server_call_duration_seconds"].samples
@@ -164,7 +166,7 @@ def test_a_histogram_ends_with_all_of_its_values() -> None:
     assert (by_bound["0.5"], by_bound["1.0"], by_bound["+Inf"]) == (0, 1, 1)
 
 
-def test_a_program_registers_the_collector_where_its_own_are() -> None:
+def test_collector_registers_beside_those_of_the_program() -> None:
     registry = prometheus_client.CollectorRegistry(auto_describe=True)
     prometheus_client.Counter("mine", "of the program", registry=registry)
     metrics = counted()
@@ -175,13 +177,13 @@ def test_a_program_registers_the_collector_where_its_own_are() -> None:
     registry.unregister(metrics.collector)
 
 
-def test_the_process_is_measured_if_it_is_asked_for() -> None:
+def test_process_metrics_are_given_on_request() -> None:
     name = b"process_resident_memory_bytes"
     assert name in counted(with_process=True).text().body
     assert name not in counted().text().body
 
 
-def test_a_worker_that_was_never_started_has_no_links() -> None:
+def test_unstarted_worker_has_no_links() -> None:
     with observability.Metrics(new_worker()) as metrics:
         text = metrics.text().body.decode()
     assert 'asyncrpc_links{state="open"} 0' in text
@@ -199,7 +201,7 @@ def test_metrics_count_once() -> None:
         closed.__enter__()
 
 
-def test_the_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise ModuleNotFoundError(name)
 
@@ -213,7 +215,7 @@ def test_the_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -
         observability.Metrics(new_worker(), with_process=True)
 
 
-def test_a_thread_tells_its_lag_until_it_is_ended() -> None:
+def test_lag_sampler_reports_until_it_ends() -> None:
     told = threading.Event()
     lags: list[float] = []
 
@@ -244,7 +246,7 @@ def test_each_metric_has_its_row_in_the_reference(one: MetricDefinition) -> None
     assert row[1:4] == [one.kind.value, labels, one.unit]
 
 
-def test_the_reference_has_no_other_rows() -> None:
+def test_reference_has_no_other_rows() -> None:
     named = {row[0].strip("`") for row in rows()}
     assert named == {one.name for one in DEFINITIONS}
 
@@ -256,7 +258,7 @@ def board_queries() -> list[str]:
 
 
 @pytest.mark.parametrize("query", board_queries())
-def test_the_board_asks_for_metrics_and_labels_that_there_are(query: str) -> None:
+def test_board_uses_existing_metrics_and_labels(query: str) -> None:
     of_the_process = {"process_resident_memory_bytes"}
     written = {
         f"{one.name}{suffix}": {*one.labels, *one.constant}

@@ -21,7 +21,7 @@ from asyncrpc.optim.options import GroupChange
 @pytest.mark.parametrize(
     "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 )
-def test_the_norm_is_taken_in_double_precision(dtype: torch.dtype) -> None:
+def test_norm_is_computed_in_double_precision(dtype: torch.dtype) -> None:
     """In half precision this norm, 2 ** 16, would be infinite."""
     gradients = [torch.full((4,), 2.0**15, dtype=dtype), None]
     assert norm_of(squares(gradients)) == 2.0**16
@@ -37,19 +37,21 @@ def test_complex_and_sparse_gradients_count_by_their_parts() -> None:
     assert sum(squares([sparse])) == pytest.approx(9.0)
 
 
-def test_no_gradients_have_no_norm() -> None:
+def test_empty_gradients_have_norm_zero() -> None:
     assert squares([]) == squares([None]) == []
     assert norm_of([]) == 0.0
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-def test_one_bad_element_makes_the_norm_bad(bad: float) -> None:
+def test_nonfinite_element_makes_the_norm_nonfinite(bad: float) -> None:
     gradients = [torch.ones(100), torch.tensor([1.0, bad])]
     assert not math.isfinite(norm_of(squares(gradients)))
 
 
 @hypothesis.given(st.lists(st.floats(-1e300, 1e300), max_size=20), st.integers(0, 20))
-def test_a_sum_is_the_same_however_it_is_cut(values: list[float], at: int) -> None:
+def test_exact_sum_is_independent_of_its_partition(
+    values: list[float], at: int
+) -> None:
     wanted = math.fsum(values)
     assert math.fsum([*exact_sum(values[:at]), *exact_sum(values[at:])]) == wanted
     assert sum(map(Fraction, exact_sum(values))) == sum(map(Fraction, values))
@@ -73,14 +75,14 @@ def test_gradients_are_scaled_down_and_never_up(
 
 
 @pytest.mark.parametrize("norm", [math.inf, math.nan])
-def test_what_is_not_finite_is_skipped_only_if_asked(norm: float) -> None:
+def test_nonfinite_step_is_skipped_on_request_only(norm: float) -> None:
     assert scale_for(norm, None, skip_nonfinite=True) is None
     assert scale_for(norm, 1.0, skip_nonfinite=True) is None
     assert scale_for(norm, None, skip_nonfinite=False) == 1.0
     assert scale_for(1.0, None, skip_nonfinite=True) == 1.0
 
 
-def test_a_norm_that_is_nan_clips_to_nan_as_torch_does() -> None:
+def test_nan_norm_clips_to_nan_as_in_torch() -> None:
     scale = scale_for(math.nan, 1.0, skip_nonfinite=False)
     assert scale is not None
     assert math.isnan(scale)
@@ -113,7 +115,7 @@ def step(local: LocalOptimizer, *gradients: torch.Tensor | None) -> None:
     local.step(gradients, 1.0, [], allow_stale=False)
 
 
-def test_a_step_that_raises_puts_everything_back() -> None:
+def test_failed_step_restores_everything() -> None:
     parameters = numbered()
     parameters[0].grad = kept = torch.full((2,), 7.0)
     local = local_of(Failing(parameters, well=1))
@@ -129,7 +131,7 @@ def test_a_step_that_raises_puts_everything_back() -> None:
         assert str(found) == str(before)
 
 
-def test_a_graph_of_values_that_were_undone_does_not_go_backward() -> None:
+def test_graph_of_undone_values_cannot_go_backward() -> None:
     (parameter,) = numbered(1)
     local = local_of(torch.optim.SGD([parameter], lr=0.1))
     snapshot = local.step_kept([torch.ones(2)], 1.0, [], allow_stale=False)
@@ -170,7 +172,7 @@ class Watching(torch.optim.SGD):
         super().step(closure)
 
 
-def test_a_step_holds_off_backward_passes() -> None:
+def test_running_step_holds_off_backward_passes() -> None:
     lock = GradientLock()
     local = LocalOptimizer(Watching(numbered(1), lock), lock)
     step(local, torch.ones(2))
@@ -178,7 +180,7 @@ def test_a_step_holds_off_backward_passes() -> None:
     assert not is_held(lock)
 
 
-def test_what_is_kept_undoes_a_step() -> None:
+def test_snapshot_undoes_a_step() -> None:
     parameters = numbered()
     local = local_of(torch.optim.Adam(parameters, lr=0.1))
     snapshot = local.step_kept([torch.ones(2), None], 1.0, [], allow_stale=False)
@@ -188,7 +190,7 @@ def test_what_is_kept_undoes_a_step() -> None:
     assert local.state()["state"] == {}
 
 
-def test_a_step_is_sure_once_each_parameter_has_been_stepped_in_the_same_way() -> None:
+def test_step_is_sure_after_a_like_step_of_each_parameter() -> None:
     local = local_of(torch.optim.SGD(numbered(), lr=0.1))
     one, sparse = torch.ones(2), torch.ones(2).to_sparse()
     assert not local.is_sure([one, None])
@@ -210,7 +212,7 @@ def test_a_step_is_sure_once_each_parameter_has_been_stepped_in_the_same_way() -
     assert local.is_sure([sparse, one, None])
 
 
-def test_an_optimizer_of_the_users_is_never_sure() -> None:
+def test_optimizer_of_a_user_is_never_sure() -> None:
     local = local_of(Failing(numbered(1), well=2))
     step(local, torch.ones(2))
     assert not local.is_sure([torch.ones(2)])
@@ -221,7 +223,7 @@ def test_an_optimizer_of_the_users_is_never_sure() -> None:
     assert not local.is_sure([torch.ones(2)])
 
 
-def test_a_step_that_raises_where_it_was_sure_says_what_is_left() -> None:
+def test_failed_step_believed_sure_reports_partial_application() -> None:
     (parameter,) = numbered(1)
     optimizer = torch.optim.Adam([parameter], lr=0.1)
     local = local_of(optimizer)

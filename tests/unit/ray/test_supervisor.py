@@ -119,7 +119,7 @@ class World:
 
 @SCOPES
 @pytest.mark.parametrize(("size", "restarts_max"), [(1, 2), (2, 1), (2, 2), (3, 1)])
-def test_every_sequence_of_events_keeps_the_promises(
+def test_gang_keeps_its_invariants_for_every_sequence_of_events(
     scope: RestartScope, size: int, restarts_max: int
 ) -> None:
     """All states that can be reached, with late and repeated events in each."""
@@ -151,7 +151,7 @@ def begun(
     return machine
 
 
-def test_a_loss_ends_all_and_all_start_again() -> None:
+def test_loss_of_a_worker_restarts_the_gang() -> None:
     machine = begun()
     assert machine.state is GangState.RUNNING
     assert machine.advance(WorkerEnded(1, 1, "killed", 10.0)) == [
@@ -165,7 +165,7 @@ def test_a_loss_ends_all_and_all_start_again() -> None:
     assert machine.advance(WorkerReady(1, 2, 12.0)) == [AnnounceGeneration(2, (0, 1))]
 
 
-def test_a_worker_alone_starts_again_and_the_others_stay() -> None:
+def test_lost_worker_alone_restarts_in_worker_scope() -> None:
     machine = begun(3, RestartScope.WORKER)
     assert machine.advance(WorkerEnded(1, 1, "killed", 0.0))[0] == EndWorkers(((1, 1),))
     assert machine.advance(TimePassed(1.0)) == [StartWorkers(2, ((1, 2),))]
@@ -183,7 +183,7 @@ def test_losses_before_the_restart_share_it() -> None:
     assert started == [StartWorkers(2, ((0, 2), (1, 2), (2, 2)))]
 
 
-def test_what_is_told_of_a_former_life_changes_nothing() -> None:
+def test_events_of_a_former_life_change_nothing() -> None:
     machine = begun()
     machine.advance(WorkerEnded(0, 1, "killed", 0.0))
     machine.advance(TimePassed(1.0))
@@ -192,7 +192,7 @@ def test_what_is_told_of_a_former_life_changes_nothing() -> None:
     assert machine.state is GangState.STARTING
 
 
-def test_the_first_generation_has_no_second_chance() -> None:
+def test_first_generation_is_not_restarted() -> None:
     machine = GangSupervisor(2)
     machine.advance(GangBegun(0.0))
     assert machine.advance(WorkerEnded(0, 1, "no such module", 0.0)) == [
@@ -201,7 +201,7 @@ def test_the_first_generation_has_no_second_chance() -> None:
     ]
 
 
-def test_a_restart_that_fails_counts() -> None:
+def test_failed_restart_counts() -> None:
     machine = begun(restarts_max=2)
     for life in (1, 2):
         machine.advance(WorkerEnded(0, life, "killed", 0.0))
@@ -222,7 +222,7 @@ def test_restarts_are_forgotten_after_the_window() -> None:
     assert machine.state is GangState.FAILED
 
 
-def test_each_restart_in_the_window_waits_twice_as_long_within_a_limit() -> None:
+def test_restart_pause_doubles_up_to_a_limit() -> None:
     machine = begun(
         1, restarts_max=5000, window_s=None, backoff_s=1.0, backoff_max_s=6.0
     )
@@ -243,7 +243,7 @@ def test_each_restart_in_the_window_waits_twice_as_long_within_a_limit() -> None
         pytest.param(lambda _: TimePassed(1e9), id="a time that nobody waits for"),
     ],
 )
-def test_what_cannot_be_changes_nothing(
+def test_impossible_event_changes_nothing(
     wrong: Callable[[GangSupervisor], GangEvent],
 ) -> None:
     machine = begun()

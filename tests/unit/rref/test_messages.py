@@ -36,7 +36,7 @@ def cost(world: World) -> Counter[str]:
     return world.counted - Counter({"loan": 99, "fork": 99, "home": 99, "create": 99})
 
 
-def test_a_borrow_not_kept_costs_a_token_on_the_response(world: World) -> None:
+def test_unkept_borrow_costs_a_token_on_the_response(world: World) -> None:
     creator, _, third, rref_id = made(world)
     world.share(creator, third.id, rref_id)
     world.deliver((creator.id, third.id))
@@ -44,7 +44,7 @@ def test_a_borrow_not_kept_costs_a_token_on_the_response(world: World) -> None:
     assert cost(world) == {"returned": 1}
 
 
-def test_a_borrow_kept_costs_three(world: World) -> None:
+def test_kept_borrow_costs_three_messages(world: World) -> None:
     creator, _, third, rref_id = made(world)
     world.share(creator, third.id, rref_id)
     kept = cost(world)
@@ -52,7 +52,7 @@ def test_a_borrow_kept_costs_three(world: World) -> None:
     assert kept.total() < TORCH
 
 
-def test_a_borrow_kept_before_birth_costs_four(world: World) -> None:
+def test_borrow_kept_before_birth_costs_four_messages(world: World) -> None:
     creator, owner, third = world.alive.values()
     rref_id = world.remote(creator, owner.id, is_large=True)
     world.share(creator, third.id, rref_id)
@@ -65,7 +65,7 @@ def test_a_borrow_kept_before_birth_costs_four(world: World) -> None:
     assert (early - Counter({"confirmed": 1})).total() <= TORCH
 
 
-def test_a_second_share_costs_a_token(world: World) -> None:
+def test_second_share_costs_a_token(world: World) -> None:
     creator, _, third, rref_id = made(world)
     world.share(creator, third.id, rref_id)
     world.settle_down()
@@ -74,19 +74,19 @@ def test_a_second_share_costs_a_token(world: World) -> None:
     assert cost(world) == {"returned": 1}
 
 
-def test_the_way_home_costs_a_token_on_the_response(world: World) -> None:
+def test_share_with_the_owner_costs_a_token_on_the_response(world: World) -> None:
     creator, owner, _, rref_id = made(world)
     world.share(creator, owner.id, rref_id)
     assert cost(world) == {"returned": 1}
 
 
-def test_what_the_owner_hands_out_costs_nothing(world: World) -> None:
+def test_reference_handed_out_by_its_owner_costs_nothing(world: World) -> None:
     _, owner, third, _ = made(world)
     world.share(owner, third.id, world.own(owner))
     assert cost(world) == {}
 
 
-def test_many_forks_come_back_in_one_message(world: World) -> None:
+def test_many_forks_return_in_one_message(world: World) -> None:
     _, owner, third, _ = made(world)
     rref_id = world.own(owner)
     for _ in range(5):

@@ -101,7 +101,7 @@ async def count(found: Services) -> Any:
     return await route.handle(RecordingLink(PEER), request.pack())
 
 
-async def test_messages_wait_in_their_order_until_a_thread_has_loaded_it(
+async def test_messages_wait_in_order_until_a_thread_has_loaded_the_service(
     gate: threading.Event,
 ) -> None:
     made: list[Late] = []
@@ -124,14 +124,14 @@ async def test_messages_wait_in_their_order_until_a_thread_has_loaded_it(
     assert list(found) == [late]
 
 
-async def test_a_loaded_module_needs_no_thread() -> None:
+async def test_loaded_module_needs_no_thread() -> None:
     made: list[Late] = []
     found = with_late(made, module=__name__)
     tell(found, 1)
     assert made[0].heard == [1]
 
 
-async def test_its_worker_can_use_it_before_what_waits_is_over(
+async def test_worker_can_use_the_service_before_waiting_messages_end(
     gate: threading.Event,
 ) -> None:
     made: list[Late] = []
@@ -145,7 +145,7 @@ async def test_its_worker_can_use_it_before_what_waits_is_over(
     assert len(made) == 1
 
 
-async def test_a_wrong_notice_that_waited_harms_no_other(
+async def test_wrong_notice_that_waited_harms_no_other(
     gate: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
     made: list[Late] = []
@@ -157,7 +157,7 @@ async def test_a_wrong_notice_that_waited_harms_no_other(
     assert "it says nothing" in caplog.text
 
 
-async def test_a_peer_may_keep_few_notices_waiting(
+async def test_waiting_notices_of_a_peer_are_limited(
     gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(services, "NOTICES_MAX", 2)
@@ -169,7 +169,7 @@ async def test_a_peer_may_keep_few_notices_waiting(
     tell(found, 3, RecordingLink(worker("another")))
 
 
-async def test_code_that_cannot_be_loaded_is_tried_again(
+async def test_failed_import_is_tried_again(
     gate: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
     made: list[Late] = []
@@ -181,7 +181,7 @@ async def test_code_that_cannot_be_loaded_is_tried_again(
     assert "cannot be loaded" in caplog.text
 
 
-async def test_the_end_of_the_worker_ends_what_waits(gate: threading.Event) -> None:
+async def test_end_of_the_worker_fails_waiting_requests(gate: threading.Event) -> None:
     made: list[Late] = []
     found = with_late(made)
     answer = asyncio.ensure_future(count(found))
@@ -193,7 +193,7 @@ async def test_the_end_of_the_worker_ends_what_waits(gate: threading.Event) -> N
     assert not made
 
 
-def test_what_may_send_it_is_known_before() -> None:
+def test_permitted_senders_are_known_before_the_import() -> None:
     found = with_late([], module="there_is_no_such_module")
     assert found.router.request(Count().head).by == LOOKERS
     (later,) = found

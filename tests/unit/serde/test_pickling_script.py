@@ -16,7 +16,7 @@ class Scaled(torch.nn.Module):
         return rows * self.scale
 
 
-def test_a_compiled_module_arrives_as_one() -> None:
+def test_compiled_module_arrives_as_a_script_module() -> None:
     codec = Codec(FunctionTable(Policy.TRUSTED))
     encoded = codec.encode({"module": torch.jit.script(Scaled()), "rows": 3})
     buffers = [memoryview(bytearray(view)) for view in encoded.buffers]

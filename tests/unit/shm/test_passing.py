@@ -28,7 +28,7 @@ def inode(descriptor: int) -> int:
     return os.fstat(descriptor).st_ino
 
 
-def test_more_than_a_message_holds_arrive_in_order(
+def test_many_descriptors_arrive_in_order(
     passage: DescriptorPassage, file: int
 ) -> None:
     other = os.memfd_create("other")
@@ -39,7 +39,7 @@ def test_more_than_a_message_holds_arrive_in_order(
     close_all([*found, other])
 
 
-def test_a_peek_leaves_everything(passage: DescriptorPassage, file: int) -> None:
+def test_peek_takes_nothing(passage: DescriptorPassage, file: int) -> None:
     passage.send((1, 1), [file])
     for _ in range(3):
         found = passage.peek((1, 1), 1)
@@ -50,7 +50,7 @@ def test_a_peek_leaves_everything(passage: DescriptorPassage, file: int) -> None
         passage.peek((1, 1), 1)
 
 
-def test_what_belongs_to_no_item_is_dropped(
+def test_descriptors_of_unsent_items_are_dropped(
     passage: DescriptorPassage, file: int
 ) -> None:
     passage.send((1, 7), [file] * 300)  # never put: its sender was killed
@@ -60,7 +60,7 @@ def test_what_belongs_to_no_item_is_dropped(
     close_all(found)
 
 
-def test_a_full_passage_says_so(passage: DescriptorPassage, file: int) -> None:
+def test_full_passage_refuses_a_send(passage: DescriptorPassage, file: int) -> None:
     sent = 0
     while passage.send((1, sent), [file]):
         sent += 1

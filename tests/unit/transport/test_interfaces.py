@@ -13,7 +13,7 @@ from asyncrpc.transport.address import is_loopback
 from asyncrpc.transport.interfaces import HostAddress, host_addresses
 
 
-def test_loopback_comes_last_and_link_local_not_at_all() -> None:
+def test_loopback_comes_last_and_link_local_is_left_out() -> None:
     addresses = host_addresses()
     assert ipaddress.ip_address("127.0.0.1") in addresses
     loopback = [address.is_loopback for address in addresses]
@@ -21,7 +21,7 @@ def test_loopback_comes_last_and_link_local_not_at_all() -> None:
     assert not any(one.is_link_local for one in addresses if one.version == 6)
 
 
-def test_the_address_of_the_default_route_comes_first() -> None:
+def test_address_of_the_default_route_comes_first() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
             sock.connect(("198.51.100.1", 9))
@@ -43,13 +43,13 @@ def test_every_address_can_be_bound() -> None:
     assert len(set(bound)) == len(bound) > 0
 
 
-def test_an_interface_can_be_chosen() -> None:
+def test_interface_can_be_chosen() -> None:
     addresses = host_addresses("lo")
     assert addresses
     assert all(address.is_loopback for address in addresses)
 
 
-def test_an_unknown_interface_is_an_error_that_lists_the_known() -> None:
+def test_unknown_interface_is_an_error_that_lists_the_known() -> None:
     with pytest.raises(UsageError, match=r"'eth77' has no usable address.*lo"):
         host_addresses("eth77")
 
@@ -87,7 +87,7 @@ def test_addresses_are_ordered_and_chosen(chosen: str | None, addresses: str) ->
 
 
 @pytest.mark.usefixtures("host")
-def test_a_network_must_be_written_as_one() -> None:
+def test_network_must_be_in_prefix_notation() -> None:
     with pytest.raises(UsageError, match=r"'10.0.0.1/8' is not a network"):
         host_addresses("10.0.0.1/8")
     with pytest.raises(UsageError, match=r"ib0 \(10.20.0.7\)"):
@@ -110,5 +110,5 @@ def test_a_network_must_be_written_as_one() -> None:
         ("", False),
     ],
 )
-def test_what_leads_to_this_host_alone(host: str, *, is_of_this_host: bool) -> None:
+def test_loopback_hosts_are_recognized(host: str, *, is_of_this_host: bool) -> None:
     assert is_loopback(host) is is_of_this_host

@@ -17,7 +17,7 @@ async def until_ended(ended: list[Splice]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_bytes_pass_in_both_directions_until_one_end_closes() -> None:
+async def test_spliced_bytes_pass_both_ways_until_one_end_closes() -> None:
     """More than any buffer holds, to an echo behind two connections."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

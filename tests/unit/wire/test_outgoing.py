@@ -46,7 +46,7 @@ class Told:
 
 class TestDropping:
     @pytest.mark.parametrize("event", WAITS)
-    def test_whoever_has_it_gives_it_back_and_it_ends(
+    def test_dropped_message_is_returned_by_its_holder_and_ends(
         self, event: OutgoingEvent
     ) -> None:
         told = Told()
@@ -58,7 +58,7 @@ class TestDropping:
         assert told.outgoing.drop(REQUEST, 1) is None
         assert not len(told.outgoing)
 
-    def test_only_who_has_it_last_is_asked(self) -> None:
+    def test_drop_asks_the_last_holder_only(self) -> None:
         told = Told()
         message = told.make()
         for event in (OutgoingEvent.AWAIT_CREDIT, OutgoingEvent.BLOCK):
@@ -66,23 +66,21 @@ class TestDropping:
         told.outgoing.drop(REQUEST, 1)
         assert told.events == ["1 back: BLOCK", "1 ended"]
 
-    def test_kind_and_call_both_count(self) -> None:
+    def test_drop_matches_kind_and_call(self) -> None:
         told = Told()
         told.wait(told.make(), OutgoingEvent.QUEUE)
         assert told.outgoing.drop(RESPONSE, 1) is None
         assert told.outgoing.drop(REQUEST, 2) is None
         assert len(told.outgoing) == 1
 
-    def test_all_items_of_a_stream_go_together(self) -> None:
+    def test_drop_takes_all_items_of_a_stream(self) -> None:
         told = Told()
         for _ in range(3):
             told.wait(told.make(ITEM, 4), OutgoingEvent.QUEUE)
         assert told.outgoing.drop(ITEM, 4)
         assert told.events == ["4 back: QUEUE", "4 ended"] * 3
 
-    def test_what_tells_more_than_a_value_is_not_dropped_for_want_of_interest(
-        self,
-    ) -> None:
+    def test_answer_with_more_than_a_value_is_not_dropped_as_unwanted(self) -> None:
         told = Told()
         headed = OutgoingMessage(RESPONSE, 1, head=b"h")
         pinned = told.make(RESPONSE, 2)
@@ -93,7 +91,7 @@ class TestDropping:
         assert found == [None, None, OutgoingState.QUEUED]
         assert told.outgoing.drop(RESPONSE, 1)
 
-    def test_whoever_is_told_may_drop_another(self) -> None:
+    def test_callback_may_drop_another_message(self) -> None:
         told = Told()
         messages = [told.make(ITEM) for _ in range(3)]
         messages[0].on_sent = lambda: told.events.append(
@@ -106,7 +104,7 @@ class TestDropping:
         assert [one.state for one in messages] == [SENT, DROPPED, DROPPED]
 
 
-def test_one_that_never_waited_is_sent_all_the_same() -> None:
+def test_message_that_never_waited_is_sent() -> None:
     told = Told()
     message = told.make()
     told.outgoing.sent(message)
@@ -114,7 +112,7 @@ def test_one_that_never_waited_is_sent_all_the_same() -> None:
     assert told.events == ["1 ended"]
 
 
-def test_the_end_of_the_connection_ends_all_of_them_once() -> None:
+def test_end_of_the_connection_ends_all_messages_once() -> None:
     told = Told()
     for call_id, event in enumerate(WAITS):
         told.wait(told.make(call_id=call_id), event)
@@ -124,7 +122,7 @@ def test_the_end_of_the_connection_ends_all_of_them_once() -> None:
 
 
 @given(data=st.data())
-def test_every_way_through_the_table_ends_a_message_once(data: st.DataObject) -> None:
+def test_every_path_through_the_table_ends_a_message_once(data: st.DataObject) -> None:
     told = Told()
     message = told.make()
     while row := TRANSITIONS[message.state]:
@@ -141,7 +139,7 @@ def test_every_way_through_the_table_ends_a_message_once(data: st.DataObject) ->
     assert not len(told.outgoing)
 
 
-def test_less_is_kept_only_when_an_answer_that_has_waited_ends() -> None:
+def test_sent_answer_that_waited_reports_less_kept() -> None:
     told = Told()
     told.outgoing.on_less = partial(told.events.append, "less")
     for kind in (REQUEST, RESPONSE, ITEM):

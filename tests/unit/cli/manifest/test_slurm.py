@@ -26,7 +26,9 @@ def directives(script: str) -> list[str]:
     return found
 
 
-def test_the_least(capsys: pytest.CaptureFixture[str]) -> None:
+def test_minimal_batch_script_has_the_default_directives(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     script = written(capsys)
     assert directives(script) == [
         "--nodes=1",
@@ -38,7 +40,9 @@ def test_the_least(capsys: pytest.CaptureFixture[str]) -> None:
     assert "scontrol" not in script
 
 
-def test_the_most(capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_batch_script_has_every_directive(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     script = written(
         capsys,
         *("--nodes", "2", "--tasks-per-node", "4", "--cpus-per-task", "8"),
@@ -80,7 +84,7 @@ def test_the_most(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--requeue", "--module", "it's")], ids=str)
-def test_bash_can_read_it(
+def test_bash_parses_the_batch_script(
     options: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "job.sbatch"
@@ -106,7 +110,7 @@ def test_bash_can_read_it(
         (("--job-name", "a\n#SBATCH --uid=0"), "--job-name must be one printable line"),
     ],
 )
-def test_what_is_wrong_is_named(
+def test_wrong_option_is_named(
     options: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["manifest", "slurm", *options, *PROGRAM]) == 2

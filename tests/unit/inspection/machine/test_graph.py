@@ -108,7 +108,7 @@ def said(snapshots: Sequence[WorkerSnapshot], **troubles: NoAnswer) -> str:
 
 
 class TestWays:
-    def test_a_call_leads_to_who_serves_it(self) -> None:
+    def test_waiting_call_leads_to_its_callee(self) -> None:
         event = Wait(WaitKind.EVENT, "Event `go`", 4.0)
         snapshots = [
             worker("a", [task("train", call("a", "b"))]),
@@ -119,7 +119,7 @@ class TestWays:
             "(train.py:7 in f)"
         )
 
-    def test_a_cycle_is_certain(self) -> None:
+    def test_cyclic_wait_is_certain(self) -> None:
         snapshots = [
             worker("a", [task("train", call("a", "b"))]),
             worker(
@@ -136,14 +136,14 @@ class TestWays:
             "can end"
         )
 
-    def test_a_call_that_is_not_served_yet(self) -> None:
+    def test_unserved_call_is_named_in_the_wait(self) -> None:
         snapshots = [
             worker("a", [task("train", call("a", "b"))]),
             worker("b", [], [served("a", "b", NO_ACTOR)]),
         ]
         assert said(snapshots).endswith("b `f`, which waits for a thread of its pool")
 
-    def test_a_value_that_is_being_made(self) -> None:
+    def test_wait_for_an_unmade_value_leads_to_its_call(self) -> None:
         fetch = served("a", "b", NO_ACTOR)._replace(function="", needs="v")
         making = served("a", "b", 0, 2)._replace(makes="v")
         event = Wait(WaitKind.EVENT, "Event `go`", 4.0)
@@ -153,7 +153,7 @@ class TestWays:
         ]
         assert "a value of b, which waits for Event `go`" in said(snapshots)
 
-    def test_tasks_of_a_group(self) -> None:
+    def test_task_group_wait_leads_to_its_tasks(self) -> None:
         both = Wait(WaitKind.TASKS, "2 tasks", 5.0, (1, 2))
         snapshots = [
             worker(
@@ -167,7 +167,7 @@ class TestWays:
         ]
         assert "s for task `writer`, which waits for Condition" in said(snapshots)
 
-    def test_the_consumer_of_a_stream(self) -> None:
+    def test_stream_producer_waits_for_its_consumer(self) -> None:
         of = key("a", "b")
         credit = Wait(WaitKind.CREDIT, "room at the consumer", 5.0, call=of)
         stream = Wait(WaitKind.STREAM, "`f` on 'b'", 5.0, call=of)
@@ -179,7 +179,7 @@ class TestWays:
         assert graph.edges[Node("b", 0)][0].to == Node("a", 0)
         assert stuck(graph) == {Node("a", 0), Node("b", 0)}
 
-    def test_a_member_that_has_not_come(self) -> None:
+    def test_wait_for_an_absent_member_names_it(self) -> None:
         barrier = Wait(WaitKind.ROUND, "barrier 3", 5.0, members=("a", "b", "c"))
         snapshots = [
             worker("a", [task("train", barrier)]),
@@ -191,7 +191,7 @@ class TestWays:
             "`train`, which is in sleep(9) (train.py:7 in train)"
         )
 
-    def test_of_several_that_have_not_come_one_is_named(self) -> None:
+    def test_first_of_several_absent_members_is_named(self) -> None:
         barrier = Wait(WaitKind.ROUND, "barrier 3", 5.0, members=("a", "b", "c"))
         rests = Wait(WaitKind.EVENT, "Event `e`", 9.0, is_sure=False, is_closed=True)
         snapshots = [
@@ -203,7 +203,7 @@ class TestWays:
         assert not found.is_certain  # another task of `b` may come
         assert "to which b and 1 more have not come: b task `main`" in said(snapshots)
 
-    def test_members_in_two_collectives(self) -> None:
+    def test_members_in_two_collectives_wait_for_each_other(self) -> None:
         left = Wait(WaitKind.COLLECTIVE, "all_reduce 1 of 'l'", 5.0, members=("a", "b"))
         right = left._replace(what="all_reduce 1 of 'r'")
         snapshots = [worker("a", [task("t", left)]), worker("b", [task("t", right)])]
@@ -213,14 +213,14 @@ class TestWays:
 
 
 class TestTroubles:
-    def test_a_worker_that_tells_nothing(self) -> None:
+    def test_silent_worker_is_reported_as_stuck(self) -> None:
         snapshots = [worker("a", [task("train", call("a", "b"))])]
         assert said(snapshots, b=NoAnswer(Trouble.STOPPED, "process 7")) == (
             "a task `train` waits 5.0 s for b, which is stuck: its process is "
             "stopped, process 7"
         )
 
-    def test_a_loop_that_is_blocked(self) -> None:
+    def test_blocked_loop_is_reported(self) -> None:
         sleeping = task("Main", SLEEPS, kind=ActorKind.THREAD)
         snapshots = [
             worker("a", [task("train", call("a", "b"))]),
@@ -234,7 +234,7 @@ class TestTroubles:
         ]
         assert "which runs `time.sleep(9)` (train.py:7 in Main)" in said(snapshots)
 
-    def test_a_call_that_a_blocked_loop_has_not_read(self) -> None:
+    def test_call_unread_by_a_blocked_loop_leads_to_the_loop(self) -> None:
         sleeping = task("Main", SLEEPS, kind=ActorKind.THREAD)
         snapshots = [
             worker("a", [task("train", call("a", "b"))]),
@@ -255,21 +255,21 @@ class TestRest:
         ],
         ids=lambda wait: wait.kind.name,
     )
-    def test_is_no_fault(self, wait: Wait) -> None:
+    def test_open_wait_is_not_a_fault(self, wait: Wait) -> None:
         assert find_hangs(graph_of([worker("a", [task("t", wait)])]), after_s=1.0) == []
 
-    def test_neither_are_calls_that_are_young(self) -> None:
+    def test_short_call_is_not_a_fault(self) -> None:
         snapshots = [
             worker("a", [task("train", call("a", "b", for_s=0.5))]),
             worker("b", [task("f", RUNS)], [served("a", "b", 0)]),
         ]
         assert find_hangs(graph_of(snapshots), after_s=1.0) == []
 
-    def test_nor_tasks_of_asyncrpc(self) -> None:
+    def test_task_of_asyncrpc_is_not_a_fault(self) -> None:
         actors = [task("pump", lock(0), is_internal=True)]
         assert find_hangs(graph_of([worker("a", actors)]), after_s=1.0) == []
 
-    def test_a_lost_notify_is_a_fault_even_if_nobody_waits_for_the_task(self) -> None:
+    def test_lost_notify_is_a_fault_although_no_task_waits_for_it(self) -> None:
         wait = Wait(
             WaitKind.CONDITION, "Condition `c`", 9.0, is_sure=False, is_closed=True
         )
@@ -311,7 +311,7 @@ def event(targets: Sequence[int], *, is_closed: bool) -> Wait:
     return Wait(WaitKind.EVENT, "e", 1.0, of, is_sure=False, is_closed=is_closed)
 
 
-def test_who_is_stuck_is_right_for_every_group_of_three() -> None:
+def test_stuck_tasks_are_found_in_every_group_of_three() -> None:
     """Each of three tasks runs, or waits for all or any of some others."""
     choices = []
     for place in range(3):
@@ -338,7 +338,7 @@ def test_who_is_stuck_is_right_for_every_group_of_three() -> None:
         assert dead == {0, 1, 2} - goes_on(kinds, targets), combined
 
 
-def test_every_finding_can_be_told() -> None:
+def test_every_finding_has_a_sentence_and_a_tree() -> None:
     """Over all pairs of waits of two workers; nothing of it raises."""
     waits = [
         RUNS,
@@ -366,14 +366,14 @@ def test_every_finding_can_be_told() -> None:
     ("seconds", "text"),
     [(-1, ""), (0.25, "0.2 s"), (41.2, "41 s"), (3000, "50 min"), (90000, "25 h")],
 )
-def test_durations_are_short(seconds: float, text: str) -> None:
+def test_durations_are_written_short(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
 class TestWhoGoesOn:
     """Who waits for others that go on is not named, however long it has waited."""
 
-    def test_a_main_task_waits_for_its_others_as_long_as_the_program_runs(self) -> None:
+    def test_main_task_may_wait_for_working_tasks(self) -> None:
         main = task("main", Wait(WaitKind.TASKS, "a task", 500.0, (1,)))
         snapshots = [
             worker("a", [main, task("work", call("a", "b", for_s=0.1))]),
@@ -381,13 +381,13 @@ class TestWhoGoesOn:
         ]
         assert find_hangs(graph_of(snapshots), after_s=3.0) == []
 
-    def test_a_main_task_waits_for_a_server_that_is_at_rest(self) -> None:
+    def test_main_task_may_wait_for_a_server_at_rest(self) -> None:
         main = task("main", Wait(WaitKind.TASKS, "2 tasks", 500.0, (1, 2)))
         serve = task("serve", Wait(WaitKind.EVENT, "Event `stop`", 500.0))
         snapshots = [worker("a", [main, serve, task("work", RUNS)])]
         assert find_hangs(graph_of(snapshots), after_s=3.0) == []
 
-    def test_a_long_call_that_waits_for_something_else_each_time(self) -> None:
+    def test_long_call_with_changing_waits_is_not_a_fault(self) -> None:
         snapshots = [
             worker("a", [task("train", call("a", "b", for_s=500.0))]),
             worker(
@@ -398,7 +398,7 @@ class TestWhoGoesOn:
         ]
         assert find_hangs(graph_of(snapshots), after_s=3.0) == []
 
-    def test_a_thread_that_has_just_begun(self) -> None:
+    def test_thread_that_has_just_begun_is_not_a_fault(self) -> None:
         thread = task("compute", SLEEPS, kind=ActorKind.THREAD)
         waiter = task(
             "work", Wait(WaitKind.THREADS, "a function in a thread", 0.5, (1,))
@@ -407,7 +407,7 @@ class TestWhoGoesOn:
         snapshots = [worker("a", [waiter, thread, main])]
         assert find_hangs(graph_of(snapshots), after_s=3.0) == []
 
-    def test_a_thread_that_runs_one_function_for_long_may_hang(self) -> None:
+    def test_thread_in_a_long_function_may_hang(self) -> None:
         thread = task("f", SLEEPS, kind=ActorKind.THREAD)
         snapshots = [
             worker("a", [task("train", call("a", "b", for_s=500.0))]),
@@ -415,7 +415,7 @@ class TestWhoGoesOn:
         ]
         assert len(find_hangs(graph_of(snapshots), after_s=3.0)) == 1
 
-    def test_a_loop_that_is_blocked_for_a_moment(self) -> None:
+    def test_briefly_blocked_loop_is_not_a_fault(self) -> None:
         loop = task("f", SLEEPS, kind=ActorKind.THREAD)
         for blocked_for_s, count in ((0.3, 0), (30.0, 1)):
             snapshots = [
@@ -425,7 +425,7 @@ class TestWhoGoesOn:
             found = find_hangs(graph_of(snapshots), after_s=3.0)
             assert len(found) == count
 
-    def test_rounds_that_are_looked_at_in_different_moments(self) -> None:
+    def test_rounds_seen_at_different_moments_are_not_a_fault(self) -> None:
         def comes(number: int, for_s: float) -> Wait:
             what = f"barrier {number}"
             return Wait(WaitKind.ROUND, what, for_s, members=("a", "b"))
@@ -442,7 +442,7 @@ class TestWhoGoesOn:
 class TestWhatIsDoneForOthers:
     """A turn leads to who does what has it; a collective to who will come to it."""
 
-    def test_a_turn_leads_to_the_step_that_has_it(self) -> None:
+    def test_turn_leads_to_the_step_that_has_it(self) -> None:
         turn = Wait(WaitKind.TURN, "its turn to change parameters", 5.0, needs=("s",))
         commit = task("commit", call("b", "c"))
         snapshots = [
@@ -457,7 +457,7 @@ class TestWhatIsDoneForOthers:
             "task `commit`, which waits for c `f`, which waits for"
         )
 
-    def test_of_a_member_that_has_not_come_the_task_that_will_is_named(self) -> None:
+    def test_task_that_will_join_the_collective_is_named(self) -> None:
         reduce = Wait(
             WaitKind.COLLECTIVE, "all_reduce 1", 5.0, members=("a", "b"), needs=("g",)
         )
@@ -472,7 +472,7 @@ class TestWhatIsDoneForOthers:
             "task `fill`, which waits for Event `full` (train.py:7 in fill)"
         )
 
-    def test_a_call_without_a_thread_leads_to_those_that_are_busy(self) -> None:
+    def test_call_without_a_thread_leads_to_the_busy_threads(self) -> None:
         busy = task("asyncrpc-b-1", SLEEPS, kind=ActorKind.THREAD)
         snapshots = [
             worker("a", [task("train", call("a", "b"))]),
@@ -484,7 +484,7 @@ class TestWhatIsDoneForOthers:
             "asyncrpc-b-1)"
         )
 
-    def test_a_large_request_leads_to_those_that_have_the_room(self) -> None:
+    def test_large_request_leads_to_the_calls_that_hold_the_room(self) -> None:
         room = call("a", "b")._replace(
             kind=WaitKind.INBOUND, what="room for `f` on 'b'"
         )
@@ -496,7 +496,7 @@ class TestWhatIsDoneForOthers:
             "which waits for Event `go` (train.py:7 in keep)"
         )
 
-    def test_a_pass_needs_all_that_was_asked(self) -> None:
+    def test_pass_leads_to_all_its_requests(self) -> None:
         waits = Wait(
             WaitKind.BACKWARD,
             "its backward pass",

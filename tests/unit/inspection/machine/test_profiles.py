@@ -15,12 +15,12 @@ def shown(name: str, began: float, long: float, tid: Any = 7) -> dict[str, Any]:
     return {"ph": "X", "pid": 7, "tid": tid, "name": name, "ts": began, "dur": long}
 
 
-def test_calls_that_nest_stay_where_they_are() -> None:
+def test_nested_calls_keep_their_track() -> None:
     events = [shown("rpc_async#f(a -> b)", 0, 9), shown("aten::add", 1, 2), {"ph": "i"}]
     assert calls_apart(events) == events
 
 
-def test_calls_that_overlap_get_tracks() -> None:
+def test_overlapping_calls_get_tracks_of_their_own() -> None:
     operation = shown("aten::add", 1, 1)
     calls = [shown("rpc_async#f(a -> b)", 0, 9), shown("rpc_remote#g(a -> b)", 5, 9)]
     other = shown("rpc_async#h(a -> b)", 5, 9, tid="x")
@@ -32,7 +32,7 @@ def test_calls_that_overlap_get_tracks() -> None:
     assert titles == ["calls of thread 7 #1", "calls of thread 7 #2"]
 
 
-def test_what_is_not_ours_stays_even_if_it_overlaps() -> None:
+def test_overlapping_events_of_the_program_are_unchanged() -> None:
     events = [shown("step", 0, 9), shown("other", 5, 9)]
     assert calls_apart(events) == events
 
@@ -40,7 +40,7 @@ def test_what_is_not_ours_stays_even_if_it_overlaps() -> None:
 @given(
     st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.integers(0, 9))),
 )
-def test_calls_never_overlap_afterwards(found: list[tuple[bool, int, int]]) -> None:
+def test_calls_never_overlap_on_one_track(found: list[tuple[bool, int, int]]) -> None:
     events = [
         shown(f"rpc_{'run' if is_run else 'async'}#f", at, long)
         for is_run, at, long in found

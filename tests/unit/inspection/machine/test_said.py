@@ -42,21 +42,21 @@ def news(
     return [(one,) for one in said.news(graph, found)]
 
 
-def test_what_is_found_again_is_not_news() -> None:
+def test_repeated_hang_is_not_news() -> None:
     said = SaidHangs("a")
     assert len(news(said, SLOW)) == 1
     assert news(said, SLOW) == []
     assert len(said) == 1
 
 
-def test_the_line_does_not_matter() -> None:
+def test_moved_line_is_not_news() -> None:
     said = SaidHangs("a")
     assert news(said, SLOW)
     later = seen(actor("train", tasks(1)), actor("step", STANDS, line=70))
     assert news(said, later) == []
 
 
-def test_a_cycle_is_the_same_wherever_it_is_entered() -> None:
+def test_cycle_is_the_same_from_any_entry() -> None:
     said = SaidHangs("a")
     assert len(news(said, CYCLE)) == 1
     turned = seen(actor("right", tasks(1)), actor("left", tasks(0)))
@@ -71,7 +71,7 @@ def test_another_fault_is_news() -> None:
     assert len(said) == 2
 
 
-def test_what_was_over_is_said_anew() -> None:
+def test_hang_that_was_over_is_news_again() -> None:
     said = SaidHangs("a")
     assert news(said, SLOW)
     assert news(said, seen(actor("step", STANDS))) == []
@@ -81,11 +81,11 @@ def test_what_was_over_is_said_anew() -> None:
     assert len(news(said, SLOW)) == 1
 
 
-def test_only_what_concerns_the_worker_counts() -> None:
+def test_hangs_of_other_workers_are_not_news() -> None:
     assert news(SaidHangs("b"), SLOW) == []
 
 
-def test_why_a_worker_does_not_answer_matters() -> None:
+def test_changed_trouble_of_a_silent_worker_is_news() -> None:
     said = SaidHangs("a")
     wait = Wait(WaitKind.ROUND, "barrier 1", 9.0, members=("a", "b"))
     waiting = seen(actor("train", wait))

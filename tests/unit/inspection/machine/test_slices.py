@@ -18,7 +18,7 @@ from asyncrpc.inspection.machine.slices import (
 )
 
 
-def test_what_is_finished_is_what_came_of_it() -> None:
+def test_finished_slices_return_the_result() -> None:
     def work() -> Slices[str]:
         yield 1
         yield 2
@@ -29,7 +29,7 @@ def test_what_is_finished_is_what_came_of_it() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, SLICE_MAX, SLICE_MAX + 1, 2000])
 @pytest.mark.parametrize("at_most", [1, 2, 3, SLICE_MAX])
-def test_parts_have_all_things_in_their_order(count: int, at_most: int) -> None:
+def test_slices_have_all_items_in_order(count: int, at_most: int) -> None:
     parts = list(parts_of(range(count), at_most))
     assert [one for part in parts for one in part] == list(range(count))
     assert all(len(part) == at_most for part in parts[:-1])
@@ -37,7 +37,7 @@ def test_parts_have_all_things_in_their_order(count: int, at_most: int) -> None:
 
 
 @pytest.mark.parametrize("at_most", [1, 5, 10, 100])
-def test_weighed_parts_weigh_no_more_than_they_may(at_most: int) -> None:
+def test_weighed_slices_stay_within_their_limit(at_most: int) -> None:
     weights = [0, 1, 9, 3, 3, 3, 1, 200, 0, 0, 5, 5, 11]
     parts = list(weighed_parts(range(len(weights)), weights.__getitem__, at_most))
     assert [one for part, _ in parts for one in part] == list(range(len(weights)))
@@ -48,7 +48,7 @@ def test_weighed_parts_weigh_no_more_than_they_may(at_most: int) -> None:
         assert weight + max(1, weights[after[0]]) > at_most  # none is too small
 
 
-def test_nothing_has_no_weighed_part() -> None:
+def test_empty_list_has_no_weighed_slice() -> None:
     assert list(weighed_parts([], lambda _: 1)) == []
 
 
@@ -58,7 +58,7 @@ class Thing:
 
 @pytest.mark.parametrize("kind", [list, set, dict])
 @pytest.mark.parametrize("count", [0, 1, 7, 20, 21])
-def test_things_are_freed_a_slice_at_a_time(kind: type, count: int) -> None:
+def test_items_are_freed_a_slice_at_a_time(kind: type, count: int) -> None:
     at_most = 7
 
     def made() -> Iterator[weakref.ref[Thing]]:

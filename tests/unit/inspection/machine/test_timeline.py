@@ -46,7 +46,7 @@ from tests.unit.inspection.machine.timelines import (
 
 
 class TestArrows:
-    def test_a_call_is_a_span_at_both_ends_with_an_arrow(self) -> None:
+    def test_call_is_a_span_at_both_ends_with_an_arrow(self) -> None:
         function = CallServed(12.0, 11.0, 11.5, A, "add", 1, "ok")
         events = told(
             worker(A, calls=[call(10.0, 13.0)]),
@@ -62,7 +62,7 @@ class TestArrows:
         assert start["id"] == end["id"]
         assert (start["pid"], end["pid"], end["bp"]) == (1, 2, "e")
 
-    def test_without_its_other_end_a_call_has_no_arrow_and_is_counted(self) -> None:
+    def test_call_without_its_other_end_has_no_arrow_and_is_counted(self) -> None:
         calls = [call(10.0, 13.0, 1), call(10.0, 13.0, 2), call(10.0, 10.0, 0)]
         timeline = Timeline(
             [worker(A, calls=calls), worker(B, served=[served(1.0, 2.0, 7)])],
@@ -72,7 +72,7 @@ class TestArrows:
         assert timeline.calls_alone == 3  # the one that was never sent has no other end
         assert timeline.spans == 4
 
-    def test_a_stream_has_an_arrow_too(self) -> None:
+    def test_stream_has_an_arrow(self) -> None:
         received = StreamReceived(13.0, 10.0, B, "rows", 4, "ok", 3, "main")
         sent = StreamSent(12.0, 11.0, A, "rows", 4, "cancelled", 2)
         events = told(worker(A, received=[received]), worker(B, sent=[sent]))
@@ -80,7 +80,7 @@ class TestArrows:
         assert names == ["rows on b", "rows: cancelled"]
         assert len(of_phase(events, "f")) == 1
 
-    def test_a_gradient_goes_from_the_segment_that_computed_it(self) -> None:
+    def test_gradient_arrow_starts_at_the_segment_that_computed_it(self) -> None:
         there, back = MessageId(A.incarnation, 1), MessageId(B.incarnation, 2)
         events = told(
             worker(
@@ -109,7 +109,7 @@ class TestArrows:
             ((2, 3999999.999), (1, 5e6)),
         }
 
-    def test_many_messages_between_two_segments_have_one_arrow(self) -> None:
+    def test_messages_between_two_segments_share_one_arrow(self) -> None:
         messages = [MessageId(B.incarnation, one) for one in range(5)]
         events = told(
             worker(A, segments=[segment(1.0, 2.0, feeds=messages)]),
@@ -117,7 +117,7 @@ class TestArrows:
         )
         assert len(of_phase(events, "s")) == 1
 
-    def test_a_gradient_comes_from_the_last_segment_before(self) -> None:
+    def test_gradient_arrow_starts_at_the_last_segment_before(self) -> None:
         message = MessageId(B.incarnation, 1)
         early, late = (
             segment(1.0, 2.0, feeds=[message]),
@@ -137,7 +137,7 @@ class TestArrows:
         starts = sorted(one["ts"] for one in of_phase(events, "s"))
         assert starts == [1999999.999, 5999999.999]
 
-    def test_other_passes_have_other_gradients(self) -> None:
+    def test_gradient_arrow_stays_within_its_pass(self) -> None:
         message = MessageId(B.incarnation, 1)
         other = segment(3.0, 4.0, fed_by=[message])._replace(pass_number=6)
         events = told(
@@ -146,14 +146,14 @@ class TestArrows:
         )
         assert not of_phase(events, "s")
 
-    def test_messages_that_were_too_many_are_told(self) -> None:
+    def test_left_out_messages_are_reported(self) -> None:
         events = told(worker(A, segments=[segment(1.0, 2.0)._replace(left_out=3)]))
         (shown,) = of_phase(events, "X")
         assert shown["args"]["messages without arrows"] == 3
 
 
 class TestTracks:
-    def test_the_spans_of_a_task_lie_on_its_track(self) -> None:
+    def test_spans_of_a_task_are_on_its_track(self) -> None:
         step = OptimizerStepEnded(4.0, 2.0, "SGD", ("b",), "ok", "Task-7")
         events = told(
             worker(
@@ -174,9 +174,7 @@ class TestTracks:
             "train (Task-7)": ["add on b", "SGD step", "add on b"],
         }
 
-    def test_a_task_that_has_ended_has_a_track_if_it_did_more_than_one_thing(
-        self,
-    ) -> None:
+    def test_ended_task_has_a_track_if_it_made_several_calls(self) -> None:
         events = told(
             worker(
                 A,
@@ -194,12 +192,12 @@ class TestTracks:
             "calls of short tasks #2": ["add on b"],
         }
 
-    def test_calls_of_a_task_that_overlap_have_tracks_beside_it(self) -> None:
+    def test_overlapping_calls_of_a_task_have_tracks_beside_it(self) -> None:
         calls = [call(0.0, 10.0, 1, task="t"), call(1.0, 2.0, 2, task="t")]
         events = told(worker(A, NamedTask("t", ""), calls=calls))
         assert tracks(events) == {"t": ["add on b"], "t +1": ["add on b"]}
 
-    def test_what_a_served_function_does_lies_below_it(self) -> None:
+    def test_calls_of_a_served_function_are_below_it(self) -> None:
         label = call_label(1, "a")
         events = told(
             worker(
@@ -219,12 +217,12 @@ class TestTracks:
             "served calls #2": ["add"],
         }
 
-    def test_what_a_served_function_still_does_has_its_track(self) -> None:
+    def test_calls_of_an_unfinished_function_have_its_track(self) -> None:
         label = call_label(1, "a")
         calls = [call(n, n + 1, n, to=A, task=label) for n in (1, 2)]
         assert tracks(told(worker(B, calls=calls))) == {label: ["add on a"] * 2}
 
-    def test_segments_lie_within_their_pass(self) -> None:
+    def test_segments_are_within_their_pass(self) -> None:
         here = worker(
             A,
             passes=[passed(0.0, 9.0, "training")],
@@ -236,11 +234,11 @@ class TestTracks:
         assert tracks(told(there)) == {"backward passes": within}
         assert tracks(told(here)) == {"backward passes": [*within, "add on b"]}
 
-    def test_a_segment_of_a_pass_that_goes_on_is_there(self) -> None:
+    def test_segment_of_a_running_pass_is_drawn(self) -> None:
         events = told(worker(B, segments=[segment(3.0, 4.0)]))
         assert tracks(events) == {"backward passes": ["backward"]}
 
-    def test_each_kind_has_its_name(self) -> None:
+    def test_each_kind_of_span_has_its_name(self) -> None:
         collective = CollectiveEnded(
             *(2.0, 1.0, "g", "all_reduce", 3, 0, ("a", "b"), "torch.float32"),
             *((4, 4), "RankLostError", 7, ""),
@@ -261,7 +259,7 @@ class TestTracks:
 
 
 class TestClocks:
-    def test_they_are_put_in_line(self) -> None:
+    def test_clocks_are_aligned(self) -> None:
         function = CallServed(112.0, 111.0, 111.5, A, "add", 1, "ok")
         events = told(
             worker(A, calls=[call(10.0, 13.0)]),
@@ -270,7 +268,7 @@ class TestClocks:
         )
         assert of_phase(events, "X")[1]["ts"] == 1.5e6
 
-    def test_how_wrong_one_may_be_stands_at_its_worker(self) -> None:
+    def test_clock_error_is_shown_at_its_worker(self) -> None:
         one = WorkerEvents(A, recent(), 0.0, 25e-6, rank=3)
         assert told(one)[0]["args"]["name"] == "rank 3: a (clock to within 25 us)"
         assert Timeline([one], zero_s=0.0).error_s == 25e-6
@@ -279,7 +277,7 @@ class TestClocks:
         ("came_s", "ended_s", "wrong_s"),
         [(10.5, 12.5, 0.0), (9.0, 12.0, 1.0), (11.0, 15.0, 2.0)],
     )
-    def test_a_call_that_was_served_at_another_time_tells_of_it(
+    def test_call_served_out_of_its_time_shows_the_clock_error(
         self, came_s: float, ended_s: float, wrong_s: float
     ) -> None:
         workers = [
@@ -288,13 +286,13 @@ class TestClocks:
         ]
         assert Timeline(workers, zero_s=0.0).backwards_s == wrong_s
 
-    def test_a_call_that_was_given_up_may_be_served_for_longer(self) -> None:
+    def test_abandoned_call_may_be_served_for_longer(self) -> None:
         given_up = call(10.0, 13.0)._replace(outcome="cancelled")
         workers = [worker(A, calls=[given_up]), worker(B, served=[served(11.0, 99.0)])]
         assert Timeline(workers, zero_s=0.0).backwards_s == 0.0
 
 
-def test_memory_is_added_up_and_links_are_moments() -> None:
+def test_memory_is_a_counter_and_links_are_instants() -> None:
     events = told(
         worker(
             A,
@@ -313,13 +311,13 @@ def test_memory_is_added_up_and_links_are_moments() -> None:
     ]
 
 
-def test_a_worker_whose_older_events_are_gone_is_named() -> None:
+def test_worker_with_overwritten_events_is_named() -> None:
     many = [call(n, n + 0.5, n) for n in range(1, RECENT_MAX + 1)]
     workers = [worker(A, calls=many), worker(B, served=[served(1.0, 2.0)])]
     assert Timeline(workers, zero_s=0.0).full == ["a"]
 
 
-def test_beside_a_profile_it_has_its_time_and_other_numbers() -> None:
+def test_timeline_beside_a_profile_has_its_time_and_other_numbers() -> None:
     profile: dict[str, Any] = {
         "baseTimeNanoseconds": 5_000,
         "traceEvents": [
@@ -407,7 +405,7 @@ def workers(draw: st.DrawFn, who: WorkerId, other: WorkerId) -> WorkerEvents:
 
 @settings(max_examples=40)
 @given(workers(A, B), workers(B, A), st.integers(0, 10**15))
-def test_anything_is_drawn_by_the_rules_of_the_format_and_nothing_is_lost(
+def test_timeline_draws_every_event_by_the_rules_of_the_format(
     a: WorkerEvents, b: WorkerEvents, shift_ns: int
 ) -> None:
     timeline = Timeline([a, b], zero_s=0.0, shift_ns=shift_ns)

@@ -34,7 +34,7 @@ def fetch(_encoded: Encoded) -> None:
     ("left", "said"),
     [(2, "what was raised"), (1, "cannot be sent"), (0, "cannot be sent: MemoryError")],
 )
-def test_an_error_without_memory(left: int, said: str) -> None:
+def test_error_is_encoded_without_memory(left: int, said: str) -> None:
     """In full; in few words where the full ones fail; then what has been ready."""
     functions = FunctionTable(Policy.TRUSTED)
     codec = Starved(functions)

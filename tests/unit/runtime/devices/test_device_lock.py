@@ -80,7 +80,9 @@ def at(*names: str) -> DeviceLock:
         ([at(), at()], 1),
     ],
 )
-async def test_one_at_a_time_at_each_device(locks: list[DeviceLock], most: int) -> None:
+async def test_device_runs_one_function_at_a_time(
+    locks: list[DeviceLock], most: int
+) -> None:
     watch = Watch()
     async with pools(*locks) as made:
         jobs = [start(pool, watch.work) for _ in range(10) for pool in made]
@@ -88,7 +90,7 @@ async def test_one_at_a_time_at_each_device(locks: list[DeviceLock], most: int) 
     assert watch.most == most
 
 
-async def test_nobody_is_passed_by_for_ever() -> None:
+async def test_pool_of_two_devices_is_not_starved() -> None:
     """Who waits for two devices gets them, though each is in use all the time."""
     ended: list[str] = []
     async with pools(at("xla:0"), at("xla:1"), at("xla")) as made:
@@ -103,7 +105,7 @@ async def test_nobody_is_passed_by_for_ever() -> None:
     assert ended == ["both", "last"]
 
 
-async def test_who_waits_for_others_lets_them_in() -> None:
+async def test_function_that_waits_lets_nested_calls_in() -> None:
     """To any depth; and is alone again afterwards."""
     watch, loop = Watch(), asyncio.get_running_loop()
     both = at("xla:0")
@@ -132,7 +134,7 @@ async def _started(pool: ThreadPool, job: Callable[[], Any]) -> Any:
     return await start(pool, job)
 
 
-async def test_devices_are_settled_however_a_job_ends() -> None:
+async def test_devices_are_synchronized_however_a_job_ends() -> None:
     done: list[str] = []
     begin, settle = partial(done.append, "begun"), partial(done.append, "settled")
     async with pools(at(), begin=begin, settle=settle) as (pool,):
@@ -142,12 +144,12 @@ async def test_devices_are_settled_however_a_job_ends() -> None:
     assert done == ["begun", "job", "settled", "begun", "settled"]
 
 
-async def test_the_lock_is_not_for_an_event_loop() -> None:
+async def test_device_lock_is_refused_on_an_event_loop() -> None:
     with pytest.raises(UsageError, match=r"asyncrpc\.devices\.run"), lock():
         pass
 
 
-def test_threads_of_the_program_wait_for_it_too() -> None:
+def test_threads_of_the_program_share_the_device_lock() -> None:
     watch = Watch()
 
     def use() -> None:

@@ -50,7 +50,7 @@ def known(state: State, changes: Sequence[MemberChange]) -> State:
     return state
 
 
-def test_a_program_knows_the_same_after_one_change_as_after_all() -> None:
+def test_combined_changes_lead_to_the_same_knowledge() -> None:
     for start in (AWAY, (True, 1)):
         for history in histories(start, STEPS_MAX):
             found = combined(history)
@@ -75,7 +75,7 @@ def test_changes_of_several_workers_stay_apart() -> None:
         assert combined(order) == list(order)
 
 
-def test_what_comes_before_a_look_at_all_is_dropped() -> None:
+def test_changes_before_a_resync_are_dropped() -> None:
     left = MemberChange(ChangeKind.LEFT, A, 1)
     assert combined([left, RESYNC]) == [RESYNC]
     assert combined([RESYNC, left]) == [RESYNC, left]

@@ -38,7 +38,7 @@ class Asking:
         return [one.member.name for one in self.company.known if one.made.sent]
 
 
-def test_a_member_that_is_known_is_not_asked_for() -> None:
+def test_known_member_is_not_looked_up() -> None:
     async def main() -> None:
         asking = Asking(Company("a", "b", "c"))
         await asking.finder.find(asking.table, "b", 1.0)
@@ -47,7 +47,7 @@ def test_a_member_that_is_known_is_not_asked_for() -> None:
     run(main())
 
 
-def test_one_that_others_know_is_found() -> None:
+def test_member_known_to_others_is_found() -> None:
     async def main() -> None:
         company = Company("a", "b", "c")
         company.connect("b", "c")
@@ -61,7 +61,7 @@ def test_one_that_others_know_is_found() -> None:
     run(main())
 
 
-def test_of_many_members_only_a_few_are_asked() -> None:
+def test_lookup_asks_a_limited_number_of_members() -> None:
     async def main() -> None:
         names = [f"w{number}" for number in range(20)]
         company = Company(*names)
@@ -76,7 +76,7 @@ def test_of_many_members_only_a_few_are_asked() -> None:
     run(main())
 
 
-def test_who_has_moved_is_worth_another_dial() -> None:
+def test_moved_worker_is_worth_another_dial() -> None:
     async def main() -> None:
         company = Company("a", "b", "c")
         company.connect("c")
@@ -93,7 +93,7 @@ def test_who_has_moved_is_worth_another_dial() -> None:
     run(main())
 
 
-def test_who_has_not_moved_is_not() -> None:
+def test_unmoved_worker_is_not_worth_another_dial() -> None:
     async def main() -> None:
         company = Company("a", "b", "c")
         company.connect("c")
@@ -105,7 +105,7 @@ def test_who_has_not_moved_is_not() -> None:
     run(main())
 
 
-def test_who_introduced_itself_as_somebody_else_is_dialed_where_he_is() -> None:
+def test_worker_that_answered_under_another_life_is_dialed_again() -> None:
     async def main() -> None:
         company = Company("a", "b")
         asking = Asking(company)

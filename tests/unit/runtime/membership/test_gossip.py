@@ -38,7 +38,7 @@ def told(company: Company) -> dict[str, list[Any]]:
     return found
 
 
-def test_many_news_at_once_are_one_message_for_each() -> None:
+def test_simultaneous_news_share_one_message() -> None:
     async def main() -> None:
         company = Company("a", "b")
         company.connect("b")
@@ -54,7 +54,7 @@ def test_many_news_at_once_are_one_message_for_each() -> None:
     run(main())
 
 
-def test_news_are_passed_on_once_however_often_they_are_heard() -> None:
+def test_repeated_news_are_passed_on_once() -> None:
     async def main() -> None:
         company = Company("a", "b")
         company.connect("b")
@@ -67,7 +67,7 @@ def test_news_are_passed_on_once_however_often_they_are_heard() -> None:
     run(main())
 
 
-def test_of_those_who_cannot_be_reached_others_tell_the_part() -> None:
+def test_part_of_an_unreachable_worker_is_told_by_another() -> None:
     async def main() -> None:
         names = [f"w{number}" for number in range(12)]
         company = Company(*names)
@@ -85,7 +85,7 @@ def test_of_those_who_cannot_be_reached_others_tell_the_part() -> None:
     run(main())
 
 
-def test_closed_it_tells_nobody_any_more() -> None:
+def test_closed_gossip_sends_nothing() -> None:
     async def main() -> None:
         company = Company("a", "b")
         company.connect("b")

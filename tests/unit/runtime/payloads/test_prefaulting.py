@@ -84,7 +84,7 @@ async def pages(pool: HeldPool) -> AsyncIterator[Prefaulting]:
 
 
 class TestReady:
-    async def test_all_memory_is_while_no_thread_has_begun(
+    async def test_memory_is_ready_before_a_thread_has_begun(
         self, pool: HeldPool, pages: Prefaulting
     ) -> None:
         """All threads may be busy with functions that wait for this payload."""
@@ -93,7 +93,7 @@ class TestReady:
         assert pool.jobs
         assert pages.is_ready(memory.data, pytest.fail)
 
-    async def test_what_has_pages_is_and_the_rest_is_not(
+    async def test_memory_with_pages_is_ready_and_the_rest_is_not(
         self, pool: HeldPool, pages: Prefaulting, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         memory = fresh()
@@ -121,7 +121,7 @@ class TestReady:
         assert pages.is_ready(view, pytest.fail)
         assert sorted(told) == [1] * len(steps) + [2] * len(steps)
 
-    async def test_whoever_waits_is_told_once_its_part_has_pages(self) -> None:
+    async def test_waiter_is_notified_once_its_part_has_pages(self) -> None:
         loop = asyncio.get_running_loop()
         threads = ThreadPool("of a test", 1, loop)
         pages = Prefaulting(loop, threads)
@@ -136,7 +136,7 @@ class TestReady:
         pages.close()
         await threads.close(10.0)
 
-    async def test_one_thread_makes_all_and_later_memory_waits_for_it(
+    async def test_single_thread_prefaults_all_memory_in_order(
         self, pool: HeldPool, pages: Prefaulting, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         first, second, third = fresh(), fresh(), fresh()
@@ -161,7 +161,7 @@ class TestReady:
         for memory in (first, second, third):
             assert resident(memory) == SIZE // mmap.PAGESIZE
 
-    async def test_a_thread_that_has_ended_begins_anew(
+    async def test_ended_thread_begins_anew(
         self, pool: HeldPool, pages: Prefaulting
     ) -> None:
         begin(pages, fresh())
@@ -172,7 +172,7 @@ class TestReady:
         await pool.run()
         assert resident(memory) == SIZE // mmap.PAGESIZE
 
-    async def test_memory_is_where_there_are_no_threads(
+    async def test_memory_is_ready_where_no_threads_exist(
         self, pool: HeldPool, pages: Prefaulting
     ) -> None:
         pool.is_closed = True
@@ -186,7 +186,7 @@ class TestReady:
         assert resident(later) == SIZE // mmap.PAGESIZE
         assert not resident(memory)
 
-    async def test_memory_is_once_a_thread_has_failed(
+    async def test_memory_is_ready_once_a_thread_has_failed(
         self, pool: HeldPool, pages: Prefaulting, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(*_: int) -> bool:
@@ -206,7 +206,7 @@ class TestReady:
         assert told
         assert pages.is_ready(after.data, pytest.fail)
 
-    async def test_memory_is_where_the_kernel_cannot_be_told(
+    async def test_memory_is_ready_where_the_kernel_refuses(
         self, pool: HeldPool, pages: Prefaulting, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         tries: list[int] = []
@@ -224,14 +224,14 @@ class TestReady:
 
 
 class TestAhead:
-    async def test_of_what_is_announced_and_does_not_come_none_are_made(
+    async def test_announced_memory_gets_no_pages_before_data_arrives(
         self, pool: HeldPool, pages: Prefaulting
     ) -> None:
         for _ in range(100):
             pages.begin(fresh())
         assert not pool.jobs
 
-    async def test_they_are_made_for_as_much_as_has_come(
+    async def test_pages_are_made_ahead_in_proportion_to_received_data(
         self, pool: HeldPool, pages: Prefaulting
     ) -> None:
         memory = fresh(64 * STEP_BYTES)
@@ -244,7 +244,7 @@ class TestAhead:
             assert end <= made <= end + min(end, AHEAD_BYTES_MAX) + STEP_BYTES
         assert resident(memory) == memory.nbytes // mmap.PAGESIZE
 
-    async def test_what_comes_far_ahead_makes_its_own(
+    async def test_data_far_ahead_makes_its_own_pages(
         self, pool: HeldPool, pages: Prefaulting
     ) -> None:
         memory = fresh(64 * STEP_BYTES)
@@ -252,7 +252,7 @@ class TestAhead:
         assert pages.is_ready(memory.data[-1:], pytest.fail)
         assert not pool.jobs
 
-    async def test_of_memory_that_is_not_used_any_more_none_are_made(
+    async def test_forgotten_memory_gets_no_pages(
         self, pool: HeldPool, pages: Prefaulting
     ) -> None:
         memory = fresh()
@@ -263,7 +263,7 @@ class TestAhead:
 
 
 class TestClosing:
-    async def test_whoever_waits_goes_on_and_the_thread_ends(
+    async def test_closing_wakes_waiters_and_ends_the_thread(
         self, pool: HeldPool, pages: Prefaulting, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         memory = fresh()
@@ -285,7 +285,7 @@ class TestClosing:
 
 
 class TestPages:
-    async def test_a_thread_makes_them_all_and_leaves_what_was_written(self) -> None:
+    async def test_thread_makes_all_pages_and_keeps_written_data(self) -> None:
         loop = asyncio.get_running_loop()
         threads = ThreadPool("of a test", 1, loop)
         pages = Prefaulting(loop, threads)
@@ -304,7 +304,7 @@ class TestPages:
 
 
 class TestPool:
-    async def test_only_long_fresh_blocks_are_prepared(self, pool: HeldPool) -> None:
+    async def test_long_fresh_blocks_alone_are_prefaulted(self, pool: HeldPool) -> None:
         loop = asyncio.get_running_loop()
         memory = ReceivePool(loop, 64 * MIB, Prefaulting(loop, pool))
         small = memory.make(2 * MIB)
@@ -321,7 +321,7 @@ class TestPool:
         assert memory.is_ready(again, pytest.fail)
         memory.close()
 
-    async def test_without_threads_all_memory_is_ready(self) -> None:
+    async def test_pool_without_threads_has_all_memory_ready(self) -> None:
         memory = ReceivePool(asyncio.get_running_loop(), 64 * MIB)
         assert memory.is_ready(memory.make(8 * MIB), pytest.fail)
         memory.close()

@@ -26,7 +26,7 @@ def taken(batches: BatchQueue[str], now_s: float, **given: Any) -> str:
     return "".join(one.what for one in batches.next_batch(now_s, **given))
 
 
-def test_a_full_one_is_due() -> None:
+def test_full_batch_is_due() -> None:
     batches = made()
     for name in "abcd":
         add(batches, name)
@@ -34,7 +34,7 @@ def test_a_full_one_is_due() -> None:
     assert taken(batches, 0.0) == ""
 
 
-def test_one_is_due_when_its_oldest_has_waited() -> None:
+def test_batch_is_due_when_its_oldest_request_has_waited() -> None:
     batches = made()
     assert batches.wakes_at_s() is None
     add(batches, "a", 2.0)
@@ -45,13 +45,13 @@ def test_one_is_due_when_its_oldest_has_waited() -> None:
     assert batches.wakes_at_s() is None
 
 
-def test_at_the_end_nothing_waits() -> None:
+def test_closing_queue_makes_every_batch_due() -> None:
     batches = made()
     add(batches, "a")
     assert taken(batches, 0.0, is_closing=True) == "a"
 
 
-def test_none_begins_while_as_many_run_as_may() -> None:
+def test_batch_waits_while_all_places_are_busy() -> None:
     batches = made()
     batches.queue.rate.begin("one", 0.0)
     for name in "abc":
@@ -62,7 +62,7 @@ def test_none_begins_while_as_many_run_as_may() -> None:
     assert taken(batches, 9.0) == "abc"
 
 
-def test_bytes_are_limited() -> None:
+def test_batch_bytes_are_limited() -> None:
     batches = made(max_bytes=10)
     add(batches, "a", size=6)
     assert taken(batches, 0.0) == ""
@@ -72,7 +72,7 @@ def test_bytes_are_limited() -> None:
     assert taken(batches, 1.0) == "b"
 
 
-def test_buckets_fill_by_themselves() -> None:
+def test_buckets_fill_independently() -> None:
     batches = made()
     add(batches, "a", 0.0, bucket="x")
     add(batches, "b", 0.1, bucket="y")
@@ -84,7 +84,7 @@ def test_buckets_fill_by_themselves() -> None:
     assert taken(batches, 1.0) == "a"
 
 
-def test_it_wakes_for_what_is_dropped() -> None:
+def test_queue_wakes_for_requests_to_be_dropped() -> None:
     limits = QueueLimits(waiting_max=9, places=1, turn_max=3, max_age_s=5.0)
     batches = made(limits, max_wait_s=60.0)
     add(batches, "a", deadline_s=2.0)
@@ -97,7 +97,7 @@ def test_it_wakes_for_what_is_dropped() -> None:
     ("max_bytes", "nbytes", "cost"),
     [(None, 10**9, 0.25), (100, 10, 0.25), (100, 50, 0.5), (100, 100, 1.0)],
 )
-def test_a_request_costs_what_it_takes_most_of(
+def test_request_costs_its_largest_share(
     max_bytes: int | None, nbytes: int, cost: float
 ) -> None:
     limits = BatchLimits(max_size=4, max_wait_s=0.0, max_bytes=max_bytes)

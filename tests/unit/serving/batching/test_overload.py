@@ -64,7 +64,7 @@ def wait(queue: ServiceQueue[str], one: QueuedRequest[str]) -> None:
 
 
 class TestRefusals:
-    def test_a_full_queue(self) -> None:
+    def test_full_queue_refuses_a_request(self) -> None:
         queue = made(replace(LIMITS, waiting_max=2))
         fill(queue, 2)
         refusal = refusal_of(queue, request(), 0.0)
@@ -73,7 +73,7 @@ class TestRefusals:
         assert refusal.retry_after_s > 0
         assert queue.counts.refused == 1
 
-    def test_a_full_queue_makes_room_for_a_client_with_less(self) -> None:
+    def test_full_queue_makes_room_for_a_client_with_less(self) -> None:
         queue = made(replace(LIMITS, waiting_max=2))
         fill(queue, 2, client="a")
         other = request(client="b")
@@ -83,7 +83,7 @@ class TestRefusals:
         assert len(queue.waiting) == 2
         assert (queue.counts.evicted, queue.counts.refused) == (1, 0)
 
-    def test_the_oldest_makes_room_for_each_that_comes(self) -> None:
+    def test_oldest_request_makes_room_for_each_new_one(self) -> None:
         queue = made(replace(LIMITS, waiting_max=2, evicts_oldest=True))
         first, second, third = (request(float(at)) for at in range(3))
         wait(queue, first)
@@ -92,7 +92,7 @@ class TestRefusals:
         low = request(3.0, priority=-1)
         assert isinstance(queue.offer(low, 3.0), QueueRefusal)
 
-    def test_the_oldest_makes_room_in_time(self) -> None:
+    def test_oldest_request_makes_room_in_time(self) -> None:
         """As many wait as go next; one more would wait for a turn more."""
         limits = replace(LIMITS, max_age_s=1.0, evicts_oldest=True)
         queue = made(limits, turn_s=1.0)
@@ -108,12 +108,12 @@ class TestRefusals:
         assert isinstance(queue.offer(request(0.9), 0.9), QueueRefusal)
         assert len(queue.waiting) == 4
 
-    def test_without_limits_of_time_nothing_else_is_refused(self) -> None:
+    def test_queue_without_time_limits_refuses_nothing_else(self) -> None:
         queue = made(LIMITS, turn_s=1000.0)
         fill(queue, 99)
         assert refusal_of(queue, request(), 0.0) is None
 
-    def test_one_that_would_wait_too_long(self) -> None:
+    def test_request_that_would_wait_too_long_is_refused(self) -> None:
         """The rest of the turn that runs, and those before it, of 1 s and 4 each."""
         queue = made(replace(LIMITS, max_age_s=2.0), turn_s=1.0)
         fill(queue, 7)
@@ -124,19 +124,19 @@ class TestRefusals:
         assert "longer than 2 s (max_queue_age_s)" in refusal.problem
         assert refusal_of(queue, request(), 1.0) is None, "the turn is about to end"
 
-    def test_one_of_another_client_waits_less(self) -> None:
+    def test_request_of_another_client_waits_less(self) -> None:
         queue = made(replace(LIMITS, max_age_s=1.5), turn_s=1.0)
         fill(queue, 50, client="a")
         assert refusal_of(queue, request(client="a"), 0.0) is not None
         assert refusal_of(queue, request(client="b"), 0.0) is None
         assert refusal_of(queue, request(client="a", priority=1), 0.0) is None
 
-    def test_nothing_is_refused_while_a_place_is_free(self) -> None:
+    def test_free_place_prevents_refusals(self) -> None:
         queue = made(replace(LIMITS, places=2, max_age_s=0.001), turn_s=1000.0)
         fill(queue, 3)
         assert refusal_of(queue, request(deadline_s=0.5), 0.0) is None
 
-    def test_one_that_could_not_be_answered_by_its_deadline(self) -> None:
+    def test_request_that_would_miss_its_deadline_is_refused(self) -> None:
         """The rest of the turn that runs, and its own."""
         queue = made(LIMITS, turn_s=1.0)
         refusal = refusal_of(queue, request(deadline_s=1.4), 0.5)
@@ -145,7 +145,7 @@ class TestRefusals:
         assert "deadline is in 0.9 s" in refusal.problem
         assert refusal_of(queue, request(deadline_s=2.0), 0.5) is None
 
-    def test_one_whose_turn_need_only_begin(self) -> None:
+    def test_request_whose_turn_need_only_begin_may_end_late(self) -> None:
         queue = made(replace(LIMITS, whole_turns=False), turn_s=1.0)
         assert refusal_of(queue, request(deadline_s=1.0), 0.5) is None
         refusal = refusal_of(queue, request(deadline_s=0.9), 0.5)
@@ -154,7 +154,7 @@ class TestRefusals:
 
 
 class TestDrops:
-    def test_what_has_passed_its_deadline(self) -> None:
+    def test_expired_request_is_dropped(self) -> None:
         queue = made(LIMITS)
         late, later, other = (
             request(deadline_s=2.0),
@@ -173,7 +173,7 @@ class TestDrops:
         assert queue.counts.expired == 1
         assert len(queue.waiting) == 1
 
-    def test_what_is_too_old(self) -> None:
+    def test_too_old_request_is_dropped(self) -> None:
         queue = made(replace(LIMITS, max_age_s=3.0))
         assert queue.drops_at_s is None
         first, second = request(0.0), request(1.0)
@@ -185,7 +185,7 @@ class TestDrops:
         assert queue.drops_at_s == 4.0
         assert queue.counts.shed == 1
 
-    def test_the_forecast_may_be_wrong_by_a_turn(self) -> None:
+    def test_forecast_may_be_wrong_by_a_turn(self) -> None:
         queue = made(replace(LIMITS, max_age_s=3.0), turn_s=2.0)
         one = request(0.0)
         wait(queue, one)
@@ -193,7 +193,7 @@ class TestDrops:
         assert list(queue.drop_due(4.9)) == []
         assert list(queue.drop_due(5.0)) == [(one, DropReason.TOO_OLD)]
 
-    def test_a_standing_queue_has_a_shorter_limit(self) -> None:
+    def test_standing_queue_has_a_shorter_limit(self) -> None:
         queue = made(replace(LIMITS, max_age_s=3.0, standing_age_s=1.0))
         first, second = request(0.0), request(2.5)
         wait(queue, first)
@@ -205,7 +205,7 @@ class TestDrops:
         assert list(queue.drop_due(3.4)) == []
         assert list(queue.drop_due(3.5)) == [(second, DropReason.TOO_OLD)]
 
-    def test_a_queue_that_was_empty_is_not_standing(self) -> None:
+    def test_queue_that_was_empty_is_not_standing(self) -> None:
         queue = made(replace(LIMITS, max_age_s=3.0, standing_age_s=1.0))
         wait(queue, request(0.0))
         queue.take(None, 1, None)
@@ -213,7 +213,7 @@ class TestDrops:
         assert queue.drops_at_s == 5.5
         assert list(queue.drop_due(4.0)) == []
 
-    def test_a_standing_queue_refuses_by_its_own_limit(self) -> None:
+    def test_standing_queue_refuses_by_its_own_limit(self) -> None:
         limits = replace(LIMITS, max_age_s=3.0, standing_age_s=1.0)
         queue = made(limits, turn_s=2.0)
         queue.rate.drop("runs")
@@ -229,7 +229,7 @@ class TestDrops:
         queue.rate.begin("runs", 4.0)
         assert refusal_of(queue, request(), 4.0) is None, "it was empty a moment ago"
 
-    def test_what_runs_already_is_not_dropped(self) -> None:
+    def test_running_request_is_not_dropped(self) -> None:
         queue = made(replace(LIMITS, max_age_s=3.0))
         wait(queue, request(deadline_s=1.0))
         assert len(queue.take(None, 1, None)) == 1
@@ -237,7 +237,7 @@ class TestDrops:
         assert queue.counts.taken == 1
 
 
-def test_the_age_of_the_queue() -> None:
+def test_queue_age_is_that_of_its_oldest_request() -> None:
     queue = made(LIMITS)
     assert queue.age_s(5.0) == 0.0
     wait(queue, request(2.0))
@@ -245,7 +245,7 @@ def test_the_age_of_the_queue() -> None:
     assert queue.age_s(1.0) == 0.0, "clocks may be early"
 
 
-def test_removing_tells_whether_it_waited() -> None:
+def test_remove_returns_whether_the_request_waited() -> None:
     queue = made(LIMITS)
     one = request()
     wait(queue, one)
@@ -253,7 +253,7 @@ def test_removing_tells_whether_it_waited() -> None:
     assert not queue.remove(one)
 
 
-def test_what_has_left_is_not_kept_for_its_deadline() -> None:
+def test_removed_entries_leave_the_expiry_heap() -> None:
     here: set[int] = set()
     heap: ExpiryHeap[int] = ExpiryHeap(here)
     for number in range(10_000):

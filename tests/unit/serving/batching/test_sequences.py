@@ -49,7 +49,7 @@ class Model:
         return "".join(one.what for one in leaving)
 
 
-def test_one_that_enters_takes_part_in_the_next_step() -> None:
+def test_admitted_sequence_takes_part_in_the_next_step() -> None:
     model = Model(slots=3)
     model.enter("ab")
     assert model.step() == "ab"
@@ -57,7 +57,7 @@ def test_one_that_enters_takes_part_in_the_next_step() -> None:
     assert model.step() == "abc"
 
 
-def test_one_that_has_ended_leaves_and_frees_what_it_held() -> None:
+def test_ended_sequence_leaves_and_frees_its_memory() -> None:
     model = Model()
     model.enter("ab", memory=4)
     assert (model.schedule.room, model.schedule.memory_free) == (0, 2)
@@ -68,7 +68,7 @@ def test_one_that_has_ended_leaves_and_frees_what_it_held() -> None:
     assert model.step() == "b"
 
 
-def test_one_that_is_paused_keeps_its_memory_and_not_its_slot() -> None:
+def test_paused_sequence_keeps_its_memory_and_frees_its_slot() -> None:
     model = Model()
     model.enter("ab", memory=2)
     assert model.step(behind="a") == "ab"
@@ -80,7 +80,7 @@ def test_one_that_is_paused_keeps_its_memory_and_not_its_slot() -> None:
     assert {*model.step(), *model.step()} == {"a", "b", "c"}
 
 
-def test_slots_go_round_when_more_are_ready() -> None:
+def test_slots_rotate_when_more_sequences_are_ready() -> None:
     model = Model(slots=2)
     model.enter("ab")
     model.step(behind="ab")
@@ -91,7 +91,7 @@ def test_slots_go_round_when_more_are_ready() -> None:
     assert model.schedule.room == 0
 
 
-def test_room_is_limited_by_all_three() -> None:
+def test_room_is_limited_by_slots_paused_sequences_and_memory() -> None:
     model = Model(slots=2, inside=3)
     assert model.schedule.room == 2
     model.enter("ab")
@@ -105,7 +105,7 @@ def test_room_is_limited_by_all_three() -> None:
     assert (schedule.room, schedule.memory_free) == (1, None)
 
 
-def test_a_consumer_that_goes_frees_its_slot_before_the_next_step() -> None:
+def test_departed_consumer_frees_its_slot_before_the_next_step() -> None:
     model = Model()
     model.enter("ab")
     assert model.begin() == "ab"
@@ -121,7 +121,7 @@ def test_a_consumer_that_goes_frees_its_slot_before_the_next_step() -> None:
     assert model.schedule.inside == 0
 
 
-def test_a_consumer_that_goes_while_its_sequence_enters() -> None:
+def test_consumer_departing_during_admission_frees_its_sequence() -> None:
     schedule: SequenceSchedule[str] = SequenceSchedule(SequenceLimits(1, 1, 1, 5))
     gone, refused = ModelSequence("gone", 5), ModelSequence("refused", 5)
     schedule.admit(gone)
@@ -137,7 +137,7 @@ def test_a_consumer_that_goes_while_its_sequence_enters() -> None:
     assert schedule.leaving() == []
 
 
-def test_a_refused_one_holds_nothing() -> None:
+def test_refused_sequence_holds_nothing() -> None:
     schedule: SequenceSchedule[str] = SequenceSchedule(SequenceLimits(1, 1, 1, 5))
     one = ModelSequence("", 3)
     schedule.admit(one)
@@ -146,7 +146,7 @@ def test_a_refused_one_holds_nothing() -> None:
     assert (schedule.inside, schedule.memory_free) == (0, 5)
 
 
-def test_one_that_waits_is_closed_without_a_trace() -> None:
+def test_waiting_sequence_closes_without_a_trace() -> None:
     schedule: SequenceSchedule[str] = SequenceSchedule(SequenceLimits(1, 1, 1, 5))
     one = ModelSequence("", 3)
     schedule.close(one)
@@ -155,7 +155,7 @@ def test_one_that_waits_is_closed_without_a_trace() -> None:
 
 
 @pytest.mark.parametrize("state", [one for one in SequenceState if one in INSIDE])
-def test_all_that_is_inside_ends_by_leaving_or_by_not_entering(
+def test_admitted_sequences_end_by_leaving_or_refusal_only(
     state: SequenceState,
 ) -> None:
     for event, after in TRANSITIONS[state].items():

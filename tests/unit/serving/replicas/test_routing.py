@@ -55,7 +55,7 @@ def fail(routing: Routing, record: ReplicaRecord, now_s: float, times: int = 5) 
 # --- load ----------------------------------------------------------------------------
 
 
-def test_of_two_the_less_loaded_is_chosen_for_every_pair_and_load() -> None:
+def test_less_loaded_of_two_replicas_is_chosen() -> None:
     for first, second in itertools.product(range(4), repeat=2):
         routing, (one, other) = routing_of(2)
         one.outstanding, other.outstanding = first, second
@@ -66,14 +66,14 @@ def test_of_two_the_less_loaded_is_chosen_for_every_pair_and_load() -> None:
             assert found == {(one if first < second else other).name: 50}
 
 
-def test_the_most_loaded_of_all_is_never_chosen() -> None:
+def test_most_loaded_replica_is_never_chosen() -> None:
     routing, records = routing_of(5)
     records[3].outstanding = 9
     assert records[3].name not in chosen(routing)
     assert len(chosen(routing)) == 4
 
 
-def test_what_was_told_less_what_was_from_here_fades() -> None:
+def test_load_from_other_routers_fades() -> None:
     _, (record,) = routing_of(1)
     record.outstanding = 3
     record.tell_load(10.0, 5.0)
@@ -86,7 +86,7 @@ def test_what_was_told_less_what_was_from_here_fades() -> None:
     assert record.load(6.0) == 1.0
 
 
-def test_a_heavier_replica_bears_more() -> None:
+def test_heavier_replica_bears_more() -> None:
     routing, (one, other) = routing_of(2)
     one.weight = 3.0
     one.outstanding, other.outstanding = 4, 1
@@ -95,7 +95,7 @@ def test_a_heavier_replica_bears_more() -> None:
     assert set(chosen(routing)) == {other.name}
 
 
-def test_a_tried_replica_is_not_chosen_again() -> None:
+def test_tried_replica_is_not_chosen_again() -> None:
     routing, records = routing_of(3)
     draw = random.Random(0).random
     for tried in itertools.combinations(records, 2):
@@ -107,7 +107,7 @@ def test_a_tried_replica_is_not_chosen_again() -> None:
 
 
 @pytest.mark.parametrize("state", list(ReplicaState))
-def test_only_those_get_calls_that_take_them(state: ReplicaState) -> None:
+def test_replicas_in_other_states_get_no_calls(state: ReplicaState) -> None:
     """But what is left out for its failures rather than nobody."""
     path = {
         ReplicaState.JOINING: [],
@@ -134,7 +134,7 @@ def test_only_those_get_calls_that_take_them(state: ReplicaState) -> None:
 # --- slow start ----------------------------------------------------------------------
 
 
-def test_a_replica_warms_up() -> None:
+def test_cold_replica_warms_up() -> None:
     routing, _ = routing_of(3, ReplicaOptions(warm_s=10.0))
     late = routing.add("late", 1)
     routing.make_ready(late, 100.0, age_s=0.0)
@@ -148,7 +148,7 @@ def test_a_replica_warms_up() -> None:
     assert late.life.state is READY
 
 
-def test_if_all_are_cold_all_are_asked() -> None:
+def test_cold_replicas_are_all_used_if_none_is_warm() -> None:
     routing = Routing(ReplicaOptions(warm_s=10.0))
     for number in range(3):
         routing.make_ready(routing.add(f"m{number}", 1), 0.0, age_s=0.0)
@@ -157,7 +157,7 @@ def test_if_all_are_cold_all_are_asked() -> None:
     assert min(found.values()) > 250
 
 
-def test_a_replica_that_others_have_warmed_up_is_warm() -> None:
+def test_replica_warmed_by_others_is_warm() -> None:
     routing = Routing(ReplicaOptions(warm_s=10.0))
     record = routing.add("m", 1)
     routing.make_ready(record, 3.0, age_s=60.0)
@@ -167,7 +167,7 @@ def test_a_replica_that_others_have_warmed_up_is_warm() -> None:
 # --- keys ----------------------------------------------------------------------------
 
 
-def test_a_key_stays_and_only_the_keys_of_a_lost_replica_move() -> None:
+def test_keys_move_only_with_a_lost_replica() -> None:
     routing, records = routing_of(5)
     keys = [str(number).encode() for number in range(500)]
 
@@ -202,7 +202,7 @@ def test_keys_are_spread_by_weight() -> None:
     assert found[records[1].name] == pytest.approx(1000, rel=0.15)
 
 
-def test_a_key_goes_on_if_its_replica_has_too_much() -> None:
+def test_key_of_an_overloaded_replica_goes_to_the_next() -> None:
     options = ReplicaOptions(warm_s=0.0, key_load_max=2.0)
     routing, _ = routing_of(4, options)
     own = routing.choose(0.0, random.random, key=b"k")
@@ -220,7 +220,7 @@ def test_a_key_goes_on_if_its_replica_has_too_much() -> None:
 # --- canaries ------------------------------------------------------------------------
 
 
-def test_canaries_get_their_share_and_a_key_decides_for_all_routers() -> None:
+def test_canary_gets_its_share_and_keys_agree_between_routers() -> None:
     one, records = routing_of(4)
     other, others = routing_of(4)
     for routing, found in ((one, records), (other, others)):
@@ -237,7 +237,7 @@ def test_canaries_get_their_share_and_a_key_decides_for_all_routers() -> None:
     assert chosen(one, calls=4000)[records[1].name] == pytest.approx(1000, rel=0.15)
 
 
-def test_without_canaries_or_with_nothing_else_the_share_does_not_count() -> None:
+def test_lone_canary_ignores_its_share() -> None:
     routing, records = routing_of(2)
     routing.set_canary(records[0], 0.01)
     routing.remove(records[1].name)
@@ -247,7 +247,7 @@ def test_without_canaries_or_with_nothing_else_the_share_does_not_count() -> Non
 # --- ejection ------------------------------------------------------------------------
 
 
-def test_it_takes_failures_in_a_row() -> None:
+def test_ejection_takes_failures_in_a_row() -> None:
     routing, (record, _) = routing_of(2)
     for _ in range(20):
         assert not fail(routing, record, 0.0, times=4)
@@ -261,7 +261,7 @@ def test_it_takes_failures_in_a_row() -> None:
     assert record.outstanding == 0
 
 
-def test_the_time_left_out_grows_and_is_forgiven() -> None:
+def test_ejection_time_grows_and_is_forgiven() -> None:
     routing, records = routing_of(2)
     record = records[0]
     now_s, waits = 0.0, []
@@ -277,7 +277,7 @@ def test_the_time_left_out_grows_and_is_forgiven() -> None:
 
 
 @pytest.mark.parametrize(("count", "most"), [(1, 0), (2, 1), (3, 1), (7, 2), (10, 3)])
-def test_so_many_are_left_out_at_most(count: int, most: int) -> None:
+def test_ejected_replicas_are_limited(count: int, most: int) -> None:
     routing, records = routing_of(count)
     for record in records:
         fail(routing, record, 0.0, times=50)
@@ -286,7 +286,7 @@ def test_so_many_are_left_out_at_most(count: int, most: int) -> None:
     assert len(chosen(routing)) == count - most
 
 
-def test_one_may_never_be_left_out() -> None:
+def test_ejection_can_be_turned_off() -> None:
     routing, (record, _) = routing_of(2, ReplicaOptions(warm_s=0.0, eject_after=0))
     assert not fail(routing, record, 0.0, times=100)
 
@@ -294,7 +294,7 @@ def test_one_may_never_be_left_out() -> None:
 # --- lives ---------------------------------------------------------------------------
 
 
-def test_a_new_life_begins_anew() -> None:
+def test_new_life_of_a_replica_starts_afresh() -> None:
     routing, (record,) = routing_of(1)
     record.outstanding = 5
     new = routing.add(record.name, 99)
@@ -308,7 +308,7 @@ def test_a_new_life_begins_anew() -> None:
 # --- latencies -----------------------------------------------------------------------
 
 
-def test_latencies_are_kept_by_function_and_of_so_many() -> None:
+def test_latencies_are_kept_for_a_limited_number_of_functions() -> None:
     routing, _ = routing_of(2)
     for number in range(FUNCTIONS_MAX + 5):
         for _ in range(40):
@@ -319,7 +319,7 @@ def test_latencies_are_kept_by_function_and_of_so_many() -> None:
     assert routing.hedge_after_s("unknown") is None
 
 
-def test_without_a_quantile_nothing_is_hedged() -> None:
+def test_missing_quantile_prevents_hedging() -> None:
     routing, _ = routing_of(2, ReplicaOptions(hedge_quantile=None))
     for _ in range(100):
         routing.record_latency("f", 0.001)

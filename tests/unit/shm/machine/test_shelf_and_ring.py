@@ -139,7 +139,7 @@ def part() -> Part:
     return part
 
 
-def test_blocks_of_all_sizes_lie_apart_and_are_found_by_address() -> None:
+def test_blocks_of_all_sizes_are_disjoint_and_found_by_address() -> None:
     layout = Layout(1 << 30, 1024)
     for kind, (first, quota) in enumerate(
         zip(layout.firsts, layout.quotas, strict=True)
@@ -153,7 +153,7 @@ def test_blocks_of_all_sizes_lie_apart_and_are_found_by_address() -> None:
     assert layout.start_of(layout.blocks - 1) + (1 << 30) <= layout.size_bytes
 
 
-def test_a_block_that_nobody_uses_is_used_again_first(part: Part) -> None:
+def test_free_block_is_reused_first(part: Part) -> None:
     first, is_new = part.shelf.allocate(ME, 5000)
     assert is_new
     part.shelf.let_go(ME, first)
@@ -161,7 +161,7 @@ def test_a_block_that_nobody_uses_is_used_again_first(part: Part) -> None:
     part.check()
 
 
-def test_a_block_is_used_while_one_member_or_item_does(part: Part) -> None:
+def test_block_is_in_use_while_a_member_or_an_item_has_it(part: Part) -> None:
     assert part.put(ME, [5000], b"x")
     found = part.take(OTHER)
     assert found is not None
@@ -178,7 +178,7 @@ def test_a_block_is_used_while_one_member_or_item_does(part: Part) -> None:
     assert part.words[s.USED] == 0
 
 
-def test_no_more_is_in_use_than_the_limit_and_all_of_it_can_be(part: Part) -> None:
+def test_shelf_allocates_exactly_its_limit(part: Part) -> None:
     taken = [part.shelf.allocate(ME, PAGE_BYTES)[0] for _ in range(64)]
     assert NONE not in taken
     assert len(set(taken)) == 64
@@ -188,7 +188,7 @@ def test_no_more_is_in_use_than_the_limit_and_all_of_it_can_be(part: Part) -> No
     part.check()
 
 
-def test_pages_are_given_back_when_other_sizes_need_them(part: Part) -> None:
+def test_pages_return_when_other_sizes_need_them(part: Part) -> None:
     for size in (PAGE_BYTES, 4 * PAGE_BYTES, 16 * PAGE_BYTES, 64 * PAGE_BYTES):
         taken = []
         while (block := part.shelf.allocate(ME, size)[0]) != NONE:
@@ -201,9 +201,7 @@ def test_pages_are_given_back_when_other_sizes_need_them(part: Part) -> None:
     assert freed == 3 * LIMIT_BYTES
 
 
-def test_what_a_dead_member_held_is_free_and_its_row_is_given_again(
-    part: Part,
-) -> None:
+def test_dead_member_frees_its_blocks_and_its_row(part: Part) -> None:
     assert part.put(ME, [LIMIT_BYTES], b"x")
     assert part.take(OTHER) is not None
     assert part.shelf.allocate(ME, 1)[0] == NONE
@@ -212,7 +210,7 @@ def test_what_a_dead_member_held_is_free_and_its_row_is_given_again(
     part.check()
 
 
-def test_items_come_in_order_and_go_round(part: Part) -> None:
+def test_items_come_in_order_and_wrap_around(part: Part) -> None:
     for turn in range(3 * ITEMS_MAX):
         assert part.put(ME, [], b"%d" % turn)
         assert part.take(OTHER) == ((), b"%d" % turn)
@@ -223,7 +221,7 @@ def test_items_come_in_order_and_go_round(part: Part) -> None:
     assert len(part.ring) == ITEMS_MAX
 
 
-def test_an_item_that_does_not_fit_is_in_its_last_block() -> None:
+def test_item_too_long_for_the_ring_is_in_its_last_block() -> None:
     layout = Layout(1 << 20, ITEMS_MAX)
     part = Part(memoryview(bytearray(layout.size_bytes)), layout)
     member = part.shelf.admit(lambda _: True)
@@ -267,7 +265,7 @@ def take(part: Part) -> None:
 
 @pytest.mark.parametrize("operation", [put, take])
 @pytest.mark.parametrize("seed", range(20))
-def test_killed_at_any_store_it_leaves_all_in_order(
+def test_process_killed_at_any_store_leaves_the_memory_consistent(
     part: Part, seed: int, operation: Callable[[Part], None]
 ) -> None:
     """An item is put or not, taken or not; everything else is repaired."""

@@ -64,18 +64,18 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 @every_kind
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-def test_every_object_passes_the_schema(kind: str, version: str) -> None:
+def test_every_manifest_passes_the_schema(kind: str, version: str) -> None:
     check_objects(objects(kind), version)
     check_objects(objects(kind, small()), version)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"ray"}))
-def test_a_probe_of_the_listening_port_passes(kind: str) -> None:
+def test_probe_of_the_listening_port_passes(kind: str) -> None:
     check_objects(objects(kind, small(probe=PodProbe(ProbeKind.TCP, 29_600))))
 
 
 @every_kind
-def test_a_field_of_a_pod_that_does_not_exist_is_refused(kind: str) -> None:
+def test_unknown_pod_field_is_refused(kind: str) -> None:
     found = objects(kind)
     for pod in [one for one in parts(found) if "containers" in one]:
         pod["terminationGraceSeconds"] = 30
@@ -84,7 +84,7 @@ def test_a_field_of_a_pod_that_does_not_exist_is_refused(kind: str) -> None:
 
 
 @every_kind
-def test_a_container_without_a_name_is_refused(kind: str) -> None:
+def test_container_without_a_name_is_refused(kind: str) -> None:
     found = objects(kind)
     for pod in [one for one in parts(found) if "containers" in one]:
         del pod["containers"][0]["name"]
@@ -93,7 +93,7 @@ def test_a_container_without_a_name_is_refused(kind: str) -> None:
 
 
 @every_kind
-def test_a_number_as_text_is_refused(kind: str) -> None:
+def test_number_as_text_is_refused(kind: str) -> None:
     found = objects(kind)
     for pod in [one for one in parts(found) if "containers" in one]:
         pod["terminationGracePeriodSeconds"] = "30"
@@ -102,7 +102,7 @@ def test_a_number_as_text_is_refused(kind: str) -> None:
 
 
 @every_kind
-def test_no_manifest_holds_a_secret(kind: str) -> None:
+def test_no_manifest_contains_a_secret(kind: str) -> None:
     kinds = {one["kind"] for one in objects(kind)}
     assert "Secret" not in kinds
     for container in workers(kind):
@@ -130,7 +130,7 @@ def test_shared_memory_is_a_volume_in_memory(kind: str) -> None:
 
 
 @every_kind
-def test_only_members_are_let_in(kind: str) -> None:
+def test_network_policy_admits_members_only(kind: str) -> None:
     found = objects(kind)
     policy = the("NetworkPolicy", found)["spec"]
     wanted = policy["podSelector"]["matchLabels"].items()
@@ -143,14 +143,14 @@ def test_only_members_are_let_in(kind: str) -> None:
 
 
 @every_kind
-def test_all_objects_are_in_the_namespace(kind: str) -> None:
+def test_all_manifests_are_in_the_namespace(kind: str) -> None:
     assert {one["metadata"]["namespace"] for one in objects(kind)} == {"research"}
     given = {one["metadata"].get("namespace") for one in objects(kind, small())}
     assert given == {None}
 
 
 @every_kind
-def test_gpus_are_limited_and_cores_are_not(kind: str) -> None:
+def test_gpus_have_limits_and_cores_have_none(kind: str) -> None:
     for container in workers(kind):
         wanted = container["resources"]
         gpus = {} if container["name"] == "ray-head" else {"nvidia.com/gpu": "2"}
@@ -160,7 +160,7 @@ def test_gpus_are_limited_and_cores_are_not(kind: str) -> None:
 
 
 @every_kind
-def test_a_user_may_read_the_secret_and_gains_no_rights(kind: str) -> None:
+def test_pods_of_a_user_read_the_secret_without_more_rights(kind: str) -> None:
     for pod in pods(kind):
         security = pod["securityContext"]
         assert security["runAsUser"] == security["fsGroup"] == 1000
@@ -178,14 +178,14 @@ def test_services_of_the_namespace_set_no_variables(kind: str) -> None:
 
 
 @every_kind
-def test_dollars_stay_what_they_are(kind: str) -> None:
+def test_dollar_signs_are_escaped(kind: str) -> None:
     for container in workers(kind):
         by_name = {one["name"]: one.get("value") for one in container["env"]}
         assert by_name["PATTERN"] == "$$(HOME)"
 
 
 @every_kind
-def test_a_builder_changes_nothing_and_shares_nothing(kind: str) -> None:
+def test_builder_output_shares_nothing_between_calls(kind: str) -> None:
     workload = fullest(kind)
     first, second = objects(kind, workload), objects(kind, workload)
     before = copy.deepcopy(second)

@@ -54,7 +54,7 @@ def placement(kind: str, **more: Any) -> LaunchPlacement:
 
 
 @pytest.mark.parametrize("kind", CONTROLLERS)
-def test_a_pod_finds_its_place(kind: str) -> None:
+def test_pod_finds_its_placement(kind: str) -> None:
     found = placement(kind)
     assert (found.rank, found.world_size, found.name) == (2, 4, "worker2")
     assert (found.host, found.port) == (HOSTS[kind], 29_500)
@@ -63,5 +63,5 @@ def test_a_pod_finds_its_place(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "lws"])
-def test_a_port_of_ones_own_is_taken(kind: str) -> None:
+def test_given_port_is_taken(kind: str) -> None:
     assert placement(kind, port=7000).port == 7000

@@ -89,7 +89,7 @@ MISMATCHES = [
 
 class TestMismatch:
     @pytest.mark.parametrize("replicas", MISMATCHES)
-    def test_two_that_wait_for_each_other_are_told(
+    def test_mismatched_replicas_of_two_waiting_members_are_found(
         self, replicas: list[tuple[int, ...] | None]
     ) -> None:
         programs: list[list[Call]] = [[call("tag", one)] for one in replicas]
@@ -97,14 +97,14 @@ class TestMismatch:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("replicas", MISMATCHES)
-    def test_also_if_there_is_silence_meanwhile(
+    def test_mismatched_replicas_are_found_despite_a_silence(
         self, replicas: list[tuple[int, ...] | None]
     ) -> None:
         programs: list[list[Call]] = [[call("tag", one)] for one in replicas]
         assert explore(World(programs, ticks=1), mismatch_is_found)
 
     @given(size=st.integers(2, 32), wrong=st.integers(1, 3), choices=CHOICES)
-    def test_all_learn_of_it_however_far_apart_they_are(
+    def test_mismatch_reaches_every_member(
         self, size: int, wrong: int, choices: random.Random
     ) -> None:
         """Some pass other replicas, of whom at least one passes the right ones."""
@@ -125,7 +125,7 @@ class TestMismatch:
             assert isinstance(end, Failure)
             assert "all members must pass the same" in end.problem
 
-    def test_it_is_named_who_came_with_what(self) -> None:
+    def test_mismatch_names_members_and_their_replicas(self) -> None:
         many = tuple(reversed(range(12)))
         world = World([[call("tag", many)], *[[ALL]] * 11])
         world.settle()
@@ -136,7 +136,9 @@ class TestMismatch:
         assert "rank 0 ('a')" in end.problem
 
     @given(size=st.integers(2, 9), kinds=st.integers(2, 3), choices=CHOICES)
-    def test_any_replicas(self, size: int, kinds: int, choices: random.Random) -> None:
+    def test_mismatch_of_any_replicas_is_found(
+        self, size: int, kinds: int, choices: random.Random
+    ) -> None:
         """Each calls with one of those that it is in; some are in none, or late."""
         subsets: list[tuple[int, ...] | None] = [
             tuple(choices.sample(range(size), choices.randint(2, size)))
@@ -160,7 +162,7 @@ class TestOneMember:
         one = Rounds(1, 4, name_of)
         return one, one.series(ALL)
 
-    def test_it_says_that_it_waits_elsewhere_once(self) -> None:
+    def test_member_reports_once_that_it_waits_elsewhere(self) -> None:
         one, series = self.made()
         other = one.series(call("tag", (0, 1)))
         one.join(other)
@@ -175,7 +177,7 @@ class TestOneMember:
         assert one.due() == []
 
     @pytest.mark.parametrize("blame", Blame)
-    def test_it_says_where_it_was_last_if_that_failed_for_the_same_reason(
+    def test_member_reports_its_last_round_if_a_mismatch_failed_it(
         self, blame: Blame
     ) -> None:
         one, series = self.made()
@@ -188,7 +190,7 @@ class TestOneMember:
         one.receive(series, 0, KnownArrivals(1, -1, is_waiting=True, latest=1, known=1))
         assert series.elsewhere == []
 
-    def test_a_doubt_that_came_before_it_is_looked_at_when_it_comes(self) -> None:
+    def test_early_doubt_is_checked_when_the_member_arrives(self) -> None:
         one, series = self.made()
         one.receive(series, 0, KnownArrivals(0, -1, is_waiting=True, latest=0, known=1))
         one.receive(series, 0, WaitsElsewhere(0, 3, TagRound((3, 1), 0)))
@@ -197,7 +199,7 @@ class TestOneMember:
         assert series.failure.failed_with == TagRound((3, 1), 0)
         assert one.series(call("tag", (3, 1))).number == 0  # it counts as come to
 
-    def test_a_doubt_about_what_it_has_come_to_is_none(self) -> None:
+    def test_doubt_about_a_round_already_reached_is_ignored(self) -> None:
         one, series = self.made()
         other = one.series(call("tag", (3, 1)))
         one.join(other)

@@ -16,7 +16,7 @@ def depth_of(place: int, size: int) -> int:
 
 
 @pytest.mark.parametrize("size", [*range(1, 65), 100, 1000, 4096])
-def test_a_member_is_where_its_parent_says(size: int) -> None:
+def test_parent_and_child_agree_on_the_place_of_a_member(size: int) -> None:
     seen: set[int] = set()
     for place in range(size):
         branch, below = branch_of(place, size)
@@ -30,7 +30,7 @@ def test_a_member_is_where_its_parent_says(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [*range(1, 65), 100, 1000, 4095, 4096, 4097])
-def test_no_member_is_deep_and_none_has_many_neighbours(size: int) -> None:
+def test_depth_is_logarithmic_and_neighbours_are_three_at_most(size: int) -> None:
     depths = [depth_of(place, size) for place in range(size)]
     assert max(depths) == size.bit_length() - 1
     for place in range(size):

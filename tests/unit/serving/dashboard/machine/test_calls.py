@@ -53,7 +53,7 @@ def state_of(told: dict[str, CallsSeen]) -> str:
     return state
 
 
-def test_of_nobody_there_is_none() -> None:
+def test_empty_group_has_no_rows() -> None:
     assert done(rows_of({})) == ([], [])
     assert rows({"a": calls(), "b": calls()}) == []
 
@@ -62,7 +62,7 @@ def test_of_nobody_there_is_none() -> None:
     ("at_caller", "at_callee"),
     list(product((SENT, KEPT_BACK, None, "silent"), (*OF_CALLEE, None, "silent"))),
 )
-def test_what_becomes_of_a_call_is_the_word_of_who_knows(
+def test_call_state_comes_from_the_end_that_knows(
     at_caller: str | None, at_callee: str | None
 ) -> None:
     """Each end says what it knows, does not have the call, or is silent."""
@@ -87,7 +87,7 @@ def test_what_becomes_of_a_call_is_the_word_of_who_knows(
         )
 
 
-def test_a_row_has_all_keys_by_the_word_of_the_caller() -> None:
+def test_row_has_all_keys_with_values_of_the_caller() -> None:
     told = {
         "a": calls(call(1, "b", function="mine", for_s=4.0)),
         "b": calls(served(1, "a", function="theirs", for_s=3.0)),
@@ -106,24 +106,24 @@ def test_a_row_has_all_keys_by_the_word_of_the_caller() -> None:
 
 
 @pytest.mark.parametrize(("is_stream", "kind"), [(True, "stream"), (False, "call")])
-def test_streams_are_told_apart(*, is_stream: bool, kind: str) -> None:
+def test_streams_have_their_own_kind(*, is_stream: bool, kind: str) -> None:
     (made,) = rows({"a": calls(call(1, "b", is_stream=is_stream))})
     (here,) = rows({"b": calls(served(1, "a", is_stream=is_stream))})
     assert made["kind"] == here["kind"] == kind
 
 
 @pytest.mark.parametrize("age_s", [-1.0, *NO_NUMBERS])
-def test_an_age_that_is_none_is_null(age_s: float) -> None:
+def test_nonfinite_age_is_null(age_s: float) -> None:
     (row,) = rows({"a": calls(call(1, "b", for_s=age_s))})
     assert row["age_s"] is None
 
 
-def test_a_function_without_a_name_is_null() -> None:
+def test_function_without_a_name_is_null() -> None:
     (row,) = rows({"a": calls(call(1, "b", function=""))})
     assert row["function"] is None
 
 
-def test_calls_are_told_apart_by_both_incarnations_and_their_number() -> None:
+def test_calls_are_identified_by_both_incarnations_and_number() -> None:
     one = call(1, "b")
     others = [
         one,
@@ -135,7 +135,7 @@ def test_calls_are_told_apart_by_both_incarnations_and_their_number() -> None:
     assert len(rows({"a": calls(*others)})) == len(others)
 
 
-def test_a_worker_may_call_itself() -> None:
+def test_worker_may_call_itself() -> None:
     told = {"a": calls(call(1, "a"), served(1, "a"))}
     (row,) = rows(told)
     assert (row["caller"], row["callee"], row["state"]) == ("a", "a", RUNS)
@@ -154,7 +154,7 @@ def test_odd_names_stay_text() -> None:
 
 
 @pytest.mark.parametrize("count", [1, SLICE_MAX, 2 * SLICE_MAX + 1])
-def test_no_more_than_a_slice_is_done_at_once(count: int) -> None:
+def test_rows_are_joined_a_slice_at_a_time(count: int) -> None:
     told = {
         "a": calls(*(call(number, "b") for number in range(count))),
         "b": calls(*(served(number, "a") for number in range(count))),
@@ -167,6 +167,6 @@ def test_no_more_than_a_slice_is_done_at_once(count: int) -> None:
     assert sum(steps) == 3 * count + 3 * count + 3 * count
 
 
-def test_what_nobody_has_told_of_is_counted() -> None:
+def test_unreported_calls_are_counted() -> None:
     assert left_out_of([]) == 0
     assert left_out_of([calls(left_out=3), calls(), calls(left_out=HUGE)]) == HUGE + 3

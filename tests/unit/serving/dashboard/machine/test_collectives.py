@@ -36,12 +36,12 @@ def row_of(*told: CollectiveHistory) -> Row:
     return row
 
 
-def test_of_nobody_there_is_none() -> None:
+def test_empty_group_has_no_rows() -> None:
     assert done(rows_of({}, NOW_NS)) == ([], [])
     assert rows(history("a", [])) == rows(history("a", [group(PAIR)])) == []
 
 
-def test_a_row_has_all_keys() -> None:
+def test_row_has_all_keys() -> None:
     row = row_of(
         history("a", [group(PAIR, begun=1)], [noted(0)]),
         history("b", [group(PAIR, begun=1)], [noted(0, began_ns=2_000_000_000)]),
@@ -69,7 +69,7 @@ def test_a_row_has_all_keys() -> None:
     ("is_noted", "begun"),
     [*product((True, False), (CLOSED, 0, 7, 8, HUGE)), (False, None)],
 )
-def test_a_rank_has_come_is_missing_or_is_not_known(
+def test_rank_has_come_is_missing_or_is_unknown(
     *, is_noted: bool, begun: int | None
 ) -> None:
     """`begun` is what rank 1 tells of the group of collective 7; None: it is silent."""
@@ -88,7 +88,7 @@ def test_a_rank_has_come_is_missing_or_is_not_known(
     assert (row["came"], row["missing"], row["unknown"]) == expected
 
 
-def test_a_rank_that_tells_nothing_of_the_group_is_not_known() -> None:
+def test_rank_without_the_group_is_unknown() -> None:
     row = row_of(history("a", [group(PAIR)], [under_way(0)]), history("b", []))
     assert row["unknown"] == [1]
 
@@ -103,7 +103,7 @@ def test_a_rank_that_tells_nothing_of_the_group_is_not_known() -> None:
         (("RankLostError", None), "under way"),
     ],
 )
-def test_it_is_under_way_as_long_as_it_is_at_any_rank_and_then_as_the_first_that_failed(
+def test_row_state_is_under_way_or_the_first_failure(
     outcomes: tuple[str | None, ...], state: str
 ) -> None:
     told = [
@@ -119,7 +119,7 @@ def test_it_is_under_way_as_long_as_it_is_at_any_rank_and_then_as_the_first_that
     assert (row["took_s"] is None) == (state == "under way")
 
 
-def test_where_it_waits_is_said_by_the_first_rank_that_knows() -> None:
+def test_row_shows_the_frame_of_the_first_rank_that_knows() -> None:
     frames = (StackFrame("step", "/app/train.py", 41), StackFrame("main", "/x.py", 1))
     row = row_of(
         history("a", [group(PAIR)], [under_way(0)]),
@@ -130,7 +130,7 @@ def test_where_it_waits_is_said_by_the_first_rank_that_knows() -> None:
     assert ended["at"] is None
 
 
-def test_a_clock_that_is_behind_makes_no_age_below_zero() -> None:
+def test_clock_that_is_behind_gives_no_negative_age() -> None:
     row = row_of(history("a", [group(PAIR)], [under_way(0, began_ns=2 * NOW_NS)]))
     assert row["age_s"] == 0.0
 
@@ -153,7 +153,7 @@ def test_a_clock_that_is_behind_makes_no_age_below_zero() -> None:
         ("float32", (*(HUGE,) * 5000, 0), 0),
     ],
 )
-def test_bytes_are_known_by_type_and_shape(
+def test_bytes_follow_from_type_and_shape(
     dtype: str, shape: tuple[int, ...] | None, nbytes: int | None
 ) -> None:
     row = row_of(history("a", [group(PAIR)], [noted(0, dtype=dtype, shape=shape)]))
@@ -161,7 +161,7 @@ def test_bytes_are_known_by_type_and_shape(
     as_sent(row)
 
 
-def test_collectives_are_told_apart_by_their_groups_and_numbers() -> None:
+def test_collectives_are_identified_by_group_and_number() -> None:
     groups = [group(PAIR, group_id=1, begun=9), group(PAIR, group_id=2, begun=9)]
     found = [noted(number, group=place) for place in (0, 1) for number in (0, 3, HUGE)]
     told = [
@@ -175,7 +175,7 @@ def test_collectives_are_told_apart_by_their_groups_and_numbers() -> None:
     assert all(row["came"] == [0, 1] for row in joined)
 
 
-def test_a_member_that_is_no_rank_is_not_counted() -> None:
+def test_member_without_a_rank_is_not_counted() -> None:
     row = row_of(
         history("a", [group(PAIR)], [under_way(0)]),
         history("guest", [group(PAIR)], [under_way(0)]),
@@ -183,13 +183,13 @@ def test_a_member_that_is_no_rank_is_not_counted() -> None:
     assert (row["came"], row["unknown"], row["ranks"]) == ([0], [1], 2)
 
 
-def test_a_collective_of_a_group_that_is_not_named_is_left_out() -> None:
+def test_collective_of_an_unlisted_group_is_left_out() -> None:
     found = [under_way(0, group=1), under_way(1, group=HUGE), under_way(2)]
     assert [row["sequence"] for row in rows(history("a", [group(PAIR)], found))] == [2]
 
 
 @pytest.mark.parametrize("size", [1, RANKS_MAX, RANKS_MAX + 1, 1000])
-def test_so_many_ranks_are_listed_and_the_others_counted(size: int) -> None:
+def test_listed_ranks_are_limited_and_the_rest_counted(size: int) -> None:
     names = [f"w{number}" for number in range(size)]
     ranks = list(range(size))
     told = [history(name, [group(names, begun=1)], [under_way(0)]) for name in names]
@@ -219,7 +219,7 @@ def test_odd_names_stay_text() -> None:
 
 
 @pytest.mark.parametrize("count", [1, SLICE_MAX, 2 * SLICE_MAX + 1])
-def test_no_more_than_a_slice_is_done_at_once(count: int) -> None:
+def test_rows_are_joined_a_slice_at_a_time(count: int) -> None:
     given: list[Any] = [noted(number) for number in range(count)]
     told = {name: history(name, [group(PAIR)], given) for name in PAIR}
     found, steps = done(rows_of(told, NOW_NS))
@@ -230,7 +230,7 @@ def test_no_more_than_a_slice_is_done_at_once(count: int) -> None:
     assert sum(steps) == 2 * 2 + 2 * count + 2 * count + count + 2
 
 
-def test_a_row_of_a_large_group_is_a_slice_of_its_own() -> None:
+def test_row_of_a_large_group_is_a_slice_of_its_own() -> None:
     names = [f"w{number}" for number in range(1000)]
     told = {
         name: history(name, [group(names)], [noted(number) for number in range(3)])

@@ -70,9 +70,7 @@ def chain(name: str, length: int) -> WorkerSnapshot:
     "snapshots",
     [[], [snapshot("a")], [snapshot("a", [actor("t"), thread("x")]), snapshot("b")]],
 )
-def test_where_nothing_waits_there_is_nothing_to_say(
-    snapshots: list[WorkerSnapshot],
-) -> None:
+def test_group_without_waits_has_no_findings(snapshots: list[WorkerSnapshot]) -> None:
     assert findings(snapshots) == {
         "sentences": [],
         "sentences_left_out": 0,
@@ -86,7 +84,7 @@ def test_where_nothing_waits_there_is_nothing_to_say(
     }
 
 
-def test_a_cycle_is_said_and_drawn() -> None:
+def test_cycle_has_a_sentence_and_a_drawing() -> None:
     found = findings([pair_in_a_cycle()])
     (sentence,) = found["sentences"]
     assert sentence.endswith("a cycle, which nothing can end")
@@ -103,7 +101,7 @@ def test_a_cycle_is_said_and_drawn() -> None:
     assert found["edges"][0]["label"].startswith("Lock `table` held by a task `")
 
 
-def test_a_way_leads_over_workers_to_who_is_at_fault() -> None:
+def test_path_leads_over_workers_to_the_fault() -> None:
     snapshots = [
         snapshot("a", [actor("train", call_to(1))], incarnation=1),
         snapshot(
@@ -130,7 +128,7 @@ def test_a_way_leads_over_workers_to_who_is_at_fault() -> None:
     assert found["edges"][0]["label"] == "b `f`"
 
 
-def test_a_cycle_below_a_way_is_told_apart_from_it() -> None:
+def test_cycle_is_marked_apart_from_the_path_into_it() -> None:
     tasks = [actor("enters", lock(1)), actor("one", lock(2)), actor("two", lock(1))]
     found = findings([snapshot("a", tasks)])
     labels = {node["id"]: node["label"] for node in found["nodes"]}
@@ -139,7 +137,7 @@ def test_a_cycle_below_a_way_is_told_apart_from_it() -> None:
 
 
 @pytest.mark.parametrize("trouble", list(Trouble))
-def test_a_worker_in_trouble_is_a_node_of_its_own(trouble: Trouble) -> None:
+def test_worker_in_trouble_is_a_node_of_its_own(trouble: Trouble) -> None:
     snapshots = [
         snapshot(
             "a",
@@ -167,14 +165,14 @@ def test_a_worker_in_trouble_is_a_node_of_its_own(trouble: Trouble) -> None:
     assert len(found["sentences"]) == 1
 
 
-def test_a_trouble_that_nobody_waits_for_is_said_all_the_same() -> None:
+def test_trouble_without_waiters_is_reported() -> None:
     found = findings([snapshot("a")], b=NoAnswer(Trouble.GONE, ""))
     assert found["sentences"] == ["b is stuck: its process is gone"]
     assert found["nodes"] == []
     assert not found["is_certain"]
 
 
-def test_a_pool_that_is_taken_is_no_task_and_no_trouble() -> None:
+def test_busy_pool_is_neither_a_task_nor_a_trouble() -> None:
     """It is in no snapshot: it has a name, and nothing else is known of it."""
     snapshots = [
         snapshot("a", [actor("train", call_to(1))], incarnation=1),
@@ -193,7 +191,7 @@ def test_a_pool_that_is_taken_is_no_task_and_no_trouble() -> None:
 
 
 @pytest.mark.parametrize("for_s", [-1.0, *NO_NUMBERS])
-def test_an_age_that_is_none_is_null(for_s: float) -> None:
+def test_nonfinite_age_is_null(for_s: float) -> None:
     """What no task can end is told of however long it has waited."""
     tasks = [actor("one", lock(1, for_s=for_s)), actor("two", lock(0, for_s=for_s))]
     found = findings([snapshot("a", tasks)])
@@ -201,7 +199,7 @@ def test_an_age_that_is_none_is_null(for_s: float) -> None:
     as_sent(found)
 
 
-def test_a_wait_that_has_not_lasted_is_none() -> None:
+def test_short_wait_is_not_reported() -> None:
     calls = [actor("train", call_to(1, for_s=AFTER_S - 0.1))]
     snapshots = [
         snapshot("a", calls, incarnation=1),
@@ -218,9 +216,7 @@ def test_a_wait_that_has_not_lasted_is_none() -> None:
 
 
 @pytest.mark.parametrize("count", [1, FRAMES_MAX, FRAMES_MAX + 1, 500])
-def test_of_a_stack_the_innermost_frames_are_shown_the_innermost_first(
-    count: int,
-) -> None:
+def test_shown_frames_are_limited_to_the_innermost_first(count: int) -> None:
     tasks = [actor("one", lock(1), frames=frames(count)), actor("two", lock(0))]
     found = findings([snapshot("a", tasks)])
     node = next(node for node in found["nodes"] if node["label"] == "task `one`")
@@ -229,7 +225,7 @@ def test_of_a_stack_the_innermost_frames_are_shown_the_innermost_first(
 
 
 @pytest.mark.parametrize("count", [SENTENCES_MAX, SENTENCES_MAX + 1, 300])
-def test_so_many_findings_are_said_and_the_others_counted(count: int) -> None:
+def test_sentences_are_limited_and_the_rest_counted(count: int) -> None:
     found = findings([pair_in_a_cycle(f"w{number}") for number in range(count)])
     assert len(found["sentences"]) == SENTENCES_MAX
     assert found["sentences_left_out"] == count - SENTENCES_MAX
@@ -256,7 +252,7 @@ def test_troubles_follow_the_findings_within_the_same_limit(hangs: int) -> None:
     ]
 
 
-def test_a_way_that_is_longer_than_a_drawing_is_left_out_of_it() -> None:
+def test_path_longer_than_a_drawing_is_left_out() -> None:
     found = findings([chain("a", NODES_MAX + 1)])
     assert len(found["sentences"]) == 1
     assert found["nodes"] == found["edges"] == []
@@ -265,7 +261,7 @@ def test_a_way_that_is_longer_than_a_drawing_is_left_out_of_it() -> None:
     assert found["cycle"] == []
 
 
-def test_what_fits_is_drawn_though_something_before_it_does_not() -> None:
+def test_finding_that_fits_is_drawn_after_one_that_does_not() -> None:
     found = findings([chain("a", NODES_MAX), chain("b", 3)])
     assert len(found["nodes"]) == NODES_MAX
     assert found["left_out"] == 3
@@ -274,7 +270,7 @@ def test_what_fits_is_drawn_though_something_before_it_does_not() -> None:
     assert longer["at_fault"] is None  # that of the first is not drawn
 
 
-def test_a_node_on_two_ways_is_drawn_once() -> None:
+def test_node_on_two_paths_is_drawn_once() -> None:
     tasks = [
         actor("x", lock(2)),
         actor("y", lock(2, for_s=30.0)),
@@ -286,14 +282,14 @@ def test_a_node_on_two_ways_is_drawn_once() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 150, 1000])
-def test_no_more_than_a_slice_is_done_at_once(size: int) -> None:
+def test_findings_are_made_a_slice_at_a_time(size: int) -> None:
     snapshots = [pair_in_a_cycle(f"w{number}") for number in range(size)]
     found, steps = done(findings_of(snapshots, {}, after_s=AFTER_S))
     assert len(found["sentences"]) == min(size, SENTENCES_MAX)
     assert max(steps) <= SLICE_MAX
 
 
-def test_a_collective_of_many_ranks_comes_in_slices() -> None:
+def test_collective_of_many_ranks_comes_in_slices() -> None:
     """Half of the ranks wait for the other half: ten thousand edges."""
     names = tuple(f"w{number}" for number in range(200))
     waits = Wait(WaitKind.COLLECTIVE, "all_reduce 1", 20.0, members=names)
@@ -332,7 +328,7 @@ def test_odd_names_stay_text() -> None:
     assert len(found["sentences"]) + found["sentences_left_out"] == 2 * len(ODD_NAMES)
 
 
-def test_how_long_a_wait_may_take_is_told_back() -> None:
+def test_limit_of_a_wait_is_echoed() -> None:
     for after_s in (0.0, 0.5, 1e9):
         found, _ = done(findings_of([], {}, after_s=after_s))
         assert found["after_s"] == after_s

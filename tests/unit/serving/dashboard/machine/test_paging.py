@@ -47,14 +47,14 @@ def all_pages(given: list[dict[str, Any]], **query: Any) -> list[Row]:
 
 @pytest.mark.parametrize("sort", ["worker", "age_s"])
 @pytest.mark.parametrize("is_up", [True, False])
-def test_the_pages_have_all_rows_in_order(sort: str, *, is_up: bool) -> None:
+def test_pages_have_all_rows_in_order(sort: str, *, is_up: bool) -> None:
     given = rows()
     found = all_pages(given, sort=sort, is_up=is_up, per_page=200)
     assert found == sorted(given, key=lambda row: row[sort], reverse=not is_up)
 
 
 @pytest.mark.parametrize("page", [1, 4, 8, 1000])
-def test_no_more_than_a_slice_is_done_at_once(page: int) -> None:
+def test_rows_are_sorted_a_slice_at_a_time(page: int) -> None:
     query = ViewQuery("age_s", is_up=False, page=page, per_page=200)
     shown, steps = steps_of(page_of(rows(), query))
     assert shown.total == COUNT
@@ -63,7 +63,7 @@ def test_no_more_than_a_slice_is_done_at_once(page: int) -> None:
 
 
 @pytest.mark.parametrize("is_up", [True, False])
-def test_what_is_not_known_is_last_in_both_orders(*, is_up: bool) -> None:
+def test_unknown_values_are_last_in_both_orders(*, is_up: bool) -> None:
     given = [{"age_s": None, "worker": "x"}, *rows(3)]
     shown = finished(page_of(given, ViewQuery("age_s", is_up=is_up)))
     assert shown.rows[-1]["worker"] == "x"
@@ -75,7 +75,7 @@ def test_lists_are_sorted_by_their_length() -> None:
     assert [len(row["holders"]) for row in shown.rows] == [0, 1, 2]
 
 
-def test_only_the_rows_that_are_wanted() -> None:
+def test_page_contains_matching_rows_only() -> None:
     given: list[Row] = [
         {"caller": "a", "callee": "b", "function": "Train"},
         {"caller": "b", "callee": "c", "function": "evict"},
@@ -94,7 +94,7 @@ def test_only_the_rows_that_are_wanted() -> None:
     assert shown(find="train", workers=frozenset({"c"})) == []
 
 
-def test_a_list_of_names_counts_as_owners() -> None:
+def test_list_of_names_counts_as_owners() -> None:
     given: list[Row] = [
         {"owner": "a", "holders": ["b", "c"]},
         {"owner": "d", "holders": []},
@@ -104,13 +104,13 @@ def test_a_list_of_names_counts_as_owners() -> None:
     assert [row["owner"] for row in shown.rows] == ["a"]
 
 
-def test_no_rows_are_a_page() -> None:
+def test_empty_view_has_an_empty_page() -> None:
     assert finished(page_of([], ViewQuery("age_s", is_up=True))) == RowsPage([], 0, 0)
 
 
 @pytest.mark.parametrize("is_up", [True, False])
 @pytest.mark.parametrize("value", [0, 0.0, "", "x", None, [], ["a"]])
-def test_rows_that_are_alike_stay_in_their_order_on_all_pages(
+def test_equal_rows_keep_their_order_on_all_pages(
     value: object, *, is_up: bool
 ) -> None:
     given = [{"key": value, "place": place} for place in range(COUNT)]
@@ -119,7 +119,7 @@ def test_rows_that_are_alike_stay_in_their_order_on_all_pages(
 
 
 @pytest.mark.parametrize("is_up", [True, False])
-def test_numbers_are_sorted_as_numbers_whatever_their_size(*, is_up: bool) -> None:
+def test_numbers_of_any_size_are_sorted_by_value(*, is_up: bool) -> None:
     values = [-1.5, -0.0, 0, 1e-300, 3, 3.5, 1 << 53, (1 << 63) - 1, 1 << 90, 1e300]
     given: list[Row] = [{"key": value} for value in random.Random(1).sample(values, 10)]
     shown = finished(page_of(given, ViewQuery("key", is_up=is_up)))
@@ -143,13 +143,13 @@ def test_numbers_and_lists_are_not_searched() -> None:
     assert finished(page_of(given, ViewQuery("pid", is_up=True, find="77"))).total == 0
 
 
-def test_a_key_that_no_row_has_is_not_known() -> None:
+def test_missing_key_sorts_as_unknown() -> None:
     given = rows(3)
     shown = finished(page_of(given, ViewQuery("nothing", is_up=True)))
     assert shown.rows == given
 
 
-def test_a_row_without_an_owner_is_of_no_worker() -> None:
+def test_row_without_an_owner_belongs_to_no_worker() -> None:
     given: list[Row] = [{"owner": None, "holders": None}, {}, {"owner": "a"}]
     query = ViewQuery("owner", is_up=True, workers=frozenset({"a"}))
     assert finished(page_of(given, query, ("owner", "holders"))).total == 1
@@ -167,7 +167,7 @@ def test_a_row_without_an_owner_is_of_no_worker() -> None:
         (COUNT, PAGE_MAX, 0, 0),
     ],
 )
-def test_a_page_begins_where_the_one_before_it_ends(
+def test_page_starts_where_the_previous_one_ends(
     count: int, page: int, first: int, shown: int
 ) -> None:
     query = ViewQuery("worker", is_up=True, page=page, per_page=50)

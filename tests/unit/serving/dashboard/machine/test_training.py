@@ -53,7 +53,7 @@ def pipeline(told: Told) -> dict[str, Any]:
 # --- rows ----------------------------------------------------------------------------
 
 
-def test_of_nobody_there_is_nothing() -> None:
+def test_empty_group_has_no_rows() -> None:
     assert done(rows_of({})) == ([], [])
     assert passes({}) == {"passes": [], "passes_left_out": 0}
     assert steps({}) == {"steps": [], "steps_left_out": 0}
@@ -64,7 +64,7 @@ def test_of_nobody_there_is_nothing() -> None:
     assert pipeline(nothing) == pipeline({})
 
 
-def test_a_row_has_all_keys() -> None:
+def test_row_has_all_keys() -> None:
     told = training(
         passes_per_s=1.0,
         steps_per_s=2.0,
@@ -90,7 +90,7 @@ def test_a_row_has_all_keys() -> None:
 
 
 @pytest.mark.parametrize("value", NO_NUMBERS)
-def test_a_number_that_is_none_is_null_wherever_it_is(value: float) -> None:
+def test_nonfinite_numbers_are_null_everywhere(value: float) -> None:
     told = {
         "a": training(
             passes_per_s=value,
@@ -139,7 +139,7 @@ def test_odd_names_stay_text() -> None:
 
 
 @pytest.mark.parametrize("count", [1, SLICE_MAX - 1, SLICE_MAX, 2 * SLICE_MAX + 1])
-def test_no_more_than_a_slice_of_rows_is_made_at_once(count: int) -> None:
+def test_rows_are_made_a_slice_at_a_time(count: int) -> None:
     told = {f"w{number}": training() for number in range(count)}
     found, made = done(rows_of(told))
     assert len(found) == sum(made) == count
@@ -151,7 +151,7 @@ def test_no_more_than_a_slice_of_rows_is_made_at_once(count: int) -> None:
 # --- passes and steps ----------------------------------------------------------------
 
 
-def test_a_pass_is_told_with_how_it_ended() -> None:
+def test_pass_shows_how_it_ended() -> None:
     told = {
         "a": training(
             passes=[backward_pass(99.0), backward_pass(98.0, is_committed=False)],
@@ -186,7 +186,7 @@ def test_a_pass_is_told_with_how_it_ended() -> None:
     ]
 
 
-def test_the_oldest_under_way_are_first_then_the_newest_that_ended() -> None:
+def test_running_passes_precede_ended_ones_by_age() -> None:
     told = {
         "a": training(
             passes=[backward_pass(at_s) for at_s in (90.0, 99.0)],
@@ -198,7 +198,7 @@ def test_the_oldest_under_way_are_first_then_the_newest_that_ended() -> None:
     assert [one["age_s"] for one in found] == [9.0, 5.0, 1.0, None, 1.0, 5.0, 10.0]
 
 
-def test_of_what_is_alike_the_first_that_was_told_is_first() -> None:
+def test_equal_entries_keep_the_order_of_their_workers() -> None:
     told = {
         name: training(
             passes=[backward_pass(99.0)] * 2,
@@ -212,14 +212,14 @@ def test_of_what_is_alike_the_first_that_was_told_is_first() -> None:
     assert [one["worker"] for one in steps(told)["steps"]] == [*"bbaacc"]
 
 
-def test_who_tells_of_what_is_to_come_makes_no_age_below_zero() -> None:
+def test_future_event_gives_no_negative_age() -> None:
     told = {"a": training(passes=[backward_pass(101.0)], steps=[optimizer_step(200.0)])}
     assert passes(told)["passes"][0]["age_s"] == 0.0
     assert steps(told)["steps"][0]["age_s"] == 0.0
 
 
 @pytest.mark.parametrize("count", [0, 1, 49, 50, 51, 99, 100, 101, 1000, 5000])
-def test_the_newest_are_listed_and_the_others_counted(count: int) -> None:
+def test_newest_entries_are_listed_and_the_rest_counted(count: int) -> None:
     """However many come: they are thrown away as they come."""
     each = 7
     told = {}
@@ -240,7 +240,7 @@ def test_the_newest_are_listed_and_the_others_counted(count: int) -> None:
 
 
 @pytest.mark.parametrize(("more", "ended"), [(-1, 1), (0, 0), (1, 0)])
-def test_passes_under_way_push_out_those_that_have_ended(more: int, ended: int) -> None:
+def test_running_passes_push_out_ended_ones(more: int, ended: int) -> None:
     count = PASSES_MAX + more
     told = {
         "a": training(
@@ -255,7 +255,7 @@ def test_passes_under_way_push_out_those_that_have_ended(more: int, ended: int) 
     assert found["passes_left_out"] == count + 3 - PASSES_MAX
 
 
-def test_a_step_names_so_many_owners_and_counts_the_others() -> None:
+def test_step_lists_a_limited_number_of_owners() -> None:
     owners = tuple(f"w{number}" for number in range(STAGES_MAX + 5))
     told = {"a": training(steps=[optimizer_step(99.0, owners=owners)])}
     assert steps(told)["steps"] == [
@@ -271,7 +271,7 @@ def test_a_step_names_so_many_owners_and_counts_the_others() -> None:
     ]
 
 
-def test_what_one_worker_tells_is_a_slice() -> None:
+def test_entries_of_a_worker_are_one_slice() -> None:
     told = {
         "a": training(passes=[backward_pass(1.0)] * 3, under_way=[pass_under_way(1.0)]),
         "b": training(steps=[optimizer_step(1.0)] * 5),
@@ -283,7 +283,7 @@ def test_what_one_worker_tells_is_a_slice() -> None:
 # --- pipelines -----------------------------------------------------------------------
 
 
-def test_a_step_is_drawn_from_where_it_begins() -> None:
+def test_step_is_drawn_from_its_own_start() -> None:
     found = pipeline(
         {
             "b": training(stages=[stage(1, began_s=10.5)]),
@@ -310,7 +310,7 @@ def test_a_step_is_drawn_from_where_it_begins() -> None:
     }
 
 
-def test_clocks_of_several_hosts_are_put_in_line_by_when_they_told() -> None:
+def test_clocks_of_several_hosts_are_aligned_by_report_time() -> None:
     found = pipeline(
         {
             "a": training(stages=[stage(0, began_s=10.0)], host_id="h", came_s=100.0),
@@ -327,7 +327,7 @@ def test_clocks_of_several_hosts_are_put_in_line_by_when_they_told() -> None:
     assert not found["pipeline_step"]["is_of_one_clock"]
 
 
-def test_the_step_that_most_stages_tell_of_is_shown_and_of_those_the_last() -> None:
+def test_step_reported_by_most_stages_is_shown_latest_first() -> None:
     def number_of(*given: tuple[str, Any]) -> int:
         told: dict[str, list[Any]] = {}
         for name, one in given:
@@ -347,7 +347,7 @@ def test_the_step_that_most_stages_tell_of_is_shown_and_of_those_the_last() -> N
     assert number_of(*same, *whole) == 3
 
 
-def test_steps_are_told_apart_by_context_number_and_stages() -> None:
+def test_steps_are_identified_by_context_number_and_stages() -> None:
     steps = [
         stage(0),
         stage(0, number=2),
@@ -358,7 +358,7 @@ def test_steps_are_told_apart_by_context_number_and_stages() -> None:
     assert found["pipeline_step"]["told"] == 1
 
 
-def test_a_step_without_computations_takes_no_time() -> None:
+def test_step_without_computations_takes_no_time() -> None:
     found = pipeline({"a": training(stages=[stage(0, 1, spans=[])])})
     assert found["pipeline"] == [
         {
@@ -387,7 +387,7 @@ def test_computations_of_no_length_take_no_time() -> None:
         ([span("forward", 0.0, 1.0), span("backward", 1.0, -9.0)], 0.0),
     ],
 )
-def test_a_share_is_one_of_the_whole(spans: list[Any], share: float) -> None:
+def test_busy_share_stays_between_0_and_1(spans: list[Any], share: float) -> None:
     found = pipeline({"a": training(stages=[stage(0, 1, spans=spans)])})
     assert found["pipeline"][0]["busy_share"] == share
     assert found["pipeline_step"]["bubble"] == 1 - share
@@ -395,9 +395,7 @@ def test_a_share_is_one_of_the_whole(spans: list[Any], share: float) -> None:
 
 @pytest.mark.parametrize("value", [*NO_NUMBERS, TIME_MAX_S, -TIME_MAX_S, 1e308, -1e308])
 @pytest.mark.parametrize("place", ["began_s", "start_s", "end_s"])
-def test_a_stage_whose_times_make_no_sense_is_left_out(
-    place: str, value: float
-) -> None:
+def test_stage_with_impossible_times_is_left_out(place: str, value: float) -> None:
     given: Any = {place: value}
     odd = (
         stage(0, **given)
@@ -410,7 +408,7 @@ def test_a_stage_whose_times_make_no_sense_is_left_out(
 
 
 @pytest.mark.parametrize("value", NO_NUMBERS)
-def test_so_is_one_whose_clock_makes_none(value: float) -> None:
+def test_stage_of_a_worker_with_an_impossible_clock_is_left_out(value: float) -> None:
     found = pipeline(
         {
             "a": training(stages=[stage(0)], now_s=value, host_id="h"),
@@ -421,7 +419,7 @@ def test_so_is_one_whose_clock_makes_none(value: float) -> None:
 
 
 @pytest.mark.parametrize("count", [STAGES_MAX, STAGES_MAX + 1, 1000])
-def test_so_many_stages_are_drawn_and_the_others_counted(count: int) -> None:
+def test_drawn_stages_are_limited_and_the_rest_counted(count: int) -> None:
     told = {
         f"w{number}": training(stages=[stage(number, count)])
         for number in reversed(range(count))
@@ -434,7 +432,7 @@ def test_so_many_stages_are_drawn_and_the_others_counted(count: int) -> None:
 
 @pytest.mark.parametrize("stages", [1, 2, 3])
 @pytest.mark.parametrize("more", [0, 1])
-def test_so_many_computations_are_drawn_and_the_others_counted(
+def test_drawn_computations_are_limited_and_the_rest_counted(
     stages: int, more: int
 ) -> None:
     most = SPANS_MAX // stages
@@ -448,7 +446,7 @@ def test_so_many_computations_are_drawn_and_the_others_counted(
         assert one["spans_left_out"] == more
 
 
-def test_the_pipelines_of_many_workers_come_in_slices() -> None:
+def test_pipelines_of_many_workers_come_in_slices() -> None:
     spans = [span("forward", 0.0, 1.0)] * 32
     told = {
         f"w{number}": training(stages=[stage(number, 1000, spans=spans)])
@@ -459,7 +457,7 @@ def test_the_pipelines_of_many_workers_come_in_slices() -> None:
     assert sum(made) == 33 * 1000 + 32 * STAGES_MAX
 
 
-def test_a_stage_of_many_computations_is_a_slice_of_its_own() -> None:
+def test_stage_of_many_computations_is_a_slice_of_its_own() -> None:
     spans = [span("forward", 0.0, 1.0)] * (SPANS_MAX + 1)
     _, made = done(pipeline_of({"a": training(stages=[stage(0, 1, spans=spans)])}))
     assert made == [SPANS_MAX + 2, SPANS_MAX]

@@ -80,7 +80,7 @@ def look(**given: Any) -> dict[str, Any]:
 # --- all of it -----------------------------------------------------------------------
 
 
-def test_a_worker_that_does_nothing_has_all_keys_and_empty_lists() -> None:
+def test_idle_worker_has_all_keys_and_empty_lists() -> None:
     found = look()
     assert set(found) >= set(KEYS)
     assert set(found) == set(shown_silent("a", 0, NoAnswer(Trouble.GONE, "")))
@@ -93,7 +93,7 @@ def test_a_worker_that_does_nothing_has_all_keys_and_empty_lists() -> None:
 
 
 @pytest.mark.parametrize("trouble", list(Trouble))
-def test_a_silent_worker_says_why(trouble: Trouble) -> None:
+def test_silent_worker_gives_its_reason(trouble: Trouble) -> None:
     found = shown_silent("a", 4, NoAnswer(trouble, "since noon"))
     assert (found["worker"], found["rank"]) == ("a", 4)
     assert found["trouble"] == trouble.name.lower()
@@ -103,7 +103,7 @@ def test_a_silent_worker_says_why(trouble: Trouble) -> None:
     assert all(found[key] is None for key in unknown)
 
 
-def test_details_are_told_by_name() -> None:
+def test_details_are_listed_by_name() -> None:
     details = WorkerDetails(
         versions=[NamedText("torch", "2.6")],
         addresses=["uds:///x", "tcp://127.0.0.1:1"],
@@ -156,7 +156,7 @@ def test_details_are_told_by_name() -> None:
     assert (found["functions_left_out"], found["links_left_out"]) == (3, 9)
 
 
-def test_what_has_no_name_is_null_and_a_broken_link_is_said() -> None:
+def test_missing_names_are_null_and_broken_links_are_marked() -> None:
     link = LinkDetails(
         "b",
         is_broken=True,
@@ -176,7 +176,7 @@ def test_what_has_no_name_is_null_and_a_broken_link_is_said() -> None:
 
 
 @pytest.mark.parametrize("value", NO_NUMBERS)
-def test_a_number_that_is_none_is_null_wherever_it_is(value: float) -> None:
+def test_nonfinite_numbers_are_null_everywhere(value: float) -> None:
     link = LinkDetails(
         "b",
         is_broken=False,
@@ -209,7 +209,7 @@ def test_a_number_that_is_none_is_null_wherever_it_is(value: float) -> None:
 # --- tasks and threads ---------------------------------------------------------------
 
 
-def test_tasks_and_threads_are_told_apart_and_what_is_internal_counted() -> None:
+def test_tasks_and_threads_are_separate_and_internal_ones_counted() -> None:
     actors = [
         actor("asyncrpc's", is_internal=True),
         actor("t", EVENT),
@@ -235,13 +235,13 @@ def test_tasks_and_threads_are_told_apart_and_what_is_internal_counted() -> None
     assert found["internal_left_out"] == 2
 
 
-def test_a_task_without_a_name_of_its_own_has_that_of_its_function() -> None:
+def test_unnamed_task_has_the_name_of_its_function() -> None:
     tasks = [actor("Task-7", function="serve"), actor("mine", function="serve")]
     found = look(snapshot=snapshot("a", tasks))
     assert [one["name"] for one in found["tasks"]] == ["serve", "mine"]
 
 
-def test_who_has_waited_for_longest_is_first_and_what_is_not_known_last() -> None:
+def test_longest_wait_comes_first_and_unknown_ages_last() -> None:
     ages = [1.0, -1.0, 9.0, 1.0, 5.0]
     tasks = [
         actor(f"t{place}", Wait(WaitKind.EVENT, "e", age_s))
@@ -254,7 +254,9 @@ def test_who_has_waited_for_longest_is_first_and_what_is_not_known_last() -> Non
 
 @pytest.mark.parametrize("count", [0, 1, ACTORS_MAX, ACTORS_MAX + 1, 3000])
 @pytest.mark.parametrize("left_out", [0, 7])
-def test_so_many_are_shown_and_the_others_counted(count: int, left_out: int) -> None:
+def test_shown_actors_are_limited_and_the_rest_counted(
+    count: int, left_out: int
+) -> None:
     actors = [actor(f"t{number}") for number in range(count)]
     actors += [thread(f"x{number}") for number in range(count)]
     found = look(snapshot=snapshot("a", actors, left_out=left_out))
@@ -265,9 +267,7 @@ def test_so_many_are_shown_and_the_others_counted(count: int, left_out: int) -> 
 
 
 @pytest.mark.parametrize("count", [0, 1, FRAMES_MAX, FRAMES_MAX + 1, 500])
-def test_of_a_stack_the_innermost_frames_are_shown_the_innermost_last(
-    count: int,
-) -> None:
+def test_shown_frames_are_limited_to_the_innermost_last(count: int) -> None:
     stack = frames(count)
     actors = [actor("t", frames=stack), thread("x", frames=stack)]
     found = look(snapshot=snapshot("a", actors))
@@ -358,12 +358,12 @@ def text_of(kind: str, event: Any) -> str:
     return text
 
 
-def test_each_kind_has_an_example_here() -> None:
+def test_example_events_cover_every_kind() -> None:
     assert set(EVENTS) == set(KIND_NAMES)
 
 
 @pytest.mark.parametrize("kind", EVENTS)
-def test_each_kind_of_event_is_said_in_words(kind: str) -> None:
+def test_each_kind_of_event_has_a_text(kind: str) -> None:
     event, words, text = EVENTS[kind]
     found = look(recent=recent(**{kind: [event]}))
     assert found["events"] == [{"at_s": 1000.0 - 99.0, "kind": words, "text": text}]
@@ -372,7 +372,7 @@ def test_each_kind_of_event_is_said_in_words(kind: str) -> None:
         assert text_of(kind, failed) == f"{text} (KeyError)"
 
 
-def test_what_an_event_lacks_is_said_without() -> None:
+def test_missing_fields_of_an_event_are_left_out_of_its_text() -> None:
     made, dropped = EVENTS["calls"][0], EVENTS["passes"][0]
     assert text_of("calls", made._replace(function="")) == "? on b"
     served = EVENTS["served"][0]
@@ -392,12 +392,12 @@ def test_what_an_event_lacks_is_said_without() -> None:
         (5, "SGD on w0, w1, w2 and 2 more"),
     ],
 )
-def test_so_many_owners_of_a_step_are_named(count: int, text: str) -> None:
+def test_step_text_names_a_limited_number_of_owners(count: int, text: str) -> None:
     owners = tuple(f"w{number}" for number in range(count))
     assert text_of("steps", EVENTS["steps"][0]._replace(owners=owners)) == text
 
 
-def test_events_of_all_kinds_are_in_one_order_the_newest_first() -> None:
+def test_events_of_all_kinds_are_in_one_order_newest_first() -> None:
     event = EVENTS["links"][0]
     found = look(
         recent=recent(
@@ -410,7 +410,7 @@ def test_events_of_all_kinds_are_in_one_order_the_newest_first() -> None:
 
 
 @pytest.mark.parametrize("count", [EVENTS_MAX // 2, EVENTS_MAX, 3 * SLICE_MAX])
-def test_so_many_events_are_shown_the_newest_of_all_kinds(count: int) -> None:
+def test_shown_events_are_limited_to_the_newest_of_all_kinds(count: int) -> None:
     event = EVENTS["links"][0]
     told = recent(
         links=[event._replace(at_s=float(at)) for at in range(count)],
