@@ -113,7 +113,9 @@ class Batches(RuleBasedStateMachine):
     def form(self) -> None:
         """Form a batch, if one is due: it is, if a bucket is full or old."""
         has_place = self.queue.rate.has_place
-        oldest = min((one.came_s for one in self.waiting.values()), default=None)
+        oldest = min(
+            (request.came_s for request in self.waiting.values()), default=None
+        )
         taken = self.batches.next_batch(self.now_s)
         if has_place and oldest is not None and oldest + WAIT_S <= self.now_s:
             assert taken
@@ -121,8 +123,8 @@ class Batches(RuleBasedStateMachine):
             return
         assert has_place
         assert len(taken) <= SIZE_MAX
-        assert sum(one.size for one in taken) <= BYTES_MAX
-        assert len({one.bucket for one in taken}) == 1
+        assert sum(request.size for request in taken) <= BYTES_MAX
+        assert len({request.bucket for request in taken}) == 1
         for request in taken:
             assert request.deadline_s is None or request.deadline_s > self.now_s
             self.end(request.what)
@@ -188,19 +190,19 @@ def test_two_busy_clients_get_equal_shares(
         queue.add(QueuedRequest(client, 0.0, client=client, cost=cost))
     served = {client: [0.0] for client in "abc"}
     while True:
-        left = Counter(one.client for one in queue)
+        left = Counter(request.client for request in queue)
         backlogged = [client for client in "abc" if left[client]]
         if len(backlogged) < 3:
             break
-        (one,) = queue.take(None, 1, None)
+        (request,) = queue.take(None, 1, None)
         for client in "abc":
             served[client].append(
-                served[client][-1] + (one.cost if one.client == client else 0.0)
+                served[client][-1] + (request.cost if request.client == client else 0.0)
             )
     moments = len(served["a"])
     for begin in range(moments):
         for end in range(begin, moments):
-            shares = [served[one][end] - served[one][begin] for one in "abc"]
+            shares = [served[client][end] - served[client][begin] for client in "abc"]
             assert max(shares) - min(shares) <= 2.0
 
 

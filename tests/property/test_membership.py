@@ -103,8 +103,8 @@ class Members(RuleBasedStateMachine):
         true = self.tables[about].me
         if data.draw(st.booleans()):
             incarnation = true.incarnation
-        said = Record(life(about, incarnation), generation, version, status)
-        self.tell(name, said, is_linked=is_linked)
+        record = Record(life(about, incarnation), generation, version, status)
+        self.tell(name, record, is_linked=is_linked)
 
     def tell(self, name: str, record: Record, *, is_linked: bool) -> None:
         """One worker hears of another by a third."""
@@ -130,7 +130,7 @@ class Members(RuleBasedStateMachine):
     def give_up(self, data: st.DataObject) -> None:
         """A worker takes another for dead: rightly, or because of the network."""
         table = self.tables[data.draw(st.sampled_from(sorted(self.tables)))]
-        known = [one for one in table.records if one.name != table.me.name]
+        known = [known for known in table.records if known.name != table.me.name]
         if known:
             record = data.draw(st.sampled_from(known))
             lost = table.lose(record.name, record.incarnation, 0.0)
@@ -158,8 +158,8 @@ class Members(RuleBasedStateMachine):
     @rule(data=st.data())
     def compare_two(self, data: st.DataObject) -> None:
         pair = st.permutations(sorted(self.tables))
-        one, other = data.draw(pair)[:2]
-        self.compare(one, other)
+        first, other = data.draw(pair)[:2]
+        self.compare(first, other)
 
     # --- what holds after every step -------------------------------------------------
 
@@ -185,7 +185,7 @@ class Members(RuleBasedStateMachine):
     @invariant()
     def the_ring_and_the_digest_are_those_of_the_records(self) -> None:
         for table in self.tables.values():
-            alive = [one.name for one in table.records]
+            alive = [record.name for record in table.records]
             assert sorted(table.alive) == sorted(alive)
             again = Membership(table.me)
             again.begin(table.records, 0.0)
@@ -201,7 +201,7 @@ class Members(RuleBasedStateMachine):
             for name in sorted(self.tables):
                 self.round(name, turn)
         for table in self.tables.values():
-            known = {one.incarnation for one in table.records}
+            known = {record.incarnation for record in table.records}
             assert known == self.parts[table.me.name]
             assert not known & self.left
 
@@ -232,10 +232,10 @@ class Members(RuleBasedStateMachine):
             for record in table.welcome:
                 if self.runs(record) and record.name not in parts[name]:
                     parts[name] |= parts[record.name]
-                    for one in parts[name]:
-                        parts[one] = parts[name]
+                    for member in parts[name]:
+                        parts[member] = parts[name]
         return {
-            name: {self.tables[one].me.incarnation for one in part}
+            name: {self.tables[member].me.incarnation for member in part}
             for name, part in parts.items()
         }
 
@@ -245,18 +245,20 @@ class Members(RuleBasedStateMachine):
         table = self.tables.get(record.name)
         return table is not None and table.me.incarnation == record.incarnation
 
-    def meet(self, one: str, other: str) -> None:
-        self.apply(one, self.tables[one].meet(self.tables[other].me.member, 0.0), other)
+    def meet(self, first: str, other: str) -> None:
+        self.apply(
+            first, self.tables[first].meet(self.tables[other].me.member, 0.0), other
+        )
 
-    def compare(self, one: str, other: str) -> None:
-        here, there = self.tables[one], self.tables[other]
+    def compare(self, first: str, other: str) -> None:
+        here, there = self.tables[first], self.tables[other]
         parts = here.differing(there.digests)
         ours = here.part(parts)
         theirs = there.better(parts, ours)
         for record in ours:
-            self.apply(other, there.receive(record, 0.0), one)
+            self.apply(other, there.receive(record, 0.0), first)
         for record in theirs:
-            self.apply(one, here.receive(record, 0.0), other)
+            self.apply(first, here.receive(record, 0.0), other)
 
     def ask(self, name: str, asked: Member) -> None:
         """A worker asks one that is said to have ended."""

@@ -19,5 +19,5 @@ def test_mutant_fits_the_source(mutant: Mutant) -> None:
 
 @pytest.mark.parametrize("name", QUICK)
 def test_property_test_kills_the_mutant(name: str) -> None:
-    (mutant,) = [one for one in MUTANTS if one.name == name]
+    (mutant,) = [mutant for mutant in MUTANTS if mutant.name == name]
     assert killer(mutant, examples_max=300) is not None

@@ -146,25 +146,28 @@ def test_quick_decoding_equals_the_long_one(*, value: Any, is_watched: bool) -> 
     assert_same(*seen)
 
 
-def assert_same(one: Any, other: Any) -> None:
-    assert type(one) is type(other)
-    if isinstance(one, torch.Tensor):
-        assert (one.dtype, one.shape, one.stride()) == (
+def assert_same(first: Any, other: Any) -> None:
+    assert type(first) is type(other)
+    if isinstance(first, torch.Tensor):
+        assert (first.dtype, first.shape, first.stride()) == (
             other.dtype,
             other.shape,
             other.stride(),
         )
-        assert torch.equal(one, other)
-        assert (one.requires_grad, one.is_leaf) == (other.requires_grad, other.is_leaf)
-    elif isinstance(one, dict):
-        assert list(one) == list(other)
-        assert_same([*one.values()], [*other.values()])
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other)
-        for mine, its in zip(one, other, strict=True):
+        assert torch.equal(first, other)
+        assert (first.requires_grad, first.is_leaf) == (
+            other.requires_grad,
+            other.is_leaf,
+        )
+    elif isinstance(first, dict):
+        assert list(first) == list(other)
+        assert_same([*first.values()], [*other.values()])
+    elif isinstance(first, list | tuple):
+        assert len(first) == len(other)
+        for mine, its in zip(first, other, strict=True):
             assert_same(mine, its)
     else:
-        assert one == other
+        assert first == other
 
 
 DEEP = [
@@ -278,7 +281,7 @@ def test_view_with_large_holes_is_gathered() -> None:
     sparse = torch.arange(1 << 16)[:: 1 << 8]
     assert CODEC.encode_quickly(sparse) is None
     encoded = CODEC.encode(sparse)
-    assert sum(one.nbytes for one in encoded.buffers) == sparse.nbytes
+    assert sum(buffer.nbytes for buffer in encoded.buffers) == sparse.nbytes
 
 
 def test_buffer_of_another_size_is_not_read_quickly() -> None:

@@ -67,12 +67,12 @@ def decoded(encoded: Encoded) -> Any:
     return CODEC.decode(encoded.control, buffers)
 
 
-def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.dtype != other.dtype or one.shape != other.shape:
+def same(first: torch.Tensor, other: torch.Tensor) -> bool:
+    if first.dtype != other.dtype or first.shape != other.shape:
         return False
-    if one.dtype.is_complex:
-        one, other = torch.view_as_real(one), torch.view_as_real(other)
-    return one.double().equal(other.double())
+    if first.dtype.is_complex:
+        first, other = torch.view_as_real(first), torch.view_as_real(other)
+    return first.double().equal(other.double())
 
 
 def strides(tensor: torch.Tensor) -> list[int]:
@@ -146,15 +146,17 @@ spans = st.tuples(st.integers(0, 1 << 20), st.integers(1, 1 << 19)).map(
 
 
 @given(st.lists(spans, max_size=8))
-def test_clusters_separate_views_and_keep_overlaps_together(found: list[Span]) -> None:
-    parted = clusters(found)
+def test_clusters_separate_views_and_keep_overlaps_together(
+    drawn_spans: list[Span],
+) -> None:
+    parted = clusters(drawn_spans)
     assert sorted(i for _, members in parted for i in members) == list(
-        range(len(found))
+        range(len(drawn_spans))
     )
     previous_stop = -1
     for union, members in parted:
-        assert union.start == min(found[i].start for i in members)
-        assert union.stop == max(found[i].stop for i in members)
+        assert union.start == min(drawn_spans[i].start for i in members)
+        assert union.stop == max(drawn_spans[i].stop for i in members)
         assert union.start >= previous_stop  # no overlap across clusters
         previous_stop = union.stop
 

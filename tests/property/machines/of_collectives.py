@@ -25,8 +25,8 @@ class _OneCollective:
     @property
     def state(self) -> enum.Enum:
         """Where it is."""
-        found: enum.Enum = self.operations.state(0)
-        return found
+        current: enum.Enum = self.operations.state(0)
+        return current
 
     def on(self, event: enum.Enum) -> None:
         """Let an event happen to it."""
@@ -59,29 +59,29 @@ def _none_ends_well_that_is_not_the_same_and_none_waits_for_ever(
 
 
 def _who_has_not_come_is_late(build: ModuleType) -> None:
-    one = build.MatchedCollectives()
-    one.join("a group", ("a", "b", "c", "d"), 0)
-    one.begin(operations.Descriptor("barrier"))
-    one.give_up(0, 1.0, {1: 1, 2: 0, 3: None})
-    (failing,) = one.outbox
+    machine = build.MatchedCollectives()
+    machine.join("a group", ("a", "b", "c", "d"), 0)
+    machine.begin(operations.Descriptor("barrier"))
+    machine.give_up(0, 1.0, {1: 1, 2: 0, 3: None})
+    (failing,) = machine.outbox
     assert failing.failure.ranks == ("c", "d")
     assert failing.is_news
-    one.operations.end(one.operations.running[0])
-    one.give_up(0, 1.0, {1: 1, 2: 0, 3: None})
-    assert len(one.outbox) == 1
+    machine.operations.end(machine.operations.running[0])
+    machine.give_up(0, 1.0, {1: 1, 2: 0, 3: None})
+    assert len(machine.outbox) == 1
 
 
 def _a_rank_is_who_it_says_and_nobody_else(build: ModuleType) -> None:
-    one = build.MatchedCollectives()
+    machine = build.MatchedCollectives()
 
     def refuses(name: str, rank: int | None = None) -> bool:
         try:
-            one.check_speaker(name, rank)
+            machine.check_speaker(name, rank)
         except MalformedError:
             return True
         return False
 
-    one.join("a group", ("a", "b"), 0)
+    machine.join("a group", ("a", "b"), 0)
     assert refuses("d")
     assert refuses("d", 1)
     assert refuses("b", 0)
@@ -91,69 +91,69 @@ def _a_rank_is_who_it_says_and_nobody_else(build: ModuleType) -> None:
 
 
 def _a_rank_that_has_left_is_missed_by_what_it_has_not_ended(build: ModuleType) -> None:
-    one = build.MatchedCollectives()
-    one.join("a group", ("a", "b", "c"), 0)
+    machine = build.MatchedCollectives()
+    machine.join("a group", ("a", "b", "c"), 0)
     for _ in range(3):
-        one.begin(operations.Descriptor("barrier"))
+        machine.begin(operations.Descriptor("barrier"))
     failures = [operations.CollectiveFailure(code, code, ()) for code in "bc"]
-    assert one.lose(failures[0], ended=2)
-    assert not one.lose(failures[1], ended=2)
-    assert one.lose(failures[1], ended=1)
-    assert [failing.number for failing in one.outbox] == [2, 1]
-    assert one.lost == failures[0]
-    assert one.last_lost == failures[1]
-    assert [one.lost_for(number) for number in range(4)] == [
+    assert machine.lose(failures[0], ended=2)
+    assert not machine.lose(failures[1], ended=2)
+    assert machine.lose(failures[1], ended=1)
+    assert [failing.number for failing in machine.outbox] == [2, 1]
+    assert machine.lost == failures[0]
+    assert machine.last_lost == failures[1]
+    assert [machine.lost_for(number) for number in range(4)] == [
         None,
         failures[1],
         failures[0],
         failures[0],
     ]
-    assert one.begin(operations.Descriptor("barrier")) == failures[0]
-    assert one.refuse("gives up") == failures[0]
-    assert one.operations.begun == 3
-    assert one.leave("has closed")[0] == 0
+    assert machine.begin(operations.Descriptor("barrier")) == failures[0]
+    assert machine.refuse("gives up") == failures[0]
+    assert machine.operations.begun == 3
+    assert machine.leave("has closed")[0] == 0
 
 
 def _what_comes_for_what_is_over_or_lost_is_refused(build: ModuleType) -> None:
-    one = build.MatchedCollectives()
-    one.join("a group", ("a", "b", "c"), 0)
+    machine = build.MatchedCollectives()
+    machine.join("a group", ("a", "b", "c"), 0)
     barrier = operations.Descriptor("barrier")
-    one.operations.end(one.begin(barrier))
-    late = one.refusal_of(0, 1, barrier)
+    machine.operations.end(machine.begin(barrier))
+    late = machine.refusal_of(0, 1, barrier)
     assert late.ranks == ("b", "a")
     assert "rank 0 ('a') has finished it and begun 1 collectives" in late.problem
-    assert one.refusal_of(1, 1, barrier) is None
-    lost = one.loss_of("c", "it has died")
-    assert one.loss_of("d", "it has died") is None
-    assert one.lose(lost)
-    assert one.refusal_of(1, 1, None) == lost
-    assert one.refusal_of(7, 1, barrier) == lost
+    assert machine.refusal_of(1, 1, barrier) is None
+    lost = machine.loss_of("c", "it has died")
+    assert machine.loss_of("d", "it has died") is None
+    assert machine.lose(lost)
+    assert machine.refusal_of(1, 1, None) == lost
+    assert machine.refusal_of(7, 1, barrier) == lost
 
 
 def _what_another_rank_has_begun_or_failed_counts_at_the_beginning(
     build: ModuleType,
 ) -> None:
     barrier, other = map(operations.Descriptor, ("barrier", "broadcast"))
-    one = build.MatchedCollectives()
-    one.join("a group", ("a", "b"), 0)
-    one.receive(0, 1, other)
-    mismatch = one.begin(barrier)
+    machine = build.MatchedCollectives()
+    machine.join("a group", ("a", "b"), 0)
+    machine.receive(0, 1, other)
+    mismatch = machine.begin(barrier)
     assert mismatch.ranks == ("b", "a")
-    assert one.operations.state(0) is operations.OVER
-    assert one.outbox.pop().is_news
+    assert machine.operations.state(0) is operations.OVER
+    assert machine.outbox.pop().is_news
     failure = operations.CollectiveFailure("", "it has failed at b", ("b",))
-    one.receive_failure(0, failure)  # it is over
-    assert one.outbox == []
-    one.receive_failure(1, failure)
-    assert not one.outbox.pop().is_news
-    assert one.begin(barrier) == failure
-    running = one.begin(barrier)
-    one.receive_failure(running.number, failure)
-    one.receive_failure(running.number, mismatch)
+    machine.receive_failure(0, failure)  # it is over
+    assert machine.outbox == []
+    machine.receive_failure(1, failure)
+    assert not machine.outbox.pop().is_news
+    assert machine.begin(barrier) == failure
+    running = machine.begin(barrier)
+    machine.receive_failure(running.number, failure)
+    machine.receive_failure(running.number, mismatch)
     assert running.failure == failure
-    assert len(one.outbox) == 1
-    assert one.refuse("gives up") is None
-    assert one.refusal_of(3, 1, barrier).ranks == ("a",)
+    assert len(machine.outbox) == 1
+    assert machine.refuse("gives up") is None
+    assert machine.refusal_of(3, 1, barrier).ranks == ("a",)
 
 
 COLLECTIVE: Final = Machine(
@@ -166,8 +166,8 @@ COLLECTIVE: Final = Machine(
     events="CollectiveEvent",
     starts=("AHEAD",),
     begin=lambda build, _: _OneCollective(build),
-    feed=lambda one, event: one.on(event),
-    state_of=lambda one: one.state,
+    feed=lambda machine, event: machine.on(event),
+    state_of=lambda machine: machine.state,
     stories="""
 all ranks come:
     AHEAD -BEGIN-> RUNNING -END-> OVER

@@ -14,9 +14,9 @@ from tests.property.machines.spec import Guard, Machine
 
 def _an_arrival_is_over_in_a_group(build: ModuleType) -> None:
     for state in build.ArrivalState:
-        one = build.MeetingArrival()
-        one.state = state
-        assert one.is_over is (state.name in {"MET", "TAKEN_IN"})
+        machine = build.MeetingArrival()
+        machine.state = state
+        assert machine.is_over is (state.name in {"MET", "TAKEN_IN"})
 
 
 ARRIVAL: Final = Machine(
@@ -31,8 +31,8 @@ ARRIVAL: Final = Machine(
     events="ArrivalEvent",
     starts=("WAITING",),
     begin=lambda build, _: build.MeetingArrival(),
-    feed=lambda one, event: one.advance(event),
-    state_of=lambda one: one.state,
+    feed=lambda machine, event: machine.advance(event),
+    state_of=lambda machine: machine.state,
     stories="""
 all come:
     WAITING -ALL_CAME-> MET
@@ -64,7 +64,7 @@ def _only_a_store_of_the_run_gets_an_offer(build: ModuleType) -> None:
     for run, holder, offered in itertools.product(
         ("", "another", "ours"), (0, 101, 999), ((), (101,), (101, 102), (102, 101))
     ):
-        found = build.Finding(run, holder, offered)
+        finding = build.Finding(run, holder, offered)
         wanted = (
             "ABSENT"
             if run != "ours"
@@ -74,7 +74,7 @@ def _only_a_store_of_the_run_gets_an_offer(build: ModuleType) -> None:
             if offered == (101, 102)
             else "OUTDATED"
         )
-        assert build.judge(found, "ours", 101, present).name == wanted
+        assert build.judge(finding, "ours", 101, present).name == wanted
     assert build.judge(build.NOTHING_FOUND, "ours", 101, present).name == "ABSENT"
 
 
@@ -97,17 +97,17 @@ def _a_few_members_look_until_all_are_there(build: ModuleType) -> None:
 
 
 def _pauses_grow_until_the_next_loss(build: ModuleType) -> None:
-    one, event = build.MeetingKeeping(), build.KeepingEvent
-    one.advance(event.LOSS)
+    machine, event = build.MeetingKeeping(), build.KeepingEvent
+    machine.advance(event.LOSS)
     seen = []
     for _ in range(8):
-        one.advance(event.ABSENT)
-        seen.append(one.pause_s)
-        one.advance(event.TIME_UP)
+        machine.advance(event.ABSENT)
+        seen.append(machine.pause_s)
+        machine.advance(event.TIME_UP)
     assert seen == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0]
-    one.advance(event.ABSENT)
-    one.advance(event.LOSS)
-    assert one.pause_s == 0.5
+    machine.advance(event.ABSENT)
+    machine.advance(event.LOSS)
+    assert machine.pause_s == 0.5
 
 
 KEEPING: Final = Machine(
@@ -121,8 +121,8 @@ KEEPING: Final = Machine(
     events="KeepingEvent",
     starts=("RESTING",),
     begin=lambda build, _: build.MeetingKeeping(),
-    feed=lambda one, event: one.advance(event),
-    state_of=lambda one: one.state,
+    feed=lambda machine, event: machine.advance(event),
+    state_of=lambda machine: machine.state,
     stories="""
 the host of the store is gone, and comes back:
     RESTING -LOSS-> LOOKING -ABSENT-> PAUSING -TIME_UP-> LOOKING -OUTDATED-> OFFERING

@@ -16,8 +16,8 @@ OUTGOING: Final = Machine(
     events="OutgoingEvent",
     starts=("NEW",),
     begin=lambda build, _: build.OutgoingMessage(2, 1),
-    feed=lambda one, event: one.on(event),
-    state_of=lambda one: one.state,
+    feed=lambda machine, event: machine.on(event),
+    state_of=lambda machine: machine.state,
     stories="""
 it goes in chunks:
     NEW -QUEUE-> QUEUED -SEND-> SENT

@@ -32,8 +32,8 @@ LANES: Final = Machine(
     events="LanesEvent",
     starts=("NONE", "OFF"),
     begin=lambda build, start: _Follower(build, build.LanesState[start]),
-    feed=lambda one, event: one.on(event),
-    state_of=lambda one: one.state,
+    feed=lambda machine, event: machine.on(event),
+    state_of=lambda machine: machine.state,
     stories="""
 a payload opens them:
     NONE -WANT-> OPENING -OPENED-> UP -WANT-> UP
@@ -116,8 +116,8 @@ class _OneRegion:
     @property
     def state(self) -> enum.Enum:
         """What is known of it at the peer."""
-        found: enum.Enum = self.kept.state("b", KEY)
-        return found
+        current: enum.Enum = self.kept.state("b", KEY)
+        return current
 
     def on(self, event: enum.Enum) -> None:
         """Let an event happen to it."""
@@ -139,8 +139,8 @@ REGION: Final = Machine(
     events="RegionEvent",
     starts=("UNSHARED",),
     begin=lambda build, _: _OneRegion(build),
-    feed=lambda one, event: one.on(event),
-    state_of=lambda one: one.state,
+    feed=lambda machine, event: machine.on(event),
+    state_of=lambda machine: machine.state,
     stories="""
 this worker shares it and lets go:
     UNSHARED -CONFIRMED-> SHARED -TELL-> DOUBTED -TOLD-> UNSHARED

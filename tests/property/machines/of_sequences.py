@@ -22,10 +22,10 @@ def _schedule(build: ModuleType, slots: int = 2, inside: int = 3) -> Any:
 
 
 def _enter(build: ModuleType, schedule: Any, name: str, memory: int = 2) -> Any:
-    one = build.ModelSequence(name, memory)
-    schedule.admit(one)
-    schedule.on_entered(one)
-    return one
+    sequence = build.ModelSequence(name, memory)
+    schedule.admit(sequence)
+    schedule.on_entered(sequence)
+    return sequence
 
 
 def _memory_is_held_from_admission_until_the_model_has_let_go(
@@ -55,28 +55,28 @@ def _no_step_has_more_than_the_slots_and_all_get_their_turn(
     all_of = [_enter(build, schedule, name) for name in "ab"]
     first = schedule.begin_step()
     assert first == all_of
-    for one in first:
-        schedule.on_stepped(one, is_last=False, is_behind=True)
+    for sequence in first:
+        schedule.on_stepped(sequence, is_last=False, is_behind=True)
     assert schedule.room == 2
     all_of += [_enter(build, schedule, name) for name in "cd"]
-    for one in all_of[:2]:
-        schedule.on_taken(one)
+    for sequence in all_of[:2]:
+        schedule.on_taken(sequence)
     seen = []
     for _ in range(4):
         chosen = schedule.begin_step()
         assert len(chosen) == 2
         assert schedule.room == 0
-        seen.append("".join(one.what for one in chosen))
-        for one in chosen:
-            schedule.on_stepped(one, is_last=False, is_behind=False)
+        seen.append("".join(sequence.what for sequence in chosen))
+        for sequence in chosen:
+            schedule.on_stepped(sequence, is_last=False, is_behind=False)
     assert seen == ["cd", "ab", "cd", "ab"]
 
 
 def _one_that_is_behind_waits_and_one_that_is_over_leaves(build: ModuleType) -> None:
     schedule = _schedule(build)
     behind, over = _enter(build, schedule, "behind"), _enter(build, schedule, "over")
-    for one in schedule.begin_step():
-        schedule.on_stepped(one, is_last=one is over, is_behind=True)
+    for sequence in schedule.begin_step():
+        schedule.on_stepped(sequence, is_last=sequence is over, is_behind=True)
     assert schedule.paused == (behind,)
     assert schedule.leaving() == [over]
     assert schedule.begin_step() == []
@@ -92,8 +92,8 @@ def _room_is_what_the_narrowest_limit_leaves(build: ModuleType) -> None:
     for name in "ab":
         _enter(build, schedule, name)
     assert schedule.room == 1
-    for one in schedule.begin_step():
-        schedule.on_stepped(one, is_last=False, is_behind=True)
+    for sequence in schedule.begin_step():
+        schedule.on_stepped(sequence, is_last=False, is_behind=True)
     assert schedule.room == 2
     _enter(build, schedule, "c")
     assert schedule.room == 1
@@ -115,8 +115,8 @@ SEQUENCE: Final = Machine(
     events="SequenceEvent",
     starts=("WAITING",),
     begin=lambda build, _: build.ModelSequence("", 1),
-    feed=lambda one, event: one.advance(event),
-    state_of=lambda one: one.state,
+    feed=lambda machine, event: machine.advance(event),
+    state_of=lambda machine: machine.state,
     stories="""
 it is generated in two steps:
     WAITING -ADMITTED-> ENTERING -ENTERED-> READY -STEP_BEGUN-> STEPPING

@@ -9,7 +9,7 @@ from tests.property.machines.spec import Machine, Part, table_of
 from tests.property.machines.stories import Story, play, shown_by, stories_of
 from tests.property.machines.walk import walk
 
-each = pytest.mark.parametrize("machine", CATALOG, ids=lambda one: one.name)
+each = pytest.mark.parametrize("machine", CATALOG, ids=lambda machine: machine.name)
 
 
 @each
@@ -30,9 +30,9 @@ def test_every_state_has_a_row_and_every_event_occurs(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("machine", "story"),
     [
-        pytest.param(one, story, id=f"{one.name}: {story.title}")
-        for one in CATALOG
-        for story in stories_of(one)
+        pytest.param(machine, story, id=f"{machine.name}: {story.title}")
+        for machine in CATALOG
+        for story in stories_of(machine)
     ],
 )
 def test_machine_plays_its_story(machine: Machine, story: Story) -> None:
@@ -52,9 +52,9 @@ def test_stories_show_every_transition(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("part", "check"),
     [
-        pytest.param(part, check, id=f"{one.name}: {check.__name__}")
-        for one in CATALOG
-        for part in one.all_parts
+        pytest.param(part, check, id=f"{machine.name}: {check.__name__}")
+        for machine in CATALOG
+        for part in machine.all_parts
         for check in part.checks
     ],
 )

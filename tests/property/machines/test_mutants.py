@@ -21,13 +21,13 @@ from tests.property.machines.spec import Guard, Machine, Part, build_of, source_
 
 QUICK_MUTANTS = 25  # of each table: all of them take half a minute
 
-each = pytest.mark.parametrize("machine", CATALOG, ids=lambda one: one.name)
+each = pytest.mark.parametrize("machine", CATALOG, ids=lambda machine: machine.name)
 each_guard = pytest.mark.parametrize(
     ("machine", "part", "guard"),
     [
-        pytest.param(one, part, guard, id=f"{one.name}: {guard.name}")
-        for one in CATALOG
-        for part, guard in guards_of(one)
+        pytest.param(machine, part, guard, id=f"{machine.name}: {guard.name}")
+        for machine in CATALOG
+        for part, guard in guards_of(machine)
     ],
 )
 
@@ -38,7 +38,9 @@ def survivors(machine: Machine, mutants_max: int | None = None) -> list[str]:
         if mutants_max is not None and mutants_max < len(chosen):
             chosen = random.Random(machine.name).sample(chosen, mutants_max)
         return [
-            str(one) for one in chosen if killer_of_table(machine, build, one) is None
+            str(mutant)
+            for mutant in chosen
+            if killer_of_table(machine, build, mutant) is None
         ]
 
 
