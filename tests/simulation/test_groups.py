@@ -53,13 +53,16 @@ def test_connection_broken_during_its_setup_ends_no_group(cut_s: float) -> None:
             link = network.between("a", "b")
             link.delay(0.1)
             groups = [Group(worker, timeout_s=60.0) for worker in workers]
-            given = [torch.ones(2) for _ in groups]
+            tensors = [torch.ones(2) for _ in groups]
             network.loop.call_later(cut_s, link.drop_connections)
             await asyncio.gather(
-                *(one.all_reduce(of) for one, of in zip(groups, given, strict=True))
+                *(
+                    group.all_reduce(of)
+                    for group, of in zip(groups, tensors, strict=True)
+                )
             )
             assert any("drop connections" in event for _, event in network.trace)
-            return [tensor[0].item() for tensor in given]
+            return [tensor[0].item() for tensor in tensors]
 
     with asyncio.Runner(loop_factory=SimLoop) as runner:
         network = Network(1, runner.get_loop())

@@ -47,14 +47,14 @@ async def call_all(worker: Worker, others: list[Worker], nbytes: int) -> None:
 
 
 def links_of(*workers: Worker) -> int:
-    return sum(len(tuple(one.parts.directory.links)) for one in workers)
+    return sum(len(tuple(worker.parts.directory.links)) for worker in workers)
 
 
 def timers(network: Network) -> int:
     loop = network.loop
     assert isinstance(loop, SimLoop)
     scheduled: list[asyncio.TimerHandle] = loop._scheduled  # type: ignore[attr-defined]  # noqa: SLF001
-    return sum(not one.cancelled() for one in scheduled)
+    return sum(not timer.cancelled() for timer in scheduled)
 
 
 @pytest.mark.parametrize("peers", [8, 32])

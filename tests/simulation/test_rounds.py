@@ -97,9 +97,11 @@ def test_rendezvous_of_thousands_takes_three_connections_each(size: int) -> None
         workers = neighbours(network, size)
         for worker in workers:
             await worker.__aenter__()
-        assert all(await asyncio.gather(*(meet(one, "first") for one in workers)))
+        assert all(await asyncio.gather(*(meet(worker, "first") for worker in workers)))
         sent, begun_s = network.sent, network.loop.time()
-        assert all(await asyncio.gather(*(meet(one, "second") for one in workers)))
+        assert all(
+            await asyncio.gather(*(meet(worker, "second") for worker in workers))
+        )
         took_s = network.loop.time() - begun_s
         links = Counter(len(worker.parts.directory.links) for worker in workers)
         assert max(links) <= 3
@@ -110,7 +112,9 @@ def test_rendezvous_of_thousands_takes_three_connections_each(size: int) -> None
         # the slowest of so many 10: up and down the tree, and up and down again.
         assert network.sent - sent < 8 * size
         assert took_s < 2 * (2 + 2) * depth * 0.01
-        await asyncio.gather(*(one.shutdown(drain_timeout_s=0.0) for one in workers))
+        await asyncio.gather(
+            *(worker.shutdown(drain_timeout_s=0.0) for worker in workers)
+        )
 
     play(scenario, 1)
 
@@ -122,24 +126,24 @@ async def one_of_many_is_late(network: Network) -> None:
     for worker in workers:
         await worker.__aenter__()
     late = network.rng.choice(workers)
-    hasty = network.rng.choice([one for one in workers if one is not late])
-    found = await asyncio.gather(
+    hasty = network.rng.choice([worker for worker in workers if worker is not late])
+    results = await asyncio.gather(
         *(
-            rendezvous(one, "tag", timeout_s=5.0 if one is hasty else None)
-            for one in workers
-            if one is not late
+            rendezvous(worker, "tag", timeout_s=5.0 if worker is hasty else None)
+            for worker in workers
+            if worker is not late
         ),
         return_exceptions=True,
     )
-    for error in found:
+    for error in results:
         assert isinstance(error, BarrierBrokenError)
         assert f"these members did not come: rank {late.rank}" in str(error)
         assert error.missing in {(late.name,), (f"rank {late.rank}",)}
     with pytest.raises(BarrierBrokenError, match=f"rank {hasty.rank} "):
         await rendezvous(late, "tag")
-    found = await asyncio.gather(*(rendezvous(one, "tag") for one in workers))
-    assert found == [[b""] * size] * size
-    await asyncio.gather(*(one.shutdown(drain_timeout_s=0.0) for one in workers))
+    results = await asyncio.gather(*(rendezvous(worker, "tag") for worker in workers))
+    assert results == [[b""] * size] * size
+    await asyncio.gather(*(worker.shutdown(drain_timeout_s=0.0) for worker in workers))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -192,15 +196,15 @@ class Course:
                 async with asyncio.timeout(
                     rng.uniform(0.0, 0.5) if hasty and rng.random() < 0.1 else None
                 ):
-                    found = await rendezvous(
+                    result = await rendezvous(
                         worker, tag, payload, replicas, timeout_s=timeout_s
                     )
             except (BarrierBrokenError, WorkerLostError, TimeoutError) as error:
                 self._examine(error)
             else:
                 passed += 1
-                if found != [f"{rank} {number}".encode() for rank in ranks]:
-                    self.problems.append(f"{worker.name} got {found} for {number}")
+                if result != [f"{rank} {number}".encode() for rank in ranks]:
+                    self.problems.append(f"{worker.name} got {result} for {number}")
         return passed
 
     def _examine(self, error: Exception) -> None:
@@ -229,8 +233,8 @@ class Course:
         rng = self.network.rng
         for _ in range(6):
             await asyncio.sleep(rng.expovariate(10.0))
-            one, other = rng.sample([worker.name for worker in self.workers], 2)
-            link = self.network.between(one, other)
+            first, other = rng.sample([worker.name for worker in self.workers], 2)
+            link = self.network.between(first, other)
             if rng.random() < 0.5:
                 link.drop_connections()
             else:

@@ -39,7 +39,7 @@ def test_seed_gives_the_same_run_in_every_process() -> None:
     """Whatever the process hashes text to: every byte and event is the same."""
     digests = []
     for hashes in ("1", "2"):
-        told = subprocess.run(
+        output = subprocess.run(
             [sys.executable, "-c", SCRIPT, *SMALL],
             cwd=REPOSITORY,
             env={**os.environ, "PYTHONHASHSEED": hashes, "PYTHONPATH": "."},
@@ -47,7 +47,7 @@ def test_seed_gives_the_same_run_in_every_process() -> None:
             text=True,
             check=True,
         )
-        digests.append(json.loads(told.stdout))
+        digests.append(json.loads(output.stdout))
     assert digests[0] == digests[1]
     assert len(set(digests[0])) == len(SMALL)
 
@@ -64,15 +64,15 @@ def test_larger_world_keeps_the_invariants() -> None:
 
 def test_check_finds_traces_of_dead_workers_anywhere() -> None:
     """The check of I3 itself: it looks into what a worker can reach."""
-    found: dict[str, str] = {}
+    traces: dict[str, str] = {}
 
     def look(world: World) -> None:
         worker: Participant = world.lives["w0"]
         dead = worker.incarnation ^ 1
         keeper = [{"somewhere": (dead,)}]
         worker.hidden = keeper  # type: ignore[attr-defined]
-        found.update(checks.traces_of(worker, {dead: "the dead"}))  # type: ignore[dict-item]
+        traces.update(checks.traces_of(worker, {dead: "the dead"}))  # type: ignore[dict-item]
         del worker.hidden  # type: ignore[attr-defined]
 
     assert play("calls", 1, look=look).problems == []
-    assert found == {"worker.hidden[][somewhere][]": "the dead"}
+    assert traces == {"worker.hidden[][somewhere][]": "the dead"}

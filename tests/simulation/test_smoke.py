@@ -69,7 +69,9 @@ async def a_death_at_a_barrier(network: Network) -> None:
         last = asyncio.create_task(come(victim))
         await die()
         ended = await asyncio.gather(*coming, return_exceptions=True)
-        assert all(one is None or isinstance(one, WorkerLostError) for one in ended)
+        assert all(
+            result is None or isinstance(result, WorkerLostError) for result in ended
+        )
         last.cancel()
         await asyncio.gather(last, return_exceptions=True)
 

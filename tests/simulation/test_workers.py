@@ -73,8 +73,8 @@ async def delays(network: Network) -> None:
             (c, "a", relay, ("c",)),
         ]
         calls = [
-            one.parts.start_call(to, function, (*args, number))
-            for number, (one, to, function, args) in enumerate(pattern * 4)
+            worker.parts.start_call(to, function, (*args, number))
+            for number, (worker, to, function, args) in enumerate(pattern * 4)
         ]
         assert await asyncio.gather(*calls) == list(range(20))
     assert runs == Counter(range(20))
