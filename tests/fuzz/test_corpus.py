@@ -24,8 +24,8 @@ def test_corpus_of_each_decoder_holds(name: str) -> None:
 
 
 def test_every_target_is_replayed() -> None:
-    found = {path.stem.removeprefix("fuzz_") for path in CORPUS.parent.glob("fuzz_*")}
-    assert found == set(TARGETS)
+    targets = {path.stem.removeprefix("fuzz_") for path in CORPUS.parent.glob("fuzz_*")}
+    assert targets == set(TARGETS)
     assert {path.name for path in CORPUS.iterdir()} == set(TARGETS)
 
 
@@ -36,7 +36,11 @@ def test_minimized_corpus_reaches_every_arc() -> None:
     assert len(kept) < len(inputs)
 
     def reached(these: list[bytes]) -> set[object]:
-        return {arc for one in these for arc in arcs_of(partial(target.check, one))}
+        return {
+            arc
+            for input_bytes in these
+            for arc in arcs_of(partial(target.check, input_bytes))
+        }
 
     assert reached(kept) == reached(inputs)
     assert reached(kept[:-1]) < reached(inputs)
