@@ -29,8 +29,8 @@ def test_page_about_pages_may_show_a_fence() -> None:
 
 
 def test_block_that_does_not_run_needs_a_reason() -> None:
-    told = fenced("python no-run", above="<!-- not run: needs two hosts -->")
-    assert blocks_of(told) == []
+    page = fenced("python no-run", above="<!-- not run: needs two hosts -->")
+    assert blocks_of(page) == []
     with pytest.raises(PageError, match=r"line 2: .* needs its reason"):
         blocks_of(fenced("python no-run"))
     with pytest.raises(PageError, match="needs its reason"):

@@ -55,9 +55,9 @@ def rows(page: str, heading: str = "") -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def numbered(found: list[list[str]]) -> dict[int, str]:
+def numbered(table_rows: list[list[str]]) -> dict[int, str]:
     """Return the second cell of each row that begins with a number, by number."""
-    return {int(row[0]): row[1] for row in found if row[0].isdigit()}
+    return {int(row[0]): row[1] for row in table_rows if row[0].isdigit()}
 
 
 def test_page_of_commands_is_generated() -> None:
@@ -73,10 +73,10 @@ def test_page_of_commands_is_generated() -> None:
 @pytest.mark.parametrize("name", errors.__all__)
 def test_every_error_is_described_with_its_code(name: str) -> None:
     error = getattr(errors, name)
-    found = [row for row in rows("errors.md") if f"`{name}`" in row[0]]
-    assert len(found) == 1
+    described = [row for row in rows("errors.md") if f"`{name}`" in row[0]]
+    assert len(described) == 1
     if error in errors.AsyncRpcError.by_code.values():
-        assert found[0][1] == f"`{error.code}`"
+        assert described[0][1] == f"`{error.code}`"
 
 
 def test_errors_are_indented_below_their_bases() -> None:
@@ -95,17 +95,17 @@ def test_errors_are_indented_below_their_bases() -> None:
 
 @pytest.mark.parametrize("record", OPTIONS)
 def test_every_option_is_listed_with_its_default(record: type) -> None:
-    made = record()
-    assert dataclasses.is_dataclass(made)
+    options = record()
+    assert dataclasses.is_dataclass(options)
     listed = {
         row[0].strip("`"): row[1].strip("`")
         for row in rows("limits.md", record.__name__)
         if row[0].startswith("`")
     }
-    names = [field.name for field in dataclasses.fields(made)]
+    names = [field.name for field in dataclasses.fields(options)]
     assert list(listed) == names
     for name in names:
-        default = getattr(made, name)
+        default = getattr(options, name)
         if dataclasses.is_dataclass(default):
             assert listed[name] == f"{type(default).__name__}()"
         elif isinstance(default, Policy):
@@ -138,10 +138,10 @@ def test_every_code_of_a_value_is_described() -> None:
         for name, n in codes.items()
         if not name.startswith("ENTRY_") and name not in others
     }
-    found = [row for row in rows("wire-protocol.md", "Values") if row[0].isdigit()]
-    entry_rows = [row for row in found if row[1].startswith("`[")]
+    value_rows = [row for row in rows("wire-protocol.md", "Values") if row[0].isdigit()]
+    entry_rows = [row for row in value_rows if row[1].startswith("`[")]
     assert {int(row[0]) for row in entry_rows} == entries
-    assert {int(row[0]) for row in found if row not in entry_rows} == values
+    assert {int(row[0]) for row in value_rows if row not in entry_rows} == values
     for row in entry_rows:
         assert row[1].startswith(f"`[{row[0]}, "), row
 
