@@ -21,8 +21,8 @@ def named_in_rows() -> set[str]:
 
 
 def packages(under: str = "") -> list[str]:
-    found = (PACKAGE / under).glob("*/__init__.py")
-    return sorted(f"{under}.{one.parent.name}".lstrip(".") for one in found)
+    files = (PACKAGE / under).glob("*/__init__.py")
+    return sorted(f"{under}.{file.parent.name}".lstrip(".") for file in files)
 
 
 def has_table(module: str) -> bool:
@@ -59,4 +59,4 @@ def test_rows_name_existing_modules() -> None:
 
 
 def test_every_machine_with_a_table_is_in_the_catalog() -> None:
-    assert {one.source.__name__ for one in CATALOG} == set(MACHINES)
+    assert {machine.source.__name__ for machine in CATALOG} == set(MACHINES)

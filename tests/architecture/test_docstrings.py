@@ -38,7 +38,9 @@ def class_docstring(method: str) -> str:
     return (inspect.getdoc(owner) or "") if inspect.isclass(owner) else ""
 
 
-COROUTINES = [(name, one) for name, one in OBJECTS if inspect.iscoroutinefunction(one)]
+COROUTINES = [
+    (name, public) for name, public in OBJECTS if inspect.iscoroutinefunction(public)
+]
 
 
 @pytest.mark.parametrize("path", python_files(PACKAGE), ids=name_of)
@@ -61,7 +63,9 @@ def test_public_coroutine_documents_errors_and_cancellation(
 ) -> None:
     """Itself, or its class for all of its coroutines."""
     docstring = (inspect.getdoc(coroutine) or "") + class_docstring(name)
-    missing = [one for one in ("Raises:", "Cancellation:") if one not in docstring]
+    missing = [
+        section for section in ("Raises:", "Cancellation:") if section not in docstring
+    ]
     assert missing == [], name
 
 
@@ -85,5 +89,5 @@ def test_public_arguments_are_described_all_or_none(name: str, public: Any) -> N
 @pytest.mark.parametrize(("name", "public"), OBJECTS, ids=[name for name, _ in OBJECTS])
 def test_docstring_sections_come_in_one_order(name: str, public: Any) -> None:
     lines = (inspect.getdoc(public) or "").splitlines()
-    found = [line for line in lines if line in SECTIONS]
-    assert found == sorted(found, key=SECTIONS.index), name
+    sections = [line for line in lines if line in SECTIONS]
+    assert sections == sorted(sections, key=SECTIONS.index), name

@@ -49,9 +49,9 @@ def test_list_of_errors_is_in_order() -> None:
 def test_errors_are_defined_in_one_file() -> None:
     root = f"{errors.__name__}.AsyncRpcError"
     ours = {
-        one.name
-        for one in all_classes().values()
-        if root in {each.name for each in lineage(one)}
+        definition.name
+        for definition in all_classes().values()
+        if root in {each.name for each in lineage(definition)}
     }
     assert root in ours
     assert {name for name in ours if not name.startswith(errors.__name__)} == set()

@@ -46,7 +46,7 @@ MAY_READ_ENVIRONMENT = {
 }
 
 # What torch makes on its default device, which is the program's, if no device is given.
-FACTORIES = {f"torch.{made.__name__}" for made in _device_constructors()}
+FACTORIES = {f"torch.{constructor.__name__}" for constructor in _device_constructors()}
 # Of these, what is of the default dtype if no dtype is given.
 BY_DEFAULT_DTYPE = {"torch.empty", "torch.full", "torch.ones", "torch.zeros"}
 
@@ -85,7 +85,7 @@ def test_devices_are_used_in_a_single_package(path: Path) -> None:
     if "devices" in path.relative_to(PACKAGE).parts[:2]:
         return
     uses = set(dotted_uses(parse(path)))
-    assert [one for one in uses if one.startswith(("torch.cuda", "torch_xla"))] == []
+    assert [use for use in uses if use.startswith(("torch.cuda", "torch_xla"))] == []
 
 
 @pytest.mark.parametrize("path", PACKAGE_FILES, ids=name_of)

@@ -37,7 +37,7 @@ def test_file_is_short_enough_to_read(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_function_fits_a_screen(path: Path) -> None:
-    sizes = {one.name: body_lines(one) for one in functions(parse(path))}
+    sizes = {function.name: body_lines(function) for function in functions(parse(path))}
     assert {n: size for n, size in sizes.items() if size > FUNCTION_LINES_MAX} == {}
 
 
