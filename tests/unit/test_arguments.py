@@ -104,7 +104,7 @@ def test_choice_must_be_in_the_list(value: Any) -> None:
 @pytest.mark.parametrize("value", [None, 1, "ab", b"ab", {"a": 1}, Endless()])
 def test_items_of_a_list_must_not_be_a_string(value: Any) -> None:
     check_sequence("things", (1, 2), "things in a list")
-    assert listed("things", (one for one in range(2)), "things") == [0, 1]
+    assert listed("things", (number for number in range(2)), "things") == [0, 1]
     for check in (check_sequence, listed):
         with pytest.raises(UsageError, match=r"^things must be things in a list, not "):
             check("things", value, "things in a list")

@@ -118,7 +118,9 @@ def test_forged_log_lines_are_indented() -> None:
     log.say("from %s", forged)
     log.say("from a", error=ValueError(forged))
     for line in log.lines:
-        assert not [one for one in line.split("\n")[1:] if not one.startswith("  ")][1:]
+        assert not [text for text in line.split("\n")[1:] if not text.startswith("  ")][
+            1:
+        ]
     assert log.lines[0] == "from no\n  WARNING a died\n  \n  ERROR b died"
     assert "\n  ERROR b died" in log.lines[1]
 
@@ -159,5 +161,6 @@ def test_every_logger_of_the_package_has_the_filter() -> None:
     others = [name for name in loggers if not name.startswith(LOGGERS_OF_TORCH)]
     assert others == [], "log with logging.getLogger('asyncrpc'): its lines are bounded"
     assert any(
-        isinstance(one, PeerLineFilter) for one in logging.getLogger("asyncrpc").filters
+        isinstance(log_filter, PeerLineFilter)
+        for log_filter in logging.getLogger("asyncrpc").filters
     )

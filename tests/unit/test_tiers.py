@@ -42,8 +42,8 @@ def test_cases_without_a_share_are_all_quick() -> None:
 
 def test_every_function_has_a_quick_case() -> None:
     assert quick_among(FUNCTIONS, SHARES) == set(FUNCTIONS)
-    for one in MANY:
-        assert quick_among([one], SHARES) == {one}
+    for item in MANY:
+        assert quick_among([item], SHARES) == {item}
 
 
 def test_quick_case_stays_quick_among_more() -> None:
@@ -54,8 +54,8 @@ def test_quick_case_stays_quick_among_more() -> None:
 
 def test_each_function_is_in_one_part_of_similar_size() -> None:
     parts = [Part.parse(f"{number}/4") for number in (1, 2, 3, 4)]
-    for one in FUNCTIONS:
-        assert sum(part.has(one) for part in parts) == 1
+    for function in FUNCTIONS:
+        assert sum(part.has(function) for part in parts) == 1
     sizes = [sum(map(part.has, FUNCTIONS)) for part in parts]
     assert min(sizes) > 200
 
@@ -88,22 +88,22 @@ def collected(tree: pytest.Pytester, *options: str) -> set[str]:
 
 
 def test_tiers_are_disjoint_and_cover_all_tests(tree: pytest.Pytester) -> None:
-    found = {
+    tests = {
         tier: collected(tree, f"--tier={tier}") for tier in ("quick", "deep", "all")
     }
-    assert found["all"] == collected(tree)
-    assert len(found["all"]) == 2 * 53
-    assert found["quick"] | found["deep"] == found["all"]
-    assert not found["quick"] & found["deep"]
+    assert tests["all"] == collected(tree)
+    assert len(tests["all"]) == 2 * 53
+    assert tests["quick"] | tests["deep"] == tests["all"]
+    assert not tests["quick"] & tests["deep"]
 
 
 def test_quick_tier_has_a_share_of_unit_cases_and_one_of_others(
     tree: pytest.Pytester,
 ) -> None:
     quick = collected(tree, "--tier=quick")
-    unit = {one for one in quick if one.startswith("tests/unit/")}
+    unit = {test for test in quick if test.startswith("tests/unit/")}
     assert len(unit) == 51
-    assert not any("slow" in one or "[50]" in one for one in quick)
+    assert not any("slow" in test or "[50]" in test for test in quick)
     assert "tests/integration/test_integration.py::test_alone" in quick
     assert 1 < len(quick - unit) < 25
 

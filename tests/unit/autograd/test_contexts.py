@@ -87,10 +87,13 @@ async def test_late_message_does_not_revive_a_context() -> None:
 async def test_ended_contexts_are_remembered_up_to_a_limit() -> None:
     contexts = Contexts(ME, RecordingLinks())
     every = [ContextId(ME.incarnation, serial) for serial in range(ENDED_MAX + 1)]
-    for one in every:
-        contexts.enter(one, ME)
-        contexts.release(one)
-    assert [contexts.has_ended(one) for one in (every[0], every[1])] == [False, True]
+    for context in every:
+        contexts.enter(context, ME)
+        contexts.release(context)
+    assert [contexts.has_ended(context) for context in (every[0], every[1])] == [
+        False,
+        True,
+    ]
 
 
 async def test_creator_name_is_filled_in_by_a_later_message() -> None:
@@ -129,7 +132,7 @@ async def test_received_tensors_are_differentiable() -> None:
     assert receive is not None
     first, second = receive(torch.ones(1)), receive(torch.ones(1))
     assert first.requires_grad
-    keys = [one.grad_fn.received.crossing for one in (first, second)]  # type: ignore[union-attr]
+    keys = [tensor.grad_fn.received.crossing for tensor in (first, second)]  # type: ignore[union-attr]
     message = MessageId(PEER.incarnation, 5)
     assert keys == [CrossingId(message, 0), CrossingId(message, 1)]
 

@@ -38,11 +38,11 @@ def run_of(tensor: torch.Tensor, *gradients: torch.Tensor | None) -> SegmentRun:
 
 def test_forwarded_gradients_bypass_the_engine() -> None:
     tensor, received = receive()
-    one, other = torch.full((3,), 2.0), torch.full((3,), 3.0)
-    assert run_of(tensor, one).straight_through() == {received: one}
-    leaving = run_of(tensor, one, None, other).straight_through()
+    first, other = torch.full((3,), 2.0), torch.full((3,), 3.0)
+    assert run_of(tensor, first).straight_through() == {received: first}
+    leaving = run_of(tensor, first, None, other).straight_through()
     assert leaving is not None
-    assert torch.equal(leaving[received], one + other)
+    assert torch.equal(leaving[received], first + other)
     assert run_of(tensor, None).straight_through() == {}
 
 

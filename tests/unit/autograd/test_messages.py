@@ -64,7 +64,7 @@ def test_request_is_packed_as_call_arguments() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "history", "problem"),
+    ("crossings", "history", "problem"),
     [
         ([2], None, "has 1 gradients"),
         ([2, 0], [9, 1], "history of gradients has gradient 1"),
@@ -72,10 +72,10 @@ def test_request_is_packed_as_call_arguments() -> None:
     ],
 )
 def test_malformed_request_is_refused(
-    given: list[int], history: list[int] | None, problem: str
+    crossings: list[int], history: list[int] | None, problem: str
 ) -> None:
     wrong = replace(
-        ADVANCE, gradients=[torch.ones(1)], asked=[], given=given, history=history
+        ADVANCE, gradients=[torch.ones(1)], asked=[], given=crossings, history=history
     )
     with pytest.raises(MalformedError, match=problem):
         wrong.check()

@@ -70,10 +70,10 @@ class Everything:
         self.ends = PassEnds(me, self.contexts, self.links, NoTurns(), FlightRecorder())
         self.waits = PassWaits(ME, self.links)
 
-    async def _take(self, one: Pass, peer: WorkerId, answer: PassAnswer) -> None:
+    async def _take(self, local_pass: Pass, peer: WorkerId, answer: PassAnswer) -> None:
         if self.refusal is not None:
             raise self.refusal
-        self.taken.append((one, peer, answer))
+        self.taken.append((local_pass, peer, answer))
 
     def engage(self) -> None:
         """Let the peer wait for an answer."""
@@ -91,10 +91,10 @@ def answer_of(
     gradients: list[torch.Tensor | None] | None = None,
     *,
     asked: list[int] | None = None,
-    given: list[int] | None = None,
+    crossings: list[int] | None = None,
 ) -> list[Any]:
     """Return an answer as it travels."""
-    return [gradients or [], {"fields": [[], asked or [], given or [], None, None]}]
+    return [gradients or [], {"fields": [[], asked or [], crossings or [], None, None]}]
 
 
 def received(sender: WorkerId, serial: int = 7) -> Received:
@@ -104,8 +104,8 @@ def received(sender: WorkerId, serial: int = 7) -> Received:
 async def test_gradients_and_questions_to_a_worker_share_a_request() -> None:
     parts = Everything()
     gradient = torch.ones(1)
-    given = received(PEER, 8)
-    parts.requests.send(parts.one, [received(PEER)], [given], {given: gradient})
+    leaf = received(PEER, 8)
+    parts.requests.send(parts.one, [received(PEER)], [leaf], {leaf: gradient})
     ((advance, _),) = parts.peer.asked
     assert isinstance(advance, Advance)
     assert (advance.asked, advance.given) == ([7, 0], [8, 0])
@@ -117,8 +117,8 @@ async def test_gradients_and_questions_to_a_worker_share_a_request() -> None:
 async def test_gradient_with_a_history_is_sent_as_a_tensor() -> None:
     parts = Everything()
     gradient = torch.ones(1, requires_grad=True) * 2
-    given = received(PEER)
-    parts.requests.send(parts.one, [], [given], {given: gradient})
+    leaf = received(PEER)
+    parts.requests.send(parts.one, [], [leaf], {leaf: gradient})
     ((advance, _),) = parts.peer.asked
     assert isinstance(advance, Advance)
     ((message, sent),) = parts.state.sent.items()
@@ -140,13 +140,13 @@ async def test_answer_with_gradients_ends_once_they_are_taken() -> None:
     parts = Everything()
     parts.ask()
     gradients = [torch.ones(1), None]
-    given = [3, 0, 3, 1]
-    parts.peer.asked[0][1].set_result(answer_of(gradients, given=given))
+    crossings = [3, 0, 3, 1]
+    parts.peer.asked[0][1].set_result(answer_of(gradients, crossings=crossings))
     await let_run()
     assert not parts.one.wave.is_idle  # who takes them says when
-    ((one, peer, answer),) = parts.taken
-    assert (one, peer) == (parts.one, PEER)
-    assert (answer.gradients, answer.given) == (gradients, given)
+    ((local_pass, peer, answer),) = parts.taken
+    assert (local_pass, peer) == (parts.one, PEER)
+    assert (answer.gradients, answer.given) == (gradients, crossings)
 
 
 async def test_gradients_of_an_answer_may_be_refused() -> None:

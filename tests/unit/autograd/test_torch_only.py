@@ -48,10 +48,10 @@ MODULES = [
 ]
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("module", MODULES, ids=lambda layer: type(layer).__name__)
 def test_modules_of_torch_count_as_torch_only(module: nn.Module) -> None:
-    found = module(torch.ones(2, 3))
-    first = found[0] if isinstance(found, tuple) else found
+    output = module(torch.ones(2, 3))
+    first = output[0] if isinstance(output, tuple) else output
     assert is_torchs(first.sum())
 
 
@@ -74,7 +74,9 @@ class Dispatches(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def compiled() -> AbstractContextManager[Any]:
     from torch._dynamo import compiled_autograd  # noqa: PLC0415  (it takes seconds)
 
-    enabled: AbstractContextManager[Any] = compiled_autograd._enable(lambda one: one)  # noqa: SLF001
+    enabled: AbstractContextManager[Any] = compiled_autograd._enable(  # noqa: SLF001
+        lambda compiler: compiler
+    )
     return enabled
 
 

@@ -70,10 +70,10 @@ class Script:
         self, _module: str, arguments: list[str], **_rest: object
     ) -> Iterator[tuple[str, list[Any]]]:
         self.asked.append(arguments[4:])
-        for one in self.starts.pop(0):
-            if isinstance(one, Exception):
-                raise one
-            yield one
+        for item in self.starts.pop(0):
+            if isinstance(item, Exception):
+                raise item
+            yield item
 
 
 def compared(
@@ -98,9 +98,9 @@ def test_workload_that_kills_its_process_costs_itself_only(
         [ok, ("many_def", [[1.0], ""]), ("rref", [[2.0], ""])],
     )
     assert script.asked[1] == ["rref"]
-    ours = [one.figures["asyncrpc"] for one in results]
+    ours = [result.figures["asyncrpc"] for result in results]
     assert ours == [Figure((5.0,)), None, Figure((7.0,))]
-    assert [one.failure for one in results] == ["", "it died", ""]
+    assert [result.failure for result in results] == ["", "it died", ""]
 
 
 def test_start_that_never_begins_fails_its_workloads_once(
@@ -113,7 +113,7 @@ def test_start_that_never_begins_fails_its_workloads_once(
         [],
     )
     assert len(script.asked) == 2
-    assert [one.failure for one in results] == ["no such option"] * 2
+    assert [result.failure for result in results] == ["no such option"] * 2
 
 
 def test_polling_choice_of_asyncrpc_reaches_the_processes(

@@ -115,14 +115,14 @@ def test_row_may_be_compared_with_another_row_of_either_side() -> None:
         "asyncrpc": [{"polling": 20.0, "eight": 90.0, "calls": 60.0}],
         "torch": [{"call, p50": 200.0, "eight": 1.0}],
     }
-    ratios = [one.ratio for one in collect([polling, eight], starts)]
+    ratios = [result.ratio for result in collect([polling, eight], starts)]
     assert ratios == pytest.approx([10.0, 1.5])
 
 
 def test_failed_row_keeps_its_reason_unless_another_start_measured_it() -> None:
     failures = {"call, p50": "it broke", "calls": "it broke once"}
     results = collect([LATENCY, RATE], {"asyncrpc": [{"calls": 1.0}]}, failures)
-    assert [one.verdict for one in results] == ["failed", ""]
+    assert [result.verdict for result in results] == ["failed", ""]
     assert failures_of(results) == ["call, p50: it broke"]
 
 

@@ -20,9 +20,9 @@ def figures(*medians: float | None) -> dict[str, Figure | None]:
 
 
 def test_ratio_is_to_the_best_peer() -> None:
-    found = figures(10.0, 50.0, 20.0, None, 400.0)
-    assert bench_peers.ratio(LATENCY, found) == pytest.approx(2.0)
-    assert bench_peers.ratio(RATE, found) == pytest.approx(10 / 400)
+    row = figures(10.0, 50.0, 20.0, None, 400.0)
+    assert bench_peers.ratio(LATENCY, row) == pytest.approx(2.0)
+    assert bench_peers.ratio(RATE, row) == pytest.approx(10 / 400)
 
 
 def test_ratio_needs_both_figures() -> None:
@@ -31,8 +31,8 @@ def test_ratio_needs_both_figures() -> None:
 
 
 def test_table_columns_line_up_and_show_dashes_for_gaps() -> None:
-    found = figures(10.0, 50.0, 20.0, None, 1234.0)
-    text = bench_peers.table([(LATENCY, found), (RATE, figures(*[None] * 5))])
+    latencies = figures(10.0, 50.0, 20.0, None, 1234.0)
+    text = bench_peers.table([(LATENCY, latencies), (RATE, figures(*[None] * 5))])
     assert text.splitlines() == [
         "workload                   unit  asyncrpc  torch  pyzmq  grpc    ray  ratio",
         "call, p50                  us        10.0   50.0   20.0     -  1,234   2.00",

@@ -41,17 +41,17 @@ def marks_of(call: Mapping[Place, int], at_ns: int = 0) -> list[int]:
 
 def test_marks_of_both_processes_become_calls_and_stages() -> None:
     marks = marks_of(WHOLE, 5_000) + marks_of(WHOLE, 1_000)
-    found = stages(passages(marks))
-    assert found[Place.WRITTEN] == pytest.approx([0.02, 0.02])
-    assert found[Place.END] == pytest.approx([0.05, 0.05])
-    assert sum(times[0] for times in found.values()) == pytest.approx(0.1)
+    spans = stages(passages(marks))
+    assert spans[Place.WRITTEN] == pytest.approx([0.02, 0.02])
+    assert spans[Place.END] == pytest.approx([0.05, 0.05])
+    assert sum(times[0] for times in spans.values()) == pytest.approx(0.1)
 
 
 def test_late_write_ends_when_the_peer_has_read() -> None:
     late = {**WHOLE, Place.WRITTEN: 70}
-    found = stages(passages(marks_of(late)))
-    assert found[Place.WRITTEN] == pytest.approx([0.04])
-    assert found[Place.READ] == pytest.approx([0.0])
+    spans = stages(passages(marks_of(late)))
+    assert spans[Place.WRITTEN] == pytest.approx([0.04])
+    assert spans[Place.READ] == pytest.approx([0.0])
 
 
 def test_call_with_a_repeated_mark_is_left_out() -> None:
@@ -77,7 +77,7 @@ def test_missing_place_is_part_of_the_next_stage() -> None:
 def test_traced_function_returns_its_result_and_marks_both_ends() -> None:
     traced = tracing.traced(max, Place.WRITE, Place.WRITTEN)
     assert traced(1, 2) == 2
-    places = [one & ((1 << PLACE_BITS) - 1) for one in tracing.marks]
+    places = [mark & ((1 << PLACE_BITS) - 1) for mark in tracing.marks]
     assert places == [Place.WRITE, Place.WRITTEN]
 
 
@@ -116,8 +116,8 @@ def test_gradient_passes_the_marks_of_a_layer() -> None:
     rows = torch.ones(t.BATCH, t.FEATURES)
     training_path.TracedLayer()(rows).sum().backward()
     places = training_path.Place
-    found = [one & ((1 << PLACE_BITS) - 1) for one in tracing.taken_marks()]
-    assert found == [
+    marked_places = [mark & ((1 << PLACE_BITS) - 1) for mark in tracing.taken_marks()]
+    assert marked_places == [
         places.FORWARD,
         places.FORWARDED,
         places.ARRIVED,

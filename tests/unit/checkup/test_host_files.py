@@ -83,8 +83,8 @@ def test_lower_limit_of_an_outer_cgroup_counts(tmp_path: Path) -> None:
         "sys/fs/cgroup/system.slice/memory.current": "7\n",
         "sys/fs/cgroup/system.slice/cpu.max": "100000 200000\n",
     }
-    found = read_cgroups(made(tmp_path, {**V2, **around}))
-    assert found == CgroupFacts(GIB, 7, 2, 0.5)
+    facts = read_cgroups(made(tmp_path, {**V2, **around}))
+    assert facts == CgroupFacts(GIB, 7, 2, 0.5)
 
 
 def test_container_sees_the_end_of_its_host_path(tmp_path: Path) -> None:

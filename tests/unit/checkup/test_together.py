@@ -9,12 +9,12 @@ OK, NOTE, WRONG = CheckState
 
 
 def shown(rows: list[GroupFinding]) -> list[tuple[str, CheckState, str, str]]:
-    return [(one.check, one.state, one.found, " ".join(one.workers)) for one in rows]
+    return [(row.check, row.state, row.found, " ".join(row.workers)) for row in rows]
 
 
 def test_equal_findings_are_one_row() -> None:
-    found = {name: [ok("Python", "3.11"), ok("uvloop", "1")] for name in "abc"}
-    assert shown(together(found)) == [
+    findings = {name: [ok("Python", "3.11"), ok("uvloop", "1")] for name in "abc"}
+    assert shown(together(findings)) == [
         ("Python", OK, "3.11", "a b c"),
         ("uvloop", OK, "1", "a b c"),
     ]
@@ -23,12 +23,12 @@ def test_equal_findings_are_one_row() -> None:
 def test_failing_findings_name_their_workers() -> None:
     bad = wrong("secret file", "mode 0644", "chmod 600")
     small = note("memory", "1 GiB", "use less")
-    found: dict[str, list[CheckFinding]] = {
+    findings: dict[str, list[CheckFinding]] = {
         "a": [ok("memory", "9 GiB")],
         "b": [small, bad],
         "c": [ok("memory", "8 GiB")],
     }
-    rows = together(found)
+    rows = together(findings)
     assert shown(rows) == [
         ("memory", OK, "9 GiB (the first; all: --json)", "a c"),
         ("memory", NOTE, "1 GiB", "b"),
@@ -38,8 +38,8 @@ def test_failing_findings_name_their_workers() -> None:
 
 
 def test_differing_versions_are_a_note() -> None:
-    found = {"a": [ok("torch", "2.6")], "b": [ok("torch", "2.7")]}
-    rows = together(found)
+    findings = {"a": [ok("torch", "2.6")], "b": [ok("torch", "2.7")]}
+    rows = together(findings)
     assert shown(rows) == [("torch", NOTE, "2.6", "a"), ("torch", NOTE, "2.7", "b")]
     assert "the workers differ" in rows[0].advice
 
@@ -64,4 +64,4 @@ def test_clocks_of_other_hosts_are_compared_within_their_error() -> None:
     assert (unsure.state, unsure.workers) == (OK, ("unsure",))
     assert (late.state, late.workers) == (NOTE, ("late",))
     assert late.found == "3 s behind this host's, to within 0.001 s"
-    assert [bool(one.advice) for one in rows] == [False, False, True]
+    assert [bool(row.advice) for row in rows] == [False, False, True]

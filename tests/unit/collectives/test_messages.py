@@ -19,11 +19,20 @@ SUM = Descriptor("all_reduce", "sum", "torch.float32", (3,))
 
 
 @pytest.mark.parametrize(
-    "one", [SUM, Descriptor("barrier"), Descriptor("gather", root=2)]
+    "descriptor", [SUM, Descriptor("barrier"), Descriptor("gather", root=2)]
 )
-def test_descriptor_is_read_as_it_was_written(one: Descriptor) -> None:
-    assert read_descriptor([*one[:3], one.shape and list(one.shape), one.root]) == one
-    begun = CollectiveBegun(1, 2, 3, one)
+def test_descriptor_is_read_as_it_was_written(descriptor: Descriptor) -> None:
+    assert (
+        read_descriptor(
+            [
+                *descriptor[:3],
+                descriptor.shape and list(descriptor.shape),
+                descriptor.root,
+            ]
+        )
+        == descriptor
+    )
+    begun = CollectiveBegun(1, 2, 3, descriptor)
     assert CollectiveBegun.record.read(begun.pack()) == begun
 
 

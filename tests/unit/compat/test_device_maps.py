@@ -84,7 +84,7 @@ def test_growing_group_checks_the_known_devices_only() -> None:
 def test_device_wishes_are_read_from_options() -> None:
     options = TensorPipeRpcBackendOptions(device_maps={"b": {"cuda:0": "cuda:1"}})
     options.set_device_map("b", {"cuda:1": torch.device("cuda:0")})
-    found = DeviceWishes.of_options("a", options)
-    assert found.maps == {"b": {"cuda:0": "cuda:1", "cuda:1": "cuda:0"}}
-    assert not found.devices
-    assert found.cuda_devices == torch.cuda.device_count()
+    wishes = DeviceWishes.of_options("a", options)
+    assert wishes.maps == {"b": {"cuda:0": "cuda:1", "cuda:1": "cuda:0"}}
+    assert not wishes.devices
+    assert wishes.cuda_devices == torch.cuda.device_count()

@@ -60,7 +60,7 @@ def raising(error: BaseException) -> Callable[[], None]:
         (Custom("c"), RuntimeError, Custom),
         (RuntimeError("r"), RuntimeError, RuntimeError),
     ],
-    ids=lambda one: getattr(one, "__name__", None) or type(one).__name__,
+    ids=lambda case: getattr(case, "__name__", None) or type(case).__name__,
 )
 def test_future_keeps_two_types_and_a_fetch_keeps_all(
     raised: Exception,

@@ -44,8 +44,8 @@ def test_ranges_within_the_call_keep_their_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     inner = Range("inner", 1100.0, 1900.0, thread=1, rank=4)
-    (found,) = taken(monkeypatch, Gatherer(Settings()), inner)
-    assert found == inner._replace(name="call#remote_op: inner")
+    (moved,) = taken(monkeypatch, Gatherer(Settings()), inner)
+    assert moved == inner._replace(name="call#remote_op: inner")
 
 
 @pytest.mark.parametrize("off_us", [-1e9, -300.0, 500.0, 1e9])
@@ -54,8 +54,8 @@ def test_ranges_of_another_clock_are_moved_into_the_call(
 ) -> None:
     outer = Range("outer", 1100.0 + off_us, 1700.0 + off_us, thread=1, rank=4)
     inner = outer._replace(name="inner", start_us=1200.0 + off_us)
-    found = taken(monkeypatch, Gatherer(Settings()), outer, inner)
-    assert [(one.start_us, one.end_us) for one in found] == [
+    moved = taken(monkeypatch, Gatherer(Settings()), outer, inner)
+    assert [(span.start_us, span.end_us) for span in moved] == [
         (1200.0, 1800.0),
         (1300.0, 1800.0),
     ]
@@ -77,10 +77,10 @@ def test_calls_made_by_a_function_are_among_its_ranges(
     with session:
         pass
     taken(monkeypatch, session)
-    (found,) = session.closed()
-    assert found[:3] == ("call", 1000.0, 2000.0)
-    assert found.thread > 0
-    assert (found.rank, found.is_async) == (3, True)
+    (span,) = session.closed()
+    assert span[:3] == ("call", 1000.0, 2000.0)
+    assert span.thread > 0
+    assert (span.rank, span.is_async) == (3, True)
 
 
 def test_thread_under_another_profiler_is_left_alone() -> None:

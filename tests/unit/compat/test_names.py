@@ -69,7 +69,10 @@ WITHOUT: Final = {f"{RPC}.server_process_global_profiler": PROFILER}
 
 def torchs_modules() -> dict[str, ModuleType]:
     package = torch.distributed.rpc
-    below = (f"{RPC}.{one.name}" for one in pkgutil.iter_modules(package.__path__))
+    below = (
+        f"{RPC}.{module_info.name}"
+        for module_info in pkgutil.iter_modules(package.__path__)
+    )
     names = [
         RPC,
         *below,

@@ -27,13 +27,13 @@ def test_buffer_is_converted_in_place_and_back(
     memory = drawn(numel + 2, dtype)
     edges = memory[0].item(), memory[-1].item()
     buffer = memory[1:-1]
-    given = buffer.clone()
-    wanted = given.to(half, copy=True).div_(3)
-    found = narrow(buffer, half, 3)
-    assert found.dtype is half
-    assert torch.equal(found, wanted)
-    assert found.data_ptr() == buffer.data_ptr()
-    assert widen(found, buffer) is buffer
+    before = buffer.clone()
+    wanted = before.to(half, copy=True).div_(3)
+    narrowed = narrow(buffer, half, 3)
+    assert narrowed.dtype is half
+    assert torch.equal(narrowed, wanted)
+    assert narrowed.data_ptr() == buffer.data_ptr()
+    assert widen(narrowed, buffer) is buffer
     assert torch.equal(buffer, wanted.to(dtype))
     assert (memory[0].item(), memory[-1].item()) == edges
 

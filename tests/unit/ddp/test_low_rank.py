@@ -29,7 +29,10 @@ class TestPlan:
         self, shapes: list[torch.Size], rank: int, rate: float, *, batch: bool
     ) -> None:
         plan = plan_for(shapes, rank, rate, batch=batch)
-        ranges = [*plan.plain, *((one.start, one.end) for one in plan.matrices)]
+        ranges = [
+            *plan.plain,
+            *((matrix.start, matrix.end) for matrix in plan.matrices),
+        ]
         ends = [0]
         for start, end in sorted(ranges):
             assert start == ends[-1]
@@ -42,7 +45,7 @@ class TestPlan:
         self, shapes: list[torch.Size], rank: int, rate: float
     ) -> None:
         plan = plan_for(shapes, rank, rate, batch=False)
-        compressed = {one.place: one for one in plan.matrices}
+        compressed = {matrix.place: matrix for matrix in plan.matrices}
         after = 0
         for place, shape in enumerate(shapes):
             if not shape.numel():
@@ -59,15 +62,15 @@ class TestPlan:
         assert plan.sent_numel == after
 
     def test_matrices_of_one_shape_are_batched_on_request(self) -> None:
-        shapes = [torch.Size(one) for one in ((8, 9), (30,), (9, 8), (8, 3, 3))]
+        shapes = [torch.Size(size) for size in ((8, 9), (30,), (9, 8), (8, 3, 3))]
         alone = plan_for(shapes, 1, 1, batch=False)
-        assert [[one.place for one in each] for each in alone.batches] == [
+        assert [[item.place for item in each] for each in alone.batches] == [
             [0],
             [3],
             [2],
         ]
         together = plan_for(shapes, 1, 1, batch=True)
-        assert [[one.place for one in each] for each in together.batches] == [
+        assert [[item.place for item in each] for each in together.batches] == [
             [0, 3],
             [2],
         ]
@@ -75,7 +78,7 @@ class TestPlan:
         assert together.plain == ((72, 102),)
 
     def test_uncompressed_neighbours_are_sent_in_one_piece(self) -> None:
-        shapes = [torch.Size(one) for one in ((3,), (4,), (50, 50), (), (2,))]
+        shapes = [torch.Size(size) for size in ((3,), (4,), (50, 50), (), (2,))]
         assert plan_for(shapes, 1, 2, batch=False).plain == ((0, 7), (2507, 2510))
 
 
@@ -95,8 +98,8 @@ def one_step(
 class TestLayers:
     @pytest.mark.parametrize("batch", [False, True])
     def test_error_is_the_unsent_part_of_the_layers(self, *, batch: bool) -> None:
-        shapes = [torch.Size(one) for one in ((20, 30), (7,), (20, 30), (9, 40))]
-        given_ = drawn(sum(one.numel() for one in shapes))
+        shapes = [torch.Size(size) for size in ((20, 30), (7,), (20, 30), (9, 40))]
+        given_ = drawn(sum(shape.numel() for shape in shapes))
         buffer = given_.clone()
         error = one_step(buffer, shapes, 2, batch=batch)
         assert torch.equal(error, given_ - buffer)

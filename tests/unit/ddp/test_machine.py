@@ -17,12 +17,12 @@ def sizes(*nbytes: int, kind: str = "float") -> list[ParameterSpec]:
 class TestAssign:
     def test_bucket_is_full_once_it_exceeds_its_cap(self) -> None:
         items = sizes(4, 4, 4, 4, 4, 4)
-        found = assign(items, range(6), first_cap_bytes=4, cap_bytes=10)
-        assert found == [[0], [1, 2, 3], [4, 5]]
+        buckets = assign(items, range(6), first_cap_bytes=4, cap_bytes=10)
+        assert buckets == [[0], [1, 2, 3], [4, 5]]
 
     def test_buckets_follow_the_given_order(self) -> None:
-        found = assign(sizes(1, 1, 1), [2, 0, 1], first_cap_bytes=2, cap_bytes=9)
-        assert found == [[2, 0], [1]]
+        buckets = assign(sizes(1, 1, 1), [2, 0, 1], first_cap_bytes=2, cap_bytes=9)
+        assert buckets == [[2, 0], [1]]
 
     def test_each_kind_has_its_own_buckets(self) -> None:
         items = [
@@ -31,13 +31,13 @@ class TestAssign:
             ParameterSpec(4, "a"),
             ParameterSpec(4, "b"),
         ]
-        found = assign(items, range(4), first_cap_bytes=8, cap_bytes=8)
-        assert found == [[0, 2], [1, 3]]
+        buckets = assign(items, range(4), first_cap_bytes=8, cap_bytes=8)
+        assert buckets == [[0, 2], [1, 3]]
 
     def test_buckets_are_ordered_by_when_they_fill(self) -> None:
         items = [ParameterSpec(1, "a"), ParameterSpec(8, "b"), ParameterSpec(8, "a")]
-        found = assign(items, range(3), first_cap_bytes=8, cap_bytes=8)
-        assert found == [[1], [0, 2]]
+        buckets = assign(items, range(3), first_cap_bytes=8, cap_bytes=8)
+        assert buckets == [[1], [0, 2]]
 
     def test_parameters_marked_alone_have_their_own_bucket(self) -> None:
         items = [
@@ -45,8 +45,8 @@ class TestAssign:
             ParameterSpec(1, "a", is_alone=True),
             ParameterSpec(1, "a"),
         ]
-        found = assign(items, range(3), first_cap_bytes=9, cap_bytes=9)
-        assert found == [[1], [0, 2]]
+        buckets = assign(items, range(3), first_cap_bytes=9, cap_bytes=9)
+        assert buckets == [[1], [0, 2]]
 
     @pytest.mark.parametrize("seed", range(30))
     def test_each_parameter_is_in_one_bucket_of_its_kind(self, seed: int) -> None:
@@ -56,9 +56,9 @@ class TestAssign:
             for _ in range(draw.randint(1, 40))
         ]
         order = draw.sample(range(len(items)), len(items))
-        found = assign(items, order, first_cap_bytes=20, cap_bytes=90)
-        assert sorted(itertools.chain(*found)) == list(range(len(items)))
-        for bucket in found:
+        buckets = assign(items, order, first_cap_bytes=20, cap_bytes=90)
+        assert sorted(itertools.chain(*buckets)) == list(range(len(items)))
+        for bucket in buckets:
             assert len({items[number].kind for number in bucket}) == 1
             assert len(bucket) == 1 or not any(items[n].is_alone for n in bucket)
             # One less, and it is not full.

@@ -30,7 +30,8 @@ def torchs_owners(groups: list[list[int]], size: int) -> list[list[int]]:
         for parameter in group["params"]
     }
     return [
-        [owner_of[id(one)] for one in group["params"]] for group in zero.param_groups
+        [owner_of[id(parameter)] for parameter in group["params"]]
+        for group in zero.param_groups
     ]
 
 
@@ -39,8 +40,8 @@ def test_parameter_owners_are_those_of_torch(
     groups: list[list[int]], size: int
 ) -> None:
     partition = Partition(size)
-    found = [partition.add(numels) for numels in groups]
-    assert found == torchs_owners(groups, size)
+    owners = [partition.add(numels) for numels in groups]
+    assert owners == torchs_owners(groups, size)
 
 
 @given(groups=GROUPS, size=st.integers(1, 6))

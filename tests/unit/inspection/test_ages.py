@@ -71,12 +71,12 @@ def test_renewed_wait_is_told_from_a_lasting_one() -> None:
         assert len(ages.overdue(2.0)) == 2  # with the one that plays
         assert ages.overdue(4.0) == set()
         await asyncio.sleep(3.0)
-        (before,) = (one for one in ages.overdue(4.0) if one[0] == id(task))
+        (before,) = (wait for wait in ages.overdue(4.0) if wait[0] == id(task))
         first.set()
         await asyncio.sleep(2.0)
         assert ages.overdue(4.0) == set()
         await asyncio.sleep(4.0)
-        (after,) = (one for one in ages.overdue(4.0) if one[0] == id(task))
+        (after,) = (wait for wait in ages.overdue(4.0) if wait[0] == id(task))
         assert after != before
         ages.stop()
         task.cancel()

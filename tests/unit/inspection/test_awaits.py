@@ -117,9 +117,9 @@ class TestEntered:
                     await wait()
 
         async with waiting(inside()) as chain:
-            found = list(entered(chain.steps[0]))
-            assert lock in found
-            assert manager in found
+            managers = list(entered(chain.steps[0]))
+            assert lock in managers
+            assert manager in managers
 
     async def test_context_managers_inside_those_of_contextlib_are_found(self) -> None:
         gate = asyncio.Semaphore(1)
@@ -159,6 +159,6 @@ async def test_objects_are_found_in_variables_and_attributes() -> None:
 
     table, event = Table(), asyncio.Event()
     async with waiting(use(table, event)) as chain:
-        found = list(objects_in(chain.steps[0]))
-        assert any(one is event for one in found)
-        assert any(one is table.lock for one in found)
+        objects = list(objects_in(chain.steps[0]))
+        assert any(thing is event for thing in objects)
+        assert any(thing is table.lock for thing in objects)

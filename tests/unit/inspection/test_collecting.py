@@ -19,8 +19,8 @@ from asyncrpc.inspection.records import Actor, Wait, WaitKind, WorkerSnapshot
 @pytest_asyncio.fixture
 async def worker() -> AsyncIterator[Worker]:
     alone = LocalRendezvous(1)
-    async with Worker("a", rank=0, world_size=1, rendezvous=alone) as one:
-        yield one
+    async with Worker("a", rank=0, world_size=1, rendezvous=alone) as started:
+        yield started
 
 
 async def look(worker: Worker, *, is_thorough: bool = True) -> WorkerSnapshot:
@@ -44,8 +44,8 @@ async def wait_of(worker: Worker, coroutine: Coroutine[Any, Any, None]) -> Wait:
 
 
 def named(snapshot: WorkerSnapshot, name: str) -> Actor:
-    (found,) = (one for one in snapshot.actors if one.name == name)
-    return found
+    (actor,) = (actor for actor in snapshot.actors if actor.name == name)
+    return actor
 
 
 class TestWhatNobodyCanEnd:
@@ -56,9 +56,9 @@ class TestWhatNobodyCanEnd:
             alone = asyncio.Event()
             await alone.wait()
 
-        found = await wait_of(worker, wait())
-        assert (found.kind, found.what) == (WaitKind.EVENT, "Event `alone`")
-        assert found.is_closed
+        wait_found = await wait_of(worker, wait())
+        assert (wait_found.kind, wait_found.what) == (WaitKind.EVENT, "Event `alone`")
+        assert wait_found.is_closed
 
     async def test_event_set_by_a_timer_is_not_closed(self, worker: Worker) -> None:
         async def wait() -> None:
@@ -91,10 +91,10 @@ class TestWhatNobodyCanEnd:
         events = list(kept)
         kept.clear()
         del events
-        found = await look(worker)
-        assert sum(one.wait.is_closed for one in found.actors) == SUBJECTS_MAX
-        found = await look(worker, is_thorough=False)
-        assert not any(one.wait.is_closed for one in found.actors)
+        snapshot = await look(worker)
+        assert sum(actor.wait.is_closed for actor in snapshot.actors) == SUBJECTS_MAX
+        snapshot = await look(worker, is_thorough=False)
+        assert not any(actor.wait.is_closed for actor in snapshot.actors)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -112,9 +112,9 @@ async def test_task_that_could_set_an_event_is_named(worker: Worker) -> None:
     other = asyncio.create_task(go.wait(), name="waiter")
     await asyncio.sleep(0)
     snapshot = await look(worker)
-    found = named(snapshot, "waiter").wait
-    assert not found.is_sure
-    assert "setter" in {snapshot.actors[one].name for one in found.actors}
+    wait = named(snapshot, "waiter").wait
+    assert not wait.is_sure
+    assert "setter" in {snapshot.actors[actor].name for actor in wait.actors}
     rest.set()
     await asyncio.gather(task, other)
 
@@ -129,9 +129,9 @@ async def test_executor_job_leads_to_its_thread(worker: Worker) -> None:
     task = asyncio.create_task(asyncio.to_thread(hold), name="holder")
     await asyncio.to_thread(begun.wait)
     snapshot = await look(worker)
-    found = named(snapshot, "holder").wait
-    assert found.kind is WaitKind.THREADS
-    (thread,) = (snapshot.actors[one] for one in found.actors)
+    wait = named(snapshot, "holder").wait
+    assert wait.kind is WaitKind.THREADS
+    (thread,) = (snapshot.actors[actor] for actor in wait.actors)
     assert thread.wait.what == "go.wait()"
     go.set()
     await task
@@ -140,6 +140,6 @@ async def test_executor_job_leads_to_its_thread(worker: Worker) -> None:
 async def test_event_loop_and_its_own_tasks_are_known(worker: Worker) -> None:
     snapshot = await look(worker)
     assert snapshot.actors[snapshot.loop_actor].name == threading.current_thread().name
-    assert [one for one in snapshot.actors if not one.is_internal]
+    assert [actor for actor in snapshot.actors if not actor.is_internal]
     assert not snapshot.made
     assert not snapshot.served

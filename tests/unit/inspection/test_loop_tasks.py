@@ -40,7 +40,7 @@ async def looks_at(count: int) -> list[LoopTasks]:
 
 def says_closed(look: LoopTasks, name: str) -> bool:
     (place,) = (
-        place for place, one in enumerate(look.tasks) if one.task.get_name() == name
+        place for place, task in enumerate(look.tasks) if task.task.get_name() == name
     )
     return look.who_ends(place)[2]
 
@@ -51,7 +51,7 @@ async def test_earlier_snapshots_do_not_count_as_holders() -> None:
     kept = await looks_at(1)
     kept += await looks_at(1)
     kept += await looks_at(4)
-    assert [says_closed(one, "alone") for one in kept] == [True] * 6
+    assert [says_closed(look, "alone") for look in kept] == [True] * 6
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -76,9 +76,9 @@ class Scans:
 
 @pytest.fixture
 def scans(monkeypatch: pytest.MonkeyPatch) -> Scans:
-    made = Scans()
-    monkeypatch.setattr(gc, "get_referrers", made.get_referrers)
-    return made
+    counter = Scans()
+    monkeypatch.setattr(gc, "get_referrers", counter.get_referrers)
+    return counter
 
 
 def threads_in_turn() -> int:
@@ -112,9 +112,9 @@ async def test_concurrent_looks_share_the_next_scan(scans: Scans) -> None:
         others = [loop.run_in_executor(pool, take) for _ in range(8)]
         await waiting_for(lambda: threads_in_turn() == 8)
         scans.may_end.set()
-        found = await asyncio.gather(first, *others)
-    assert len({id(one) for one in found[1:]}) == 1
-    assert found[0] is not found[1]
+        looks = await asyncio.gather(first, *others)
+    assert len({id(look) for look in looks[1:]}) == 1
+    assert looks[0] is not looks[1]
     assert scans.count == 2
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -92,8 +92,8 @@ async def test_looked_at_variable_dies_when_the_function_drops_it() -> None:
 
 
 def test_module_keeps_its_variables() -> None:
-    found: list[FrameType] = []
-    namespace: dict[str, object] = {"sys": sys, "found": found}
+    frames: list[FrameType] = []
+    namespace: dict[str, object] = {"sys": sys, "found": frames}
     exec("kept = 1\nfound.append(sys._getframe())", namespace)  # noqa: S102
-    assert locals_of(found[0])["kept"] == 1
+    assert locals_of(frames[0])["kept"] == 1
     assert namespace["kept"] == 1

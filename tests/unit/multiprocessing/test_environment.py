@@ -14,8 +14,8 @@ from asyncrpc.multiprocessing.environment import (
 
 
 def test_process_environment_is_that_of_torchrun() -> None:
-    told = process_environment(rank=1, nprocs=4, secret="s", store_port=1234)
-    assert told == {
+    environment = process_environment(rank=1, nprocs=4, secret="s", store_port=1234)
+    assert environment == {
         "ASYNCRPC_LAUNCHER": "asyncrpc",
         "ASYNCRPC_ONE_HOST": "",
         "ASYNCRPC_SECRET": "s",
@@ -31,9 +31,9 @@ def test_process_environment_is_that_of_torchrun() -> None:
 
 
 def test_environment_without_a_store_leaves_the_rendezvous_alone() -> None:
-    told = process_environment(rank=0, nprocs=1, secret="s", store_port=None)
+    environment = process_environment(rank=0, nprocs=1, secret="s", store_port=None)
     assert not {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"} & set(
-        told
+        environment
     )
 
 

@@ -27,9 +27,13 @@ from asyncrpc.nn.placement import Placement
 def test_every_form_of_placement_is_read(
     text: str, worker: str, device: str, rank: int | None
 ) -> None:
-    found = Placement.parse(text)
-    assert (found.worker, found.device, found.rank) == (worker, device, rank)
-    assert Placement.parse(str(found)) == found
+    placement = Placement.parse(text)
+    assert (placement.worker, placement.device, placement.rank) == (
+        worker,
+        device,
+        rank,
+    )
+    assert Placement.parse(str(placement)) == placement
 
 
 @pytest.mark.parametrize(

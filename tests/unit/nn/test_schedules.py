@@ -34,7 +34,7 @@ stages_and_chunks = st.tuples(st.integers(1, 6), st.integers(1, 12))
 
 
 def text(order: tuple[StageAction, ...]) -> str:
-    return " ".join(f"{one.kind.name[0]}{one.chunk}" for one in order)
+    return " ".join(f"{action.kind.name[0]}{action.chunk}" for action in order)
 
 
 def test_schedules_have_the_orders_of_the_papers() -> None:
@@ -54,7 +54,9 @@ def test_each_micro_batch_goes_forward_once_and_ends_once(
     order = actions(schedule, place, chunks)
     end = R if schedule == INFERENCE else B
     for kind in (F, end):
-        assert [one.chunk for one in order if one.kind is kind] == [*range(chunks)]
+        assert [action.chunk for action in order if action.kind is kind] == [
+            *range(chunks)
+        ]
     assert len(order) == 2 * chunks
     for chunk in range(chunks):
         assert order.index(StageAction(F, chunk)) < order.index(StageAction(end, chunk))
@@ -74,7 +76,7 @@ def test_idle_share_of_equal_stages_follows_the_formula(
 ) -> None:
     """Whatever a backward pass takes, here twice as long as a forward pass."""
     spans = simulate(
-        schedule, stages, chunks, lambda _, one: 1.0 if one.kind is F else 2.0
+        schedule, stages, chunks, lambda _, action: 1.0 if action.kind is F else 2.0
     )
     whole_s = step_s(spans)
     assert whole_s == pytest.approx(3.0 * (chunks + stages - 1))
@@ -89,14 +91,16 @@ def test_schedules_neither_deadlock_nor_overlap_on_a_stage(
     stages, chunks = sizes
     seconds = st.floats(0.01, 10.0)
     spans = simulate(schedule, stages, chunks, lambda *_: data.draw(seconds))
-    ends = {(stage, one.action): one for stage, row in enumerate(spans) for one in row}
+    ends = {
+        (stage, span.action): span for stage, row in enumerate(spans) for span in row
+    }
     for stage, row in enumerate(spans):
-        for one, following in itertools.pairwise(row):
-            assert one.end_s <= following.start_s
-        for one in row:
-            before = (stage - 1 if one.action.kind is F else stage + 1, one.action)
+        for span, following in itertools.pairwise(row):
+            assert span.end_s <= following.start_s
+        for span in row:
+            before = (stage - 1 if span.action.kind is F else stage + 1, span.action)
             if before in ends:
-                assert ends[before].end_s <= one.start_s
+                assert ends[before].end_s <= span.start_s
 
 
 @pytest.mark.parametrize("name", ["1F1B", "interleaved", INFERENCE])
@@ -162,7 +166,9 @@ def test_stage_finishes_for_every_order_of_arrivals(
                 to_answer.add(action.chunk)
             assert machine.held <= held_max(schedule, place, chunks)
             continue
-        events = [(True, one) for one in to_come] + [(False, one) for one in to_answer]
+        events = [(True, chunk) for chunk in to_come] + [
+            (False, chunk) for chunk in to_answer
+        ]
         is_input, chunk = data.draw(st.sampled_from(events))
         if is_input:
             to_come.remove(chunk)

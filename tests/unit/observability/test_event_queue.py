@@ -62,8 +62,8 @@ def test_events_of_several_threads_are_counted_once_each() -> None:
         threading.Thread(target=note, args=(number * each,))
         for number in range(threads)
     ]
-    for one in running:
-        one.start()
-    for one in running:
-        one.join()
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
     assert sorted(folded.read()) == [(number,) for number in range(each * threads)]

@@ -39,14 +39,14 @@ def call(
 def found(
     figures: WorkerFigures, metric: MetricDefinition
 ) -> dict[tuple[str, ...], SeriesSnapshot]:
-    return {one.values: one for one in figures.snapshot()[metric]}
+    return {series.values: series for series in figures.snapshot()[metric]}
 
 
 def counts(
     figures: WorkerFigures, metric: MetricDefinition
 ) -> dict[tuple[str, ...], int]:
     series = found(figures, metric).items()
-    return {values: one.counts[-1] for values, one in series}
+    return {values: total.counts[-1] for values, total in series}
 
 
 def test_calls_count_by_method_and_outcome() -> None:
@@ -60,19 +60,19 @@ def test_calls_count_by_method_and_outcome() -> None:
         ("f", "RemoteError"): 1,
         ("g", "cancelled"): 1,
     }
-    one = found(figures, d.CLIENT_DURATION)["f", ""]
-    assert abs(one.total - 0.3004) < 1e-9
+    durations = found(figures, d.CLIENT_DURATION)["f", ""]
+    assert abs(durations.total - 0.3004) < 1e-9
     below_half_a_millisecond = d.CLIENT_DURATION.bounds.index(0.0005)
-    assert one.counts[below_half_a_millisecond] == 1
+    assert durations.counts[below_half_a_millisecond] == 1
 
 
 def test_sizes_count_calls_with_buffers_only() -> None:
     recorder, figures = listening()
     call(recorder, bytes_sent=0)
     call(recorder, bytes_sent=2000)
-    one = found(figures, d.REQUEST_SIZE)["f",]
-    assert (one.counts[0], one.counts[1], one.counts[-1]) == (0, 1, 1)
-    assert one.total == 2000
+    sizes = found(figures, d.REQUEST_SIZE)["f",]
+    assert (sizes.counts[0], sizes.counts[1], sizes.counts[-1]) == (0, 1, 1)
+    assert sizes.total == 2000
     assert found(figures, d.RESPONSE_SIZE) == {}
 
 
@@ -110,8 +110,8 @@ def test_number_of_series_is_bounded_for_ten_thousand_methods() -> None:
         recorder.served.record((13.0, 10.0, 12.0, B, name, 1, error))
         recorder.sent.record((13.0, 10.0, B, name, 1, error, 3))
         recorder.received.record((13.0, 10.0, B, name, 1, error, 3, "t"))
-        made = (1.0, 0.0, "g", name, 0, 0, (), "", None, error, 7, "t")
-        recorder.collectives.record(made)
+        event = (1.0, 0.0, "g", name, 0, 0, (), "", None, error, 7, "t")
+        recorder.collectives.record(event)
         recorder.steps.record((1.0, 0.0, name, (), error, "t"))
     series_max = SERIES_MAX + OUTCOMES_MAX + 2
     snapshot = figures.snapshot()

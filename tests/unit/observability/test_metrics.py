@@ -114,7 +114,7 @@ def test_metrics_text_has_the_negotiated_content_type(
     assert text.content_type == kind
     names = {family.name for family in parse(text.body.decode())}
     bare = {SUFFIX.sub("", name) for name in names}
-    assert bare == {SUFFIX.sub("", one.name) for one in DEFINITIONS}
+    assert bare == {SUFFIX.sub("", definition.name) for definition in DEFINITIONS}
 
 
 @pytest.mark.parametrize("accept", ["text/plain;version=x", "application/, ;;=", "ü"])
@@ -124,12 +124,12 @@ def test_odd_accept_header_gets_plain_text(accept: str) -> None:
 
 def test_escaped_labels_survive_the_text() -> None:
     text = counted().text(OPENMETRICS).body.decode()
-    families = {one.name: one for one in parsed_openmetrics(text)}
+    families = {family.name: family for family in parsed_openmetrics(text)}
     samples = families["rpc_client_call_duration_seconds"].samples
-    methods = {one.labels["rpc_method"] for one in samples}
+    methods = {sample.labels["rpc_method"] for sample in samples}
     assert methods == {'f"\\\n<lambda>', "g"}
-    assert {one.labels["rpc_system_name"] for one in samples} == {"asyncrpc"}
-    errors = {one.labels["error_type"] for one in samples}
+    assert {sample.labels["rpc_system_name"] for sample in samples} == {"asyncrpc"}
+    errors = {sample.labels["error_type"] for sample in samples}
     assert errors == {"", "RemoteError"}
 
 
@@ -139,13 +139,23 @@ def test_metrics_text_equals_the_collector(with_process: bool) -> None:  # noqa:
     text = metrics.text(OPENMETRICS).body.decode()
     of_the_process = "process_"
     read = {
-        one.name: (one.type, one.unit, one.documentation, sorted_samples(one))
-        for one in parsed_openmetrics(text)
-        if not one.name.startswith(of_the_process)
+        family.name: (
+            family.type,
+            family.unit,
+            family.documentation,
+            sorted_samples(family),
+        )
+        for family in parsed_openmetrics(text)
+        if not family.name.startswith(of_the_process)
     }
     collected = {
-        one.name: (one.type, one.unit, one.documentation, sorted_samples(one))
-        for one in metrics.collector.collect()
+        family.name: (
+            family.type,
+            family.unit,
+            family.documentation,
+            sorted_samples(family),
+        )
+        for family in metrics.collector.collect()
     }
     assert read == collected
     assert (of_the_process in text) == with_process
@@ -153,16 +163,18 @@ def test_metrics_text_equals_the_collector(with_process: bool) -> None:  # noqa:
 
 def sorted_samples(family: Any) -> list[Any]:
     return sorted(
-        (one.name, sorted(one.labels.items()), float(one.value))
-        for one in family.samples
+        (sample.name, sorted(sample.labels.items()), float(sample.value))
+        for sample in family.samples
     )
 
 
 def test_histogram_ends_with_its_total_count() -> None:
     text = counted().text(OPENMETRICS).body.decode()
-    families = {one.name: one for one in parsed_openmetrics(text)}
+    families = {family.name: family for family in parsed_openmetrics(text)}
     samples = families["rpc_server_call_duration_seconds"].samples
-    by_bound = {one.labels["le"]: one.value for one in samples if "le" in one.labels}
+    by_bound = {
+        sample.labels["le"]: sample.value for sample in samples if "le" in sample.labels
+    }
     assert (by_bound["0.5"], by_bound["1.0"], by_bound["+Inf"]) == (0, 1, 1)
 
 
@@ -216,16 +228,16 @@ def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lag_sampler_reports_until_it_ends() -> None:
-    told = threading.Event()
+    reported = threading.Event()
     lags: list[float] = []
 
     def tell(lag_s: float) -> None:
         lags.append(lag_s)
-        told.set()
+        reported.set()
 
     sampler = LagSampler("sampler", lambda: None, lags.append, tell)
     sampler.start()
-    assert told.wait(60)
+    assert reported.wait(60)
     sampler.end()
     assert sampler.blocked_s == 0
     assert lags
@@ -239,16 +251,20 @@ def rows() -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
-@pytest.mark.parametrize("one", DEFINITIONS, ids=lambda one: one.name)
-def test_each_metric_has_its_row_in_the_reference(one: MetricDefinition) -> None:
-    (row,) = [row for row in rows() if row[0] == f"`{one.name}`"]
-    labels = ", ".join(f"`{label}`" for label in (*one.labels, *one.constant))
-    assert row[1:4] == [one.kind.value, labels, one.unit]
+@pytest.mark.parametrize(
+    "definition", DEFINITIONS, ids=lambda definition: definition.name
+)
+def test_each_metric_has_its_row_in_the_reference(definition: MetricDefinition) -> None:
+    (row,) = [row for row in rows() if row[0] == f"`{definition.name}`"]
+    labels = ", ".join(
+        f"`{label}`" for label in (*definition.labels, *definition.constant)
+    )
+    assert row[1:4] == [definition.kind.value, labels, definition.unit]
 
 
 def test_reference_has_no_other_rows() -> None:
     named = {row[0].strip("`") for row in rows()}
-    assert named == {one.name for one in DEFINITIONS}
+    assert named == {definition.name for definition in DEFINITIONS}
 
 
 def board_queries() -> list[str]:
@@ -261,10 +277,12 @@ def board_queries() -> list[str]:
 def test_board_uses_existing_metrics_and_labels(query: str) -> None:
     of_the_process = {"process_resident_memory_bytes"}
     written = {
-        f"{one.name}{suffix}": {*one.labels, *one.constant}
-        for one in DEFINITIONS
+        f"{definition.name}{suffix}": {*definition.labels, *definition.constant}
+        for definition in DEFINITIONS
         for suffix in (
-            ("_bucket", "_count", "_sum") if one.kind is MetricKind.HISTOGRAM else ("",)
+            ("_bucket", "_count", "_sum")
+            if definition.kind is MetricKind.HISTOGRAM
+            else ("",)
         )
     }
     asked = set(re.findall(r"\b((?:asyncrpc|rpc|process)_\w+)\{", query))

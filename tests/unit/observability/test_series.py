@@ -18,7 +18,7 @@ from asyncrpc.observability.series import (
 
 def test_label_beyond_the_cap_is_other() -> None:
     cap = LabelCap(2)
-    assert [cap.shown(one) for one in "abcab"] == ["a", "b", OTHER, "a", "b"]
+    assert [cap.shown(label) for label in "abcab"] == ["a", "b", OTHER, "a", "b"]
     assert cap.shown("") == ""
 
 
@@ -30,7 +30,7 @@ def test_capped_series_lose_no_count() -> None:
     series = MetricSeries(Total, [LabelCap(METHODS_MAX), LabelCap(OUTCOMES_MAX)])
     for method, outcome in itertools.product(range(10_000), range(30)):
         series.at(str(method), str(outcome)).value += 1
-    counted = sum(one.value for one in series.by_values.values())
+    counted = sum(total.value for total in series.by_values.values())
     assert counted == 300_000
     assert len(series.by_values) <= SERIES_MAX + OUTCOMES_MAX + 2
     assert {method for method, _ in series.by_values} <= {

@@ -35,14 +35,14 @@ class FaultySampler(Sampler):
         return "fails"
 
 
-def provider(**given: Any) -> TracerProvider:
-    return TracerProvider(shutdown_on_exit=False, **given)
+def provider(**options: Any) -> TracerProvider:
+    return TracerProvider(shutdown_on_exit=False, **options)
 
 
 def collected() -> tuple[CallTracer, InMemorySpanExporter]:
-    made, exporter = provider(), InMemorySpanExporter()
-    made.add_span_processor(SimpleSpanProcessor(exporter))
-    return CallTracer("a", made), exporter
+    tracer_provider, exporter = provider(), InMemorySpanExporter()
+    tracer_provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return CallTracer("a", tracer_provider), exporter
 
 
 def only(exporter: InMemorySpanExporter) -> ReadableSpan:
@@ -52,9 +52,9 @@ def only(exporter: InMemorySpanExporter) -> ReadableSpan:
 
 
 def test_failing_span_processor_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    made = provider()
-    made.add_span_processor(FaultyProcessor())
-    CallTracer("a", made).called("f", "b").end(OK)
+    tracer_provider = provider()
+    tracer_provider.add_span_processor(FaultyProcessor())
+    CallTracer("a", tracer_provider).called("f", "b").end(OK)
     assert "the disk is full" in caplog.text
 
 
@@ -72,9 +72,9 @@ def test_span_ends_once() -> None:
     span.end("ValueError")
     span.failed(KeyError("late"))
     span.end(OK)
-    found = only(exporter)
-    assert found.status.description == "no luck"
-    assert (found.attributes or {})["error.type"] == "ValueError"
+    only_span = only(exporter)
+    assert only_span.status.description == "no luck"
+    assert (only_span.attributes or {})["error.type"] == "ValueError"
 
 
 def test_long_text_is_cut() -> None:
@@ -95,9 +95,9 @@ def test_cancelled_stream_is_not_an_error_but_a_cancelled_call_is(
     """A stream that its consumer leaves has not failed."""
     tracer, exporter = collected()
     tracer.called("f", "b").end(CANCELLED, items=items)
-    found = only(exporter)
-    assert found.status.status_code.name == status
-    assert (found.attributes or {}).get("error.type") == error
+    span = only(exporter)
+    assert span.status.status_code.name == status
+    assert (span.attributes or {}).get("error.type") == error
 
 
 def test_trace_context_is_passed_on_without_an_sdk() -> None:

@@ -77,6 +77,6 @@ def test_malformed_trace_context_is_ignored(meta: Any) -> None:
 
 @pytest.mark.parametrize("state", ["", 7, None, "=", "k=v,k=w", "k=" + "v" * TEXT_MAX])
 def test_malformed_trace_state_is_left_out(state: Any) -> None:
-    found = found_in([TEXT, state])
-    assert found.span_id == span().span_id
-    assert not found.trace_state
+    context = found_in([TEXT, state])
+    assert context.span_id == span().span_id
+    assert not context.trace_state

@@ -121,14 +121,14 @@ def test_failed_step_restores_everything() -> None:
     local = local_of(Failing(parameters, well=1))
     gradients = [torch.ones(2), torch.ones(2)]
     step(local, *gradients)
-    before = [one.detach().clone() for one in parameters], local.state()
+    before = [parameter.detach().clone() for parameter in parameters], local.state()
     for _ in range(2):  # and frees the lock
         with pytest.raises(ArithmeticError, match="all was changed"):
             local.step(gradients, 1.0, [GroupChange(0, {"lr": 0.5})], allow_stale=False)
         assert parameters[0].grad is kept
         assert parameters[1].grad is None
-        found = [one.detach() for one in parameters], local.state()
-        assert str(found) == str(before)
+        after = [parameter.detach() for parameter in parameters], local.state()
+        assert str(after) == str(before)
 
 
 def test_graph_of_undone_values_cannot_go_backward() -> None:
@@ -145,19 +145,19 @@ def test_graph_of_undone_values_cannot_go_backward() -> None:
 
 def is_held(lock: GradientLock) -> bool:
     """Say whether another thread could not take a lock."""
-    found = []
+    states = []
 
     def look() -> None:
         if lock.acquire(blocking=False):
             lock.release()
-            found.append(False)
+            states.append(False)
         else:
-            found.append(True)
+            states.append(True)
 
     looking = threading.Thread(target=look)
     looking.start()
     looking.join()
-    return found[0]
+    return states[0]
 
 
 class Watching(torch.optim.SGD):
@@ -186,30 +186,30 @@ def test_snapshot_undoes_a_step() -> None:
     snapshot = local.step_kept([torch.ones(2), None], 1.0, [], allow_stale=False)
     assert parameters[0].tolist() != [0.0, 0.0]
     local.locked(snapshot.restore)
-    assert [one.tolist() for one in parameters] == [[0.0, 0.0], [1.0, 1.0]]
+    assert [parameter.tolist() for parameter in parameters] == [[0.0, 0.0], [1.0, 1.0]]
     assert local.state()["state"] == {}
 
 
 def test_step_is_sure_after_a_like_step_of_each_parameter() -> None:
     local = local_of(torch.optim.SGD(numbered(), lr=0.1))
-    one, sparse = torch.ones(2), torch.ones(2).to_sparse()
-    assert not local.is_sure([one, None])
-    step(local, one, None)
-    assert local.is_sure([one, None])
-    assert not local.is_sure([one, one])
+    dense, sparse = torch.ones(2), torch.ones(2).to_sparse()
+    assert not local.is_sure([dense, None])
+    step(local, dense, None)
+    assert local.is_sure([dense, None])
+    assert not local.is_sure([dense, dense])
     assert not local.is_sure([sparse, None])
-    assert not local.is_sure([one])  # as a group was being added
-    step(local, sparse, one)
-    assert local.is_sure([sparse, one])
+    assert not local.is_sure([dense])  # as a group was being added
+    step(local, sparse, dense)
+    assert local.is_sure([sparse, dense])
     local.load_state(local.state())  # torch checks no shape of it
-    assert not local.is_sure([sparse, one])
-    step(local, sparse, one)
+    assert not local.is_sure([sparse, dense])
+    step(local, sparse, dense)
     local.set_options([GroupChange(0, {"maximize": True})])
-    assert not local.is_sure([sparse, one])
-    step(local, sparse, one)
+    assert not local.is_sure([sparse, dense])
+    step(local, sparse, dense)
     local.add_group({"params": numbered(1)})
-    assert not local.is_sure([sparse, one, one])
-    assert local.is_sure([sparse, one, None])
+    assert not local.is_sure([sparse, dense, dense])
+    assert local.is_sure([sparse, dense, None])
 
 
 def test_optimizer_of_a_user_is_never_sure() -> None:

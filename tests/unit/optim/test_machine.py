@@ -78,8 +78,10 @@ def test_turns_never_overlap_and_all_are_granted(seed: int) -> None:
             active.discard(ended)
             begun = turns.end(ended)
             active.update(begun)
-            waiting = [one for one in waiting if one != ended and one not in begun]
-        held = [key for one in active for key in keys[one]]
+            waiting = [
+                holder for holder in waiting if holder != ended and holder not in begun
+            ]
+        held = [key for holder in active for key in keys[holder]]
         assert len(held) == len(set(held))
         assert bool(active) or not waiting
     while active:

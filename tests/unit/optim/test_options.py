@@ -57,10 +57,10 @@ def test_options_without_a_portable_value_are_left_out() -> None:
     optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
     optimizer.param_groups[0]["hook"] = lambda: None
     optimizer.param_groups[0]["pair"] = (1, object())
-    (found,) = options_of(optimizer)
-    assert "hook" not in found
-    assert "pair" not in found
-    assert found["lr"] == 0.1
+    (options,) = options_of(optimizer)
+    assert "hook" not in options
+    assert "pair" not in options
+    assert options["lr"] == 0.1
 
 
 @pytest.mark.parametrize(

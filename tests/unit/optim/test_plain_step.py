@@ -27,9 +27,9 @@ OPTIMIZERS = [
 
 
 def parameter() -> torch.nn.Parameter:
-    found = torch.nn.Parameter(torch.ones(3))
-    found.grad = torch.arange(3.0)
-    return found
+    new_parameter = torch.nn.Parameter(torch.ones(3))
+    new_parameter.grad = torch.arange(3.0)
+    return new_parameter
 
 
 class Halving(torch.optim.Optimizer):
@@ -43,15 +43,15 @@ class Halving(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         self.steps += 1
         for group in self.param_groups:
-            for one in group["params"]:
-                one.mul_(0.5)
+            for tensor in group["params"]:
+                tensor.mul_(0.5)
 
 
 @pytest.mark.parametrize("kind", [*OPTIMIZERS, Halving])
 def test_plain_step_equals_step(kind: Any) -> None:
     mine, its = parameter(), parameter()
-    one, other = kind([mine]), kind([its])
-    step = plain_step_of(one)
+    optimizer, other = kind([mine]), kind([its])
+    step = plain_step_of(optimizer)
     for _ in range(3):
         step()
         other.step()
@@ -102,9 +102,9 @@ def test_learning_rate_scheduler_sees_plain_steps() -> None:
 def test_profiler_sees_a_range_for_a_plain_step() -> None:
     optimizer = torch.optim.SGD([parameter()], lr=1.0)
     step = plain_step_of(optimizer)
-    with profiler.profile(activities=[profiler.ProfilerActivity.CPU]) as found:
+    with profiler.profile(activities=[profiler.ProfilerActivity.CPU]) as profile:
         step()
-    assert "Optimizer.step#SGD.step" in {one.name for one in found.events()}
+    assert "Optimizer.step#SGD.step" in {event.name for event in profile.events()}
 
 
 def test_plain_step_calls_a_wrapper_of_the_class() -> None:

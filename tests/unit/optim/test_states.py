@@ -20,7 +20,7 @@ class Reference:
 
 def groups_on(*owners: str) -> list[dict[str, Any]]:
     known = {"a": A, "b": B}
-    return [{"params": [Reference(known[one]) for one in group]} for group in owners]
+    return [{"params": [Reference(known[name]) for name in group]} for group in owners]
 
 
 def owner_state(*names: str, groups: list[list[int]]) -> dict[str, Any]:
@@ -51,9 +51,9 @@ def test_states_are_joined_by_parameter_positions() -> None:
         A: owner_state("a0", "a1", groups=[[0, 1], []]),
         B: owner_state("b0", "", "b2", groups=[[0], [1, 2]]),
     }
-    found = states.joined(GROUPS, parts, [{"lr": 0.5}, {"lr": 0.25}])
-    assert found == TOGETHER
-    assert list(found["state"]) == [0, 1, 2, 4]
+    joined = states.joined(GROUPS, parts, [{"lr": 0.5}, {"lr": 0.25}])
+    assert joined == TOGETHER
+    assert list(joined["state"]) == [0, 1, 2, 4]
 
 
 def test_joined_state_is_split_by_owner() -> None:

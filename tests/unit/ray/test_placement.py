@@ -38,9 +38,9 @@ def test_misfit_names_its_bundles_and_the_reason(
     misfits: tuple[int, ...],
     words: str,
 ) -> None:
-    found = find_misfit(bundles, strategy, NODES)
-    assert found.bundles == misfits
-    assert words in found.why
+    misfit = find_misfit(bundles, strategy, NODES)
+    assert misfit.bundles == misfits
+    assert words in misfit.why
 
 
 def test_misfit_shows_the_resources_of_the_nodes() -> None:
@@ -56,6 +56,6 @@ def test_misfit_text_stays_short() -> None:
 
 
 def test_bundles_fit_nowhere_without_nodes() -> None:
-    found = find_misfit([CPU2], "PACK", [])
-    assert found.bundles == (0,)
-    assert "the nodes have: none" in found.why
+    misfit = find_misfit([CPU2], "PACK", [])
+    assert misfit.bundles == (0,)
+    assert "the nodes have: none" in misfit.why

@@ -62,9 +62,9 @@ class World:
             case StartWorkers(generation, lives):
                 assert lives
                 assert generation == self.machine.generation
-                for one in lives:
-                    assert one not in self.started  # no life begins twice
-                    assert one[0] not in {rank for rank, _ in self.running}
+                for life in lives:
+                    assert life not in self.started  # no life begins twice
+                    assert life[0] not in {rank for rank, _ in self.running}
                 self.started |= set(lives)
                 self.running |= set(lives)
             case EndWorkers(lives):
@@ -76,8 +76,10 @@ class World:
             case AnnounceGeneration(generation, ranks):
                 assert generation == self.machine.generation
                 assert ranks
-                before = [one for one in self.told if type(one) is AnnounceGeneration]
-                assert all(one.generation < generation for one in before)
+                before = [
+                    effect for effect in self.told if type(effect) is AnnounceGeneration
+                ]
+                assert all(effect.generation < generation for effect in before)
                 self.told.append(effect)
             case AbandonGang():
                 self.told.append(effect)
@@ -98,7 +100,7 @@ class World:
             if self.scope is RestartScope.GANG:
                 assert not self.running
         assert (state is GangState.FAILED) == (
-            [type(one) for one in self.told].count(AbandonGang) == 1
+            [type(effect) for effect in self.told].count(AbandonGang) == 1
         )
 
     def events(self) -> Iterator[GangEvent]:
@@ -113,7 +115,9 @@ class World:
 
     def key(self) -> str:
         machine = self.machine
-        fields = {name: one for name, one in vars(machine).items() if name != "_limits"}
+        fields = {
+            name: value for name, value in vars(machine).items() if name != "_limits"
+        }
         return repr((fields, sorted(self.running), sorted(self.started)))
 
 
@@ -177,8 +181,8 @@ def test_losses_before_the_restart_share_it() -> None:
     """A node that takes several workers with it costs one restart."""
     machine = begun(3, RestartScope.WORKER, restarts_max=1)
     for rank in range(3):
-        told = machine.advance(WorkerEnded(rank, 1, "node", 0.0))
-        assert told == [EndWorkers(((rank, 1),)), AnnounceLoss(1, (rank,), "node")]
+        effects = machine.advance(WorkerEnded(rank, 1, "node", 0.0))
+        assert effects == [EndWorkers(((rank, 1),)), AnnounceLoss(1, (rank,), "node")]
     started = machine.advance(TimePassed(1.0))
     assert started == [StartWorkers(2, ((0, 2), (1, 2), (2, 2)))]
 
@@ -207,8 +211,8 @@ def test_failed_restart_counts() -> None:
         machine.advance(WorkerEnded(0, life, "killed", 0.0))
         machine.advance(TimePassed(100.0))
     assert machine.generation == 3
-    told = machine.advance(WorkerEnded(0, 3, "killed", 200.0))
-    assert told[-1] == AbandonGang(3, "killed")
+    effects = machine.advance(WorkerEnded(0, 3, "killed", 200.0))
+    assert effects[-1] == AbandonGang(3, "killed")
     assert machine.state is GangState.FAILED
 
 

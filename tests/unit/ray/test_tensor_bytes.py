@@ -89,9 +89,9 @@ def test_other_values_are_left_to_ray(value: object) -> None:
 
 
 def test_containers_are_searched_for_tensors() -> None:
-    one = torch.ones(1)
-    packed = mapped({"a": [one, (one, 2)]}, to_bytes)
+    tensor = torch.ones(1)
+    packed = mapped({"a": [tensor, (tensor, 2)]}, to_bytes)
     assert type(packed["a"][1]) is tuple
     back = mapped(packed, shared)
-    assert torch.equal(back["a"][1][0], one)
+    assert torch.equal(back["a"][1][0], tensor)
     assert back["a"][1][1] == 2

@@ -44,12 +44,12 @@ def test_every_event_occurs_in_the_table() -> None:
 
 
 @pytest.mark.parametrize(
-    "state", [one for one in HoldingState if one is not HoldingState.RELEASED]
+    "state", [state for state in HoldingState if state is not HoldingState.RELEASED]
 )
 def test_every_state_leads_to_release(state: HoldingState) -> None:
     reached = {state}
     while True:
-        more = {after for one in reached for after in TRANSITIONS[one].values()}
+        more = {after for state in reached for after in TRANSITIONS[state].values()}
         if more <= reached:
             break
         reached |= more

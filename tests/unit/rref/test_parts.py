@@ -211,7 +211,10 @@ async def test_value_freed_before_it_is_made_reports_the_reason() -> None:
     values.free(key, "once more")  # which changes nothing
     with pytest.raises(RRefDeletedError, match="nobody wants it"):
         await future
-    assert [one.change for one in recorder.references.recent] == ["failed", "freed"]
+    assert [change.change for change in recorder.references.recent] == [
+        "failed",
+        "freed",
+    ]
 
 
 async def test_waiters_of_values_fail_at_shutdown() -> None:
@@ -437,7 +440,7 @@ def test_hearsay_names_unknown_workers_and_renames_none() -> None:
     names.note(PEER)
     names.note_hearsay(WorkerId("liar", PEER.incarnation))
     names.note_hearsay(THIRD)
-    assert [names.of(one.incarnation) for one in (ME, PEER, THIRD)] == [
+    assert [names.of(worker_id.incarnation) for worker_id in (ME, PEER, THIRD)] == [
         "me",
         "peer",
         "third",
@@ -494,8 +497,8 @@ async def test_records_name_owner_and_holders() -> None:
     parts.codec.end_encode(sent=True)
     parts.names.note(PEER)
     theirs = parts.lift(fork(7), parts.peer)
-    found = {one.rref_id: one for one in parts.records.oldest()}
-    assert found[mine.rref_id].holders == {"peer": 1}
-    assert found[mine.rref_id].type_name == "str"
-    assert found[theirs.rref_id].owner == "peer"
+    by_id = {record.rref_id: record for record in parts.records.oldest()}
+    assert by_id[mine.rref_id].holders == {"peer": 1}
+    assert by_id[mine.rref_id].type_name == "str"
+    assert by_id[theirs.rref_id].owner == "peer"
     assert parts.records.counts() == {"owned": 1, "held": 1, "values": 1}

@@ -27,11 +27,11 @@ PATHS = {
 
 
 def lifecycle_in(state: WorkerState) -> Lifecycle:
-    found = Lifecycle("a")
+    lifecycle = Lifecycle("a")
     for event in PATHS[state]:
-        found.advance(event)
-    assert found.state is state
-    return found
+        lifecycle.advance(event)
+    assert lifecycle.state is state
+    return lifecycle
 
 
 def diagram() -> str:
@@ -53,7 +53,7 @@ def test_picture_shows_the_transition_table() -> None:
 
 
 @pytest.mark.parametrize(
-    "state", [one for one in WorkerState if one is not WorkerState.NEW]
+    "state", [state for state in WorkerState if state is not WorkerState.NEW]
 )
 def test_fork_ends_the_copy_in_every_state(state: WorkerState) -> None:
     assert TRANSITIONS[state][Event.FORK] is WorkerState.FORKED
@@ -68,20 +68,20 @@ def test_fork_ends_the_copy_in_every_state(state: WorkerState) -> None:
     ],
 )
 def test_misuse_error_names_the_state(state: WorkerState, text: str) -> None:
-    one = lifecycle_in(state)
+    lifecycle = lifecycle_in(state)
     with pytest.raises(NotStartedError, match=text):
-        one.check_running()
+        lifecycle.check_running()
     with pytest.raises(NotStartedError, match=text):
-        LoopGuard(one).check_on_loop("Worker.find")
+        LoopGuard(lifecycle).check_on_loop("Worker.find")
 
 
 @pytest.mark.parametrize(
     "state", [WorkerState.STARTING, WorkerState.RUNNING, WorkerState.DRAINING]
 )
 def test_functions_may_use_the_worker_until_it_has_drained(state: WorkerState) -> None:
-    one = lifecycle_in(state)
-    one.check_running()
-    assert one.is_draining is (state is WorkerState.DRAINING)
+    lifecycle = lifecycle_in(state)
+    lifecycle.check_running()
+    assert lifecycle.is_draining is (state is WorkerState.DRAINING)
 
 
 async def test_worker_belongs_to_its_loop_only() -> None:

@@ -34,15 +34,15 @@ NOBODY = 65534
 def test_directories_follow_from_environment_variables(
     environ: dict[str, str], paths: list[str]
 ) -> None:
-    found = places(environ, 7, Path("/t"))
-    assert [str(one) for one in found] == paths
+    candidates = places(environ, 7, Path("/t"))
+    assert [str(place) for place in candidates] == paths
 
 
 def test_first_writable_directory_is_created(tmp_path: Path) -> None:
     environ = {"XDG_RUNTIME_DIR": str(tmp_path / "missing")}
-    made = make_place(places(environ, os.geteuid(), tmp_path))
-    assert made.path == tmp_path / f"asyncrpc-runs-{os.geteuid()}"
-    assert made.path.stat().st_mode & 0o777 == 0o700
+    place = make_place(places(environ, os.geteuid(), tmp_path))
+    assert place.path == tmp_path / f"asyncrpc-runs-{os.geteuid()}"
+    assert place.path.stat().st_mode & 0o777 == 0o700
 
 
 def test_named_directory_has_no_fallback(tmp_path: Path) -> None:
@@ -57,8 +57,8 @@ def test_named_directory_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "runs")
     environ = {"ASYNCRPC_RUN_DIR": str(tmp_path / "link")}
-    made = make_place(places(environ, os.geteuid(), tmp_path))
-    assert made.path == tmp_path / "runs"
+    place = make_place(places(environ, os.geteuid(), tmp_path))
+    assert place.path == tmp_path / "runs"
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     environ = {"ASYNCRPC_RUN_DIR": str(tmp_path / "loop")}
     with pytest.raises(UsageError, match="loop"):
@@ -85,11 +85,11 @@ def test_link_in_a_shared_directory_is_not_followed(tmp_path: Path) -> None:
 
 def test_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
-    found = tmp_path.stat()
-    assert problem_of_directory(found, found.st_uid) is None
-    words = problem_of_directory(found, found.st_uid + 1)
+    status = tmp_path.stat()
+    assert problem_of_directory(status, status.st_uid) is None
+    words = problem_of_directory(status, status.st_uid + 1)
     assert words == (
-        f"belongs to user {found.st_uid}, not to you (user {found.st_uid + 1})"
+        f"belongs to user {status.st_uid}, not to you (user {status.st_uid + 1})"
     )
 
 

@@ -69,18 +69,18 @@ FIELDS: dict[str, Any] = {
 
 def test_record_is_read_as_it_was_written() -> None:
     record = RecordSchema(Everything)
-    one = Everything(**FIELDS)
-    written = record.write(one)
+    everything = Everything(**FIELDS)
+    written = record.write(everything)
     assert written[:6] == [*RREF, [*RREF], [[1, "a"], [2, "b"]], ["a", "b"], None]
     assert written[-2:] == [[3, 4], -1]
-    assert record.read(written) == one
-    assert record.read([*written, "a later field"]) == one
+    assert record.read(written) == everything
+    assert record.read([*written, "a later field"]) == everything
 
 
 def test_nil_stands_for_none() -> None:
     record = RecordSchema(Everything)
-    one = Everything(**{**FIELDS, "maybe": Point(3, "c"), "shape": None})
-    assert record.read(record.write(one)) == one
+    everything = Everything(**{**FIELDS, "maybe": Point(3, "c"), "shape": None})
+    assert record.read(record.write(everything)) == everything
 
 
 def test_record_shape_is_that_of_the_documentation() -> None:

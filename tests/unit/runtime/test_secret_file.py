@@ -114,9 +114,9 @@ def test_secret_length_is_limited(tmp_path: Path, content: bytes) -> None:
 
 
 def test_options_read_the_file_when_the_worker_is_created(tmp_path: Path) -> None:
-    given = Options(secret_file=secret_at(tmp_path / "secret"))
-    assert given.secret is None
-    read = given.with_environment({"ASYNCRPC_SECRET": "other"})
+    options = Options(secret_file=secret_at(tmp_path / "secret"))
+    assert options.secret is None
+    read = options.with_environment({"ASYNCRPC_SECRET": "other"})
     assert read.secret == b"s3cret"
     assert read.is_guarded
     assert "s3cret" not in repr(read)

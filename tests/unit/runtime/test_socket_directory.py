@@ -48,7 +48,9 @@ def test_directories_of_killed_workers_alone_are_removed(parent: Path) -> None:
         )
         for _ in range(2)
     ]
-    paths = [Path(one.stdout.readline().strip()) for one in started if one.stdout]
+    paths = [
+        Path(process.stdout.readline().strip()) for process in started if process.stdout
+    ]
     assert all(path.is_dir() for path in paths)
     started[0].send_signal(signal.SIGKILL)
     started[0].wait()
@@ -59,8 +61,8 @@ def test_directories_of_killed_workers_alone_are_removed(parent: Path) -> None:
     started[1].communicate("\n")
     assert not paths[1].exists()
     mine.remove()
-    for one in started:
-        for pipe in (one.stdin, one.stdout):
+    for process in started:
+        for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
 

@@ -185,7 +185,7 @@ def test_nested_extensions_are_counted_by_their_bytes() -> None:
 def test_value_count_is_exact(value: Any) -> None:
     def count(value: Any) -> int:
         if isinstance(value, dict):
-            inner = sum(count(key) + count(one) + 1 for key, one in value.items())
+            inner = sum(count(key) + count(inner) + 1 for key, inner in value.items())
             return 1 + CONTAINER + inner
         if isinstance(value, list):
             return 1 + CONTAINER + sum(map(count, value))

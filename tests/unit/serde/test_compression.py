@@ -93,9 +93,9 @@ def test_highly_compressible_message_stays_within_the_ratio_limit(
 ) -> None:
     """A sender leaves some blocks as they are, and its receiver takes them."""
     value = list(torch.zeros(parts, (33 * BLOCK_BYTES // parts) // 4).unbind())
-    value = [one.clone() for one in value]
+    value = [tensor.clone() for tensor in value]
     encoded = packed(value, codec)
-    unpacked_bytes = sum(one.nbytes for one in value)
+    unpacked_bytes = sum(tensor.nbytes for tensor in value)
     least_bytes = (unpacked_bytes - EXPANSION_FREE_BYTES) / EXPANSION_MAX
     assert least_bytes <= sent_bytes(encoded) < unpacked_bytes / 8
     for mine, its in zip(value, through(value, codec), strict=True):
@@ -318,23 +318,23 @@ def test_codec_names_are_checked_and_listed() -> None:
     assert compression_named("") is None
     assert len(CODECS) == 20
     for name in CODECS:
-        found = compression_named(name)
-        assert found is not None
-        assert found.name == name
+        codec = compression_named(name)
+        assert codec is not None
+        assert codec.name == name
     for name in ("gzip", "zstd+bf16", "keep", "zstd+keep", "bf16+int8", "BF16"):
         with pytest.raises(UsageError, match=r"unknown; use 'lz4' or 'zstd'"):
             compression_named(name)
 
 
 def test_answer_codec_keeps_values_that_it_cannot_cast() -> None:
-    for asked, given in {
+    for asked, answered in {
         "bf16": "bf16+keep",
         "zstd": "zstd",
         "int8+keep": "int8+keep",
     }.items():
-        found = compression_for_answer(asked)
-        assert found is not None
-        assert found.name == given
+        codec = compression_for_answer(asked)
+        assert codec is not None
+        assert codec.name == answered
     unknown: object
     for unknown in ("gzip", "", None, 3, ["bf16"], {}):
         assert compression_for_answer(unknown) is None

@@ -151,10 +151,10 @@ def test_exception_arrives_as_both_types_with_text_and_fields(
 
 
 def test_overload_rejection_costs_no_traceback() -> None:
-    found = at_caller(raised(OverloadedError("too much", retry_after_s=2.5)))
-    assert isinstance(found, OverloadedError)
-    assert found.retry_after_s == 2.5
-    assert found.remote_traceback == "OverloadedError: too much\n"
+    caught = at_caller(raised(OverloadedError("too much", retry_after_s=2.5)))
+    assert isinstance(caught, OverloadedError)
+    assert caught.retry_after_s == 2.5
+    assert caught.remote_traceback == "OverloadedError: too much\n"
 
 
 BUILTIN_ARGS: dict[str, tuple[Any, ...]] = {

@@ -113,8 +113,8 @@ HERE = step.__module__
 )
 def test_name_resolves_to_the_same_object(function: Any) -> None:
     name = trusted.name_of(function)
-    found = trusted.resolve(name)
-    assert found is function or found == function
+    resolved = trusted.resolve(name)
+    assert resolved is function or resolved == function
     assert trusted.name_of(function) == name  # from the cache, now
     assert describe_callable(trusted, function) == ("name", name)
 

@@ -23,4 +23,4 @@ def test_compiled_module_arrives_as_a_script_module() -> None:
     got = codec.decode(encoded.control, buffers)["module"]
     assert isinstance(got, torch.jit.ScriptModule)
     assert got(torch.ones(2)).tolist() == [2.0, 3.0]
-    assert [one.requires_grad for one in got.parameters()] == [True]
+    assert [parameter.requires_grad for parameter in got.parameters()] == [True]

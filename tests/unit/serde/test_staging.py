@@ -83,9 +83,9 @@ def test_tensors_with_parts_are_placed_as_a_whole(name: str) -> None:
     landing = DevicePlacement(
         encoded.control, received(encoded), Limits(), lambda _: "xla:0"
     )
-    moved = {at: one for at, (one, to) in landing.wanted.items() if to == "xla:0"}
-    assert [one.layout for one in moved.values()] == [x.layout, torch.strided]
-    placed = {at: one for at, (one, _) in landing.wanted.items()}
+    moved = {at: tensor for at, (tensor, to) in landing.wanted.items() if to == "xla:0"}
+    assert [tensor.layout for tensor in moved.values()] == [x.layout, torch.strided]
+    placed = {at: tensor for at, (tensor, _) in landing.wanted.items()}
     back, _ = STRICT.decode(encoded.control, Staged(received(encoded), placed))
     assert back is next(iter(moved.values()))
     assert torch.equal(_dense(back), _dense(x))

@@ -32,11 +32,11 @@ def bits(tensor: torch.Tensor) -> bytes:
     return plain.view(sizes[plain.itemsize]).numpy().tobytes()
 
 
-def alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+def alike(first: torch.Tensor, other: torch.Tensor) -> bool:
     return (
-        one.dtype == other.dtype
-        and one.shape == other.shape
-        and bits(one) == bits(other)
+        first.dtype == other.dtype
+        and first.shape == other.shape
+        and bits(first) == bits(other)
     )
 
 
@@ -202,8 +202,8 @@ def test_repeated_column_is_gathered_once_and_stays_an_alias() -> None:
     whole = torch.arange(1e6).reshape(1000, 1000)
     value = [whole[:, 3], whole[:, 3]]
     assert sent_bytes(TRUSTED.encode(value)) == 4000
-    one, other = round_trip(value)
-    one[7] = -1
+    first, other = round_trip(value)
+    first[7] = -1
     assert other[7] == -1
     assert other[8] == whole[8, 3]
 

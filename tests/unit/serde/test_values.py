@@ -192,8 +192,8 @@ def test_long_byte_strings_are_sent_without_a_copy() -> None:
 
 def test_repeated_object_arrives_as_one() -> None:
     batch, tensor = Batch(torch.ones(2), None), torch.zeros(3)
-    one, two, three, four = round_trip([batch, batch, tensor, (tensor,)])
-    assert one is two
+    first, two, three, four = round_trip([batch, batch, tensor, (tensor,)])
+    assert first is two
     assert three is four[0]
 
 

@@ -31,10 +31,10 @@ signal.pause()
 
 @pytest.fixture
 def slab() -> Iterator[Slab]:
-    made = Slab.create(4096)
-    RobustMutex(made.address).create()
-    yield made
-    made.close_descriptor()
+    mutex_slab = Slab.create(4096)
+    RobustMutex(mutex_slab.address).create()
+    yield mutex_slab
+    mutex_slab.close_descriptor()
 
 
 def take_and_release(mutex: RobustMutex) -> None:
@@ -54,10 +54,10 @@ def test_mutex_admits_one_thread_at_a_time(slab: Slab) -> None:
             mutex.release()
 
     threads = [threading.Thread(target=count) for _ in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert counts == [8000]
 
 

@@ -33,18 +33,20 @@ def test_many_descriptors_arrive_in_order(
 ) -> None:
     other = os.memfd_create("other")
     assert passage.send((1, 5), [file] * 599 + [other])
-    found = passage.peek((1, 5), 600)
-    found += passage.take_rest(600)
-    assert [inode(one) for one in found] == [inode(file)] * 599 + [inode(other)]
-    close_all([*found, other])
+    descriptors = passage.peek((1, 5), 600)
+    descriptors += passage.take_rest(600)
+    assert [inode(descriptor) for descriptor in descriptors] == [inode(file)] * 599 + [
+        inode(other)
+    ]
+    close_all([*descriptors, other])
 
 
 def test_peek_takes_nothing(passage: DescriptorPassage, file: int) -> None:
     passage.send((1, 1), [file])
     for _ in range(3):
-        found = passage.peek((1, 1), 1)
-        assert [inode(one) for one in found] == [inode(file)]
-        close_all(found)
+        descriptors = passage.peek((1, 1), 1)
+        assert [inode(descriptor) for descriptor in descriptors] == [inode(file)]
+        close_all(descriptors)
     assert passage.take_rest(1) == []
     with pytest.raises(BlockingIOError):
         passage.peek((1, 1), 1)
@@ -55,9 +57,9 @@ def test_descriptors_of_unsent_items_are_dropped(
 ) -> None:
     passage.send((1, 7), [file] * 300)  # never put: its sender was killed
     passage.send((2, 7), [file])
-    found = passage.peek((2, 7), 1)
-    assert len(found) == 1
-    close_all(found)
+    descriptors = passage.peek((2, 7), 1)
+    assert len(descriptors) == 1
+    close_all(descriptors)
 
 
 def test_full_passage_refuses_a_send(passage: DescriptorPassage, file: int) -> None:

@@ -127,12 +127,12 @@ def test_pulse_record_is_read_as_it_was_written() -> None:
     descriptor = os.memfd_create(pulse.NAME)
     try:
         os.write(descriptor, RECORD.pack())
-        for found in (
+        for record in (
             pulse.read(descriptor),
             pulse.read_of(os.getpid(), descriptor),
         ):
-            assert found is not None
-            assert found.pack() == RECORD.pack()
+            assert record is not None
+            assert record.pack() == RECORD.pack()
     finally:
         os.close(descriptor)
 

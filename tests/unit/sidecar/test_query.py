@@ -34,7 +34,11 @@ def test_proof_is_the_hmac_of_the_standard(key: bytes, message: bytes) -> None:
 
 def test_key_depends_on_secret_and_incarnation() -> None:
     secrets = (None, b"a", b"b")
-    keys = {query.key_from(secret, one) for secret in secrets for one in (1, 2)}
+    keys = {
+        query.key_from(secret, incarnation)
+        for secret in secrets
+        for incarnation in (1, 2)
+    }
     assert len(keys) == 6
     assert {len(key) for key in keys} == {query.KEY_BYTES}
 

@@ -68,13 +68,13 @@ async def dialed(proxy: Proxy) -> AsyncIterator[Stream]:
 
 async def all_of(reader: asyncio.StreamReader) -> tuple[bytes, bool]:
     """Read to the end; return what came, and whether a reset ended it."""
-    found = bytearray()
+    received = bytearray()
     try:
         while chunk := await reader.read(1 << 16):
-            found += chunk
+            received += chunk
     except ConnectionResetError:
-        return bytes(found), True
-    return bytes(found), False
+        return bytes(received), True
+    return bytes(received), False
 
 
 # --- frames --------------------------------------------------------------------------
@@ -109,12 +109,12 @@ def test_frame_ends_are_found_in_any_pieces(size: int) -> None:
         at += len(frame)
         ends.append((at, int(kind)))
     scanner = Conversation({}).scanners[Way.TO_TARGET]
-    found = [
+    frames_found = [
         (begin + end, kind)
         for begin in range(0, len(stream), size)
         for end, kind in scanner.scan(memoryview(stream[begin : begin + size]))
     ]
-    assert found == ends
+    assert frames_found == ends
 
 
 @pytest.mark.parametrize("read", range(0, 200, 7))
@@ -131,8 +131,8 @@ def test_resumed_connection_continues_inside_a_frame(read: int) -> None:
     first.scanners[Way.TO_TARGET].scan(memoryview(stream))
     (token,) = sessions
     again = meet(sessions, replace(HELLO, resume=token), replace(HELLO, received=read))
-    found = again.scanners[Way.TO_TARGET].scan(memoryview(stream[read:] + PING))
-    assert [read + end for end, _ in found] == [
+    frames_found = again.scanners[Way.TO_TARGET].scan(memoryview(stream[read:] + PING))
+    assert [read + end for end, _ in frames_found] == [
         *(end for end in ends if end > read),
         len(stream) + len(PING),
     ]
@@ -143,11 +143,11 @@ def meet(
     sessions: dict[int, Conversation], hello: Hello, answer: Hello
 ) -> Conversation:
     """Let the handshake of a connection pass."""
-    found = Conversation(sessions)
-    for way, one in zip(Way, (hello, answer), strict=True):
-        frame = prefix(FrameKind.HELLO, control=one.encode())
-        found.scanners[way].scan(memoryview(SHAKE + frame))
-    return found
+    conversation = Conversation(sessions)
+    for way, hello_of in zip(Way, (hello, answer), strict=True):
+        frame = prefix(FrameKind.HELLO, control=hello_of.encode())
+        conversation.scanners[way].scan(memoryview(SHAKE + frame))
+    return conversation
 
 
 def test_malformed_stream_is_passed_without_frames() -> None:
@@ -236,12 +236,12 @@ async def test_cut_taken_back_does_not_happen() -> None:
 
 async def test_all_connections_are_cut_at_once() -> None:
     target = Target()
-    async with before(target) as proxy, dialed(proxy) as one, dialed(proxy) as other:
+    async with before(target) as proxy, dialed(proxy) as first, dialed(proxy) as other:
         for _ in range(2):
             await target.accepted.get()
         assert proxy.open_connections == 2
         assert proxy.cut() == 2
-        for reader in (one[0], other[0], target.all[0][0], target.all[1][0]):
+        for reader in (first[0], other[0], target.all[0][0], target.all[1][0]):
             assert await all_of(reader) == (b"", True)
 
 

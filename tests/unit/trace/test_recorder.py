@@ -35,8 +35,8 @@ def recorder() -> FlightRecorder:
 
 
 def test_each_kind_has_a_ring_of_its_own(recorder: FlightRecorder) -> None:
-    rings = [one for one in vars(recorder).values() if isinstance(one, EventRing)]
-    assert [one.kind for one in rings] == list(KINDS)
+    rings = [ring for ring in vars(recorder).values() if isinstance(ring, EventRing)]
+    assert [ring.kind for ring in rings] == list(KINDS)
     recorder.links.record(link(1.0))
     assert recorder.links.recent == [LinkChanged(1.0, PEER, "opened", "")]
     assert recorder.membership.recent == []
@@ -64,23 +64,23 @@ def test_ring_keeps_the_last_events(recorder: FlightRecorder) -> None:
 
 
 def test_sink_gets_each_event_beside_the_ring(recorder: FlightRecorder) -> None:
-    told: list[tuple[object, ...]] = []
+    events: list[tuple[object, ...]] = []
     also: list[tuple[object, ...]] = []
     recorder.links.record(link(1.0))
-    recorder.links.add_sink(told.append)
+    recorder.links.add_sink(events.append)
     recorder.links.add_sink(also.append)
     recorder.links.record(link(2.0))
-    recorder.links.remove_sink(told.append)
+    recorder.links.remove_sink(events.append)
     recorder.links.record(link(3.0))
-    assert [one[0] for one in told] == [2.0]
-    assert [one[0] for one in also] == [2.0, 3.0]
-    assert [one.at_s for one in recorder.links.recent] == [1.0, 2.0, 3.0]
+    assert [event[0] for event in events] == [2.0]
+    assert [event[0] for event in also] == [2.0, 3.0]
+    assert [event.at_s for event in recorder.links.recent] == [1.0, 2.0, 3.0]
 
 
 def test_ring_without_sinks_records_directly(recorder: FlightRecorder) -> None:
     plain = recorder.links.record
-    told: list[tuple[object, ...]] = []
-    sink = told.append
+    events: list[tuple[object, ...]] = []
+    sink = events.append
     recorder.links.add_sink(sink)
     assert recorder.links.record != plain
     recorder.links.remove_sink(sink)
@@ -103,7 +103,10 @@ class TestSubscription:
         events: Subscription[TraceEvent] = recorder.subscribe((), 10, with_recent=False)
         recorder.membership.record((1.0, PEER, "joined"))
         recorder.links.record(link(2.0))
-        assert [type(one) for one in events.take()] == [MembershipChanged, LinkChanged]
+        assert [type(event) for event in events.take()] == [
+            MembershipChanged,
+            LinkChanged,
+        ]
 
     def test_subscription_begins_with_recent_events_in_order(
         self, recorder: FlightRecorder
@@ -111,7 +114,7 @@ class TestSubscription:
         recorder.links.record(link(2.0))
         recorder.membership.record((1.0, PEER, "joined"))
         events: Subscription[TraceEvent] = recorder.subscribe((), 10, with_recent=True)
-        assert [one.at_s for one in events.take()] == [1.0, 2.0]
+        assert [event.at_s for event in events.take()] == [1.0, 2.0]
 
     def test_subscription_drops_the_oldest_and_counts_them(
         self, recorder: FlightRecorder
@@ -119,7 +122,7 @@ class TestSubscription:
         events = recorder.subscribe([LinkChanged], 3, with_recent=False)
         for at_s in range(5):
             recorder.links.record(link(at_s))
-        assert [one.at_s for one in events.take()] == [2, 3, 4]
+        assert [event.at_s for event in events.take()] == [2, 3, 4]
         assert events.dropped == 2
 
     def test_closed_subscription_takes_nothing_more(
@@ -128,7 +131,7 @@ class TestSubscription:
         with recorder.subscribe([LinkChanged], 3, with_recent=False) as events:
             recorder.links.record(link(1.0))
         recorder.links.record(link(2.0))
-        assert [one.at_s for one in events.take()] == [1.0]
+        assert [event.at_s for event in events.take()] == [1.0]
         assert events.is_closed
         events.close()
 
@@ -141,7 +144,7 @@ class TestSubscription:
         assert "closed" in repr(events)
 
     @pytest.mark.parametrize(
-        ("kinds", "items_max", "with_recent", "said"),
+        ("kinds", "items_max", "with_recent", "text"),
         [
             ([int], 1, False, "kinds must be classes of asyncrpc.trace"),
             ([CallEnded], 0, False, "items_max must be an integer of at least 1"),
@@ -154,7 +157,7 @@ class TestSubscription:
         kinds: list[type],
         items_max: int,
         with_recent: object,
-        said: str,
+        text: str,
     ) -> None:
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=text):
             recorder.subscribe(kinds, items_max, with_recent=with_recent)  # type: ignore[arg-type]

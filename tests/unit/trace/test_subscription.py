@@ -64,7 +64,7 @@ async def test_closed_iteration_ends_after_recorded_events(
     recorder.links.record((1.0, PEER, "opened", ""))
     recorder.links.record((2.0, PEER, "ended", "gone"))
     events.close()
-    assert [one.at_s async for one in events] == [1.0, 2.0]
+    assert [event.at_s async for event in events] == [1.0, 2.0]
 
 
 async def test_closing_ends_a_waiting_task(events: Subscription[LinkChanged]) -> None:

@@ -33,9 +33,9 @@ def path() -> Iterator[str]:
 
 @pytest.fixture
 async def inbox(path: str) -> DescriptorInbox:
-    made = DescriptorInbox(asyncio.get_running_loop())
-    await made.listen(path)
-    return made
+    new_inbox = DescriptorInbox(asyncio.get_running_loop())
+    await new_inbox.listen(path)
+    return new_inbox
 
 
 def file_with(text: bytes) -> int:

@@ -87,8 +87,8 @@ class TestDialling:
             world.network.between("a", f"host-{index}").clog(1.0)
         dialled = await world.dial()
         await asyncio.sleep(60)
-        made = [one for one in world.handlers if one.events]
-        still_open = [one for one in made if not one.lost]
+        begun = [handler for handler in world.handlers if handler.events]
+        still_open = [handler for handler in begun if not handler.lost]
         assert still_open == [dialled.handler]
 
     async def test_failed_addresses_are_listed_with_their_reasons(self) -> None:
@@ -125,7 +125,7 @@ class TestDialling:
         for index in range(3):
             world.network.between("a", f"host-{index}").heal()
         await asyncio.sleep(60)
-        assert [one.events for one in world.handlers] == [[], [], []]
+        assert [handler.events for handler in world.handlers] == [[], [], []]
 
     async def test_bug_in_the_factory_is_not_hidden(self) -> None:
         def broken() -> Recorder:

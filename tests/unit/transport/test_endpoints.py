@@ -84,12 +84,12 @@ async def test_lookups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(endpoints, "_addresses_of", look_up)
     resolver = Resolver()
-    names = [f"host-{one}" for one in range(3 * LOOKUPS_MAX)]
+    names = [f"host-{number}" for number in range(3 * LOOKUPS_MAX)]
     tasks = [asyncio.create_task(resolver.resolve(name, 1)) for name in names]
     await asyncio.sleep(0)
     answer.set()
-    found = await asyncio.gather(*tasks)
-    assert [one.host for (one,) in found] == names
+    endpoints_found = await asyncio.gather(*tasks)
+    assert [endpoint.host for (endpoint,) in endpoints_found] == names
     assert most <= LOOKUPS_MAX
 
 
@@ -113,10 +113,10 @@ async def test_silent_address_gives_way_after_the_stagger(listening: Endpoint) -
 
 
 async def test_refusing_addresses_are_all_listed() -> None:
-    one, other = closed(), closed()
+    first, other = closed(), closed()
     with pytest.raises(ConnectionRefusedError) as caught:
-        await connected_socket([one, other])
-    for endpoint in {one, other}:
+        await connected_socket([first, other])
+    for endpoint in {first, other}:
         assert f"{endpoint}: refused: no process listens there" in reason_of(
             caught.value
         )

@@ -18,7 +18,9 @@ def test_loopback_comes_last_and_link_local_is_left_out() -> None:
     assert ipaddress.ip_address("127.0.0.1") in addresses
     loopback = [address.is_loopback for address in addresses]
     assert loopback == sorted(loopback)
-    assert not any(one.is_link_local for one in addresses if one.version == 6)
+    assert not any(
+        address.is_link_local for address in addresses if address.version == 6
+    )
 
 
 def test_address_of_the_default_route_comes_first() -> None:
@@ -61,14 +63,14 @@ def made(interface: str, address: str) -> HostAddress:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host with two networks, containers, and no default route."""
-    found = [
+    fake_interfaces = [
         made("lo", "127.0.0.1"),
         made("docker0", "172.17.0.1"),
         made("eth0", "169.254.3.4"),
         made("eth1", "192.168.1.5"),
         made("ib0", "10.20.0.7"),
     ]
-    monkeypatch.setattr(interfaces, "_usable", lambda: iter(found))
+    monkeypatch.setattr(interfaces, "_usable", lambda: iter(fake_interfaces))
     monkeypatch.setattr(interfaces, "_default_sources", lambda: iter(()))
 
 
@@ -83,7 +85,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_addresses_are_ordered_and_chosen(chosen: str | None, addresses: str) -> None:
-    assert [str(one) for one in host_addresses(chosen)] == addresses.split()
+    assert [str(address) for address in host_addresses(chosen)] == addresses.split()
 
 
 @pytest.mark.usefixtures("host")

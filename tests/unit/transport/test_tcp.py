@@ -32,7 +32,7 @@ def published(listener_addresses: tuple[Address, ...]) -> set[str]:
 
 async def test_ipv4_wildcard_publishes_every_ipv4_address() -> None:
     listener = await TcpConnector().listen(Address("tcp", "0.0.0.0"), Recorder)  # noqa: S104
-    expected = {str(one) for one in host_addresses() if one.version == 4}
+    expected = {str(address) for address in host_addresses() if address.version == 4}
     assert published(listener.addresses) == expected
     assert listener.addresses[-1].is_loopback
     await listener.close()
@@ -40,7 +40,9 @@ async def test_ipv4_wildcard_publishes_every_ipv4_address() -> None:
 
 async def test_ipv6_wildcard_publishes_both_families() -> None:
     listener = await TcpConnector().listen(Address("tcp", "::"), Recorder)
-    assert published(listener.addresses) == {str(one) for one in host_addresses()}
+    assert published(listener.addresses) == {
+        str(address) for address in host_addresses()
+    }
     await listener.close()
 
 
@@ -48,7 +50,9 @@ async def test_interface_restricts_the_wildcard_and_its_bindings() -> None:
     acceptor, near = Acceptor(), Recorder()
     connector = TcpConnector(interface="lo")
     listener = await connector.listen(Address("tcp", "::"), acceptor)
-    assert published(listener.addresses) == {str(one) for one in host_addresses("lo")}
+    assert published(listener.addresses) == {
+        str(address) for address in host_addresses("lo")
+    }
     others = set(host_addresses()) - set(host_addresses("lo"))
     for host in others:
         address = Address("tcp", str(host), listener.addresses[0].port)

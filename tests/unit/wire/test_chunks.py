@@ -55,9 +55,9 @@ def scheduler() -> ChunkScheduler:
     return ChunkScheduler(lambda _: None)
 
 
-def add(chunks: ChunkScheduler, one: OutgoingMessage) -> bytes:
+def add(chunks: ChunkScheduler, outgoing: OutgoingMessage) -> bytes:
     """Queue a payload for lanes; return its message."""
-    return chunks.add(one, over_lanes=True)[1]
+    return chunks.add(outgoing, over_lanes=True)[1]
 
 
 def joined(parts: Sequence[bytes | memoryview]) -> bytes:
@@ -95,7 +95,7 @@ class TestScheduling:
     def test_opening_frame_announces_where_its_payload_comes(
         self, *, over_lanes: bool
     ) -> None:
-        one = OutgoingMessage(
+        outgoing = OutgoingMessage(
             REQUEST,
             5,
             flags=Flags.STREAM,
@@ -104,7 +104,7 @@ class TestScheduling:
             control=b"c",
             buffers=views(b"x" * 12, b"", b"y"),
         )
-        _, opening = scheduler().add(one, over_lanes=over_lanes)
+        _, opening = scheduler().add(outgoing, over_lanes=over_lanes)
         assert opening == prefix(
             REQUEST,
             5,
@@ -144,12 +144,12 @@ class TestScheduling:
     def test_message_is_sent_with_its_last_chunk(self) -> None:
         sent: list[OutgoingMessage] = []
         chunks = ChunkScheduler(sent.append)
-        one = message(REQUEST, 1, bytes(11))
-        add(chunks, one)
+        outgoing = message(REQUEST, 1, bytes(11))
+        add(chunks, outgoing)
         chunks.next_chunk()
         assert not sent
         chunks.next_chunk()
-        assert sent == [one]
+        assert sent == [outgoing]
 
     def test_drop_reports_the_bytes_already_sent(self) -> None:
         chunks = scheduler()
@@ -165,8 +165,8 @@ class TestScheduling:
     def test_clear_returns_the_messages_under_way(self) -> None:
         chunks = scheduler()
         both = [message(REQUEST, number, bytes(30)) for number in (1, 2)]
-        for one in both:
-            add(chunks, one)
+        for outgoing in both:
+            add(chunks, outgoing)
         assert chunks.clear() == both
         assert not chunks
 
@@ -200,10 +200,10 @@ class TestArriving:
     def test_two_lanes_may_be_inside_chunks_of_one_payload(self) -> None:
         receiver = Receiver(lanes=2)
         receiver.open(bytes(20))
-        one, other = chunk(0, b"a" * 10), chunk(10, b"b" * 10)
-        receiver.on_lane(one[:45], lane=0)
+        first, other = chunk(0, b"a" * 10), chunk(10, b"b" * 10)
+        receiver.on_lane(first[:45], lane=0)
         receiver.on_lane(other[:42], lane=1)
-        receiver.on_lane(one[45:], lane=0)
+        receiver.on_lane(first[45:], lane=0)
         receiver.on_lane(other[42:], lane=1)
         assert receiver.payloads == [b"a" * 10 + b"b" * 10]
 
@@ -280,12 +280,12 @@ class TestArriving:
         assert not len(receiver.arrivals)
 
     def test_waiting_lane_is_notified_of_each_message(self) -> None:
-        told: list[int] = []
+        opened: list[int] = []
         receiver = Receiver()
-        receiver.arrivals.on_opened = lambda: told.append(receiver.arrivals.opened)
+        receiver.arrivals.on_opened = lambda: opened.append(receiver.arrivals.opened)
         receiver.open(bytes(9))
         receiver.open(bytes(9))
-        assert told == [1, 2]
+        assert opened == [1, 2]
 
     def test_chunks_of_a_payload_may_come_over_lane_and_connection(self) -> None:
         receiver = Receiver()
@@ -299,12 +299,12 @@ class TestArriving:
 
     def test_completion_is_reported_before_each_delivery(self) -> None:
         """An ACK that came after it would not go with what answers at once."""
-        told: list[int] = []
+        delivered: list[int] = []
         receiver = Receiver()
-        receiver.arrivals.on_complete = lambda: told.append(len(receiver.messages))
+        receiver.arrivals.on_complete = lambda: delivered.append(len(receiver.messages))
         receiver.open(bytes(9))
         receiver.on_lane(chunk(0, bytes(9)))
-        assert told == [0]
+        assert delivered == [0]
         assert receiver.payloads == [bytes(9)]
 
     def test_small_messages_are_read_in_bulk_during_a_transfer(self) -> None:
@@ -511,9 +511,9 @@ def test_every_order_over_any_lanes_gives_the_same_messages(
         texts = [rng.randbytes(length) for length in lengths]
         if any(texts):
             expected[call_id] = tuple(texts)
-            one = message(REQUEST, call_id, *texts)
-            transfer, opening = chunks.add(one, over_lanes=not lane_0)
-            outgoing.wait(one, OutgoingEvent.QUEUE, partial(take_back, transfer))
+            added = message(REQUEST, call_id, *texts)
+            transfer, opening = chunks.add(added, over_lanes=not lane_0)
+            outgoing.wait(added, OutgoingEvent.QUEUE, partial(take_back, transfer))
             control += opening
     dropped = set()
     while chunks:
@@ -542,7 +542,7 @@ def test_every_order_over_any_lanes_gives_the_same_messages(
             nbytes = min(nbytes, receiver.lanes[at - 1].get_buffer().nbytes)
             receiver.on_lane(bytes(pending[at][:nbytes]), at - 1)
         del pending[at][:nbytes]
-    got = {one.call_id: one.buffers for one in receiver.messages}
+    got = {arrived.call_id: arrived.buffers for arrived in receiver.messages}
     assert got == {key: expected[key] for key in expected.keys() - dropped}
     assert not len(receiver.arrivals)
     assert lane_0 or receiver.control.bytes_copied == 0

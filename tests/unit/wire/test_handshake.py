@@ -147,12 +147,12 @@ def test_acceptor_reveals_nothing_of_a_key_before_the_proof(ticket: bytes) -> No
     for key in (b"secret", b"another", b"z" * 64):
         keys = {ticket: key} if ticket else {}
         acceptor = Handshake(Role.ACCEPTOR, key, b"\2" * 32, key_of=keys.get)
-        said = acceptor.receive(liar)
+        sent = acceptor.receive(liar)
         if ticket:
-            said += acceptor.receive(ticket)
+            sent += acceptor.receive(ticket)
         with pytest.raises(AuthenticationError, match="proof is wrong"):
             acceptor.receive(bytes(PROOF_BYTES))
-        heard.add(said + acceptor.farewell)
+        heard.add(sent + acceptor.farewell)
     assert len(heard) == 1
 
 
@@ -294,8 +294,8 @@ class TestOtherPeers:
         with pytest.raises(VersionMismatchError, match=rf"version 9 .*, we {VERSION}"):
             ours.receive(preface)
         assert ours.state is HandshakeState.FAILED
-        told = PREFACE.unpack_from(ours.start() or ours.farewell)
-        assert told[:2] == (PREFACE_MAGIC, VERSION)
+        preface_fields = PREFACE.unpack_from(ours.start() or ours.farewell)
+        assert preface_fields[:2] == (PREFACE_MAGIC, VERSION)
 
     def test_stranger_gets_no_answer(self) -> None:
         _, acceptor = make_pair()
@@ -391,8 +391,8 @@ def test_invalid_token_is_refused_at_both_ends(
     dialer, acceptor = with_token(b"secret", keys)
     assert isinstance(dialer.error, AuthenticationError)
     assert isinstance(acceptor.error, AuthenticationError)
-    found = f"{dialer.error} {acceptor.error}"
-    assert words in found or "proof is wrong" in found
+    errors = f"{dialer.error} {acceptor.error}"
+    assert words in errors or "proof is wrong" in errors
 
 
 def test_key_of_a_token_does_not_travel() -> None:

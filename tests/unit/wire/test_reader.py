@@ -133,7 +133,7 @@ class TestMoving:
         feed(reader, first)
         feed(reader, stream[:cut], (3,))
         old = sink.made[:]
-        landed = [bytes(one) for one in old]
+        landed = [bytes(memory) for memory in old]
         moved: list[memoryview] = []
 
         def make(nbytes: int) -> memoryview:
@@ -143,7 +143,7 @@ class TestMoving:
         reader.arrivals.move(RESPONSE, 1, make)
         feed(reader, stream[cut:], (3,))
         feed(reader, PING)
-        assert [bytes(one) for one in old] == landed
+        assert [bytes(memory) for memory in old] == landed
         if cut == len(stream):
             assert moved == []
             return
@@ -167,11 +167,11 @@ class TestCounting:
     """What was copied of each message, told while it is handed on."""
 
     def test_copied_bytes_count_inline_payloads_only(self) -> None:
-        told: list[tuple[int, int]] = []
+        copied: list[tuple[int, int]] = []
 
         class Sink(Recorder):
             def on_message(self, *message: Any) -> None:
-                told.append((message[2], reader.message_bytes_copied))
+                copied.append((message[2], reader.message_bytes_copied))
 
         sink = Sink()
         reader = sink.reader()
@@ -182,7 +182,7 @@ class TestCounting:
         feed(reader, opening(4, 5))
         feed(reader, inline)
         feed(reader, pieces(2, b"abcde") + PING)
-        assert told == [(1, 5), (2, 0), (1, 5), (3, 4), (1, 5), (4, 0), (9, 0)]
+        assert copied == [(1, 5), (2, 0), (1, 5), (3, 4), (1, 5), (4, 0), (9, 0)]
         assert reader.bytes_copied == 5 + 5 + 4 + 5
 
 
@@ -271,7 +271,10 @@ class TestTransfers:
         stream += piece(1, 0, b"abcd") + piece(2, 0, b"ABCD") + piece(1, 4, b"ef")
         stream += pieces(3, b"123456") + piece(2, 4, b"EF")
         feed(sink.reader(), stream)
-        arrived = [(one.kind, one.call_id, one.buffers) for one in sink.messages]
+        arrived = [
+            (message.kind, message.call_id, message.buffers)
+            for message in sink.messages
+        ]
         assert arrived == [
             (REQUEST, 1, (b"abcdef",)),
             (RESPONSE, 1, (b"123456",)),
@@ -510,7 +513,7 @@ class TestRest:
         for at in range(len(stream)):
             feed(reader, stream[at : at + 1])
             reader.rest()
-        assert [one.buffers for one in sink.messages] == [(b"12345678",)]
+        assert [message.buffers for message in sink.messages] == [(b"12345678",)]
 
 
 def _beyond(reader: FrameReader) -> memoryview:

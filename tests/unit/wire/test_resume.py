@@ -81,7 +81,7 @@ def test_kept_bytes_are_those_sent_and_not_acknowledged(
 ) -> None:
     stream = b"".join(writes)
     kept = kept_of(*writes)
-    for received in sorted(min(one, len(stream)) for one in acknowledged):
+    for received in sorted(min(count, len(stream)) for count in acknowledged):
         kept.acknowledge(received)
         assert kept.start <= received
         assert b"".join(kept.rest(received)) == stream[received:]

@@ -108,7 +108,7 @@ class TestPayloadsThatAreNotWanted:
         reader = sink.reader()
         reader.on_unasked = lambda *_: False
         feed(reader, deferred(1001, control=b"control", kind=kind) + PING)
-        assert [one.kind for one in sink.messages] == [kind, FrameKind.PING]
+        assert [message.kind for message in sink.messages] == [kind, FrameKind.PING]
         assert sink.allocated == []
         assert not len(reader.arrivals)
 
@@ -151,7 +151,7 @@ class TestPayloads:
     ) -> None:
         sink = Recorder(allocated_max=10)
         reader = frugal(sink)
-        steps = (max(one, nbytes // 500) for one in at_most)
+        steps = (max(step, nbytes // 500) for step in at_most)
         feed(reader, PING + deferred(nbytes) + PING, at_most=tuple(steps))
         assert sink.messages == [PINGED, told(nbytes), PINGED]
         assert not len(reader.arrivals)
@@ -214,8 +214,8 @@ class TestControlParts:
         sink = Recorder()
         stream = prefix(REQUEST, 1, aux=7, head=b"head", control=LONG)
         feed(frugal(sink), PING + stream + PING + stream + PING, at_most=at_most)
-        one = told(len(LONG))
-        assert sink.messages == [PINGED, one, PINGED, one, PINGED]
+        expected = told(len(LONG))
+        assert sink.messages == [PINGED, expected, PINGED, expected, PINGED]
 
     @pytest.mark.parametrize("first", [39, 40, 41, 44, 45])
     def test_unfit_message_header_may_come_in_pieces(self, first: int) -> None:
@@ -223,7 +223,7 @@ class TestControlParts:
             sink = Recorder()
             stream = prefix(REQUEST, 1, aux=7, head=head, control=LONG)
             feed(frugal(sink), stream + PING, at_most=(first, 1 << 30))
-            assert [one.head for one in sink.messages] == [head, b""]
+            assert [message.head for message in sink.messages] == [head, b""]
             assert sink.messages[-1] == PINGED
 
     @pytest.mark.parametrize("allocated_max", [10, 1 << 30])
@@ -233,8 +233,8 @@ class TestControlParts:
         begun: list[Any] = []
         reader.on_request = lambda *request: begun.append(request)
         feed(reader, deferred(1001, control=LONG) + PING)
-        one = told(len(LONG) + 1001)
-        assert sink.messages == [one, PINGED]
+        expected = told(len(LONG) + 1001)
+        assert sink.messages == [expected, PINGED]
         assert sink.allocated == []
         assert begun == [(1, b"", len(LONG), (1001,))]
         assert not len(reader.arrivals)

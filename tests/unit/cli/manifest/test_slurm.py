@@ -21,9 +21,13 @@ def written(capsys: pytest.CaptureFixture[str], *options: str) -> str:
 def directives(script: str) -> list[str]:
     lines = script.splitlines()
     assert lines[0] == "#!/bin/bash"
-    found = [line.removeprefix("#SBATCH ") for line in lines if line[:7] == "#SBATCH"]
-    assert lines[1 : len(found) + 1] == [f"#SBATCH {one}" for one in found]
-    return found
+    lines_found = [
+        line.removeprefix("#SBATCH ") for line in lines if line[:7] == "#SBATCH"
+    ]
+    assert lines[1 : len(lines_found) + 1] == [
+        f"#SBATCH {directive}" for directive in lines_found
+    ]
+    return lines_found
 
 
 def test_minimal_batch_script_has_the_default_directives(

@@ -39,9 +39,9 @@ def place(tmp_path: Path) -> RunPlace:
 
 @pytest.fixture
 def entry(place: RunPlace) -> Iterator[RunEntry]:
-    found = RunEntry(place, a_record(), "a secret")
-    yield found
-    found.remove()
+    new_entry = RunEntry(place, a_record(), "a secret")
+    yield new_entry
+    new_entry.remove()
 
 
 def a_record() -> RunRecord:
@@ -49,8 +49,8 @@ def a_record() -> RunRecord:
 
 
 def the_run(place: RunPlace) -> LiveRun:
-    (found,) = list_runs([place]).runs
-    return found
+    (run,) = list_runs([place]).runs
+    return run
 
 
 def identity(rank: int = 0) -> WorkerIdentity:
@@ -64,12 +64,12 @@ def told(entry: RunEntry, who: WorkerIdentity, *addresses: str) -> RunNoteFile:
 
 
 def test_run_is_listed_until_it_is_removed(place: RunPlace, entry: RunEntry) -> None:
-    found = the_run(place)
-    assert found.record == a_record()
-    assert found.id == f"train-{os.getpid()}"
-    assert found.is_here
-    assert found.secret_path is not None
-    assert found.secret_path.read_text() == "a secret"
+    run = the_run(place)
+    assert run.record == a_record()
+    assert run.id == f"train-{os.getpid()}"
+    assert run.is_here
+    assert run.secret_path is not None
+    assert run.secret_path.read_text() == "a secret"
     entry.remove()
     entry.remove()
     assert list_runs([place]).runs == []
@@ -94,12 +94,12 @@ def test_workers_are_listed_by_rank_until_they_end(
     place: RunPlace, entry: RunEntry
 ) -> None:
     files = [told(entry, identity(rank), f"uds:///{rank}") for rank in (1, 0)]
-    assert [one.addresses for one in the_run(place).notes] == [
+    assert [note.addresses for note in the_run(place).notes] == [
         ("uds:///0",),
         ("uds:///1",),
     ]
     files[0].remove()
-    assert [one.name for one in the_run(place).notes] == ["worker0"]
+    assert [note.name for note in the_run(place).notes] == ["worker0"]
 
 
 def test_removed_note_is_not_written_again(place: RunPlace, entry: RunEntry) -> None:
@@ -128,12 +128,12 @@ def test_note_of_an_ended_or_reused_process_is_skipped(
         ended.wait()
     note = note_of(identity(), ["uds:///0"])
     folder = entry.path / "workers"
-    for name, one in {
+    for name, changed in {
         "live": note,
         "ended": note._replace(pid=ended.pid),
         "another": note._replace(started=note.started + 1),
     }.items():
-        (folder / f"{name}.json").write_text(one.as_json())
+        (folder / f"{name}.json").write_text(changed.as_json())
     if note.started:  # Linux
         assert the_run(place).notes == (note,)
     assert not is_stopped(note)
@@ -184,7 +184,7 @@ def test_directory_of_a_killed_launcher_is_removed(
         name = launcher.stdout.readline().strip()
         assert name == f"killed-{launcher.pid}"
         sweep(place)
-        assert {one.id for one in list_runs([place]).runs} == {name, entry.path.name}
+        assert {run.id for run in list_runs([place]).runs} == {name, entry.path.name}
         launcher.kill()
         launcher.wait()
     assert (place.path / name).exists()
@@ -213,16 +213,16 @@ def test_runs_of_other_hosts_are_marked(place: RunPlace) -> None:
     there = RunEntry(place, replace(a_record(), host_id="there"), None)
     note = RunNote("worker0", 0, 1, 1, Incarnation(5), ("tcp://10.0.0.2:1",))
     (there.path / "workers" / "5.json").write_text(note.as_json())
-    found = the_run(place)
-    assert not found.is_here
-    assert found.notes == (note,)  # whose process cannot be looked at from here
+    run = the_run(place)
+    assert not run.is_here
+    assert run.notes == (note,)  # whose process cannot be looked at from here
     there.remove()
 
 
 def test_insecure_directory_is_skipped_and_named(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    choices = [RunPlace(tmp_path / one, "") for one in ("missing", "open")]
+    choices = [RunPlace(tmp_path / name, "") for name in ("missing", "open")]
     listing = list_runs(choices)
     assert listing.runs == []
     (problem,) = listing.problems
@@ -249,11 +249,11 @@ def test_run_is_named_after_its_program(command: list[str], name: str) -> None:
 def slot(place: RunPlace) -> Iterator[ModelSlot]:
     """The slot of a model; this process has it."""
     environ = {"ASYNCRPC_RUN_DIR": str(place.path)}
-    found = ModelSlot.of("my model", "shop:make", "/shop.py", environ)
-    found.secret()
-    lock = found.try_lock()
+    new_slot = ModelSlot.of("my model", "shop:make", "/shop.py", environ)
+    new_slot.secret()
+    lock = new_slot.try_lock()
     assert lock is not None
-    yield found
+    yield new_slot
     os.close(lock)
 
 
@@ -278,16 +278,16 @@ def test_model_is_listed_with_its_web_workers_once_it_listens(
     for name, rank, address in (("web", -1, "uds:///web"), ("m", 0, "uds:///model")):
         who = WorkerIdentity(name, rank, 1, is_strict=False)
         RunNoteFile(who, slot.path).write([address])
-    web = next(one for one in the_run(place).notes if one.name == "web")
+    web = next(note for note in the_run(place).notes if note.name == "web")
     path = slot.path / "workers" / f"{web.incarnation:016x}.json"
     path.write_text(web._replace(pid=os.getppid(), started=0).as_json())
-    found = the_run(place)
-    assert found.id.startswith("my-model-")
-    assert found.is_here
-    assert found.record.command == ("ModelHost", "shop:make")
-    assert (found.record.pid, found.record.nprocs) == (os.getpid(), 2)
-    assert [one.name for one in found.notes] == ["m", "web"]  # who knows all the others
-    assert found.secret_path == slot.path / "secret"
+    run = the_run(place)
+    assert run.id.startswith("my-model-")
+    assert run.is_here
+    assert run.record.command == ("ModelHost", "shop:make")
+    assert (run.record.pid, run.record.nprocs) == (os.getpid(), 2)
+    assert [note.name for note in run.notes] == ["m", "web"]  # who knows all the others
+    assert run.secret_path == slot.path / "secret"
 
 
 def test_model_of_another_container_is_marked_as_such(

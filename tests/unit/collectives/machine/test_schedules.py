@@ -76,10 +76,10 @@ class Game:
                 able.pop()
                 waiting.add(rank)
                 continue
-            told = self.step(rank, out, into)
-            if told in waiting:
-                waiting.remove(told)
-                able.append(told)
+            progress = self.step(rank, out, into)
+            if progress in waiting:
+                waiting.remove(progress)
+                able.append(progress)
 
     def can_go_on(self, rank: int) -> bool:
         step = self.todo[rank][0]
@@ -100,8 +100,8 @@ class Game:
             return step.peer
         sent = self.sent[step.peer, rank].popleft()
         self.depth[rank] = max(self.depth[rank], sent.depth)
-        found = sent.read or [out[step.peer][block] for block in sent.blocks]
-        for block, value in zip(step.blocks, found, strict=True):
+        blocks = sent.read or [out[step.peer][block] for block in sent.blocks]
+        for block, value in zip(step.blocks, blocks, strict=True):
             if step.kind is StepKind.REDUCE:
                 into[rank][block] = added(into[rank][block], value)
             else:

@@ -69,15 +69,15 @@ def worker(
     blocked_for_s: float = 0.0,
     loop_actor: int = NO_ACTOR,
 ) -> WorkerSnapshot:
-    made = tuple(
+    outgoing = tuple(
         OutgoingCall(
-            one.wait.call,
-            next((n for n, id_ in IDS.items() if id_ == one.wait.call.callee), "?"),
+            actor.wait.call,
+            next((n for n, id_ in IDS.items() if id_ == actor.wait.call.callee), "?"),
             "f",
-            one.wait.for_s,
+            actor.wait.for_s,
         )
-        for one in actors
-        if one.wait.call is not None
+        for actor in actors
+        if actor.wait.call is not None
     )
     return WorkerSnapshot(
         name,
@@ -88,7 +88,7 @@ def worker(
         blocked_for_s,
         loop_actor,
         tuple(actors),
-        made,
+        outgoing,
         tuple(calls),
     )
 
@@ -98,8 +98,8 @@ def lock(*holders: int, is_sure: bool = True, is_closed: bool = True) -> Wait:
 
 
 def the_only(snapshots: Sequence[WorkerSnapshot], **troubles: NoAnswer) -> Hang:
-    (found,) = find_hangs(graph_of(snapshots, troubles), after_s=3.0)
-    return found
+    (hang,) = find_hangs(graph_of(snapshots, troubles), after_s=3.0)
+    return hang
 
 
 def said(snapshots: Sequence[WorkerSnapshot], **troubles: NoAnswer) -> str:
@@ -128,9 +128,9 @@ class TestWays:
                 [served("a", "b", 0)],
             ),
         ]
-        found = the_only(snapshots)
-        assert found.is_cycle
-        assert found.is_certain
+        hang = the_only(snapshots)
+        assert hang.is_cycle
+        assert hang.is_certain
         assert said(snapshots).endswith(
             "which waits for Lock `table` held by b task `f`: a cycle, which nothing "
             "can end"
@@ -199,17 +199,17 @@ class TestWays:
             worker("b", [task("main", rests)]),
             worker("c", []),
         ]
-        found = the_only(snapshots)
-        assert not found.is_certain  # another task of `b` may come
+        hang = the_only(snapshots)
+        assert not hang.is_certain  # another task of `b` may come
         assert "to which b and 1 more have not come: b task `main`" in said(snapshots)
 
     def test_members_in_two_collectives_wait_for_each_other(self) -> None:
         left = Wait(WaitKind.COLLECTIVE, "all_reduce 1 of 'l'", 5.0, members=("a", "b"))
         right = left._replace(what="all_reduce 1 of 'r'")
         snapshots = [worker("a", [task("t", left)]), worker("b", [task("t", right)])]
-        found = the_only(snapshots)
-        assert found.is_cycle
-        assert found.is_certain
+        hang = the_only(snapshots)
+        assert hang.is_cycle
+        assert hang.is_certain
 
 
 class TestTroubles:
@@ -282,7 +282,7 @@ def goes_on(kinds: Sequence[str], targets: Sequence[Sequence[int]]) -> set[int]:
     while True:
         more = set(going)
         for place, (kind, of) in enumerate(zip(kinds, targets, strict=True)):
-            ends = [one in going for one in of]
+            ends = [node in going for node in of]
             if kind == "all" and all(ends):
                 more.add(place)
             if kind == "any" and any(ends):
@@ -315,8 +315,14 @@ def test_stuck_tasks_are_found_in_every_group_of_three() -> None:
     """Each of three tasks runs, or waits for all or any of some others."""
     choices = []
     for place in range(3):
-        others = [one for one in range(3) if one != place]
-        subsets = [[], *([one] for one in others), others, [place], [place, *others]]
+        others = [number for number in range(3) if number != place]
+        subsets = [
+            [],
+            *([other] for other in others),
+            others,
+            [place],
+            [place, *others],
+        ]
         choices.append(
             [
                 ("runs", []),
@@ -350,16 +356,16 @@ def test_every_finding_has_a_sentence_and_a_tree() -> None:
         *(event([1], is_closed=True)._replace(kind=kind) for kind in WaitKind),
         Wait(WaitKind.ROUND, "barrier 1", 9.0, members=("a", "b", "c")),
     ]
-    for one, other, third in itertools.product(waits, waits, waits[:6]):
+    for first, other, third in itertools.product(waits, waits, waits[:6]):
         snapshots = [
-            worker("a", [task("t", one), task("u", third)]),
+            worker("a", [task("t", first), task("u", third)]),
             worker("b", [task("f", other), task("g", third)], [served("a", "b", 0)]),
         ]
         graph = graph_of(snapshots, {"c": NoAnswer(Trouble.GONE, "")})
-        for found in find_hangs(graph, after_s=0.5):
-            assert sentence(graph, found)
-            assert len(tree(graph, found)) >= len(set(found.nodes))
-            assert len(found.nodes) == len(found.path) + 1
+        for hang in find_hangs(graph, after_s=0.5):
+            assert sentence(graph, hang)
+            assert len(tree(graph, hang)) >= len(set(hang.nodes))
+            assert len(hang.nodes) == len(hang.path) + 1
 
 
 @pytest.mark.parametrize(
@@ -422,8 +428,8 @@ class TestWhoGoesOn:
                 worker("a", [task("train", call("a", "b", for_s=500.0))]),
                 worker("b", [loop], loop_actor=0, blocked_for_s=blocked_for_s),
             ]
-            found = find_hangs(graph_of(snapshots), after_s=3.0)
-            assert len(found) == count
+            hangs = find_hangs(graph_of(snapshots), after_s=3.0)
+            assert len(hangs) == count
 
     def test_rounds_seen_at_different_moments_are_not_a_fault(self) -> None:
         def comes(number: int, for_s: float) -> Wait:
@@ -435,8 +441,8 @@ class TestWhoGoesOn:
                 worker("a", [task("train", comes(7, for_s))]),
                 worker("b", [task("train", comes(8, for_s))]),
             ]
-            found = find_hangs(graph_of(snapshots), after_s=3.0)
-            assert len(found) == count
+            hangs = find_hangs(graph_of(snapshots), after_s=3.0)
+            assert len(hangs) == count
 
 
 class TestWhatIsDoneForOthers:

@@ -35,50 +35,50 @@ CYCLE = seen(actor("left", tasks(1)), actor("right", tasks(0)))
 
 
 def news(
-    said: SaidHangs, snapshot: WorkerSnapshot, **silent: NoAnswer
+    history: SaidHangs, snapshot: WorkerSnapshot, **silent: NoAnswer
 ) -> list[tuple[Hang, ...]]:
     graph = graph_of([snapshot], silent)
-    found = find_hangs(graph, after_s=3.0)
-    return [(one,) for one in said.news(graph, found)]
+    hangs = find_hangs(graph, after_s=3.0)
+    return [(hang,) for hang in history.news(graph, hangs)]
 
 
 def test_repeated_hang_is_not_news() -> None:
-    said = SaidHangs("a")
-    assert len(news(said, SLOW)) == 1
-    assert news(said, SLOW) == []
-    assert len(said) == 1
+    history = SaidHangs("a")
+    assert len(news(history, SLOW)) == 1
+    assert news(history, SLOW) == []
+    assert len(history) == 1
 
 
 def test_moved_line_is_not_news() -> None:
-    said = SaidHangs("a")
-    assert news(said, SLOW)
+    history = SaidHangs("a")
+    assert news(history, SLOW)
     later = seen(actor("train", tasks(1)), actor("step", STANDS, line=70))
-    assert news(said, later) == []
+    assert news(history, later) == []
 
 
 def test_cycle_is_the_same_from_any_entry() -> None:
-    said = SaidHangs("a")
-    assert len(news(said, CYCLE)) == 1
+    history = SaidHangs("a")
+    assert len(news(history, CYCLE)) == 1
     turned = seen(actor("right", tasks(1)), actor("left", tasks(0)))
-    assert news(said, turned) == []
+    assert news(history, turned) == []
 
 
 def test_another_fault_is_news() -> None:
-    said = SaidHangs("a")
-    assert news(said, SLOW)
+    history = SaidHangs("a")
+    assert news(history, SLOW)
     both = seen(*SLOW.actors, actor("other", tasks(3)), actor("reader", STANDS))
-    assert len(news(said, both)) == 1
-    assert len(said) == 2
+    assert len(news(history, both)) == 1
+    assert len(history) == 2
 
 
 def test_hang_that_was_over_is_news_again() -> None:
-    said = SaidHangs("a")
-    assert news(said, SLOW)
-    assert news(said, seen(actor("step", STANDS))) == []
-    assert len(said) == 0
-    assert len(news(said, SLOW)) == 1
-    said.forget()
-    assert len(news(said, SLOW)) == 1
+    history = SaidHangs("a")
+    assert news(history, SLOW)
+    assert news(history, seen(actor("step", STANDS))) == []
+    assert len(history) == 0
+    assert len(news(history, SLOW)) == 1
+    history.forget()
+    assert len(news(history, SLOW)) == 1
 
 
 def test_hangs_of_other_workers_are_not_news() -> None:
@@ -86,9 +86,9 @@ def test_hangs_of_other_workers_are_not_news() -> None:
 
 
 def test_changed_trouble_of_a_silent_worker_is_news() -> None:
-    said = SaidHangs("a")
+    history = SaidHangs("a")
     wait = Wait(WaitKind.ROUND, "barrier 1", 9.0, members=("a", "b"))
     waiting = seen(actor("train", wait))
-    assert news(said, waiting, b=NoAnswer(Trouble.SILENT, ""))
-    assert news(said, waiting, b=NoAnswer(Trouble.SILENT, "in other words")) == []
-    assert news(said, waiting, b=NoAnswer(Trouble.STOPPED, ""))
+    assert news(history, waiting, b=NoAnswer(Trouble.SILENT, ""))
+    assert news(history, waiting, b=NoAnswer(Trouble.SILENT, "in other words")) == []
+    assert news(history, waiting, b=NoAnswer(Trouble.STOPPED, ""))

@@ -31,7 +31,7 @@ def test_finished_slices_return_the_result() -> None:
 @pytest.mark.parametrize("at_most", [1, 2, 3, SLICE_MAX])
 def test_slices_have_all_items_in_order(count: int, at_most: int) -> None:
     parts = list(parts_of(range(count), at_most))
-    assert [one for part in parts for one in part] == list(range(count))
+    assert [item for part in parts for item in part] == list(range(count))
     assert all(len(part) == at_most for part in parts[:-1])
     assert all(parts)
 
@@ -40,9 +40,9 @@ def test_slices_have_all_items_in_order(count: int, at_most: int) -> None:
 def test_weighed_slices_stay_within_their_limit(at_most: int) -> None:
     weights = [0, 1, 9, 3, 3, 3, 1, 200, 0, 0, 5, 5, 11]
     parts = list(weighed_parts(range(len(weights)), weights.__getitem__, at_most))
-    assert [one for part, _ in parts for one in part] == list(range(len(weights)))
+    assert [item for part, _ in parts for item in part] == list(range(len(weights)))
     for part, weight in parts:
-        assert weight == sum(max(1, weights[one]) for one in part)
+        assert weight == sum(max(1, weights[item]) for item in part)
         assert weight <= at_most or len(part) == 1
     for (_, weight), (after, _) in pairwise(parts):
         assert weight + max(1, weights[after[0]]) > at_most  # none is too small
@@ -63,14 +63,14 @@ def test_items_are_freed_a_slice_at_a_time(kind: type, count: int) -> None:
 
     def made() -> Iterator[weakref.ref[Thing]]:
         for _ in range(count):
-            one = Thing()
+            thing = Thing()
             if kind is list:
-                a_list.append(one)
+                a_list.append(thing)
             elif kind is set:
-                a_set.add(one)
+                a_set.add(thing)
             else:
-                a_dict[one] = one
-            yield weakref.ref(one)
+                a_dict[thing] = thing
+            yield weakref.ref(thing)
 
     a_list, a_set, a_dict = list[Thing](), set[Thing](), dict[Thing, Thing]()
     left = list(made())
@@ -79,6 +79,6 @@ def test_items_are_freed_a_slice_at_a_time(kind: type, count: int) -> None:
     for step in let_go(things, at_most):
         assert step == min(at_most, alive)
         alive -= step
-        assert sum(one() is not None for one in left) == alive
+        assert sum(reference() is not None for reference in left) == alive
     assert alive == 0
     assert not things

@@ -53,10 +53,10 @@ class TestArrows:
             worker(B, served=[function]),
             zero_s=10.0,
         )
-        made, run = of_phase(events, "X")
-        assert (made["pid"], made["ts"], made["dur"]) == (1, 0.0, 3e6)
+        call_span, run = of_phase(events, "X")
+        assert (call_span["pid"], call_span["ts"], call_span["dur"]) == (1, 0.0, 3e6)
         assert (run["pid"], run["ts"], run["dur"]) == (2, 1.5e6, 0.5e6)
-        assert (made["name"], run["name"]) == ("add on b", "add")
+        assert (call_span["name"], run["name"]) == ("add on b", "add")
         assert run["args"]["waited for a thread, us"] == 0.5e6
         (start,), (end,) = of_phase(events, "s"), of_phase(events, "f")
         assert start["id"] == end["id"]
@@ -76,7 +76,7 @@ class TestArrows:
         received = StreamReceived(13.0, 10.0, B, "rows", 4, "ok", 3, "main")
         sent = StreamSent(12.0, 11.0, A, "rows", 4, "cancelled", 2)
         events = told(worker(A, received=[received]), worker(B, sent=[sent]))
-        names = [one["name"] for one in of_phase(events, "X")]
+        names = [span["name"] for span in of_phase(events, "X")]
         assert names == ["rows on b", "rows: cancelled"]
         assert len(of_phase(events, "f")) == 1
 
@@ -99,18 +99,20 @@ class TestArrows:
         )
         check(events)
         arrows = {
-            one["id"]: (one["pid"], one["ts"])
-            for one in of_phase(events, "s")
-            if one["name"] == "gradient"
+            arrow["id"]: (arrow["pid"], arrow["ts"])
+            for arrow in of_phase(events, "s")
+            if arrow["name"] == "gradient"
         }
-        ends = {one["id"]: (one["pid"], one["ts"]) for one in of_phase(events, "f")}
-        assert {(arrows[one], ends[one]) for one in arrows} == {
+        ends = {
+            arrow["id"]: (arrow["pid"], arrow["ts"]) for arrow in of_phase(events, "f")
+        }
+        assert {(arrows[arrow], ends[arrow]) for arrow in arrows} == {
             ((1, 1999999.999), (2, 3e6)),
             ((2, 3999999.999), (1, 5e6)),
         }
 
     def test_messages_between_two_segments_share_one_arrow(self) -> None:
-        messages = [MessageId(B.incarnation, one) for one in range(5)]
+        messages = [MessageId(B.incarnation, serial) for serial in range(5)]
         events = told(
             worker(A, segments=[segment(1.0, 2.0, feeds=messages)]),
             worker(B, segments=[segment(3.0, 4.0, fed_by=messages)]),
@@ -134,7 +136,7 @@ class TestArrows:
             ),
         )
         check(events)
-        starts = sorted(one["ts"] for one in of_phase(events, "s"))
+        starts = sorted(arrow["ts"] for arrow in of_phase(events, "s"))
         assert starts == [1999999.999, 5999999.999]
 
     def test_gradient_arrow_stays_within_its_pass(self) -> None:
@@ -269,9 +271,11 @@ class TestClocks:
         assert of_phase(events, "X")[1]["ts"] == 1.5e6
 
     def test_clock_error_is_shown_at_its_worker(self) -> None:
-        one = WorkerEvents(A, recent(), 0.0, 25e-6, rank=3)
-        assert told(one)[0]["args"]["name"] == "rank 3: a (clock to within 25 us)"
-        assert Timeline([one], zero_s=0.0).error_s == 25e-6
+        events_of_a = WorkerEvents(A, recent(), 0.0, 25e-6, rank=3)
+        assert (
+            told(events_of_a)[0]["args"]["name"] == "rank 3: a (clock to within 25 us)"
+        )
+        assert Timeline([events_of_a], zero_s=0.0).error_s == 25e-6
 
     @pytest.mark.parametrize(
         ("came_s", "ended_s", "wrong_s"),
@@ -304,8 +308,10 @@ def test_memory_is_a_counter_and_links_are_instants() -> None:
             ],
         )
     )
-    assert [one["args"]["MiB"] for one in of_phase(events, "C")] == [3.0, 2.0]
-    assert [(one["name"], one["args"]) for one in of_phase(events, "i")] == [
+    assert [counter["args"]["MiB"] for counter in of_phase(events, "C")] == [3.0, 2.0]
+    assert [
+        (instant["name"], instant["args"]) for instant in of_phase(events, "i")
+    ] == [
         ("link to b ended", {"reason": "it has left"}),
         ("b left", {}),
     ]
@@ -369,8 +375,8 @@ def functions(draw: st.DrawFn, caller: WorkerId) -> CallServed:
 @st.composite
 def segments(draw: st.DrawFn) -> BackwardSegmentEnded:
     ended, began = draw(spans_of_time())
-    found = segment(began, ended, fed_by=draw(MESSAGES), feeds=draw(MESSAGES))
-    return found._replace(pass_number=draw(st.integers(1, 2)))
+    drawn = segment(began, ended, fed_by=draw(MESSAGES), feeds=draw(MESSAGES))
+    return drawn._replace(pass_number=draw(st.integers(1, 2)))
 
 
 @st.composite
@@ -389,14 +395,14 @@ def passes(draw: st.DrawFn) -> BackwardPassEnded:
 def workers(draw: st.DrawFn, who: WorkerId, other: WorkerId) -> WorkerEvents:
     """A worker that did anything, by a clock that is anything."""
     # Of one connection each call has another number.
-    made = draw(st.lists(calls(who, other), max_size=8))
+    made_calls = draw(st.lists(calls(who, other), max_size=8))
     ran = draw(st.lists(functions(other), max_size=8))
     return worker(
         who,
         *draw(st.sampled_from([(), (NamedTask("t", "train"),)])),
         offset_s=draw(TIMES) / 13,
-        calls=list({(one.to, one.call_id): one for one in made}.values()),
-        served=list({one.call_id: one for one in ran}.values()),
+        calls=list({(call.to, call.call_id): call for call in made_calls}.values()),
+        served=list({call.call_id: call for call in ran}.values()),
         segments=draw(st.lists(segments(), max_size=8)),
         passes=draw(st.lists(passes(), max_size=4)),
         steps=draw(st.lists(optimizer_steps(), max_size=8)),
@@ -412,14 +418,14 @@ def test_timeline_draws_every_event_by_the_rules_of_the_format(
     events = list(timeline.events())
     check(events)
     given_spans = sum(
-        len(getattr(one.recent, kind))
-        for one in (a, b)
+        len(getattr(events_of.recent, kind))
+        for events_of in (a, b)
         for kind in ("calls", "served", "segments", "passes", "steps")
     )
     assert len(of_phase(events, "X")) == given_spans == timeline.spans
     assert len(of_phase(events, "f")) == timeline.arrows
-    made = [*a.recent.calls, *b.recent.calls]
-    ends = sum(one.call_id > 0 for one in made)
+    made_calls = [*a.recent.calls, *b.recent.calls]
+    ends = sum(call.call_id > 0 for call in made_calls)
     ends += len(a.recent.served) + len(b.recent.served)
-    joined = sum(one["name"] == "call" for one in of_phase(events, "f"))
+    joined = sum(arrow["name"] == "call" for arrow in of_phase(events, "f"))
     assert ends == timeline.calls_alone + 2 * joined

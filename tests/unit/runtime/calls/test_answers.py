@@ -146,7 +146,7 @@ class TestErrors:
             (MalformedError("wrong"), MalformedError),
             (SystemExit(3), RemoteError),
         ],
-        ids=lambda one: one.__name__ if isinstance(one, type) else "",
+        ids=lambda case: case.__name__ if isinstance(case, type) else "",
     )
     def test_error_arrives_as_its_type(
         self,
@@ -171,11 +171,11 @@ class TestErrors:
         assert isinstance(error, RemoteError)
         assert error.outcome is Outcome.NOT_EXECUTED
 
-    @pytest.mark.parametrize("said", ["SOMETHING", 7, None])
+    @pytest.mark.parametrize("outcome", ["SOMETHING", 7, None])
     def test_unknown_outcome_is_ignored(
-        self, link: LinkParts, call: CallFuture[Any], said: Any
+        self, link: LinkParts, call: CallFuture[Any], outcome: Any
     ) -> None:
-        fail(link, 1, ValueError("no"), pack_head([{"o": said}]))
+        fail(link, 1, ValueError("no"), pack_head([{"o": outcome}]))
         assert isinstance(call.exception(), RemoteError)
 
     def test_unreadable_error_is_a_decode_error(
@@ -242,9 +242,9 @@ class TestStreams:
         for _ in range(4):
             run(stream.take())
         acks = [
-            one.aux
-            for one in link.connection.sent
-            if one.kind == FrameKind.STREAM_CREDIT
+            frame.aux
+            for frame in link.connection.sent
+            if frame.kind == FrameKind.STREAM_CREDIT
         ]
         assert acks == [2, 2]  # a quarter of the eight that may be ahead
 
@@ -322,12 +322,12 @@ class TestStreams:
         with pytest.raises(DecodeError):
             run(stream.take())
 
-    @pytest.mark.parametrize("given", [item, end])
+    @pytest.mark.parametrize("send", [item, end])
     def test_stream_message_of_a_plain_call_is_refused(
-        self, link: LinkParts, call: CallFuture[Any], given: Any
+        self, link: LinkParts, call: CallFuture[Any], send: Any
     ) -> None:
         with pytest.raises(MalformedError, match="another kind of call"):
-            given(link, 0, 1) if given is item else given(link, 0)
+            send(link, 0, 1) if send is item else send(link, 0)
 
     def test_items_of_a_closed_stream_are_dropped(
         self, link: LinkParts, stream: StreamReceiver

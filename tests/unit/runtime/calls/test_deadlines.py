@@ -100,8 +100,8 @@ def test_shorter_remaining_time_ends_a_call_in_time(calls: Calls) -> None:
 def test_call_that_cannot_be_ended_delays_no_other(
     calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[dict[str, Any]] = []
-    monkeypatch.setattr(calls.loop, "call_exception_handler", told.append)
+    errors: list[dict[str, Any]] = []
+    monkeypatch.setattr(calls.loop, "call_exception_handler", errors.append)
     ended = []
 
     def end(call: int) -> None:
@@ -114,7 +114,7 @@ def test_call_that_cannot_be_ended_delays_no_other(
         deadlines.watch(call, Deadline(101.0, 1.0))
     calls.loop.advance(101.0)
     assert ended == [1]
-    assert isinstance(told[0]["exception"], MemoryError)
+    assert isinstance(errors[0]["exception"], MemoryError)
 
 
 def test_ending_call_may_end_another(calls: Calls) -> None:

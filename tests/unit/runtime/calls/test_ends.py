@@ -22,16 +22,16 @@ def recorder() -> FlightRecorder:
 
 
 async def test_unretrieved_error_is_still_logged(recorder: FlightRecorder) -> None:
-    told: list[dict[str, Any]] = []
+    errors: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: told.append(context))
+    loop.set_exception_handler(lambda _, context: errors.append(context))
     call: CallFuture[Any] = CallFuture(loop=loop, function="add", to="b")
     call.set_exception(ValueError("it is not there"))
     CallEnds(PEER, recorder).note_unsent(call)
     del call
     gc.collect()
-    assert [str(one["exception"]) for one in told] == ["it is not there"]
-    assert [one.outcome for one in recorder.calls.recent] == ["ValueError"]
+    assert [str(context["exception"]) for context in errors] == ["it is not there"]
+    assert [event.outcome for event in recorder.calls.recent] == ["ValueError"]
 
 
 async def test_abandoned_unsent_call_is_recorded_as_cancelled(

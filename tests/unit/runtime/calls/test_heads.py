@@ -25,9 +25,9 @@ def write(sent: SentHeads, target: Any, meta: Any = None, *, late: bool = False)
 
 def name_read(received: ReceivedHeads, head: bytes) -> str:
     target, _ = received.known.get(head) or received.read(head)
-    found = target if isinstance(target, Target) else received.functions.find(target)
-    assert found is not None
-    return found.name
+    resolved = target if isinstance(target, Target) else received.functions.find(target)
+    assert resolved is not None
+    return resolved.name
 
 
 def test_function_name_is_read_as_it_was_written() -> None:

@@ -109,7 +109,7 @@ class TestReferences:
         encoded, _, _ = link.messages.encode([Ref(), Ref()])
         references.events.clear()
         value, loans = link.messages.decode(encoded.control, encoded.buffers, {})
-        assert [type(one) for one in value] == [Ref, Ref]
+        assert [type(item) for item in value] == [Ref, Ref]
         assert loans == "loans"
         assert references.events == ["begin decode", "lift", "lift", "end decode"]
 
@@ -181,18 +181,18 @@ def test_answer_without_metadata_has_an_empty_mapping(head: bytes) -> None:
 
 def test_unreadable_content_counts_as_not_executed() -> None:
     error = ValueError("wrong")
-    found = unreadable(error)
-    assert isinstance(found, DecodeError)
-    assert found.outcome is Outcome.NOT_EXECUTED
-    assert found.__cause__ is error
+    translated = unreadable(error)
+    assert isinstance(translated, DecodeError)
+    assert translated.outcome is Outcome.NOT_EXECUTED
+    assert translated.__cause__ is error
     ours = DecodeError("wrong")
     assert unreadable(ours) is ours
 
 
 def test_unencodable_result_counts_as_executed() -> None:
-    found = unsendable(ValueError("wrong"))
-    assert isinstance(found, EncodeError)
-    assert found.outcome is Outcome.EXECUTED
+    translated = unsendable(ValueError("wrong"))
+    assert isinstance(translated, EncodeError)
+    assert translated.outcome is Outcome.EXECUTED
     ours = EncodeError("wrong", outcome=Outcome.NOT_EXECUTED)
     assert unsendable(ours) is ours
     assert ours.outcome is Outcome.EXECUTED

@@ -61,7 +61,7 @@ class TestStarting:
     def test_function_name_travels_once(self, link: LinkParts) -> None:
         for _ in range(3):
             start(link)
-        heads = [unpack_head(one.head) for one in link.connection.sent]
+        heads = [unpack_head(frame.head) for frame in link.connection.sent]
         assert heads == [[[1, NAME], None], [1], [1]]
 
     def test_remaining_time_travels(self, link: LinkParts) -> None:
@@ -191,7 +191,7 @@ class TestCancelling:
         call = start(link, LARGE)
         call.pins = pins = Pins()
         call.cancel()
-        kinds = [one.kind for one in link.connection.sent]
+        kinds = [frame.kind for frame in link.connection.sent]
         assert kinds == [FrameKind.WANT, FrameKind.CANCEL]
         assert pins.events == ["undone"]
         link.credit.on_credit(
@@ -204,7 +204,7 @@ class TestCredit:
     def test_large_request_waits_for_credit(self, link: LinkParts) -> None:
         start(link, LARGE)
         start(link, 1)  # a small one passes
-        kinds = [one.kind for one in link.connection.sent]
+        kinds = [frame.kind for frame in link.connection.sent]
         assert kinds == [FrameKind.WANT, FrameKind.REQUEST]
         link.credit.on_credit(Frame(FrameKind.CREDIT, 0, 1, LARGE.nbytes))
         assert (link.connection.last.kind, link.connection.last.call_id) == (

@@ -33,9 +33,9 @@ def take(
     compression = compression_named("bf16")
     assert compression is not None
     packed = link.host.codec.encode_for(compression, [torch.zeros(size)]).pack()
-    buffers = [memoryview(bytes(one)) for one in packed.buffers]
+    buffers = [memoryview(bytes(buffer)) for buffer in packed.buffers]
     if spoil:
-        buffers = [one[:-2] for one in buffers]
+        buffers = [buffer[:-2] for buffer in buffers]
     link.preparation.take(
         FrameKind.REQUEST,
         call_id,
@@ -145,7 +145,7 @@ def zeros(link: LinkParts) -> tuple[bytes, list[memoryview], int]:
     compression = compression_named("zstd")
     assert compression is not None
     packed = link.host.codec.encode_for(compression, [torch.zeros(LARGE)]).pack()
-    buffers = [memoryview(bytes(one)) for one in packed.buffers]
+    buffers = [memoryview(bytes(buffer)) for buffer in packed.buffers]
     parcel = link.host.codec.open(packed.control, buffers)
     return packed.control, buffers, parcel.expansion_bytes
 

@@ -79,9 +79,9 @@ def error_of(link: LinkParts) -> Any:
         link.value_of(sent), link.host.functions, function="f", to="a"
     )
     record = unpack_head(sent.head) if sent.head else [None]
-    said = (record[0] or {}).get("o")
-    if said:
-        error.outcome = Outcome[said]
+    outcome = (record[0] or {}).get("o")
+    if outcome:
+        error.outcome = Outcome[outcome]
     return error
 
 
@@ -104,7 +104,7 @@ class TestRunning:
         error = error_of(link)
         assert isinstance(error, ValueError)
         assert error.outcome is Outcome.EXECUTED  # type: ignore[attr-defined]
-        assert [str(one) for one in raised] == ["broken"]
+        assert [str(error) for error in raised] == ["broken"]
 
     def test_unencodable_result_is_sent_back_as_an_error(self, link: LinkParts) -> None:
         ask(link, unsendable)
@@ -123,7 +123,7 @@ class TestRunning:
         for call_id, target in enumerate([[5, name], 5, 5], 1):
             head = pack_head([target])
             link.requests.on_request(0, call_id, -1, head, control, [])
-        assert [link.value_of(one) for one in link.connection.sent] == [6, 6, 6]
+        assert [link.value_of(frame) for frame in link.connection.sent] == [6, 6, 6]
         assert pack_head([5]) in link.heads.known
 
 
@@ -210,7 +210,7 @@ class TestCancelling:
     def test_cancel_of_an_ended_call_is_ignored(self, link: LinkParts) -> None:
         ask(link, double, 4)
         cancel(link)
-        assert [one.kind for one in link.connection.sent] == [FrameKind.RESPONSE]
+        assert [frame.kind for frame in link.connection.sent] == [FrameKind.RESPONSE]
 
     def test_cancel_drops_an_arriving_request(self, link: LinkParts) -> None:
         arriving = link.control([[4], {}])
@@ -261,7 +261,7 @@ class TestNotes:
 
     @pytest.fixture
     def noted(self, link: LinkParts) -> LinkParts:
-        link.host.note_of = lambda said: ["note", said]
+        link.host.note_of = lambda note: ["note", note]
         return link
 
     def test_answer_without_notes_has_no_head(self, link: LinkParts) -> None:

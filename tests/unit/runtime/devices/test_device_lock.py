@@ -40,12 +40,12 @@ async def pools(
     settle: Callable[[], None] | None = None,
 ) -> AsyncIterator[list[ThreadPool]]:
     loop = asyncio.get_running_loop()
-    made = [
-        ThreadPool(f"t{at}", 4, loop, device_lock=one, begin=begin, settle=settle)
-        for at, one in enumerate(locks)
+    thread_pools = [
+        ThreadPool(f"t{at}", 4, loop, device_lock=lock, begin=begin, settle=settle)
+        for at, lock in enumerate(locks)
     ]
-    yield made
-    for pool in made:
+    yield thread_pools
+    for pool in thread_pools:
         assert await pool.close(5.0) == []
 
 
@@ -84,8 +84,8 @@ async def test_device_runs_one_function_at_a_time(
     locks: list[DeviceLock], most: int
 ) -> None:
     watch = Watch()
-    async with pools(*locks) as made:
-        jobs = [start(pool, watch.work) for _ in range(10) for pool in made]
+    async with pools(*locks) as thread_pools:
+        jobs = [start(pool, watch.work) for _ in range(10) for pool in thread_pools]
         await asyncio.gather(*jobs)
     assert watch.most == most
 
@@ -93,14 +93,14 @@ async def test_device_runs_one_function_at_a_time(
 async def test_pool_of_two_devices_is_not_starved() -> None:
     """Who waits for two devices gets them, though each is in use all the time."""
     ended: list[str] = []
-    async with pools(at("xla:0"), at("xla:1"), at("xla")) as made:
+    async with pools(at("xla:0"), at("xla:1"), at("xla")) as thread_pools:
         jobs = []
         for number in range(10):
-            for pool in made[:2]:
+            for pool in thread_pools[:2]:
                 jobs.append(start(pool, lambda: time.sleep(0.002)))  # noqa: PERF401
             if number == 3:
-                jobs.append(start(made[2], lambda: ended.append("both")))
-        jobs.append(start(made[0], lambda: ended.append("last")))
+                jobs.append(start(thread_pools[2], lambda: ended.append("both")))
+        jobs.append(start(thread_pools[0], lambda: ended.append("last")))
         await asyncio.gather(*jobs)
     assert ended == ["both", "last"]
 
@@ -109,24 +109,24 @@ async def test_function_that_waits_lets_nested_calls_in() -> None:
     """To any depth; and is alone again afterwards."""
     watch, loop = Watch(), asyncio.get_running_loop()
     both = at("xla:0")
-    async with pools(both, both) as made:
+    async with pools(both, both) as thread_pools:
 
         def nested(depth: int) -> int:
             watch.work()
             if depth:
-                pool = made[depth % 2]
+                pool = thread_pools[depth % 2]
                 inner = asyncio.run_coroutine_threadsafe(
                     _started(pool, lambda: nested(depth - 1)), loop
                 )
-                with made[0].blocked(), made[1].blocked():
+                with thread_pools[0].blocked(), thread_pools[1].blocked():
                     inner.result()
             watch.work()
             return depth
 
-        found = await asyncio.gather(
-            *(start(made[at % 2], lambda: nested(6)) for at in range(3))
+        depths = await asyncio.gather(
+            *(start(thread_pools[at % 2], lambda: nested(6)) for at in range(3))
         )
-        assert found == [6, 6, 6]
+        assert depths == [6, 6, 6]
     assert watch.most == 1
 
 

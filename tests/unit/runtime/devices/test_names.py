@@ -13,7 +13,7 @@ from asyncrpc.runtime.devices.names import DeviceName
 
 
 @pytest.mark.parametrize(
-    ("given", "text", "whole"),
+    ("name", "text", "whole"),
     [
         ("cpu", "cpu", "cpu"),
         ("cpu:0", "cpu", "cpu"),
@@ -26,25 +26,25 @@ from asyncrpc.runtime.devices.names import DeviceName
         (torch.device("cpu"), "cpu", "cpu"),
     ],
 )
-def test_device_name_is_read(given: Any, text: str, whole: str) -> None:
-    device = DeviceName.parse(given)
+def test_device_name_is_read(name: Any, text: str, whole: str) -> None:
+    device = DeviceName.parse(name)
     assert (str(device), device.whole) == (text, whole)
     assert device.is_cpu == (text == "cpu")
 
 
 @pytest.mark.parametrize(
-    "given",
+    "name",
     ["", "GPU", "cuda:", "cuda:-1", "cuda:1:2", ":1", "1", -1, "cuda:12345", "c d"],
 )
-def test_malformed_device_name_is_refused(given: Any) -> None:
+def test_malformed_device_name_is_refused(name: Any) -> None:
     with pytest.raises(UsageError, match="is not understood"):
-        DeviceName.parse(given)
+        DeviceName.parse(name)
 
 
-@pytest.mark.parametrize("given", [None, True, 1.5, "cpu:1"])
-def test_value_that_is_not_a_device_is_refused(given: Any) -> None:
+@pytest.mark.parametrize("value", [None, True, 1.5, "cpu:1"])
+def test_value_that_is_not_a_device_is_refused(value: Any) -> None:
     with pytest.raises(UsageError):
-        DeviceName.parse(given)
+        DeviceName.parse(value)
 
 
 def test_device_map_has_an_inverse() -> None:

@@ -68,9 +68,9 @@ def test_automatic_choice_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="asyncrpc"):
         assert set_up(environ) == environ["PJRT_DEVICE"]
         set_up(environ)
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 1
-    assert said[0].startswith(f"PJRT uses {environ['PJRT_DEVICE']}: ")
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"PJRT uses {environ['PJRT_DEVICE']}: ")
 
 
 def test_tpu_of_the_host_is_detected(
@@ -99,21 +99,25 @@ def test_process_position_is_read_from_torchrun() -> None:
 
 
 def test_process_position_is_read_from_another_launcher() -> None:
-    said = {"SLURM_JOB_ID": "3", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "t[4-5]"}
+    environ = {
+        "SLURM_JOB_ID": "3",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NODELIST": "t[4-5]",
+    }
     task = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
-    assert place({**said, **task}) == ProcessPosition(1, 2, "t4", 15048)
+    assert place({**environ, **task}) == ProcessPosition(1, 2, "t4", 15048)
 
 
 def test_thread_position_counts_the_devices_of_its_process() -> None:
     """Of 3 processes with 2 devices each: the second device of the second."""
-    said = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "h"}
+    environ = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "h"}
 
     def of_a_thread() -> ProcessPosition:
         replica_var.set((1, 2))
-        return place(said)
+        return place(environ)
 
     assert copy_context().run(of_a_thread)[:2] == (3, 6)
-    assert place(said)[:2] == (1, 3)
+    assert place(environ)[:2] == (1, 3)
 
 
 def test_incomplete_torchrun_environment_is_an_error() -> None:

@@ -83,9 +83,9 @@ def test_oldest_unproved_connection_is_dropped_when_too_many_wait() -> None:
         admission, _ = door()
         proved, unproved, newest = Stranger(), Stranger(), Stranger()
         proved.has_proved = True
-        for one in (proved, unproved, newest):
-            admission.admit(one)
-        assert [bool(one.failed) for one in (proved, unproved, newest)] == [
+        for stranger in (proved, unproved, newest):
+            admission.admit(stranger)
+        assert [bool(stranger.failed) for stranger in (proved, unproved, newest)] == [
             False,
             True,
             False,
@@ -100,9 +100,9 @@ def test_oldest_silent_connection_is_dropped_first() -> None:
         admission, _ = door(at_most=3)
         speaking, silent, newest = Stranger(), Stranger(), Stranger()
         speaking.reads = 1
-        for one in (speaking, silent, newest, Stranger()):
-            admission.admit(one)
-        assert [bool(one.failed) for one in (speaking, silent, newest)] == [
+        for stranger in (speaking, silent, newest, Stranger()):
+            admission.admit(stranger)
+        assert [bool(stranger.failed) for stranger in (speaking, silent, newest)] == [
             False,
             True,
             False,

@@ -30,9 +30,9 @@ LARGE = bytes(range(256)) * (2 * CHUNK_BYTES // 256 + 7)
 
 @pytest_asyncio.fixture
 async def both() -> AsyncIterator[Both]:
-    made = await opened()
-    yield made
-    await made.end()
+    pair = await opened()
+    yield pair
+    await pair.end()
 
 
 def state_of(both: Both) -> tuple[ConnectionState, ConnectionState]:
@@ -310,7 +310,7 @@ class TestResuming:
         await both.resume()
         a.send(10, b"afterwards")
         await both.settle()
-        script = [(at, one, payload) for at, one in enumerate(SCRIPT)]
+        script = [(at, head, payload) for at, head in enumerate(SCRIPT)]
         ends = [(9, b"while it is broken", b""), (10, b"afterwards", b"")]
         assert sorted(a.messages) == script, (cut_a, cut_b)
         assert sorted(b.messages) == script + ends, (cut_a, cut_b)

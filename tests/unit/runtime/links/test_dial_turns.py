@@ -47,7 +47,7 @@ class Dials:
         self.held: dict[int, bool] = {}
         self.ends = [asyncio.Event() for _ in range(9)]
         self.wakes = [asyncio.Event() for _ in range(9)]
-        self.tasks = [asyncio.create_task(self.dial(one)) for one in range(9)]
+        self.tasks = [asyncio.create_task(self.dial(number)) for number in range(9)]
 
     async def dial(self, number: int) -> None:
         with self.turns.one(str(number), self.wakes[number]) as turn:
@@ -203,14 +203,14 @@ def test_all_workers_may_dial_one_another_at_once() -> None:
         some = await hosts(Network(1), *MANY)
         await asyncio.gather(
             *(
-                one.directory.open_link(name)
-                for one in some
+                host.directory.open_link(name)
+                for host in some
                 for name in MANY
-                if name != one.name
+                if name != host.name
             )
         )
-        assert {len(one.directory.links) for one in some} == {len(MANY) - 1}
-        assert all(one.lost == [] for one in some)
+        assert {len(host.directory.links) for host in some} == {len(MANY) - 1}
+        assert all(host.lost == [] for host in some)
         await closed(*some)
 
     run(main())

@@ -218,7 +218,7 @@ def test_worker_may_call_itself() -> None:
         (a,) = await hosts(Network(1), "a")
         link = await a.directory.open_link("a")
         link.send(1)
-        await until(lambda: any(one.arrived for one in a.directory.links))
+        await until(lambda: any(link.arrived for link in a.directory.links))
         assert len(a.directory.links) == 2
         await closed(a)
         assert a.lost == []

@@ -38,9 +38,9 @@ def send_large(host: Host, to: str, number: int) -> None:
 
 
 def lanes_of(host: Host, to: str) -> list[Any]:
-    found = host.link_to(to).connection.lanes
-    assert found is not None
-    return [lane.connection for lane in found.lanes]
+    connection_lanes = host.link_to(to).connection.lanes
+    assert connection_lanes is not None
+    return [lane.connection for lane in connection_lanes.lanes]
 
 
 def lanes(host: Host, to: str) -> int:

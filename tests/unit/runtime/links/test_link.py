@@ -88,9 +88,9 @@ def take(
 
 
 def carrier(link: Link) -> Carrier:
-    found: Any = link.connection
-    assert isinstance(found, Carrier)
-    return found
+    fake: Any = link.connection
+    assert isinstance(fake, Carrier)
+    return fake
 
 
 @pytest.mark.parametrize("kind", FrameKind)
@@ -98,7 +98,7 @@ def test_every_kind_of_frame_has_one_handler_or_is_refused(
     link: Link, kind: FrameKind
 ) -> None:
     parts = link._handlers, link._frame_handlers  # noqa: SLF001
-    assert sum(kind in one for one in parts) == (kind not in NOT_FOR_LINKS)
+    assert sum(kind in part for part in parts) == (kind not in NOT_FOR_LINKS)
     if kind in NOT_FOR_LINKS:
         with pytest.raises(MalformedError, match=f"a {kind.name} came on an open"):
             take(link, kind)

@@ -34,7 +34,7 @@ def test_record_without_a_use_has_no_entry() -> None:
     table = table_of(*map(member, range(1000)))
     entry = table.find("w7")
     assert entry.member == member(7)
-    assert [one for one in range(1000) if table.met(f"w{one}")] == [7]
+    assert [number for number in range(1000) if table.met(f"w{number}")] == [7]
     assert len(list(table)) == len(set(table)) == 1000
 
 
@@ -57,11 +57,11 @@ def test_entry_is_created_once() -> None:
 def test_newer_record_reaches_the_entry() -> None:
     table = table_of(member(1), member(2))
     entry = table.find("w1")
-    later = [replace(member(one), incarnation=Incarnation(9)) for one in (1, 2)]
+    later = [replace(member(number), incarnation=Incarnation(9)) for number in (1, 2)]
     table.add(later)
     assert [entry.member, table.get("w2")] == later
-    assert [table.incarnation_of(f"w{one}") for one in (1, 2)] == [9, 9]
-    assert sorted(one.name for one in table) == ["w1", "w2"]
+    assert [table.incarnation_of(f"w{number}") for number in (1, 2)] == [9, 9]
+    assert sorted(member_record.name for member_record in table) == ["w1", "w2"]
 
 
 @pytest.mark.parametrize("is_wanted", [False, True])

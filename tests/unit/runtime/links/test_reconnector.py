@@ -61,11 +61,11 @@ def test_messages_around_a_break_arrive_once_and_in_order(
             for link in ends:
                 link.send(4 * round_ + 3)
             count = 4 * round_ + 4
-            await until(lambda: all(len(one.arrived) >= count for one in ends))  # noqa: B023  (it is awaited here)
-        assert [one.arrived for one in ends] == [list(range(16))] * 2
+            await until(lambda: all(len(end.arrived) >= count for end in ends))  # noqa: B023  (it is awaited here)
+        assert [end.arrived for end in ends] == [list(range(16))] * 2
         assert (a.link_to("b"), b.link_to("a")) == ends
         assert a.lost == b.lost == []
-        assert min(one.counters.connections_resumed for one in (a, b)) >= 4
+        assert min(host.counters.connections_resumed for host in (a, b)) >= 4
         await closed(a, b)
 
     run(main())
@@ -97,9 +97,9 @@ def test_ended_process_is_lost_at_once() -> None:
         network.between("a", "b").partition()
         network.between("a", "b").drop_connections()
         began_s = now_s()
-        await until(lambda: all(one.is_lost for one in links))
+        await until(lambda: all(link.is_lost for link in links))
         assert now_s() - began_s < 0.1
-        assert all("its process has ended" in one.lost_because for one in links)
+        assert all("its process has ended" in link.lost_because for link in links)
         assert (a.lost, b.lost) == (["b"], ["a"])
         await closed(a, b)
 
@@ -147,7 +147,7 @@ def test_long_partition_ends_the_link_at_both_ends() -> None:
         network.between("a", "b").partition()
         network.between("a", "b").drop_connections()
         began_s = now_s()
-        await until(lambda: all(one.is_lost for one in links))
+        await until(lambda: all(link.is_lost for link in links))
         most_s = TIMES.lost_after_s + 2 * TIMES.heartbeat_s
         assert TIMES.lost_after_s <= now_s() - began_s <= most_s
         network.between("a", "b").heal()

@@ -23,13 +23,13 @@ def routes_by(*schemes: str) -> Routes:
 def routes_to(host_id: str, *schemes: str) -> list[str]:
     routes = routes_by(*schemes)
     member = Member("b", 0, Incarnation(1), ADDRESSES, host_id)
-    return [str(one) for one in routes.to(member)]
+    return [str(route) for route in routes.to(member)]
 
 
 @pytest.mark.parametrize("host_id", ["", HOST_ID])
 def test_local_routes_put_the_unix_socket_before_tcp(host_id: str) -> None:
-    found = routes_to(host_id, "tcp", "uds")
-    assert found == ["uds:///run/b", "tcp://10.0.0.7:1", "tcp://127.0.0.1:2"]
+    routes = routes_to(host_id, "tcp", "uds")
+    assert routes == ["uds:///run/b", "tcp://10.0.0.7:1", "tcp://127.0.0.1:2"]
 
 
 def test_remote_routes_leave_out_sockets_and_loopback() -> None:
@@ -59,7 +59,7 @@ def test_malformed_addresses_are_skipped() -> None:
     addresses = ("file:///etc/passwd", "", "tcp://\n", "tcp://10.0.0.7:1")
     member = Member("b", 0, Incarnation(1), addresses)
     routes = routes_by("tcp")
-    assert [str(one) for one in routes.to(member)] == ["tcp://10.0.0.7:1"]
+    assert [str(route) for route in routes.to(member)] == ["tcp://10.0.0.7:1"]
     assert not routes.passed_over(member)
 
 
@@ -72,7 +72,7 @@ def test_connectors_may_be_added_after_the_routes() -> None:
     member = Member("b", 0, Incarnation(1), ADDRESSES)
     assert routes.to(member) == []
     late |= connectors
-    assert [str(one) for one in routes.to(member)] == ["mem://b"]
+    assert [str(route) for route in routes.to(member)] == ["mem://b"]
 
 
 def test_default_connectors_are_tcp_and_unix_sockets() -> None:
@@ -83,6 +83,7 @@ def test_guarded_worker_alone_listens_at_interfaces() -> None:
     folder = Path("/run/asyncrpc")
     assert default_addresses(folder, is_guarded=False) == ["uds:///run/asyncrpc/worker"]
     schemes = [
-        one.partition(":")[0] for one in default_addresses(folder, is_guarded=True)
+        address.partition(":")[0]
+        for address in default_addresses(folder, is_guarded=True)
     ]
     assert schemes == ["uds", "tcp"]

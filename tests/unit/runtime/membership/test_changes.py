@@ -53,16 +53,16 @@ def known(state: State, changes: Sequence[MemberChange]) -> State:
 def test_combined_changes_lead_to_the_same_knowledge() -> None:
     for start in (AWAY, (True, 1)):
         for history in histories(start, STEPS_MAX):
-            found = combined(history)
-            assert len(found) <= 1
+            changes = combined(history)
+            assert len(changes) <= 1
             there, life = known(start, history)
-            known_there, known_life = known(start, found)
+            known_there, known_life = known(start, changes)
             assert known_there is there
             assert not there or known_life == life
-            if found and found[0].kind is ChangeKind.RESTARTED:
-                assert found[0].previous == start[1] != found[0].incarnation
-            if found and not there:
-                assert found[0].incarnation == start[1]  # the life that it knew
+            if changes and changes[0].kind is ChangeKind.RESTARTED:
+                assert changes[0].previous == start[1] != changes[0].incarnation
+            if changes and not there:
+                assert changes[0].incarnation == start[1]  # the life that it knew
 
 
 def test_changes_of_several_workers_stay_apart() -> None:

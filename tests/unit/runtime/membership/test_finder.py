@@ -26,7 +26,7 @@ class Asking:
 
     def __init__(self, company: Company) -> None:
         self.company = company
-        records = [Record(one.member, 1) for one in company.known]
+        records = [Record(peer.member, 1) for peer in company.known]
         self.table = Membership(records[0])
         self.table.begin(records, company.loop.time())
         self.finder = Finder(company, company, company, self._take)
@@ -35,7 +35,7 @@ class Asking:
         self.table.receive(record, self.company.loop.time(), is_linked=False)
 
     def asked(self) -> list[str]:
-        return [one.member.name for one in self.company.known if one.made.sent]
+        return [peer.member.name for peer in self.company.known if peer.made.sent]
 
 
 def test_known_member_is_not_looked_up() -> None:

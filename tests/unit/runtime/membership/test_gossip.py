@@ -20,7 +20,7 @@ from tests.unit.runtime.membership.peers import Company, run
 
 def begun(company: Company) -> tuple[Gossip, Membership]:
     gossip = Gossip(company, company, lambda: BATCH_S)
-    records = [Record(one.member, 1) for one in company.known]
+    records = [Record(peer.member, 1) for peer in company.known]
     table = Membership(records[0])
     table.begin(records, company.loop.time())
     gossip.begin(table)
@@ -29,13 +29,13 @@ def begun(company: Company) -> tuple[Gossip, Membership]:
 
 def told(company: Company) -> dict[str, list[Any]]:
     """Return the records that each peer was told, by its name."""
-    found: dict[str, list[Any]] = {}
-    for one in company.known:
-        for service, method, (items,) in one.made.sent:
+    news: dict[str, list[Any]] = {}
+    for peer in company.known:
+        for service, method, (items,) in peer.made.sent:
             assert (service, method) == (SERVICE, "news")
             names = [read_news(item).record.name for item in items]
-            found.setdefault(one.member.name, []).append(names)
-    return found
+            news.setdefault(peer.member.name, []).append(names)
+    return news
 
 
 def test_simultaneous_news_share_one_message() -> None:
@@ -48,7 +48,9 @@ def test_simultaneous_news_share_one_message() -> None:
             gossip.announce(record)
         assert told(company) == {}
         await asyncio.sleep(2 * BATCH_S)
-        assert told(company) == {"b": [[one.name for one in records]]}
+        assert told(company) == {
+            "b": [[member_record.name for member_record in records]]
+        }
         assert gossip.sent == 1
 
     run(main())
@@ -74,8 +76,8 @@ def test_part_of_an_unreachable_worker_is_told_by_another() -> None:
         company.connect(*names[1:])
         gossip, table = begun(company)
         routes = dict(table.alive.routes("w0", place_of("w0")))
-        past = {one: table.alive.route_past(one, routes[one]) for one in routes}
-        gone, (instead, _) = next((one, to) for one, to in past.items() if to)
+        past = {route: table.alive.route_past(route, routes[route]) for route in routes}
+        gone, (instead, _) = next((name, to) for name, to in past.items() if to)
         company.find(gone).link = None
         company.fail(gone, WorkerLostError("gone", to="x", function="connect"))
         gossip.announce(table.me)

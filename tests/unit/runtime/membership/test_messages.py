@@ -72,8 +72,8 @@ def test_malformed_record_is_refused_with_its_field(broken: Any, problem: str) -
 
 
 def test_each_news_item_is_read_separately() -> None:
-    told = MemberNews([News(5, WHOLE)])
-    came = MemberNews.record.read([[*told.pack()[0], "wrong"]])
+    news = MemberNews([News(5, WHOLE)])
+    came = MemberNews.record.read([[*news.pack()[0], "wrong"]])
     right, wrong = came.items
     assert read_news(right) == News(5, WHOLE)
     with pytest.raises(MalformedError):

@@ -54,6 +54,6 @@ class TestQueue:
 
 def test_short_copies_share_a_piece() -> None:
     places = [memoryview(bytearray(3)) for _ in range(4)]
-    copying = Copying([(one, memoryview(b"abc")) for one in places], lambda: None)
+    copying = Copying([(place, memoryview(b"abc")) for place in places], lambda: None)
     assert copying.step()
-    assert [bytes(one) for one in places] == [b"abc"] * 4
+    assert [bytes(place) for place in places] == [b"abc"] * 4

@@ -46,9 +46,9 @@ class TestClaims:
         self, kind: int, call_id: int, lengths: tuple[int, ...]
     ) -> None:
         incoming, claimed = incoming_with(10)
-        found = incoming.allocate(kind, call_id, lengths)
-        assert [one.nbytes for one in found] == list(lengths)
-        assert all(one is not claimed for one in found)
+        buffers = incoming.allocate(kind, call_id, lengths)
+        assert [buffer.nbytes for buffer in buffers] == list(lengths)
+        assert all(buffer is not claimed for buffer in buffers)
 
     def test_released_claim_is_not_used(self) -> None:
         incoming, claimed = incoming_with(10)

@@ -129,13 +129,13 @@ def states(both: Laned) -> tuple[LanesState, LanesState]:
 
 @pytest_asyncio.fixture
 async def both() -> AsyncIterator[Laned]:
-    made = Laned()
-    await made.settle()
-    made.prepare()
-    yield made
-    await made.end()
-    if not made.dialing.done():
-        made.dialing.set_result(None)
+    laned = Laned()
+    await laned.settle()
+    laned.prepare()
+    yield laned
+    await laned.end()
+    if not laned.dialing.done():
+        laned.dialing.set_result(None)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
 
@@ -374,12 +374,12 @@ class TestTheEnd:
         both.open_lane()
         await both.settle()
         both.line.sent.clear()
-        told: list[int] = []
+        lengths: list[int] = []
         for line in both.lines:
-            line.close = lambda: told.append(len(both.line.sent))  # type: ignore[method-assign]
+            line.close = lambda: lengths.append(len(both.line.sent))  # type: ignore[method-assign]
         for lane in lanes_of(both.a).lanes:
             lane.connection.close()
-        assert told == [CLOSE_BYTES, 2 * CLOSE_BYTES]
+        assert lengths == [CLOSE_BYTES, 2 * CLOSE_BYTES]
 
     async def test_lane_closed_by_this_end_is_not_dialed_again(
         self, both: Laned

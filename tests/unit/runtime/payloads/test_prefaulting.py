@@ -63,12 +63,12 @@ def begin(pages: Prefaulting, memory: Bytes) -> None:
 
 def resident(memory: Bytes) -> int:
     """Return how many pages of memory there are; see mincore(2)."""
-    found = (ctypes.c_ubyte * (memory.nbytes // mmap.PAGESIZE))()
+    vector = (ctypes.c_ubyte * (memory.nbytes // mmap.PAGESIZE))()
     library = ctypes.CDLL(None, use_errno=True)
     library.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
-    result = library.mincore(memory.ctypes.data, memory.nbytes, found)
+    result = library.mincore(memory.ctypes.data, memory.nbytes, vector)
     assert not result, ctypes.get_errno()
-    return sum(one & 1 for one in found)
+    return sum(byte & 1 for byte in vector)
 
 
 @pytest.fixture
@@ -78,9 +78,9 @@ def pool() -> HeldPool:
 
 @pytest_asyncio.fixture
 async def pages(pool: HeldPool) -> AsyncIterator[Prefaulting]:
-    made = Prefaulting(asyncio.get_running_loop(), pool)
-    yield made
-    made.close()
+    prefaulting = Prefaulting(asyncio.get_running_loop(), pool)
+    yield prefaulting
+    prefaulting.close()
 
 
 class TestReady:
@@ -99,7 +99,7 @@ class TestReady:
         memory = fresh()
         view = memory.data
         other = memoryview(bytearray(100))
-        told: list[int] = []
+        notified: list[int] = []
         steps: list[int] = []
 
         def step(address: int, nbytes: int) -> bool:
@@ -108,8 +108,12 @@ class TestReady:
             if begun:
                 assert pages.is_ready(view[:begun], pytest.fail)
             assert pages.is_ready(other, pytest.fail)
-            assert not pages.is_ready(view[begun : begun + 1], lambda: told.append(1))
-            assert not pages.is_ready(view[max(begun - 1, 0) :], lambda: told.append(2))
+            assert not pages.is_ready(
+                view[begun : begun + 1], lambda: notified.append(1)
+            )
+            assert not pages.is_ready(
+                view[max(begun - 1, 0) :], lambda: notified.append(2)
+            )
             return populate(address, nbytes)
 
         monkeypatch.setattr(module, "populate", step)
@@ -119,7 +123,7 @@ class TestReady:
         assert max(steps) == STEP_BYTES
         assert (memory.ctypes.data + steps[0]) % STEP_BYTES == 0
         assert pages.is_ready(view, pytest.fail)
-        assert sorted(told) == [1] * len(steps) + [2] * len(steps)
+        assert sorted(notified) == [1] * len(steps) + [2] * len(steps)
 
     async def test_waiter_is_notified_once_its_part_has_pages(self) -> None:
         loop = asyncio.get_running_loop()
@@ -129,10 +133,10 @@ class TestReady:
         begin(pages, memory)
         for at in range(0, SIZE, MIB):
             part = memory.data[at : at + MIB]
-            told = asyncio.Event()
-            while not pages.is_ready(part, told.set):
-                await told.wait()
-                told.clear()
+            notified = asyncio.Event()
+            while not pages.is_ready(part, notified.set):
+                await notified.wait()
+                notified.clear()
         pages.close()
         await threads.close(10.0)
 
@@ -156,8 +160,8 @@ class TestReady:
         assert pages.is_ready(second.data, lambda: None)
         await pool.run()
         assert not pool.jobs
-        starts = [one.ctypes.data for one in (first, second, third)]
-        assert [one for one in order if one in starts] == starts
+        starts = [block.ctypes.data for block in (first, second, third)]
+        assert [start for start in order if start in starts] == starts
         for memory in (first, second, third):
             assert resident(memory) == SIZE // mmap.PAGESIZE
 
@@ -193,17 +197,17 @@ class TestReady:
             raise MemoryError
 
         monkeypatch.setattr(module, "populate", fail)
-        told: list[bool] = []
+        notified: list[bool] = []
         memory, after = fresh(), fresh()
         begin(pages, memory)
         begin(pages, after)
         job, done = pool.jobs.pop()
         with pytest.raises(MemoryError):
             job()
-        assert not pages.is_ready(after.data, lambda: told.append(True))
+        assert not pages.is_ready(after.data, lambda: notified.append(True))
         with pytest.raises(MemoryError):  # it is reported, by the pool's loop
             done(None, MemoryError())
-        assert told
+        assert notified
         assert pages.is_ready(after.data, pytest.fail)
 
     async def test_memory_is_ready_where_the_kernel_refuses(
@@ -240,8 +244,8 @@ class TestAhead:
             pages.is_ready(memory.data[end - STEP_BYTES : end], lambda: None)
             if pool.jobs:
                 await pool.run()
-            made = resident(memory) * mmap.PAGESIZE
-            assert end <= made <= end + min(end, AHEAD_BYTES_MAX) + STEP_BYTES
+            resident_bytes = resident(memory) * mmap.PAGESIZE
+            assert end <= resident_bytes <= end + min(end, AHEAD_BYTES_MAX) + STEP_BYTES
         assert resident(memory) == memory.nbytes // mmap.PAGESIZE
 
     async def test_data_far_ahead_makes_its_own_pages(
@@ -267,12 +271,12 @@ class TestClosing:
         self, pool: HeldPool, pages: Prefaulting, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         memory = fresh()
-        told: list[int] = []
+        notified: list[int] = []
         steps: list[int] = []
 
         def close(address: int, nbytes: int) -> bool:
             steps.append(nbytes)
-            assert not pages.is_ready(memory.data, lambda: told.append(1))
+            assert not pages.is_ready(memory.data, lambda: notified.append(1))
             pages.close()
             return populate(address, nbytes)
 
@@ -280,7 +284,7 @@ class TestClosing:
         begin(pages, memory)
         await pool.run()
         assert len(steps) == 1
-        assert told == [1]
+        assert notified == [1]
         assert pages.is_ready(memory.data, pytest.fail)
 
 

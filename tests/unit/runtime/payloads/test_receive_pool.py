@@ -69,11 +69,11 @@ class TestReuse:
 
     async def test_concurrent_blocks_share_nothing(self) -> None:
         pool = pool_of()
-        one, two = pool.make(2 * MIB), pool.make(2 * MIB)
-        one[:] = b"1" * one.nbytes
+        first, two = pool.make(2 * MIB), pool.make(2 * MIB)
+        first[:] = b"1" * first.nbytes
         two[:] = b"2" * two.nbytes
-        assert bytes(one[:9]) == b"1" * 9
-        assert bytes(one[-9:]) == b"1" * 9
+        assert bytes(first[:9]) == b"1" * 9
+        assert bytes(first[-9:]) == b"1" * 9
         pool.close()
 
     async def test_small_blocks_are_left_to_the_allocator(self) -> None:

@@ -14,16 +14,18 @@ LIMITS = QueueLimits(waiting_max=100, places=1, turn_max=3)
 
 
 def made(limits: QueueLimits = LIMITS, **batch: Any) -> BatchQueue[str]:
-    given = {"max_size": 3, "max_wait_s": 1.0, **batch}
-    return BatchQueue(BatchLimits(**given), limits)
+    options = {"max_size": 3, "max_wait_s": 1.0, **batch}
+    return BatchQueue(BatchLimits(**options), limits)
 
 
-def add(batches: BatchQueue[str], name: str, came_s: float = 0.0, **given: Any) -> None:
-    assert batches.queue.offer(QueuedRequest(name, came_s, **given), came_s) is None
+def add(
+    batches: BatchQueue[str], name: str, came_s: float = 0.0, **options: Any
+) -> None:
+    assert batches.queue.offer(QueuedRequest(name, came_s, **options), came_s) is None
 
 
-def taken(batches: BatchQueue[str], now_s: float, **given: Any) -> str:
-    return "".join(one.what for one in batches.next_batch(now_s, **given))
+def taken(batches: BatchQueue[str], now_s: float, **options: Any) -> str:
+    return "".join(request.what for request in batches.next_batch(now_s, **options))
 
 
 def test_full_batch_is_due() -> None:

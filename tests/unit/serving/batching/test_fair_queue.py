@@ -21,14 +21,16 @@ class Line:
         self.all_of: list[QueuedRequest[str]] = []
         self.now_s = 0.0
 
-    def add(self, name: str, client: Hashable = None, **given: Any) -> Any:
-        request = QueuedRequest(name, self.now_s, client=client, **given)
+    def add(self, name: str, client: Hashable = None, **options: Any) -> Any:
+        request = QueuedRequest(name, self.now_s, client=client, **options)
         self.queue.add(request)
         self.all_of.append(request)
         return request
 
     def take(self, count: int, size: int | None = None, bucket: Any = None) -> str:
-        return "".join(str(one.what) for one in self.queue.take(bucket, count, size))
+        return "".join(
+            str(request.what) for request in self.queue.take(bucket, count, size)
+        )
 
     def all(self) -> str:
         taken = ""
@@ -87,7 +89,7 @@ class TestOrder:
             line.add(name, client=name)
         taken = ""
         for _ in range(30):
-            if "a" not in [str(one.what) for one in line.queue]:
+            if "a" not in [str(request.what) for request in line.queue]:
                 line.add("a", client="a")
             taken += line.take(1)
         counts = {name: taken.count(name) for name in "aBC"}
@@ -97,12 +99,12 @@ class TestOrder:
         """Its requests are large, and it has one at a time."""
         for _ in range(100):
             line.add("b", client="b", cost=0.125)
-        given = {"A": 0.0, "b": 0.0}
+        served = {"A": 0.0, "b": 0.0}
         for _ in range(80):
-            if "A" not in [str(one.what) for one in line.queue]:
+            if "A" not in [str(request.what) for request in line.queue]:
                 line.add("A", client="A")
-            given[line.take(1)] += 1.0
-        assert abs(given["A"] - given["b"] * 0.125) <= 2.0
+            served[line.take(1)] += 1.0
+        assert abs(served["A"] - served["b"] * 0.125) <= 2.0
 
     def test_new_clients_do_not_starve_a_waiting_one(self, line: Line) -> None:
         for _ in range(10):
@@ -240,11 +242,11 @@ class TestRoom:
     def test_client_with_most_requests_is_evicted(self, line: Line) -> None:
         queue = line.queue
         assert queue.to_evict(0, "a") is None
-        made = [line.add(name, client="a") for name in "xyz"]
+        added = [line.add(name, client="a") for name in "xyz"]
         line.add("b", client="b")
         assert queue.to_evict(0, "a") is None
-        assert queue.to_evict(0, "c") is made[-1]
-        assert queue.to_evict(0, "b") is made[-1]
+        assert queue.to_evict(0, "c") is added[-1]
+        assert queue.to_evict(0, "b") is added[-1]
         line.add("b", client="b")
         assert queue.to_evict(0, "b") is None, "it has its share already"
 
@@ -285,7 +287,7 @@ def test_queue_lists_its_waiting_requests(line: Line) -> None:
     assert queue.oldest is first
     assert (len(queue), first in queue) == (2, True)
     line.queue.remove(line.all_of[0])
-    assert [one.what for one in queue] == ["b"]
+    assert [request.what for request in queue] == ["b"]
     assert first not in queue
     with pytest.raises(KeyError):
         line.queue.remove(line.all_of[0])

@@ -49,18 +49,18 @@ def fill(queue: ServiceQueue[str], count: int, client: Hashable = None) -> None:
 
 
 def refusal_of(
-    queue: ServiceQueue[str], one: QueuedRequest[str], now_s: float = 0.0
+    queue: ServiceQueue[str], new: QueuedRequest[str], now_s: float = 0.0
 ) -> QueueRefusal | None:
     """Return why a request must not wait; one that may is taken out again."""
-    found = queue.offer(one, now_s)
-    if isinstance(found, QueueRefusal):
-        return found
-    queue.remove(one)
+    refusal = queue.offer(new, now_s)
+    if isinstance(refusal, QueueRefusal):
+        return refusal
+    queue.remove(new)
     return None
 
 
-def wait(queue: ServiceQueue[str], one: QueuedRequest[str]) -> None:
-    assert queue.offer(one, one.came_s) is None
+def wait(queue: ServiceQueue[str], new: QueuedRequest[str]) -> None:
+    assert queue.offer(new, new.came_s) is None
 
 
 class TestRefusals:
@@ -97,8 +97,8 @@ class TestRefusals:
         limits = replace(LIMITS, max_age_s=1.0, evicts_oldest=True)
         queue = made(limits, turn_s=1.0)
         requests = [request(at / 10) for at in range(6)]
-        for one in requests[:4]:
-            wait(queue, one)
+        for entry in requests[:4]:
+            wait(queue, entry)
         assert queue.offer(requests[4], 0.4) is requests[0]
         assert queue.offer(requests[5], 0.5) is requests[1]
         assert (queue.counts.evicted, queue.counts.refused) == (2, 0)
@@ -161,8 +161,8 @@ class TestDrops:
             request(deadline_s=1.0),
             request(),
         )
-        for one in (late, later, other):
-            wait(queue, one)
+        for entry in (late, later, other):
+            wait(queue, entry)
         assert queue.drops_at_s == 1.0
         assert list(queue.drop_due(0.9)) == []
         assert list(queue.drop_due(1.0)) == [(later, DropReason.EXPIRED)]
@@ -187,11 +187,11 @@ class TestDrops:
 
     def test_forecast_may_be_wrong_by_a_turn(self) -> None:
         queue = made(replace(LIMITS, max_age_s=3.0), turn_s=2.0)
-        one = request(0.0)
-        wait(queue, one)
+        waiting = request(0.0)
+        wait(queue, waiting)
         assert queue.drops_at_s == 5.0
         assert list(queue.drop_due(4.9)) == []
-        assert list(queue.drop_due(5.0)) == [(one, DropReason.TOO_OLD)]
+        assert list(queue.drop_due(5.0)) == [(waiting, DropReason.TOO_OLD)]
 
     def test_standing_queue_has_a_shorter_limit(self) -> None:
         queue = made(replace(LIMITS, max_age_s=3.0, standing_age_s=1.0))
@@ -247,10 +247,10 @@ def test_queue_age_is_that_of_its_oldest_request() -> None:
 
 def test_remove_returns_whether_the_request_waited() -> None:
     queue = made(LIMITS)
-    one = request()
-    wait(queue, one)
-    assert queue.remove(one)
-    assert not queue.remove(one)
+    new = request()
+    wait(queue, new)
+    assert queue.remove(new)
+    assert not queue.remove(new)
 
 
 def test_removed_entries_leave_the_expiry_heap() -> None:

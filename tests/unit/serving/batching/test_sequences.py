@@ -32,7 +32,7 @@ class Model:
             self.schedule.on_entered(sequence)
 
     def begin(self) -> str:
-        return "".join(one.what for one in self.schedule.begin_step())
+        return "".join(sequence.what for sequence in self.schedule.begin_step())
 
     def step(self, last: str = "", behind: str = "") -> str:
         chosen = self.begin()
@@ -44,9 +44,9 @@ class Model:
 
     def leave(self) -> str:
         leaving = self.schedule.leaving()
-        for one in leaving:
-            self.schedule.on_left(one)
-        return "".join(one.what for one in leaving)
+        for sequence in leaving:
+            self.schedule.on_left(sequence)
+        return "".join(sequence.what for sequence in leaving)
 
 
 def test_admitted_sequence_takes_part_in_the_next_step() -> None:
@@ -72,7 +72,7 @@ def test_paused_sequence_keeps_its_memory_and_frees_its_slot() -> None:
     model = Model()
     model.enter("ab", memory=2)
     assert model.step(behind="a") == "ab"
-    assert [one.what for one in model.schedule.paused] == ["a"]
+    assert [sequence.what for sequence in model.schedule.paused] == ["a"]
     assert (model.schedule.room, model.schedule.memory_free) == (1, 6)
     model.enter("c", memory=2)
     assert model.step() == "bc"
@@ -139,22 +139,22 @@ def test_consumer_departing_during_admission_frees_its_sequence() -> None:
 
 def test_refused_sequence_holds_nothing() -> None:
     schedule: SequenceSchedule[str] = SequenceSchedule(SequenceLimits(1, 1, 1, 5))
-    one = ModelSequence("", 3)
-    schedule.admit(one)
+    sequence = ModelSequence("", 3)
+    schedule.admit(sequence)
     assert schedule.memory_free == 2
-    schedule.on_refused(one)
+    schedule.on_refused(sequence)
     assert (schedule.inside, schedule.memory_free) == (0, 5)
 
 
 def test_waiting_sequence_closes_without_a_trace() -> None:
     schedule: SequenceSchedule[str] = SequenceSchedule(SequenceLimits(1, 1, 1, 5))
-    one = ModelSequence("", 3)
-    schedule.close(one)
-    assert one.state is SequenceState.ENDED
+    sequence = ModelSequence("", 3)
+    schedule.close(sequence)
+    assert sequence.state is SequenceState.ENDED
     assert (schedule.inside, schedule.memory_free) == (0, 5)
 
 
-@pytest.mark.parametrize("state", [one for one in SequenceState if one in INSIDE])
+@pytest.mark.parametrize("state", [state for state in SequenceState if state in INSIDE])
 def test_admitted_sequences_end_by_leaving_or_refusal_only(
     state: SequenceState,
 ) -> None:

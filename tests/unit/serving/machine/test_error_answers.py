@@ -111,7 +111,7 @@ def test_application_whose_worker_has_ended_answers_503() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "sent"),
+    ("estimate", "sent"),
     [
         (0, "0"),
         (0.2, "1"),
@@ -125,9 +125,9 @@ def test_application_whose_worker_has_ended_answers_503() -> None:
         (None, "9"),
     ],
 )
-def test_retry_estimate_is_clamped_or_replaced(given: Any, sent: str) -> None:
+def test_retry_estimate_is_clamped_or_replaced(estimate: Any, sent: str) -> None:
     """It may come from another worker, where anything can be an attribute."""
-    error = from_far(retry_after_s=given)
+    error = from_far(retry_after_s=estimate)
     answer = told(error, retry_after_s=8.5)
     assert answer is not None
     assert (answer.error, answer.headers["Retry-After"]) == ("OverloadedError", sent)

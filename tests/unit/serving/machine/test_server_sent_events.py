@@ -27,13 +27,13 @@ LINE = st.text().filter(lambda text: not re.search("[\r\n\0]", text))
 
 def read(stream: bytes) -> list[dict[str, str]]:
     """Read a stream as the HTML standard says, "Interpreting an event stream"."""
-    found: list[dict[str, str]] = []
+    events: list[dict[str, str]] = []
     data: list[str] = []
     fields: dict[str, str] = {}
     for line in re.split("\r\n|\r|\n", stream.decode()):
         if not line:
             if data:
-                found.append({**fields, "data": "\n".join(data)})
+                events.append({**fields, "data": "\n".join(data)})
             data, fields = [], {}
         elif not line.startswith(":"):
             name, _, value = line.partition(":")
@@ -42,7 +42,7 @@ def read(stream: bytes) -> list[dict[str, str]]:
                 data.append(value)
             else:
                 fields[name] = value
-    return found
+    return events
 
 
 @given(st.lists(st.tuples(st.text(), LINE, LINE)))
@@ -61,8 +61,8 @@ def test_any_text_is_one_event(texts: list[tuple[str, str, str]]) -> None:
     ]
     surrogates = re.compile("[\ud800-\udfff]")
     assert read(sent) == [
-        {key: surrogates.sub("?", value) for key, value in one.items()}
-        for one in expected
+        {key: surrogates.sub("?", value) for key, value in fields.items()}
+        for fields in expected
     ]
 
 

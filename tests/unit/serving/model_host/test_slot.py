@@ -33,8 +33,8 @@ NOTE = SlotNote(
 )
 
 
-def slot_in(tmp_path: Path, *told: str) -> ModelSlot:
-    name, function, file = told or ("model", "app:make", "/app.py")
+def slot_in(tmp_path: Path, *identity: str) -> ModelSlot:
+    name, function, file = identity or ("model", "app:make", "/app.py")
     return ModelSlot.of(name, function, file, {"ASYNCRPC_RUN_DIR": str(tmp_path)})
 
 
@@ -98,17 +98,17 @@ def test_note_is_read_as_it_was_written() -> None:
 
 
 def test_slot_differs_by_name_function_and_file(tmp_path: Path) -> None:
-    told = [
+    identities = [
         ("model", "app:make", "/a/app.py"),
         ("model", "app:make", "/b/app.py"),
         ("model", "app:other", "/a/app.py"),
         ("other", "app:make", "/a/app.py"),
         ("a/../model", "app:make", "/a/app.py"),
     ]
-    slots = [slot_in(tmp_path, *one) for one in told]
-    assert len({one.path for one in slots}) == len(told)
-    assert {one.path.parent for one in slots} == {tmp_path / "models"}
-    assert slot_in(tmp_path, *told[0]).path == slots[0].path
+    slots = [slot_in(tmp_path, *identity) for identity in identities]
+    assert len({slot.path for slot in slots}) == len(identities)
+    assert {slot.path.parent for slot in slots} == {tmp_path / "models"}
+    assert slot_in(tmp_path, *identities[0]).path == slots[0].path
 
 
 def test_secret_is_drawn_once_and_private(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_secret_is_drawn_once_and_private(tmp_path: Path) -> None:
     path = slot.path / "secret"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(slot.path.stat().st_mode) == 0o700
-    assert {one.name for one in slot.path.iterdir()} == {"secret", "workers"}
+    assert {file.name for file in slot.path.iterdir()} == {"secret", "workers"}
     path.chmod(0o644)
     with pytest.raises(UsageError, match="has mode 0644"):
         slot.secret()
@@ -141,7 +141,7 @@ def test_used_slot_keeps_its_files_fresh(tmp_path: Path) -> None:
     for path in all_of_it:
         os.utime(path, (1, 1))
     slot.keep_fresh()
-    assert min(one.stat().st_mtime for one in all_of_it) > 1
+    assert min(path.stat().st_mtime for path in all_of_it) > 1
 
 
 def test_note_of_a_killed_web_worker_is_removed(tmp_path: Path) -> None:
@@ -157,5 +157,5 @@ def test_note_of_a_killed_web_worker_is_removed(tmp_path: Path) -> None:
     for name, text in files.items():
         (slot.path / "workers" / name).write_text(text, encoding="ascii")
     slot.keep_fresh()
-    left = {one.name for one in (slot.path / "workers").iterdir()}
+    left = {file.name for file in (slot.path / "workers").iterdir()}
     assert left == {"live.json", "other.json"}

@@ -37,10 +37,10 @@ def test_latency_quantile_is_right_to_a_bucket(quantile: float) -> None:
     rng = random.Random(0)
     for _ in range(5):
         window = LatencyWindow(quantile)
-        given = [0.01 * rng.lognormvariate(0.0, 1.0) for _ in range(500)]
-        for one in given:
-            window.record(one)
-        exact = sorted(given)[math.ceil(quantile * len(given)) - 1]
+        latencies = [0.01 * rng.lognormvariate(0.0, 1.0) for _ in range(500)]
+        for latency_s in latencies:
+            window.record(latency_s)
+        exact = sorted(latencies)[math.ceil(quantile * len(latencies)) - 1]
         assert window.quantile_s == pytest.approx(exact, rel=0.1)
 
 
@@ -114,9 +114,9 @@ def test_budget_is_paid_by_time_and_never_backwards() -> None:
 
 @given(st.binary(max_size=40), st.text(max_size=10))
 def test_unit_is_between_0_and_1_and_reproducible(key: bytes, salt: str) -> None:
-    found = unit_of(key, salt)
-    assert 0 < found < 1
-    assert unit_of(key, salt) == found
+    unit = unit_of(key, salt)
+    assert 0 < unit < 1
+    assert unit_of(key, salt) == unit
     assert 0 <= score_of(key, salt) < math.inf
 
 
@@ -125,13 +125,13 @@ def test_unit_depends_on_the_boundary_of_a_key() -> None:
 
 
 def test_units_are_evenly_distributed() -> None:
-    found = [unit_of(str(number).encode()) for number in range(4000)]
-    assert statistics.mean(found) == pytest.approx(0.5, abs=0.02)
-    assert statistics.pstdev(found) == pytest.approx(math.sqrt(1 / 12), abs=0.02)
+    units = [unit_of(str(number).encode()) for number in range(4000)]
+    assert statistics.mean(units) == pytest.approx(0.5, abs=0.02)
+    assert statistics.pstdev(units) == pytest.approx(math.sqrt(1 / 12), abs=0.02)
 
 
 def test_keys_of_different_kinds_are_different() -> None:
-    keys = [key_bytes(one) for one in ("1", 1, b"1", -1, "-1", "\ud800", "")]
+    keys = [key_bytes(key) for key in ("1", 1, b"1", -1, "-1", "\ud800", "")]
     assert len(set(keys)) == len(keys)
     assert key_bytes(None) is None
 
@@ -167,7 +167,9 @@ def test_call_that_may_have_run_is_retried_only_if_idempotent() -> None:
 
 
 def test_busy_replica_is_not_an_unhealthy_one() -> None:
-    unknown = {one for one, health in HEALTH.items() if health is Health.UNKNOWN}
+    unknown = {
+        failure for failure, health in HEALTH.items() if health is Health.UNKNOWN
+    }
     assert unknown == {
         AttemptFailure.DRAINING,
         AttemptFailure.OVERLOADED,
@@ -180,7 +182,7 @@ def test_busy_replica_is_not_an_unhealthy_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "note"),
+    ("metadata", "note"),
     [
         ([3.0, False, None], AnswerNote(3.0, is_draining=False, version=None)),
         ([3, True, 7], AnswerNote(3.0, is_draining=True, version=7)),
@@ -197,8 +199,10 @@ def test_busy_replica_is_not_an_unhealthy_one() -> None:
         (7, None),
     ],
 )
-def test_replica_note_is_read_or_ignored(found: Any, note: AnswerNote | None) -> None:
-    assert read_note(found) == note
+def test_replica_note_is_read_or_ignored(
+    metadata: Any, note: AnswerNote | None
+) -> None:
+    assert read_note(metadata) == note
 
 
 # --- options -------------------------------------------------------------------------

@@ -40,8 +40,8 @@ def routing_of(
 
 def chosen(routing: Routing, now_s: float = 0.0, *, calls: int = 1000) -> Counter[str]:
     draw = random.Random(0).random
-    found = (routing.choose(now_s, draw) for _ in range(calls))
-    return Counter(one.name for one in found if one is not None)
+    choices = (routing.choose(now_s, draw) for _ in range(calls))
+    return Counter(replica.name for replica in choices if replica is not None)
 
 
 def fail(routing: Routing, record: ReplicaRecord, now_s: float, times: int = 5) -> bool:
@@ -57,13 +57,13 @@ def fail(routing: Routing, record: ReplicaRecord, now_s: float, times: int = 5) 
 
 def test_less_loaded_of_two_replicas_is_chosen() -> None:
     for first, second in itertools.product(range(4), repeat=2):
-        routing, (one, other) = routing_of(2)
-        one.outstanding, other.outstanding = first, second
-        found = chosen(routing, calls=50)
+        routing, (left, other) = routing_of(2)
+        left.outstanding, other.outstanding = first, second
+        counts = chosen(routing, calls=50)
         if first == second:
-            assert len(found) == 2
+            assert len(counts) == 2
         else:
-            assert found == {(one if first < second else other).name: 50}
+            assert counts == {(left if first < second else other).name: 50}
 
 
 def test_most_loaded_replica_is_never_chosen() -> None:
@@ -87,11 +87,11 @@ def test_load_from_other_routers_fades() -> None:
 
 
 def test_heavier_replica_bears_more() -> None:
-    routing, (one, other) = routing_of(2)
-    one.weight = 3.0
-    one.outstanding, other.outstanding = 4, 1
-    assert set(chosen(routing)) == {one.name}
-    one.outstanding = 6
+    routing, (first, other) = routing_of(2)
+    first.weight = 3.0
+    first.outstanding, other.outstanding = 4, 1
+    assert set(chosen(routing)) == {first.name}
+    first.outstanding = 6
     assert set(chosen(routing)) == {other.name}
 
 
@@ -99,9 +99,9 @@ def test_tried_replica_is_not_chosen_again() -> None:
     routing, records = routing_of(3)
     draw = random.Random(0).random
     for tried in itertools.combinations(records, 2):
-        found = routing.choose(0.0, draw, tried=tried)
-        assert found is not None
-        assert found not in tried
+        choice = routing.choose(0.0, draw, tried=tried)
+        assert choice is not None
+        assert choice not in tried
     assert routing.choose(0.0, draw, tried=records) is None
     assert Routing(AT_ONCE).choose(0.0, draw) is None
 
@@ -123,8 +123,8 @@ def test_replicas_in_other_states_get_no_calls(state: ReplicaState) -> None:
     for event in path:
         routing.advance(record, event)
     assert record.life.state is state
-    found = routing.choose(0.0, lambda: 0.0)
-    assert (found is record) is (state in {WARMING, READY, EJECTED})
+    choice = routing.choose(0.0, lambda: 0.0)
+    assert (choice is record) is (state in {WARMING, READY, EJECTED})
     other = routing.add("other", 1)
     routing.make_ready(other, 0.0, age_s=10.0)
     names = set(chosen(routing))
@@ -140,8 +140,8 @@ def test_cold_replica_warms_up() -> None:
     routing.make_ready(late, 100.0, age_s=0.0)
     shares = []
     for age_s in (0.0, 1.0, 5.0, 9.0, 10.0):
-        found = chosen(routing, 100.0 + age_s, calls=8000)
-        shares.append(found["late"] / 2000)  # 1: as much as the others
+        counts = chosen(routing, 100.0 + age_s, calls=8000)
+        shares.append(counts["late"] / 2000)  # 1: as much as the others
     assert shares == sorted(shares)
     assert 0.05 <= shares[0] <= 0.2
     assert 0.85 <= shares[-1] <= 1.15
@@ -152,9 +152,9 @@ def test_cold_replicas_are_all_used_if_none_is_warm() -> None:
     routing = Routing(ReplicaOptions(warm_s=10.0))
     for number in range(3):
         routing.make_ready(routing.add(f"m{number}", 1), 0.0, age_s=0.0)
-    found = chosen(routing)
-    assert sum(found.values()) == 1000
-    assert min(found.values()) > 250
+    counts = chosen(routing)
+    assert sum(counts.values()) == 1000
+    assert min(counts.values()) > 250
 
 
 def test_replica_warmed_by_others_is_warm() -> None:
@@ -172,8 +172,10 @@ def test_keys_move_only_with_a_lost_replica() -> None:
     keys = [str(number).encode() for number in range(500)]
 
     def places() -> dict[bytes, str]:
-        found = {key: routing.choose(0.0, random.random, key=key) for key in keys}
-        return {key: one.name for key, one in found.items() if one is not None}
+        choices = {key: routing.choose(0.0, random.random, key=key) for key in keys}
+        return {
+            key: replica.name for key, replica in choices.items() if replica is not None
+        }
 
     before = places()
     counts = Counter(before.values())
@@ -193,13 +195,13 @@ def test_keys_are_spread_by_weight() -> None:
     routing, records = routing_of(3)
     records[0].weight = 2.0
     keys = [str(number).encode() for number in range(4000)]
-    found = Counter(
-        one.name
+    counts = Counter(
+        replica.name
         for key in keys
-        if (one := routing.choose(0.0, random.random, key=key)) is not None
+        if (replica := routing.choose(0.0, random.random, key=key)) is not None
     )
-    assert found[records[0].name] == pytest.approx(2000, rel=0.1)
-    assert found[records[1].name] == pytest.approx(1000, rel=0.15)
+    assert counts[records[0].name] == pytest.approx(2000, rel=0.1)
+    assert counts[records[1].name] == pytest.approx(1000, rel=0.15)
 
 
 def test_key_of_an_overloaded_replica_goes_to_the_next() -> None:
@@ -221,20 +223,20 @@ def test_key_of_an_overloaded_replica_goes_to_the_next() -> None:
 
 
 def test_canary_gets_its_share_and_keys_agree_between_routers() -> None:
-    one, records = routing_of(4)
+    first, records = routing_of(4)
     other, others = routing_of(4)
-    for routing, found in ((one, records), (other, others)):
-        routing.set_canary(found[1], 0.25)
-    assert chosen(one, calls=4000)[records[1].name] == pytest.approx(1000, rel=0.1)
+    for routing, replicas in ((first, records), (other, others)):
+        routing.set_canary(replicas[1], 0.25)
+    assert chosen(first, calls=4000)[records[1].name] == pytest.approx(1000, rel=0.1)
     for number in range(300):
         key = str(number).encode()
-        place = one.choose(0.0, random.random, key=key)
+        place = first.choose(0.0, random.random, key=key)
         there = other.choose(0.0, random.random, key=key)
         assert place is not None
         assert there is not None
         assert place.name == there.name
-    one.set_canary(records[1], 0.0)
-    assert chosen(one, calls=4000)[records[1].name] == pytest.approx(1000, rel=0.15)
+    first.set_canary(records[1], 0.0)
+    assert chosen(first, calls=4000)[records[1].name] == pytest.approx(1000, rel=0.15)
 
 
 def test_lone_canary_ignores_its_share() -> None:
@@ -281,7 +283,7 @@ def test_ejected_replicas_are_limited(count: int, most: int) -> None:
     routing, records = routing_of(count)
     for record in records:
         fail(routing, record, 0.0, times=50)
-    states = Counter(one.life.state for one in records)
+    states = Counter(replica.life.state for replica in records)
     assert states[EJECTED] == most
     assert len(chosen(routing)) == count - most
 

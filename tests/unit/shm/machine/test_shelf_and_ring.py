@@ -67,8 +67,8 @@ class Part:
 
     def kill_after(self, stores: int) -> None:
         left = [stores]
-        for one in (vars(self.shelf), vars(self.ring)):
-            one["_words"] = Mortal(one["_words"], left)
+        for fields in (vars(self.shelf), vars(self.ring)):
+            fields["_words"] = Mortal(fields["_words"], left)
         vars(self.shelf)["_octets"] = Mortal(vars(self.shelf)["_octets"], left)
 
     def put(self, member: int, sizes: list[int], body: bytes) -> bool:
@@ -79,8 +79,8 @@ class Part:
         for size in sizes:
             block, _ = self.shelf.allocate(member, size)
             if block == NONE:
-                for one in blocks:
-                    self.shelf.let_go(member, one)
+                for member_block in blocks:
+                    self.shelf.let_go(member, member_block)
                 return False
             blocks.append(block)
         self.ring.put(blocks, body)
@@ -99,9 +99,9 @@ class Part:
     def states(self) -> Iterator[BlockState]:
         """Yield the state of every block that was ever taken."""
         for kind in range(self.layout.kinds):
-            made, first = self.shelf._made(kind)
+            started, first = self.shelf._made(kind)
             free = set(self.free(kind))
-            for block in range(first, first + made):
+            for block in range(first, first + started):
                 _, references, payload, pages = self.shelf._entries[block].tolist()
                 yield BlockState(block, references, payload, pages, block in free)
 
@@ -118,11 +118,11 @@ class Part:
             for block in item.blocks:
                 used[block] = used.get(block, 0) + 1
         total, touched = 0, 0
-        for one in self.states():
-            assert one.references == used.get(one.block, 0)
-            assert one.is_free == (one.payload_bytes == 0)
-            assert one.payload_bytes or not one.references
-            total, touched = total + one.payload_bytes, touched + one.pages_bytes
+        for state in self.states():
+            assert state.references == used.get(state.block, 0)
+            assert state.is_free == (state.payload_bytes == 0)
+            assert state.payload_bytes or not state.references
+            total, touched = total + state.payload_bytes, touched + state.pages_bytes
         assert self.words[s.USED] == total <= LIMIT_BYTES
         assert self.words[s.TOUCHED] == touched <= LIMIT_BYTES
 
@@ -163,9 +163,9 @@ def test_free_block_is_reused_first(part: Part) -> None:
 
 def test_block_is_in_use_while_a_member_or_an_item_has_it(part: Part) -> None:
     assert part.put(ME, [5000], b"x")
-    found = part.take(OTHER)
-    assert found is not None
-    ((block,), _) = found
+    item = part.take(OTHER)
+    assert item is not None
+    ((block,), _) = item
     part.ring.put([block], b"sent on")
     part.shelf.let_go(OTHER, block)
     part.shelf.sweep()
@@ -244,9 +244,9 @@ def grow_old(part: Part, chance: random.Random) -> set[int]:
         member = chance.choice([ME, OTHER])
         if chance.random() < 0.6:
             pages = [chance.choice([1, 2, 5, 9]) for _ in range(chance.randrange(3))]
-            part.put(member, [one * PAGE_BYTES for one in pages], b"%d" % serial)
-        elif (found := part.take(member)) is not None:
-            held += [(member, block) for block in found[0]]
+            part.put(member, [page * PAGE_BYTES for page in pages], b"%d" % serial)
+        elif (item := part.take(member)) is not None:
+            held += [(member, block) for block in item[0]]
         while len(held) > chance.randrange(8):
             owner, block = held.pop(chance.randrange(len(held)))
             if (owner, block) not in held:
@@ -284,7 +284,7 @@ def test_process_killed_at_any_store_leaves_the_memory_consistent(
         saved.ring.recover()
         saved.check()
         assert saved.bodies() in (before, [*before, b"new"], before[1:])
-        free = {one.block for one in saved.states() if one.is_free}
+        free = {state.block for state in saved.states() if state.is_free}
         assert not free & kept
         empty(saved)
         if is_over:

@@ -38,9 +38,9 @@ def test_printed_text_is_the_output_of_the_builders(
 
 def test_json_output_is_one_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL[:2], "--format", "json", *SMALL[2:]]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["kind"], found["apiVersion"]) == ("List", "v1")
-    assert found["items"] == KINDS["job"](small())
+    output = json.loads(capsys.readouterr().out)
+    assert (output["kind"], output["apiVersion"]) == ("List", "v1")
+    assert output["items"] == KINDS["job"](small())
 
 
 def test_default_format_without_pyyaml_is_json(

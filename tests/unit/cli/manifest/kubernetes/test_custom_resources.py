@@ -20,7 +20,8 @@ from tests.unit.cli.manifest.kubernetes.workloads import small
 def variables(kind: str) -> dict[str, Any]:
     (worker,) = workers(kind, small())
     return {
-        one["name"]: one.get("value", one.get("valueFrom")) for one in worker["env"]
+        variable["name"]: variable.get("value", variable.get("valueFrom"))
+        for variable in worker["env"]
     }
 
 
@@ -57,14 +58,14 @@ def test_each_custom_resource_has_a_schema() -> None:
 def test_wrong_custom_resource_is_refused(
     kind: str, name: str, path: str, value: object, words: str
 ) -> None:
-    found = the(name, objects(kind))
+    manifest = the(name, objects(kind))
     *outer, last = path.split("/")
-    part = found
-    for one in outer:
-        part = part[one]
+    part = manifest
+    for key in outer:
+        part = part[key]
     part[last] = value
     with pytest.raises(ManifestRefusedError, match=words):
-        check_object(found)
+        check_object(manifest)
 
 
 def test_job_pods_take_the_run_id_from_their_controller() -> None:
@@ -74,14 +75,14 @@ def test_job_pods_take_the_run_id_from_their_controller() -> None:
 
 
 def test_job_set_pods_know_their_address_and_attempt() -> None:
-    found = variables("jobset")
-    assert found["WORLD_SIZE"] == "4"
-    assert found["MASTER_ADDR"] == "trainer-worker-0-0.trainer"
+    environment = variables("jobset")
+    assert environment["WORLD_SIZE"] == "4"
+    assert environment["MASTER_ADDR"] == "trainer-worker-0-0.trainer"
     spec = the("JobSet", objects("jobset"))["spec"]
     assert spec["network"]["subdomain"] == "trainer"
     assert spec["network"]["publishNotReadyAddresses"]
     attempt = "metadata.annotations['jobset.sigs.k8s.io/restart-attempt']"
-    assert found["JOBSET_RESTART_ATTEMPT"] == {"fieldRef": {"fieldPath": attempt}}
+    assert environment["JOBSET_RESTART_ATTEMPT"] == {"fieldRef": {"fieldPath": attempt}}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_job_set_restarts_all_pods_and_ignores_disruptions(
     (job,) = spec["replicatedJobs"]
     job = job["template"]["spec"]
     assert job["backoffLimit"] == 0
-    assert {one["action"] for one in job["podFailurePolicy"]["rules"]} == {"FailJob"}
+    assert {rule["action"] for rule in job["podFailurePolicy"]["rules"]} == {"FailJob"}
     (container,) = job["template"]["spec"]["containers"]
     code = job["podFailurePolicy"]["rules"][1]["onExitCodes"]
     assert code["containerName"] == container["name"]
@@ -116,15 +117,15 @@ def test_leader_worker_set_sets_all_variables_but_the_port() -> None:
 
 
 def test_train_job_refers_to_its_runtime_with_container_node() -> None:
-    found = objects("trainjob")
-    run, runtime = the("TrainJob", found), the("TrainingRuntime", found)
+    manifests = objects("trainjob")
+    run, runtime = the("TrainJob", manifests), the("TrainingRuntime", manifests)
     reference = run["spec"]["runtimeRef"]
     assert (reference["kind"], reference["name"]) == ("TrainingRuntime", "trainer")
     assert runtime["metadata"]["name"] == "trainer"
     assert run["spec"]["trainer"] == {"numNodes": 4}
     (worker,) = workers("trainjob")
     assert worker["name"] == "node"
-    names = {one["name"] for one in worker["env"]}
+    names = {variable["name"] for variable in worker["env"]}
     assert not names & {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
@@ -134,14 +135,14 @@ def test_train_job_has_the_port_of_its_controller() -> None:
 
 
 def test_ray_job_runs_the_program_on_a_head_without_cores() -> None:
-    found = the("RayJob", objects("ray", small(command=("python", "-c", "a b"))))
-    assert found["spec"]["entrypoint"] == "python -c 'a b'"
-    cluster = found["spec"]["rayClusterSpec"]
+    manifest = the("RayJob", objects("ray", small(command=("python", "-c", "a b"))))
+    assert manifest["spec"]["entrypoint"] == "python -c 'a b'"
+    cluster = manifest["spec"]["rayClusterSpec"]
     assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     (group,) = cluster["workerGroupSpecs"]
     assert group["replicas"] == group["minReplicas"] == group["maxReplicas"] == 4
     # KubeRay makes the commands.
-    assert all("command" not in one for one in workers("ray"))
+    assert all("command" not in worker for worker in workers("ray"))
 
 
 def test_network_policy_lets_ray_in_to_the_dashboard_only() -> None:

@@ -24,7 +24,7 @@ def test_service_names_pods_that_are_not_ready() -> None:
 
 def test_job_pods_know_their_address_and_world_size() -> None:
     (worker,) = workers("job", small(port=7000))
-    by_name = {one["name"]: one.get("value") for one in worker["env"]}
+    by_name = {variable["name"]: variable.get("value") for variable in worker["env"]}
     assert by_name["WORLD_SIZE"] == "4"
     assert by_name["MASTER_ADDR"] == "trainer-0.trainer"
     assert by_name["MASTER_PORT"] == "7000"
@@ -47,7 +47,7 @@ def test_preempted_pod_is_replaced_without_counting() -> None:
     assert spec["podReplacementPolicy"] == "Failed"
     assert spec["backoffLimitPerIndex"] == 2
     rules = spec["podFailurePolicy"]["rules"]
-    assert {one["action"] for one in rules} == {"Ignore"}
+    assert {rule["action"] for rule in rules} == {"Ignore"}
     assert rules[1]["onExitCodes"]["values"] == [75]
     # Kubernetes demands Never where there are such rules.
     assert spec["template"]["spec"]["restartPolicy"] == "Never"

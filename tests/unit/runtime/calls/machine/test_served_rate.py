@@ -27,8 +27,8 @@ def test_rate_covers_the_last_seconds() -> None:
     for tenth in range(50):  # 100 calls/s
         rate.retry_after_s(10 * tenth, 100, tenth / 10)
     for tenth in range(1, 31):  # then 1,000 calls/s
-        found = rate.retry_after_s(490 + 100 * tenth, 100, 4.9 + tenth / 10)
-    assert found == pytest.approx(0.1)
+        delay_s = rate.retry_after_s(490 + 100 * tenth, 100, 4.9 + tenth / 10)
+    assert delay_s == pytest.approx(0.1)
 
 
 def test_quiet_period_gives_the_default_delay() -> None:

@@ -25,7 +25,7 @@ from asyncrpc.sidecar.pulse import FRESH_S
 HEARTBEAT_S = 2.0
 LOST_AFTER_S = 10.0
 NEVER_S = 1e9
-PATIENT = [one for one in Evidence if one not in (Evidence.GONE, Evidence.BUSY)]
+PATIENT = [kind for kind in Evidence if kind not in (Evidence.GONE, Evidence.BUSY)]
 
 
 def new(
@@ -61,16 +61,18 @@ class Peer:
             return
         self.actions.append((self.now_s, action))
         if action is SilenceAction.ASK_EVIDENCE:
-            found = self.evidence(self.now_s)
-            if found is not None:
-                self.due.append((self.now_s + self.delay_s, found))
+            evidence = self.evidence(self.now_s)
+            if evidence is not None:
+                self.due.append((self.now_s + self.delay_s, evidence))
         elif action is SilenceAction.SEND_PING and self.answers_s is not None:
             self.due.append((self.now_s + self.answers_s, None))
 
     def deliver(self) -> None:
         """Hand over what has come, in its order."""
-        come = sorted((one for one in self.due if one[0] <= self.now_s), key=_when)
-        self.due = [one for one in self.due if one[0] > self.now_s]
+        come = sorted(
+            (answer for answer in self.due if answer[0] <= self.now_s), key=_when
+        )
+        self.due = [answer for answer in self.due if answer[0] > self.now_s]
         for _, evidence in come:
             if evidence is None:
                 self.detector.on_receipt(self.now_s)
@@ -97,11 +99,11 @@ class Peer:
         return self
 
     def times_of(self, action: SilenceAction) -> list[float]:
-        return [when_s for when_s, one in self.actions if one is action]
+        return [when_s for when_s, entry in self.actions if entry is action]
 
 
-def _when(one: tuple[float, Evidence | None]) -> float:
-    return one[0]
+def _when(answer: tuple[float, Evidence | None]) -> float:
+    return answer[0]
 
 
 def always(evidence: Evidence | None) -> Callable[[float], Evidence | None]:
@@ -127,12 +129,12 @@ class TestSilence:
         assert peer.times_of(SilenceAction.ASK_EVIDENCE) == []
         pauses = _pauses(peer.times_of(SilenceAction.SEND_PING))
         assert pauses
-        assert all(HEARTBEAT_S <= one <= 1.5 * HEARTBEAT_S for one in pauses)
+        assert all(HEARTBEAT_S <= pause <= 1.5 * HEARTBEAT_S for pause in pauses)
 
     def test_unanswered_ping_makes_a_suspect_a_heartbeat_later(self) -> None:
         peer = Peer(new())
-        found = [peer.run(end_s).detector.verdict for end_s in (3.9, 4.0)]
-        assert found == [Verdict.ALIVE, Verdict.SUSPECT]
+        verdicts = [peer.run(end_s).detector.verdict for end_s in (3.9, 4.0)]
+        assert verdicts == [Verdict.ALIVE, Verdict.SUSPECT]
         assert peer.times_of(SilenceAction.ASK_EVIDENCE) == [2 * HEARTBEAT_S]
 
     @pytest.mark.parametrize("delay_s", [0.0, 0.3, HEARTBEAT_S])
@@ -142,7 +144,7 @@ class TestSilence:
         peer = Peer(new(), evidence=always(Evidence.BUSY), delay_s=delay_s).run(60.0)
         pauses = _pauses(peer.times_of(SilenceAction.ASK_EVIDENCE))
         assert len(pauses) > 20
-        assert all(HEARTBEAT_S <= one <= 1.25 * HEARTBEAT_S for one in pauses)
+        assert all(HEARTBEAT_S <= pause <= 1.25 * HEARTBEAT_S for pause in pauses)
 
     def test_receipt_clears_a_suspect(self) -> None:
         peer = Peer(new(), evidence=always(Evidence.STOPPED)).run(LOST_AFTER_S - 0.5)
@@ -202,8 +204,8 @@ class TestEvidence:
         heard_s = peer.now_s
         peer.detector.on_receipt(heard_s)
         peer.run(heard_s + 1.0)
-        found = peer.detector.on_evidence(peer.now_s, evidence)
-        assert found is Verdict.ALIVE
+        verdict = peer.detector.on_evidence(peer.now_s, evidence)
+        assert verdict is Verdict.ALIVE
         assert peer.run(60.0).lost_s == heard_s + LOST_AFTER_S
 
     def test_newly_busy_peer_is_not_taken_for_a_broken_network(self) -> None:
@@ -458,7 +460,7 @@ def test_loss_never_counts_time_before_a_busy_answer(
         peer.delay_s = next(taking)
         if breaks_s is not None and peer.now_s >= breaks_s:
             peer.act(peer.detector.on_break(peer.now_s))
-        due = [one for one in peer.due if one[1] is Evidence.BUSY]
+        due = [answer for answer in peer.due if answer[1] is Evidence.BUSY]
         peer.tick()
         if any(when_s <= peer.now_s for when_s, _ in due):
             cleared_s = peer.now_s

@@ -38,17 +38,17 @@ def test_every_state_is_reached_and_only_final_ones_have_no_exit() -> None:
     while todo:
         state = todo.pop()
         for event in TRANSITIONS[state]:
-            found = TRANSITIONS[state][event]
-            if found not in reached:
-                reached.add(found)
-                todo.append(found)
+            after_event = TRANSITIONS[state][event]
+            if after_event not in reached:
+                reached.add(after_event)
+                todo.append(after_event)
     assert reached == set(DialState)
     assert {state for state, row in TRANSITIONS.items() if not row} == FINAL
 
 
 def walks(depth: int) -> list[tuple[DialEvent, ...]]:
     """Return every sequence of events of a dial, up to so many, that is not over."""
-    found: list[tuple[DialEvent, ...]] = [()]
+    sequences: list[tuple[DialEvent, ...]] = [()]
     level: list[tuple[DialEvent, ...]] = [()]
     for _ in range(depth):
         level = [
@@ -56,8 +56,8 @@ def walks(depth: int) -> list[tuple[DialEvent, ...]]:
             for events in level
             for event in TRANSITIONS[after(*events).state]
         ]
-        found += level
-    return found
+        sequences += level
+    return sequences
 
 
 def test_attempts_are_counted_by_returns_to_the_ready_state() -> None:

@@ -98,12 +98,12 @@ class TestWithALoss:
     @pytest.mark.parametrize("dialed_again", ["smaller", "larger"])
     def test_repeated_offer_replaces_a_lost_connection(self, dialed_again: str) -> None:
         """Even if the peer believes in the old one: a second offer is taken."""
-        one, other = (1, 2) if dialed_again == "smaller" else (2, 1)
+        dialer_id, other = (1, 2) if dialed_again == "smaller" else (2, 1)
         for attempt_of_the_old in (0, 1):
             believer = PeerConnection[str](other)
             assert believer.want(attempt_of_the_old)
             believer.on_open("old", dialed=True)
-            verdicts = [believer.on_offer(one, attempt) for attempt in (0, 1)]
+            verdicts = [believer.on_offer(dialer_id, attempt) for attempt in (0, 1)]
             assert verdicts[-1].accept
             assert verdicts[-1].replaced == "old"
 

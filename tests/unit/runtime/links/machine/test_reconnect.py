@@ -47,7 +47,9 @@ def test_ended_connection_stays_ended(event: ReconnectEvent) -> None:
     assert event not in TRANSITIONS[ENDED]
 
 
-@pytest.mark.parametrize("state", [one for one in ReconnectState if one is not ENDED])
+@pytest.mark.parametrize(
+    "state", [state for state in ReconnectState if state is not ENDED]
+)
 def test_connection_can_end_in_every_other_state(state: ReconnectState) -> None:
     assert TRANSITIONS[state][ReconnectEvent.END] is ENDED
 
@@ -199,9 +201,9 @@ def test_verdict_ends_a_connection_unless_superseded() -> None:
 
 def test_every_kind_of_evidence_has_advice() -> None:
     assert set(ADVICE) == set(Evidence)
-    assert [one for one, advice in ADVICE.items() if advice is Advice.GIVE_UP] == [
-        Evidence.GONE
-    ]
+    assert [
+        evidence for evidence, advice in ADVICE.items() if advice is Advice.GIVE_UP
+    ] == [Evidence.GONE]
 
 
 # --- two ends ------------------------------------------------------------------------

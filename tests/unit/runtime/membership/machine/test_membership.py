@@ -57,13 +57,13 @@ def record(
 
 
 def table(*others: Record, static: bool = False) -> Membership:
-    made = Membership(record("me"), is_static=static)
-    made.begin([record("me"), *others], 0.0)
-    return made
+    membership_table = Membership(record("me"), is_static=static)
+    membership_table.begin([record("me"), *others], 0.0)
+    return membership_table
 
 
 def kinds(effects: Sequence[Effect]) -> list[ChangeKind | None]:
-    return [one.kind for one in effects if isinstance(one, Changed)]
+    return [effect.kind for effect in effects if isinstance(effect, Changed)]
 
 
 # Every pair of what is known and what is heard, and what has become of the member.
@@ -100,7 +100,7 @@ def test_later_of_two_records_counts(
     mine = table(known)
     effects = mine.receive(heard, 1.0)
     assert kinds(effects) == expected
-    later = max(known, heard, key=lambda one: one.order)
+    later = max(known, heard, key=lambda known_record: known_record.order)
     assert mine.get("b") == later
     assert ("b" in mine.alive) == later.is_placed
     assert ("b" in mine.lost) == (later.status is LOST)
@@ -116,7 +116,7 @@ def test_new_name_joins() -> None:
     assert mine.receive(record("b"), 1.0) == [
         Changed(JOINED, record("b"), Incarnation(0))
     ]
-    assert [one.name for one in mine.records] == ["b", "me"]
+    assert [member_record.name for member_record in mine.records] == ["b", "me"]
     assert mine.successor == "b"
 
 
@@ -373,7 +373,9 @@ def test_records_from_a_single_teller_do_not_fill_the_table(
     assert kinds(heard) == [JOINED]
     assert mine.make_room() == [Forgotten("ghost1")]
     assert kinds(mine.admit(member("d", 4), 1.0)) == [JOINED]
-    assert {"b", "c", "d", "me"} <= {one.name for one in mine.records}
+    assert {"b", "c", "d", "me"} <= {
+        member_record.name for member_record in mine.records
+    }
 
 
 def test_teller_has_a_share_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,7 +410,7 @@ def test_met_worker_of_another_life_gets_the_known_record() -> None:
 def test_listed_worker_is_alive_once_met() -> None:
     mine = table(Record(member("b", 0)))
     assert "b" not in mine.alive
-    assert [one.name for one in mine.records] == ["b", "me"]
+    assert [member_record.name for member_record in mine.records] == ["b", "me"]
     met = record("b", 7)
     effects = mine.meet(member("b", 7), 1.0)
     assert effects == [Changed(None, met, UNKNOWN_INCARNATION), Reply(met)]
@@ -484,9 +486,9 @@ def test_returning_name_may_have_another_rank(status: Status) -> None:
     mine.receive(Record(member("b", 1, rank=2), 4, 0, status), 1.0)
     mine.admit(member("b", 9, rank=5), 1.0)
     assert mine.holder_of(2) is None
-    found = mine.holder_of(5)
-    assert found is not None
-    assert found.name == "b"
+    holder = mine.holder_of(5)
+    assert holder is not None
+    assert holder.name == "b"
 
 
 # --- forgetting ----------------------------------------------------------------------
@@ -513,7 +515,7 @@ def test_remembered_dead_workers_are_limited(monkeypatch: pytest.MonkeyPatch) ->
     lives = [life("x", number) for number in range(10, 20)]
     for number, itself in enumerate(lives, 10):
         mine.receive(record("x", number, number), 1.0, by=WorkerId("x", itself))
-    assert sum(bool(mine.refusal("x", one)) for one in lives) == 2
+    assert sum(bool(mine.refusal("x", incarnation)) for incarnation in lives) == 2
 
 
 def test_returned_worker_is_not_forgotten() -> None:
@@ -527,15 +529,15 @@ def test_returned_worker_is_not_forgotten() -> None:
 # --- comparing -----------------------------------------------------------------------
 
 
-def compare(one: Membership, other: Membership) -> int:
+def compare(first: Membership, other: Membership) -> int:
     """Exchange what differs; return how many records were sent."""
-    parts = one.differing(other.digests)
-    ours = one.part(parts)
+    parts = first.differing(other.digests)
+    ours = first.part(parts)
     theirs = other.better(parts, ours)
     for heard in ours:
         other.receive(heard, 1.0)
     for heard in theirs:
-        for effect in one.receive(heard, 1.0):
+        for effect in first.receive(heard, 1.0):
             if isinstance(effect, Reply):
                 other.receive(effect.record, 1.0)
     return len(ours) + len(theirs)
@@ -543,46 +545,48 @@ def compare(one: Membership, other: Membership) -> int:
 
 def test_equal_tables_exchange_nothing() -> None:
     names = [record(f"w{number}", number) for number in range(1, 200)]
-    one, other = table(*names), table(*reversed(names))
-    assert one.digest == other.digest
-    assert one.digests == other.digests
-    assert len(one.digests) == BUCKETS
-    assert compare(one, other) == 0
+    first, other = table(*names), table(*reversed(names))
+    assert first.digest == other.digest
+    assert first.digests == other.digests
+    assert len(first.digests) == BUCKETS
+    assert compare(first, other) == 0
 
 
 def test_differing_records_are_exchanged_with_little_else() -> None:
     names = [record(f"w{number}", number) for number in range(1, 1000)]
-    one, other = table(*names[:-1]), table(*names[1:])
-    one.lose("w5", life("w5", 5), 1.0)
+    first, other = table(*names[:-1]), table(*names[1:])
+    first.lose("w5", life("w5", 5), 1.0)
     other.receive(record("w7", 8, 2), 1.0)
-    assert 0 < compare(one, other) < 4 * 2 * 3 * 1000 / BUCKETS
-    assert one.records == other.records
-    assert one.digest == other.digest
+    assert 0 < compare(first, other) < 4 * 2 * 3 * 1000 / BUCKETS
+    assert first.records == other.records
+    assert first.digest == other.digest
     lost = other.get("w5")
     assert lost is not None
     assert lost.status is LOST
 
 
 def test_forgotten_dead_workers_are_not_told_again() -> None:
-    one, other = table(record("b")), table(record("b"))
-    one.lose("b", life("b", 1), 0.0)
+    first, other = table(record("b")), table(record("b"))
+    first.lose("b", life("b", 1), 0.0)
     other.receive(record("b", status=LOST), 0.0)
     other.forget(TOMBSTONE_S)
-    assert compare(one, other) == 0
-    assert compare(other, one) == 0
+    assert compare(first, other) == 0
+    assert compare(other, first) == 0
 
 
 def test_lost_neighbour_is_looked_for_by_one_worker() -> None:
     names = [f"w{number}" for number in range(30)]
     tables = {name: Membership(record(name)) for name in names}
     for each in tables.values():
-        each.begin([record(one) for one in names], 0.0)
+        each.begin([record(member_name) for member_name in names], 0.0)
     gone = names[::3]
-    left = [one for one in names if one not in gone]
+    left = [remaining for remaining in names if remaining not in gone]
     for name in left:
-        for one in gone:
-            tables[name].lose(one, life(one, 1), 1.0)
-    looked_for = [one for name in left for one in tables[name].lost_nearby()]
+        for lost_name in gone:
+            tables[name].lose(lost_name, life(lost_name, 1), 1.0)
+    looked_for = [
+        lost_name for name in left for lost_name in tables[name].lost_nearby()
+    ]
     assert sorted(looked_for) == sorted(gone)
     order = sorted(names, key=place_of)
     for name in left:

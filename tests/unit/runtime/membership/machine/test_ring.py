@@ -27,16 +27,16 @@ def spread(ring: Ring, root: str) -> tuple[Counter[str], Counter[str], int]:
     """Play one broadcast; return messages by receiver and sender, and the steps."""
     received: Counter[str] = Counter()
     sent: Counter[str] = Counter()
-    told, steps = [(root, place_of(root))], 0
-    while told:
+    pending, steps = [(root, place_of(root))], 0
+    while pending:
         after = []
-        for name, limit in told:
+        for name, limit in pending:
             routes = ring.routes(name, limit)
             sent[name] += len(routes)
             after += routes
         received.update(name for name, _ in after)
         steps += bool(after)
-        told = after
+        pending = after
     return received, sent, steps
 
 
@@ -60,7 +60,7 @@ def test_worker_tells_its_fingers_only(size: int) -> None:
         assert len(ring.fingers(name)) <= 2 * math.log2(size)
         fingers = set(ring.fingers(name))
         for limit in range(0, CIRCLE, CIRCLE // 50):
-            assert {told for told, _ in ring.routes(name, limit)} <= fingers
+            assert {finger for finger, _ in ring.routes(name, limit)} <= fingers
 
 
 def test_new_worker_changes_the_fingers_of_few() -> None:
@@ -78,22 +78,22 @@ def test_successor_tells_the_part_of_an_unreachable_worker() -> None:
     root = names[0]
     (dead, limit), *rest = reversed(ring.routes(root, place_of(root)))
     before, _, _ = spread(ring, root)
-    told = Counter(name for name, _ in rest)
+    reached = Counter(name for name, _ in rest)
     for name, part in rest:
-        told += spread_from(ring, name, part)
+        reached += spread_from(ring, name, part)
     past = ring.route_past(dead, limit)
     assert past is not None
-    told += Counter([past[0]]) + spread_from(ring, *past)
-    assert set(told) | {dead} == set(before)
+    reached += Counter([past[0]]) + spread_from(ring, *past)
+    assert set(reached) | {dead} == set(before)
 
 
 def spread_from(ring: Ring, name: str, limit: int) -> Counter[str]:
-    found: Counter[str] = Counter()
-    told = [(name, limit)]
-    while told:
-        told = [route for one in told for route in ring.routes(*one)]
-        found.update(one for one, _ in told)
-    return found
+    received: Counter[str] = Counter()
+    routes = [(name, limit)]
+    while routes:
+        routes = [route for name in routes for route in ring.routes(*name)]
+        received.update(name for name, _ in routes)
+    return received
 
 
 def test_last_worker_has_no_substitute() -> None:

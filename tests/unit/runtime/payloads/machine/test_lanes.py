@@ -39,7 +39,9 @@ class TestStates:
 
     def test_lanes_end_with_the_last_loss_or_the_close_only(self) -> None:
         changes = {
-            one for one in LanesEvent if after(LanesState.UP, one) is not LanesState.UP
+            event
+            for event in LanesEvent
+            if after(LanesState.UP, event) is not LanesState.UP
         }
         assert changes == {LanesEvent.LOST, LanesEvent.CLOSE}
 

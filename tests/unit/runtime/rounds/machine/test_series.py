@@ -301,36 +301,36 @@ class TestOneMember:
     """The root of three, unless said otherwise; its children are 1 and 2."""
 
     def made(self, rank: int = 0, size: int = 3) -> tuple[Rounds, Series]:
-        one = Rounds(rank, size, name_of)
-        return one, one.series(ALL)
+        rounds = Rounds(rank, size, name_of)
+        return rounds, rounds.series(ALL)
 
-    def messages(self, one: Rounds) -> list[tuple[int, RoundMessage]]:
+    def messages(self, rounds: Rounds) -> list[tuple[int, RoundMessage]]:
         return [
             (rank, message)
-            for series, rank in one.due()
+            for series, rank in rounds.due()
             for message in series.messages_for(rank)
         ]
 
     def test_round_passes_with_the_last_report(self) -> None:
-        one, series = self.made()
-        one.join(series)
-        one.receive(series, 2, Report(0, -1, is_marked=True))
+        rounds, series = self.made()
+        rounds.join(series)
+        rounds.receive(series, 2, Report(0, -1, is_marked=True))
         assert (series.is_waiting, series.missing) == (True, [1])
-        one.receive(series, 1, Report(0, -1, is_marked=False))
+        rounds.receive(series, 1, Report(0, -1, is_marked=False))
         result = Result(0, is_marked=True)
-        assert self.messages(one) == [(1, result), (2, result)]
+        assert self.messages(rounds) == [(1, result), (2, result)]
         series.let_go()
         assert not series.has_passed
         assert not series.is_busy
 
     def test_result_is_kept_for_members_not_yet_told(self) -> None:
-        one, series = self.made()
-        one.join(series, is_marked=True)
+        rounds, series = self.made()
+        rounds.join(series, is_marked=True)
         for rank in (1, 2):
-            one.receive(series, rank, Report(0, -1, is_marked=False))
+            rounds.receive(series, rank, Report(0, -1, is_marked=False))
         series.let_go()
         assert series.is_busy
-        one.join(series)
+        rounds.join(series)
         result = Result(0, is_marked=True)
         assert series.messages_for(1) == [result, here(1, 0, 1, 1)]
         series.on_lost(2, LATE)
@@ -338,27 +338,27 @@ class TestOneMember:
         assert series.messages_for(2) == [RoundFailed(1, 0, LATE)]
 
     def test_result_is_sent_before_the_failure_of_an_earlier_round(self) -> None:
-        one, series = self.made()
-        one.join(series)
+        rounds, series = self.made()
+        rounds.join(series)
         series.fail(LATE)  # and nobody could be told
-        one.join(series)
+        rounds.join(series)
         for rank in (1, 2):
-            one.receive(series, rank, Report(1, -1, is_marked=False))
+            rounds.receive(series, rank, Report(1, -1, is_marked=False))
         result = Result(1, is_marked=False)
         assert series.messages_for(1) == [result, RoundFailed(0, 1, LATE)]
 
     def test_last_failures_are_kept_with_their_reasons(self) -> None:
-        one, series = self.made()
+        rounds, series = self.made()
         for number in range(FAILURES_KEPT + 2):
-            one.receive(series, 1, RoundFailed(number, -1, LATE))
+            rounds.receive(series, 1, RoundFailed(number, -1, LATE))
         problems = []
         for _ in range(FAILURES_KEPT + 2):
-            one.join(series)
+            rounds.join(series)
             assert series.failure is not None
             problems.append(series.failure.problem)
         text = "other members gave up rendezvous 1 of 'tag': they are at number 9"
         assert problems == [text.replace("1", "0", 1), text, *["it gave up"] * 8]
-        one.join(series)
+        rounds.join(series)
         assert series.is_waiting
 
     @pytest.mark.parametrize(
@@ -366,14 +366,14 @@ class TestOneMember:
         [here(3, 1, 3, 2), Report(3, 1, is_marked=False), RoundFailed(3, 1, LATE)],
     )
     def test_later_round_abandons_earlier_one(self, message: RoundMessage) -> None:
-        one, series = self.made()
+        rounds, series = self.made()
         for _ in range(2):
-            one.join(series)
+            rounds.join(series)
             series.fail(LATE)
-        one.receive(series, 2, here(2, 1, 2, 0, waits=False))
-        one.join(series)
+        rounds.receive(series, 2, here(2, 1, 2, 0, waits=False))
+        rounds.join(series)
         assert (series.number, series.is_waiting) == (2, True)
-        one.receive(series, 1, message)
+        rounds.receive(series, 1, message)
         assert series.failure is not None
         assert series.failure.problem == (
             "other members gave up rendezvous 2 of 'tag' (reported by rank 1 ('b')): "
@@ -381,59 +381,59 @@ class TestOneMember:
         )
 
     def test_member_waiting_at_a_failed_round_learns_the_reason(self) -> None:
-        one, series = self.made()
-        one.join(series)
+        rounds, series = self.made()
+        rounds.join(series)
         series.fail(LATE)
-        one.due()
+        rounds.due()
         series.messages_for(1)
-        one.receive(series, 1, Report(0, -1, is_marked=False))
-        assert self.messages(one) == [(1, RoundFailed(0, -1, LATE))]
+        rounds.receive(series, 1, Report(0, -1, is_marked=False))
+        assert self.messages(rounds) == [(1, RoundFailed(0, -1, LATE))]
 
     def test_failure_is_passed_on_once_and_late_ones_are_ignored(self) -> None:
-        one, series = self.made()
-        one.receive(series, 1, RoundFailed(0, -1, LATE))
-        assert self.messages(one) == [(2, RoundFailed(0, -1, LATE))]
-        one.receive(series, 2, RoundFailed(0, -1, LATE))
-        assert self.messages(one) == []
-        one.receive(series, 2, here(-1, 1, 1, 0, waits=False))
-        one.receive(series, 2, RoundFailed(1, 0, LATE))
-        one.join(series)
+        rounds, series = self.made()
+        rounds.receive(series, 1, RoundFailed(0, -1, LATE))
+        assert self.messages(rounds) == [(2, RoundFailed(0, -1, LATE))]
+        rounds.receive(series, 2, RoundFailed(0, -1, LATE))
+        assert self.messages(rounds) == []
+        rounds.receive(series, 2, here(-1, 1, 1, 0, waits=False))
+        rounds.receive(series, 2, RoundFailed(1, 0, LATE))
+        rounds.join(series)
         assert (series.number, series.is_waiting) == (2, True)
 
     def test_restarted_parent_learns_the_round_of_its_child(self) -> None:
         """A new life of the parent; this one waits at its third meeting."""
-        one, series = self.made(rank=1)
+        rounds, series = self.made(rank=1)
         for number in range(2):
-            one.join(series)
-            one.receive(series, 0, Result(number, is_marked=False))
-        one.join(series)
-        one.due()
+            rounds.join(series)
+            rounds.receive(series, 0, Result(number, is_marked=False))
+        rounds.join(series)
+        rounds.due()
         assert series.messages_for(0) == [Report(2, 1, is_marked=False)]
-        one.receive(series, 0, here(0, -1, 0, 1))
-        assert self.messages(one) == [(0, here(2, 1, 2, 2))]
-        one.receive(series, 0, here(2, 1, 2, 1))  # it has not our report
-        assert self.messages(one) == [(0, Report(2, 1, is_marked=False))]
+        rounds.receive(series, 0, here(0, -1, 0, 1))
+        assert self.messages(rounds) == [(0, here(2, 1, 2, 2))]
+        rounds.receive(series, 0, here(2, 1, 2, 1))  # it has not our report
+        assert self.messages(rounds) == [(0, Report(2, 1, is_marked=False))]
 
     def test_lost_member_fails_the_round_it_has_come_to(self) -> None:
         """Also if this one has not come: its payload is one of a dead member."""
-        one, series = self.made()
-        one.receive(series, 1, Report(0, -1, is_marked=False))
+        rounds, series = self.made()
+        rounds.receive(series, 1, Report(0, -1, is_marked=False))
         series.on_lost(2, LATE)
-        assert not self.messages(one)
+        assert not self.messages(rounds)
         series.on_lost(1, LATE)
-        assert {rank for rank, _ in self.messages(one)} == {1, 2}
-        one.join(series)
+        assert {rank for rank, _ in self.messages(rounds)} == {1, 2}
+        rounds.join(series)
         assert series.failure is LATE
 
     def test_doubt_about_a_member_that_has_come_is_ignored(self) -> None:
-        one, series = self.made(size=4)
-        some = one.series(call("tag", (0, 3)))
-        one.join(series)
-        one.receive(series, 1, here(0, -1, 0, 0b1110))
-        one.receive(series, 1, WaitsElsewhere(0, 3, TagRound((0, 3), 0)))
+        rounds, series = self.made(size=4)
+        some = rounds.series(call("tag", (0, 3)))
+        rounds.join(series)
+        rounds.receive(series, 1, here(0, -1, 0, 0b1110))
+        rounds.receive(series, 1, WaitsElsewhere(0, 3, TagRound((0, 3), 0)))
         assert series.is_waiting
-        one.join(some)
-        one.receive(series, 3, WaitsElsewhere(0, 2, TagRound((0, 3), 0)))
+        rounds.join(some)
+        rounds.receive(series, 3, WaitsElsewhere(0, 2, TagRound((0, 3), 0)))
         assert series.is_waiting
 
     @pytest.mark.parametrize(
@@ -447,9 +447,9 @@ class TestOneMember:
     def test_impossible_message_is_refused(
         self, rank: int, message: RoundMessage
     ) -> None:
-        one, series = self.made()
+        rounds, series = self.made()
         with pytest.raises(MalformedError):
-            one.receive(series, rank, message)
+            rounds.receive(series, rank, message)
 
     @pytest.mark.parametrize(
         "message", [Report(0, -1, is_marked=False), Result(0, is_marked=False)]
@@ -457,28 +457,28 @@ class TestOneMember:
     def test_report_or_early_result_of_a_parent_is_refused(
         self, message: RoundMessage
     ) -> None:
-        one, series = self.made(rank=1, size=4)
-        one.join(series)  # its child has not come
+        rounds, series = self.made(rank=1, size=4)
+        rounds.join(series)  # its child has not come
         with pytest.raises(MalformedError):
-            one.receive(series, 0, message)
+            rounds.receive(series, 0, message)
 
     def test_oldest_unused_series_are_dropped(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(table, "SERIES_MAX", 2)
-        one, first = self.made()
-        assert one.drop([]) == []
-        one.join(first)
-        second, third, fourth = (one.series(call(name)) for name in ("2", "3", "4"))
-        one.join(second)
+        rounds, first = self.made()
+        assert rounds.drop([]) == []
+        rounds.join(first)
+        second, third, fourth = (rounds.series(call(name)) for name in ("2", "3", "4"))
+        rounds.join(second)
         second.fail(LATE)
-        assert one.drop([]) == [second, third]
-        assert series_of(one) == [first, fourth]
-        fifth = one.series(call("tag", (0, 1)))
-        assert one.drop([fourth]) == [fifth]
+        assert rounds.drop([]) == [second, third]
+        assert series_of(rounds) == [first, fourth]
+        fifth = rounds.series(call("tag", (0, 1)))
+        assert rounds.drop([fourth]) == [fifth]
         first.fail(LATE)
-        one.series(call("6"))
-        assert one.drop([]) == [first]
+        rounds.series(call("6"))
+        assert rounds.drop([]) == [first]
 
 
 def rounds_of(size: int, key: Call) -> tuple[World, int]:

@@ -37,10 +37,10 @@ def play(world: World, choices: random.Random, free: int = 40) -> None:
         if steps:
             world.take(choices.choice(steps))
             continue
-        if not any(one.is_here for one in world.members):
+        if not any(member.is_here for member in world.members):
             return
         world.be_silent()
-        assert list(world.steps()), [one.machine.missing for one in world.members]
+        assert list(world.steps()), [member.machine.missing for member in world.members]
     raise AssertionError("the end does not come")
 
 
@@ -52,7 +52,7 @@ class TestTheEnd:
     ) -> None:
         world = World(size, own_calls=2, depth=3)
         play(world, choices)
-        assert {one.machine.phase for one in world.members} == {Phase.ENDED}
+        assert {member.machine.phase for member in world.members} == {Phase.ENDED}
 
     @given(
         choices=st.randoms(use_true_random=False),
@@ -65,7 +65,9 @@ class TestTheEnd:
     ) -> None:
         world = World(size, own_calls=2, depth=3, deaths=deaths)
         play(world, choices)
-        phases = {one.machine.phase for one in world.members if not one.is_dead}
+        phases = {
+            member.machine.phase for member in world.members if not member.is_dead
+        }
         assert phases <= {Phase.ENDED}
 
     @given(
@@ -80,7 +82,9 @@ class TestTheEnd:
         """Who comes back before the others have seen the end sees it with them."""
         world = World(size, own_calls=2, depth=3, deaths=deaths, restarts=deaths)
         play(world, choices)
-        phases = {one.machine.phase for one in world.members if not one.is_dead}
+        phases = {
+            member.machine.phase for member in world.members if not member.is_dead
+        }
         assert phases <= {Phase.ENDED}
 
     @given(choices=st.randoms(use_true_random=False), size=st.integers(2, 5))
@@ -90,10 +94,12 @@ class TestTheEnd:
     ) -> None:
         world = World(size, own_calls=2, depth=3, deaths=1, doubts=2)
         play(world, choices)
-        assert all(one.machine.is_over for one in world.members if not one.is_dead)
+        assert all(
+            member.machine.is_over for member in world.members if not member.is_dead
+        )
 
     @pytest.mark.parametrize(
-        "given",
+        "setup",
         [
             {"own_calls": [1, 1], "depth": 1},
             {"own_calls": [1, 0], "depth": 3, "calls": 3},
@@ -102,9 +108,9 @@ class TestTheEnd:
         ],
     )
     def test_two_members_end_for_every_order_of_events(
-        self, given: dict[str, Any]
+        self, setup: dict[str, Any]
     ) -> None:
-        first = World(2, **given)
+        first = World(2, **setup)
         seen = {first.key()}
         worlds, ends = [first], 0
         while worlds:
@@ -114,7 +120,7 @@ class TestTheEnd:
                 world.be_silent()  # who waits for one that is gone finds out
                 steps = list(world.steps())
             if not steps:
-                assert not any(one.is_here for one in world.members)
+                assert not any(member.is_here for member in world.members)
                 ends += 1
             for step in steps:
                 after = world.copy()
@@ -157,11 +163,11 @@ class TestOneMember:
         self, messages: list[tuple[bool, int]], phases: str
     ) -> None:
         machine, rounds = alone()
-        found = ""
+        phases_seen = ""
         for busy, started in messages:
             join(machine, rounds, busy=busy, started=started)
-            found += machine.phase.name[0]
-        assert found == phases
+            phases_seen += machine.phase.name[0]
+        assert phases_seen == phases
 
     def test_loss_before_the_end_is_remembered(self) -> None:
         rounds = Rounds(0, 3, name_of)
@@ -261,5 +267,5 @@ def test_idle_group_ends_in_two_waves(size: int) -> None:
         for step in steps:
             messages += step[0] == "deliver"
             world.take(step)
-    assert {one.machine.phase for one in world.members} == {Phase.ENDED}
+    assert {member.machine.phase for member in world.members} == {Phase.ENDED}
     assert messages == 2 * 2 * (size - 1)

@@ -22,7 +22,9 @@ def test_parent_and_child_agree_on_the_place_of_a_member(size: int) -> None:
         branch, below = branch_of(place, size)
         assert branch.start == place
         assert split(branch) == below
-        assert [branch.start, *(one for part in below for one in part)] == list(branch)
+        assert [branch.start, *(place for part in below for place in part)] == list(
+            branch
+        )
         assert [parent_of(part.start, size) for part in below] == [place] * len(below)
         seen.update(part.start for part in below)
     assert parent_of(0, size) is None

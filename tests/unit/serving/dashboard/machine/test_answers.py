@@ -58,23 +58,23 @@ def test_heading_names_the_view_its_time_and_its_group() -> None:
 
 @pytest.mark.parametrize("trouble", list(Trouble))
 def test_each_trouble_is_named_and_explained(trouble: Trouble) -> None:
-    found = heading({"b": NoAnswer(trouble, "more"), "a": NoAnswer(trouble, "")})
+    head = heading({"b": NoAnswer(trouble, "more"), "a": NoAnswer(trouble, "")})
     name = trouble.name.lower()
-    assert found["silent"] == [
+    assert head["silent"] == [
         {"worker": "a", "trouble": name, "why": trouble.value},
         {"worker": "b", "trouble": name, "why": f"{trouble.value}: more"},
     ]
-    assert found["group"] == {"workers": 100, "answering": 98, "silent": 2}
+    assert head["group"] == {"workers": 100, "answering": 98, "silent": 2}
 
 
 @pytest.mark.parametrize("more", [0, 1, 950])
 def test_listed_silent_workers_are_limited_and_the_rest_counted(more: int) -> None:
     names = [f"w{number:04}" for number in range(SILENT_MAX + more)]
     silent = {name: NoAnswer(Trouble.SILENT, "") for name in reversed(names)}
-    found = heading(silent, 1000)
-    assert [one["worker"] for one in found["silent"]] == names[:SILENT_MAX]  # type: ignore[attr-defined]
-    assert found["silent_left_out"] == more
-    assert found["group"] == {
+    head = heading(silent, 1000)
+    assert [worker["worker"] for worker in head["silent"]] == names[:SILENT_MAX]  # type: ignore[attr-defined]
+    assert head["silent_left_out"] == more
+    assert head["group"] == {
         "workers": 1000,
         "answering": 1000 - len(names),
         "silent": len(names),
@@ -83,9 +83,9 @@ def test_listed_silent_workers_are_limited_and_the_rest_counted(more: int) -> No
 
 def test_odd_names_of_silent_workers_stay_text() -> None:
     silent = {name: NoAnswer(Trouble.GONE, name) for name in ODD_NAMES}
-    found = as_sent(heading(silent))
-    assert {one["worker"] for one in found["silent"]} == set(ODD_NAMES)
-    assert all(one["why"].endswith(one["worker"]) for one in found["silent"])
+    head = as_sent(heading(silent))
+    assert {worker["worker"] for worker in head["silent"]} == set(ODD_NAMES)
+    assert all(worker["why"].endswith(worker["worker"]) for worker in head["silent"])
 
 
 @pytest.mark.parametrize(("is_up", "order"), [(True, "up"), (False, "down")])

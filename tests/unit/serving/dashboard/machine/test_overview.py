@@ -51,7 +51,7 @@ def totals(*rows: Row) -> dict[str, Any]:
 
 
 def test_row_has_all_keys_with_each_number_in_its_place() -> None:
-    told = summary(
+    summed_up = summary(
         pid=4,
         host="h",
         running_s=5.0,
@@ -67,7 +67,7 @@ def test_row_has_all_keys_with_each_number_in_its_place() -> None:
         calls_made=8,
         calls_served=9,
     )
-    row = row_of("a", 3, told)
+    row = row_of("a", 3, summed_up)
     assert set(row) == set(KEYS)
     assert row == {
         "worker": "a",
@@ -195,14 +195,14 @@ def test_memory_of_a_process_counts_once() -> None:
     def worker(name: str, host: str, pid: int, nbytes: int) -> Row:
         return row_of(name, 0, summary(host=host, pid=pid, memory_bytes=nbytes))
 
-    found = totals(
+    sums = totals(
         worker("a", "h", 1, 100),
         worker("b", "h", 1, 100),
         worker("c", "h", 2, 1000),
         worker("d", "i", 1, 10_000),
         worker("e", "i", 3, UNKNOWN_BYTES),
     )
-    assert found["memory_bytes"] == 11_100
+    assert sums["memory_bytes"] == 11_100
 
 
 def test_huge_numbers_are_added_and_overflow_is_unknown() -> None:
@@ -220,24 +220,24 @@ def test_huge_numbers_are_added_and_overflow_is_unknown() -> None:
         )
         for pid, name in enumerate("ab")
     ]
-    found = as_sent(totals(*rows))
-    assert found["memory_bytes"] == found["references"] == 2 * HUGE
-    assert found["calls_made_per_s"] is None
-    assert found["calls_served_per_s"] == 2.0
-    assert moment_of(1.0, found) == Moment(1.0, None, None, 2 * HUGE)
+    sums = as_sent(totals(*rows))
+    assert sums["memory_bytes"] == sums["references"] == 2 * HUGE
+    assert sums["calls_made_per_s"] is None
+    assert sums["calls_served_per_s"] == 2.0
+    assert moment_of(1.0, sums) == Moment(1.0, None, None, 2 * HUGE)
 
 
 @pytest.mark.parametrize("count", [0, 1, SLICE_MAX, 3 * SLICE_MAX + 1])
 def test_totals_are_added_a_slice_at_a_time(count: int) -> None:
     row = row_of("a", 0, summary(references=1))
-    found, steps = done(totals_of([row] * count))
-    assert found["references"] == count
+    sums, steps = done(totals_of([row] * count))
+    assert sums["references"] == count
     assert steps == [SLICE_MAX] * (count // SLICE_MAX)
 
 
 def test_history_keeps_three_of_the_totals() -> None:
-    given = {"calls_made_per_s": 1.0, "p99_s": 2.0, "memory_bytes": 3, "references": 4}
-    assert moment_of(9.0, given) == Moment(9.0, 1.0, 2.0, 3)
+    sums = {"calls_made_per_s": 1.0, "p99_s": 2.0, "memory_bytes": 3, "references": 4}
+    assert moment_of(9.0, sums) == Moment(9.0, 1.0, 2.0, 3)
 
 
 # --- the matrix ----------------------------------------------------------------------
@@ -248,8 +248,8 @@ def test_matrix_of_no_workers_is_empty() -> None:
 
 
 def test_lone_worker_has_one_empty_cell() -> None:
-    found = matrix_of(["a"], {"a": [link("a")]}, 1)
-    assert found == {"workers": ["a"], "cells": [[None]], "left_out": 0}
+    matrix = matrix_of(["a"], {"a": [link("a")]}, 1)
+    assert matrix == {"workers": ["a"], "cells": [[None]], "left_out": 0}
 
 
 def test_matrix_rows_are_senders_and_columns_receivers() -> None:
@@ -257,9 +257,9 @@ def test_matrix_rows_are_senders_and_columns_receivers() -> None:
         "a": [link("b", in_flight=3), link("elsewhere")],
         "b": [link("a", is_broken=True, p50_s=math.nan)],
     }
-    found = matrix_of(["b", "a", "silent"], links, 3)
-    assert found["workers"] == ["b", "a", "silent"]
-    cells = found["cells"]
+    matrix = matrix_of(["b", "a", "silent"], links, 3)
+    assert matrix["workers"] == ["b", "a", "silent"]
+    cells = matrix["cells"]
     assert cells[1] == [
         {
             "state": "open",
@@ -288,14 +288,14 @@ def test_matrix_shows_the_first_workers_and_counts_the_rest(
 ) -> None:
     names = [f"w{number}" for number in range(count)]
     links = {name: [link(other) for other in names] for name in names}
-    found = matrix_of(names, links, count + more)
+    matrix = matrix_of(names, links, count + more)
     size = min(count, MATRIX_MAX)
-    assert found["workers"] == names[:size]
-    assert [len(row) for row in found["cells"]] == [size] * size
-    nothing = [at for at, row in enumerate(found["cells"]) if row[at] is None]
+    assert matrix["workers"] == names[:size]
+    assert [len(row) for row in matrix["cells"]] == [size] * size
+    nothing = [at for at, row in enumerate(matrix["cells"]) if row[at] is None]
     assert nothing == list(range(size))  # the diagonal
-    assert sum(cell is None for row in found["cells"] for cell in row) == size
-    assert found["left_out"] == count + more - size
+    assert sum(cell is None for row in matrix["cells"] for cell in row) == size
+    assert matrix["left_out"] == count + more - size
 
 
 def test_shrunken_group_leaves_out_no_worker() -> None:
@@ -317,9 +317,11 @@ def test_nonfinite_numbers_of_a_cell_are_null(value: float) -> None:
 
 def test_odd_names_lead_to_each_other() -> None:
     links = {name: [link(other) for other in ODD_NAMES] for name in ODD_NAMES}
-    found = as_sent(matrix_of(ODD_NAMES, links, len(ODD_NAMES)))
-    assert found["workers"] == list(ODD_NAMES)
-    assert sum(cell is None for row in found["cells"] for cell in row) == len(ODD_NAMES)
+    matrix = as_sent(matrix_of(ODD_NAMES, links, len(ODD_NAMES)))
+    assert matrix["workers"] == list(ODD_NAMES)
+    assert sum(cell is None for row in matrix["cells"] for cell in row) == len(
+        ODD_NAMES
+    )
 
 
 def moment(at_s: float, made_per_s: float | None = 1.0) -> Moment:

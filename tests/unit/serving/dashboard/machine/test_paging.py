@@ -16,11 +16,11 @@ COUNT = 3 * SLICE_MAX + 7
 
 
 def rows(count: int = COUNT) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = [
+    all_rows: list[dict[str, Any]] = [
         {"worker": f"w{number:04}", "age_s": float(number)} for number in range(count)
     ]
-    random.Random(7).shuffle(found)
-    return found
+    random.Random(7).shuffle(all_rows)
+    return all_rows
 
 
 def steps_of(work: Slices[RowsPage]) -> tuple[RowsPage, list[int]]:
@@ -32,25 +32,25 @@ def steps_of(work: Slices[RowsPage]) -> tuple[RowsPage, list[int]]:
             return end.value, steps
 
 
-def all_pages(given: list[dict[str, Any]], **query: Any) -> list[Row]:
-    found: list[Row] = []
+def all_pages(source: list[dict[str, Any]], **query: Any) -> list[Row]:
+    collected: list[Row] = []
     page = 1
     while True:
-        shown = finished(page_of(given, ViewQuery(page=page, **query)))
+        shown = finished(page_of(source, ViewQuery(page=page, **query)))
         if not shown.rows:
             assert shown.first == 0
-            return found
-        assert shown.first == len(found) + 1
-        found += shown.rows
+            return collected
+        assert shown.first == len(collected) + 1
+        collected += shown.rows
         page += 1
 
 
 @pytest.mark.parametrize("sort", ["worker", "age_s"])
 @pytest.mark.parametrize("is_up", [True, False])
 def test_pages_have_all_rows_in_order(sort: str, *, is_up: bool) -> None:
-    given = rows()
-    found = all_pages(given, sort=sort, is_up=is_up, per_page=200)
-    assert found == sorted(given, key=lambda row: row[sort], reverse=not is_up)
+    source = rows()
+    collected = all_pages(source, sort=sort, is_up=is_up, per_page=200)
+    assert collected == sorted(source, key=lambda row: row[sort], reverse=not is_up)
 
 
 @pytest.mark.parametrize("page", [1, 4, 8, 1000])
@@ -64,19 +64,19 @@ def test_rows_are_sorted_a_slice_at_a_time(page: int) -> None:
 
 @pytest.mark.parametrize("is_up", [True, False])
 def test_unknown_values_are_last_in_both_orders(*, is_up: bool) -> None:
-    given = [{"age_s": None, "worker": "x"}, *rows(3)]
-    shown = finished(page_of(given, ViewQuery("age_s", is_up=is_up)))
+    source = [{"age_s": None, "worker": "x"}, *rows(3)]
+    shown = finished(page_of(source, ViewQuery("age_s", is_up=is_up)))
     assert shown.rows[-1]["worker"] == "x"
 
 
 def test_lists_are_sorted_by_their_length() -> None:
-    given: list[Row] = [{"holders": ["a", "b"]}, {"holders": []}, {"holders": ["z"]}]
-    shown = finished(page_of(given, ViewQuery("holders", is_up=True)))
+    source: list[Row] = [{"holders": ["a", "b"]}, {"holders": []}, {"holders": ["z"]}]
+    shown = finished(page_of(source, ViewQuery("holders", is_up=True)))
     assert [len(row["holders"]) for row in shown.rows] == [0, 1, 2]
 
 
 def test_page_contains_matching_rows_only() -> None:
-    given: list[Row] = [
+    source: list[Row] = [
         {"caller": "a", "callee": "b", "function": "Train"},
         {"caller": "b", "callee": "c", "function": "evict"},
         {"caller": "c", "callee": "c", "function": None},
@@ -85,7 +85,7 @@ def test_page_contains_matching_rows_only() -> None:
 
     def shown(**query: Any) -> list[Any]:
         asked = ViewQuery("caller", is_up=True, **query)
-        page = finished(page_of(given, asked, owners))
+        page = finished(page_of(source, asked, owners))
         assert page.total == len(page.rows)
         return [row["caller"] for row in page.rows]
 
@@ -95,12 +95,12 @@ def test_page_contains_matching_rows_only() -> None:
 
 
 def test_list_of_names_counts_as_owners() -> None:
-    given: list[Row] = [
+    source: list[Row] = [
         {"owner": "a", "holders": ["b", "c"]},
         {"owner": "d", "holders": []},
     ]
     query = ViewQuery("owner", is_up=True, workers=frozenset({"c"}))
-    shown = finished(page_of(given, query, ("owner", "holders")))
+    shown = finished(page_of(source, query, ("owner", "holders")))
     assert [row["owner"] for row in shown.rows] == ["a"]
 
 
@@ -113,46 +113,48 @@ def test_empty_view_has_an_empty_page() -> None:
 def test_equal_rows_keep_their_order_on_all_pages(
     value: object, *, is_up: bool
 ) -> None:
-    given = [{"key": value, "place": place} for place in range(COUNT)]
-    found = all_pages(given, sort="key", is_up=is_up, per_page=200)
-    assert [row["place"] for row in found] == list(range(COUNT))
+    source = [{"key": value, "place": place} for place in range(COUNT)]
+    collected = all_pages(source, sort="key", is_up=is_up, per_page=200)
+    assert [row["place"] for row in collected] == list(range(COUNT))
 
 
 @pytest.mark.parametrize("is_up", [True, False])
 def test_numbers_of_any_size_are_sorted_by_value(*, is_up: bool) -> None:
     values = [-1.5, -0.0, 0, 1e-300, 3, 3.5, 1 << 53, (1 << 63) - 1, 1 << 90, 1e300]
-    given: list[Row] = [{"key": value} for value in random.Random(1).sample(values, 10)]
-    shown = finished(page_of(given, ViewQuery("key", is_up=is_up)))
+    source: list[Row] = [
+        {"key": value} for value in random.Random(1).sample(values, 10)
+    ]
+    shown = finished(page_of(source, ViewQuery("key", is_up=is_up)))
     assert [row["key"] for row in shown.rows] == (values if is_up else values[::-1])
 
 
 @pytest.mark.parametrize("is_up", [True, False])
 def test_odd_names_are_sorted_and_found_as_text(*, is_up: bool) -> None:
-    given: list[Row] = [{"worker": name} for name in ODD_NAMES]
-    shown = finished(page_of(given, ViewQuery("worker", is_up=is_up)))
+    source: list[Row] = [{"worker": name} for name in ODD_NAMES]
+    shown = finished(page_of(source, ViewQuery("worker", is_up=is_up)))
     assert [row["worker"] for row in shown.rows] == sorted(ODD_NAMES, reverse=not is_up)
     for name in ODD_NAMES:
         query = ViewQuery("worker", is_up=is_up, workers=frozenset({name}))
-        assert finished(page_of(given, query)).rows == [{"worker": name}]
+        assert finished(page_of(source, query)).rows == [{"worker": name}]
         query = ViewQuery("worker", is_up=is_up, find=name.casefold())
-        assert {"worker": name} in finished(page_of(given, query)).rows
+        assert {"worker": name} in finished(page_of(source, query)).rows
 
 
 def test_numbers_and_lists_are_not_searched() -> None:
-    given: list[Row] = [{"worker": "a", "pid": 77, "holders": ["77"], "host": None}]
-    assert finished(page_of(given, ViewQuery("pid", is_up=True, find="77"))).total == 0
+    source: list[Row] = [{"worker": "a", "pid": 77, "holders": ["77"], "host": None}]
+    assert finished(page_of(source, ViewQuery("pid", is_up=True, find="77"))).total == 0
 
 
 def test_missing_key_sorts_as_unknown() -> None:
-    given = rows(3)
-    shown = finished(page_of(given, ViewQuery("nothing", is_up=True)))
-    assert shown.rows == given
+    source = rows(3)
+    shown = finished(page_of(source, ViewQuery("nothing", is_up=True)))
+    assert shown.rows == source
 
 
 def test_row_without_an_owner_belongs_to_no_worker() -> None:
-    given: list[Row] = [{"owner": None, "holders": None}, {}, {"owner": "a"}]
+    source: list[Row] = [{"owner": None, "holders": None}, {}, {"owner": "a"}]
     query = ViewQuery("owner", is_up=True, workers=frozenset({"a"}))
-    assert finished(page_of(given, query, ("owner", "holders"))).total == 1
+    assert finished(page_of(source, query, ("owner", "holders"))).total == 1
 
 
 @pytest.mark.parametrize(
@@ -171,7 +173,11 @@ def test_page_starts_where_the_previous_one_ends(
     count: int, page: int, first: int, shown: int
 ) -> None:
     query = ViewQuery("worker", is_up=True, page=page, per_page=50)
-    found, steps = steps_of(page_of(rows(count), query))
-    assert (found.total, found.first, len(found.rows)) == (count, first, shown)
+    shown_page, steps = steps_of(page_of(rows(count), query))
+    assert (shown_page.total, shown_page.first, len(shown_page.rows)) == (
+        count,
+        first,
+        shown,
+    )
     # However far away the page is: sorted, passed over, and let go of.
     assert sum(steps) <= 3 * count

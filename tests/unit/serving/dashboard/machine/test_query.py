@@ -15,8 +15,8 @@ def read(*parameters: tuple[str, str]) -> ViewQuery:
 
 
 def test_empty_query_asks_for_the_first_page_in_view_order() -> None:
-    found = read()
-    assert (found.sort, found.is_up, found.page, found.per_page) == (
+    query = read()
+    assert (query.sort, query.is_up, query.page, query.per_page) == (
         *("worker", True, 1, 50),
     )
 
@@ -28,12 +28,12 @@ def test_other_keys_are_sorted_down_by_default() -> None:
 
 
 def test_query_fields_are_read() -> None:
-    found = read(
+    query = read(
         *(("page", "3"), ("per_page", "200"), ("worker", "a"), ("worker", "b")),
         *(("find", "Ä x"), ("thorough", "yes")),
     )
-    assert (found.page, found.per_page, found.workers) == (3, 200, frozenset("ab"))
-    assert (found.find, found.is_thorough) == ("ä x", True)
+    assert (query.page, query.per_page, query.workers) == (3, 200, frozenset("ab"))
+    assert (query.find, query.is_thorough) == ("ä x", True)
 
 
 @pytest.mark.parametrize(
@@ -68,5 +68,5 @@ def test_repeated_field_is_refused() -> None:
 
 
 def test_view_without_rows_has_no_sort_key() -> None:
-    found = read_query([], keys=(), sort="", is_up=False)
-    assert found.sort == ""
+    query = read_query([], keys=(), sort="", is_up=False)
+    assert query.sort == ""

@@ -25,8 +25,8 @@ from tests.unit.serving.dashboard.machine.told import (
 )
 
 
-def rows(told: dict[str, ReferencesSeen]) -> list[Row]:
-    return done(rows_of(told))[0]
+def rows(reports: dict[str, ReferencesSeen]) -> list[Row]:
+    return done(rows_of(reports))[0]
 
 
 def test_empty_group_has_no_rows() -> None:
@@ -53,24 +53,24 @@ def test_row_from_the_owner_has_all_keys() -> None:
 
 
 def test_value_reported_by_its_owner_ignores_its_holders() -> None:
-    told = {
+    reports = {
         "a": references(reference(1, "a", age_s=9.0)),
         "b": references(reference(1, "a", is_owner=False, state="held")),
         "c": references(reference(2, "a", is_owner=False)),  # it is gone there
     }
-    assert [(row["age_s"], row["is_owners_word"]) for row in rows(told)] == [
+    assert [(row["age_s"], row["is_owners_word"]) for row in rows(reports)] == [
         (9.0, True)
     ]
 
 
 def test_value_of_a_silent_owner_is_joined_from_its_holders() -> None:
     held = reference(1, "x", is_owner=False, type_name="", holders=[], state="held")
-    told = {
+    reports = {
         "c": references(held._replace(age_s=2.0, handles=5)),
         "b": references(held._replace(age_s=7.0, handles=6), held._replace(age_s=1.0)),
         "d": references(held._replace(rref_id=RRefId(Incarnation(0xAB), 2))),
     }
-    first, second = rows(told)
+    first, second = rows(reports)
     assert first["holders"] == ["b", "c"]  # each once, in order
     assert (first["age_s"], first["local_users"]) == (7.0, 6)  # of who had it first
     assert first["type"] is None
@@ -83,8 +83,8 @@ def test_nonfinite_age_is_null_and_not_the_oldest(age_s: float) -> None:
     odd = reference(1, "x", is_owner=False, age_s=age_s)
     (alone,) = rows({"a": references(odd)})
     assert alone["age_s"] is None
-    for told in ([odd, odd._replace(age_s=1.0)], [odd._replace(age_s=1.0), odd]):
-        (row,) = rows({"a": references(*told)})
+    for reports in ([odd, odd._replace(age_s=1.0)], [odd._replace(age_s=1.0), odd]):
+        (row,) = rows({"a": references(*reports)})
         assert row["age_s"] == 1.0
 
 
@@ -107,21 +107,21 @@ def test_references_are_identified_by_creator_and_number() -> None:
         for creator in (0, 1, (1 << 64) - 1)
         for serial in (0, 1, HUGE)
     ]
-    found = rows(
+    joined = rows(
         {
             "a": references(
                 *(
-                    reference(0, "x", is_owner=False)._replace(rref_id=one)
-                    for one in ids
+                    reference(0, "x", is_owner=False)._replace(rref_id=rref_id)
+                    for rref_id in ids
                 )
             )
         }
     )
-    assert len({row["reference"] for row in found}) == len(ids)
+    assert len({row["reference"] for row in joined}) == len(ids)
 
 
 def test_odd_names_stay_text() -> None:
-    told = {
+    reports = {
         name: references(
             reference(
                 1, name, creator=name, type_name=name, state=name, holders=[*ODD_NAMES]
@@ -130,32 +130,32 @@ def test_odd_names_stay_text() -> None:
         )
         for name in ODD_NAMES
     }
-    found = rows(told)
-    assert as_sent({"rows": found}) == {"rows": found}
-    assert {row["owner"] for row in found if row["is_owners_word"]} == set(ODD_NAMES)
-    assert {name for row in found for name in row["holders"]} == set(ODD_NAMES)
+    joined = rows(reports)
+    assert as_sent({"rows": joined}) == {"rows": joined}
+    assert {row["owner"] for row in joined if row["is_owners_word"]} == set(ODD_NAMES)
+    assert {name for row in joined for name in row["holders"]} == set(ODD_NAMES)
 
 
 @pytest.mark.parametrize("count", [1, SLICE_MAX, 2 * SLICE_MAX + 1])
 def test_rows_are_joined_a_slice_at_a_time(count: int) -> None:
-    told = {
+    reports = {
         name: references(
             *(reference(number, name) for number in range(count)),
             *(reference(number, "x", is_owner=False) for number in range(count)),
         )
         for name in ("a", "b")
     }
-    found, steps = done(rows_of(told))
-    assert len(found) == 3 * count
+    joined, steps = done(rows_of(reports))
+    assert len(joined) == 3 * count
     assert max(steps) <= SLICE_MAX
     assert sum(steps) == 4 * count + 2 * count + count  # told, made, let go of
 
 
 def test_value_with_many_holders_is_a_slice_of_its_own() -> None:
     held = [reference(number, "x", is_owner=False) for number in range(3)]
-    told = {f"w{number}": references(*held) for number in range(SLICE_MAX)}
-    found, steps = done(rows_of(told))
-    assert len(found) == 3
+    reports = {f"w{number}": references(*held) for number in range(SLICE_MAX)}
+    joined, steps = done(rows_of(reports))
+    assert len(joined) == 3
     assert steps[-4:] == [SLICE_MAX, SLICE_MAX, SLICE_MAX, 3]
 
 
