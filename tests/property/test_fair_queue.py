@@ -146,13 +146,13 @@ class Batches(RuleBasedStateMachine):
         self.ends[number] += 1
 
     @invariant()
-    def each_has_one_end_or_waits(self) -> None:
+    def requests_end_once_or_wait(self) -> None:
         assert len(self.queue.waiting) == len(self.waiting) <= WAITING_MAX
         for number in range(1, self.serial + 1):
             assert self.ends[number] + (number in self.waiting) == 1
 
     @invariant()
-    def the_clock_is_set_for_all_that_wait(self) -> None:
+    def clock_is_set_for_all_waiting_requests(self) -> None:
         """Nobody is left waiting for ever."""
         if self.waiting:
             assert self.batches.wakes_at_s() is not None

@@ -175,7 +175,7 @@ def test_truncated_handshake_admits_no_guest(length: int) -> None:
 
 
 def test_replayed_handshake_is_refused() -> None:
-    """Also not at the same acceptor, whose nonce is another one."""
+    """Also at the same acceptor, whose nonce is another one."""
     heard = bytearray()
 
     def listen(sent: bytes) -> bytes:

@@ -164,13 +164,13 @@ class Members(RuleBasedStateMachine):
     # --- what holds after every step -------------------------------------------------
 
     @invariant()
-    def who_runs_holds_itself_to_be_there(self) -> None:
+    def running_worker_is_present_to_itself(self) -> None:
         for name, table in self.tables.items():
             assert table.get(name) is table.me
             assert table.me.is_alive
 
     @invariant()
-    def no_record_goes_back(self) -> None:
+    def records_never_go_back(self) -> None:
         for table in self.tables.values():
             for name in NAMES:
                 record = table.get(name)
@@ -183,7 +183,7 @@ class Members(RuleBasedStateMachine):
                     self.seen[key] = record.order
 
     @invariant()
-    def the_ring_and_the_digest_are_those_of_the_records(self) -> None:
+    def ring_and_digest_match_the_records(self) -> None:
         for table in self.tables.values():
             alive = [record.name for record in table.records]
             assert sorted(table.alive) == sorted(alive)

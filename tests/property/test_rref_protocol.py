@@ -220,7 +220,7 @@ class RRefProtocol(RuleBasedStateMachine):
         self.world.check_quiet()
 
     @invariant()
-    def everything_adds_up(self) -> None:
+    def references_add_up(self) -> None:
         self.world.check()
 
     def teardown(self) -> None:

@@ -120,7 +120,7 @@ class Generations(RuleBasedStateMachine):
             self.schedule.on_left(sequence)
 
     @invariant()
-    def memory_is_that_of_those_inside(self) -> None:
+    def memory_is_that_of_inside_sequences(self) -> None:
         inside = [sequence for sequence in self.all if sequence.state in INSIDE]
         held = sum(sequence.memory for sequence in inside)
         assert self.schedule.memory_held == held <= MEMORY_MAX

@@ -74,14 +74,14 @@ class Pool(RuleBasedStateMachine):
         self.held = [hold for hold in self.held if hold[0] != peer]
 
     @rule(peer=st.sampled_from(PEERS), location=st.integers(0, 1 << 63))
-    def give_back_what_was_never_told(self, peer: str, location: int) -> None:
+    def give_back_an_unknown_block(self, peer: str, location: int) -> None:
         if (peer, location) not in {hold[:2] for hold in self.held}:
             with pytest.raises(MalformedError):
                 self.pool.release(peer, location)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
-    def free_what_is_held(self, data: st.DataObject) -> None:
+    def free_a_held_block(self, data: st.DataObject) -> None:
         block = data.draw(st.sampled_from(self.held))[2]
         with pytest.raises(LocalProtocolError):
             self.pool.free(block)
@@ -98,7 +98,7 @@ class Pool(RuleBasedStateMachine):
             assert slab != other or stop <= start
 
     @invariant()
-    def what_is_held_is_what_is_not_free(self) -> None:
+    def held_and_free_bytes_add_up(self) -> None:
         live_bytes = sum(block.stop - block.start for block in self.live)
         assert held_bytes(self.pool) == live_bytes
         assert live_bytes <= self.pool.size_bytes <= LIMIT_BYTES

@@ -50,7 +50,7 @@ _PROGRAMS: Final = (
 )
 
 
-def _none_ends_well_that_is_not_the_same_and_none_waits_for_ever(
+def _mismatched_programs_fail_and_none_waits_for_ever(
     build: ModuleType,
 ) -> None:
     for programs in _PROGRAMS:
@@ -58,7 +58,7 @@ def _none_ends_well_that_is_not_the_same_and_none_waits_for_ever(
             assert visit(build, programs, leaves=leaves) > 10
 
 
-def _who_has_not_come_is_late(build: ModuleType) -> None:
+def _absent_ranks_are_late(build: ModuleType) -> None:
     machine = build.MatchedCollectives()
     machine.join("a group", ("a", "b", "c", "d"), 0)
     machine.begin(operations.Descriptor("barrier"))
@@ -71,7 +71,7 @@ def _who_has_not_come_is_late(build: ModuleType) -> None:
     assert len(machine.outbox) == 1
 
 
-def _a_rank_is_who_it_says_and_nobody_else(build: ModuleType) -> None:
+def _rank_speaks_only_for_itself(build: ModuleType) -> None:
     machine = build.MatchedCollectives()
 
     def refuses(name: str, rank: int | None = None) -> bool:
@@ -90,7 +90,7 @@ def _a_rank_is_who_it_says_and_nobody_else(build: ModuleType) -> None:
     assert not refuses("b")
 
 
-def _a_rank_that_has_left_is_missed_by_what_it_has_not_ended(build: ModuleType) -> None:
+def _unended_operations_miss_a_rank_that_has_left(build: ModuleType) -> None:
     machine = build.MatchedCollectives()
     machine.join("a group", ("a", "b", "c"), 0)
     for _ in range(3):
@@ -114,7 +114,7 @@ def _a_rank_that_has_left_is_missed_by_what_it_has_not_ended(build: ModuleType) 
     assert machine.leave("has closed")[0] == 0
 
 
-def _what_comes_for_what_is_over_or_lost_is_refused(build: ModuleType) -> None:
+def _messages_of_ended_or_lost_operations_are_refused(build: ModuleType) -> None:
     machine = build.MatchedCollectives()
     machine.join("a group", ("a", "b", "c"), 0)
     barrier = operations.Descriptor("barrier")
@@ -130,7 +130,7 @@ def _what_comes_for_what_is_over_or_lost_is_refused(build: ModuleType) -> None:
     assert machine.refusal_of(7, 1, barrier) == lost
 
 
-def _what_another_rank_has_begun_or_failed_counts_at_the_beginning(
+def _earlier_news_of_other_ranks_count_at_the_beginning(
     build: ModuleType,
 ) -> None:
     barrier, other = map(operations.Descriptor, ("barrier", "broadcast"))
@@ -196,7 +196,7 @@ what is over is not begun:
             "            pass\n",
         ),
         Guard(
-            "what-comes-early-is-dropped",
+            "early-messages-are-dropped",
             "        operation.arrived = self._early.pop(operation.number, {})\n",
             "",
         ),
@@ -206,17 +206,17 @@ what is over is not begun:
             "        if False:\n",
         ),
         Guard(
-            "what-ranks-have-said-before-is-forgotten",
+            "earlier-descriptors-are-not-compared",
             "            if theirs != descriptor:\n",
             "            if False:\n",
         ),
         Guard(
-            "what-ranks-say-later-is-not-compared",
+            "later-descriptors-are-not-compared",
             "            if operation.descriptor != theirs:\n",
             "            if False:\n",
         ),
         Guard(
-            "any-number-may-come-early",
+            "early-messages-are-unlimited",
             "if kept >= EARLY_MAX or number - self.begun >= EARLY_MAX:",
             "if False:",
         ),
@@ -225,12 +225,12 @@ what is over is not begun:
         Part(
             matching,
             checks=(
-                _none_ends_well_that_is_not_the_same_and_none_waits_for_ever,
-                _who_has_not_come_is_late,
-                _a_rank_is_who_it_says_and_nobody_else,
-                _a_rank_that_has_left_is_missed_by_what_it_has_not_ended,
-                _what_comes_for_what_is_over_or_lost_is_refused,
-                _what_another_rank_has_begun_or_failed_counts_at_the_beginning,
+                _mismatched_programs_fail_and_none_waits_for_ever,
+                _absent_ranks_are_late,
+                _rank_speaks_only_for_itself,
+                _unended_operations_miss_a_rank_that_has_left,
+                _messages_of_ended_or_lost_operations_are_refused,
+                _earlier_news_of_other_ranks_count_at_the_beginning,
             ),
             guards=(
                 Guard(
@@ -255,23 +255,23 @@ what is over is not begun:
                     "failure = None",
                 ),
                 Guard(
-                    "nothing-fails-for-a-rank-that-is-gone",
+                    "running-operations-outlive-a-gone-rank",
                     "                self.fail(number, failure, is_news=False)\n"
                     "        self._gone",
                     "                pass\n        self._gone",
                 ),
                 Guard(
-                    "nothing-fails-later-for-a-rank-that-is-gone",
+                    "later-operations-outlive-a-gone-rank",
                     "        self._gone.append((ended, failure))\n",
                     "",
                 ),
                 Guard(
-                    "a-rank-that-leaves-is-missed-by-what-it-has-ended",
+                    "ended-operations-miss-a-rank-that-leaves",
                     "if number >= ended and self.lost_for(number) is None:",
                     "if self.lost_for(number) is None:",
                 ),
                 Guard(
-                    "what-a-rank-has-ended-needs-it",
+                    "ended-operations-need-a-gone-rank",
                     "            if number >= ended:\n",
                     "            if True:\n",
                 ),
@@ -281,27 +281,27 @@ what is over is not begun:
                     "if self._gone:",
                 ),
                 Guard(
-                    "who-leaves-has-ended-what-runs",
+                    "leaving-rank-has-ended-running-operations",
                     "min(self.operations.running, default=self.operations.begun)",
                     "self.operations.begun",
                 ),
                 Guard(
-                    "the-other-ranks-are-not-told",
+                    "other-ranks-are-not-told",
                     "self.outbox.append(Failing(number, failure, messages, is_news))",
                     "self.outbox.append(Failing(number, failure, messages, False))",
                 ),
                 Guard(
-                    "what-others-say-of-failures-is-not-heard",
+                    "failures-of-others-are-not-heard",
                     "if not operations.is_over(number) and operations.failure_of",
                     "if False and operations.failure_of",
                 ),
                 Guard(
-                    "who-has-come-is-late",
+                    "present-rank-is-late",
                     "if count is None or count <= number",
                     "if count is None or count <= number + 1",
                 ),
                 Guard(
-                    "who-does-not-say-has-come",
+                    "silent-rank-has-come",
                     "if count is None or count <= number",
                     "if count is not None and count <= number",
                 ),

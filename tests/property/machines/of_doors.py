@@ -13,7 +13,7 @@ _WEBSOCKET: Final = {"type": "websocket", "headers": ()}
 _GONE: Final = {"type": "http.disconnect"}
 
 
-def _who_leaves_cancels_what_is_not_answered(build: ModuleType) -> None:
+def _leaving_client_cancels_an_unanswered_request(build: ModuleType) -> None:
     for answered in range(3):
         machine = build.AsgiConnection(_HTTP)
         if answered:
@@ -24,7 +24,7 @@ def _who_leaves_cancels_what_is_not_answered(build: ModuleType) -> None:
         assert machine.has_left is (answered < 2)
 
 
-def _a_websocket_that_waits_is_told(build: ModuleType) -> None:
+def _waiting_websocket_hears_the_disconnect(build: ModuleType) -> None:
     for is_waiting in (True, False):
         machine = build.AsgiConnection(_WEBSOCKET)
         machine.asks()
@@ -33,7 +33,7 @@ def _a_websocket_that_waits_is_told(build: ModuleType) -> None:
         assert machine.received({"type": "websocket.disconnect"}) is not is_waiting
 
 
-def _what_is_held_is_bounded(build: ModuleType) -> None:
+def _held_messages_are_bounded(build: ModuleType) -> None:
     machine = build.AsgiConnection(_HTTP)
     held = 0
     while machine.may_read:
@@ -46,7 +46,7 @@ def _what_is_held_is_bounded(build: ModuleType) -> None:
     assert machine.may_read
 
 
-def _the_last_word_is_held_back(build: ModuleType) -> None:
+def _last_message_is_held_back(build: ModuleType) -> None:
     for words, held in (
         (("lifespan.startup.complete",), 0),
         (("lifespan.startup.failed",), 1),
@@ -90,13 +90,13 @@ it is refused without a response:
 """,
     refusal="",
     checks=(
-        _who_leaves_cancels_what_is_not_answered,
-        _a_websocket_that_waits_is_told,
-        _what_is_held_is_bounded,
+        _leaving_client_cancels_an_unanswered_request,
+        _waiting_websocket_hears_the_disconnect,
+        _held_messages_are_bounded,
     ),
     guards=(
         Guard(
-            "who-waits-for-a-message-is-cancelled",
+            "waiting-reader-is-cancelled",
             "return self.has_left and not is_told",
             "return self.has_left",
         ),
@@ -111,7 +111,7 @@ it is refused without a response:
             "elif kind in _BODIES:",
         ),
         Guard(
-            "what-is-taken-still-counts",
+            "taken-messages-still-count",
             "self._bytes -= _bytes_of(message)",
             "self._bytes -= 0",
         ),
@@ -140,7 +140,7 @@ it knows no lifespan:
     STARTING -RETURN-> UNSUPPORTED
 """,
     refusal="",
-    checks=(_the_last_word_is_held_back,),
+    checks=(_last_message_is_held_back,),
     guards=(
         Guard(
             "the-server-hears-of-the-end-before-the-worker-has-ended",

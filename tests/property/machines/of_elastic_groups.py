@@ -101,7 +101,7 @@ def _a_minority_stops(build: ModuleType) -> None:
     assert machine.has_quorum
 
 
-def _who_gives_up_is_not_counted_as_there(build: ModuleType) -> None:
+def _member_that_gives_up_counts_as_absent(build: ModuleType) -> None:
     machine = _member(build, A, B)
     machine.come(build.Application())
     machine.outbox.clear()
@@ -135,7 +135,7 @@ def _newcomers_begin_once_all_have_answered(build: ModuleType) -> None:
     assert machine.view == View(1, (A, B), (-1, 0))
 
 
-def _a_newcomer_does_not_accuse_members(build: ModuleType) -> None:
+def _newcomer_does_not_accuse_members(build: ModuleType) -> None:
     machine = build.ElasticMember(C, 0)
     machine.come(build.Application(), ["a", "b"])
     there = View(4, (A, B), (0, 0))
@@ -149,7 +149,7 @@ def _a_newcomer_does_not_accuse_members(build: ModuleType) -> None:
     assert machine.absent == ("a", "b")
 
 
-def _a_group_that_all_have_left_is_begun_anew(build: ModuleType) -> None:
+def _deserted_group_is_begun_anew(build: ModuleType) -> None:
     machine = build.ElasticMember(C, 0)
     machine.come(build.Application(), ["a"])
     there = View(4, (A,), (0,))
@@ -158,7 +158,7 @@ def _a_group_that_all_have_left_is_begun_anew(build: ModuleType) -> None:
     assert machine.view == View(1, (C,), (-1,))
 
 
-def _who_leaves_says_so_once(build: ModuleType) -> None:
+def _leaving_member_says_so_once(build: ModuleType) -> None:
     machine = _member(build, A, B)
     machine.leave()
     standing, names = machine.farewell
@@ -175,7 +175,7 @@ def _who_leaves_says_so_once(build: ModuleType) -> None:
     assert machine.standing.view == View()
 
 
-def _who_waits_tells_those_that_are_missing_again(build: ModuleType) -> None:
+def _waiting_member_tells_missing_ones_again(build: ModuleType) -> None:
     machine = _member(build, A, B, C)
     machine.repeat()
     assert not machine.outbox
@@ -185,7 +185,7 @@ def _who_waits_tells_those_that_are_missing_again(build: ModuleType) -> None:
     assert set(machine.outbox) == {"b", "c"}
 
 
-def _a_worker_that_speaks_is_not_lost(build: ModuleType) -> None:
+def _speaking_worker_is_not_lost(build: ModuleType) -> None:
     machine = _member(build, A, B)
     machine.lose(C)
     machine.receive(C, build.Standing(View(), is_here=True, proposal=Proposal()))
@@ -211,7 +211,7 @@ def _proposals_are_joined_like_sets(build: ModuleType) -> None:
     assert joined.having(_of(C, 3)).has_left(C)
 
 
-def _the_most_accused_is_left_out(build: ModuleType) -> None:
+def _most_accused_member_is_left_out(build: ModuleType) -> None:
     view = build.View(1, (A, B, C), (0, 0, 0))
 
     def out(*pairs: tuple[WorkerId, WorkerId]) -> set[str]:
@@ -242,7 +242,7 @@ def _members_keep_their_order(build: ModuleType) -> None:
     assert build.View(1, (A, B)).key > build.View(1, (B,)).key
 
 
-def _half_is_a_quorum_with_the_first(build: ModuleType) -> None:
+def _half_with_the_first_member_is_a_quorum(build: ModuleType) -> None:
     def has_quorum(size: int, lost: str, left: str = "", **terms: bool) -> bool:
         members = (A, B, C, D)[:size]
         here = next(member for member in members if member.name not in lost + left)
@@ -266,7 +266,7 @@ def _half_is_a_quorum_with_the_first(build: ModuleType) -> None:
     assert build.can_have_quorum(build.View(1, (A,)), newcomer)
 
 
-def _what_members_ask_for_that_are_left_out_does_not_count(build: ModuleType) -> None:
+def _terms_of_excluded_members_do_not_count(build: ModuleType) -> None:
     def has_quorum(view: tuple[WorkerId, ...], lost: str, **strict: bool) -> bool:
         applicants = {
             worker: _of(worker, needs_majority=strict[worker.name])
@@ -287,7 +287,7 @@ def _what_members_ask_for_that_are_left_out_does_not_count(build: ModuleType) ->
     assert not has_quorum((A, B), "a", a=True)  # nobody else has come
 
 
-def _one_that_was_late_before_it_was_lost_stops_nobody(build: ModuleType) -> None:
+def _lost_member_that_was_late_stops_no_group(build: ModuleType) -> None:
     """Its word that it wants to join came after the view that it is in."""
     machine = _member(build, A, B, C)
     joining = build.Standing(View(), is_here=True, proposal=build.Proposal({B: _of(B)}))
@@ -337,24 +337,24 @@ who is left out gets nothing:
     checks=(
         _small_groups_agree_in_every_order,
         _a_minority_stops,
-        _one_that_was_late_before_it_was_lost_stops_nobody,
-        _who_gives_up_is_not_counted_as_there,
+        _lost_member_that_was_late_stops_no_group,
+        _member_that_gives_up_counts_as_absent,
         _newcomers_begin_once_all_have_answered,
-        _a_newcomer_does_not_accuse_members,
-        _a_group_that_all_have_left_is_begun_anew,
-        _who_leaves_says_so_once,
-        _who_waits_tells_those_that_are_missing_again,
-        _a_worker_that_speaks_is_not_lost,
+        _newcomer_does_not_accuse_members,
+        _deserted_group_is_begun_anew,
+        _leaving_member_says_so_once,
+        _waiting_member_tells_missing_ones_again,
+        _speaking_worker_is_not_lost,
         _larger_groups_agree_in_random_orders,
     ),
     guards=(
         Guard(
-            "who-has-not-said-the-same-does-not-matter",
+            "other-proposals-do-not-matter",
             "if one != self.me and self._heard.get(one) != self.proposal",
             "if one != self.me and one not in self._heard",
         ),
         Guard(
-            "who-has-not-come-does-not-matter",
+            "absent-members-do-not-matter",
             "            if one != self.me and self._heard.get(one) != self.proposal\n",
             "            if False\n",
         ),
@@ -369,7 +369,7 @@ who is left out gets nothing:
             "        if False:\n",
         ),
         Guard(
-            "what-has-changed-is-not-told",
+            "changes-are-not-told",
             "            if self.proposal != self._told and self._is_complete:\n",
             "            if False:\n",
         ),
@@ -379,7 +379,7 @@ who is left out gets nothing:
             "        self._after_news()\n\n    def back",
         ),
         Guard(
-            "who-has-installed-the-next-view-does-not-say-so",
+            "later-view-is-not-told",
             "            return\n        self.outbox[sender.name] = None\n",
             "            return\n",
         ),
@@ -394,7 +394,7 @@ who is left out gets nothing:
             "            pass\n",
         ),
         Guard(
-            "who-speaks-stays-lost",
+            "speaking-member-stays-lost",
             "        self.back(sender)\n",
             "",
         ),
@@ -404,12 +404,12 @@ who is left out gets nothing:
             "if is_in and not self.missing:",
         ),
         Guard(
-            "nobody-is-told-that-a-worker-leaves",
+            "farewell-has-no-receivers",
             "        self.farewell = self.standing, tuple(self.outbox)\n",
             "        self.farewell = self.standing, ()\n",
         ),
         Guard(
-            "nothing-is-repeated",
+            "standing-is-not-repeated",
             "        if self.is_here:\n            self.outbox |= dict.fromkeys",
             "        if False:\n            self.outbox |= dict.fromkeys",
         ),
@@ -419,10 +419,10 @@ who is left out gets nothing:
             views,
             checks=(
                 _proposals_are_joined_like_sets,
-                _the_most_accused_is_left_out,
+                _most_accused_member_is_left_out,
                 _members_keep_their_order,
-                _half_is_a_quorum_with_the_first,
-                _what_members_ask_for_that_are_left_out_does_not_count,
+                _half_with_the_first_member_is_a_quorum,
+                _terms_of_excluded_members_do_not_count,
             ),
             guards=(
                 Guard(
@@ -431,7 +431,7 @@ who is left out gets nothing:
                     "applicant",
                 ),
                 Guard(
-                    "accusations-of-those-left-out-count",
+                    "accusations-of-excluded-members-count",
                     "and not {by, lost} & out:",
                     "and lost not in out:",
                 ),
@@ -451,23 +451,23 @@ who is left out gets nothing:
                     ")",
                 ),
                 Guard(
-                    "what-those-ask-for-that-are-left-out-counts",
+                    "terms-of-excluded-members-count",
                     "    asking = [one for one in came if one not in out] or came\n",
                     "    asking = came\n",
                 ),
                 Guard(
-                    "nobody-has-asked-if-all-who-came-are-left-out",
+                    "excluded-applicants-set-no-terms",
                     "if one not in out] or came\n",
                     "if one not in out]\n",
                 ),
                 Guard(
-                    "who-has-left-still-votes",
+                    "departed-member-still-votes",
                     "    voters = [one for one in view.members if not proposal.has_left"
                     "(one)]\n",
                     "    voters = list(view.members)\n",
                 ),
                 Guard(
-                    "who-has-come-again-has-left",
+                    "returned-member-has-left",
                     "(applicant is None or applicant.turn <= turn)",
                     "True",
                 ),

@@ -90,7 +90,7 @@ one dial at a time:
             "may_have_crossed = False",
         ),
         Guard(
-            "what-is-open-at-both-ends-is-given-up",
+            "claims-open-at-both-ends-are-given-up",
             "if self.connection is None or is_smaller:",
             "if True:",
         ),
@@ -115,7 +115,7 @@ one dial at a time:
 # --- a dial --------------------------------------------------------------------------
 
 
-def _it_is_tried_so_often_and_no_more(build: ModuleType) -> None:
+def _dial_attempts_are_limited(build: ModuleType) -> None:
     machine = build.DialAttempts()
     events = build.DialEvent
     for number in range(build.ATTEMPTS_MAX):
@@ -172,7 +172,7 @@ it has been tried often enough:
 nothing broke that was not dialed:
     READY -BROKE-x -FREE-> DIALING -BROKE-> PAUSED
 """,
-    checks=(_it_is_tried_so_often_and_no_more,),
+    checks=(_dial_attempts_are_limited,),
     tests=(f"{_UNIT}/test_dialing.py",),
     guards=(
         Guard(
@@ -207,7 +207,7 @@ nothing broke that was not dialed:
             "        self._breaks += event is DialEvent.BROKE and event not in row\n",
         ),
         Guard(
-            "one-attempt-too-many",
+            "attempts-exceed-their-limit",
             "return self.number - self.spared >= ATTEMPTS_MAX",
             "return self.number - self.spared > ATTEMPTS_MAX",
         ),
@@ -244,7 +244,7 @@ def _feed_link(machine: Any, event: Any) -> None:
         machine.on_lost("a cable")
 
 
-def _the_first_reason_counts(build: ModuleType) -> None:
+def _first_reason_counts(build: ModuleType) -> None:
     machine = build.LinkStatus()
     machine.on_goodbye()
     assert not machine.is_lost
@@ -275,11 +275,11 @@ the peer dies:
     OPEN -LOST-> LOST -LOST-> LOST -GOODBYE-> LOST
 """,
     refusal="",
-    checks=(_the_first_reason_counts,),
+    checks=(_first_reason_counts,),
     guards=(
         Guard("the-last-reason-counts", "if not self.is_lost:", "if True:"),
         Guard(
-            "there-is-no-reason",
+            "loss-has-no-reason",
             'self.lost_because = reason or "the connection was closed"',
             "self.lost_because = reason",
         ),
@@ -344,7 +344,7 @@ what is broken breaks once:
             "        self.attempt = 0\n",
         ),
         Guard(
-            "what-has-ended-is-resumed",
+            "ended-link-is-resumed",
             "if self.state is ReconnectState.ENDED:",
             "if False:",
         ),
@@ -394,7 +394,7 @@ what is broken breaks once:
             "return True",
         ),
         Guard(
-            "who-is-busy-is-lost",
+            "busy-peer-is-lost",
             "    if ADVICE[evidence] is Advice.WAIT:\n",
             "    if False:\n",
         ),
@@ -407,7 +407,7 @@ what is broken breaks once:
 )
 
 
-def _it_is_broken_while_it_waits_for_a_transport(build: ModuleType) -> None:
+def _link_without_transport_is_broken(build: ModuleType) -> None:
     for state, path in paths_to_all(RESUME, build).items():
         is_broken = led(RESUME, build, path).is_broken
         assert is_broken == (state.name in {"BROKEN", "CLOSING_BROKEN"})
@@ -469,11 +469,11 @@ what ends is not replaced:
     ENDING -REPLACE-> ENDING -CLOSE-> ENDING
 """,
     refusal="",
-    checks=(_it_is_broken_while_it_waits_for_a_transport,),
+    checks=(_link_without_transport_is_broken,),
     tests=("tests/unit/wire/test_resume.py",),
     guards=(
         Guard(
-            "what-closes-is-not-broken",
+            "closing-link-is-not-broken",
             "_BROKEN: Final = frozenset({BROKEN, CLOSING_BROKEN})",
             "_BROKEN: Final = frozenset({BROKEN})",
         ),
@@ -483,12 +483,12 @@ what ends is not replaced:
             "",
         ),
         Guard(
-            "half-a-part-is-let-go",
+            "half-received-part-is-let-go",
             "            if end > received:\n",
             "            if start > received:\n",
         ),
         Guard(
-            "less-was-read-than-was-acknowledged",
+            "read-bytes-go-back",
             "        if received < self._acknowledged:\n",
             "        if False:\n",
         ),

@@ -12,7 +12,7 @@ from asyncrpc.runtime.membership.machine import arriving, keeping
 from tests.property.machines.spec import Guard, Machine
 
 
-def _an_arrival_is_over_in_a_group(build: ModuleType) -> None:
+def _arrival_is_over_in_a_group(build: ModuleType) -> None:
     for state in build.ArrivalState:
         machine = build.MeetingArrival()
         machine.state = state
@@ -48,7 +48,7 @@ they die while it asks them:
 the last of all has come meanwhile:
     WAITING -OFFER-> KNOCKING -ANSWERED-> CLAIMING -TOO_LATE-> WAITING -ALL_CAME-> MET
 """,
-    checks=(_an_arrival_is_over_in_a_group,),
+    checks=(_arrival_is_over_in_a_group,),
 )
 
 
@@ -78,13 +78,13 @@ def _only_a_store_of_the_run_gets_an_offer(build: ModuleType) -> None:
     assert build.judge(build.NOTHING_FOUND, "ours", 101, present).name == "ABSENT"
 
 
-def _an_offer_names_the_first_that_have_ranks(build: ModuleType) -> None:
+def _offer_names_the_first_ranked_members(build: ModuleType) -> None:
     assert build.offer_of(_members(2, -1, 1)) == _members(1, 2)
     many = _members(*range(100))
     assert build.offer_of(many) == many[: build.OFFERED_MAX]
 
 
-def _a_few_members_look_until_all_are_there(build: ModuleType) -> None:
+def _few_members_look_until_all_are_there(build: ModuleType) -> None:
     """The first of those that are left, whichever those are."""
     size = 6
     for ranks in itertools.chain.from_iterable(
@@ -151,8 +151,8 @@ its own rank has been started again elsewhere:
     refusal="",
     checks=(
         _only_a_store_of_the_run_gets_an_offer,
-        _an_offer_names_the_first_that_have_ranks,
-        _a_few_members_look_until_all_are_there,
+        _offer_names_the_first_ranked_members,
+        _few_members_look_until_all_are_there,
         _pauses_grow_until_the_next_loss,
     ),
     guards=(
@@ -167,7 +167,7 @@ its own rank has been started again elsewhere:
             "if False:",
         ),
         Guard(
-            "a-worker-is-replaced-by-nobody",
+            "worker-is-replaced-by-an-unknown-one",
             "if found.holder not in {UNKNOWN_INCARNATION, me}:",
             "if found.holder != me:",
         ),
@@ -180,7 +180,7 @@ its own rank has been started again elsewhere:
             "if event is KeepingEvent.COMPLETE:",
         ),
         Guard(
-            "they-stop-before-all-are-there",
+            "keepers-stop-before-all-are-there",
             ".issuperset(range(world_size))",
             ".issuperset(range(world_size - 1))",
         ),

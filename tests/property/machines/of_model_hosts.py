@@ -27,7 +27,7 @@ def _come_back(build: ModuleType, machine: Any, now_s: float) -> None:
     assert machine.state.name == "READY"
 
 
-def _a_loss_counts_where_there_is_something_to_lose(build: ModuleType) -> None:
+def _loss_counts_only_where_a_process_can_be_lost(build: ModuleType) -> None:
     for state, path in paths_to_all(ATTACHMENT, build).items():
         machine = led(ATTACHMENT, build, path)
         machine.lose(7.0, "it was killed")
@@ -43,7 +43,7 @@ def _a_loss_counts_where_there_is_something_to_lose(build: ModuleType) -> None:
             assert (machine.problem, machine.wakes_at_s) == ("", None)
 
 
-def _each_rest_in_a_row_is_longer_and_the_sixth_loss_trips(build: ModuleType) -> None:
+def _rests_grow_and_the_sixth_loss_trips(build: ModuleType) -> None:
     machine, now_s, rests = _ready(build), 0.0, []
     for number in range(1, 9):
         machine.lose(now_s, f"loss {number}")
@@ -59,7 +59,7 @@ def _each_rest_in_a_row_is_longer_and_the_sixth_loss_trips(build: ModuleType) ->
     assert rests == [0.1, 0.2, 0.4, 0.8, 1.6, 30.0, 30.0, 30.0]
 
 
-def _a_process_that_stays_ready_ends_the_row(build: ModuleType) -> None:
+def _long_readiness_ends_the_row_of_losses(build: ModuleType) -> None:
     for stayed_s, failures in ((59.9, 4), (60.0, 1)):
         machine = _ready(build)
         for _ in range(3):
@@ -70,7 +70,7 @@ def _a_process_that_stays_ready_ends_the_row(build: ModuleType) -> None:
         assert (machine.failures, machine.losses) == (failures, 4)
 
 
-def _readiness_counts_from_its_beginning_and_once(build: ModuleType) -> None:
+def _readiness_counts_once_from_its_beginning(build: ModuleType) -> None:
     """A loss while it starts again is no loss of a process that stayed ready."""
     machine = _ready(build)
     machine.load(50.0)  # told twice
@@ -87,13 +87,13 @@ def _readiness_counts_from_its_beginning_and_once(build: ModuleType) -> None:
     assert other.failures == 2
 
 
-def _who_does_not_rest_has_nothing_to_wait_for(build: ModuleType) -> None:
+def _seeking_attachment_has_no_rest(build: ModuleType) -> None:
     machine = build.Attachment()
     assert machine.rest(0.0) == 0.0
     assert machine.state.name == "SEEKING"
 
 
-def _the_longest_rest_is_that_of_the_tripped(build: ModuleType) -> None:
+def _tripped_rest_is_the_longest(build: ModuleType) -> None:
     assert build.REST_S * 2 ** (build.FAILURES_MAX - 1) <= build.REST_MAX_S
 
 
@@ -150,12 +150,12 @@ the web worker leaves, whatever is being done, in TRIPPED:
 """,
     refusal="",
     checks=(
-        _a_loss_counts_where_there_is_something_to_lose,
-        _each_rest_in_a_row_is_longer_and_the_sixth_loss_trips,
-        _a_process_that_stays_ready_ends_the_row,
-        _readiness_counts_from_its_beginning_and_once,
-        _who_does_not_rest_has_nothing_to_wait_for,
-        _the_longest_rest_is_that_of_the_tripped,
+        _loss_counts_only_where_a_process_can_be_lost,
+        _rests_grow_and_the_sixth_loss_trips,
+        _long_readiness_ends_the_row_of_losses,
+        _readiness_counts_once_from_its_beginning,
+        _seeking_attachment_has_no_rest,
+        _tripped_rest_is_the_longest,
     ),
     guards=(
         Guard(
@@ -184,12 +184,12 @@ the web worker leaves, whatever is being done, in TRIPPED:
             "ready_s = self._ready_s",
         ),
         Guard(
-            "readiness-counts-that-never-was",
+            "readiness-counts-before-loading",
             "if self.state is AttachmentState.LOADING:\n            self._ready_s",
             "if True:\n            self._ready_s",
         ),
         Guard(
-            "one-loss-less-trips",
+            "fewer-losses-trip",
             "is_too_often = self.failures > FAILURES_MAX",
             "is_too_often = self.failures >= FAILURES_MAX",
         ),
@@ -222,7 +222,7 @@ the web worker leaves, whatever is being done, in TRIPPED:
 LINGER_S: Final = 100.0
 
 
-def _it_waits_for_the_first_and_after_the_last(build: ModuleType) -> None:
+def _process_waits_for_its_first_and_after_its_last_worker(build: ModuleType) -> None:
     machine = build.Occupancy(LINGER_S, 7.0)
     assert machine.ends_at_s == 107.0
     machine.come()
@@ -251,7 +251,7 @@ def _it_waits_for_the_first_and_after_the_last(build: ModuleType) -> None:
     assert machine.state.name == "ENDING"
 
 
-def _the_first_have_time_to_come(build: ModuleType) -> None:
+def _first_worker_has_time_to_come(build: ModuleType) -> None:
     """Even if the process is not to wait for others: whoever started it may be dead."""
     machine = build.Occupancy(0.0, 7.0)
     assert machine.ends_at_s == 7.0 + build.FIRST_S
@@ -260,7 +260,7 @@ def _the_first_have_time_to_come(build: ModuleType) -> None:
     assert machine.ends_at_s == 20.0
 
 
-def _an_error_stays_for_a_while(build: ModuleType) -> None:
+def _error_stays_for_a_while(build: ModuleType) -> None:
     """Web workers that come and go neither shorten nor extend it."""
     for linger_s, stays_s in ((0.0, build.UNMADE_S), (LINGER_S, LINGER_S)):
         machine = build.Occupancy(linger_s, 7.0)
@@ -278,13 +278,13 @@ def _an_error_stays_for_a_while(build: ModuleType) -> None:
         assert machine.ends_at_s == 50.0 + stays_s
 
 
-def _it_takes_others_unless_it_ends(build: ModuleType) -> None:
+def _process_takes_others_unless_it_ends(build: ModuleType) -> None:
     for state, path in paths_to_all(OCCUPANCY, build).items():
         machine = led(OCCUPANCY, build, path)
         assert machine.takes_others is (state.name not in {"RETIRED", "ENDING"})
 
 
-def _a_retired_process_ends_with_its_last_web_worker(build: ModuleType) -> None:
+def _retired_process_ends_with_its_last_web_worker(build: ModuleType) -> None:
     machine = build.Occupancy(LINGER_S, 7.0)
     machine.come()
     machine.come()
@@ -334,11 +334,11 @@ an operator lets it end, in UNMADE:
 """,
     refusal="",
     checks=(
-        _it_waits_for_the_first_and_after_the_last,
-        _the_first_have_time_to_come,
-        _an_error_stays_for_a_while,
-        _it_takes_others_unless_it_ends,
-        _a_retired_process_ends_with_its_last_web_worker,
+        _process_waits_for_its_first_and_after_its_last_worker,
+        _first_worker_has_time_to_come,
+        _error_stays_for_a_while,
+        _process_takes_others_unless_it_ends,
+        _retired_process_ends_with_its_last_web_worker,
     ),
     guards=(
         Guard(
@@ -347,33 +347,33 @@ an operator lets it end, in UNMADE:
             "now_s + linger_s",
         ),
         Guard(
-            "it-does-not-wait-for-the-first-as-long-as-for-others",
+            "first-worker-has-less-time-than-others",
             "now_s + max(linger_s, FIRST_S)",
             "now_s + FIRST_S",
         ),
         Guard(
-            "it-ends-while-it-serves",
+            "serving-process-ends",
             "        if self.state is OccupancyState.SERVING:\n"
             "            self.ends_at_s = None\n",
             "",
         ),
         Guard(
-            "one-that-leaves-counts-for-all",
+            "one-leaving-worker-counts-for-all",
             "        if self.attached:\n            return\n",
             "",
         ),
         Guard(
-            "it-does-not-wait-after-the-last",
+            "process-ends-with-its-last-worker",
             "self.ends_at_s = now_s + self._linger_s",
             "self.ends_at_s = now_s",
         ),
         Guard(
-            "an-error-is-extended-by-who-leaves",
+            "leaving-worker-extends-an-error",
             "if self.state is OccupancyState.ALONE:\n            self.ends_at_s",
             "if True:\n            self.ends_at_s",
         ),
         Guard(
-            "an-error-does-not-reach-those-who-are-there",
+            "error-ends-before-waiting-workers-see-it",
             "now_s + max(self._linger_s, UNMADE_S)",
             "now_s + self._linger_s",
         ),
@@ -398,12 +398,12 @@ an operator lets it end, in UNMADE:
             "is not OccupancyState.RETIRED",
         ),
         Guard(
-            "its-time-is-up-a-moment-late",
+            "time-is-up-a-moment-late",
             "now_s >= self.ends_at_s",
             "now_s > self.ends_at_s",
         ),
         Guard(
-            "its-time-is-always-up",
+            "time-is-always-up",
             "self.ends_at_s is not None and now_s >= self.ends_at_s",
             "self.ends_at_s is not None",
         ),

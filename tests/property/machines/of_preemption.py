@@ -13,7 +13,7 @@ from tests.property.machines.walk import led, paths_to_all
 GRACE_S: Final = 100.0
 
 
-def _the_grace_is_shared_out_in_order(build: ModuleType) -> None:
+def _grace_is_shared_out_in_order(build: ModuleType) -> None:
     """No state outlasts the grace, and a later one has no earlier end."""
     ends = list(build.SHARES.values())
     assert ends == sorted(ends)
@@ -77,13 +77,13 @@ def _workers_in_lockstep_end_with_the_same_step(build: ModuleType) -> None:
             assert not machine.was_torn
 
 
-def _who_makes_no_steps_has_none_to_catch_up(build: ModuleType) -> None:
+def _worker_without_steps_has_none_to_catch_up(build: ModuleType) -> None:
     machine = _notice(build, is_lockstep=True, steps=0)
     machine.agree(0)
     assert machine.state.name == "SAVING"
 
 
-def _the_exit_code_tells_whether_all_was_saved(build: ModuleType) -> None:
+def _exit_code_tells_whether_all_was_saved(build: ModuleType) -> None:
     for unsaved, is_torn in itertools.product((0, 1), (False, True)):
         machine = _notice(build, is_lockstep=False, steps=1)
         if is_torn:
@@ -98,7 +98,7 @@ def _the_exit_code_tells_whether_all_was_saved(build: ModuleType) -> None:
         assert machine.exit_code(15) == (75 if was_saved else 143)
 
 
-def _a_step_that_ends_late_changes_nothing(build: ModuleType) -> None:
+def _late_end_of_a_step_changes_nothing(build: ModuleType) -> None:
     machine = _notice(build, is_lockstep=False, steps=1)
     machine.advance(build.PreemptionEvent.TIME_UP)
     machine.end_step()
@@ -158,12 +158,12 @@ notices are repeated:
 """,
     refusal="",
     checks=(
-        _the_grace_is_shared_out_in_order,
+        _grace_is_shared_out_in_order,
         _open_steps_may_end_and_no_other_begins,
         _workers_in_lockstep_end_with_the_same_step,
-        _who_makes_no_steps_has_none_to_catch_up,
-        _the_exit_code_tells_whether_all_was_saved,
-        _a_step_that_ends_late_changes_nothing,
+        _worker_without_steps_has_none_to_catch_up,
+        _exit_code_tells_whether_all_was_saved,
+        _late_end_of_a_step_changes_nothing,
         _steps_before_any_notice_are_only_counted,
     ),
     guards=(
@@ -173,7 +173,7 @@ notices are repeated:
             "if self.unsaved == 0:",
         ),
         Guard(
-            "what-was-not-saved-counts-as-saved",
+            "unsaved-state-counts-as-saved",
             "if self.unsaved == 0 and not self.was_torn:",
             "if not self.was_torn:",
         ),
@@ -183,7 +183,7 @@ notices are repeated:
             "return self.state is not PreemptionState.SAVING\n",
         ),
         Guard(
-            "nobody-catches-up",
+            "workers-do-not-catch-up",
             "return self._steps_left > 0\n",
             "return False\n",
         ),
@@ -198,7 +198,7 @@ notices are repeated:
             "if is_finishing and self._steps_left <= 0:",
         ),
         Guard(
-            "who-is-behind-saves-early",
+            "worker-behind-saves-early",
             "if is_finishing and not self.steps_open and self._steps_left <= 0:",
             "if is_finishing and not self.steps_open:",
         ),
@@ -213,7 +213,7 @@ notices are repeated:
             "if self._steps_left > 0:",
         ),
         Guard(
-            "who-is-behind-does-not-go-on",
+            "worker-behind-does-not-go-on",
             "if self.steps_open or self._steps_left > 0:",
             "if self.steps_open:",
         ),

@@ -66,12 +66,12 @@ it says again that it is ready, although it fails:
             "frozenset(ReplicaState) - {ReplicaState.LOST}",
         ),
         Guard(
-            "a-cold-replica-takes-nothing",
+            "cold-replica-takes-no-calls",
             "frozenset({ReplicaState.WARMING, ReplicaState.READY})",
             "frozenset({ReplicaState.READY})",
         ),
         Guard(
-            "no-change-is-reported",
+            "changes-are-not-reported",
             "        self.state = following\n        return True\n",
             "        self.state = following\n        return False\n",
         ),
@@ -108,7 +108,7 @@ def _serves(machine: Any, number: int, kept: list[int]) -> None:
     assert (machine.served, machine.kept) == (number, kept)
 
 
-def _parts_count_in_any_order_and_once(build: ModuleType) -> None:
+def _parts_count_once_in_any_order(build: ModuleType) -> None:
     for order in itertools.permutations(NAMES):
         for cut in range(1, len(order) + 1):
             machine, transfer = _begun(build)
@@ -130,7 +130,7 @@ def _unknown_tensors_are_refused(build: ModuleType) -> None:
     assert machine.missing == set(NAMES)
 
 
-def _what_belongs_to_another_transfer_does_nothing(build: ModuleType) -> None:
+def _messages_of_another_transfer_do_nothing(build: ModuleType) -> None:
     machine, transfer = _begun(build)
     for other in (build.TransferId(10, 2), build.TransferId(11, 1)):
         _refusal(RejectedError, machine.take, other, ("a",))
@@ -141,7 +141,7 @@ def _what_belongs_to_another_transfer_does_nothing(build: ModuleType) -> None:
     assert machine.missing == set(NAMES)
 
 
-def _who_is_gone_leaves_nothing(build: ModuleType) -> None:
+def _gone_publisher_leaves_no_transfer(build: ModuleType) -> None:
     for taken in range(4):
         for end in ("abandon", "lost"):
             machine, transfer = _begun(build)
@@ -175,7 +175,7 @@ def _two_publishers_do_not_mix(build: ModuleType) -> None:
     _serves(machine, 9, [3])
 
 
-def _numbers_are_not_used_twice(build: ModuleType) -> None:
+def _version_numbers_are_not_used_twice(build: ModuleType) -> None:
     machine, transfer = _begun(build)
     machine.take(transfer, NAMES)
     machine.commit(transfer)
@@ -186,7 +186,7 @@ def _numbers_are_not_used_twice(build: ModuleType) -> None:
     assert machine.transfer is None
 
 
-def _as_many_are_kept_as_are_wanted(build: ModuleType) -> None:
+def _kept_versions_are_limited(build: ModuleType) -> None:
     for most in range(3):
         machine = build.VersionHistory(0, most)
         for number in range(1, 5):
@@ -198,7 +198,7 @@ def _as_many_are_kept_as_are_wanted(build: ModuleType) -> None:
             _serves(machine, number, list(range(max(number - most, 0), number)))
 
 
-def _the_way_back_is_gone_once(build: ModuleType) -> None:
+def _rollback_works_once(build: ModuleType) -> None:
     machine, transfer = _begun(build)
     machine.take(transfer, NAMES)
     machine.commit(transfer)
@@ -211,7 +211,7 @@ def _the_way_back_is_gone_once(build: ModuleType) -> None:
     _serves(machine, 3, [])
 
 
-def _the_way_back_gives_up_what_comes(build: ModuleType) -> None:
+def _rollback_abandons_the_coming_transfer(build: ModuleType) -> None:
     machine, transfer = _begun(build)
     machine.take(transfer, NAMES)
     machine.commit(transfer)
@@ -254,19 +254,19 @@ nothing is served that is not whole:
 """,
     refusal="",
     checks=(
-        _parts_count_in_any_order_and_once,
+        _parts_count_once_in_any_order,
         _unknown_tensors_are_refused,
-        _what_belongs_to_another_transfer_does_nothing,
-        _who_is_gone_leaves_nothing,
+        _messages_of_another_transfer_do_nothing,
+        _gone_publisher_leaves_no_transfer,
         _two_publishers_do_not_mix,
-        _numbers_are_not_used_twice,
-        _as_many_are_kept_as_are_wanted,
-        _the_way_back_is_gone_once,
-        _the_way_back_gives_up_what_comes,
+        _version_numbers_are_not_used_twice,
+        _kept_versions_are_limited,
+        _rollback_works_once,
+        _rollback_abandons_the_coming_transfer,
     ),
     guards=(
         Guard(
-            "what-is-not-whole-is-served",
+            "partial-version-is-served",
             "self._check(transfer, TransferState.STAGED)",
             "self._check(transfer, self.state)",
         ),
@@ -306,22 +306,22 @@ nothing is served that is not whole:
             "len(self.kept) > self._kept_max + 1",
         ),
         Guard(
-            "the-way-back-is-gone-twice",
+            "rollback-works-twice",
             "if self.served != from_version:",
             "if False:",
         ),
         Guard(
-            "any-loss-ends-a-transfer",
+            "loss-of-any-publisher-ends-a-transfer",
             "if self.transfer is None or self.transfer.publisher != publisher:",
             "if self.transfer is None:",
         ),
         Guard(
-            "what-was-given-up-is-still-awaited",
+            "abandoned-tensors-are-still-awaited",
             "            self.missing.clear()\n",
             "",
         ),
         Guard(
-            "the-way-back-leaves-what-comes",
+            "rollback-keeps-the-coming-transfer",
             "        self.advance(TransferEvent.ROLLED_BACK)\n",
             "",
         ),

@@ -84,7 +84,7 @@ who waits comes to no other round:
     tests=("tests/unit/runtime/rounds/machine/test_series.py",),
     guards=(
         Guard(
-            "who-has-reported-does-not-wait",
+            "reported-member-does-not-wait",
             "return self.state is GATHERING or self.state is REPORTED",
             "return self.state is GATHERING",
         ),
@@ -103,7 +103,7 @@ who waits comes to no other round:
             "if False:\n                self.fail(failure)",
         ),
         Guard(
-            "a-failure-is-not-kept-for-those-who-come-late",
+            "failure-is-not-kept-for-late-members",
             "            self._record(self.number, failure, None)\n\n"
             "    def fail_ahead",
             "\n    def fail_ahead",

@@ -71,7 +71,7 @@ it ends once:
             "    ActionKind.BACKWARD: ChunkState.HELD,\n",
         ),
         Guard(
-            "nothing-is-ever-let-go",
+            "stage-never-lets-go",
             "            self.held -= 1\n",
             "            self.held -= 0\n",
         ),

@@ -11,7 +11,7 @@ from tests.property.machines.spec import Guard, Machine
 from tests.property.machines.walk import led, paths_to_all
 
 
-def _is_usable_while_functions_may_run(build: ModuleType) -> None:
+def _worker_is_usable_while_functions_may_run(build: ModuleType) -> None:
     for state, path in paths_to_all(WORKER, build).items():
         machine = led(WORKER, build, path)
         may_call = state.name in {"STARTING", "RUNNING", "DRAINING"}
@@ -81,7 +81,7 @@ its process forks later:
         for state in lifecycle.WorkerState
         if state is not lifecycle.WorkerState.NEW
     },
-    checks=(_is_usable_while_functions_may_run,),
+    checks=(_worker_is_usable_while_functions_may_run,),
     guards=(
         Guard(
             "a-second-start-is-no-mistake-of-the-program",
@@ -89,7 +89,7 @@ its process forks later:
             "if False:",
         ),
         Guard(
-            "what-cannot-happen-changes-something",
+            "impossible-event-changes-the-worker",
             "        following = TRANSITIONS[self.state].get(event)\n",
             "        following = TRANSITIONS[self.state].get(event)\n"
             "        self.is_usable = False\n",
