@@ -51,7 +51,7 @@ _ELSEWHERE: Final = (
 )
 
 
-def while_held(world: World) -> list[str]:
+def problems_while_held(world: World) -> list[str]:
     """What is held is there: I1, at a moment when nothing is under way."""
     problems = []
     for name, worker in world.lives.items():
@@ -65,7 +65,7 @@ def while_held(world: World) -> list[str]:
     return problems
 
 
-def when_all_is_dropped(world: World) -> list[str]:
+def problems_after_drop(world: World) -> list[str]:
     """Nothing is left of what was shared, nor of those who died: I2 and I3."""
     alive = world.values.alive()
     problems = [f"I2: values {alive} are held by nobody and not freed"] if alive else []
@@ -91,7 +91,7 @@ def when_all_is_dropped(world: World) -> list[str]:
     return problems
 
 
-def when_all_have_ended() -> list[str]:
+def problems_after_end() -> list[str]:
     """No task is left but the one that asks."""
     left = [
         describe_task(task)

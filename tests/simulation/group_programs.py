@@ -84,7 +84,7 @@ class Op:
             low, high = 1, 2
         return torch.randint(low, high + 1, (size,), generator=draw).to(self.dtype)
 
-    def given(self, rank: int) -> Tensors:
+    def inputs(self, rank: int) -> Tensors:
         """Make what a rank gives, one tensor for each rank."""
         return [self.tensor(rank, part) for part in range(len(self.sizes))]
 
@@ -178,12 +178,12 @@ async def perform(group: Group, op: Op) -> Tensors:
         case "points":
             result = await pass_on(group, op)
         case "scatter":
-            source = op.given(rank) if rank == op.root else None
+            source = op.inputs(rank) if rank == op.root else None
             result = await group.scatter(source, op.root)
         case "all_to_all":
-            result = await group.all_to_all(op.given(rank))
+            result = await group.all_to_all(op.inputs(rank))
         case "reduce_scatter":
-            result = await group.reduce_scatter(op.given(rank), op.how)
+            result = await group.reduce_scatter(op.inputs(rank), op.how)
         case _:
             args: list[Any] = [] if op.kind == "barrier" else [op.tensor(rank)]
             args += [op.root] * (op.kind in WITH_ROOT)

@@ -400,9 +400,9 @@ class Run:
         self.groups.clear()
         gc.collect()
         await world.settle(SETTLE_S)
-        world.problems += checks.when_all_is_dropped(world) + self._left()
+        world.problems += checks.problems_after_drop(world) + self._left()
         await world.end()
-        world.problems += checks.when_all_have_ended()
+        world.problems += checks.problems_after_end()
 
     async def _all(
         self, action: Callable[[Participant, Lane], Coroutine[Any, Any, None]]

@@ -73,7 +73,7 @@ class Value:
     def __init__(self, call: int, number: int) -> None:
         me = here()
         me.enter(call)
-        me.world.values.made(number, self, me)
+        me.world.values.add(number, self, me)
         self.number = number
 
     def get(self, call: int) -> int:

@@ -97,13 +97,13 @@ async def call_all(callers: list[Worker], rng: random.Random) -> int:
     return sum(await asyncio.gather(*(call(*pair) for pair in pairs)))
 
 
-async def everybody_calls(network: Network) -> None:
+async def guests_call(network: Network) -> None:
     async with world(network) as (inside, guests):
         callers = [*inside, *guests.values()]
         assert await call_all(callers, network.rng) == 7 * 6
 
 
-async def some_leave_and_some_die(network: Network) -> None:
+async def guests_leave_and_die(network: Network) -> None:
     rng = network.rng
     async with world(network) as (inside, guests):
         changes: dict[str, dict[str, str]] = {guest.name: {} for guest in inside}
@@ -134,7 +134,7 @@ async def some_leave_and_some_die(network: Network) -> None:
             task.cancel()
 
 
-async def the_gateway_dies(network: Network) -> None:
+async def gateway_dies(network: Network) -> None:
     rng = network.rng
     async with world(network) as (inside, guests):
         gateway, *others = inside
@@ -155,9 +155,7 @@ async def the_gateway_dies(network: Network) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(
-    "scenario", [everybody_calls, some_leave_and_some_die, the_gateway_dies]
-)
+@pytest.mark.parametrize("scenario", [guests_call, guests_leave_and_die, gateway_dies])
 def test_guests_keep_their_invariants_for_every_seed(
     scenario: object, seed: int
 ) -> None:

@@ -119,7 +119,7 @@ def test_rendezvous_of_thousands_takes_three_connections_each(size: int) -> None
     play(scenario, 1)
 
 
-async def one_of_many_is_late(network: Network) -> None:
+async def late_member_of_many(network: Network) -> None:
     """Everyone learns who it is, wherever it sits, and by what is known of it."""
     size = 60
     workers = neighbours(network, size)
@@ -148,7 +148,7 @@ async def one_of_many_is_late(network: Network) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_late_member_among_many_is_named(seed: int) -> None:
-    play(one_of_many_is_late, seed)
+    play(late_member_of_many, seed)
 
 
 # --- faults --------------------------------------------------------------------------
@@ -256,7 +256,7 @@ async def all_live(network: Network) -> None:
         assert set(passed) == {ROUNDS}
 
 
-async def some_give_up(network: Network) -> None:
+async def members_give_up(network: Network) -> None:
     """What fails does so for all; afterwards everything works again."""
     count = network.rng.randrange(2, 9)
     async with Cluster(count, network=network, options=OPTIONS) as workers:
@@ -268,7 +268,7 @@ async def some_give_up(network: Network) -> None:
         assert course.problems == []
 
 
-async def one_dies(network: Network) -> None:
+async def member_dies(network: Network) -> None:
     """All who live learn of it, whatever they were about; none of them waits."""
     count = network.rng.randrange(2, 9)
     async with Cluster(count, network=network, options=OPTIONS) as workers:
@@ -293,7 +293,7 @@ async def one_dies(network: Network) -> None:
         assert min(passed) < ROUNDS
 
 
-async def one_starts_anew(network: Network) -> None:
+async def member_restarts(network: Network) -> None:
     """The new life is in step with the others, who had met before.
 
     They may find only now that the former one is gone, and have to try again.
@@ -337,7 +337,7 @@ async def one_starts_anew(network: Network) -> None:
         assert course.problems == []
 
 
-SCENARIOS = [all_live, some_give_up, one_dies, one_starts_anew]
+SCENARIOS = [all_live, members_give_up, member_dies, member_restarts]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -349,5 +349,5 @@ def test_rounds_keep_their_invariants_for_every_seed(
 
 
 def test_seed_gives_the_same_run_again() -> None:
-    digests = [play(some_give_up, seed).digest for seed in (3, 3, 4)]
+    digests = [play(members_give_up, seed).digest for seed in (3, 3, 4)]
     assert digests[0] == digests[1] != digests[2]

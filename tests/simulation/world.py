@@ -90,7 +90,7 @@ class Values:
         self.count += 1
         return self.count
 
-    def made(self, number: int, value: Value, owner: Participant) -> None:
+    def add(self, number: int, value: Value, owner: Participant) -> None:
         """Enter a value."""
         self._alive[number] = value
         self._owners[number] = owner.incarnation
