@@ -135,11 +135,11 @@ def test_sides_take_turns_to_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script([[("send_1", [[1.0], ""])] for _ in range(2 * 3)])
     modules: list[str] = []
 
-    def heard(module: str, arguments: list[str], **rest: object) -> Any:
+    def recording(module: str, arguments: list[str], **rest: object) -> Any:
         modules.append(module.rpartition(".")[2])
         return script(module, arguments, **rest)
 
-    monkeypatch.setattr(comparing, "reports", heard)
+    monkeypatch.setattr(comparing, "reports", recording)
     Comparison(["send_1"], seconds=0.1, sides=["torch", "pyzmq", "ray"]).run(2)
     assert modules == [
         *("torch_side", "pyzmq_side", "ray_side"),

@@ -23,7 +23,7 @@ GIB = 1 << 30
 Tree = dict[str, str]
 
 
-def made(root: Path, tree: Tree) -> Path:
+def write_tree(root: Path, tree: Tree) -> Path:
     """Write files below a directory; return it."""
     for name, text in tree.items():
         path = root / name
@@ -74,7 +74,7 @@ V1: Tree = {
 
 @pytest.mark.parametrize("tree", [V1, V2], ids=["version 1", "version 2"])
 def test_cgroup_limits_of_both_versions_are_read(tmp_path: Path, tree: Tree) -> None:
-    assert read_cgroups(made(tmp_path, tree)) == V2_FACTS
+    assert read_cgroups(write_tree(tmp_path, tree)) == V2_FACTS
 
 
 def test_lower_limit_of_an_outer_cgroup_counts(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_lower_limit_of_an_outer_cgroup_counts(tmp_path: Path) -> None:
         "sys/fs/cgroup/system.slice/memory.current": "7\n",
         "sys/fs/cgroup/system.slice/cpu.max": "100000 200000\n",
     }
-    facts = read_cgroups(made(tmp_path, {**V2, **around}))
+    facts = read_cgroups(write_tree(tmp_path, {**V2, **around}))
     assert facts == CgroupFacts(GIB, 7, 2, 0.5)
 
 
@@ -96,7 +96,7 @@ def test_container_sees_the_end_of_its_host_path(tmp_path: Path) -> None:
         "proc/self/cgroup": "3:memory:/docker/7\n",
         "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{GIB}\n",
     }
-    assert read_cgroups(made(tmp_path, tree)) == CgroupFacts(GIB)
+    assert read_cgroups(write_tree(tmp_path, tree)) == CgroupFacts(GIB)
 
 
 @pytest.mark.parametrize("path", ["/../other", "/gone/by/now", "/"])
@@ -107,7 +107,7 @@ def test_path_outside_the_mount_stands_for_the_mount(tmp_path: Path, path: str) 
         "sys/fs/cgroup/memory.max": f"{GIB}\n",
         "sys/fs/other/memory.max": "1\n",
     }
-    assert read_cgroups(made(tmp_path, tree)).memory_limit == GIB
+    assert read_cgroups(write_tree(tmp_path, tree)).memory_limit == GIB
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_path_outside_the_mount_stands_for_the_mount(tmp_path: Path, path: str) 
     ],
 )
 def test_missing_cgroup_means_no_limit(tmp_path: Path, changed: Tree) -> None:
-    assert read_cgroups(made(tmp_path, {**V2, **changed})) == CgroupFacts()
+    assert read_cgroups(write_tree(tmp_path, {**V2, **changed})) == CgroupFacts()
 
 
 def test_odd_cgroup_content_means_no_limit(tmp_path: Path) -> None:
@@ -130,9 +130,9 @@ def test_odd_cgroup_content_means_no_limit(tmp_path: Path) -> None:
         f"{folder}/memory.events": "oom_kill\nx y\n",
         f"{folder}/cpu.max": "max 100000\n",
     }
-    assert read_cgroups(made(tmp_path, {**V2, **odd})) == CgroupFacts()
+    assert read_cgroups(write_tree(tmp_path, {**V2, **odd})) == CgroupFacts()
     odd = {f"{folder}/cpu.max": "1000 0\n", f"{folder}/memory.max": "0\n"}
-    assert read_cgroups(made(tmp_path, {**V2, **odd})).quota_cores is None
+    assert read_cgroups(write_tree(tmp_path, {**V2, **odd})).quota_cores is None
 
 
 def test_facts_are_empty_without_proc(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_facts_are_empty_without_proc(tmp_path: Path) -> None:
 def test_kernel_files_are_read(tmp_path: Path) -> None:
     huge = "sys/kernel/mm/transparent_hugepage"
     clocks = "sys/devices/system/clocksource/clocksource0"
-    made(
+    write_tree(
         tmp_path,
         {
             f"{huge}/enabled": "always [madvise] never\n",

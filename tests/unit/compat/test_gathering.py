@@ -30,7 +30,7 @@ HERE: Any = Here()
 WISH = [list(Settings()), ""]
 
 
-def taken(
+def gathered_ranges(
     monkeypatch: pytest.MonkeyPatch, gatherer: Gatherer, *ranges: Range
 ) -> list[Range]:
     """Return the ranges of a call from 1000 us to 2000 us."""
@@ -44,7 +44,7 @@ def test_ranges_within_the_call_keep_their_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     inner = Range("inner", 1100.0, 1900.0, thread=1, rank=4)
-    (moved,) = taken(monkeypatch, Gatherer(Settings()), inner)
+    (moved,) = gathered_ranges(monkeypatch, Gatherer(Settings()), inner)
     assert moved == inner._replace(name="call#remote_op: inner")
 
 
@@ -54,7 +54,7 @@ def test_ranges_of_another_clock_are_moved_into_the_call(
 ) -> None:
     outer = Range("outer", 1100.0 + off_us, 1700.0 + off_us, thread=1, rank=4)
     inner = outer._replace(name="inner", start_us=1200.0 + off_us)
-    moved = taken(monkeypatch, Gatherer(Settings()), outer, inner)
+    moved = gathered_ranges(monkeypatch, Gatherer(Settings()), outer, inner)
     assert [(span.start_us, span.end_us) for span in moved] == [
         (1200.0, 1800.0),
         (1300.0, 1800.0),
@@ -66,7 +66,7 @@ def test_ended_gatherer_takes_no_more_ranges(monkeypatch: pytest.MonkeyPatch) ->
     gatherer.begin()
     gatherer.end()
     assert gathering.gatherer_here() is None
-    assert taken(monkeypatch, gatherer, Range("late", 1.0, 2.0, 1, 1)) == []
+    assert gathered_ranges(monkeypatch, gatherer, Range("late", 1.0, 2.0, 1, 1)) == []
 
 
 def test_calls_made_by_a_function_are_among_its_ranges(
@@ -76,7 +76,7 @@ def test_calls_made_by_a_function_are_among_its_ranges(
     session = Session(Settings(), rank=3)
     with session:
         pass
-    taken(monkeypatch, session)
+    gathered_ranges(monkeypatch, session)
     (span,) = session.closed()
     assert span[:3] == ("call", 1000.0, 2000.0)
     assert span.thread > 0

@@ -191,7 +191,7 @@ WITHOUT: Mapping[str, tuple[Mapping[str, str], str, Any]] = {
         "world_size is missing.*set WORLD_SIZE to its completions",
         Field.WORLD_SIZE,
     ),
-    "nothing": ({}, "rank is missing: pass rank=..., or set RANK", Field.RANK),
+    "no rank": ({}, "rank is missing: pass rank=..., or set RANK", Field.RANK),
     "several hosts": (
         {**captured.OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "8"},
         "env:// needs MASTER_ADDR .*-x MASTER_ADDR",
@@ -202,7 +202,7 @@ WITHOUT: Mapping[str, tuple[Mapping[str, str], str, Any]] = {
         "env:// needs MASTER_ADDR and MASTER_PORT .*-genv MASTER_ADDR",
         None,
     ),
-    "nothing at all": ({}, "env:// needs MASTER_ADDR and MASTER_PORT .*srun", None),
+    "no address": ({}, "env:// needs MASTER_ADDR and MASTER_PORT .*srun", None),
 }
 
 

@@ -36,7 +36,7 @@ def call(
     recorder.calls.record(fields)
 
 
-def found(
+def series_of(
     figures: WorkerFigures, metric: MetricDefinition
 ) -> dict[tuple[str, ...], SeriesSnapshot]:
     return {series.values: series for series in figures.snapshot()[metric]}
@@ -45,7 +45,7 @@ def found(
 def counts(
     figures: WorkerFigures, metric: MetricDefinition
 ) -> dict[tuple[str, ...], int]:
-    series = found(figures, metric).items()
+    series = series_of(figures, metric).items()
     return {values: total.counts[-1] for values, total in series}
 
 
@@ -60,7 +60,7 @@ def test_calls_count_by_method_and_outcome() -> None:
         ("f", "RemoteError"): 1,
         ("g", "cancelled"): 1,
     }
-    durations = found(figures, d.CLIENT_DURATION)["f", ""]
+    durations = series_of(figures, d.CLIENT_DURATION)["f", ""]
     assert abs(durations.total - 0.3004) < 1e-9
     below_half_a_millisecond = d.CLIENT_DURATION.bounds.index(0.0005)
     assert durations.counts[below_half_a_millisecond] == 1
@@ -70,17 +70,17 @@ def test_sizes_count_calls_with_buffers_only() -> None:
     recorder, figures = listening()
     call(recorder, bytes_sent=0)
     call(recorder, bytes_sent=2000)
-    sizes = found(figures, d.REQUEST_SIZE)["f",]
+    sizes = series_of(figures, d.REQUEST_SIZE)["f",]
     assert (sizes.counts[0], sizes.counts[1], sizes.counts[-1]) == (0, 1, 1)
     assert sizes.total == 2000
-    assert found(figures, d.RESPONSE_SIZE) == {}
+    assert series_of(figures, d.RESPONSE_SIZE) == {}
 
 
 def test_queue_duration_is_the_time_before_the_function_began() -> None:
     recorder, figures = listening()
     recorder.served.record((13.0, 10.0, 12.0, B, "f", 1, OK))
-    assert found(figures, d.QUEUE_DURATION)["f",].total == 2.0
-    assert found(figures, d.SERVER_DURATION)["f", ""].total == 3.0
+    assert series_of(figures, d.QUEUE_DURATION)["f",].total == 2.0
+    assert series_of(figures, d.SERVER_DURATION)["f", ""].total == 3.0
 
 
 def test_peers_have_labels_on_request_up_to_the_limit() -> None:
@@ -97,7 +97,7 @@ def test_peers_have_labels_on_request_up_to_the_limit() -> None:
 def test_peers_have_no_labels_by_default() -> None:
     recorder, figures = listening()
     call(recorder)
-    assert found(figures, d.PEER_DURATION) == {}
+    assert series_of(figures, d.PEER_DURATION) == {}
 
 
 def test_number_of_series_is_bounded_for_ten_thousand_methods() -> None:
@@ -125,10 +125,10 @@ def test_streams_count_their_time_and_items() -> None:
     recorder, figures = listening()
     recorder.received.record((12.0, 10.0, B, "s", 1, OK, 7, "t"))
     recorder.sent.record((13.0, 10.0, B, "s", 1, "cancelled", 3))
-    assert found(figures, d.CLIENT_STREAM_DURATION)["s", ""].total == 2.0
-    assert found(figures, d.CLIENT_STREAM_ITEMS)["s",].total == 7
-    assert found(figures, d.SERVER_STREAM_DURATION)["s", "cancelled"].total == 3.0
-    assert found(figures, d.SERVER_STREAM_ITEMS)["s",].total == 3
+    assert series_of(figures, d.CLIENT_STREAM_DURATION)["s", ""].total == 2.0
+    assert series_of(figures, d.CLIENT_STREAM_ITEMS)["s",].total == 7
+    assert series_of(figures, d.SERVER_STREAM_DURATION)["s", "cancelled"].total == 3.0
+    assert series_of(figures, d.SERVER_STREAM_ITEMS)["s",].total == 3
 
 
 def test_training_events_count_by_kind_and_outcome() -> None:
@@ -147,8 +147,8 @@ def test_training_events_count_by_kind_and_outcome() -> None:
     assert counts(figures, d.PASS_DURATION) == {("committed",): 1, ("dropped",): 1}
     assert counts(figures, d.STEP_DURATION) == {("SGD", "skipped"): 1}
     assert counts(figures, d.COLLECTIVE_DURATION) == {("all_reduce", OK): 1}
-    assert found(figures, d.BUCKET_DURATION)[()].total == 0.5
-    assert found(figures, d.BUCKET_BYTES)[()].total == 4096
+    assert series_of(figures, d.BUCKET_DURATION)[()].total == 0.5
+    assert series_of(figures, d.BUCKET_BYTES)[()].total == 4096
 
 
 def test_changes_count_by_their_subject() -> None:
@@ -160,10 +160,10 @@ def test_changes_count_by_their_subject() -> None:
     recorder.membership.record((1.0, B, "joined"))
     recorder.memory.record((1.0, "slab", "taken", 10))
     recorder.memory.record((1.0, "peer's slab", "returned", 10))
-    assert set(found(figures, d.REFERENCES_CHANGED)) == {("made",), ("freed",)}
-    assert found(figures, d.LINKS_CHANGED)["opened",].total == 1
-    assert found(figures, d.MEMBERS_CHANGED)["joined",].total == 1
-    changed = found(figures, d.SHARED_MEMORY_CHANGED)
+    assert set(series_of(figures, d.REFERENCES_CHANGED)) == {("made",), ("freed",)}
+    assert series_of(figures, d.LINKS_CHANGED)["opened",].total == 1
+    assert series_of(figures, d.MEMBERS_CHANGED)["joined",].total == 1
+    changed = series_of(figures, d.SHARED_MEMORY_CHANGED)
     assert set(changed) == {("own", "taken"), ("peers", "returned")}
 
 

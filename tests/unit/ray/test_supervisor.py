@@ -244,7 +244,7 @@ def test_restart_pause_doubles_up_to_a_limit() -> None:
     [
         pytest.param(lambda _: WorkerReady(0, 7, 0.0), id="a life that never began"),
         pytest.param(lambda _: GangBegun(0.0), id="a second beginning"),
-        pytest.param(lambda _: TimePassed(1e9), id="a time that nobody waits for"),
+        pytest.param(lambda _: TimePassed(1e9), id="unexpected end of a rest"),
     ],
 )
 def test_impossible_event_changes_nothing(

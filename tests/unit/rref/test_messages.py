@@ -21,7 +21,7 @@ def world() -> World:
     return World(workers=3)
 
 
-def made(world: World) -> tuple[Node, Node, Node, RRefId]:
+def confirmed_reference(world: World) -> tuple[Node, Node, Node, RRefId]:
     """Return creator, owner, third worker and a confirmed RRef; nothing is counted."""
     creator, owner, third = world.alive.values()
     rref_id = world.remote(creator, owner.id, is_large=False)
@@ -37,7 +37,7 @@ def cost(world: World) -> Counter[str]:
 
 
 def test_unkept_borrow_costs_a_token_on_the_response(world: World) -> None:
-    creator, _, third, rref_id = made(world)
+    creator, _, third, rref_id = confirmed_reference(world)
     world.share(creator, third.id, rref_id)
     world.deliver((creator.id, third.id))
     world.drop(third, rref_id)
@@ -45,7 +45,7 @@ def test_unkept_borrow_costs_a_token_on_the_response(world: World) -> None:
 
 
 def test_kept_borrow_costs_three_messages(world: World) -> None:
-    creator, _, third, rref_id = made(world)
+    creator, _, third, rref_id = confirmed_reference(world)
     world.share(creator, third.id, rref_id)
     kept = cost(world)
     assert kept == {"register": 1, "registered": 1, "returned": 1}
@@ -66,7 +66,7 @@ def test_borrow_kept_before_birth_costs_four_messages(world: World) -> None:
 
 
 def test_second_share_costs_a_token(world: World) -> None:
-    creator, _, third, rref_id = made(world)
+    creator, _, third, rref_id = confirmed_reference(world)
     world.share(creator, third.id, rref_id)
     world.settle_down()
     world.counted.clear()
@@ -75,19 +75,19 @@ def test_second_share_costs_a_token(world: World) -> None:
 
 
 def test_share_with_the_owner_costs_a_token_on_the_response(world: World) -> None:
-    creator, owner, _, rref_id = made(world)
+    creator, owner, _, rref_id = confirmed_reference(world)
     world.share(creator, owner.id, rref_id)
     assert cost(world) == {"returned": 1}
 
 
 def test_reference_handed_out_by_its_owner_costs_nothing(world: World) -> None:
-    _, owner, third, _ = made(world)
+    _, owner, third, _ = confirmed_reference(world)
     world.share(owner, third.id, world.own(owner))
     assert cost(world) == {}
 
 
 def test_many_forks_return_in_one_message(world: World) -> None:
-    _, owner, third, _ = made(world)
+    _, owner, third, _ = confirmed_reference(world)
     rref_id = world.own(owner)
     for _ in range(5):
         world.share(owner, third.id, rref_id)

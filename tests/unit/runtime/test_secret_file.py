@@ -15,7 +15,7 @@ from asyncrpc.runtime.secret_file import SECRET_BYTES_MAX, problem_of, read_secr
 ME, ROOT, OTHER = 1000, 0, 1001
 
 
-def found(mode: int, owner: int = ME, kind: int = stat.S_IFREG) -> os.stat_result:
+def file_status(mode: int, owner: int = ME, kind: int = stat.S_IFREG) -> os.stat_result:
     return os.stat_result((kind | mode, 0, 0, 1, owner, 1000, 6, 0, 0, 0))
 
 
@@ -32,14 +32,14 @@ def found(mode: int, owner: int = ME, kind: int = stat.S_IFREG) -> os.stat_resul
     ],
 )
 def test_private_file_is_accepted(mode: int, owner: int) -> None:
-    assert problem_of(found(mode, owner), ME) is None
+    assert problem_of(file_status(mode, owner), ME) is None
 
 
 @pytest.mark.parametrize("owner", [ME, ROOT])
 @pytest.mark.parametrize("others", [0o004, 0o002, 0o001, 0o007])
 @pytest.mark.parametrize("mode", [0o600, 0o400, 0o440])
 def test_file_open_to_everybody_is_refused(mode: int, others: int, owner: int) -> None:
-    problem = problem_of(found(mode | others, owner), ME)
+    problem = problem_of(file_status(mode | others, owner), ME)
     assert problem is not None
     assert f"mode {mode | others:04o}" in problem
     assert "chmod 600" in problem
@@ -48,25 +48,25 @@ def test_file_open_to_everybody_is_refused(mode: int, others: int, owner: int) -
 
 @pytest.mark.parametrize("mode", [0o640, 0o440, 0o660])
 def test_group_access_to_a_file_of_the_user_is_refused(mode: int) -> None:
-    problem = problem_of(found(mode), ME)
+    problem = problem_of(file_status(mode), ME)
     assert problem is not None
     assert "chmod 600" in problem
 
 
 def test_root_file_writable_by_a_group_is_refused() -> None:
-    assert problem_of(found(0o660, ROOT), ME) is not None
+    assert problem_of(file_status(0o660, ROOT), ME) is not None
 
 
 def test_file_of_another_user_is_refused() -> None:
-    problem = problem_of(found(0o600, OTHER), ME)
+    problem = problem_of(file_status(0o600, OTHER), ME)
     assert problem is not None
     assert "user 1001" in problem
-    assert problem_of(found(0o600, OTHER), ROOT) is not None
+    assert problem_of(file_status(0o600, OTHER), ROOT) is not None
 
 
 @pytest.mark.parametrize("kind", [stat.S_IFIFO, stat.S_IFDIR, stat.S_IFCHR])
 def test_regular_file_alone_is_read(kind: int) -> None:
-    assert problem_of(found(0o600, kind=kind), ME) == "must be a regular file"
+    assert problem_of(file_status(0o600, kind=kind), ME) == "must be a regular file"
 
 
 # --- real files -----------------------------------------------------------------------

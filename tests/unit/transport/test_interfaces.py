@@ -56,7 +56,7 @@ def test_unknown_interface_is_an_error_that_lists_the_known() -> None:
         host_addresses("eth77")
 
 
-def made(interface: str, address: str) -> HostAddress:
+def address_of(interface: str, address: str) -> HostAddress:
     return HostAddress(ipaddress.ip_address(address), interface)
 
 
@@ -64,11 +64,11 @@ def made(interface: str, address: str) -> HostAddress:
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host with two networks, containers, and no default route."""
     fake_interfaces = [
-        made("lo", "127.0.0.1"),
-        made("docker0", "172.17.0.1"),
-        made("eth0", "169.254.3.4"),
-        made("eth1", "192.168.1.5"),
-        made("ib0", "10.20.0.7"),
+        address_of("lo", "127.0.0.1"),
+        address_of("docker0", "172.17.0.1"),
+        address_of("eth0", "169.254.3.4"),
+        address_of("eth1", "192.168.1.5"),
+        address_of("ib0", "10.20.0.7"),
     ]
     monkeypatch.setattr(interfaces, "_usable", lambda: iter(fake_interfaces))
     monkeypatch.setattr(interfaces, "_default_sources", lambda: iter(()))

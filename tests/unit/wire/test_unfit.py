@@ -50,7 +50,7 @@ def frugal(sink: Recorder) -> FrameReader:
     return reader
 
 
-def told(nbytes: int, kind: int = REQUEST) -> Message:
+def stand_in(nbytes: int, kind: int = REQUEST) -> Message:
     """Return what stands for a message of call 1 whose head is `head`."""
     problem = (
         f"this worker has no memory for a message of {nbytes} bytes: {MORE_MEMORY}"
@@ -153,7 +153,7 @@ class TestPayloads:
         reader = frugal(sink)
         steps = (max(step, nbytes // 500) for step in at_most)
         feed(reader, PING + deferred(nbytes) + PING, at_most=tuple(steps))
-        assert sink.messages == [PINGED, told(nbytes), PINGED]
+        assert sink.messages == [PINGED, stand_in(nbytes), PINGED]
         assert not len(reader.arrivals)
 
     def test_unfit_inline_payload_is_discarded(self) -> None:
@@ -162,7 +162,7 @@ class TestPayloads:
             REQUEST, 1, aux=7, head=b"head", lengths=(11,), payload_bytes=11
         )
         feed(frugal(sink), inline + bytes(11) + PING)
-        assert sink.messages == [told(11), PINGED]
+        assert sink.messages == [stand_in(11), PINGED]
 
     def test_unfit_payload_over_lanes_is_discarded(self) -> None:
         sink = Recorder(allocated_max=10)
@@ -171,7 +171,7 @@ class TestPayloads:
         payload = memoryview(bytes(25))
         message = OutgoingMessage(REQUEST, 1, aux=7, head=b"head", buffers=[payload])
         feed(reader, chunks.add(message, over_lanes=True)[1])
-        assert sink.messages == [told(25)]
+        assert sink.messages == [stand_in(25)]
         lane = LaneReader(reader.arrivals)
         while chunks:
             feed(lane, b"".join(chunks.next_chunk()))
@@ -185,7 +185,7 @@ class TestPayloads:
         whole = deferred(20, size=SMALL)
         cut = whole[: -(SMALL + HEADER_BYTES)]
         feed(reader, cut + prefix(FrameKind.DROP, 1, aux=10) + PING)
-        assert sink.messages == [told(20), PINGED]
+        assert sink.messages == [stand_in(20), PINGED]
         assert not len(reader.arrivals)
 
     def test_unfit_payload_may_be_moved(self) -> None:
@@ -214,7 +214,7 @@ class TestControlParts:
         sink = Recorder()
         stream = prefix(REQUEST, 1, aux=7, head=b"head", control=LONG)
         feed(frugal(sink), PING + stream + PING + stream + PING, at_most=at_most)
-        expected = told(len(LONG))
+        expected = stand_in(len(LONG))
         assert sink.messages == [PINGED, expected, PINGED, expected, PINGED]
 
     @pytest.mark.parametrize("first", [39, 40, 41, 44, 45])
@@ -233,7 +233,7 @@ class TestControlParts:
         begun: list[Any] = []
         reader.on_request = lambda *request: begun.append(request)
         feed(reader, deferred(1001, control=LONG) + PING)
-        expected = told(len(LONG) + 1001)
+        expected = stand_in(len(LONG) + 1001)
         assert sink.messages == [expected, PINGED]
         assert sink.allocated == []
         assert begun == [(1, b"", len(LONG), (1001,))]
@@ -245,7 +245,7 @@ class TestControlParts:
             REQUEST, 1, aux=7, head=b"head", control=LONG, lengths=(3,), payload_bytes=3
         )
         feed(frugal(sink), stream + b"abc" + PING)
-        assert sink.messages == [told(len(LONG) + 3), PINGED]
+        assert sink.messages == [stand_in(len(LONG) + 3), PINGED]
 
     def test_unfit_message_that_holds_shared_memory_ends_the_connection(self) -> None:
         """What the message names in it could never be given back."""

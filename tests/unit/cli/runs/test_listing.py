@@ -57,7 +57,7 @@ def identity(rank: int = 0) -> WorkerIdentity:
     return WorkerIdentity(f"worker{rank}", rank, 2, is_strict=False)
 
 
-def told(entry: RunEntry, who: WorkerIdentity, *addresses: str) -> RunNoteFile:
+def write_note(entry: RunEntry, who: WorkerIdentity, *addresses: str) -> RunNoteFile:
     file = RunNoteFile(who, entry.path)
     file.write(addresses)
     return file
@@ -77,7 +77,7 @@ def test_run_is_listed_until_it_is_removed(place: RunPlace, entry: RunEntry) -> 
 
 
 def test_run_files_are_private_to_the_user(place: RunPlace, entry: RunEntry) -> None:
-    told(entry, identity(), "tcp://127.0.0.1:1")
+    write_note(entry, identity(), "tcp://127.0.0.1:1")
     for path in (entry.path, *entry.path.rglob("*")):
         assert path.stat().st_mode & 0o077 == 0, path
 
@@ -93,7 +93,7 @@ def test_run_with_a_secret_file_refers_to_it(place: RunPlace) -> None:
 def test_workers_are_listed_by_rank_until_they_end(
     place: RunPlace, entry: RunEntry
 ) -> None:
-    files = [told(entry, identity(rank), f"uds:///{rank}") for rank in (1, 0)]
+    files = [write_note(entry, identity(rank), f"uds:///{rank}") for rank in (1, 0)]
     assert [note.addresses for note in the_run(place).notes] == [
         ("uds:///0",),
         ("uds:///1",),
@@ -103,7 +103,7 @@ def test_workers_are_listed_by_rank_until_they_end(
 
 
 def test_removed_note_is_not_written_again(place: RunPlace, entry: RunEntry) -> None:
-    file = told(entry, identity(), "uds:///0")
+    file = write_note(entry, identity(), "uds:///0")
     file.remove()
     file.write(("uds:///0",))
     assert the_run(place).notes == ()

@@ -102,7 +102,7 @@ def the_only(snapshots: Sequence[WorkerSnapshot], **troubles: NoAnswer) -> Hang:
     return hang
 
 
-def said(snapshots: Sequence[WorkerSnapshot], **troubles: NoAnswer) -> str:
+def the_sentence(snapshots: Sequence[WorkerSnapshot], **troubles: NoAnswer) -> str:
     graph = graph_of(snapshots, troubles)
     return sentence(graph, the_only(snapshots, **troubles))
 
@@ -114,7 +114,7 @@ class TestWays:
             worker("a", [task("train", call("a", "b"))]),
             worker("b", [task("f", event)], [served("a", "b", 0)]),
         ]
-        assert said(snapshots) == (
+        assert the_sentence(snapshots) == (
             "a task `train` waits 5.0 s for b `f`, which waits for Event `go` "
             "(train.py:7 in f)"
         )
@@ -131,7 +131,7 @@ class TestWays:
         hang = the_only(snapshots)
         assert hang.is_cycle
         assert hang.is_certain
-        assert said(snapshots).endswith(
+        assert the_sentence(snapshots).endswith(
             "which waits for Lock `table` held by b task `f`: a cycle, which nothing "
             "can end"
         )
@@ -141,7 +141,9 @@ class TestWays:
             worker("a", [task("train", call("a", "b"))]),
             worker("b", [], [served("a", "b", NO_ACTOR)]),
         ]
-        assert said(snapshots).endswith("b `f`, which waits for a thread of its pool")
+        assert the_sentence(snapshots).endswith(
+            "b `f`, which waits for a thread of its pool"
+        )
 
     def test_wait_for_an_unmade_value_leads_to_its_call(self) -> None:
         fetch = served("a", "b", NO_ACTOR)._replace(function="", needs="v")
@@ -151,7 +153,7 @@ class TestWays:
             worker("a", [task("train", call("a", "b"))]),
             worker("b", [task("make", event)], [fetch, making]),
         ]
-        assert "a value of b, which waits for Event `go`" in said(snapshots)
+        assert "a value of b, which waits for Event `go`" in the_sentence(snapshots)
 
     def test_task_group_wait_leads_to_its_tasks(self) -> None:
         both = Wait(WaitKind.TASKS, "2 tasks", 5.0, (1, 2))
@@ -165,7 +167,9 @@ class TestWays:
                 ],
             )
         ]
-        assert "s for task `writer`, which waits for Condition" in said(snapshots)
+        assert "s for task `writer`, which waits for Condition" in the_sentence(
+            snapshots
+        )
 
     def test_stream_producer_waits_for_its_consumer(self) -> None:
         of = key("a", "b")
@@ -186,7 +190,7 @@ class TestWays:
             worker("b", [task("train", barrier)]),
             worker("c", [task("train", Wait(WaitKind.SLEEP, "sleep(9)", 9.0))]),
         ]
-        assert said(snapshots) == (
+        assert the_sentence(snapshots) == (
             "a task `train` waits 5.0 s for barrier 3, to which c has not come: c task "
             "`train`, which is in sleep(9) (train.py:7 in train)"
         )
@@ -201,7 +205,9 @@ class TestWays:
         ]
         hang = the_only(snapshots)
         assert not hang.is_certain  # another task of `b` may come
-        assert "to which b and 1 more have not come: b task `main`" in said(snapshots)
+        assert "to which b and 1 more have not come: b task `main`" in the_sentence(
+            snapshots
+        )
 
     def test_members_in_two_collectives_wait_for_each_other(self) -> None:
         left = Wait(WaitKind.COLLECTIVE, "all_reduce 1 of 'l'", 5.0, members=("a", "b"))
@@ -215,7 +221,7 @@ class TestWays:
 class TestTroubles:
     def test_silent_worker_is_reported_as_stuck(self) -> None:
         snapshots = [worker("a", [task("train", call("a", "b"))])]
-        assert said(snapshots, b=NoAnswer(Trouble.STOPPED, "process 7")) == (
+        assert the_sentence(snapshots, b=NoAnswer(Trouble.STOPPED, "process 7")) == (
             "a task `train` waits 5.0 s for b, which is stuck: its process is "
             "stopped, process 7"
         )
@@ -232,7 +238,9 @@ class TestTroubles:
                 loop_actor=1,
             ),
         ]
-        assert "which runs `time.sleep(9)` (train.py:7 in Main)" in said(snapshots)
+        assert "which runs `time.sleep(9)` (train.py:7 in Main)" in the_sentence(
+            snapshots
+        )
 
     def test_call_unread_by_a_blocked_loop_leads_to_the_loop(self) -> None:
         sleeping = task("Main", SLEEPS, kind=ActorKind.THREAD)
@@ -240,7 +248,7 @@ class TestTroubles:
             worker("a", [task("train", call("a", "b"))]),
             worker("b", [sleeping], blocked_for_s=9.0, loop_actor=0),
         ]
-        assert "which runs `time.sleep(9)`" in said(snapshots)
+        assert "which runs `time.sleep(9)`" in the_sentence(snapshots)
 
 
 class TestRest:
@@ -458,7 +466,7 @@ class TestWhatIsDoneForOthers:
                 "c", [task("f", Wait(WaitKind.EVENT, "", 5.0))], [served("b", "c", 0)]
             ),
         ]
-        assert said(snapshots).startswith(
+        assert the_sentence(snapshots).startswith(
             "a task `step` waits 5.0 s for its turn to change parameters held by b "
             "task `commit`, which waits for c `f`, which waits for"
         )
@@ -473,7 +481,7 @@ class TestWhatIsDoneForOthers:
             worker("a", [task("train", reduce)]),
             worker("b", [rest, filling._replace(does=("g",), is_internal=True)]),
         ]
-        assert said(snapshots) == (
+        assert the_sentence(snapshots) == (
             "a task `train` waits 5.0 s for all_reduce 1, to which b has not come: b "
             "task `fill`, which waits for Event `full` (train.py:7 in fill)"
         )
@@ -484,7 +492,7 @@ class TestWhatIsDoneForOthers:
             worker("a", [task("train", call("a", "b"))]),
             worker("b", [busy], [served("a", "b", NO_ACTOR)]),
         ]
-        assert said(snapshots) == (
+        assert the_sentence(snapshots) == (
             "a task `train` waits 5.0 s for b `f`, which waits for a thread of its "
             "pool: thread `asyncrpc-b-1`, which runs `time.sleep(9)` (train.py:7 in "
             "asyncrpc-b-1)"
@@ -497,7 +505,7 @@ class TestWhatIsDoneForOthers:
         keeps = task("keep", Wait(WaitKind.EVENT, "Event `go`", 5.0))
         kept = served("c", "b", 0)._replace(holds_bytes=600)
         snapshots = [worker("a", [task("train", room)]), worker("b", [keeps], [kept])]
-        assert said(snapshots) == (
+        assert the_sentence(snapshots) == (
             "a task `train` waits 5.0 s for room for `f` on 'b' held by b task `keep`, "
             "which waits for Event `go` (train.py:7 in keep)"
         )
@@ -515,6 +523,6 @@ class TestWhatIsDoneForOthers:
             worker("b", [task("g", Wait(WaitKind.EVENT, "", 5.0))], [advance]),
             worker("c", []),
         ]
-        assert said(snapshots).startswith(
+        assert the_sentence(snapshots).startswith(
             "a task `train` waits 5.0 s for the backward pass on b, which waits for"
         )

@@ -25,13 +25,13 @@ def tasks(*places: int, for_s: float = 9.0) -> Wait:
     return Wait(WaitKind.TASKS, "a task", for_s, places)
 
 
-def seen(*actors: Actor, name: str = "a") -> WorkerSnapshot:
+def snapshot_of(*actors: Actor, name: str = "a") -> WorkerSnapshot:
     return WorkerSnapshot(name, 0, 1, 2, "host", 0.0, -1, actors, (), ())
 
 
 STANDS = Wait(WaitKind.CONDITION, "Condition `go`", 9.0)
-SLOW = seen(actor("train", tasks(1)), actor("step", STANDS))
-CYCLE = seen(actor("left", tasks(1)), actor("right", tasks(0)))
+SLOW = snapshot_of(actor("train", tasks(1)), actor("step", STANDS))
+CYCLE = snapshot_of(actor("left", tasks(1)), actor("right", tasks(0)))
 
 
 def news(
@@ -52,21 +52,21 @@ def test_repeated_hang_is_not_news() -> None:
 def test_moved_line_is_not_news() -> None:
     history = SaidHangs("a")
     assert news(history, SLOW)
-    later = seen(actor("train", tasks(1)), actor("step", STANDS, line=70))
+    later = snapshot_of(actor("train", tasks(1)), actor("step", STANDS, line=70))
     assert news(history, later) == []
 
 
 def test_cycle_is_the_same_from_any_entry() -> None:
     history = SaidHangs("a")
     assert len(news(history, CYCLE)) == 1
-    turned = seen(actor("right", tasks(1)), actor("left", tasks(0)))
+    turned = snapshot_of(actor("right", tasks(1)), actor("left", tasks(0)))
     assert news(history, turned) == []
 
 
 def test_another_fault_is_news() -> None:
     history = SaidHangs("a")
     assert news(history, SLOW)
-    both = seen(*SLOW.actors, actor("other", tasks(3)), actor("reader", STANDS))
+    both = snapshot_of(*SLOW.actors, actor("other", tasks(3)), actor("reader", STANDS))
     assert len(news(history, both)) == 1
     assert len(history) == 2
 
@@ -74,7 +74,7 @@ def test_another_fault_is_news() -> None:
 def test_hang_that_was_over_is_news_again() -> None:
     history = SaidHangs("a")
     assert news(history, SLOW)
-    assert news(history, seen(actor("step", STANDS))) == []
+    assert news(history, snapshot_of(actor("step", STANDS))) == []
     assert len(history) == 0
     assert len(news(history, SLOW)) == 1
     history.forget()
@@ -88,7 +88,7 @@ def test_hangs_of_other_workers_are_not_news() -> None:
 def test_changed_trouble_of_a_silent_worker_is_news() -> None:
     history = SaidHangs("a")
     wait = Wait(WaitKind.ROUND, "barrier 1", 9.0, members=("a", "b"))
-    waiting = seen(actor("train", wait))
+    waiting = snapshot_of(actor("train", wait))
     assert news(history, waiting, b=NoAnswer(Trouble.SILENT, ""))
     assert news(history, waiting, b=NoAnswer(Trouble.SILENT, "in other words")) == []
     assert news(history, waiting, b=NoAnswer(Trouble.STOPPED, ""))

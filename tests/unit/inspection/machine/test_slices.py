@@ -61,7 +61,7 @@ class Thing:
 def test_items_are_freed_a_slice_at_a_time(kind: type, count: int) -> None:
     at_most = 7
 
-    def made() -> Iterator[weakref.ref[Thing]]:
+    def references() -> Iterator[weakref.ref[Thing]]:
         for _ in range(count):
             thing = Thing()
             if kind is list:
@@ -73,7 +73,7 @@ def test_items_are_freed_a_slice_at_a_time(kind: type, count: int) -> None:
             yield weakref.ref(thing)
 
     a_list, a_set, a_dict = list[Thing](), set[Thing](), dict[Thing, Thing]()
-    left = list(made())
+    left = list(references())
     things = a_list if kind is list else a_set if kind is set else a_dict
     alive = count
     for step in let_go(things, at_most):

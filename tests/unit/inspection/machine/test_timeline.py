@@ -34,12 +34,12 @@ from tests.unit.inspection.machine.timelines import (
     B,
     call,
     check,
+    events_of,
     of_phase,
     passed,
     recent,
     segment,
     served,
-    told,
     tracks,
     worker,
 )
@@ -48,7 +48,7 @@ from tests.unit.inspection.machine.timelines import (
 class TestArrows:
     def test_call_is_a_span_at_both_ends_with_an_arrow(self) -> None:
         function = CallServed(12.0, 11.0, 11.5, A, "add", 1, "ok")
-        events = told(
+        events = events_of(
             worker(A, calls=[call(10.0, 13.0)]),
             worker(B, served=[function]),
             zero_s=10.0,
@@ -75,14 +75,14 @@ class TestArrows:
     def test_stream_has_an_arrow(self) -> None:
         received = StreamReceived(13.0, 10.0, B, "rows", 4, "ok", 3, "main")
         sent = StreamSent(12.0, 11.0, A, "rows", 4, "cancelled", 2)
-        events = told(worker(A, received=[received]), worker(B, sent=[sent]))
+        events = events_of(worker(A, received=[received]), worker(B, sent=[sent]))
         names = [span["name"] for span in of_phase(events, "X")]
         assert names == ["rows on b", "rows: cancelled"]
         assert len(of_phase(events, "f")) == 1
 
     def test_gradient_arrow_starts_at_the_segment_that_computed_it(self) -> None:
         there, back = MessageId(A.incarnation, 1), MessageId(B.incarnation, 2)
-        events = told(
+        events = events_of(
             worker(
                 A,
                 passes=[passed(0.0, 9.0, "training")],
@@ -113,7 +113,7 @@ class TestArrows:
 
     def test_messages_between_two_segments_share_one_arrow(self) -> None:
         messages = [MessageId(B.incarnation, serial) for serial in range(5)]
-        events = told(
+        events = events_of(
             worker(A, segments=[segment(1.0, 2.0, feeds=messages)]),
             worker(B, segments=[segment(3.0, 4.0, fed_by=messages)]),
         )
@@ -125,7 +125,7 @@ class TestArrows:
             segment(1.0, 2.0, feeds=[message]),
             segment(5.0, 6.0, feeds=[message]),
         )
-        events = told(
+        events = events_of(
             worker(A, segments=[early, late]),
             worker(
                 B,
@@ -142,14 +142,14 @@ class TestArrows:
     def test_gradient_arrow_stays_within_its_pass(self) -> None:
         message = MessageId(B.incarnation, 1)
         other = segment(3.0, 4.0, fed_by=[message])._replace(pass_number=6)
-        events = told(
+        events = events_of(
             worker(A, segments=[segment(1.0, 2.0, feeds=[message])]),
             worker(B, segments=[other]),
         )
         assert not of_phase(events, "s")
 
     def test_left_out_messages_are_reported(self) -> None:
-        events = told(worker(A, segments=[segment(1.0, 2.0)._replace(left_out=3)]))
+        events = events_of(worker(A, segments=[segment(1.0, 2.0)._replace(left_out=3)]))
         (shown,) = of_phase(events, "X")
         assert shown["args"]["messages without arrows"] == 3
 
@@ -157,7 +157,7 @@ class TestArrows:
 class TestTracks:
     def test_spans_of_a_task_are_on_its_track(self) -> None:
         step = OptimizerStepEnded(4.0, 2.0, "SGD", ("b",), "ok", "Task-7")
-        events = told(
+        events = events_of(
             worker(
                 A,
                 NamedTask("Task-7", "main.<locals>.train"),
@@ -177,7 +177,7 @@ class TestTracks:
         }
 
     def test_ended_task_has_a_track_if_it_made_several_calls(self) -> None:
-        events = told(
+        events = events_of(
             worker(
                 A,
                 calls=[
@@ -196,12 +196,12 @@ class TestTracks:
 
     def test_overlapping_calls_of_a_task_have_tracks_beside_it(self) -> None:
         calls = [call(0.0, 10.0, 1, task="t"), call(1.0, 2.0, 2, task="t")]
-        events = told(worker(A, NamedTask("t", ""), calls=calls))
+        events = events_of(worker(A, NamedTask("t", ""), calls=calls))
         assert tracks(events) == {"t": ["add on b"], "t +1": ["add on b"]}
 
     def test_calls_of_a_served_function_are_below_it(self) -> None:
         label = call_label(1, "a")
-        events = told(
+        events = events_of(
             worker(
                 B,
                 served=[served(0.0, 9.0, 1), served(1.0, 8.0, 2)],
@@ -222,7 +222,7 @@ class TestTracks:
     def test_calls_of_an_unfinished_function_have_its_track(self) -> None:
         label = call_label(1, "a")
         calls = [call(n, n + 1, n, to=A, task=label) for n in (1, 2)]
-        assert tracks(told(worker(B, calls=calls))) == {label: ["add on a"] * 2}
+        assert tracks(events_of(worker(B, calls=calls))) == {label: ["add on a"] * 2}
 
     def test_segments_are_within_their_pass(self) -> None:
         here = worker(
@@ -233,11 +233,11 @@ class TestTracks:
         )
         there = worker(B, passes=[passed(2.0, 8.0)], segments=[segment(3.0, 4.0)])
         within = ["backward pass", "backward"]
-        assert tracks(told(there)) == {"backward passes": within}
-        assert tracks(told(here)) == {"backward passes": [*within, "add on b"]}
+        assert tracks(events_of(there)) == {"backward passes": within}
+        assert tracks(events_of(here)) == {"backward passes": [*within, "add on b"]}
 
     def test_segment_of_a_running_pass_is_drawn(self) -> None:
-        events = told(worker(B, segments=[segment(3.0, 4.0)]))
+        events = events_of(worker(B, segments=[segment(3.0, 4.0)]))
         assert tracks(events) == {"backward passes": ["backward"]}
 
     def test_each_kind_of_span_has_its_name(self) -> None:
@@ -245,7 +245,7 @@ class TestTracks:
             *(2.0, 1.0, "g", "all_reduce", 3, 0, ("a", "b"), "torch.float32"),
             *((4, 4), "RankLostError", 7, ""),
         )
-        events = told(
+        events = events_of(
             worker(
                 A,
                 passes=[passed(1.0, 2.0, is_committed=False)],
@@ -263,7 +263,7 @@ class TestTracks:
 class TestClocks:
     def test_clocks_are_aligned(self) -> None:
         function = CallServed(112.0, 111.0, 111.5, A, "add", 1, "ok")
-        events = told(
+        events = events_of(
             worker(A, calls=[call(10.0, 13.0)]),
             worker(B, offset_s=-100.0, served=[function]),
             zero_s=10.0,
@@ -273,7 +273,8 @@ class TestClocks:
     def test_clock_error_is_shown_at_its_worker(self) -> None:
         events_of_a = WorkerEvents(A, recent(), 0.0, 25e-6, rank=3)
         assert (
-            told(events_of_a)[0]["args"]["name"] == "rank 3: a (clock to within 25 us)"
+            events_of(events_of_a)[0]["args"]["name"]
+            == "rank 3: a (clock to within 25 us)"
         )
         assert Timeline([events_of_a], zero_s=0.0).error_s == 25e-6
 
@@ -297,7 +298,7 @@ class TestClocks:
 
 
 def test_memory_is_a_counter_and_links_are_instants() -> None:
-    events = told(
+    events = events_of(
         worker(
             A,
             links=[LinkChanged(1.0, B, "ended", "it has left")],
@@ -418,8 +419,8 @@ def test_timeline_draws_every_event_by_the_rules_of_the_format(
     events = list(timeline.events())
     check(events)
     given_spans = sum(
-        len(getattr(events_of.recent, kind))
-        for events_of in (a, b)
+        len(getattr(side.recent, kind))
+        for side in (a, b)
         for kind in ("calls", "served", "segments", "passes", "steps")
     )
     assert len(of_phase(events, "X")) == given_spans == timeline.spans

@@ -71,7 +71,7 @@ def segment(
     )
 
 
-def told(*workers: WorkerEvents, zero_s: float = 0.0) -> Told:
+def events_of(*workers: WorkerEvents, zero_s: float = 0.0) -> Told:
     return list(Timeline(workers, zero_s=zero_s).events())
 
 

@@ -26,7 +26,7 @@ def problem() -> EncodeError:
 
 
 class TestWaiting:
-    def kept(self) -> tuple[PendingBuffers, list[OutgoingMessage]]:
+    def waiting_message(self) -> tuple[PendingBuffers, list[OutgoingMessage]]:
         submitted: list[OutgoingMessage] = []
         buffers = PendingBuffers([memoryview(b"x")])
         message = OutgoingMessage(FrameKind.REQUEST, 1, buffers=buffers)
@@ -34,7 +34,7 @@ class TestWaiting:
         return buffers, submitted
 
     def test_message_is_submitted_once_nothing_is_awaited(self) -> None:
-        buffers, submitted = self.kept()
+        buffers, submitted = self.waiting_message()
         buffers.add_dependency()
         buffers.release()
         assert submitted == []
@@ -44,7 +44,7 @@ class TestWaiting:
         assert buffers.are_ready
 
     def test_abandoned_message_is_not_submitted(self) -> None:
-        buffers, submitted = self.kept()
+        buffers, submitted = self.waiting_message()
         buffers.forget()
         buffers.release()
         assert submitted == []

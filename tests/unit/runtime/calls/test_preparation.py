@@ -74,7 +74,7 @@ def test_corrupt_packed_message_is_delivered_as_it_is(
 
 
 def test_request_cancelled_during_unpacking_is_not_delivered(link: LinkParts) -> None:
-    """It is not delivered, but its function has been named."""
+    """But its function has been named."""
     box = Box()
     take(link, LARGE, box)
     assert link.preparation.cancel(1)

@@ -91,7 +91,7 @@ async def test_device_runs_one_function_at_a_time(
 
 
 async def test_pool_of_two_devices_is_not_starved() -> None:
-    """Who waits for two devices gets them, though each is in use all the time."""
+    """It gets both, though each is in use all the time."""
     ended: list[str] = []
     async with pools(at("xla:0"), at("xla:1"), at("xla")) as thread_pools:
         jobs = []

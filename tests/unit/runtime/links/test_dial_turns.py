@@ -104,18 +104,18 @@ def test_dial_that_became_needless_takes_no_turn() -> None:
     run(main())
 
 
-@pytest.mark.parametrize("when", ["it has it", "it waits", "it comes"])
+@pytest.mark.parametrize("when", ["turn held", "turn awaited", "turn arriving"])
 def test_cancelled_dial_keeps_no_turn(when: str) -> None:
     async def main() -> None:
         dials = Dials(1)
         await dials.settle()
         first, second = (dials.tasks[number] for number in ORDER[:2])
         match when:
-            case "it has it":
+            case "turn held":
                 first.cancel()
-            case "it waits":
+            case "turn awaited":
                 second.cancel()
-            case "it comes":  # given in the moment in which the task is cancelled
+            case "turn arriving":  # given in the moment in which the task is cancelled
                 first.add_done_callback(lambda _: second.cancel())
                 dials.ends[ORDER[0]].set()
         await dials.settle()

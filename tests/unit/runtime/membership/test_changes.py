@@ -44,7 +44,7 @@ def histories(state: State, steps: int) -> Iterator[list[MemberChange]]:
                 yield [change, *rest]
 
 
-def known(state: State, changes: Sequence[MemberChange]) -> State:
+def state_after(state: State, changes: Sequence[MemberChange]) -> State:
     for change in changes:
         state = after(state, change)
     return state
@@ -55,8 +55,8 @@ def test_combined_changes_lead_to_the_same_knowledge() -> None:
         for history in histories(start, STEPS_MAX):
             changes = combined(history)
             assert len(changes) <= 1
-            there, life = known(start, history)
-            known_there, known_life = known(start, changes)
+            there, life = state_after(start, history)
+            known_there, known_life = state_after(start, changes)
             assert known_there is there
             assert not there or known_life == life
             if changes and changes[0].kind is ChangeKind.RESTARTED:

@@ -34,7 +34,7 @@ class Asking:
     def _take(self, record: Record, _limit: int, _link: MemberLink) -> None:
         self.table.receive(record, self.company.loop.time(), is_linked=False)
 
-    def asked(self) -> list[str]:
+    def names_asked(self) -> list[str]:
         return [peer.member.name for peer in self.company.known if peer.made.sent]
 
 
@@ -42,7 +42,7 @@ def test_known_member_is_not_looked_up() -> None:
     async def main() -> None:
         asking = Asking(Company("a", "b", "c"))
         await asking.finder.find(asking.table, "b", 1.0)
-        assert asking.asked() == []
+        assert asking.names_asked() == []
 
     run(main())
 
@@ -69,7 +69,7 @@ def test_lookup_asks_a_limited_number_of_members() -> None:
         asking = Asking(company)
         with pytest.raises(UnknownWorkerError, match="'nobody'"):
             await asking.finder.find(asking.table, "nobody", 1.0)
-        assert len(asking.asked()) == ASKED_MAX
+        assert len(asking.names_asked()) == ASKED_MAX
         assert company.loop.time() == pytest.approx(1.0)
         assert not company.tasks
 
@@ -88,7 +88,7 @@ def test_moved_worker_is_worth_another_dial() -> None:
         moved = Record(elsewhere, 2)
         company.find("c").made.answers["find"] = fields_of(moved)
         assert await asking.finder.refresh(asking.table, "b")
-        assert asking.asked() == ["c"]
+        assert asking.names_asked() == ["c"]
 
     run(main())
 
@@ -114,6 +114,6 @@ def test_worker_that_answered_under_another_life_is_dialed_again() -> None:
         company.find("b").member = replace(record.member, incarnation=99)  # type: ignore[arg-type]
         assert await asking.finder.refresh(asking.table, "b")
         assert company.find("b").member == record.member
-        assert asking.asked() == []
+        assert asking.names_asked() == []
 
     run(main())

@@ -27,7 +27,7 @@ def begun(company: Company) -> tuple[Gossip, Membership]:
     return gossip, table
 
 
-def told(company: Company) -> dict[str, list[Any]]:
+def news_sent(company: Company) -> dict[str, list[Any]]:
     """Return the records that each peer was told, by its name."""
     news: dict[str, list[Any]] = {}
     for peer in company.known:
@@ -46,9 +46,9 @@ def test_simultaneous_news_share_one_message() -> None:
         records = list(table.records)
         for record in records:
             gossip.announce(record)
-        assert told(company) == {}
+        assert news_sent(company) == {}
         await asyncio.sleep(2 * BATCH_S)
-        assert told(company) == {
+        assert news_sent(company) == {
             "b": [[member_record.name for member_record in records]]
         }
         assert gossip.sent == 1
@@ -64,7 +64,7 @@ def test_repeated_news_are_passed_on_once() -> None:
         for _ in range(3):
             gossip.announce(table.me)
             await asyncio.sleep(2 * BATCH_S)
-        assert told(company) == {"b": [["a"]]}
+        assert news_sent(company) == {"b": [["a"]]}
 
     run(main())
 
@@ -82,7 +82,7 @@ def test_part_of_an_unreachable_worker_is_told_by_another() -> None:
         company.fail(gone, WorkerLostError("gone", to="x", function="connect"))
         gossip.announce(table.me)
         await asyncio.sleep(10 * BATCH_S)
-        assert set(told(company)) == routes.keys() - {gone} | {instead}
+        assert set(news_sent(company)) == routes.keys() - {gone} | {instead}
 
     run(main())
 
@@ -96,6 +96,6 @@ def test_closed_gossip_sends_nothing() -> None:
         gossip.close()
         gossip.announce(table.me)
         await asyncio.sleep(2 * BATCH_S)
-        assert told(company) == {}
+        assert news_sent(company) == {}
 
     run(main())

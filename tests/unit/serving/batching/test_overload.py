@@ -19,7 +19,7 @@ from asyncrpc.serving.batching.machine.overload import (
 LIMITS = QueueLimits(waiting_max=100, places=1, turn_max=4)
 
 
-def made(limits: QueueLimits, *, turn_s: float = 0.0) -> ServiceQueue[str]:
+def queue_of(limits: QueueLimits, *, turn_s: float = 0.0) -> ServiceQueue[str]:
     """Return a queue; with a `turn_s`, one that has seen such turns, and runs one."""
     queue: ServiceQueue[str] = ServiceQueue(limits)
     if turn_s:
@@ -65,7 +65,7 @@ def wait(queue: ServiceQueue[str], new: QueuedRequest[str]) -> None:
 
 class TestRefusals:
     def test_full_queue_refuses_a_request(self) -> None:
-        queue = made(replace(LIMITS, waiting_max=2))
+        queue = queue_of(replace(LIMITS, waiting_max=2))
         fill(queue, 2)
         refusal = refusal_of(queue, request(), 0.0)
         assert refusal is not None
@@ -74,7 +74,7 @@ class TestRefusals:
         assert queue.counts.refused == 1
 
     def test_full_queue_makes_room_for_a_client_with_less(self) -> None:
-        queue = made(replace(LIMITS, waiting_max=2))
+        queue = queue_of(replace(LIMITS, waiting_max=2))
         fill(queue, 2, client="a")
         other = request(client="b")
         evicted = queue.offer(other, 0.0)
@@ -84,7 +84,7 @@ class TestRefusals:
         assert (queue.counts.evicted, queue.counts.refused) == (1, 0)
 
     def test_oldest_request_makes_room_for_each_new_one(self) -> None:
-        queue = made(replace(LIMITS, waiting_max=2, evicts_oldest=True))
+        queue = queue_of(replace(LIMITS, waiting_max=2, evicts_oldest=True))
         first, second, third = (request(float(at)) for at in range(3))
         wait(queue, first)
         wait(queue, second)
@@ -95,7 +95,7 @@ class TestRefusals:
     def test_oldest_request_makes_room_in_time(self) -> None:
         """As many wait as go next; one more would wait for a turn more."""
         limits = replace(LIMITS, max_age_s=1.0, evicts_oldest=True)
-        queue = made(limits, turn_s=1.0)
+        queue = queue_of(limits, turn_s=1.0)
         requests = [request(at / 10) for at in range(6)]
         for entry in requests[:4]:
             wait(queue, entry)
@@ -109,13 +109,13 @@ class TestRefusals:
         assert len(queue.waiting) == 4
 
     def test_queue_without_time_limits_refuses_nothing_else(self) -> None:
-        queue = made(LIMITS, turn_s=1000.0)
+        queue = queue_of(LIMITS, turn_s=1000.0)
         fill(queue, 99)
         assert refusal_of(queue, request(), 0.0) is None
 
     def test_request_that_would_wait_too_long_is_refused(self) -> None:
         """The rest of the turn that runs, and those before it, of 1 s and 4 each."""
-        queue = made(replace(LIMITS, max_age_s=2.0), turn_s=1.0)
+        queue = queue_of(replace(LIMITS, max_age_s=2.0), turn_s=1.0)
         fill(queue, 7)
         assert refusal_of(queue, request(), 0.0) is None
         fill(queue, 1)
@@ -125,20 +125,20 @@ class TestRefusals:
         assert refusal_of(queue, request(), 1.0) is None, "the turn is about to end"
 
     def test_request_of_another_client_waits_less(self) -> None:
-        queue = made(replace(LIMITS, max_age_s=1.5), turn_s=1.0)
+        queue = queue_of(replace(LIMITS, max_age_s=1.5), turn_s=1.0)
         fill(queue, 50, client="a")
         assert refusal_of(queue, request(client="a"), 0.0) is not None
         assert refusal_of(queue, request(client="b"), 0.0) is None
         assert refusal_of(queue, request(client="a", priority=1), 0.0) is None
 
     def test_free_place_prevents_refusals(self) -> None:
-        queue = made(replace(LIMITS, places=2, max_age_s=0.001), turn_s=1000.0)
+        queue = queue_of(replace(LIMITS, places=2, max_age_s=0.001), turn_s=1000.0)
         fill(queue, 3)
         assert refusal_of(queue, request(deadline_s=0.5), 0.0) is None
 
     def test_request_that_would_miss_its_deadline_is_refused(self) -> None:
         """The rest of the turn that runs, and its own."""
-        queue = made(LIMITS, turn_s=1.0)
+        queue = queue_of(LIMITS, turn_s=1.0)
         refusal = refusal_of(queue, request(deadline_s=1.4), 0.5)
         assert refusal is not None
         assert "would be answered after 1.5 s" in refusal.problem
@@ -146,7 +146,7 @@ class TestRefusals:
         assert refusal_of(queue, request(deadline_s=2.0), 0.5) is None
 
     def test_request_whose_turn_need_only_begin_may_end_late(self) -> None:
-        queue = made(replace(LIMITS, whole_turns=False), turn_s=1.0)
+        queue = queue_of(replace(LIMITS, whole_turns=False), turn_s=1.0)
         assert refusal_of(queue, request(deadline_s=1.0), 0.5) is None
         refusal = refusal_of(queue, request(deadline_s=0.9), 0.5)
         assert refusal is not None
@@ -155,7 +155,7 @@ class TestRefusals:
 
 class TestDrops:
     def test_expired_request_is_dropped(self) -> None:
-        queue = made(LIMITS)
+        queue = queue_of(LIMITS)
         late, later, other = (
             request(deadline_s=2.0),
             request(deadline_s=1.0),
@@ -174,7 +174,7 @@ class TestDrops:
         assert len(queue.waiting) == 1
 
     def test_too_old_request_is_dropped(self) -> None:
-        queue = made(replace(LIMITS, max_age_s=3.0))
+        queue = queue_of(replace(LIMITS, max_age_s=3.0))
         assert queue.drops_at_s is None
         first, second = request(0.0), request(1.0)
         wait(queue, first)
@@ -186,7 +186,7 @@ class TestDrops:
         assert queue.counts.shed == 1
 
     def test_forecast_may_be_wrong_by_a_turn(self) -> None:
-        queue = made(replace(LIMITS, max_age_s=3.0), turn_s=2.0)
+        queue = queue_of(replace(LIMITS, max_age_s=3.0), turn_s=2.0)
         waiting = request(0.0)
         wait(queue, waiting)
         assert queue.drops_at_s == 5.0
@@ -194,7 +194,7 @@ class TestDrops:
         assert list(queue.drop_due(5.0)) == [(waiting, DropReason.TOO_OLD)]
 
     def test_standing_queue_has_a_shorter_limit(self) -> None:
-        queue = made(replace(LIMITS, max_age_s=3.0, standing_age_s=1.0))
+        queue = queue_of(replace(LIMITS, max_age_s=3.0, standing_age_s=1.0))
         first, second = request(0.0), request(2.5)
         wait(queue, first)
         wait(queue, second)
@@ -206,7 +206,7 @@ class TestDrops:
         assert list(queue.drop_due(3.5)) == [(second, DropReason.TOO_OLD)]
 
     def test_queue_that_was_empty_is_not_standing(self) -> None:
-        queue = made(replace(LIMITS, max_age_s=3.0, standing_age_s=1.0))
+        queue = queue_of(replace(LIMITS, max_age_s=3.0, standing_age_s=1.0))
         wait(queue, request(0.0))
         queue.take(None, 1, None)
         wait(queue, request(2.5))
@@ -215,7 +215,7 @@ class TestDrops:
 
     def test_standing_queue_refuses_by_its_own_limit(self) -> None:
         limits = replace(LIMITS, max_age_s=3.0, standing_age_s=1.0)
-        queue = made(limits, turn_s=2.0)
+        queue = queue_of(limits, turn_s=2.0)
         queue.rate.drop("runs")
         first, last = request(0.5), request(3.9)
         wait(queue, first)
@@ -230,7 +230,7 @@ class TestDrops:
         assert refusal_of(queue, request(), 4.0) is None, "it was empty a moment ago"
 
     def test_running_request_is_not_dropped(self) -> None:
-        queue = made(replace(LIMITS, max_age_s=3.0))
+        queue = queue_of(replace(LIMITS, max_age_s=3.0))
         wait(queue, request(deadline_s=1.0))
         assert len(queue.take(None, 1, None)) == 1
         assert list(queue.drop_due(9.0)) == []
@@ -238,7 +238,7 @@ class TestDrops:
 
 
 def test_queue_age_is_that_of_its_oldest_request() -> None:
-    queue = made(LIMITS)
+    queue = queue_of(LIMITS)
     assert queue.age_s(5.0) == 0.0
     wait(queue, request(2.0))
     assert queue.age_s(5.0) == 3.0
@@ -246,7 +246,7 @@ def test_queue_age_is_that_of_its_oldest_request() -> None:
 
 
 def test_remove_returns_whether_the_request_waited() -> None:
-    queue = made(LIMITS)
+    queue = queue_of(LIMITS)
     new = request()
     wait(queue, new)
     assert queue.remove(new)

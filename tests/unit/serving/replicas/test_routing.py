@@ -108,7 +108,7 @@ def test_tried_replica_is_not_chosen_again() -> None:
 
 @pytest.mark.parametrize("state", list(ReplicaState))
 def test_replicas_in_other_states_get_no_calls(state: ReplicaState) -> None:
-    """But what is left out for its failures rather than nobody."""
+    """But an ejected one does where there is no other."""
     path = {
         ReplicaState.JOINING: [],
         WARMING: [ReplicaEvent.SAID_READY],

@@ -183,10 +183,10 @@ class TestEvidence:
     def test_silence_counts_from_the_end_of_a_busy_time(
         self, evidence: Evidence
     ) -> None:
-        def found(now_s: float) -> Evidence:
+        def evidence_at(now_s: float) -> Evidence:
             return Evidence.BUSY if now_s <= 40.0 else evidence
 
-        peer = Peer(new(), evidence=found).run(60.0)
+        peer = Peer(new(), evidence=evidence_at).run(60.0)
         assert peer.lost_s == 40.0 + LOST_AFTER_S
 
     def test_peer_without_evidence_is_lost_when_its_time_is_up(self) -> None:

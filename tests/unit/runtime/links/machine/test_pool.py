@@ -39,7 +39,7 @@ def ends_of(first: World) -> Iterator[World]:
     assert ends > 1
 
 
-def held(world: World) -> set[str | None]:
+def connections_of(world: World) -> set[str | None]:
     return {side.machine.connection for side in world.sides.values()}
 
 
@@ -50,7 +50,7 @@ class TestWithoutLosses:
         self, wants: dict[str, int], attempts_max: int
     ) -> None:
         for end in ends_of(World.new(wants, attempts_max, losses=0)):
-            assert held(end) == {end.agreed}
+            assert connections_of(end) == {end.agreed}
             assert end.agreed
             assert {side.link for side in end.sides.values()} == {end.agreed}
             assert not any(side.awaits_proof for side in end.sides.values())
@@ -69,7 +69,7 @@ class TestWithoutLosses:
         world = World.new({**dict.fromkeys(BOTH, 0), name: 1}, 1, losses=0)
         while successors := list(world.successors()):
             (world,) = successors
-        assert held(world) == {f"{name} 1"}
+        assert connections_of(world) == {f"{name} 1"}
 
     def test_crossed_first_dials_keep_the_offer_of_the_smaller_id(self) -> None:
         """Either may survive if it comes first; if both are under way, one does."""
@@ -91,7 +91,7 @@ class TestWithALoss:
         self, wants: dict[str, int], attempts_max: int
     ) -> None:
         for end in ends_of(World.new(wants, attempts_max, losses=1)):
-            assert len(held(end)) == 1
+            assert len(connections_of(end)) == 1
             assert len({side.link for side in end.sides.values()}) == 1
             assert not any(side.awaits_proof for side in end.sides.values())
 

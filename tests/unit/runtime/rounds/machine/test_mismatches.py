@@ -160,12 +160,12 @@ class TestMismatch:
 class TestOneMember:
     """Rank 1 of four; the root is its neighbour, and 2 its child, in all of them."""
 
-    def made(self) -> tuple[Rounds, Series]:
+    def new_series(self) -> tuple[Rounds, Series]:
         rounds = Rounds(1, 4, name_of)
         return rounds, rounds.series(ALL)
 
     def test_member_reports_once_that_it_waits_elsewhere(self) -> None:
-        rounds, series = self.made()
+        rounds, series = self.new_series()
         other = rounds.series(call("tag", (0, 1)))
         rounds.join(other)
         rounds.due()
@@ -182,7 +182,7 @@ class TestOneMember:
     def test_member_reports_its_last_round_if_a_mismatch_failed_it(
         self, blame: Blame
     ) -> None:
-        rounds, series = self.made()
+        rounds, series = self.new_series()
         other = rounds.series(call("tag", (0, 1)))
         rounds.join(other)
         other.fail(Failure(blame, "problem"))
@@ -197,7 +197,7 @@ class TestOneMember:
         assert series.elsewhere == []
 
     def test_early_doubt_is_checked_when_the_member_arrives(self) -> None:
-        rounds, series = self.made()
+        rounds, series = self.new_series()
         rounds.receive(
             series, 0, KnownArrivals(0, -1, is_waiting=True, latest=0, known=1)
         )
@@ -208,7 +208,7 @@ class TestOneMember:
         assert rounds.series(call("tag", (3, 1))).number == 0  # it counts as come to
 
     def test_doubt_about_a_round_already_reached_is_ignored(self) -> None:
-        rounds, series = self.made()
+        rounds, series = self.new_series()
         other = rounds.series(call("tag", (3, 1)))
         rounds.join(other)
         other.fail(Failure(Blame.GAVE_UP, "problem"))
@@ -223,7 +223,7 @@ class TestOneMember:
         assert series.failure is not None
 
     def test_doubts_are_passed_on_and_bounded(self) -> None:
-        rounds, series = self.made()
+        rounds, series = self.new_series()
         rounds.join(series)
         rounds.due()
         for number in range(ELSEWHERE_MAX + 2):

@@ -153,7 +153,7 @@ class TestALossAtEachStep:
         "pick",
         [
             pytest.param(lambda steps: steps[0], id="all come first"),
-            pytest.param(lambda steps: steps[-1], id="what is said is heard first"),
+            pytest.param(lambda steps: steps[-1], id="messages come first"),
             pytest.param(lambda steps: steps[len(steps) // 2], id="by turns"),
         ],
     )
@@ -300,7 +300,7 @@ def here(
 class TestOneMember:
     """The root of three, unless said otherwise; its children are 1 and 2."""
 
-    def made(self, rank: int = 0, size: int = 3) -> tuple[Rounds, Series]:
+    def new_series(self, rank: int = 0, size: int = 3) -> tuple[Rounds, Series]:
         rounds = Rounds(rank, size, name_of)
         return rounds, rounds.series(ALL)
 
@@ -312,7 +312,7 @@ class TestOneMember:
         ]
 
     def test_round_passes_with_the_last_report(self) -> None:
-        rounds, series = self.made()
+        rounds, series = self.new_series()
         rounds.join(series)
         rounds.receive(series, 2, Report(0, -1, is_marked=True))
         assert (series.is_waiting, series.missing) == (True, [1])
@@ -324,7 +324,7 @@ class TestOneMember:
         assert not series.is_busy
 
     def test_result_is_kept_for_members_not_yet_told(self) -> None:
-        rounds, series = self.made()
+        rounds, series = self.new_series()
         rounds.join(series, is_marked=True)
         for rank in (1, 2):
             rounds.receive(series, rank, Report(0, -1, is_marked=False))
@@ -338,7 +338,7 @@ class TestOneMember:
         assert series.messages_for(2) == [RoundFailed(1, 0, LATE)]
 
     def test_result_is_sent_before_the_failure_of_an_earlier_round(self) -> None:
-        rounds, series = self.made()
+        rounds, series = self.new_series()
         rounds.join(series)
         series.fail(LATE)  # and nobody could be told
         rounds.join(series)
@@ -348,7 +348,7 @@ class TestOneMember:
         assert series.messages_for(1) == [result, RoundFailed(0, 1, LATE)]
 
     def test_last_failures_are_kept_with_their_reasons(self) -> None:
-        rounds, series = self.made()
+        rounds, series = self.new_series()
         for number in range(FAILURES_KEPT + 2):
             rounds.receive(series, 1, RoundFailed(number, -1, LATE))
         problems = []
@@ -366,7 +366,7 @@ class TestOneMember:
         [here(3, 1, 3, 2), Report(3, 1, is_marked=False), RoundFailed(3, 1, LATE)],
     )
     def test_later_round_abandons_earlier_one(self, message: RoundMessage) -> None:
-        rounds, series = self.made()
+        rounds, series = self.new_series()
         for _ in range(2):
             rounds.join(series)
             series.fail(LATE)
@@ -381,7 +381,7 @@ class TestOneMember:
         )
 
     def test_member_waiting_at_a_failed_round_learns_the_reason(self) -> None:
-        rounds, series = self.made()
+        rounds, series = self.new_series()
         rounds.join(series)
         series.fail(LATE)
         rounds.due()
@@ -390,7 +390,7 @@ class TestOneMember:
         assert self.messages(rounds) == [(1, RoundFailed(0, -1, LATE))]
 
     def test_failure_is_passed_on_once_and_late_ones_are_ignored(self) -> None:
-        rounds, series = self.made()
+        rounds, series = self.new_series()
         rounds.receive(series, 1, RoundFailed(0, -1, LATE))
         assert self.messages(rounds) == [(2, RoundFailed(0, -1, LATE))]
         rounds.receive(series, 2, RoundFailed(0, -1, LATE))
@@ -402,7 +402,7 @@ class TestOneMember:
 
     def test_restarted_parent_learns_the_round_of_its_child(self) -> None:
         """A new life of the parent; this one waits at its third meeting."""
-        rounds, series = self.made(rank=1)
+        rounds, series = self.new_series(rank=1)
         for number in range(2):
             rounds.join(series)
             rounds.receive(series, 0, Result(number, is_marked=False))
@@ -416,7 +416,7 @@ class TestOneMember:
 
     def test_lost_member_fails_the_round_it_has_come_to(self) -> None:
         """Also if this one has not come: its payload is one of a dead member."""
-        rounds, series = self.made()
+        rounds, series = self.new_series()
         rounds.receive(series, 1, Report(0, -1, is_marked=False))
         series.on_lost(2, LATE)
         assert not self.messages(rounds)
@@ -426,7 +426,7 @@ class TestOneMember:
         assert series.failure is LATE
 
     def test_doubt_about_a_member_that_has_come_is_ignored(self) -> None:
-        rounds, series = self.made(size=4)
+        rounds, series = self.new_series(size=4)
         some = rounds.series(call("tag", (0, 3)))
         rounds.join(series)
         rounds.receive(series, 1, here(0, -1, 0, 0b1110))
@@ -447,7 +447,7 @@ class TestOneMember:
     def test_impossible_message_is_refused(
         self, rank: int, message: RoundMessage
     ) -> None:
-        rounds, series = self.made()
+        rounds, series = self.new_series()
         with pytest.raises(MalformedError):
             rounds.receive(series, rank, message)
 
@@ -457,7 +457,7 @@ class TestOneMember:
     def test_report_or_early_result_of_a_parent_is_refused(
         self, message: RoundMessage
     ) -> None:
-        rounds, series = self.made(rank=1, size=4)
+        rounds, series = self.new_series(rank=1, size=4)
         rounds.join(series)  # its child has not come
         with pytest.raises(MalformedError):
             rounds.receive(series, 0, message)
@@ -466,7 +466,7 @@ class TestOneMember:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(table, "SERIES_MAX", 2)
-        rounds, first = self.made()
+        rounds, first = self.new_series()
         assert rounds.drop([]) == []
         rounds.join(first)
         second, third, fourth = (rounds.series(call(name)) for name in ("2", "3", "4"))

@@ -135,10 +135,10 @@ def test_negative_byte_count_is_unknown() -> None:
 ROW = {f"key {number}": number / 7 for number in range(20)}
 MATRIX = {"workers": ["a"] * 32, "cells": [[ROW] * 32] * 32}
 ANSWERS: dict[str, dict[str, Any]] = {
-    "nothing": {},
+    "an empty answer": {},
     "a little": {"a": 1, "b": None, "c": [True, "x"], "d": {"e": []}},
     "one piece": {"a": [0] * (PIECE_MAX - 2)},
-    "one more": {"a": [0] * (PIECE_MAX - 1)},
+    "a piece and a value": {"a": [0] * (PIECE_MAX - 1)},
     "rows": {"rows": [ROW] * 200, "total": 200},
     "a matrix": {"links": MATRIX},
     "long rows": {"rows": [{"spans": [ROW] * 300, "name": "x"}] * 3},

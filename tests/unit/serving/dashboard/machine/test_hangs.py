@@ -195,7 +195,7 @@ def test_busy_pool_is_neither_a_task_nor_a_trouble() -> None:
 
 @pytest.mark.parametrize("for_s", [-1.0, *NO_NUMBERS])
 def test_nonfinite_age_is_null(for_s: float) -> None:
-    """What no task can end is told of however long it has waited."""
+    """A cycle is reported however long it has waited."""
     tasks = [actor("one", lock(1, for_s=for_s)), actor("two", lock(0, for_s=for_s))]
     report = findings([snapshot("a", tasks)])
     assert [node["age_s"] for node in report["nodes"]] == [None, None]
