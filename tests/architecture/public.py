@@ -43,15 +43,15 @@ def methods_of(name: str, public: type) -> Iterator[tuple[str, Any]]:
 
 def described() -> list[tuple[str, Any]]:
     """Return all exports, and the public methods of exported classes, each once."""
-    found: dict[str, Any] = {}
+    objects: dict[str, Any] = {}
     seen: set[int] = set()
     for name, public in exported():
         if id(public) in seen:
             continue
         seen.add(id(public))
-        found[name] = public
+        objects[name] = public
         if inspect.isclass(public):
             for base in public.__mro__:
                 if is_ours(base):
-                    found.update(methods_of(name, base))
-    return sorted(found.items())
+                    objects.update(methods_of(name, base))
+    return sorted(objects.items())

@@ -38,7 +38,7 @@ def core() -> set[str]:
     return loaded_by("import asyncrpc")
 
 
-def test_the_core_is_loaded_alone(core: set[str]) -> None:
+def test_core_is_loaded_alone(core: set[str]) -> None:
     assert len(ours(core)) <= MODULES_MAX
     packages = {name.split(".")[1] for name in ours(core) if "." in name}
     assert packages.isdisjoint(ON_DEMAND)
@@ -49,11 +49,11 @@ def test_the_core_is_loaded_alone(core: set[str]) -> None:
 @pytest.mark.parametrize(
     "name", ["aiohttp", "opentelemetry", "prometheus_client", "ray"]
 )
-def test_no_optional_package_is_loaded(core: set[str], name: str) -> None:
+def test_optional_package_is_not_loaded(core: set[str], name: str) -> None:
     assert name not in core
 
 
-def test_the_facade_loads_the_core_and_itself(core: set[str]) -> None:
+def test_facade_loads_the_core_and_itself(core: set[str]) -> None:
     facade = ours(loaded_by("import asyncrpc.compat.rpc")) - core
     others = {name for name in facade if not name.startswith("asyncrpc.compat")}
     assert others <= {"asyncrpc.core.hosting"}  # its loop, in a thread
@@ -71,7 +71,7 @@ def test_help_loads_no_command(core: set[str]) -> None:
     }
 
 
-def test_every_public_name_can_be_used_and_is_listed() -> None:
+def test_every_public_name_is_usable_and_listed() -> None:
     program = (
         "import asyncrpc, asyncrpc.inspection;"
         "assert set(asyncrpc.__all__) <= set(dir(asyncrpc));"

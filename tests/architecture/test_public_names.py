@@ -51,11 +51,11 @@ IMPORT = re.compile(
 
 def pages() -> list[Path]:
     """Return the files that show users what to import."""
-    found = [REPOSITORY / "README.md"]
-    found += (REPOSITORY / "docs").rglob("*.md")
-    found += (REPOSITORY / "examples").rglob("*.md")
-    found += (REPOSITORY / "examples").rglob("*.py")
-    return sorted(found)
+    paths = [REPOSITORY / "README.md"]
+    paths += (REPOSITORY / "docs").rglob("*.md")
+    paths += (REPOSITORY / "examples").rglob("*.md")
+    paths += (REPOSITORY / "examples").rglob("*.py")
+    return sorted(paths)
 
 
 def is_module(name: str) -> bool:
@@ -65,13 +65,13 @@ def is_module(name: str) -> bool:
 
 def modules_imported_by(text: str) -> Iterator[str]:
     """Yield the modules of this package that a page or a program imports."""
-    for found in IMPORT.finditer(text):
-        if found["source"] is None:
-            yield found["module"] or found["span"]
+    for match in IMPORT.finditer(text):
+        if match["source"] is None:
+            yield match["module"] or match["span"]
             continue
-        yield found["source"]
-        for name in re.findall(r"\w+", found["names"]):
-            module = f"{found['source']}.{name}"
+        yield match["source"]
+        for name in re.findall(r"\w+", match["names"]):
+            module = f"{match['source']}.{name}"
             if is_module(module):
                 yield module
 
@@ -155,7 +155,7 @@ def test_modules_that_the_package_exports_are_public() -> None:
 
 
 @pytest.mark.parametrize("page", pages(), ids=name_of)
-def test_a_page_imports_public_modules_only(page: Path) -> None:
+def test_page_imports_public_modules_only(page: Path) -> None:
     """Add a module to docs/reference/api.md."""
     imported = set(modules_imported_by(page.read_text(encoding="utf-8")))
     assert imported <= set(PUBLIC_MODULES)

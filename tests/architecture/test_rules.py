@@ -46,7 +46,7 @@ MAY_READ_ENVIRONMENT = {
 }
 
 # What torch makes on its default device, which is the program's, if no device is given.
-FACTORIES = {f"torch.{made.__name__}" for made in _device_constructors()}
+FACTORIES = {f"torch.{constructor.__name__}" for constructor in _device_constructors()}
 # Of these, what is of the default dtype if no dtype is given.
 BY_DEFAULT_DTYPE = {"torch.empty", "torch.full", "torch.ones", "torch.zeros"}
 
@@ -55,7 +55,7 @@ ALL_FILES = python_files(PACKAGE, TESTS)
 
 
 @pytest.mark.parametrize("path", ALL_FILES, ids=name_of)
-def test_nothing_is_left_unfinished(path: Path) -> None:
+def test_file_has_no_unfinished_part(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert UNFINISHED.findall(text) == []
     raised = {
@@ -67,29 +67,29 @@ def test_nothing_is_left_unfinished(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PACKAGE_FILES, ids=name_of)
-def test_a_module_is_named_for_what_it_is(path: Path) -> None:
+def test_module_has_a_meaningful_name(path: Path) -> None:
     parts = set(path.relative_to(PACKAGE).with_suffix("").parts)
     assert parts & EMPTY_NAMES == set()
 
 
 @pytest.mark.parametrize("path", PACKAGE_FILES, ids=name_of)
-def test_the_environment_is_read_at_the_edge_only(path: Path) -> None:
+def test_environment_is_read_at_the_edge_only(path: Path) -> None:
     if "cli" in path.parts or name_of(path) in MAY_READ_ENVIRONMENT:
         return
     assert {"os.environ", "os.getenv"} & set(dotted_uses(parse(path))) == set()
 
 
 @pytest.mark.parametrize("path", PACKAGE_FILES, ids=name_of)
-def test_devices_are_known_in_one_place_only(path: Path) -> None:
+def test_devices_are_used_in_a_single_package(path: Path) -> None:
     """In the runtime's package for them, and above all others in the public one."""
     if "devices" in path.relative_to(PACKAGE).parts[:2]:
         return
     uses = set(dotted_uses(parse(path)))
-    assert [one for one in uses if one.startswith(("torch.cuda", "torch_xla"))] == []
+    assert [use for use in uses if use.startswith(("torch.cuda", "torch_xla"))] == []
 
 
 @pytest.mark.parametrize("path", PACKAGE_FILES, ids=name_of)
-def test_no_finalizer_does_work(path: Path) -> None:
+def test_finalizers_do_no_work(path: Path) -> None:
     """`__del__` runs at any time, in any thread: `weakref.finalize` queues instead."""
     names = {
         node.name for node in ast.walk(parse(path)) if isinstance(node, ast.FunctionDef)
@@ -126,7 +126,7 @@ READS_WALL_CLOCK = {
 }
 
 
-def test_nothing_that_acts_reads_the_wall_clock() -> None:
+def test_modules_with_effects_do_not_read_the_wall_clock() -> None:
     readers = {
         name_of(path).removeprefix("asyncrpc/")
         for path in PACKAGE_FILES
@@ -193,7 +193,7 @@ def test_modules_that_unpack_bytes_are_listed_with_their_bound() -> None:
 
 
 @pytest.mark.parametrize("path", PACKAGE_FILES, ids=name_of)
-def test_no_tensor_of_ours_follows_the_defaults_of_the_program(path: Path) -> None:
+def test_tensors_of_the_package_ignore_program_defaults(path: Path) -> None:
     """`torch.set_default_device` and `set_default_dtype` are for the program's own."""
     calls = [
         (ast.unparse(node.func), {keyword.arg for keyword in node.keywords})

@@ -31,13 +31,13 @@ FILES = python_files(PACKAGE, TESTS)
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_a_file_is_no_longer_than_can_be_read(path: Path) -> None:
+def test_file_is_short_enough_to_read(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= FILE_LINES_MAX
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_a_function_fits_a_screen(path: Path) -> None:
-    sizes = {one.name: body_lines(one) for one in functions(parse(path))}
+def test_function_fits_a_screen(path: Path) -> None:
+    sizes = {function.name: body_lines(function) for function in functions(parse(path))}
     assert {n: size for n, size in sizes.items() if size > FUNCTION_LINES_MAX} == {}
 
 

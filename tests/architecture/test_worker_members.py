@@ -12,6 +12,6 @@ def members_of(worker: Worker) -> list[str]:
     return [name for name in dir(worker) if not name.startswith("_")]
 
 
-def test_a_worker_has_few_public_members() -> None:
+def test_worker_has_few_public_members() -> None:
     members = members_of(Worker("a", rendezvous=LocalRendezvous(1)))
     assert len(members) <= MEMBERS_MAX, members

@@ -22,12 +22,12 @@ def test_each_public_module_has_a_page(api: Path) -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_links_lead_somewhere(api: Path, module: str) -> None:
+def test_links_of_built_pages_resolve(api: Path, module: str) -> None:
     assert list(broken_links(api / f"{module}.md")) == []
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_module_has_every_public_name(api: Path, module: str) -> None:
+def test_module_page_has_every_public_name(api: Path, module: str) -> None:
     page = (api / f"{module}.md").read_text("utf-8")
     shown = set(re.findall(rf"^## {module}\.(\w+)$", page, re.MULTILINE))
     shown |= set(re.findall(r"\[`(\w+)`\]\(asyncrpc", page))
@@ -56,7 +56,7 @@ def worker() -> Worker:
     return Worker("a", rendezvous=LocalRendezvous(1))
 
 
-def test_a_worker_has_every_public_member(api: Path, worker: Worker) -> None:
+def test_worker_page_has_every_public_member(api: Path, worker: Worker) -> None:
     page = (api / "asyncrpc.md").read_text("utf-8")
     described = attributes_and_methods(page, "asyncrpc.Worker")
     assert set(members_of(worker)) - described == set()

@@ -55,12 +55,12 @@ def rows(page: str, heading: str = "") -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def numbered(found: list[list[str]]) -> dict[int, str]:
+def numbered(table_rows: list[list[str]]) -> dict[int, str]:
     """Return the second cell of each row that begins with a number, by number."""
-    return {int(row[0]): row[1] for row in found if row[0].isdigit()}
+    return {int(row[0]): row[1] for row in table_rows if row[0].isdigit()}
 
 
-def test_the_page_of_commands_is_made_from_them() -> None:
+def test_page_of_commands_is_generated() -> None:
     check = subprocess.run(
         [sys.executable, str(DOCS / "make_cli.py"), "--check"],
         capture_output=True,
@@ -73,10 +73,10 @@ def test_the_page_of_commands_is_made_from_them() -> None:
 @pytest.mark.parametrize("name", errors.__all__)
 def test_every_error_is_described_with_its_code(name: str) -> None:
     error = getattr(errors, name)
-    found = [row for row in rows("errors.md") if f"`{name}`" in row[0]]
-    assert len(found) == 1
+    described = [row for row in rows("errors.md") if f"`{name}`" in row[0]]
+    assert len(described) == 1
     if error in errors.AsyncRpcError.by_code.values():
-        assert found[0][1] == f"`{error.code}`"
+        assert described[0][1] == f"`{error.code}`"
 
 
 def test_errors_are_indented_below_their_bases() -> None:
@@ -95,17 +95,17 @@ def test_errors_are_indented_below_their_bases() -> None:
 
 @pytest.mark.parametrize("record", OPTIONS)
 def test_every_option_is_listed_with_its_default(record: type) -> None:
-    made = record()
-    assert dataclasses.is_dataclass(made)
+    options = record()
+    assert dataclasses.is_dataclass(options)
     listed = {
         row[0].strip("`"): row[1].strip("`")
         for row in rows("limits.md", record.__name__)
         if row[0].startswith("`")
     }
-    names = [field.name for field in dataclasses.fields(made)]
+    names = [field.name for field in dataclasses.fields(options)]
     assert list(listed) == names
     for name in names:
-        default = getattr(made, name)
+        default = getattr(options, name)
         if dataclasses.is_dataclass(default):
             assert listed[name] == f"{type(default).__name__}()"
         elif isinstance(default, Policy):
@@ -120,7 +120,7 @@ def test_every_kind_of_frame_has_its_number() -> None:
     }
 
 
-def test_a_hello_has_the_fields_it_is_said_to_have() -> None:
+def test_hello_has_the_documented_fields() -> None:
     listed = numbered(rows("wire-protocol.md", "Handshake"))
     names = [field.name.replace("_", " ") for field in dataclasses.fields(Hello)]
     # The preface's table comes before, and is numbered by offset: HELLO's rows win.
@@ -138,15 +138,15 @@ def test_every_code_of_a_value_is_described() -> None:
         for name, n in codes.items()
         if not name.startswith("ENTRY_") and name not in others
     }
-    found = [row for row in rows("wire-protocol.md", "Values") if row[0].isdigit()]
-    entry_rows = [row for row in found if row[1].startswith("`[")]
+    value_rows = [row for row in rows("wire-protocol.md", "Values") if row[0].isdigit()]
+    entry_rows = [row for row in value_rows if row[1].startswith("`[")]
     assert {int(row[0]) for row in entry_rows} == entries
-    assert {int(row[0]) for row in found if row not in entry_rows} == values
+    assert {int(row[0]) for row in value_rows if row not in entry_rows} == values
     for row in entry_rows:
         assert row[1].startswith(f"`[{row[0]}, "), row
 
 
-def test_sizes_on_the_wire_are_those_of_the_code() -> None:
+def test_documented_wire_sizes_are_those_of_the_code() -> None:
     page = (REFERENCE / "wire-protocol.md").read_text("utf-8")
     assert f"more than {INLINE_BYTES_MAX >> 10} KiB MUST be deferred" in page
     assert f"a multiple of {CHUNK_BYTES:,}, and `payload_bytes`" in page
@@ -166,6 +166,6 @@ def test_sizes_on_the_wire_are_those_of_the_code() -> None:
         ("dimensions of a tensor", Limits().dimensions_max),
     ],
 )
-def test_limits_are_those_of_the_code(what: str, number: int) -> None:
+def test_documented_limits_are_those_of_the_code(what: str, number: int) -> None:
     listed = {row[0]: row[1] for row in rows("limits.md")}
     assert listed[what] == f"{number:,}"

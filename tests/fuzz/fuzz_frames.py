@@ -91,10 +91,10 @@ def read(stream: bytes, pieces: Sequence[int]) -> tuple[list[object], str]:
 
 def stream_of(choices: Choices) -> bytes:
     """Make frames; the last may be cut."""
-    made = bytearray()
-    while choices and len(made) < 1 << 18:
-        made += frame_of(choices)
-    return bytes(made)
+    stream = bytearray()
+    while choices and len(stream) < 1 << 18:
+        stream += frame_of(choices)
+    return bytes(stream)
 
 
 def frame_of(choices: Choices) -> bytes:

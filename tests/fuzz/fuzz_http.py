@@ -162,13 +162,13 @@ def _body(choices: Choices) -> bytes:
     if how == 2:
         return b"[" * (1 + choices.below(256) * 80)
     names = ("proof", "token", "ticket")
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         names[choices.below(len(names))]: TEXTS[choices.below(len(TEXTS))]
         for _ in range(choices.below(4))
     }
     if how == 4:
-        found[TEXTS[choices.below(len(TEXTS))]] = choices.below(2) or [None]
-    return json.dumps(found).encode()
+        fields[TEXTS[choices.below(len(TEXTS))]] = choices.below(2) or [None]
+    return json.dumps(fields).encode()
 
 
 class Setting:
@@ -213,7 +213,11 @@ def check(data: bytes) -> None:
         )
         status, content = await applications.ask(honest.encode())
         assert status == 200, content
-        faults = [one for one in applications.complaints.take() if NOT_HTTP not in one]
+        faults = [
+            complaint
+            for complaint in applications.complaints.take()
+            if NOT_HTTP not in complaint
+        ]
         assert not faults, faults
 
     applications.loop.run_until_complete(play())

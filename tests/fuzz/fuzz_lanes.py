@@ -47,8 +47,8 @@ class World:
             return
         self.totals.append(sum(lengths))
         message = Frame(2, call_id=len(self.totals))
-        made = [memoryview(bytearray(length)) for length in lengths]
-        self.arrivals.open(message, made, sum(lengths))
+        buffers = [memoryview(bytearray(length)) for length in lengths]
+        self.arrivals.open(message, buffers, sum(lengths))
 
     def send(self, choices: Choices, lane: int) -> None:
         """Put a chunk on a lane; the bytes are x, so that a gap is seen."""

@@ -127,14 +127,16 @@ def is_killed(module: str, guard: Guard) -> bool:
 def main(names: Sequence[str]) -> int:
     survivors = []
     for module, guards in MUTANTS.items():
-        wanted = [one for one in guards if not names or one.name in names]
-        killed = [one for one in wanted if is_killed(module, one)]
-        survivors += [f"{module}: {one.name}" for one in wanted if one not in killed]
+        wanted = [mutant for mutant in guards if not names or mutant.name in names]
+        killed = [mutant for mutant in wanted if is_killed(module, mutant)]
+        survivors += [
+            f"{module}: {mutant.name}" for mutant in wanted if mutant not in killed
+        ]
         if wanted:
             print(f"{module:<12} {len(wanted):>3} mutants, {len(killed):>3} killed")
             sys.stdout.flush()
-    for one in survivors:
-        print(f"survives: {one}")
+    for mutant in survivors:
+        print(f"survives: {mutant}")
     return len(survivors)
 
 

@@ -48,7 +48,7 @@ MUTANTS = (
         "if False:",
     ),
     Mutant(
-        "what-was-lost-is-revived",
+        "lost-reference-is-revived",
         "user",
         "            if self._holdings[rref_id].state is LOST:\n"
         "                self._held_from.discard(incarnation, rref_id)\n"
@@ -58,7 +58,7 @@ MUTANTS = (
         "            self._holdings[rref_id].cause = None\n",
     ),
     Mutant(
-        "what-was-lost-stays-in-the-table",
+        "lost-reference-stays-in-the-table",
         "user",
         "if self._holdings[rref_id].state is LOST:\n                self._held_from",
         "if False:\n                self._held_from",

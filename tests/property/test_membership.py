@@ -103,8 +103,8 @@ class Members(RuleBasedStateMachine):
         true = self.tables[about].me
         if data.draw(st.booleans()):
             incarnation = true.incarnation
-        said = Record(life(about, incarnation), generation, version, status)
-        self.tell(name, said, is_linked=is_linked)
+        record = Record(life(about, incarnation), generation, version, status)
+        self.tell(name, record, is_linked=is_linked)
 
     def tell(self, name: str, record: Record, *, is_linked: bool) -> None:
         """One worker hears of another by a third."""
@@ -130,7 +130,7 @@ class Members(RuleBasedStateMachine):
     def give_up(self, data: st.DataObject) -> None:
         """A worker takes another for dead: rightly, or because of the network."""
         table = self.tables[data.draw(st.sampled_from(sorted(self.tables)))]
-        known = [one for one in table.records if one.name != table.me.name]
+        known = [known for known in table.records if known.name != table.me.name]
         if known:
             record = data.draw(st.sampled_from(known))
             lost = table.lose(record.name, record.incarnation, 0.0)
@@ -158,19 +158,19 @@ class Members(RuleBasedStateMachine):
     @rule(data=st.data())
     def compare_two(self, data: st.DataObject) -> None:
         pair = st.permutations(sorted(self.tables))
-        one, other = data.draw(pair)[:2]
-        self.compare(one, other)
+        first, other = data.draw(pair)[:2]
+        self.compare(first, other)
 
     # --- what holds after every step -------------------------------------------------
 
     @invariant()
-    def who_runs_holds_itself_to_be_there(self) -> None:
+    def running_worker_is_present_to_itself(self) -> None:
         for name, table in self.tables.items():
             assert table.get(name) is table.me
             assert table.me.is_alive
 
     @invariant()
-    def no_record_goes_back(self) -> None:
+    def records_never_go_back(self) -> None:
         for table in self.tables.values():
             for name in NAMES:
                 record = table.get(name)
@@ -183,9 +183,9 @@ class Members(RuleBasedStateMachine):
                     self.seen[key] = record.order
 
     @invariant()
-    def the_ring_and_the_digest_are_those_of_the_records(self) -> None:
+    def ring_and_digest_match_the_records(self) -> None:
         for table in self.tables.values():
-            alive = [one.name for one in table.records]
+            alive = [record.name for record in table.records]
             assert sorted(table.alive) == sorted(alive)
             again = Membership(table.me)
             again.begin(table.records, 0.0)
@@ -201,7 +201,7 @@ class Members(RuleBasedStateMachine):
             for name in sorted(self.tables):
                 self.round(name, turn)
         for table in self.tables.values():
-            known = {one.incarnation for one in table.records}
+            known = {record.incarnation for record in table.records}
             assert known == self.parts[table.me.name]
             assert not known & self.left
 
@@ -232,10 +232,10 @@ class Members(RuleBasedStateMachine):
             for record in table.welcome:
                 if self.runs(record) and record.name not in parts[name]:
                     parts[name] |= parts[record.name]
-                    for one in parts[name]:
-                        parts[one] = parts[name]
+                    for member in parts[name]:
+                        parts[member] = parts[name]
         return {
-            name: {self.tables[one].me.incarnation for one in part}
+            name: {self.tables[member].me.incarnation for member in part}
             for name, part in parts.items()
         }
 
@@ -245,18 +245,20 @@ class Members(RuleBasedStateMachine):
         table = self.tables.get(record.name)
         return table is not None and table.me.incarnation == record.incarnation
 
-    def meet(self, one: str, other: str) -> None:
-        self.apply(one, self.tables[one].meet(self.tables[other].me.member, 0.0), other)
+    def meet(self, first: str, other: str) -> None:
+        self.apply(
+            first, self.tables[first].meet(self.tables[other].me.member, 0.0), other
+        )
 
-    def compare(self, one: str, other: str) -> None:
-        here, there = self.tables[one], self.tables[other]
+    def compare(self, first: str, other: str) -> None:
+        here, there = self.tables[first], self.tables[other]
         parts = here.differing(there.digests)
         ours = here.part(parts)
         theirs = there.better(parts, ours)
         for record in ours:
-            self.apply(other, there.receive(record, 0.0), one)
+            self.apply(other, there.receive(record, 0.0), first)
         for record in theirs:
-            self.apply(one, here.receive(record, 0.0), other)
+            self.apply(first, here.receive(record, 0.0), other)
 
     def ask(self, name: str, asked: Member) -> None:
         """A worker asks one that is said to have ended."""
@@ -305,7 +307,7 @@ Members.TestCase.settings = settings(max_examples=300, stateful_step_count=30)
 TestMembers = Members.TestCase
 
 
-def test_a_false_verdict_is_refuted_by_way_of_one_who_knows_better() -> None:
+def test_false_loss_is_refuted_by_a_third_member() -> None:
     """The shortest story in which a worker is lost, is told, and is back for all."""
     world = Members()
     world.begin(3)
@@ -322,9 +324,7 @@ def test_a_false_verdict_is_refuted_by_way_of_one_who_knows_better() -> None:
 
 
 @pytest.mark.parametrize("to", NAMES[1:3])
-def test_a_member_that_is_said_to_have_the_life_of_a_newcomer_denies_it(
-    to: str,
-) -> None:
+def test_member_denies_the_incarnation_of_a_newcomer(to: str) -> None:
     """Whoever believes it would refuse the newcomer, whose life it is."""
     world = Members()
     world.begin(3)

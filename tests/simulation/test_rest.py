@@ -47,18 +47,18 @@ async def call_all(worker: Worker, others: list[Worker], nbytes: int) -> None:
 
 
 def links_of(*workers: Worker) -> int:
-    return sum(len(tuple(one.parts.directory.links)) for one in workers)
+    return sum(len(tuple(worker.parts.directory.links)) for worker in workers)
 
 
 def timers(network: Network) -> int:
     loop = network.loop
     assert isinstance(loop, SimLoop)
     scheduled: list[asyncio.TimerHandle] = loop._scheduled  # type: ignore[attr-defined]  # noqa: SLF001
-    return sum(not one.cancelled() for one in scheduled)
+    return sum(not timer.cancelled() for timer in scheduled)
 
 
 @pytest.mark.parametrize("peers", [8, 32])
-def test_an_idle_peer_costs_a_message_each_way_in_a_heartbeat(peers: int) -> None:
+def test_idle_peer_costs_a_message_each_way_in_a_heartbeat(peers: int) -> None:
     async def scenario(network: Network) -> None:
         names = [f"w{number}" for number in range(peers + 1)]
         async with Cluster(names=names, network=network) as workers:
@@ -74,7 +74,7 @@ def test_an_idle_peer_costs_a_message_each_way_in_a_heartbeat(peers: int) -> Non
     play(scenario, 1)
 
 
-def test_an_idle_peer_costs_no_timer() -> None:
+def test_idle_peer_costs_no_timer() -> None:
     async def scenario(network: Network) -> None:
         names = [f"w{number}" for number in range(33)]
         async with Cluster(names=names, network=network) as workers:
@@ -87,7 +87,7 @@ def test_an_idle_peer_costs_no_timer() -> None:
     play(scenario, 1)
 
 
-def test_an_idle_peer_keeps_little_of_what_went_by() -> None:
+def test_idle_peer_keeps_little_memory() -> None:
     """Of what came no more than a page; of what was sent no more than is unknown."""
 
     async def scenario(network: Network) -> None:
@@ -150,7 +150,7 @@ def steps_of_calls(peers: int) -> int:
     return steps.count
 
 
-def test_a_call_takes_as_many_steps_beside_32_idle_peers_as_beside_2() -> None:
+def test_call_takes_as_many_steps_beside_32_idle_peers_as_beside_2() -> None:
     few = steps_of_calls(2)
     assert few > CALLS
     assert steps_of_calls(32) == pytest.approx(few, abs=CALLS)

@@ -86,7 +86,7 @@ def neighbours(network: Network, size: int) -> list[Worker]:
         pytest.param(4096, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
     ],
 )
-def test_thousands_meet_with_three_connections_each(size: int) -> None:
+def test_rendezvous_of_thousands_takes_three_connections_each(size: int) -> None:
     """Full workers and every byte of their connections; 4,096 take half a minute."""
     names = [b"w%d" % rank for rank in range(size)]
 
@@ -97,9 +97,11 @@ def test_thousands_meet_with_three_connections_each(size: int) -> None:
         workers = neighbours(network, size)
         for worker in workers:
             await worker.__aenter__()
-        assert all(await asyncio.gather(*(meet(one, "first") for one in workers)))
+        assert all(await asyncio.gather(*(meet(worker, "first") for worker in workers)))
         sent, begun_s = network.sent, network.loop.time()
-        assert all(await asyncio.gather(*(meet(one, "second") for one in workers)))
+        assert all(
+            await asyncio.gather(*(meet(worker, "second") for worker in workers))
+        )
         took_s = network.loop.time() - begun_s
         links = Counter(len(worker.parts.directory.links) for worker in workers)
         assert max(links) <= 3
@@ -110,41 +112,43 @@ def test_thousands_meet_with_three_connections_each(size: int) -> None:
         # the slowest of so many 10: up and down the tree, and up and down again.
         assert network.sent - sent < 8 * size
         assert took_s < 2 * (2 + 2) * depth * 0.01
-        await asyncio.gather(*(one.shutdown(drain_timeout_s=0.0) for one in workers))
+        await asyncio.gather(
+            *(worker.shutdown(drain_timeout_s=0.0) for worker in workers)
+        )
 
     play(scenario, 1)
 
 
-async def one_of_many_is_late(network: Network) -> None:
+async def late_member_of_many(network: Network) -> None:
     """Everyone learns who it is, wherever it sits, and by what is known of it."""
     size = 60
     workers = neighbours(network, size)
     for worker in workers:
         await worker.__aenter__()
     late = network.rng.choice(workers)
-    hasty = network.rng.choice([one for one in workers if one is not late])
-    found = await asyncio.gather(
+    hasty = network.rng.choice([worker for worker in workers if worker is not late])
+    results = await asyncio.gather(
         *(
-            rendezvous(one, "tag", timeout_s=5.0 if one is hasty else None)
-            for one in workers
-            if one is not late
+            rendezvous(worker, "tag", timeout_s=5.0 if worker is hasty else None)
+            for worker in workers
+            if worker is not late
         ),
         return_exceptions=True,
     )
-    for error in found:
+    for error in results:
         assert isinstance(error, BarrierBrokenError)
         assert f"these members did not come: rank {late.rank}" in str(error)
         assert error.missing in {(late.name,), (f"rank {late.rank}",)}
     with pytest.raises(BarrierBrokenError, match=f"rank {hasty.rank} "):
         await rendezvous(late, "tag")
-    found = await asyncio.gather(*(rendezvous(one, "tag") for one in workers))
-    assert found == [[b""] * size] * size
-    await asyncio.gather(*(one.shutdown(drain_timeout_s=0.0) for one in workers))
+    results = await asyncio.gather(*(rendezvous(worker, "tag") for worker in workers))
+    assert results == [[b""] * size] * size
+    await asyncio.gather(*(worker.shutdown(drain_timeout_s=0.0) for worker in workers))
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_one_of_many_is_late(seed: int) -> None:
-    play(one_of_many_is_late, seed)
+def test_late_member_among_many_is_named(seed: int) -> None:
+    play(late_member_of_many, seed)
 
 
 # --- faults --------------------------------------------------------------------------
@@ -192,15 +196,15 @@ class Course:
                 async with asyncio.timeout(
                     rng.uniform(0.0, 0.5) if hasty and rng.random() < 0.1 else None
                 ):
-                    found = await rendezvous(
+                    result = await rendezvous(
                         worker, tag, payload, replicas, timeout_s=timeout_s
                     )
             except (BarrierBrokenError, WorkerLostError, TimeoutError) as error:
                 self._examine(error)
             else:
                 passed += 1
-                if found != [f"{rank} {number}".encode() for rank in ranks]:
-                    self.problems.append(f"{worker.name} got {found} for {number}")
+                if result != [f"{rank} {number}".encode() for rank in ranks]:
+                    self.problems.append(f"{worker.name} got {result} for {number}")
         return passed
 
     def _examine(self, error: Exception) -> None:
@@ -229,8 +233,8 @@ class Course:
         rng = self.network.rng
         for _ in range(6):
             await asyncio.sleep(rng.expovariate(10.0))
-            one, other = rng.sample([worker.name for worker in self.workers], 2)
-            link = self.network.between(one, other)
+            first, other = rng.sample([worker.name for worker in self.workers], 2)
+            link = self.network.between(first, other)
             if rng.random() < 0.5:
                 link.drop_connections()
             else:
@@ -252,7 +256,7 @@ async def all_live(network: Network) -> None:
         assert set(passed) == {ROUNDS}
 
 
-async def some_give_up(network: Network) -> None:
+async def members_give_up(network: Network) -> None:
     """What fails does so for all; afterwards everything works again."""
     count = network.rng.randrange(2, 9)
     async with Cluster(count, network=network, options=OPTIONS) as workers:
@@ -264,7 +268,7 @@ async def some_give_up(network: Network) -> None:
         assert course.problems == []
 
 
-async def one_dies(network: Network) -> None:
+async def member_dies(network: Network) -> None:
     """All who live learn of it, whatever they were about; none of them waits."""
     count = network.rng.randrange(2, 9)
     async with Cluster(count, network=network, options=OPTIONS) as workers:
@@ -289,7 +293,7 @@ async def one_dies(network: Network) -> None:
         assert min(passed) < ROUNDS
 
 
-async def one_starts_anew(network: Network) -> None:
+async def member_restarts(network: Network) -> None:
     """The new life is in step with the others, who had met before.
 
     They may find only now that the former one is gone, and have to try again.
@@ -333,15 +337,17 @@ async def one_starts_anew(network: Network) -> None:
         assert course.problems == []
 
 
-SCENARIOS = [all_live, some_give_up, one_dies, one_starts_anew]
+SCENARIOS = [all_live, members_give_up, member_dies, member_restarts]
 
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_what_must_hold_holds_for_every_seed(scenario: Scenario, seed: int) -> None:
+def test_rounds_keep_their_invariants_for_every_seed(
+    scenario: Scenario, seed: int
+) -> None:
     play(scenario, seed)
 
 
-def test_a_seed_gives_the_same_run_again() -> None:
-    digests = [play(some_give_up, seed).digest for seed in (3, 3, 4)]
+def test_seed_gives_the_same_run_again() -> None:
+    digests = [play(members_give_up, seed).digest for seed in (3, 3, 4)]
     assert digests[0] == digests[1] != digests[2]

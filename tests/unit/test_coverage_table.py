@@ -20,7 +20,7 @@ MEASURED = {
 }
 
 
-def test_each_folder_has_a_row_whose_columns_are_in_line() -> None:
+def test_each_folder_has_a_row_with_aligned_columns() -> None:
     assert table(tallies(MEASURED)).splitlines() == [
         "folder              lines   missed  branches   missed  covered",
         "asyncrpc               20        0         0        0   100.0%",

@@ -38,8 +38,8 @@ class _OneSeries:
     @property
     def state(self) -> enum.Enum:
         """Where the worker is."""
-        found: enum.Enum = self._series.state
-        return found
+        current: enum.Enum = self._series.state
+        return current
 
     def on(self, event: enum.Enum) -> None:
         """Let an event happen."""
@@ -55,8 +55,8 @@ SERIES: Final = Machine(
     events="SeriesEvent",
     starts=("AWAY",),
     begin=lambda build, _: _OneSeries(build),
-    feed=lambda one, event: one.on(event),
-    state_of=lambda one: one.state,
+    feed=lambda machine, event: machine.on(event),
+    state_of=lambda machine: machine.state,
     stories="""
 the root has all reports:
     AWAY -JOIN-> GATHERING -PASS-> PASSED -LEAVE-> AWAY
@@ -84,7 +84,7 @@ who waits comes to no other round:
     tests=("tests/unit/core/rounds/machine/test_series.py",),
     guards=(
         Guard(
-            "who-has-reported-does-not-wait",
+            "reported-member-does-not-wait",
             "return self.state is GATHERING or self.state is REPORTED",
             "return self.state is GATHERING",
         ),
@@ -103,7 +103,7 @@ who waits comes to no other round:
             "if False:\n                self.fail(failure)",
         ),
         Guard(
-            "a-failure-is-not-kept-for-those-who-come-late",
+            "failure-is-not-kept-for-late-members",
             "            self._record(self.number, failure, None)\n\n"
             "    def fail_ahead",
             "\n    def fail_ahead",

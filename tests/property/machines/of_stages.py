@@ -44,8 +44,8 @@ MICRO_BATCH: Final = Machine(
     events="ChunkEvent",
     starts=("AWAITED",),
     begin=lambda build, _: _OneChunk(build),
-    feed=lambda one, event: one.on(event),
-    state_of=lambda one: one.stage.state(0),
+    feed=lambda machine, event: machine.on(event),
+    state_of=lambda machine: machine.stage.state(0),
     stories="""
 it goes forward and backward:
     AWAITED -INPUT-> ARRIVED -FORWARD-> HELD -ANSWER-> ANSWERED -END-> DONE
@@ -71,7 +71,7 @@ it ends once:
             "    ActionKind.BACKWARD: ChunkState.HELD,\n",
         ),
         Guard(
-            "nothing-is-ever-let-go",
+            "stage-never-lets-go",
             "            self.held -= 1\n",
             "            self.held -= 0\n",
         ),

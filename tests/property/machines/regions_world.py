@@ -63,7 +63,7 @@ class _End:
         return (
             (self.has_users, self.references, self.sweeps, self.is_telling),
             (tuple(self.inbox), tuple(self.arrived)),
-            tuple(one.facts() for one in self.questions),
+            tuple(question.facts() for question in self.questions),
             (*kept["regions"], kept["_is_letting_go"]),
             (*sorted(kept["used"]), *sorted(kept["_awaited"].items())),
             tuple(
@@ -240,7 +240,7 @@ class RegionsWorld:
 
     def _left(self) -> Iterator[Action]:
         for what in ("take", "deliver"):
-            yield from (one for one in self.possible() if one[0] == what)
+            yield from (step for step in self.possible() if step[0] == what)
 
 
 def visit(build: ModuleType, bounds: Bounds) -> int:

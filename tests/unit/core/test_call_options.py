@@ -18,7 +18,7 @@ USINGS = [Peer(CALLS, "b").using, PeerGroup(CALLS, ["b"]).using]
 
 
 @pytest.mark.parametrize("using", USINGS)
-def test_an_unknown_option_is_refused_and_the_options_are_named(
+def test_unknown_option_is_refused_with_the_known_ones(
     using: Callable[..., Any],
 ) -> None:
     with pytest.raises(
@@ -30,12 +30,12 @@ def test_an_unknown_option_is_refused_and_the_options_are_named(
 
 
 @pytest.mark.parametrize("using", USINGS)
-def test_options_are_checked(using: Callable[..., Any]) -> None:
+def test_option_values_are_checked(using: Callable[..., Any]) -> None:
     using(timeout_s=2.0).using(codec="bf16")
     with pytest.raises(UsageError, match="timeout_s must be a number of seconds"):
         using(timeout_s="2")
 
 
-def test_a_group_has_no_out() -> None:
+def test_group_calls_have_no_out_option() -> None:
     with pytest.raises(UsageError, match="`out` is for one result"):
         PeerGroup(CALLS, ["b"]).using(out=torch.ones(1))

@@ -47,20 +47,22 @@ def in_callback(loop_factory: Any, coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 @pytest.mark.parametrize("loop_factory", LOOPS)
 class TestEagerTask:
-    def test_what_never_waits_is_over_at_once(self, loop_factory: Any) -> None:
+    def test_coroutine_that_never_waits_is_done_at_once(
+        self, loop_factory: Any
+    ) -> None:
         async def quick() -> int:
             return VARIABLE.get()
 
         assert in_callback(loop_factory, quick()) == (True, 7)
 
-    def test_what_waits_goes_on_as_a_task(self, loop_factory: Any) -> None:
+    def test_coroutine_that_waits_continues_as_a_task(self, loop_factory: Any) -> None:
         async def slow() -> int:
             await asyncio.sleep(0.001)
             return VARIABLE.get()
 
         assert in_callback(loop_factory, slow()) == (False, 7)
 
-    def test_the_first_step_knows_its_task(self, loop_factory: Any) -> None:
+    def test_first_step_knows_its_task(self, loop_factory: Any) -> None:
         async def limited() -> str:
             first = asyncio.current_task()
             try:
@@ -73,7 +75,9 @@ class TestEagerTask:
 
         assert in_callback(loop_factory, limited()) == (False, "late")
 
-    def test_an_error_of_the_first_step_is_the_tasks(self, loop_factory: Any) -> None:
+    def test_error_of_the_first_step_is_the_error_of_the_task(
+        self, loop_factory: Any
+    ) -> None:
         async def fail() -> None:
             raise ValueError("at once")
 
@@ -81,7 +85,7 @@ class TestEagerTask:
         assert ended
         assert str(error) == "at once"
 
-    def test_the_loop_is_left_as_it_was(self, loop_factory: Any) -> None:
+    def test_eager_start_leaves_the_loop_unchanged(self, loop_factory: Any) -> None:
         async def look() -> bool:
             loop = asyncio.get_running_loop()
             called = loop.create_future()
@@ -90,7 +94,7 @@ class TestEagerTask:
 
         assert in_callback(loop_factory, look()) == (False, True)
 
-    def test_inside_a_task_it_waits_its_turn(self, loop_factory: Any) -> None:
+    def test_eager_task_inside_a_task_waits_its_turn(self, loop_factory: Any) -> None:
         async def inner() -> int:
             return 1
 
@@ -102,7 +106,7 @@ class TestEagerTask:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             assert runner.run(outer()) == (False, 1)
 
-    def test_a_finalizer_that_runs_while_it_is_made_takes_no_ones_place(
+    def test_finalizer_during_an_eager_start_does_not_replace_the_task(
         self, loop_factory: Any
     ) -> None:
         """The collector may run at any allocation, that of the task included."""

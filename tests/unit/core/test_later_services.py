@@ -79,122 +79,122 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.
     sys.modules.pop(MODULE, None)
 
 
-def with_late(made: list[Late], *, module: str = MODULE) -> Services:
+def with_late(loaded: list[Late], *, module: str = MODULE) -> Services:
     def make() -> Late:
-        made.append(Late())
-        return made[-1]
+        loaded.append(Late())
+        return loaded[-1]
 
-    found = Services()
-    found.add_later("late", module, make, by=LOOKERS)
-    return found
+    offered = Services()
+    offered.add_later("late", module, make, by=LOOKERS)
+    return offered
 
 
-def tell(found: Services, number: int, link: RecordingLink | None = None) -> None:
+def tell(offered: Services, number: int, link: RecordingLink | None = None) -> None:
     notice = Hear(number)
-    route = found.router.notice(notice.head)
+    route = offered.router.notice(notice.head)
     route.handle(link or RecordingLink(PEER), notice.pack())
 
 
-async def count(found: Services) -> Any:
+async def count(offered: Services) -> Any:
     request = Count()
-    route = found.router.request(request.head)
+    route = offered.router.request(request.head)
     return await route.handle(RecordingLink(PEER), request.pack())
 
 
-async def test_messages_wait_in_their_order_until_a_thread_has_loaded_it(
+async def test_messages_wait_in_order_until_a_thread_has_loaded_the_service(
     gate: threading.Event,
 ) -> None:
-    made: list[Late] = []
-    found = with_late(made)
-    found.on_peer_lost(worker("gone"), "it died")
-    found.on_peer_lost(worker("back"), "it died")
-    found.on_peer_back(worker("back"))
-    tell(found, 1)
-    answer = asyncio.ensure_future(count(found))  # noqa: RUF100
-    tell(found, 2)
+    loaded: list[Late] = []
+    offered = with_late(loaded)
+    offered.on_peer_lost(worker("gone"), "it died")
+    offered.on_peer_lost(worker("back"), "it died")
+    offered.on_peer_back(worker("back"))
+    tell(offered, 1)
+    answer = asyncio.ensure_future(count(offered))  # noqa: RUF100
+    tell(offered, 2)
     await asyncio.sleep(0)
-    assert not made
+    assert not loaded
     assert not answer.done()
     gate.set()
     assert await answer == 2
-    tell(found, 3)
-    (late,) = made
+    tell(offered, 3)
+    (late,) = loaded
     assert late.heard == [1, 2, 3]
     assert late.lost == ["gone"]
-    assert list(found) == [late]
+    assert list(offered) == [late]
 
 
-async def test_a_loaded_module_needs_no_thread() -> None:
-    made: list[Late] = []
-    found = with_late(made, module=__name__)
-    tell(found, 1)
-    assert made[0].heard == [1]
+async def test_loaded_module_needs_no_thread() -> None:
+    loaded: list[Late] = []
+    offered = with_late(loaded, module=__name__)
+    tell(offered, 1)
+    assert loaded[0].heard == [1]
 
 
-async def test_its_worker_can_use_it_before_what_waits_is_over(
+async def test_worker_can_use_the_service_before_waiting_messages_end(
     gate: threading.Event,
 ) -> None:
-    made: list[Late] = []
-    found = with_late(made)
-    tell(found, 1)
-    service = found.named("late")
-    assert made == [service]
-    assert made[0].heard == [1]
+    loaded: list[Late] = []
+    offered = with_late(loaded)
+    tell(offered, 1)
+    service = offered.named("late")
+    assert loaded == [service]
+    assert loaded[0].heard == [1]
     gate.set()
-    assert await count(found) == 1
-    assert len(made) == 1
+    assert await count(offered) == 1
+    assert len(loaded) == 1
 
 
-async def test_a_wrong_notice_that_waited_harms_no_other(
+async def test_wrong_notice_that_waited_harms_no_other(
     gate: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made: list[Late] = []
-    found = with_late(made)
+    loaded: list[Late] = []
+    offered = with_late(loaded)
     for number in (1, 0, 2):
-        tell(found, number)
+        tell(offered, number)
     gate.set()
-    assert await count(found) == 2
+    assert await count(offered) == 2
     assert "it says nothing" in caplog.text
 
 
-async def test_a_peer_may_keep_few_notices_waiting(
+async def test_waiting_notices_of_a_peer_are_limited(
     gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(services, "NOTICES_MAX", 2)
-    found = with_late([])
-    tell(found, 1)
-    tell(found, 2)
+    offered = with_late([])
+    tell(offered, 1)
+    tell(offered, 2)
     with pytest.raises(MalformedError, match="2 notices of one worker"):
-        tell(found, 3)
-    tell(found, 3, RecordingLink(worker("another")))
+        tell(offered, 3)
+    tell(offered, 3, RecordingLink(worker("another")))
 
 
-async def test_code_that_cannot_be_loaded_is_tried_again(
+async def test_failed_import_is_tried_again(
     gate: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made: list[Late] = []
-    found = with_late(made, module="there_is_no_such_module")
+    loaded: list[Late] = []
+    offered = with_late(loaded, module="there_is_no_such_module")
     with pytest.raises(ModuleNotFoundError):
-        await count(found)
+        await count(offered)
     with pytest.raises(ModuleNotFoundError):
-        await count(found)
+        await count(offered)
     assert "cannot be loaded" in caplog.text
 
 
-async def test_the_end_of_the_worker_ends_what_waits(gate: threading.Event) -> None:
-    made: list[Late] = []
-    found = with_late(made)
-    answer = asyncio.ensure_future(count(found))
+async def test_end_of_the_worker_fails_waiting_requests(gate: threading.Event) -> None:
+    loaded: list[Late] = []
+    offered = with_late(loaded)
+    answer = asyncio.ensure_future(count(offered))
     await asyncio.sleep(0)
-    for service in found:
+    for service in offered:
         await service.close()
     with pytest.raises(ClosedError):
         await answer
-    assert not made
+    assert not loaded
 
 
-def test_what_may_send_it_is_known_before() -> None:
-    found = with_late([], module="there_is_no_such_module")
-    assert found.router.request(Count().head).by == LOOKERS
-    (later,) = found
+def test_permitted_senders_are_known_before_the_import() -> None:
+    offered = with_late([], module="there_is_no_such_module")
+    assert offered.router.request(Count().head).by == LOOKERS
+    (later,) = offered
     assert isinstance(later, LaterService)

@@ -27,11 +27,11 @@ PATHS = {
 
 
 def lifecycle_in(state: WorkerState) -> Lifecycle:
-    found = Lifecycle("a")
+    lifecycle = Lifecycle("a")
     for event in PATHS[state]:
-        found.advance(event)
-    assert found.state is state
-    return found
+        lifecycle.advance(event)
+    assert lifecycle.state is state
+    return lifecycle
 
 
 def diagram() -> str:
@@ -46,16 +46,16 @@ def diagram() -> str:
     return "\n".join([*lines, "    CLOSED --> [*]"])
 
 
-def test_the_picture_is_the_table() -> None:
+def test_picture_shows_the_transition_table() -> None:
     text = DOC.read_text(encoding="utf-8")
     drawn = text.split("```mermaid\nstateDiagram-v2", 1)[1].split("\n```", 1)[0]
     assert f"stateDiagram-v2{drawn}" == diagram()
 
 
 @pytest.mark.parametrize(
-    "state", [one for one in WorkerState if one is not WorkerState.NEW]
+    "state", [state for state in WorkerState if state is not WorkerState.NEW]
 )
-def test_a_fork_ends_the_copy_in_every_state(state: WorkerState) -> None:
+def test_fork_ends_the_copy_in_every_state(state: WorkerState) -> None:
     assert TRANSITIONS[state][Event.FORK] is WorkerState.FORKED
 
 
@@ -67,26 +67,24 @@ def test_a_fork_ends_the_copy_in_every_state(state: WorkerState) -> None:
         (WorkerState.FORKED, "a forked child has no worker"),
     ],
 )
-def test_who_uses_it_wrongly_is_told_why(state: WorkerState, text: str) -> None:
-    one = lifecycle_in(state)
+def test_misuse_error_names_the_state(state: WorkerState, text: str) -> None:
+    lifecycle = lifecycle_in(state)
     with pytest.raises(NotStartedError, match=text):
-        one.check_running()
+        lifecycle.check_running()
     with pytest.raises(NotStartedError, match=text):
-        LoopGuard(one).check_on_loop("Worker.find")
+        LoopGuard(lifecycle).check_on_loop("Worker.find")
 
 
 @pytest.mark.parametrize(
     "state", [WorkerState.STARTING, WorkerState.RUNNING, WorkerState.DRAINING]
 )
-def test_functions_in_flight_may_use_it_until_it_has_drained(
-    state: WorkerState,
-) -> None:
-    one = lifecycle_in(state)
-    one.check_running()
-    assert one.is_draining is (state is WorkerState.DRAINING)
+def test_functions_may_use_the_worker_until_it_has_drained(state: WorkerState) -> None:
+    lifecycle = lifecycle_in(state)
+    lifecycle.check_running()
+    assert lifecycle.is_draining is (state is WorkerState.DRAINING)
 
 
-async def test_its_loop_and_no_other() -> None:
+async def test_worker_belongs_to_its_loop_only() -> None:
     guard = LoopGuard(lifecycle_in(WorkerState.RUNNING))
     guard.loop = asyncio.get_running_loop()
     guard.check_on_loop("Worker.find")
@@ -94,7 +92,7 @@ async def test_its_loop_and_no_other() -> None:
         await asyncio.to_thread(guard.check_on_loop, "Worker.find")
 
 
-async def test_its_loop_is_still_the_one_when_it_has_ended() -> None:
+async def test_worker_belongs_to_its_loop_after_its_end() -> None:
     guard = LoopGuard(lifecycle_in(WorkerState.CLOSED))
     guard.loop = asyncio.get_running_loop()
     guard.check_loop("Worker.shutdown")

@@ -15,14 +15,14 @@ MEMBER = Member("ps", 3, Incarnation(7), ("tcp://h:1", "uds:///x"), "host")
 RECORD: list[Any] = ["ps", 3, 7, ["tcp://h:1"], "host"]
 
 
-def test_a_record_is_read_as_it_was_published() -> None:
+def test_record_is_read_as_it_was_published() -> None:
     assert Member.decode(MEMBER.encode()) == MEMBER
 
 
 @pytest.mark.parametrize(
     "packed", [b"", b"\xc1", b"\x95", b"\xc0", msgpack.packb(7), b"\x90", b"\xff" * 99]
 )
-def test_what_is_no_record_is_malformed(packed: bytes) -> None:
+def test_bytes_that_are_not_a_record_are_malformed(packed: bytes) -> None:
     with pytest.raises(MalformedError, match=r"at the meeting point.*only this group"):
         Member.decode(packed)
 
@@ -31,7 +31,7 @@ def test_what_is_no_record_is_malformed(packed: bytes) -> None:
 @pytest.mark.parametrize(
     "wrong", [None, -2, 1.5, {}, b"\xff", "", [7], "x" * 70_000, [["a"]], 1 << 63]
 )
-def test_a_field_that_no_worker_has_is_malformed(field: int, wrong: Any) -> None:
+def test_field_with_an_impossible_value_is_malformed(field: int, wrong: Any) -> None:
     is_right = (field, wrong) in ((4, ""), (2, 1 << 63))
     record = [*RECORD[:field], wrong, *RECORD[field + 1 :]]
     if is_right or (field == 3 and wrong in ({}, "")):  # no address at all
@@ -42,6 +42,6 @@ def test_a_field_that_no_worker_has_is_malformed(field: int, wrong: Any) -> None
 
 
 @pytest.mark.parametrize("length", range(5))
-def test_a_record_that_lacks_a_field_is_malformed(length: int) -> None:
+def test_record_without_a_field_is_malformed(length: int) -> None:
     with pytest.raises(MalformedError, match="at the meeting point"):
         Member.decode(msgpack.packb(RECORD[:length]))

@@ -54,20 +54,20 @@ class Service:
         return [RREF] * len(request.names)
 
 
-def test_a_notice_reaches_its_handler() -> None:
+def test_notice_reaches_its_handler() -> None:
     service, link = Service(), RecordingLink(PEER)
     deliver(service.routes, link, Hear(RREF))
     assert service.told == [(link, Hear(RREF))]
 
 
-async def test_a_request_is_answered_as_it_says() -> None:
+async def test_request_is_answered_in_its_declared_form() -> None:
     service, link = Service(), RecordingLink(PEER)
     answer = await deliver(service.routes, link, Look(["a", "b"]))
     assert answer == [[1, 2], [1, 2]]
     assert Look.read_answer("peer", answer) == [RREF, RREF]
 
 
-async def test_an_answer_is_read_or_refused() -> None:
+async def test_answer_is_read_or_refused() -> None:
     link = RecordingLink(PEER)
     asking = ask(link, Look(["a"]))
     coroutine = asking.__await__()
@@ -80,7 +80,7 @@ async def test_an_answer_is_read_or_refused() -> None:
         coroutine.send(None)
 
 
-def test_a_wrong_notice_is_refused_before_its_handler() -> None:
+def test_wrong_notice_is_refused_before_its_handler() -> None:
     service = Service()
     route = service.router.notice(Hear.head)
     problem = "worker 'peer' sent an invalid 'test.hear' message: serial must be an "
@@ -92,7 +92,7 @@ def test_a_wrong_notice_is_refused_before_its_handler() -> None:
     assert not service.told
 
 
-async def test_what_only_the_handler_finds_wrong_names_the_message_too() -> None:
+async def test_error_of_the_handler_names_the_message() -> None:
     service = Service()
     problem = "worker 'peer' sent an invalid 'test.look' message: it names nothing"
     with pytest.raises(MalformedError, match=problem):
@@ -109,7 +109,7 @@ async def test_what_only_the_handler_finds_wrong_names_the_message_too() -> None
         (["test", [1]], "which this worker does not know"),
     ],
 )
-async def test_what_nobody_takes_leads_to_an_error(
+async def test_message_without_a_handler_is_refused_with_the_known_ones(
     head: list[Any], problem: str
 ) -> None:
     router = Service().router
@@ -134,12 +134,12 @@ def test_heads_are_remembered_up_to_a_limit() -> None:
 
 
 @pytest.mark.parametrize("head", [[], ["test"]])
-def test_a_head_that_names_no_method(head: list[Any]) -> None:
+def test_head_without_a_method_is_refused(head: list[Any]) -> None:
     with pytest.raises(MalformedError, match="names no service"):
         Service().router.notice(pack_head(head))
 
 
-def test_a_message_says_what_it_is() -> None:
+def test_message_shows_its_service_method_and_fields() -> None:
     assert (Hear.service, Hear.method, Hear.name) == ("test", "hear", "test.hear")
     assert Hear(RREF) == Hear(RREF)
     assert repr(Hear(RREF)).endswith("Hear(rref_id=RRefId(creator=1, serial=2))")

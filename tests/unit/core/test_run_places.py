@@ -31,19 +31,21 @@ NOBODY = 65534
         ),
     ],
 )
-def test_the_variables_say_where(environ: dict[str, str], paths: list[str]) -> None:
-    found = places(environ, 7, Path("/t"))
-    assert [str(one) for one in found] == paths
+def test_directories_follow_from_environment_variables(
+    environ: dict[str, str], paths: list[str]
+) -> None:
+    candidates = places(environ, 7, Path("/t"))
+    assert [str(place) for place in candidates] == paths
 
 
-def test_the_first_place_that_can_be_written_is_made(tmp_path: Path) -> None:
+def test_first_writable_directory_is_created(tmp_path: Path) -> None:
     environ = {"XDG_RUNTIME_DIR": str(tmp_path / "missing")}
-    made = make_place(places(environ, os.geteuid(), tmp_path))
-    assert made.path == tmp_path / f"asyncrpc-runs-{os.geteuid()}"
-    assert made.path.stat().st_mode & 0o777 == 0o700
+    place = make_place(places(environ, os.geteuid(), tmp_path))
+    assert place.path == tmp_path / f"asyncrpc-runs-{os.geteuid()}"
+    assert place.path.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_place_that_is_named_is_the_only_one(tmp_path: Path) -> None:
+def test_named_directory_has_no_fallback(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.touch()
     environ = {"ASYNCRPC_RUN_DIR": str(blocked)}
@@ -51,12 +53,12 @@ def test_a_place_that_is_named_is_the_only_one(tmp_path: Path) -> None:
         make_place(places(environ, os.geteuid(), tmp_path))
 
 
-def test_a_place_that_is_named_may_be_a_link(tmp_path: Path) -> None:
+def test_named_directory_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "runs")
     environ = {"ASYNCRPC_RUN_DIR": str(tmp_path / "link")}
-    made = make_place(places(environ, os.geteuid(), tmp_path))
-    assert made.path == tmp_path / "runs"
+    place = make_place(places(environ, os.geteuid(), tmp_path))
+    assert place.path == tmp_path / "runs"
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     environ = {"ASYNCRPC_RUN_DIR": str(tmp_path / "loop")}
     with pytest.raises(UsageError, match="loop"):
@@ -64,7 +66,7 @@ def test_a_place_that_is_named_may_be_a_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o720, 0o702, 0o1777])
-def test_where_others_can_write_nothing_is_put(tmp_path: Path, mode: int) -> None:
+def test_directory_writable_by_others_is_refused(tmp_path: Path, mode: int) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs").chmod(mode)
     environ = {"ASYNCRPC_RUN_DIR": str(tmp_path / "runs")}
@@ -72,9 +74,7 @@ def test_where_others_can_write_nothing_is_put(tmp_path: Path, mode: int) -> Non
         make_place(places(environ, os.geteuid(), tmp_path))
 
 
-def test_a_link_that_another_user_may_have_put_there_is_not_followed(
-    tmp_path: Path,
-) -> None:
+def test_link_in_a_shared_directory_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir(mode=0o700)
     user = os.geteuid()
     (tmp_path / f"asyncrpc-runs-{user}").symlink_to(tmp_path / "mine")
@@ -83,18 +83,18 @@ def test_a_link_that_another_user_may_have_put_there_is_not_followed(
         make_place(places(environ, user, tmp_path))
 
 
-def test_what_belongs_to_another_user_is_not_believed(tmp_path: Path) -> None:
+def test_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
-    found = tmp_path.stat()
-    assert problem_of_directory(found, found.st_uid) is None
-    words = problem_of_directory(found, found.st_uid + 1)
+    status = tmp_path.stat()
+    assert problem_of_directory(status, status.st_uid) is None
+    words = problem_of_directory(status, status.st_uid + 1)
     assert words == (
-        f"belongs to user {found.st_uid}, not to you (user {found.st_uid + 1})"
+        f"belongs to user {status.st_uid}, not to you (user {status.st_uid + 1})"
     )
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_a_file_of_another_user_is_not_read(tmp_path: Path) -> None:
+def test_file_of_another_user_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     path.write_text("mine")
     assert read_own(path) == b"mine"
@@ -102,7 +102,7 @@ def test_a_file_of_another_user_is_not_read(tmp_path: Path) -> None:
     assert read_own(path) is None
 
 
-def test_only_small_regular_files_are_read(tmp_path: Path) -> None:
+def test_small_regular_files_alone_are_read(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     assert read_own(path) is None
     path.write_bytes(b"x" * FILE_BYTES_MAX)

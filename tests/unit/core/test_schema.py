@@ -67,23 +67,23 @@ FIELDS: dict[str, Any] = {
 }
 
 
-def test_what_is_written_is_read() -> None:
+def test_record_is_read_as_it_was_written() -> None:
     record = RecordSchema(Everything)
-    one = Everything(**FIELDS)
-    written = record.write(one)
+    everything = Everything(**FIELDS)
+    written = record.write(everything)
     assert written[:6] == [*RREF, [*RREF], [[1, "a"], [2, "b"]], ["a", "b"], None]
     assert written[-2:] == [[3, 4], -1]
-    assert record.read(written) == one
-    assert record.read([*written, "a later field"]) == one
+    assert record.read(written) == everything
+    assert record.read([*written, "a later field"]) == everything
 
 
-def test_nil_stands_for_what_is_not_there() -> None:
+def test_nil_stands_for_none() -> None:
     record = RecordSchema(Everything)
-    one = Everything(**{**FIELDS, "maybe": Point(3, "c"), "shape": None})
-    assert record.read(record.write(one)) == one
+    everything = Everything(**{**FIELDS, "maybe": Point(3, "c"), "shape": None})
+    assert record.read(record.write(everything)) == everything
 
 
-def test_its_shape_is_that_of_the_documentation() -> None:
+def test_record_shape_is_that_of_the_documentation() -> None:
     assert RecordSchema(Everything).shape == (
         "[creator, serial, [creator, serial], [[x, name], …], [*, …], [x, name] or nil,"
         " flag, real, raw, options, anything, tensor, [* or nil, …], [*, …] or nil, "
@@ -104,7 +104,7 @@ class Numbers:
 RIGHT = [2**64 - 1, 0, 1, -1, -(2**63), 1]
 
 
-def test_numbers_at_their_limits_are_right() -> None:
+def test_numbers_at_their_limits_are_accepted() -> None:
     assert RecordSchema(Numbers).read(RIGHT) == Numbers(*RIGHT)
 
 
@@ -121,7 +121,7 @@ def test_numbers_at_their_limits_are_right() -> None:
         (5, 2, "small must be 0 or 1, not 2 of type int"),
     ],
 )
-def test_a_wrong_number_is_named(place: int, wrong: object, problem: str) -> None:
+def test_wrong_number_is_named(place: int, wrong: object, problem: str) -> None:
     record = RecordSchema(Numbers)
     value = [*RIGHT]
     value[place] = wrong  # type: ignore[call-overload]
@@ -146,7 +146,7 @@ def test_a_wrong_number_is_named(place: int, wrong: object, problem: str) -> Non
         ("tensors", 12, [5], "element 0 of tensors must be a tensor"),
     ],
 )
-def test_a_wrong_field_is_named(
+def test_wrong_field_is_named(
     name: str, place: int, wrong: object, problem: str
 ) -> None:
     record = RecordSchema(Everything)
@@ -157,13 +157,13 @@ def test_a_wrong_field_is_named(
 
 
 @pytest.mark.parametrize("value", [None, 5, {}, [], [1], (1, 2)])
-def test_what_is_no_array_of_its_fields(value: object) -> None:
+def test_record_must_be_an_array_of_its_fields(value: object) -> None:
     record = RecordSchema(RRefId)
     with pytest.raises(MalformedError, match=r"it must be an array of \[creator, ser"):
         record.read_as("it", value)
 
 
-def test_a_record_without_fields() -> None:
+def test_record_without_fields_is_an_empty_array() -> None:
     @dataclass
     class Nothing:
         """It says all by coming."""
@@ -184,7 +184,9 @@ def test_a_record_without_fields() -> None:
         (tuple[str, ...], ("a",), ["a"]),
     ],
 )
-def test_answers(hint: Any, value: object, written: object) -> None:
+def test_answers_of_each_kind_survive_the_wire(
+    hint: Any, value: object, written: object
+) -> None:
     answer = kind_of(hint)
     assert answer.write(value) == written
     assert answer.read(written) == value
@@ -198,7 +200,7 @@ class Led:
     rref: Spread[RRefId]
 
 
-def test_what_leads_goes_in_front() -> None:
+def test_leading_field_is_written_in_front() -> None:
     record = RecordSchema(Led)
     tensors = [torch.ones(1)]
     written = record.write(Led(tensors, RREF))
@@ -222,6 +224,6 @@ def test_what_leads_goes_in_front() -> None:
         ([[], {"fields": [1, "x"]}], "serial must be"),
     ],
 )
-def test_what_leads_is_checked(value: object, problem: str) -> None:
+def test_leading_field_is_checked(value: object, problem: str) -> None:
     with pytest.raises(UnfitError, match=f"^{problem}"):
         RecordSchema(Led).read(value)

@@ -15,7 +15,7 @@ from asyncrpc.errors import UsageError
 ME, ROOT, OTHER = 1000, 0, 1001
 
 
-def found(mode: int, owner: int = ME, kind: int = stat.S_IFREG) -> os.stat_result:
+def file_status(mode: int, owner: int = ME, kind: int = stat.S_IFREG) -> os.stat_result:
     return os.stat_result((kind | mode, 0, 0, 1, owner, 1000, 6, 0, 0, 0))
 
 
@@ -31,15 +31,15 @@ def found(mode: int, owner: int = ME, kind: int = stat.S_IFREG) -> os.stat_resul
         (0o640, ROOT),
     ],
 )
-def test_a_private_file_is_taken(mode: int, owner: int) -> None:
-    assert problem_of(found(mode, owner), ME) is None
+def test_private_file_is_accepted(mode: int, owner: int) -> None:
+    assert problem_of(file_status(mode, owner), ME) is None
 
 
 @pytest.mark.parametrize("owner", [ME, ROOT])
 @pytest.mark.parametrize("others", [0o004, 0o002, 0o001, 0o007])
 @pytest.mark.parametrize("mode", [0o600, 0o400, 0o440])
-def test_a_file_of_everybody_is_refused(mode: int, others: int, owner: int) -> None:
-    problem = problem_of(found(mode | others, owner), ME)
+def test_file_open_to_everybody_is_refused(mode: int, others: int, owner: int) -> None:
+    problem = problem_of(file_status(mode | others, owner), ME)
     assert problem is not None
     assert f"mode {mode | others:04o}" in problem
     assert "chmod 600" in problem
@@ -47,26 +47,26 @@ def test_a_file_of_everybody_is_refused(mode: int, others: int, owner: int) -> N
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o440, 0o660])
-def test_the_group_of_a_users_file_is_often_everybody(mode: int) -> None:
-    problem = problem_of(found(mode), ME)
+def test_group_access_to_a_file_of_the_user_is_refused(mode: int) -> None:
+    problem = problem_of(file_status(mode), ME)
     assert problem is not None
     assert "chmod 600" in problem
 
 
-def test_a_group_that_could_choose_the_secret_is_refused() -> None:
-    assert problem_of(found(0o660, ROOT), ME) is not None
+def test_root_file_writable_by_a_group_is_refused() -> None:
+    assert problem_of(file_status(0o660, ROOT), ME) is not None
 
 
-def test_a_file_of_another_user_is_refused() -> None:
-    problem = problem_of(found(0o600, OTHER), ME)
+def test_file_of_another_user_is_refused() -> None:
+    problem = problem_of(file_status(0o600, OTHER), ME)
     assert problem is not None
     assert "user 1001" in problem
-    assert problem_of(found(0o600, OTHER), ROOT) is not None
+    assert problem_of(file_status(0o600, OTHER), ROOT) is not None
 
 
 @pytest.mark.parametrize("kind", [stat.S_IFIFO, stat.S_IFDIR, stat.S_IFCHR])
-def test_only_a_regular_file_is_read(kind: int) -> None:
-    assert problem_of(found(0o600, kind=kind), ME) == "must be a regular file"
+def test_regular_file_alone_is_read(kind: int) -> None:
+    assert problem_of(file_status(0o600, kind=kind), ME) == "must be a regular file"
 
 
 # --- real files -----------------------------------------------------------------------
@@ -78,7 +78,7 @@ def secret_at(path: Path, content: bytes = b"s3cret\n", mode: int = 0o600) -> st
     return str(path)
 
 
-def test_the_end_of_the_line_does_not_count(tmp_path: Path) -> None:
+def test_trailing_newline_does_not_count(tmp_path: Path) -> None:
     for end in (b"", b"\n", b"\r\n"):
         path = secret_at(tmp_path / "secret", b"s3cret" + end)
         assert read_secret(path, "x") == b"s3cret"
@@ -93,7 +93,7 @@ def test_links_are_followed_as_kubernetes_makes_them(tmp_path: Path) -> None:
     assert read_secret(str(tmp_path / "secret"), "x") == b"s3cret"
 
 
-def test_what_cannot_be_read_is_told_with_a_remedy(tmp_path: Path) -> None:
+def test_unreadable_file_is_reported_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"x: cannot read .*none.*umask 077"):
         read_secret(str(tmp_path / "none"), "x")
     with pytest.raises(UsageError, match="regular file"):
@@ -105,7 +105,7 @@ def test_what_cannot_be_read_is_told_with_a_remedy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"x" * (SECRET_BYTES_MAX + 1)])
-def test_a_secret_has_a_length(tmp_path: Path, content: bytes) -> None:
+def test_secret_length_is_limited(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(UsageError, match="1 to 4096 bytes"):
         read_secret(secret_at(tmp_path / "secret", content), "x")
 
@@ -113,17 +113,17 @@ def test_a_secret_has_a_length(tmp_path: Path, content: bytes) -> None:
 # --- where it is given ----------------------------------------------------------------
 
 
-def test_options_read_the_file_once_the_worker_is_made(tmp_path: Path) -> None:
-    given = Options(secret_file=secret_at(tmp_path / "secret"))
-    assert given.secret is None
-    read = given.with_environment({"ASYNCRPC_SECRET": "other"})
+def test_options_read_the_file_when_the_worker_is_created(tmp_path: Path) -> None:
+    options = Options(secret_file=secret_at(tmp_path / "secret"))
+    assert options.secret is None
+    read = options.with_environment({"ASYNCRPC_SECRET": "other"})
     assert read.secret == b"s3cret"
     assert read.is_guarded
     assert "s3cret" not in repr(read)
     assert read.with_environment({}) == read
 
 
-def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
+def test_environment_may_name_the_file(tmp_path: Path) -> None:
     path = secret_at(tmp_path / "secret")
     environ = {"ASYNCRPC_SECRET_FILE": path}
     assert Options().with_environment(environ).secret == b"s3cret"
@@ -131,7 +131,7 @@ def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
     assert Options().with_environment({"ASYNCRPC_SECRET_FILE": ""}).secret is None
 
 
-def test_two_secrets_that_differ_are_an_error(tmp_path: Path) -> None:
+def test_contradicting_secrets_are_an_error(tmp_path: Path) -> None:
     path = secret_at(tmp_path / "secret")
     environ = {"ASYNCRPC_SECRET_FILE": path, "ASYNCRPC_SECRET": "s3cret"}
     assert Options().with_environment(environ).secret == b"s3cret"
@@ -143,7 +143,7 @@ def test_two_secrets_that_differ_are_an_error(tmp_path: Path) -> None:
     assert "s3cret" not in str(refused.value)
 
 
-def test_a_file_that_others_read_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_file_readable_by_others_is_refused_by_its_name(tmp_path: Path) -> None:
     path = secret_at(tmp_path / "secret", mode=0o644)
     with pytest.raises(UsageError, match=r"ASYNCRPC_SECRET_FILE: .*0644.*chmod 600"):
         Options().with_environment({"ASYNCRPC_SECRET_FILE": path})
@@ -151,7 +151,7 @@ def test_a_file_that_others_read_is_refused_by_its_name(tmp_path: Path) -> None:
         Options(secret_file=path).with_environment({})
 
 
-def test_one_secret_is_given_at_most(tmp_path: Path) -> None:
+def test_secret_and_secret_file_exclude_each_other(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not both"):
         Options(secret="a", secret_file="b")
     with pytest.raises(UsageError, match="secret_file"):

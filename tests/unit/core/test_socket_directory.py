@@ -28,7 +28,7 @@ def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_it_is_private_and_goes_with_its_worker(parent: Path) -> None:
+def test_directory_is_private_and_removed_with_its_worker(parent: Path) -> None:
     directory = SocketDirectory()
     assert directory.path.parent == parent
     assert directory.path.stat().st_mode & 0o777 == 0o700
@@ -36,9 +36,7 @@ def test_it_is_private_and_goes_with_its_worker(parent: Path) -> None:
     assert not directory.path.exists()
 
 
-def test_those_of_killed_workers_go_and_those_of_living_ones_stay(
-    parent: Path,
-) -> None:
+def test_directories_of_killed_workers_alone_are_removed(parent: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(parent)}
     started = [
         subprocess.Popen(
@@ -50,7 +48,9 @@ def test_those_of_killed_workers_go_and_those_of_living_ones_stay(
         )
         for _ in range(2)
     ]
-    paths = [Path(one.stdout.readline().strip()) for one in started if one.stdout]
+    paths = [
+        Path(process.stdout.readline().strip()) for process in started if process.stdout
+    ]
     assert all(path.is_dir() for path in paths)
     started[0].send_signal(signal.SIGKILL)
     started[0].wait()
@@ -61,13 +61,13 @@ def test_those_of_killed_workers_go_and_those_of_living_ones_stay(
     started[1].communicate("\n")
     assert not paths[1].exists()
     mine.remove()
-    for one in started:
-        for pipe in (one.stdin, one.stdout):
+    for process in started:
+        for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
 
 
-def test_what_is_not_ours_stays(parent: Path) -> None:
+def test_foreign_directory_stays(parent: Path) -> None:
     foreign = parent / "asyncrpc-notes"
     foreign.mkdir()
     (foreign / "text").write_text("kept")
@@ -76,7 +76,7 @@ def test_what_is_not_ours_stays(parent: Path) -> None:
     directory.remove()
 
 
-def test_a_child_that_was_forked_leaves_it_to_its_parent(parent: Path) -> None:
+def test_forked_child_leaves_the_directory_to_its_parent(parent: Path) -> None:
     directory = SocketDirectory()
     directory.disown()
     del directory
@@ -84,7 +84,7 @@ def test_a_child_that_was_forked_leaves_it_to_its_parent(parent: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to another user")
-def test_those_of_other_users_do_not_keep_ours(
+def test_directories_of_other_users_do_not_stop_the_clean_up(
     parent: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket_directory, "SWEPT_MAX", 1)

@@ -30,16 +30,14 @@ atexit.register(at_exit)
 """
 
 
-def test_a_thread_starts_while_functions_of_atexit_run() -> None:
+def test_thread_starts_during_atexit_functions() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False
     )
     assert (ended.stdout, ended.stderr, ended.returncode) == ("first\nsecond\n", "", 0)
 
 
-def test_a_thread_that_the_system_refuses_is_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_refused_thread_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise RuntimeError("can't start new thread")
 

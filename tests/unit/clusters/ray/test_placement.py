@@ -32,30 +32,30 @@ NODES = [node("a", 2), node("b", 4, 1)]
         ([{"CPU": 1, "disk": 1}], "PACK", (0,), "CPU=1 disk=1"),
     ],
 )
-def test_it_names_the_bundles_and_says_why(
+def test_misfit_names_its_bundles_and_the_reason(
     bundles: list[dict[str, float]],
     strategy: str,
     misfits: tuple[int, ...],
     words: str,
 ) -> None:
-    found = find_misfit(bundles, strategy, NODES)
-    assert found.bundles == misfits
-    assert words in found.why
+    misfit = find_misfit(bundles, strategy, NODES)
+    assert misfit.bundles == misfits
+    assert words in misfit.why
 
 
-def test_it_shows_what_the_nodes_have() -> None:
+def test_misfit_shows_the_resources_of_the_nodes() -> None:
     assert "a: CPU=2, b: CPU=4" in find_misfit([{"CPU": 9}], "PACK", NODES).why
     assert "a: CPU=2, b: CPU=1" in find_misfit([CPU2, CPU2], "PACK", NODES).why
 
 
-def test_the_text_stays_short() -> None:
+def test_misfit_text_stays_short() -> None:
     many = [node(f"n{number}", 1) for number in range(100)]
     why = find_misfit([CPU2] * 100, "PACK", many).why
     assert "and 92 more" in why
     assert len(why) < 700
 
 
-def test_without_nodes_nothing_fits() -> None:
-    found = find_misfit([CPU2], "PACK", [])
-    assert found.bundles == (0,)
-    assert "the nodes have: none" in found.why
+def test_bundles_fit_nowhere_without_nodes() -> None:
+    misfit = find_misfit([CPU2], "PACK", [])
+    assert misfit.bundles == (0,)
+    assert "the nodes have: none" in misfit.why

@@ -62,9 +62,9 @@ class World:
             case StartWorkers(generation, lives):
                 assert lives
                 assert generation == self.machine.generation
-                for one in lives:
-                    assert one not in self.started  # no life begins twice
-                    assert one[0] not in {rank for rank, _ in self.running}
+                for life in lives:
+                    assert life not in self.started  # no life begins twice
+                    assert life[0] not in {rank for rank, _ in self.running}
                 self.started |= set(lives)
                 self.running |= set(lives)
             case EndWorkers(lives):
@@ -76,8 +76,10 @@ class World:
             case AnnounceGeneration(generation, ranks):
                 assert generation == self.machine.generation
                 assert ranks
-                before = [one for one in self.told if type(one) is AnnounceGeneration]
-                assert all(one.generation < generation for one in before)
+                before = [
+                    effect for effect in self.told if type(effect) is AnnounceGeneration
+                ]
+                assert all(effect.generation < generation for effect in before)
                 self.told.append(effect)
             case AbandonGang():
                 self.told.append(effect)
@@ -98,7 +100,7 @@ class World:
             if self.scope is RestartScope.GANG:
                 assert not self.running
         assert (state is GangState.FAILED) == (
-            [type(one) for one in self.told].count(AbandonGang) == 1
+            [type(effect) for effect in self.told].count(AbandonGang) == 1
         )
 
     def events(self) -> Iterator[GangEvent]:
@@ -113,13 +115,15 @@ class World:
 
     def key(self) -> str:
         machine = self.machine
-        fields = {name: one for name, one in vars(machine).items() if name != "_limits"}
+        fields = {
+            name: value for name, value in vars(machine).items() if name != "_limits"
+        }
         return repr((fields, sorted(self.running), sorted(self.started)))
 
 
 @SCOPES
 @pytest.mark.parametrize(("size", "restarts_max"), [(1, 2), (2, 1), (2, 2), (3, 1)])
-def test_every_sequence_of_events_keeps_the_promises(
+def test_gang_keeps_its_invariants_for_every_sequence_of_events(
     scope: RestartScope, size: int, restarts_max: int
 ) -> None:
     """All states that can be reached, with late and repeated events in each."""
@@ -151,7 +155,7 @@ def begun(
     return machine
 
 
-def test_a_loss_ends_all_and_all_start_again() -> None:
+def test_loss_of_a_worker_restarts_the_gang() -> None:
     machine = begun()
     assert machine.state is GangState.RUNNING
     assert machine.advance(WorkerEnded(1, 1, "killed", 10.0)) == [
@@ -165,7 +169,7 @@ def test_a_loss_ends_all_and_all_start_again() -> None:
     assert machine.advance(WorkerReady(1, 2, 12.0)) == [AnnounceGeneration(2, (0, 1))]
 
 
-def test_a_worker_alone_starts_again_and_the_others_stay() -> None:
+def test_lost_worker_alone_restarts_in_worker_scope() -> None:
     machine = begun(3, RestartScope.WORKER)
     assert machine.advance(WorkerEnded(1, 1, "killed", 0.0))[0] == EndWorkers(((1, 1),))
     assert machine.advance(TimePassed(1.0)) == [StartWorkers(2, ((1, 2),))]
@@ -177,13 +181,13 @@ def test_losses_before_the_restart_share_it() -> None:
     """A node that takes several workers with it costs one restart."""
     machine = begun(3, RestartScope.WORKER, restarts_max=1)
     for rank in range(3):
-        told = machine.advance(WorkerEnded(rank, 1, "node", 0.0))
-        assert told == [EndWorkers(((rank, 1),)), AnnounceLoss(1, (rank,), "node")]
+        effects = machine.advance(WorkerEnded(rank, 1, "node", 0.0))
+        assert effects == [EndWorkers(((rank, 1),)), AnnounceLoss(1, (rank,), "node")]
     started = machine.advance(TimePassed(1.0))
     assert started == [StartWorkers(2, ((0, 2), (1, 2), (2, 2)))]
 
 
-def test_what_is_told_of_a_former_life_changes_nothing() -> None:
+def test_events_of_a_former_life_change_nothing() -> None:
     machine = begun()
     machine.advance(WorkerEnded(0, 1, "killed", 0.0))
     machine.advance(TimePassed(1.0))
@@ -192,7 +196,7 @@ def test_what_is_told_of_a_former_life_changes_nothing() -> None:
     assert machine.state is GangState.STARTING
 
 
-def test_the_first_generation_has_no_second_chance() -> None:
+def test_first_generation_is_not_restarted() -> None:
     machine = GangSupervisor(2)
     machine.advance(GangBegun(0.0))
     assert machine.advance(WorkerEnded(0, 1, "no such module", 0.0)) == [
@@ -201,14 +205,14 @@ def test_the_first_generation_has_no_second_chance() -> None:
     ]
 
 
-def test_a_restart_that_fails_counts() -> None:
+def test_failed_restart_counts() -> None:
     machine = begun(restarts_max=2)
     for life in (1, 2):
         machine.advance(WorkerEnded(0, life, "killed", 0.0))
         machine.advance(TimePassed(100.0))
     assert machine.generation == 3
-    told = machine.advance(WorkerEnded(0, 3, "killed", 200.0))
-    assert told[-1] == AbandonGang(3, "killed")
+    effects = machine.advance(WorkerEnded(0, 3, "killed", 200.0))
+    assert effects[-1] == AbandonGang(3, "killed")
     assert machine.state is GangState.FAILED
 
 
@@ -222,7 +226,7 @@ def test_restarts_are_forgotten_after_the_window() -> None:
     assert machine.state is GangState.FAILED
 
 
-def test_each_restart_in_the_window_waits_twice_as_long_within_a_limit() -> None:
+def test_restart_pause_doubles_up_to_a_limit() -> None:
     machine = begun(
         1, restarts_max=5000, window_s=None, backoff_s=1.0, backoff_max_s=6.0
     )
@@ -240,10 +244,10 @@ def test_each_restart_in_the_window_waits_twice_as_long_within_a_limit() -> None
     [
         pytest.param(lambda _: WorkerReady(0, 7, 0.0), id="a life that never began"),
         pytest.param(lambda _: GangBegun(0.0), id="a second beginning"),
-        pytest.param(lambda _: TimePassed(1e9), id="a time that nobody waits for"),
+        pytest.param(lambda _: TimePassed(1e9), id="unexpected end of a rest"),
     ],
 )
-def test_what_cannot_be_changes_nothing(
+def test_impossible_event_changes_nothing(
     wrong: Callable[[GangSupervisor], GangEvent],
 ) -> None:
     machine = begun()

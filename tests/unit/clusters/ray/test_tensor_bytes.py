@@ -23,7 +23,7 @@ from asyncrpc.clusters.ray.tensor_bytes import (
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.int64]
 )
-def test_neither_way_copies_a_contiguous_tensor(dtype: torch.dtype) -> None:
+def test_contiguous_tensor_is_not_copied_either_way(dtype: torch.dtype) -> None:
     tensor = torch.ones(3, 5).to(dtype)
     stored = to_bytes(tensor)
     assert stored.content.ctypes.data == tensor.data_ptr()
@@ -32,7 +32,7 @@ def test_neither_way_copies_a_contiguous_tensor(dtype: torch.dtype) -> None:
     assert torch.equal(back, tensor)
 
 
-def test_a_read_only_array_becomes_a_tensor_without_a_warning() -> None:
+def test_read_only_array_becomes_a_tensor_without_a_warning() -> None:
     """Ray gives such arrays; torch would warn, once for the whole process."""
     stored = to_bytes(torch.arange(4.0))
     stored.content.flags.writeable = False
@@ -41,7 +41,7 @@ def test_a_read_only_array_becomes_a_tensor_without_a_warning() -> None:
         assert shared(stored).tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_the_tensor_keeps_the_array() -> None:
+def test_shared_tensor_keeps_its_array_alive() -> None:
     """And so the object in the store, which Ray frees when no array uses it."""
 
     class Content(np.ndarray[tuple[int, ...], np.dtype[np.uint8]]):
@@ -63,7 +63,7 @@ def test_the_tensor_keeps_the_array() -> None:
     assert watched() is None
 
 
-def test_a_copy_has_memory_of_its_own() -> None:
+def test_copied_tensor_has_its_own_memory() -> None:
     tensor = torch.ones(3)
     assert copied(to_bytes(tensor)).data_ptr() != tensor.data_ptr()
 
@@ -78,7 +78,7 @@ def test_a_copy_has_memory_of_its_own() -> None:
         nn.Parameter(torch.ones(2)),
     ],
 )
-def test_every_layout_comes_back(tensor: torch.Tensor) -> None:
+def test_every_tensor_layout_survives_storage(tensor: torch.Tensor) -> None:
     back = shared(to_bytes(tensor))
     assert (back.shape, back.dtype) == (tensor.shape, tensor.dtype)
     assert torch.equal(back, tensor.detach())
@@ -88,16 +88,16 @@ def test_every_layout_comes_back(tensor: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     "value", [7, "text", torch.ones(2).to_sparse(), np.ones(2), None]
 )
-def test_what_is_no_plain_tensor_is_left_to_ray(value: object) -> None:
+def test_other_values_are_left_to_ray(value: object) -> None:
     assert to_bytes(value) is value
     assert shared(value) is value
     assert copied(value) is value
 
 
-def test_containers_are_looked_into() -> None:
-    one = torch.ones(1)
-    packed = mapped({"a": [one, (one, 2)]}, to_bytes)
+def test_containers_are_searched_for_tensors() -> None:
+    tensor = torch.ones(1)
+    packed = mapped({"a": [tensor, (tensor, 2)]}, to_bytes)
     assert type(packed["a"][1]) is tuple
     back = mapped(packed, shared)
-    assert torch.equal(back["a"][1][0], one)
+    assert torch.equal(back["a"][1][0], tensor)
     assert back["a"][1][1] == 2

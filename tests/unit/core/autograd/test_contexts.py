@@ -60,7 +60,7 @@ class Everything:
             current_context_var.reset(token)
 
 
-async def test_a_context_ends_where_it_went_and_is_told_to_nobody_twice() -> None:
+async def test_released_context_tells_each_peer_once() -> None:
     parts = Everything()
     parts.contexts.enter(MINE, ME)
     parts.send(MINE, parts.peer)
@@ -74,7 +74,7 @@ async def test_a_context_ends_where_it_went_and_is_told_to_nobody_twice() -> Non
     assert released == [MINE]
 
 
-async def test_a_late_message_does_not_revive_a_context() -> None:
+async def test_late_message_does_not_revive_a_context() -> None:
     parts = Everything()
     assert parts.crossings.incoming(parts.peer, [*THEIRS, 1]) is not None
     parts.contexts.release(THEIRS)
@@ -84,23 +84,26 @@ async def test_a_late_message_does_not_revive_a_context() -> None:
         parts.contexts.enter(THEIRS, PEER)
 
 
-async def test_so_many_contexts_are_remembered_and_no_more() -> None:
+async def test_ended_contexts_are_remembered_up_to_a_limit() -> None:
     contexts = Contexts(ME, RecordingLinks())
     every = [ContextId(ME.incarnation, serial) for serial in range(ENDED_MAX + 1)]
-    for one in every:
-        contexts.enter(one, ME)
-        contexts.release(one)
-    assert [contexts.has_ended(one) for one in (every[0], every[1])] == [False, True]
+    for context in every:
+        contexts.enter(context, ME)
+        contexts.release(context)
+    assert [contexts.has_ended(context) for context in (every[0], every[1])] == [
+        False,
+        True,
+    ]
 
 
-async def test_the_creators_name_is_learnt_when_it_is_known() -> None:
+async def test_creator_name_is_filled_in_by_a_later_message() -> None:
     contexts = Contexts(ME, RecordingLinks())
     state = contexts.enter(THEIRS, WorkerId("", PEER.incarnation))
     assert contexts.enter(THEIRS, PEER) is state
     assert state.creator == PEER
 
 
-async def test_a_message_outside_of_a_context_takes_nothing() -> None:
+async def test_message_outside_a_context_has_no_crossing() -> None:
     parts = Everything()
     assert (
         parts.crossings.outgoing(parts.peer, Encoded(b"", [], [torch.ones(1)], 0))
@@ -108,7 +111,7 @@ async def test_a_message_outside_of_a_context_takes_nothing() -> None:
     )
 
 
-async def test_tensors_that_are_sent_enter_the_graph_where_they_left_it() -> None:
+async def test_sent_tensor_enters_the_graph_at_its_own_node() -> None:
     parts = Everything()
     state = parts.contexts.enter(MINE, ME)
     tensor = torch.ones(2, requires_grad=True) * 2
@@ -123,18 +126,18 @@ async def test_tensors_that_are_sent_enter_the_graph_where_they_left_it() -> Non
         state.check_sent(PEER, [CrossingId(crossing.message, 1)])
 
 
-async def test_tensors_that_come_are_differentiable() -> None:
+async def test_received_tensors_are_differentiable() -> None:
     parts = Everything()
     receive = parts.crossings.incoming(parts.peer, [*THEIRS, 5])
     assert receive is not None
     first, second = receive(torch.ones(1)), receive(torch.ones(1))
     assert first.requires_grad
-    keys = [one.grad_fn.received.crossing for one in (first, second)]  # type: ignore[union-attr]
+    keys = [tensor.grad_fn.received.crossing for tensor in (first, second)]  # type: ignore[union-attr]
     message = MessageId(PEER.incarnation, 5)
     assert keys == [CrossingId(message, 0), CrossingId(message, 1)]
 
 
-async def test_only_its_creator_ends_a_context() -> None:
+async def test_context_is_ended_by_its_creator_only() -> None:
     parts = Everything()
     parts.contexts.enter(MINE, ME)
     with pytest.raises(MalformedError, match="no part in"):
@@ -147,7 +150,7 @@ async def test_only_its_creator_ends_a_context() -> None:
     assert list(parts.contexts.open) == [MINE]
 
 
-async def test_contexts_of_a_lost_worker_end() -> None:
+async def test_lost_worker_ends_its_contexts() -> None:
     parts = Everything()
     parts.crossings.incoming(parts.peer, [*THEIRS, 0])
     parts.send(THEIRS, parts.third)
@@ -156,7 +159,7 @@ async def test_contexts_of_a_lost_worker_end() -> None:
     assert parts.third.told == [ReleaseContext(THEIRS)]
 
 
-async def test_many_contexts_of_a_lost_worker_end_in_several_turns() -> None:
+async def test_lost_worker_ends_many_contexts_in_several_turns() -> None:
     parts = Everything()
     for serial in range(2 * ENDED_IN_A_TURN + 1):
         parts.crossings.incoming(parts.peer, [PEER.incarnation, serial, 0])
@@ -167,7 +170,7 @@ async def test_many_contexts_of_a_lost_worker_end_in_several_turns() -> None:
     assert not parts.contexts.open
 
 
-async def test_creators_of_many_contexts_are_not_asked_all_at_once() -> None:
+async def test_creators_of_many_contexts_are_asked_in_several_turns() -> None:
     parts = Everything()
     for serial in range(2 * JOINS_MAX):
         meta = [THIRD.incarnation, serial, 0, "nobody"]
@@ -178,7 +181,7 @@ async def test_creators_of_many_contexts_are_not_asked_all_at_once() -> None:
     assert not parts.contexts.open  # nobody knows them
 
 
-async def test_contexts_count_for_the_worker_that_brings_them() -> None:
+async def test_context_bytes_are_charged_to_the_worker_that_brings_it() -> None:
     parts = Everything()
     state = parts.contexts.enter(MINE, ME)
     parts.send(MINE, parts.peer)
@@ -199,7 +202,7 @@ async def test_contexts_count_for_the_worker_that_brings_them() -> None:
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-async def test_the_creator_is_asked_when_a_bearer_is_lost(*, is_open: bool) -> None:
+async def test_creator_is_asked_when_a_bearer_is_lost(*, is_open: bool) -> None:
     parts = Everything()
     parts.links.reachable["peer"] = parts.peer
     parts.crossings.incoming(parts.third, [*THEIRS, 0, "peer"])
@@ -213,7 +216,7 @@ async def test_the_creator_is_asked_when_a_bearer_is_lost(*, is_open: bool) -> N
     assert (THEIRS in parts.contexts.open) is is_open
 
 
-async def test_the_end_of_the_worker_aborts_its_own_passes() -> None:
+async def test_end_of_the_worker_aborts_its_own_passes() -> None:
     contexts = Contexts(ME, RecordingLinks())
     state = contexts.enter(MINE, ME)
     own = state.join_pass(PassId(ME.incarnation, 1), "me", Keeping())

@@ -53,11 +53,11 @@ class Program:
             return torch.randn(3, dtype=torch.float64, generator=generator)
 
         self.parameters = [vector().requires_grad_() for _ in range(3)]
-        made = list(self.parameters)
+        tensors = list(self.parameters)
         for number in range(rng.randint(1, 14)):
-            a, b = rng.choice(made), rng.choice(made)
-            made.append(self._one(rng.randrange(7), a, b, number))
-        inner = made[3:]
+            a, b = rng.choice(tensors), rng.choice(tensors)
+            tensors.append(self._one(rng.randrange(7), a, b, number))
+        inner = tensors[3:]
         self.hooked = rng.sample(inner, min(2, len(inner)))
         self.root, self.start = inner[-1], vector()
         self.sent = [rng.choice(inner) for _ in range(rng.randint(0, 4))]
@@ -96,14 +96,14 @@ class Program:
                 roots.append(tensor)
                 gradients.append(gradient)
         torch.autograd.backward(roots, gradients, retain_graph=True)
-        found = {
-            at: one.grad
-            for at, one in enumerate(self.parameters)
-            if one.grad is not None
+        gradients_found = {
+            at: parameter.grad
+            for at, parameter in enumerate(self.parameters)
+            if parameter.grad is not None
         }
-        for one in self.parameters:
-            one.grad = None
-        return found
+        for parameter in self.parameters:
+            parameter.grad = None
+        return gradients_found
 
     def in_segments(self, keeping: Keeping) -> Gradients:
         """Let the gradients of what was sent come one by one."""
@@ -127,7 +127,7 @@ class Program:
 
         machine.arrive([-1])
         go_on()
-        coming = [key for key, one in enumerate(self.given) if one is not None]
+        coming = [key for key, leaf in enumerate(self.given) if leaf is not None]
         self.rng.shuffle(coming)
         for key in coming:
             machine.want([key])
@@ -141,13 +141,15 @@ class Program:
         go_on()
         assert machine.is_done
         assert not flow.entering
-        assert all(one.grad is None for one in self.parameters)
+        assert all(parameter.grad is None for parameter in self.parameters)
         return flow.staged
 
 
 @pytest.mark.parametrize("create_graph", [False, True])
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_segments_give_what_the_whole_gives(seed: int, *, create_graph: bool) -> None:
+def test_segments_give_the_gradients_of_the_whole_graph(
+    seed: int, *, create_graph: bool
+) -> None:
     program = Program(seed)
     seen: list[tuple[int, torch.Tensor]] = []
     for at, tensor in enumerate([*program.hooked, *program.parameters]):
@@ -158,24 +160,26 @@ def test_segments_give_what_the_whole_gives(seed: int, *, create_graph: bool) ->
 
         tensor.register_hook(hook)  # type: ignore[no-untyped-call]
     after: Counter[int] = Counter()
-    for at, one in enumerate(program.parameters):
-        one.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+    for at, parameter in enumerate(program.parameters):
+        parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
             lambda _one, at=at: after.update([at])
         )
     Own.runs.clear()
     wanted = program.at_once()
-    wanted_seen, seen[:] = sorted(seen, key=lambda one: one[0]), []
+    wanted_seen, seen[:] = sorted(seen, key=lambda event: event[0]), []
     wanted_after, wanted_runs = Counter(after), Counter(Own.runs)
     after.clear()
     Own.runs.clear()
-    found = program.in_segments(Keeping(create_graph=create_graph))
-    seen.sort(key=lambda one: one[0])
+    gradients = program.in_segments(Keeping(create_graph=create_graph))
+    seen.sort(key=lambda event: event[0])
     assert [at for at, _ in seen] == [at for at, _ in wanted_seen]
     for (_, gradient), (_, other) in zip(seen, wanted_seen, strict=True):
         torch.testing.assert_close(gradient, other)
     assert after == wanted_after
     assert Own.runs == wanted_runs
-    at_found = {at for at, one in enumerate(program.parameters) if one in found}
+    at_found = {
+        at for at, parameter in enumerate(program.parameters) if parameter in gradients
+    }
     assert at_found == wanted.keys()
     for at, gradient in wanted.items():
-        torch.testing.assert_close(found[program.parameters[at]].detach(), gradient)
+        torch.testing.assert_close(gradients[program.parameters[at]].detach(), gradient)

@@ -36,17 +36,17 @@ def run_of(tensor: torch.Tensor, *gradients: torch.Tensor | None) -> SegmentRun:
 # --- straight through ----------------------------------------------------------------
 
 
-def test_gradients_of_a_tensor_that_is_sent_on_need_no_engine() -> None:
+def test_forwarded_gradients_bypass_the_engine() -> None:
     tensor, received = receive()
-    one, other = torch.full((3,), 2.0), torch.full((3,), 3.0)
-    assert run_of(tensor, one).straight_through() == {received: one}
-    leaving = run_of(tensor, one, None, other).straight_through()
+    first, other = torch.full((3,), 2.0), torch.full((3,), 3.0)
+    assert run_of(tensor, first).straight_through() == {received: first}
+    leaving = run_of(tensor, first, None, other).straight_through()
     assert leaving is not None
-    assert torch.equal(leaving[received], one + other)
+    assert torch.equal(leaving[received], first + other)
     assert run_of(tensor, None).straight_through() == {}
 
 
-def test_they_need_none_when_the_tensor_itself_is_gone() -> None:
+def test_forwarded_gradients_bypass_the_engine_without_the_tensor() -> None:
     tensor, received = receive()
     run = run_of(tensor, torch.ones(3))
     del tensor
@@ -54,7 +54,7 @@ def test_they_need_none_when_the_tensor_itself_is_gone() -> None:
 
 
 @pytest.mark.parametrize("how", ["hook", "retained", "changed", "used"])
-def test_what_is_watched_or_computed_with_is_run(how: str) -> None:
+def test_hooked_or_used_tensor_goes_through_the_engine(how: str) -> None:
     tensor, _ = receive()
     match how:
         case "hook":
@@ -71,7 +71,9 @@ def test_what_is_watched_or_computed_with_is_run(how: str) -> None:
 @pytest.mark.parametrize(
     "gradient", [torch.ones(2), torch.ones(3, dtype=torch.float64), torch.ones(1, 3)]
 )
-def test_what_does_not_fit_is_for_the_engine_to_judge(gradient: torch.Tensor) -> None:
+def test_gradient_of_another_shape_or_dtype_goes_to_the_engine(
+    gradient: torch.Tensor,
+) -> None:
     tensor, _ = receive()
     assert run_of(tensor, gradient).straight_through() is None
 
@@ -87,7 +89,7 @@ def long_graph(length: int) -> tuple[torch.Tensor, torch.Tensor, Received]:
     return tensor, weight, received
 
 
-def test_a_region_is_found_a_few_nodes_at_a_time() -> None:
+def test_region_is_searched_a_few_nodes_at_a_time() -> None:
     end, weight, received = long_graph(10)
     region = Region()
     region.begin([edge_of(end)])
@@ -102,7 +104,7 @@ def test_a_region_is_found_a_few_nodes_at_a_time() -> None:
     assert not region.go_on(1)
 
 
-def test_a_region_that_was_begun_is_adopted_whole() -> None:
+def test_region_begun_earlier_is_adopted_whole() -> None:
     end, weight, received = long_graph(10)
     begun, region = Region(), Region()
     begun.begin([edge_of(end)])

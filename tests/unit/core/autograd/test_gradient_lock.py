@@ -13,7 +13,7 @@ def grad_of(parameter: torch.Tensor) -> float | None:
     return None if parameter.grad is None else parameter.grad.item()
 
 
-def test_gradients_are_set_aside_and_others_may_change_them_meanwhile() -> None:
+def test_waiting_thread_sets_its_gradients_aside_for_other_threads() -> None:
     lock, parameter = GradientLock(), torch.ones((), requires_grad=True)
     parameter.grad = torch.tensor(1.0)
     seen: list[float | None] = []
@@ -39,7 +39,7 @@ def test_gradients_are_set_aside_and_others_may_change_them_meanwhile() -> None:
     assert grad_of(parameter) == 3.0
 
 
-def test_a_change_that_fails_leaves_gradients_alone() -> None:
+def test_failed_change_leaves_gradients_alone() -> None:
     lock = GradientLock()
     first, second = torch.ones(1, requires_grad=True), torch.ones(2, requires_grad=True)
     with lock:

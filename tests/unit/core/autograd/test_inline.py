@@ -33,7 +33,7 @@ def try_out(pace: InlinePolicy, kind: Hashable = "a", trials: int = TRIALS) -> N
     assert pace.is_short(kind)
 
 
-def test_only_what_has_always_been_short_is() -> None:
+def test_untried_function_is_not_short() -> None:
     pace = InlinePolicy()
     try_out(pace)
     assert not pace.is_short("b")
@@ -42,14 +42,14 @@ def test_only_what_has_always_been_short_is() -> None:
 @pytest.mark.parametrize(
     ("cpu_s", "took_s"), [(2 * SHORT_S, 2 * SHORT_S), (0.0, 2 * WAIT_S)]
 )
-def test_a_slow_trial_begins_anew(cpu_s: float, took_s: float) -> None:
+def test_slow_trial_starts_the_trials_over(cpu_s: float, took_s: float) -> None:
     pace = InlinePolicy()
     pace.note("a", SHORT_S / 2, SHORT_S / 2)
     pace.note("a", cpu_s, took_s)
     try_out(pace)
 
 
-def test_a_trial_that_waits_for_a_core_is_short_all_the_same() -> None:
+def test_trial_that_waits_for_a_core_still_counts_as_short() -> None:
     pace = InlinePolicy()
     for _ in range(TRIALS):
         pace.note("a", SHORT_S, WAIT_S)
@@ -59,7 +59,7 @@ def test_a_trial_that_waits_for_a_core_is_short_all_the_same() -> None:
 @pytest.mark.parametrize(
     ("cpu_s", "took_s"), [(2 * LONG_S, 2 * LONG_S), (0.0, 2 * BLOCKED_S)]
 )
-def test_what_has_held_up_the_loop_often_is_tried_more_often(
+def test_function_that_often_blocked_the_loop_needs_more_trials(
     cpu_s: float, took_s: float
 ) -> None:
     pace = InlinePolicy()
@@ -72,9 +72,7 @@ def test_what_has_held_up_the_loop_often_is_tried_more_often(
     try_out(pace, trials=TRIALS_MAX)
 
 
-def test_processor_time_is_measured_on_the_loop_once_a_run_was_not_over_at_once() -> (
-    None
-):
+def test_processor_time_is_measured_after_the_first_long_run() -> None:
     pace = InlinePolicy()
     try_out(pace)
     assert not pace.is_watched("a")
@@ -95,7 +93,7 @@ def test_processor_time_is_measured_on_the_loop_once_a_run_was_not_over_at_once(
     assert not pace.is_short("a")
 
 
-def test_what_seldom_holds_up_the_loop_is_forgiven() -> None:
+def test_rare_blocking_of_the_loop_is_forgiven() -> None:
     pace = InlinePolicy()
     for _ in range(3 * LATE_MAX):
         try_out(pace)
@@ -105,7 +103,7 @@ def test_what_seldom_holds_up_the_loop_is_forgiven() -> None:
     try_out(pace)
 
 
-def test_so_many_kinds_are_remembered() -> None:
+def test_remembered_kinds_are_limited() -> None:
     pace = InlinePolicy()
     try_out(pace, "first")
     for kind in range(KINDS_MAX):
@@ -113,7 +111,7 @@ def test_so_many_kinds_are_remembered() -> None:
     assert not pace.is_short("first")
 
 
-def test_where_the_way_to_a_thread_is_long_longer_work_is_short() -> None:
+def test_short_limit_grows_with_the_delay_of_a_thread() -> None:
     pace = InlinePolicy()
     way_s = 1.5 * SHORT_S / WAYS
     for _ in range(WAYS_KEPT):
@@ -132,14 +130,14 @@ def test_where_the_way_to_a_thread_is_long_longer_work_is_short() -> None:
 @pytest.mark.parametrize(
     ("way_s", "short_s"), [(0.0, SHORT_S), (1.0, SHORT_MAX_S)], ids=["least", "most"]
 )
-def test_what_is_short_has_bounds(way_s: float, short_s: float) -> None:
+def test_short_limit_has_bounds(way_s: float, short_s: float) -> None:
     pace = InlinePolicy()
     for _ in range(WAYS_KEPT):
         pace.note_way(way_s)
     assert pace.short_s == short_s
 
 
-def test_a_few_waits_for_a_core_are_no_long_way() -> None:
+def test_few_waits_for_a_core_do_not_raise_the_short_limit() -> None:
     pace = InlinePolicy()
     for number in range(2 * WAYS_KEPT):
         pace.note_way(1.0 if number % 3 == 0 else 0.0)

@@ -15,7 +15,7 @@ def pass_of(graph: Graph, may_start: str = "") -> LocalPass[str, str]:
     return LocalPass(
         lambda node: [(child, 0) for child in graph.get(node, "")],
         {*graph, *"".join(graph.values())},
-        {one: one for one in may_start},
+        {start: start for start in may_start},
     )
 
 
@@ -23,163 +23,163 @@ def report(worker: int, number: int, done: int) -> PassReport:
     return PassReport(worker, number, is_done=bool(done))
 
 
-def begin(one: LocalPass[str, str], *roots: str) -> None:
+def begin(local_pass: LocalPass[str, str], *roots: str) -> None:
     for root in roots:
-        one.add_root(root, root)
-    one.arrive(roots)
+        local_pass.add_root(root, root)
+    local_pass.arrive(roots)
 
 
-def run(one: LocalPass[str, str]) -> Segment[str, str]:
-    segment = one.next_segment()
+def run(local_pass: LocalPass[str, str]) -> Segment[str, str]:
+    segment = local_pass.next_segment()
     assert segment is not None
     return segment
 
 
-def test_a_graph_that_nothing_else_enters_is_one_segment() -> None:
-    one = pass_of({"r": "pq", "p": "q"})
-    assert one.next_segment() is None
-    begin(one, "r")
-    assert not one.is_done
-    assert run(one) == Segment(["r"])
-    assert one.is_done
-    assert one.next_segment() is None
+def test_graph_without_other_entries_is_one_segment() -> None:
+    local_pass = pass_of({"r": "pq", "p": "q"})
+    assert local_pass.next_segment() is None
+    begin(local_pass, "r")
+    assert not local_pass.is_done
+    assert run(local_pass) == Segment(["r"])
+    assert local_pass.is_done
+    assert local_pass.next_segment() is None
 
 
 def test_several_roots_enter_at_once() -> None:
-    one = pass_of({"r": "p", "s": "p"})
-    begin(one, "r", "s")
-    assert run(one).starts == ["r", "s"]
+    local_pass = pass_of({"r": "p", "s": "p"})
+    begin(local_pass, "r", "s")
+    assert run(local_pass).starts == ["r", "s"]
 
 
-def test_what_a_sent_tensor_reaches_waits_for_its_gradient() -> None:
-    one = pass_of({"r": "abx", "a": "x", "s": "x", "x": "p"}, may_start="s")
-    begin(one, "r")
-    first = run(one)
+def test_nodes_below_a_sent_tensor_wait_for_its_gradient() -> None:
+    local_pass = pass_of({"r": "abx", "a": "x", "s": "x", "x": "p"}, may_start="s")
+    begin(local_pass, "r")
+    first = run(local_pass)
     assert first.starts == ["r"]
     assert set(first.nodes) == {"r", "a", "b"}
     assert set(first.ends) == {"a", "b"}
     assert set(first.cuts) == {"r", "a"}
     assert not first.is_rest
-    assert not one.is_done
-    assert one.want(["s"]) == ["s"]
-    assert one.waits_for == ["s"]
-    one.arrive(["s"])
-    second = run(one)
+    assert not local_pass.is_done
+    assert local_pass.want(["s"]) == ["s"]
+    assert local_pass.waits_for == ["s"]
+    local_pass.arrive(["s"])
+    second = run(local_pass)
     assert second.starts == ["s"]
     assert set(second.nodes) == {"s", "x", "p"}
     assert second.is_rest
     assert second.cuts == []
-    assert one.is_done
+    assert local_pass.is_done
 
 
-def test_what_takes_no_part_is_ruled_out() -> None:
-    one = pass_of({"r": "x"}, may_start="s")
-    one._node["s"] = "x"  # noqa: SLF001  (it enters in the middle)
-    begin(one, "r")
-    first = run(one)
+def test_start_that_takes_no_part_is_ruled_out() -> None:
+    local_pass = pass_of({"r": "x"}, may_start="s")
+    local_pass._node["s"] = "x"  # noqa: SLF001  (it enters in the middle)
+    begin(local_pass, "r")
+    first = run(local_pass)
     assert first.nodes == ["r"]
     assert first.cuts == ["r"]
-    assert one.unsettled == ["s"]
-    one.rule_out()
-    assert run(one).nodes == ["x"]
-    assert one.is_done
+    assert local_pass.unsettled == ["s"]
+    local_pass.rule_out()
+    assert run(local_pass).nodes == ["x"]
+    assert local_pass.is_done
 
 
-def test_what_only_others_reach_neither_runs_nor_is_waited_for() -> None:
+def test_nodes_that_only_peers_reach_are_neither_run_nor_awaited() -> None:
     live = {"r", "p"}
     graph = {"r": "p", "s": "q"}
-    one: LocalPass[str, str] = LocalPass(
+    local_pass: LocalPass[str, str] = LocalPass(
         lambda node: [(child, 0) for child in graph.get(node, "")], live, {"s": "s"}
     )
-    begin(one, "r")
-    assert set(run(one).nodes) == {"r", "p"}
-    assert one.is_done  # whoever sent `s` may still ask, and then it is not
+    begin(local_pass, "r")
+    assert set(run(local_pass).nodes) == {"r", "p"}
+    assert local_pass.is_done  # whoever sent `s` may still ask, and then it is not
     live.update("sq")
-    one.want(["s"])
-    assert not one.is_done
-    one.arrive(["s"])
-    assert set(run(one).nodes) == {"s", "q"}
-    assert one.is_done
+    local_pass.want(["s"])
+    assert not local_pass.is_done
+    local_pass.arrive(["s"])
+    assert set(run(local_pass).nodes) == {"s", "q"}
+    assert local_pass.is_done
 
 
-def test_starts_at_one_node_are_waited_for_one_by_one() -> None:
-    one = pass_of({"x": "p"}, may_start="st")
-    one._node.update(s="x", t="x")  # noqa: SLF001
-    one.want(["s", "t"])
-    one.arrive(["s"])
-    assert one.next_segment() is None
-    one.arrive(["t"])
-    assert sorted(run(one).starts) == ["s", "t"]
-    assert one.is_done
+def test_starts_at_one_node_are_awaited_separately() -> None:
+    local_pass = pass_of({"x": "p"}, may_start="st")
+    local_pass._node.update(s="x", t="x")  # noqa: SLF001
+    local_pass.want(["s", "t"])
+    local_pass.arrive(["s"])
+    assert local_pass.next_segment() is None
+    local_pass.arrive(["t"])
+    assert sorted(run(local_pass).starts) == ["s", "t"]
+    assert local_pass.is_done
 
 
-def test_a_node_that_runs_apart_is_a_segment() -> None:
+def test_separate_node_is_a_segment_of_its_own() -> None:
     graph = {"r": "vq", "v": "x", "s": "x"}
-    one: LocalPass[str, str] = LocalPass(
+    local_pass: LocalPass[str, str] = LocalPass(
         lambda node: [(child, 0) for child in graph.get(node, "")],
         {"r", "v", "q", "x"},
         {"s": "s"},
         lambda node: node == "v",
     )
-    begin(one, "r")
-    first = run(one)
+    begin(local_pass, "r")
+    first = run(local_pass)
     assert set(first.nodes) == {"r", "q"}
     assert first.cuts == ["r"]
-    second = run(one)
+    second = run(local_pass)
     assert second.nodes == second.ends == second.cuts == ["v"]
-    assert one.next_segment() is None
-    one.rule_out()
-    assert run(one).nodes == ["x"]
-    assert one.is_done
+    assert local_pass.next_segment() is None
+    local_pass.rule_out()
+    assert run(local_pass).nodes == ["x"]
+    assert local_pass.is_done
 
 
-def test_a_node_runs_with_all_that_is_left() -> None:
-    one: LocalPass[str, str] = LocalPass(
+def test_separate_node_joins_the_final_segment() -> None:
+    local_pass: LocalPass[str, str] = LocalPass(
         lambda node: [("v", 0)] if node == "r" else [],
         {"r", "v"},
         {"s": "r"},
         lambda node: node == "v",
     )
-    begin(one, "r")
-    assert one.next_segment() is None
-    one.rule_out()
-    assert set(run(one).nodes) == {"r", "v"}
+    begin(local_pass, "r")
+    assert local_pass.next_segment() is None
+    local_pass.rule_out()
+    assert set(run(local_pass).nodes) == {"r", "v"}
 
 
-def test_a_tensor_is_wanted_once() -> None:
-    one = pass_of({"s": "p"}, may_start="s")
-    assert one.knows("s")
-    assert not one.knows("t")
-    assert one.want(["s"]) == ["s"]
-    assert one.want(["s"]) == []
+def test_tensor_is_requested_once() -> None:
+    local_pass = pass_of({"s": "p"}, may_start="s")
+    assert local_pass.knows("s")
+    assert not local_pass.knows("t")
+    assert local_pass.want(["s"]) == ["s"]
+    assert local_pass.want(["s"]) == []
 
 
-def test_a_gradient_that_nobody_waits_for_is_refused() -> None:
-    one = pass_of({"s": "p"}, may_start="s")
+def test_unexpected_gradient_is_refused() -> None:
+    local_pass = pass_of({"s": "p"}, may_start="s")
     with pytest.raises(RemoteProtocolError, match="expects none"):
-        one.arrive(["s"])
-    one.want(["s"])
+        local_pass.arrive(["s"])
+    local_pass.want(["s"])
     with pytest.raises(RemoteProtocolError, match="expects none"):
-        one.arrive(["s", "t"])
-    assert one.waits_for == ["s"]
+        local_pass.arrive(["s", "t"])
+    assert local_pass.waits_for == ["s"]
 
 
-def test_following_may_be_nothing() -> None:
-    one: LocalPass[str, str] = LocalPass(
+def test_graph_edge_may_lead_nowhere() -> None:
+    local_pass: LocalPass[str, str] = LocalPass(
         lambda node: [(None, 0), ("p", 0)] if node == "r" else [],
         {"r", "p"},
         {"s": "p"},
     )
-    begin(one, "r")
-    assert run(one).nodes == ["r"]
-    one.rule_out()
-    assert run(one).nodes == ["p"]
+    begin(local_pass, "r")
+    assert run(local_pass).nodes == ["r"]
+    local_pass.rule_out()
+    assert run(local_pass).nodes == ["p"]
 
 
 # --- waves ---------------------------------------------------------------------------
 
 
-def test_who_is_at_work_answers_at_once() -> None:
+def test_engaged_wave_answers_a_second_engagement_at_once() -> None:
     wave = Wave()
     assert wave.engage()
     assert not wave.engage()
@@ -187,7 +187,7 @@ def test_who_is_at_work_answers_at_once() -> None:
     assert wave.engage()
 
 
-def test_the_answer_waits_until_all_has_ended() -> None:
+def test_answer_waits_until_all_parts_have_ended() -> None:
     wave = Wave()
     wave.engage()
     wave.outstanding += 1
@@ -201,7 +201,7 @@ def test_the_answer_waits_until_all_has_ended() -> None:
     assert wave.is_idle
 
 
-def test_of_each_worker_the_last_word_counts() -> None:
+def test_last_report_of_each_worker_counts() -> None:
     wave = Wave()
     wave.receive([report(2, 2, 1), report(3, 1, 0)])
     wave.receive([report(2, 1, 0)])  # it had said so before

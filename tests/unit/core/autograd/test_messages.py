@@ -31,7 +31,7 @@ ADVANCE = Advance(
 
 
 @pytest.mark.parametrize(("retain_graph", "create_graph", "is_fast"), FLAGS)
-def test_a_request_is_read_as_it_was_written(
+def test_request_is_read_as_it_was_written(
     *, retain_graph: bool, create_graph: bool, is_fast: bool
 ) -> None:
     keeping = Keeping(retain_graph, create_graph)
@@ -41,7 +41,7 @@ def test_a_request_is_read_as_it_was_written(
     assert read == advance
 
 
-def test_it_travels_as_the_arguments_of_a_call() -> None:
+def test_request_is_packed_as_call_arguments() -> None:
     """For those serde is quick."""
     gradients, others = ADVANCE.pack()
     assert gradients is ADVANCE.gradients
@@ -64,18 +64,18 @@ def test_it_travels_as_the_arguments_of_a_call() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "history", "problem"),
+    ("crossings", "history", "problem"),
     [
         ([2], None, "has 1 gradients"),
         ([2, 0], [9, 1], "history of gradients has gradient 1"),
         ([2, 0], [], "history of gradients names no message"),
     ],
 )
-def test_a_request_that_makes_no_sense_is_refused(
-    given: list[int], history: list[int] | None, problem: str
+def test_malformed_request_is_refused(
+    crossings: list[int], history: list[int] | None, problem: str
 ) -> None:
     wrong = replace(
-        ADVANCE, gradients=[torch.ones(1)], asked=[], given=given, history=history
+        ADVANCE, gradients=[torch.ones(1)], asked=[], given=crossings, history=history
     )
     with pytest.raises(MalformedError, match=problem):
         wrong.check()
@@ -84,11 +84,11 @@ def test_a_request_that_makes_no_sense_is_refused(
 @pytest.mark.parametrize(
     ("meta", "name"), [([3, 4, 5], ""), ([3, 4, 5, "a"], "a"), ([3, 4, 5, 6, 7], "")]
 )
-def test_what_travels_with_a_call(meta: list[object], name: str) -> None:
+def test_call_metadata_is_read(meta: list[object], name: str) -> None:
     assert read_meta(meta) == (CONTEXT, 5, name)
 
 
-def test_what_travels_with_a_call_and_makes_no_sense() -> None:
+def test_malformed_call_metadata_is_refused() -> None:
     problem = "message of the metadata of an autograd context must be an unsigned"
     with pytest.raises(MalformedError, match=problem):
         read_meta([3, 4, "5"])

@@ -70,10 +70,10 @@ class Everything:
         self.ends = PassEnds(me, self.contexts, self.links, NoTurns(), FlightRecorder())
         self.waits = PassWaits(ME, self.links)
 
-    async def _take(self, one: Pass, peer: WorkerId, answer: PassAnswer) -> None:
+    async def _take(self, local_pass: Pass, peer: WorkerId, answer: PassAnswer) -> None:
         if self.refusal is not None:
             raise self.refusal
-        self.taken.append((one, peer, answer))
+        self.taken.append((local_pass, peer, answer))
 
     def engage(self) -> None:
         """Let the peer wait for an answer."""
@@ -91,21 +91,21 @@ def answer_of(
     gradients: list[torch.Tensor | None] | None = None,
     *,
     asked: list[int] | None = None,
-    given: list[int] | None = None,
+    crossings: list[int] | None = None,
 ) -> list[Any]:
     """Return an answer as it travels."""
-    return [gradients or [], {"fields": [[], asked or [], given or [], None, None]}]
+    return [gradients or [], {"fields": [[], asked or [], crossings or [], None, None]}]
 
 
 def received(sender: WorkerId, serial: int = 7) -> Received:
     return Received(CrossingId(MessageId(sender.incarnation, serial), 0), sender)
 
 
-async def test_gradients_and_questions_to_one_worker_go_in_one_request() -> None:
+async def test_gradients_and_questions_to_a_worker_share_a_request() -> None:
     parts = Everything()
     gradient = torch.ones(1)
-    given = received(PEER, 8)
-    parts.requests.send(parts.one, [received(PEER)], [given], {given: gradient})
+    leaf = received(PEER, 8)
+    parts.requests.send(parts.one, [received(PEER)], [leaf], {leaf: gradient})
     ((advance, _),) = parts.peer.asked
     assert isinstance(advance, Advance)
     assert (advance.asked, advance.given) == ([7, 0], [8, 0])
@@ -114,11 +114,11 @@ async def test_gradients_and_questions_to_one_worker_go_in_one_request() -> None
     assert parts.one.wave.outstanding == 1
 
 
-async def test_a_gradient_with_a_history_is_a_tensor_that_is_sent() -> None:
+async def test_gradient_with_a_history_is_sent_as_a_tensor() -> None:
     parts = Everything()
     gradient = torch.ones(1, requires_grad=True) * 2
-    given = received(PEER)
-    parts.requests.send(parts.one, [], [given], {given: gradient})
+    leaf = received(PEER)
+    parts.requests.send(parts.one, [], [leaf], {leaf: gradient})
     ((advance, _),) = parts.peer.asked
     assert isinstance(advance, Advance)
     ((message, sent),) = parts.state.sent.items()
@@ -126,7 +126,7 @@ async def test_a_gradient_with_a_history_is_a_tensor_that_is_sent() -> None:
     assert sent.edges[0].node is gradient.grad_fn
 
 
-async def test_the_answer_ends_a_part_of_the_pass() -> None:
+async def test_answer_ends_a_part_of_the_pass() -> None:
     parts = Everything()
     parts.ask()
     parts.peer.asked[0][1].set_result(answer_of())
@@ -136,20 +136,20 @@ async def test_the_answer_ends_a_part_of_the_pass() -> None:
     assert parts.taken == []
 
 
-async def test_an_answer_may_bring_gradients_and_ends_once_they_are_taken() -> None:
+async def test_answer_with_gradients_ends_once_they_are_taken() -> None:
     parts = Everything()
     parts.ask()
     gradients = [torch.ones(1), None]
-    given = [3, 0, 3, 1]
-    parts.peer.asked[0][1].set_result(answer_of(gradients, given=given))
+    crossings = [3, 0, 3, 1]
+    parts.peer.asked[0][1].set_result(answer_of(gradients, crossings=crossings))
     await let_run()
     assert not parts.one.wave.is_idle  # who takes them says when
-    ((one, peer, answer),) = parts.taken
-    assert (one, peer) == (parts.one, PEER)
-    assert (answer.gradients, answer.given) == (gradients, given)
+    ((local_pass, peer, answer),) = parts.taken
+    assert (local_pass, peer) == (parts.one, PEER)
+    assert (answer.gradients, answer.given) == (gradients, crossings)
 
 
-async def test_who_takes_gradients_of_an_answer_may_refuse_them() -> None:
+async def test_gradients_of_an_answer_may_be_refused() -> None:
     parts = Everything()
     parts.ask()
     parts.refusal = MalformedError("of what was not sent")
@@ -162,7 +162,7 @@ async def test_who_takes_gradients_of_an_answer_may_refuse_them() -> None:
 class TestGoingBack:
     """What goes with the answer to the worker that waits for it."""
 
-    async def test_it_is_not_sent(self) -> None:
+    async def test_returned_gradient_travels_in_the_answer(self) -> None:
         parts = Everything()
         parts.engage()
         gradient = torch.ones(1)
@@ -175,7 +175,9 @@ class TestGoingBack:
         assert [report.worker for report in answer.reports] == [ME.incarnation]
         assert parts.one.going_back is None
 
-    async def test_it_is_sent_if_something_else_is_under_way(self) -> None:
+    async def test_returned_gradient_is_sent_if_another_request_is_under_way(
+        self,
+    ) -> None:
         parts = Everything()
         parts.engage()
         parts.ask(PEER)
@@ -185,7 +187,7 @@ class TestGoingBack:
         assert [type(request) for request, _ in far.asked] == [Advance]
         assert [type(request) for request, _ in parts.peer.asked] == [Advance]
 
-    async def test_it_is_sent_before_what_takes_longer(self) -> None:
+    async def test_returned_gradient_is_sent_before_slow_work(self) -> None:
         parts = Everything()
         parts.engage()
         parts.ask(PEER)
@@ -194,14 +196,14 @@ class TestGoingBack:
         assert [type(request) for request, _ in parts.peer.asked] == [Advance]
         assert parts.one.wave.outstanding == 1
 
-    async def test_a_second_one_is_sent_and_the_first_with_it(self) -> None:
+    async def test_second_request_to_a_peer_is_sent_with_the_first(self) -> None:
         parts = Everything()
         parts.engage()
         parts.ask(PEER)
         parts.ask(PEER)
         assert len(parts.peer.asked) == 2
 
-    async def test_what_is_on_a_device_is_sent(self) -> None:
+    async def test_returned_gradient_on_a_device_is_sent(self) -> None:
         parts = Everything()
         parts.engage()
         leaf = received(PEER)
@@ -209,7 +211,7 @@ class TestGoingBack:
         parts.requests.send(parts.one, [], [leaf], {leaf: gradient})
         assert len(parts.peer.asked) == 1
 
-    async def test_who_began_the_pass_owes_no_answer(self) -> None:
+    async def test_root_of_the_pass_sends_requests_and_owes_no_answer(self) -> None:
         parts = Everything()
         assert parts.one.wave.engage()
         parts.ask(PEER)
@@ -231,7 +233,7 @@ class TestGoingBack:
         (ValueError("there"), ValueError),
     ],
 )
-async def test_a_wrong_answer_fails_the_pass(answer: Any, error: type) -> None:
+async def test_wrong_answer_fails_the_pass(answer: Any, error: type) -> None:
     parts = Everything()
     parts.ask()
     future = parts.peer.asked[0][1]
@@ -243,7 +245,7 @@ async def test_a_wrong_answer_fails_the_pass(answer: Any, error: type) -> None:
     assert isinstance(parts.one.failure, error)
 
 
-async def test_a_worker_without_a_link_is_dialed() -> None:
+async def test_worker_without_a_link_is_dialed() -> None:
     parts = Everything()
     far = parts.links.reachable["far"] = RecordingLink(FAR)
     parts.ask(FAR)
@@ -252,7 +254,7 @@ async def test_a_worker_without_a_link_is_dialed() -> None:
     assert parts.one.failure is None
 
 
-async def test_another_life_of_a_worker_fails_the_pass() -> None:
+async def test_restarted_worker_fails_the_pass() -> None:
     parts = Everything()
     again = WorkerId("far", Incarnation(1))
     parts.links.reachable["far"] = RecordingLink(again)
@@ -262,7 +264,7 @@ async def test_another_life_of_a_worker_fails_the_pass() -> None:
 
 
 @pytest.mark.parametrize("commit", [True, False])
-async def test_a_pass_ends_where_it_went(*, commit: bool) -> None:
+async def test_finished_pass_tells_each_peer_once(*, commit: bool) -> None:
     parts = Everything()
     parts.ask()
     parameter = torch.ones(1, requires_grad=True)
@@ -277,7 +279,7 @@ async def test_a_pass_ends_where_it_went(*, commit: bool) -> None:
         parts.one.check()
 
 
-async def test_what_a_pass_waits_for_is_said_by_all() -> None:
+async def test_waits_of_a_pass_are_explained_by_every_worker() -> None:
     parts = Everything()
     parts.ask()
     parts.one.wave.is_running = True

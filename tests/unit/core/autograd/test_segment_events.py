@@ -45,23 +45,25 @@ def noted(entered: list[CrossingId], left: list[CrossingId]) -> Any:
         (crossings(0, 5) + crossings(ME, 5), (MessageId(ME, 5),)),
     ],
 )
-def test_each_message_is_kept_once(
+def test_segment_event_lists_each_message_once(
     entered: list[CrossingId], messages: tuple[MessageId, ...]
 ) -> None:
     event = noted(entered, crossings(OTHER, 4))
     assert event.fed_by == messages
     assert event.feeds == (MessageId(OTHER, 4),)
     assert event.left_out == 0
-    assert all(type(one) is MessageId for one in (*event.fed_by, *event.feeds))
+    assert all(type(message) is MessageId for message in (*event.fed_by, *event.feeds))
 
 
 @pytest.mark.parametrize(("more", "less"), [(3, 1), (0, 5), (2, 2 - MESSAGES_MAX)])
-def test_no_more_messages_are_kept_than_fit_and_the_rest_is_counted(
+def test_segment_event_limits_its_messages_and_counts_the_rest(
     more: int, less: int
 ) -> None:
     entered = crossings(ME, *range(1, MESSAGES_MAX + more + 1))
     left = crossings(OTHER, *range(1, MESSAGES_MAX + less + 1))
     event = noted(entered, left)
-    assert event.fed_by == tuple(one.message for one in entered[:MESSAGES_MAX])
-    assert event.feeds == tuple(one.message for one in left[:MESSAGES_MAX])
+    assert event.fed_by == tuple(
+        crossing.message for crossing in entered[:MESSAGES_MAX]
+    )
+    assert event.feeds == tuple(crossing.message for crossing in left[:MESSAGES_MAX])
     assert event.left_out == more + max(less, 0)

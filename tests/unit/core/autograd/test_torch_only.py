@@ -48,14 +48,14 @@ MODULES = [
 ]
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda one: type(one).__name__)
-def test_modules_of_torch_are_torchs(module: nn.Module) -> None:
-    found = module(torch.ones(2, 3))
-    first = found[0] if isinstance(found, tuple) else found
+@pytest.mark.parametrize("module", MODULES, ids=lambda layer: type(layer).__name__)
+def test_modules_of_torch_count_as_torch_only(module: nn.Module) -> None:
+    output = module(torch.ones(2, 3))
+    first = output[0] if isinstance(output, tuple) else output
     assert is_torchs(first.sum())
 
 
-def test_lists_of_saved_tensors_are_seen() -> None:
+def test_lists_of_saved_tensors_are_searched() -> None:
     x, where = torch.ones(3, requires_grad=True), torch.tensor([0, 1])
     assert is_torchs(x[where].sum())
     y: Any = x[where]
@@ -74,7 +74,9 @@ class Dispatches(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def compiled() -> AbstractContextManager[Any]:
     from torch._dynamo import compiled_autograd  # noqa: PLC0415  (it takes seconds)
 
-    enabled: AbstractContextManager[Any] = compiled_autograd._enable(lambda one: one)  # noqa: SLF001
+    enabled: AbstractContextManager[Any] = compiled_autograd._enable(  # noqa: SLF001
+        lambda compiler: compiler
+    )
     return enabled
 
 
@@ -82,7 +84,7 @@ def compiled() -> AbstractContextManager[Any]:
 @pytest.mark.parametrize(
     "enter", [Functions, Dispatches, compiled, torch.autograd.detect_anomaly]
 )
-def test_modes_of_the_thread_or_the_process_may_call(
+def test_thread_or_process_modes_may_call_user_code(
     enter: Callable[[], AbstractContextManager[Any]],
 ) -> None:
     region = graph_of(loss_of(MODULES[0]))
@@ -91,14 +93,14 @@ def test_modes_of_the_thread_or_the_process_may_call(
     assert is_torchs(region)
 
 
-def test_a_view_that_was_changed_may_have_more_inside() -> None:
+def test_changed_view_may_hide_user_code() -> None:
     x = torch.ones(3, requires_grad=True) * 1
     x[:2].mul_(2)
     assert type(x.grad_fn).__name__ == "CopySlices"
     assert not is_torchs(x.sum())
 
 
-def test_any_hook_may_be_one_of_a_node_but_asyncrpcs_own_are_not() -> None:
+def test_foreign_hook_on_any_module_may_be_on_a_node() -> None:
     loss = loss_of(MODULES[0])
     handle = nn.Linear(1, 1).register_forward_hook(lambda *_: None)
     assert not is_torchs(loss)
@@ -108,7 +110,7 @@ def test_any_hook_may_be_one_of_a_node_but_asyncrpcs_own_are_not() -> None:
     assert is_torchs(loss)
 
 
-def test_an_operator_of_torchs_may_be_replaced() -> None:
+def test_replaced_torch_operator_may_call_user_code() -> None:
     loss = loss_of(MODULES[0])
     library = LIBRARY("tests_torch_only", "DEF")
     library.define("mine(Tensor x) -> Tensor")

@@ -255,13 +255,13 @@ class FakeService:
         self.told: list[int] = []
         self.routes = [answers(Look, self._on_look), takes(Hear, self._on_hear)]
 
-    async def _on_look(self, link: Any, one: Look) -> int:
-        return one.number
+    async def _on_look(self, link: Any, look: Look) -> int:
+        return look.number
 
-    def _on_hear(self, link: Any, one: Hear) -> None:
-        if one.number < 0:
+    def _on_hear(self, link: Any, hear: Hear) -> None:
+        if hear.number < 0:
             raise MalformedError("it is wrong")
-        self.told.append(one.number)
+        self.told.append(hear.number)
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None: ...
 

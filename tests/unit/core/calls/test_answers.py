@@ -75,25 +75,27 @@ def run(coroutine: Any) -> Any:
 
 
 class TestResults:
-    def test_the_call_has_it(self, link: LinkParts, call: CallFuture[Any]) -> None:
+    def test_result_completes_the_call(
+        self, link: LinkParts, call: CallFuture[Any]
+    ) -> None:
         respond(link, 1, 5)
         assert call.result() == 5
         assert len(link.pending) == 0
 
-    def test_what_comes_beside_it_is_kept(
+    def test_note_of_a_result_is_kept(
         self, link: LinkParts, call: CallFuture[Any]
     ) -> None:
         respond(link, 1, 5, pack_head([{"n": [1.5, False, 7]}]))
         assert call.note == [1.5, False, 7]
 
-    def test_what_comes_beside_an_error_is_kept(
+    def test_note_of_an_error_is_kept(
         self, link: LinkParts, call: CallFuture[Any]
     ) -> None:
         fail(link, 1, ValueError("no"), pack_head([{"n": "anything"}]))
         assert isinstance(call.exception(), ValueError)
         assert call.note == "anything"
 
-    def test_what_the_request_relied_on_is_let_go(
+    def test_result_releases_the_pins_of_the_request(
         self, link: LinkParts, call: CallFuture[Any]
     ) -> None:
         call.pins = Pins()
@@ -101,14 +103,14 @@ class TestResults:
         assert call.pins is None
 
     @pytest.mark.parametrize("call_id", [0, 2, 1 << 63])
-    def test_to_a_call_that_was_never_made(
+    def test_result_of_an_unknown_call_is_refused(
         self, link: LinkParts, call: CallFuture[Any], call_id: int
     ) -> None:
         with pytest.raises(MalformedError, match="never made"):
             respond(link, call_id, 5)
         assert not call.done()
 
-    def test_a_second_one_is_dropped(
+    def test_second_result_is_dropped(
         self, link: LinkParts, call: CallFuture[Any]
     ) -> None:
         """For the peer cannot be told from one whose answer crossed a cancel."""
@@ -116,7 +118,7 @@ class TestResults:
         respond(link, 1, 6)
         assert call.result() == 5
 
-    def test_one_that_cannot_be_read(
+    def test_unreadable_result_fails_the_call_as_executed(
         self, link: LinkParts, call: CallFuture[Any]
     ) -> None:
         """The function has run; the connection stays."""
@@ -126,7 +128,9 @@ class TestResults:
         assert error.outcome is Outcome.EXECUTED
         assert (error.function, error.to) == ("max", "b")
 
-    def test_one_for_a_stream(self, link: LinkParts, stream: StreamReceiver) -> None:
+    def test_result_for_a_stream_is_refused(
+        self, link: LinkParts, stream: StreamReceiver
+    ) -> None:
         with pytest.raises(MalformedError, match="another kind of call"):
             respond(link, 1, 5)
 
@@ -142,9 +146,9 @@ class TestErrors:
             (MalformedError("wrong"), MalformedError),
             (SystemExit(3), RemoteError),
         ],
-        ids=lambda one: one.__name__ if isinstance(one, type) else "",
+        ids=lambda case: case.__name__ if isinstance(case, type) else "",
     )
-    def test_each_kind(
+    def test_error_arrives_as_its_type(
         self,
         link: LinkParts,
         call: CallFuture[Any],
@@ -159,7 +163,7 @@ class TestErrors:
             assert (error.function, error.to) == ("max", "b")
         assert len(link.pending) == 0
 
-    def test_the_callee_says_whether_the_function_ran(
+    def test_callee_tells_whether_the_function_ran(
         self, link: LinkParts, call: CallFuture[Any]
     ) -> None:
         fail(link, 1, ValueError("no"), pack_head([{"o": "NOT_EXECUTED"}]))
@@ -167,31 +171,31 @@ class TestErrors:
         assert isinstance(error, RemoteError)
         assert error.outcome is Outcome.NOT_EXECUTED
 
-    @pytest.mark.parametrize("said", ["SOMETHING", 7, None])
-    def test_words_that_mean_nothing_are_ignored(
-        self, link: LinkParts, call: CallFuture[Any], said: Any
+    @pytest.mark.parametrize("outcome", ["SOMETHING", 7, None])
+    def test_unknown_outcome_is_ignored(
+        self, link: LinkParts, call: CallFuture[Any], outcome: Any
     ) -> None:
-        fail(link, 1, ValueError("no"), pack_head([{"o": said}]))
+        fail(link, 1, ValueError("no"), pack_head([{"o": outcome}]))
         assert isinstance(call.exception(), RemoteError)
 
-    def test_one_that_cannot_be_read(
+    def test_unreadable_error_is_a_decode_error(
         self, link: LinkParts, call: CallFuture[Any]
     ) -> None:
         link.answers.on_error(0, 1, 0, b"", b"\xff" * 20, [])
         assert isinstance(call.exception(), DecodeError)
 
-    def test_to_a_call_that_was_never_made(self, link: LinkParts) -> None:
+    def test_error_of_an_unknown_call_is_refused(self, link: LinkParts) -> None:
         with pytest.raises(MalformedError, match="never made"):
             fail(link, 3, ValueError("no"))
 
-    def test_to_one_that_was_cancelled(
+    def test_error_of_a_cancelled_call_is_ignored(
         self, link: LinkParts, call: CallFuture[Any]
     ) -> None:
         call.cancel()
         fail(link, 1, ValueError("no"))
         assert call.cancelled()
 
-    def test_after_fewer_than_no_items(
+    def test_error_after_a_negative_number_of_items_is_refused(
         self, link: LinkParts, call: CallFuture[Any]
     ) -> None:
         with pytest.raises(MalformedError, match="at least 0 items, not -1"):
@@ -201,18 +205,18 @@ class TestErrors:
 class TestPayloads:
     """What is wanted of an answer is known at its header."""
 
-    def test_of_a_call_that_was_never_made(self, link: LinkParts) -> None:
+    def test_payload_of_an_unknown_call_is_refused(self, link: LinkParts) -> None:
         with pytest.raises(MalformedError, match="never made"):
             link.answers.is_wanted(FrameKind.RESPONSE, 1, 1 << 40)
 
-    def test_of_a_call_that_was_given_up(
+    def test_payload_of_an_abandoned_call_is_not_wanted(
         self, link: LinkParts, call: CallFuture[Any]
     ) -> None:
         link.pending.take(call.call_id)
         assert not link.answers.is_wanted(FrameKind.RESPONSE, call.call_id, 1 << 40)
 
     @pytest.mark.parametrize("kind", [FrameKind.RESPONSE, FrameKind.ERROR])
-    def test_of_a_call_whose_answer_arrives_already(
+    def test_second_payload_of_a_call_is_refused(
         self, link: LinkParts, call: CallFuture[Any], kind: FrameKind
     ) -> None:
         assert link.answers.is_wanted(FrameKind.RESPONSE, call.call_id, 1 << 40)
@@ -221,7 +225,7 @@ class TestPayloads:
 
 
 class TestStreams:
-    def test_items_are_taken_in_order(
+    def test_stream_items_are_taken_in_order(
         self, link: LinkParts, stream: StreamReceiver
     ) -> None:
         for serial in (2, 0, 1):
@@ -230,7 +234,7 @@ class TestStreams:
         assert [run(stream.take()) for _ in range(3)] == [0, 10, 20]
         assert len(link.pending) == 0
 
-    def test_the_producer_is_told_what_was_taken(
+    def test_stream_producer_gets_credit_for_taken_items(
         self, link: LinkParts, stream: StreamReceiver
     ) -> None:
         for serial in range(4):
@@ -238,14 +242,14 @@ class TestStreams:
         for _ in range(4):
             run(stream.take())
         acks = [
-            one.aux
-            for one in link.connection.sent
-            if one.kind == FrameKind.STREAM_CREDIT
+            frame.aux
+            for frame in link.connection.sent
+            if frame.kind == FrameKind.STREAM_CREDIT
         ]
         assert acks == [2, 2]  # a quarter of the eight that may be ahead
 
     @pytest.mark.parametrize("is_arriving", [False, True])
-    def test_a_producer_that_runs_too_far_ahead(
+    def test_stream_producer_too_far_ahead_is_refused(
         self, link: LinkParts, stream: StreamReceiver, *, is_arriving: bool
     ) -> None:
         def send(serial: int) -> None:
@@ -259,7 +263,7 @@ class TestStreams:
         with pytest.raises(MalformedError, match="65 items"):
             send(ITEMS_AHEAD_MIN + 1)
 
-    def test_a_producer_whose_items_are_too_large(
+    def test_stream_producer_with_too_large_items_is_refused(
         self, link: LinkParts, stream: StreamReceiver
     ) -> None:
         assert link.answers.is_wanted(FrameKind.STREAM_ITEM, 1, BYTES_AHEAD_MIN)
@@ -267,7 +271,7 @@ class TestStreams:
         with pytest.raises(MalformedError, match="ahead of its consumer"):
             link.answers.is_wanted(FrameKind.STREAM_ITEM, 1, 1)
 
-    def test_items_that_were_taken_are_not_ahead(
+    def test_taken_stream_items_are_not_ahead(
         self, link: LinkParts, stream: StreamReceiver
     ) -> None:
         for serial in range(4 * ITEMS_AHEAD_MIN):
@@ -275,7 +279,7 @@ class TestStreams:
             item(link, serial, serial)
             assert run(stream.take()) == serial
 
-    def test_the_end_may_overtake_items(
+    def test_stream_end_may_overtake_items(
         self, link: LinkParts, stream: StreamReceiver
     ) -> None:
         end(link, 1)
@@ -284,7 +288,7 @@ class TestStreams:
         assert run(stream.take()) == "last"
         assert len(link.pending) == 0
 
-    def test_an_error_comes_after_the_items_before_it(
+    def test_stream_error_comes_after_earlier_items(
         self, link: LinkParts, stream: StreamReceiver
     ) -> None:
         fail(link, 1, ValueError("no"), aux=1)
@@ -294,14 +298,14 @@ class TestStreams:
             run(stream.take())
 
     @pytest.mark.parametrize("serial", [-1, 0, "0", None])
-    def test_an_item_twice_or_with_no_number(
+    def test_repeated_or_unnumbered_stream_item_is_refused(
         self, link: LinkParts, stream: StreamReceiver, serial: Any
     ) -> None:
         item(link, 0, "first")
         with pytest.raises(MalformedError, match="an item of a stream"):
             item(link, serial, "again")
 
-    def test_an_end_before_items_that_have_come(
+    def test_stream_end_before_received_items_is_refused(
         self, link: LinkParts, stream: StreamReceiver
     ) -> None:
         for serial in range(2):
@@ -309,7 +313,7 @@ class TestStreams:
         with pytest.raises(MalformedError, match="but 2 have come"):
             end(link, 1)
 
-    def test_an_item_that_cannot_be_read_ends_it(
+    def test_unreadable_stream_item_ends_the_stream(
         self, link: LinkParts, stream: StreamReceiver
     ) -> None:
         head = pack_head([0, None])
@@ -318,14 +322,14 @@ class TestStreams:
         with pytest.raises(DecodeError):
             run(stream.take())
 
-    @pytest.mark.parametrize("given", [item, end])
-    def test_of_a_plain_call(
-        self, link: LinkParts, call: CallFuture[Any], given: Any
+    @pytest.mark.parametrize("send", [item, end])
+    def test_stream_message_of_a_plain_call_is_refused(
+        self, link: LinkParts, call: CallFuture[Any], send: Any
     ) -> None:
         with pytest.raises(MalformedError, match="another kind of call"):
-            given(link, 0, 1) if given is item else given(link, 0)
+            send(link, 0, 1) if send is item else send(link, 0)
 
-    def test_items_of_one_that_was_closed_are_dropped(
+    def test_items_of_a_closed_stream_are_dropped(
         self, link: LinkParts, stream: StreamReceiver
     ) -> None:
         link.calls.cancel(stream)
@@ -333,7 +337,7 @@ class TestStreams:
         end(link, 1)
         assert stream.received == 0
 
-    def test_who_waits_is_woken_by_the_loss_of_the_link(self) -> None:
+    def test_lost_link_wakes_the_consumer_of_a_stream(self) -> None:
         async def scenario() -> None:
             link = LinkParts()
             receiver = StreamReceiver(link, "numbers", "b", limits=LIMITS, began_s=0.0)

@@ -63,7 +63,7 @@ def pressed(budget: OutboundBudget | None = None) -> tuple[Connection, Backlog]:
     return connection, backlog
 
 
-async def test_a_peer_that_takes_its_answers_makes_nothing_wait() -> None:
+async def test_peer_that_reads_its_answers_delays_nothing() -> None:
     connection = Connection()
     backlog = Backlog(connection, OutboundBudget(LIMIT), account())
     connection.kept_bytes = PART
@@ -73,7 +73,7 @@ async def test_a_peer_that_takes_its_answers_makes_nothing_wait() -> None:
     await backlog.room()
 
 
-async def test_only_what_answers_with_much_waits_up_to_twice_the_part() -> None:
+async def test_requests_with_large_answers_wait_before_others() -> None:
     connection, backlog = pressed()
     assert backlog.must_wait("big")
     assert not backlog.must_wait("small")
@@ -84,7 +84,7 @@ async def test_only_what_answers_with_much_waits_up_to_twice_the_part() -> None:
     assert not backlog.must_wait("big")
 
 
-async def test_what_waits_begins_one_after_the_other() -> None:
+async def test_waiting_requests_begin_one_at_a_time() -> None:
     connection, backlog = pressed()
     begun: list[int] = []
 
@@ -101,7 +101,7 @@ async def test_what_waits_begins_one_after_the_other() -> None:
     assert begun == [0, 1, 2]
 
 
-async def test_an_item_waits_for_its_turn_and_a_lost_peer_ends_the_wait() -> None:
+async def test_stream_item_waits_for_its_turn_or_the_loss_of_the_peer() -> None:
     connection, backlog = pressed()
     waits = [asyncio.create_task(backlog.room()) for _ in range(3)]
     await asyncio.sleep(0)
@@ -118,7 +118,7 @@ async def test_an_item_waits_for_its_turn_and_a_lost_peer_ends_the_wait() -> Non
     await last
 
 
-async def test_what_is_kept_counts_for_the_peer() -> None:
+async def test_unread_answers_count_for_the_peer() -> None:
     connection = Connection()
     memory = account()
     backlog = Backlog(connection, OutboundBudget(LIMIT), memory)
@@ -131,7 +131,7 @@ async def test_what_is_kept_counts_for_the_peer() -> None:
     assert not memory.is_watched
 
 
-async def test_small_answers_that_are_not_taken_count_too() -> None:
+async def test_small_unread_answers_count_too() -> None:
     connection = Connection()
     backlog = Backlog(connection, OutboundBudget(LIMIT), account())
     connection.kept_bytes = PART + 1
@@ -139,7 +139,7 @@ async def test_small_answers_that_are_not_taken_count_too() -> None:
     assert backlog.is_pressed
 
 
-async def test_a_peer_that_asks_on_and_takes_nothing_is_given_up() -> None:
+async def test_peer_that_asks_without_reading_is_given_up() -> None:
     connection = Connection()
     Backlog(connection, OutboundBudget(LIMIT), account())
     connection.written_bytes = GIVEN_UP
@@ -150,7 +150,7 @@ async def test_a_peer_that_asks_on_and_takes_nothing_is_given_up() -> None:
     assert isinstance(connection.given_up, MalformedError)
 
 
-async def test_what_waits_in_a_transport_without_room_is_looked_at() -> None:
+async def test_bytes_in_a_full_transport_are_counted() -> None:
     connection = Connection()
     memory = account()
     backlog = Backlog(connection, OutboundBudget(LIMIT), memory)
@@ -166,7 +166,7 @@ async def test_what_waits_in_a_transport_without_room_is_looked_at() -> None:
     assert not memory.is_watched
 
 
-async def test_all_peers_together_have_a_limit() -> None:
+async def test_unread_answers_of_all_peers_have_a_limit() -> None:
     budget = OutboundBudget(LIMIT)
     others = [pressed(budget) for _ in range(PEERS)]
     connection = Connection()

@@ -52,7 +52,5 @@ class _Callable:
         (_pretends, Mode.THREAD),
     ],
 )
-def test_a_coroutine_function_without_await_has_one_step(
-    function: Any, mode: Mode
-) -> None:
+def test_mode_of_a_function_follows_from_its_kind(function: Any, mode: Mode) -> None:
     assert mode_of(function) is mode

@@ -64,7 +64,7 @@ def calls() -> Calls:
     return Calls()
 
 
-def test_all_with_one_timeout_share_a_timer(calls: Calls) -> None:
+def test_calls_of_one_timeout_share_a_timer(calls: Calls) -> None:
     for step in range(100):
         calls.loop.advance(100.0 + step / 100)
         calls.begin(60.0)
@@ -74,7 +74,7 @@ def test_all_with_one_timeout_share_a_timer(calls: Calls) -> None:
     assert not calls.loop.timers
 
 
-def test_one_that_has_its_answer_is_not_ended(calls: Calls) -> None:
+def test_answered_call_is_not_ended(calls: Calls) -> None:
     first, second = calls.begin(1.0), calls.begin(1.0)
     calls.answer(first)
     calls.answer(first)  # as when it is cancelled, too
@@ -82,7 +82,7 @@ def test_one_that_has_its_answer_is_not_ended(calls: Calls) -> None:
     assert list(calls.ended_s) == [second]
 
 
-def test_timeouts_of_every_kind_have_a_timer_each(calls: Calls) -> None:
+def test_each_timeout_has_a_timer(calls: Calls) -> None:
     many = [calls.begin(1.0 + number) for number in range(QUEUES_MAX + 5)]
     calls.answer(many[-1])
     assert len(calls.loop.running) == QUEUES_MAX + 4
@@ -90,18 +90,18 @@ def test_timeouts_of_every_kind_have_a_timer_each(calls: Calls) -> None:
     assert list(calls.ended_s) == many[:-1]
 
 
-def test_what_has_less_time_left_than_those_before_it_is_in_time(calls: Calls) -> None:
+def test_shorter_remaining_time_ends_a_call_in_time(calls: Calls) -> None:
     calls.begin(60.0)
     late = calls.begin(60.0, used_s=59.0)
     calls.loop.advance(101.0)
     assert list(calls.ended_s) == [late]
 
 
-def test_a_call_that_cannot_be_ended_holds_up_no_other(
+def test_call_that_cannot_be_ended_delays_no_other(
     calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[dict[str, Any]] = []
-    monkeypatch.setattr(calls.loop, "call_exception_handler", told.append)
+    errors: list[dict[str, Any]] = []
+    monkeypatch.setattr(calls.loop, "call_exception_handler", errors.append)
     ended = []
 
     def end(call: int) -> None:
@@ -114,10 +114,10 @@ def test_a_call_that_cannot_be_ended_holds_up_no_other(
         deadlines.watch(call, Deadline(101.0, 1.0))
     calls.loop.advance(101.0)
     assert ended == [1]
-    assert isinstance(told[0]["exception"], MemoryError)
+    assert isinstance(errors[0]["exception"], MemoryError)
 
 
-def test_a_call_that_ends_another_one(calls: Calls) -> None:
+def test_ending_call_may_end_another(calls: Calls) -> None:
     ended = []
 
     def end(call: int) -> None:
@@ -131,7 +131,7 @@ def test_a_call_that_ends_another_one(calls: Calls) -> None:
     assert ended == [0]
 
 
-def test_one_that_is_begun_while_others_end(calls: Calls) -> None:
+def test_call_begun_while_others_end_is_ended_in_time(calls: Calls) -> None:
     ended = []
 
     def end(call: int) -> None:
@@ -145,7 +145,7 @@ def test_one_that_is_begun_while_others_end(calls: Calls) -> None:
     assert ended == [(0, 101.0), (1, 102.0), (2, 103.0)]
 
 
-def test_closed_it_ends_nothing(calls: Calls) -> None:
+def test_closed_deadlines_end_nothing(calls: Calls) -> None:
     calls.begin(1.0)
     calls.begin(2.0)
     calls.deadlines.close()
@@ -187,7 +187,7 @@ def test_every_call_ends_once_and_in_time(
 
 
 @pytest.mark.parametrize("queues", [1, QUEUES_MAX + 1], ids=["queue", "timer"])
-def test_an_answer_that_came_while_the_process_stood_still_counts(queues: int) -> None:
+def test_answer_that_came_while_the_process_was_stopped_counts(queues: int) -> None:
     calls = Calls()
     numbers = [calls.begin(1.0 + number) for number in range(queues)]
     first = numbers[-1]
@@ -202,9 +202,7 @@ def test_an_answer_that_came_while_the_process_stood_still_counts(queues: int) -
 
 
 @pytest.mark.parametrize("queues", [1, QUEUES_MAX + 1], ids=["queue", "timer"])
-def test_answers_that_came_are_read_though_the_process_gets_little_time(
-    queues: int,
-) -> None:
+def test_received_answers_are_read_before_late_timers(queues: int) -> None:
     """Turns of the loop count: each of them may come late."""
     calls = Calls()
     numbers = [calls.begin(1.0 + number) for number in range(queues)]

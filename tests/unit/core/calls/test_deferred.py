@@ -26,15 +26,15 @@ def problem() -> EncodeError:
 
 
 class TestWaiting:
-    def kept(self) -> tuple[PendingBuffers, list[OutgoingMessage]]:
+    def waiting_message(self) -> tuple[PendingBuffers, list[OutgoingMessage]]:
         submitted: list[OutgoingMessage] = []
         buffers = PendingBuffers([memoryview(b"x")])
         message = OutgoingMessage(FrameKind.REQUEST, 1, buffers=buffers)
         buffers.then(message, submitted.append)
         return buffers, submitted
 
-    def test_it_is_submitted_once_nothing_is_awaited(self) -> None:
-        buffers, submitted = self.kept()
+    def test_message_is_submitted_once_nothing_is_awaited(self) -> None:
+        buffers, submitted = self.waiting_message()
         buffers.add_dependency()
         buffers.release()
         assert submitted == []
@@ -43,24 +43,26 @@ class TestWaiting:
         assert submitted == [buffers.message]
         assert buffers.are_ready
 
-    def test_one_that_was_given_up_is_not(self) -> None:
-        buffers, submitted = self.kept()
+    def test_abandoned_message_is_not_submitted(self) -> None:
+        buffers, submitted = self.waiting_message()
         buffers.forget()
         buffers.release()
         assert submitted == []
 
-    def test_it_may_be_ready_before_it_is_given_to_a_connection(self) -> None:
+    def test_buffers_may_be_ready_before_the_connection(self) -> None:
         buffers = PendingBuffers([])
         buffers.release()
         assert buffers.are_ready
 
-    def test_what_fails_before_it_has_a_message_fails_none(
+    def test_failed_dependency_without_a_message_sends_nothing(
         self, link: LinkParts
     ) -> None:
         link.deferred.defer(Encoded(b"", [], [], 0)).fail(problem())
         assert not link.connection.sent
 
-    def test_a_second_dependency_is_of_the_same_message(self, link: LinkParts) -> None:
+    def test_second_dependency_belongs_to_the_same_message(
+        self, link: LinkParts
+    ) -> None:
         encoded = Encoded(b"", [memoryview(b"x")], [], 0)
         first = link.deferred.defer(encoded)
         assert link.deferred.defer(encoded) is first
@@ -84,7 +86,7 @@ class TestFailing:
         return call
 
     @pytest.mark.parametrize("kind", [FrameKind.REQUEST, FrameKind.SERVICE])
-    def test_a_request(self, link: LinkParts, kind: int) -> None:
+    def test_failed_request_fails_its_call(self, link: LinkParts, kind: int) -> None:
         call = self.open_call(link)
         self.message(link, kind).fail(problem())
         error = call.exception()
@@ -94,7 +96,7 @@ class TestFailing:
         assert len(link.pending) == 0
         assert not link.connection.sent
 
-    def test_a_request_gives_back_its_credit(self, link: LinkParts) -> None:
+    def test_failed_request_returns_its_credit(self, link: LinkParts) -> None:
         call = self.open_call(link)
         call.request_bytes = 99
         self.message(link, FrameKind.REQUEST).fail(problem())
@@ -103,7 +105,9 @@ class TestFailing:
             99,
         )
 
-    def test_a_request_that_waits_for_credit(self, link: LinkParts) -> None:
+    def test_failed_request_that_waits_for_credit_fails_its_call(
+        self, link: LinkParts
+    ) -> None:
         call: CallFuture[Any] = CallFuture(loop=link.host.loop, function="max", to="b")
         array = np.zeros(16 << 10, np.uint8)
         link.calls.start(call, "builtins:max", ([array], {}))
@@ -113,14 +117,14 @@ class TestFailing:
         assert isinstance(call.exception(), EncodeError)
         assert len(link.credit.waiting) == 0
 
-    def test_a_request_of_a_stream(self, link: LinkParts) -> None:
+    def test_failed_stream_request_fails_its_stream(self, link: LinkParts) -> None:
         stream = StreamReceiver(link, "numbers", "b", limits=LIMITS, began_s=0.0)
         stream.call_id = link.pending.open(stream)
         self.message(link, FrameKind.REQUEST).fail(problem())
         assert stream.is_whole
 
     @pytest.mark.parametrize("kind", [FrameKind.RESPONSE, FrameKind.STREAM_ITEM])
-    def test_an_answer_becomes_an_error(self, link: LinkParts, kind: int) -> None:
+    def test_failed_answer_becomes_an_error(self, link: LinkParts, kind: int) -> None:
         """A stream that is still served cannot go on without the item."""
         inbound = InboundCall(link.host, link.responder, 1, 0.0, None, {})
         link.served.begin(inbound.call_id, inbound)
@@ -130,7 +134,7 @@ class TestFailing:
         assert "the device is gone" in str(link.value_of(sent))
         assert inbound.is_cancelled
 
-    def test_one_that_was_given_up_meanwhile(self, link: LinkParts) -> None:
+    def test_failure_of_an_abandoned_request_is_ignored(self, link: LinkParts) -> None:
         call = self.open_call(link)
         message = self.message(link, FrameKind.REQUEST)
         link.connection.drop(FrameKind.REQUEST, 1)

@@ -21,22 +21,20 @@ def recorder() -> FlightRecorder:
     return FlightRecorder()
 
 
-async def test_an_error_that_nobody_takes_is_still_logged(
-    recorder: FlightRecorder,
-) -> None:
-    told: list[dict[str, Any]] = []
+async def test_unretrieved_error_is_still_logged(recorder: FlightRecorder) -> None:
+    errors: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: told.append(context))
+    loop.set_exception_handler(lambda _, context: errors.append(context))
     call: CallFuture[Any] = CallFuture(loop=loop, function="add", to="b")
     call.set_exception(ValueError("it is not there"))
     CallEnds(PEER, recorder).note_unsent(call)
     del call
     gc.collect()
-    assert [str(one["exception"]) for one in told] == ["it is not there"]
-    assert [one.outcome for one in recorder.calls.recent] == ["ValueError"]
+    assert [str(context["exception"]) for context in errors] == ["it is not there"]
+    assert [event.outcome for event in recorder.calls.recent] == ["ValueError"]
 
 
-async def test_a_call_that_was_given_up_before_it_was_sent(
+async def test_abandoned_unsent_call_is_recorded_as_cancelled(
     recorder: FlightRecorder,
 ) -> None:
     call: CallFuture[Any] = CallFuture(
@@ -48,7 +46,7 @@ async def test_a_call_that_was_given_up_before_it_was_sent(
     assert (noted.outcome, noted.began_s, noted.call_id) == (CANCELLED, 1.0, 0)
 
 
-async def test_what_is_noted_of_a_call_is_nothing_to_the_collector(
+async def test_recorded_call_is_untracked_by_the_collector(
     recorder: FlightRecorder,
 ) -> None:
     """Thousands of events that it looks after cost calls a tenth of their rate."""

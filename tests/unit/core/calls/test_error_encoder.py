@@ -31,10 +31,10 @@ def fetch(_encoded: Encoded) -> None:
 
 
 @pytest.mark.parametrize(
-    ("left", "said"),
+    ("left", "text"),
     [(2, "what was raised"), (1, "cannot be sent"), (0, "cannot be sent: MemoryError")],
 )
-def test_an_error_without_memory(left: int, said: str) -> None:
+def test_error_is_encoded_without_memory(left: int, text: str) -> None:
     """In full; in few words where the full ones fail; then what has been ready."""
     functions = FunctionTable(Policy.TRUSTED)
     codec = Starved(functions)
@@ -50,5 +50,5 @@ def test_an_error_without_memory(left: int, said: str) -> None:
     tree = Codec(functions).decode(encoded.control, encoded.buffers)
     error = rebuild_exception(tree, functions, function="f", to="b")
     assert isinstance(error, RemoteError)
-    assert said in str(error)
+    assert text in str(error)
     assert error.worker == "b"

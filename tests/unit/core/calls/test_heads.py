@@ -25,25 +25,25 @@ def write(sent: SentHeads, target: Any, meta: Any = None, *, late: bool = False)
 
 def name_read(received: ReceivedHeads, head: bytes) -> str:
     target, _ = received.known.get(head) or received.read(head)
-    found = target if isinstance(target, Target) else received.functions.find(target)
-    assert found is not None
-    return found.name
+    resolved = target if isinstance(target, Target) else received.functions.find(target)
+    assert resolved is not None
+    return resolved.name
 
 
-def test_what_is_written_is_read() -> None:
+def test_function_name_is_read_as_it_was_written() -> None:
     sent, received = SentHeads(), ReceivedHeads(find)
     for name in ("m:f", "m:g", "m:f", "m:g", "m:f"):
         assert name_read(received, write(sent, name)) == name
 
 
-def test_a_head_of_a_number_alone_is_known_by_its_bytes() -> None:
+def test_head_of_a_number_is_recognized_by_its_bytes() -> None:
     sent, received = SentHeads(), ReceivedHeads(find)
     for _ in range(3):
         name_read(received, write(sent, "m:f"))
     assert len(received.known) == 1
 
 
-def test_with_meta_the_number_travels_with_it() -> None:
+def test_number_travels_with_the_metadata() -> None:
     sent, received = SentHeads(), ReceivedHeads(find)
     write(sent, "m:f")
     head = write(sent, "m:f", {"c": "lz4"})
@@ -51,14 +51,14 @@ def test_with_meta_the_number_travels_with_it() -> None:
     assert received.read(head) == (1, {"c": "lz4"})
 
 
-def test_one_that_may_come_late_gives_no_number() -> None:
+def test_late_request_assigns_no_number() -> None:
     sent = SentHeads()
     assert unpack_head(write(sent, "m:f", late=True)) == [[0, "m:f"], None]
     assert unpack_head(write(sent, "m:f")) == [[1, "m:f"], None]
     assert unpack_head(write(sent, "m:f", late=True)) == [1]
 
 
-def test_one_that_was_forgotten_has_another_number() -> None:
+def test_forgotten_name_gets_another_number() -> None:
     """The request that named it may have been written all the same."""
     sent, received = SentHeads(), ReceivedHeads(find)
     name_read(received, write(sent, "m:f"))
@@ -68,14 +68,14 @@ def test_one_that_was_forgotten_has_another_number() -> None:
     sent.forget(["=", 1])
 
 
-def test_a_refused_head_takes_no_number() -> None:
+def test_refused_head_takes_no_number() -> None:
     sent = SentHeads()
     with pytest.raises(Exception, match="object"):
         write(sent, "m:f", {"x": object()})
     assert unpack_head(write(sent, "m:f"))[0] == [1, "m:f"]
 
 
-def test_beyond_the_limit_names_are_sent_each_time(
+def test_names_beyond_the_limit_are_sent_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(heads, "NAMES_MAX", 1)
@@ -94,7 +94,7 @@ def test_long_names_are_sent_each_time_and_not_kept() -> None:
         received.read(pack_head([[1, name], None]))
 
 
-def test_a_function_that_is_not_here_keeps_its_number() -> None:
+def test_unknown_function_keeps_its_number() -> None:
     """Asked for each time, until it can be had."""
     sent, received = SentHeads(), ReceivedHeads(find)
     for head in (write(sent, "m:absent"), write(sent, "m:absent")):
@@ -104,5 +104,5 @@ def test_a_function_that_is_not_here_keeps_its_number() -> None:
 
 
 @pytest.mark.parametrize("target", [None, ["=", 1, 2]])
-def test_what_is_no_name_travels_as_it_is(target: Any) -> None:
+def test_target_without_a_name_travels_unchanged(target: Any) -> None:
     assert unpack_head(SentHeads().known(target, None)) == [target, None]

@@ -57,7 +57,7 @@ class Responder:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
-async def test_a_future_is_cancelled_however_early_its_call_is_given_up(
+async def test_returned_future_is_cancelled_with_its_call_at_any_step(
     steps: int,
 ) -> None:
     """Also between the end of the function and the first step of what awaits it."""
@@ -76,9 +76,7 @@ async def test_a_future_is_cancelled_however_early_its_call_is_given_up(
     assert responder.forgotten == [inbound]
 
 
-async def test_the_variables_of_a_call_are_read_while_a_thread_is_in_its_context() -> (
-    None
-):
+async def test_call_variables_are_readable_while_a_thread_uses_the_context() -> None:
     host = Host()
     inbound = InboundCall(host, Responder(), 1, 0.0, None, {})  # type: ignore[arg-type]
     let_go, is_inside = threading.Event(), asyncio.Event()

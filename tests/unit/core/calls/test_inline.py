@@ -34,7 +34,7 @@ def test_elementwise_functions_and_reductions_are_listed(function: Any) -> None:
         [].append,
     ],
 )
-def test_nothing_else_is(function: Any) -> None:
+def test_other_functions_are_not_listed(function: Any) -> None:
     assert not is_listed(function)
 
 
@@ -55,10 +55,12 @@ def test_nothing_else_is(function: Any) -> None:
         ((SMALL, [1]), False),
     ],
 )
-def test_the_rule(args: tuple[Any, ...], *, cheap: bool) -> None:
+def test_short_calls_have_few_elements_and_no_gradient(
+    args: tuple[Any, ...], *, cheap: bool
+) -> None:
     assert is_short(args, 16 * KIB) is cheap
 
 
-def test_vmap_registers_kernels_that_replace_none_of_the_host() -> None:
+def test_vmap_registers_no_kernel_that_replaces_one_of_the_host() -> None:
     torch.func.vmap(torch.add, (0, None))(SMALL, torch.ones(()))
     assert has_torchs_kernels()

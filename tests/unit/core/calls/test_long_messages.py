@@ -134,7 +134,7 @@ class Setting:
         self.long.take(meta, control, [], more.pop("deliver", self.deliver), **more)
 
 
-def test_only_one_message_is_read_at_a_time_and_their_order_stays() -> None:
+def test_messages_are_read_one_at_a_time_in_order() -> None:
     setting = Setting()
     for name in (b"first", b"second", b"third"):
         setting.take(name)
@@ -159,7 +159,7 @@ def test_references_are_taken_in_turns_of_the_loop() -> None:
     assert setting.delivered == [(b"@1000", None)]
 
 
-def test_a_message_that_is_not_wanted_gives_its_references_back() -> None:
+def test_unwanted_message_returns_its_references() -> None:
     setting = Setting()
     setting.take(b"@3", deliver=None)
     setting.host.run()
@@ -171,7 +171,7 @@ def test_a_message_that_is_not_wanted_gives_its_references_back() -> None:
 
 
 @pytest.mark.parametrize("meta", [NO_META, {"broken": 1}])
-def test_a_message_that_cannot_be_read_costs_no_other(meta: Any) -> None:
+def test_unreadable_message_affects_no_other(meta: Any) -> None:
     setting = Setting()
     setting.take(b"no value", meta)
     setting.take(b"value")
@@ -183,7 +183,7 @@ def test_a_message_that_cannot_be_read_costs_no_other(meta: Any) -> None:
     assert not setting.connection.errors
 
 
-def test_a_worker_without_threads_reads_on_its_loop() -> None:
+def test_worker_without_threads_reads_on_its_loop() -> None:
     setting = Setting()
     setting.host.is_closed = True
     setting.take(b"value")
@@ -191,7 +191,7 @@ def test_a_worker_without_threads_reads_on_its_loop() -> None:
     assert not setting.connection.turns.holds
 
 
-def test_a_job_that_fails_ends_its_message_alone() -> None:
+def test_failing_job_ends_its_message_alone() -> None:
     setting = Setting()
     setting.take(b"@no number")
     setting.take(b"value")
@@ -201,7 +201,7 @@ def test_a_job_that_fails_ends_its_message_alone() -> None:
     assert setting.delivered[1] == (b"value", None)
 
 
-def test_nothing_is_delivered_once_the_link_is_lost() -> None:
+def test_lost_link_delivers_nothing_more() -> None:
     setting = Setting()
     setting.take(b"first")
     setting.take(b"second")
@@ -211,7 +211,7 @@ def test_nothing_is_delivered_once_the_link_is_lost() -> None:
     assert not setting.delivered
 
 
-def test_a_message_that_breaks_the_protocol_ends_the_connection() -> None:
+def test_message_that_breaks_the_protocol_ends_the_connection() -> None:
     setting = Setting()
 
     def refuse(*_: Any) -> None:
@@ -255,12 +255,12 @@ def test_short_messages_are_read_on_the_loop(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_messages_that_take_long_are_read_in_threads(name: str) -> None:
+def test_long_messages_are_read_in_threads(name: str) -> None:
     assert takes_long(control_of(LONG[name]), [])
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray])
-def test_bytes_that_are_copied_take_long(kind: type) -> None:
+def test_copied_bytes_count_as_long(kind: type) -> None:
     encoded = Codec(FunctionTable(Policy.STRICT)).encode([kind(2 << 20)])
     assert takes_long(encoded.control, encoded.buffers)
     buffers = [memoryview(bytearray(buffer)) for buffer in encoded.buffers]
@@ -269,7 +269,7 @@ def test_bytes_that_are_copied_take_long(kind: type) -> None:
     assert type(value) is kind
 
 
-def test_tensors_are_not_copied_and_do_not_take_long() -> None:
+def test_tensors_do_not_count_as_long() -> None:
     import torch  # noqa: PLC0415
 
     encoded = Codec(FunctionTable(Policy.STRICT)).encode([torch.zeros(1 << 20)])

@@ -92,28 +92,28 @@ def with_references() -> tuple[LinkParts, FakeReferences]:
 
 
 class TestReferences:
-    def test_they_are_counted_when_a_message_is_encoded(self) -> None:
+    def test_references_are_counted_when_a_message_is_encoded(self) -> None:
         link, references = with_references()
         _, pins, _ = link.messages.encode([Ref()])
         assert references.events == ["begin encode", "lower", "end encode"]
         assert pins is references.pins
 
-    def test_a_message_that_cannot_travel_counts_nothing(self) -> None:
+    def test_unencodable_message_counts_no_reference(self) -> None:
         link, references = with_references()
         with pytest.raises(EncodeError):
             link.messages.encode([Ref(), lambda: 1])
         assert references.events[-1] == "not sent"
 
-    def test_what_is_read_is_lifted_once(self) -> None:
+    def test_decoded_reference_is_lifted_once(self) -> None:
         link, references = with_references()
         encoded, _, _ = link.messages.encode([Ref(), Ref()])
         references.events.clear()
         value, loans = link.messages.decode(encoded.control, encoded.buffers, {})
-        assert [type(one) for one in value] == [Ref, Ref]
+        assert [type(item) for item in value] == [Ref, Ref]
         assert loans == "loans"
         assert references.events == ["begin decode", "lift", "lift", "end decode"]
 
-    def test_of_a_message_that_is_not_read_they_are_given_back(self) -> None:
+    def test_references_of_an_unread_message_are_returned(self) -> None:
         link, references = with_references()
         encoded, _, _ = link.messages.encode([Ref(), Ref()])
         references.events.clear()
@@ -122,7 +122,7 @@ class TestReferences:
         link.host.loop.run_soon()
         assert references.events[-1] == "settle loans"
 
-    def test_memory_that_cannot_be_shared_takes_them_back(self) -> None:
+    def test_refused_shared_memory_returns_the_references(self) -> None:
         link, references = with_references()
 
         def refuse(_encoded: Encoded) -> None:
@@ -135,7 +135,7 @@ class TestReferences:
 
 
 class TestPropagators:
-    def test_what_is_beside_a_message_arrives(self, link: LinkParts) -> None:
+    def test_metadata_of_a_propagator_arrives(self, link: LinkParts) -> None:
         propagator = FakePropagator()
         link.host.propagators.append(propagator)
         encoded, _, meta = link.messages.encode([1])
@@ -146,13 +146,13 @@ class TestPropagators:
 
 
 class TestCommonArguments:
-    def test_they_are_encoded_once(self, link: LinkParts) -> None:
+    def test_common_arguments_are_encoded_once(self, link: LinkParts) -> None:
         common = CommonArguments(([1, 2], {}))
         first, _, _ = link.messages.encode_common(common, ())
         second, _, _ = link.messages.encode_common(common, ())
         assert second.control is first.control
 
-    def test_with_a_reference_each_is_another(self) -> None:
+    def test_common_arguments_with_references_are_encoded_each_time(self) -> None:
         link, references = with_references()
         common = CommonArguments(([Ref()], {}))
         for _ in range(2):
@@ -161,13 +161,13 @@ class TestCommonArguments:
         assert common.encodings == {}
 
 
-def test_places_of_peers_go_back_before_a_message(link: LinkParts) -> None:
+def test_shared_blocks_of_peers_are_returned_before_a_message(link: LinkParts) -> None:
     link.host.dead.append("a place")
     link.messages.encode([1])
     assert not link.host.dead
 
 
-def test_it_can_be_made_without_a_link(link: LinkParts) -> None:
+def test_codec_works_without_a_link(link: LinkParts) -> None:
     assert isinstance(link.messages, MessageCodec)
     assert not may_be_deferred(link.messages.encode([1])[0])
 
@@ -175,24 +175,24 @@ def test_it_can_be_made_without_a_link(link: LinkParts) -> None:
 @pytest.mark.parametrize(
     "head", [b"", pack_head([]), pack_head([None]), pack_head([5])]
 )
-def test_an_answer_with_nothing_beside_it(head: bytes) -> None:
+def test_answer_without_metadata_has_an_empty_mapping(head: bytes) -> None:
     assert answer_meta(head) == {}
 
 
-def test_an_error_in_a_messages_content_is_of_that_message() -> None:
+def test_unreadable_content_counts_as_not_executed() -> None:
     error = ValueError("wrong")
-    found = unreadable(error)
-    assert isinstance(found, DecodeError)
-    assert found.outcome is Outcome.NOT_EXECUTED
-    assert found.__cause__ is error
+    translated = unreadable(error)
+    assert isinstance(translated, DecodeError)
+    assert translated.outcome is Outcome.NOT_EXECUTED
+    assert translated.__cause__ is error
     ours = DecodeError("wrong")
     assert unreadable(ours) is ours
 
 
-def test_a_result_that_cannot_be_sent_has_been_made() -> None:
-    found = unsendable(ValueError("wrong"))
-    assert isinstance(found, EncodeError)
-    assert found.outcome is Outcome.EXECUTED
+def test_unencodable_result_counts_as_executed() -> None:
+    translated = unsendable(ValueError("wrong"))
+    assert isinstance(translated, EncodeError)
+    assert translated.outcome is Outcome.EXECUTED
     ours = EncodeError("wrong", outcome=Outcome.NOT_EXECUTED)
     assert unsendable(ours) is ours
     assert ours.outcome is Outcome.EXECUTED

@@ -49,7 +49,7 @@ def after(link: LinkParts, timeout_s: float) -> Deadline:
 
 
 class TestStarting:
-    def test_a_request_says_what_is_called_and_with_what(self, link: LinkParts) -> None:
+    def test_request_contains_function_and_arguments(self, link: LinkParts) -> None:
         call = start(link, 1, 2)
         sent = link.connection.last
         assert (sent.kind, sent.call_id, sent.aux) == (FrameKind.REQUEST, 1, -1)
@@ -58,17 +58,17 @@ class TestStarting:
         assert call.link is link
         assert link.pending.get(1) is call
 
-    def test_a_name_travels_once(self, link: LinkParts) -> None:
+    def test_function_name_travels_once(self, link: LinkParts) -> None:
         for _ in range(3):
             start(link)
-        heads = [unpack_head(one.head) for one in link.connection.sent]
+        heads = [unpack_head(frame.head) for frame in link.connection.sent]
         assert heads == [[[1, NAME], None], [1], [1]]
 
-    def test_the_time_that_is_left_travels(self, link: LinkParts) -> None:
+    def test_remaining_time_travels(self, link: LinkParts) -> None:
         start(link, deadline=after(link, 2.0))
         assert link.connection.last.aux == pytest.approx(2e9)
 
-    def test_past_its_deadline_nothing_is_sent(self, link: LinkParts) -> None:
+    def test_call_past_its_deadline_is_not_sent(self, link: LinkParts) -> None:
         deadline = after(link, 1.0)
         link.host.loop.now_s += 2.0
         with pytest.raises(DeadlineExceededError) as caught:
@@ -77,20 +77,20 @@ class TestStarting:
         assert not link.connection.sent
         assert len(link.pending) == 0
 
-    def test_what_cannot_travel_is_not_sent(self, link: LinkParts) -> None:
+    def test_unencodable_call_is_not_sent(self, link: LinkParts) -> None:
         with pytest.raises(EncodeError):
             start(link, lambda: 1)
         assert not link.connection.sent
         assert len(link.pending) == 0
 
-    def test_to_a_peer_that_drains(self, link: LinkParts) -> None:
+    def test_call_to_a_draining_peer_is_rejected(self, link: LinkParts) -> None:
         link.status.on_goodbye()
         with pytest.raises(RejectedError, match="shutting down") as caught:
             start(link)
         assert caught.value.outcome is Outcome.NOT_EXECUTED
         assert not link.connection.sent
 
-    def test_over_a_link_that_is_lost(self, link: LinkParts) -> None:
+    def test_call_over_a_lost_link_fails(self, link: LinkParts) -> None:
         """Nothing would ever end it."""
         link.status.on_lost("a cable")
         with pytest.raises(WorkerLostError, match="a cable") as caught:
@@ -98,7 +98,7 @@ class TestStarting:
         assert caught.value.outcome is Outcome.NOT_EXECUTED
         assert len(link.pending) == 0
 
-    def test_one_that_cannot_be_written_is_forgotten(self, link: LinkParts) -> None:
+    def test_unwritable_request_is_forgotten(self, link: LinkParts) -> None:
         link.connection.refuses = MemoryError()
         with pytest.raises(MemoryError):
             start(link)
@@ -107,13 +107,15 @@ class TestStarting:
         start(link)  # the peer may never have seen the name: another number
         assert unpack_head(link.connection.last.head) == [[2, NAME], None]
 
-    def test_a_stream_says_that_it_is_one(self, link: LinkParts) -> None:
+    def test_stream_request_has_the_stream_flag(self, link: LinkParts) -> None:
         stream(link)
         assert link.connection.last.flags == Flags.STREAM
 
 
 class TestDeadline:
-    def test_it_ends_the_call_and_the_callee_is_told(self, link: LinkParts) -> None:
+    def test_deadline_ends_the_call_and_cancels_it_at_the_callee(
+        self, link: LinkParts
+    ) -> None:
         call = start(link, deadline=after(link, 2.0))
         (timer,) = link.host.loop.timers
         assert timer.at_s == 102.0
@@ -124,7 +126,7 @@ class TestDeadline:
         assert link.connection.last.kind == FrameKind.CANCEL
         assert len(link.pending) == 0
 
-    def test_it_is_nothing_to_a_call_that_has_its_answer(self, link: LinkParts) -> None:
+    def test_deadline_after_the_answer_has_no_effect(self, link: LinkParts) -> None:
         call = start(link, deadline=after(link, 2.0))
         link.answers.on_response(0, 1, 0, b"", link.control(5), [])
         sent = link.connection.last
@@ -132,7 +134,9 @@ class TestDeadline:
         assert call.result() == 5
         assert link.connection.last == sent
 
-    def test_of_one_that_waited_for_room(self, link: LinkParts) -> None:
+    def test_deadline_of_a_call_without_credit_is_not_executed(
+        self, link: LinkParts
+    ) -> None:
         call = start(link, LARGE, deadline=after(link, 2.0))
         assert link.connection.last.kind == FrameKind.WANT
         link.host.loop.timers[0].act()
@@ -141,7 +145,9 @@ class TestDeadline:
         assert error.outcome is Outcome.NOT_EXECUTED
         assert "was waiting for credit from 'b'" in error.__notes__[0]
 
-    def test_the_owner_of_a_value_watches_it(self, link: LinkParts) -> None:
+    def test_deadline_of_a_method_call_is_watched_by_the_owner(
+        self, link: LinkParts
+    ) -> None:
         call: CallFuture[Any] = CallFuture(loop=link.host.loop, function="f", to="b")
         deadline = after(link, 2.0)
         meta = {"r": [1, 2]}
@@ -150,7 +156,7 @@ class TestDeadline:
 
 
 class TestCancelling:
-    def test_the_callee_is_told(self, link: LinkParts) -> None:
+    def test_cancel_is_sent_to_the_callee(self, link: LinkParts) -> None:
         call = start(link)
         assert call.cancel()
         assert (link.connection.last.kind, link.connection.last.aux) == (
@@ -159,19 +165,19 @@ class TestCancelling:
         )
         assert len(link.pending) == 0
 
-    def test_after_the_answer_nobody_is_told(self, link: LinkParts) -> None:
+    def test_cancel_after_the_answer_is_not_sent(self, link: LinkParts) -> None:
         call = start(link)
         link.answers.on_response(0, 1, 0, b"", link.control(5), [])
         link.calls.cancel(call)
         assert link.connection.last.kind == FrameKind.REQUEST
 
-    def test_the_answer_to_one_that_was_cancelled(self, link: LinkParts) -> None:
+    def test_answer_to_a_cancelled_call_is_ignored(self, link: LinkParts) -> None:
         call = start(link)
         call.cancel()
         link.answers.on_response(0, 1, 0, b"", link.control(5), [])
         assert call.cancelled()
 
-    def test_a_request_that_had_not_left(self, link: LinkParts) -> None:
+    def test_cancel_takes_back_an_unsent_request(self, link: LinkParts) -> None:
         """What it counted and what it spent of the peer's credit come back."""
         link.credit.on_credit(Frame(FrameKind.CREDIT, 0, WINDOW, 1 << 20))
         call = start(link, LARGE)
@@ -181,11 +187,11 @@ class TestCancelling:
         assert link.connection.last.aux == LARGE.nbytes
         assert pins.events == ["undone"]
 
-    def test_one_that_waits_for_credit(self, link: LinkParts) -> None:
+    def test_cancelled_call_gives_up_its_wait_for_credit(self, link: LinkParts) -> None:
         call = start(link, LARGE)
         call.pins = pins = Pins()
         call.cancel()
-        kinds = [one.kind for one in link.connection.sent]
+        kinds = [frame.kind for frame in link.connection.sent]
         assert kinds == [FrameKind.WANT, FrameKind.CANCEL]
         assert pins.events == ["undone"]
         link.credit.on_credit(
@@ -195,10 +201,10 @@ class TestCancelling:
 
 
 class TestCredit:
-    def test_a_large_request_waits_for_it(self, link: LinkParts) -> None:
+    def test_large_request_waits_for_credit(self, link: LinkParts) -> None:
         start(link, LARGE)
         start(link, 1)  # a small one passes
-        kinds = [one.kind for one in link.connection.sent]
+        kinds = [frame.kind for frame in link.connection.sent]
         assert kinds == [FrameKind.WANT, FrameKind.REQUEST]
         link.credit.on_credit(Frame(FrameKind.CREDIT, 0, 1, LARGE.nbytes))
         assert (link.connection.last.kind, link.connection.last.call_id) == (
@@ -206,7 +212,7 @@ class TestCredit:
             1,
         )
 
-    def test_one_that_cannot_be_written_then_gives_it_back(
+    def test_unwritable_request_returns_its_credit(
         self, link: LinkParts, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         call = start(link, LARGE)
@@ -235,19 +241,19 @@ class TestLoss:
         assert isinstance(error, WorkerLostError)
         return error.outcome
 
-    def test_every_call_ends(self, link: LinkParts) -> None:
+    def test_lost_link_ends_every_call(self, link: LinkParts) -> None:
         calls = [start(link) for _ in range(3)]
         self.lose(link)
         assert {self.outcome_of(call) for call in calls} == {Outcome.UNKNOWN}
         assert len(link.pending) == 0
 
-    def test_one_that_waited_for_credit_has_not_run(self, link: LinkParts) -> None:
+    def test_call_without_credit_has_not_run_at_the_loss(self, link: LinkParts) -> None:
         sent, waiting = start(link), start(link, LARGE)
         self.lose(link)
         assert self.outcome_of(sent) is Outcome.UNKNOWN
         assert self.outcome_of(waiting) is Outcome.NOT_EXECUTED
 
-    def test_one_made_while_the_connection_was_broken_has_not_run(
+    def test_call_made_on_a_broken_connection_has_not_run_at_the_loss(
         self, link: LinkParts
     ) -> None:
         before = start(link)
@@ -257,7 +263,7 @@ class TestLoss:
         assert self.outcome_of(before) is Outcome.UNKNOWN
         assert self.outcome_of(after_it) is Outcome.NOT_EXECUTED
 
-    def test_timers_and_pins_are_let_go(self, link: LinkParts) -> None:
+    def test_lost_link_releases_timers_and_pins(self, link: LinkParts) -> None:
         call = start(link, deadline=after(link, 2.0))
         call.pins = pins = Pins()
         self.lose(link)
@@ -265,12 +271,12 @@ class TestLoss:
         assert call.pins is None
         assert pins.events == []  # the peer's death settles them
 
-    def test_a_stream_ends(self, link: LinkParts) -> None:
+    def test_lost_link_ends_a_stream(self, link: LinkParts) -> None:
         receiver = stream(link)
         self.lose(link)
         assert receiver.is_whole
 
-    def test_a_call_that_has_been_cancelled_stays_so(self, link: LinkParts) -> None:
+    def test_cancelled_call_stays_cancelled_at_the_loss(self, link: LinkParts) -> None:
         call = start(link)
         call.cancel()
         self.lose(link)
@@ -278,7 +284,7 @@ class TestLoss:
 
 
 class TestServices:
-    def test_a_request_names_service_and_method(self, link: LinkParts) -> None:
+    def test_service_request_names_service_and_method(self, link: LinkParts) -> None:
         call = link.calls.ask(Look(5))
         sent = link.connection.last
         assert sent.kind == FrameKind.SERVICE
@@ -287,13 +293,15 @@ class TestServices:
         link.answers.on_response(0, call.call_id, 0, b"", link.control(6), [])
         assert call.result() == 6
 
-    def test_over_a_link_that_is_lost_it_fails_at_once(self, link: LinkParts) -> None:
+    def test_service_request_over_a_lost_link_fails_at_once(
+        self, link: LinkParts
+    ) -> None:
         link.status.on_lost("a cable")
         call = link.calls.ask(Look(5))
         assert isinstance(call.exception(), WorkerLostError)
         assert not link.connection.sent
 
-    def test_one_that_is_refused_leaves_nothing_to_wait_for(
+    def test_rejected_service_request_leaves_no_pending_call(
         self, link: LinkParts
     ) -> None:
         link.status.on_goodbye()
@@ -301,7 +309,7 @@ class TestServices:
             link.calls.ask(Look(5))
         assert len(link.pending) == 0
 
-    def test_a_notice_that_may_wait_does(self, link: LinkParts) -> None:
+    def test_deferrable_notice_is_deferred(self, link: LinkParts) -> None:
         link.calls.tell(Gone(1))
         ((_, for_s),) = link.connection.held
         assert for_s == Gone.may_wait_s == 0.5
@@ -310,7 +318,7 @@ class TestServices:
         assert not link.connection.joined
 
     @pytest.mark.parametrize("at_once", [False, True])
-    def test_a_notice_goes_now_or_with_the_next(
+    def test_notice_goes_now_or_with_the_next(
         self, link: LinkParts, *, at_once: bool
     ) -> None:
         link.calls.tell(Hear(1), at_once=at_once)

@@ -39,7 +39,7 @@ def account(
     return PeerMemory(counts, served, lambda: services_hold, LIMIT)
 
 
-def test_all_that_a_peer_holds_is_one_sum() -> None:
+def test_bytes_held_by_a_peer_are_one_sum() -> None:
     memory = account(calls=100, services_hold=1 << 20)
     memory.take(1 << 20)
     memory.on_kept(2 << 20, is_pressed=False)
@@ -52,7 +52,7 @@ def test_all_that_a_peer_holds_is_one_sum() -> None:
     memory.check(left + (1 << 20))
 
 
-def test_all_peers_together_have_a_limit() -> None:
+def test_bytes_held_by_all_peers_have_a_limit() -> None:
     admission = Admission()
     others = [account(admission) for _ in range(PEERS)]
     for other in others:
@@ -116,7 +116,9 @@ class TestRequests:
             requests.ask(link, requests.hold_with, [[]] * 1000, call_id=call_id)
         assert link.memory.held_bytes == 0
 
-    def test_held_bytes_come_back_with_the_last_holder(self, link: LinkParts) -> None:
+    def test_held_bytes_are_released_with_the_last_holder(
+        self, link: LinkParts
+    ) -> None:
         claim = link.credit.hold(link.credit.hold(None, 100), 20)
         claim.hold()
         claim.let_go()
@@ -132,12 +134,10 @@ class TestRequests:
         most = LIMIT // (1000 * BYTE_BYTES_MAX)
         assert 0.8 * most < held - UNWEIGHED_CALLS_MAX < most
 
-    def test_the_head_counts(self, link: LinkParts) -> None:
+    def test_request_head_counts(self, link: LinkParts) -> None:
         assert self.fill(link, meta={"zz": "x" * 30_000}) < 16
 
-    def test_a_long_message_is_counted_whatever_the_peer_holds(
-        self, link: LinkParts
-    ) -> None:
+    def test_long_request_is_always_counted(self, link: LinkParts) -> None:
         link.credit.account.window = 1 << 30
         requests.ask(link, requests.hold_with, list(range(10_000)))
         assert 10_000 * 64 <= link.memory.held_bytes < 12_000 * 64

@@ -33,9 +33,9 @@ def take(
     compression = compression_named("bf16")
     assert compression is not None
     packed = link.host.codec.encode_for(compression, [torch.zeros(size)]).pack()
-    buffers = [memoryview(bytes(one)) for one in packed.buffers]
+    buffers = [memoryview(bytes(buffer)) for buffer in packed.buffers]
     if spoil:
-        buffers = [one[:-2] for one in buffers]
+        buffers = [buffer[:-2] for buffer in buffers]
     link.preparation.take(
         FrameKind.REQUEST,
         call_id,
@@ -52,7 +52,7 @@ def value_in(link: LinkParts, box: Box) -> Any:
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
-def test_it_is_delivered_unpacked(link: LinkParts, size: int) -> None:
+def test_packed_message_is_delivered_unpacked(link: LinkParts, size: int) -> None:
     box = Box()
     take(link, size, box)
     assert bool(box.messages) == (size == SMALL)
@@ -62,7 +62,9 @@ def test_it_is_delivered_unpacked(link: LinkParts, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
-def test_one_that_cannot_be_unpacked_says_why(link: LinkParts, size: int) -> None:
+def test_corrupt_packed_message_is_delivered_as_it_is(
+    link: LinkParts, size: int
+) -> None:
     box = Box()
     take(link, size, box, spoil=True)
     link.host.pool.run()
@@ -71,8 +73,8 @@ def test_one_that_cannot_be_unpacked_says_why(link: LinkParts, size: int) -> Non
     assert buffers == []
 
 
-def test_a_request_that_is_cancelled_meanwhile(link: LinkParts) -> None:
-    """It is not delivered, but its function has been named."""
+def test_request_cancelled_during_unpacking_is_not_delivered(link: LinkParts) -> None:
+    """But its function has been named."""
     box = Box()
     take(link, LARGE, box)
     assert link.preparation.cancel(1)
@@ -81,7 +83,7 @@ def test_a_request_that_is_cancelled_meanwhile(link: LinkParts) -> None:
     assert link.heads.functions.name_of(4) == "f"
 
 
-def test_one_that_is_delivered_cannot_be_cancelled_any_more(link: LinkParts) -> None:
+def test_delivered_request_cannot_be_cancelled_any_more(link: LinkParts) -> None:
     box = Box()
     take(link, LARGE, box)
     link.host.pool.run()
@@ -89,7 +91,7 @@ def test_one_that_is_delivered_cannot_be_cancelled_any_more(link: LinkParts) -> 
     assert len(box.messages) == 1
 
 
-def test_over_a_link_that_is_lost_nothing_is_delivered(link: LinkParts) -> None:
+def test_lost_link_delivers_no_unpacked_message(link: LinkParts) -> None:
     box = Box()
     take(link, LARGE, box)
     link.status.on_lost("a cable")
@@ -97,7 +99,7 @@ def test_over_a_link_that_is_lost_nothing_is_delivered(link: LinkParts) -> None:
     assert box.messages == []
 
 
-def test_a_peer_cannot_pile_them_up(link: LinkParts) -> None:
+def test_unpacking_messages_of_a_peer_are_limited(link: LinkParts) -> None:
     box = Box()
     fit = UNPACKING_BYTES_MAX // (4 * LARGE)
     for call_id in range(fit + 2):
@@ -110,7 +112,7 @@ def test_a_peer_cannot_pile_them_up(link: LinkParts) -> None:
     assert not link.connection.turns.holds
 
 
-def test_one_that_is_larger_than_the_limit_is_alone(link: LinkParts) -> None:
+def test_message_over_the_limit_is_unpacked_alone(link: LinkParts) -> None:
     box = Box()
     for call_id in range(2):
         take(link, UNPACKING_BYTES_MAX // 4 + 1, box, call_id=call_id)
@@ -121,7 +123,7 @@ def test_one_that_is_larger_than_the_limit_is_alone(link: LinkParts) -> None:
     assert len(box.messages) == 2
 
 
-def test_a_link_that_is_lost_unpacks_no_more(link: LinkParts) -> None:
+def test_lost_link_unpacks_no_more(link: LinkParts) -> None:
     box = Box()
     for call_id in range(3):
         take(link, UNPACKING_BYTES_MAX // 4 + 1, box, call_id=call_id)
@@ -131,7 +133,7 @@ def test_a_link_that_is_lost_unpacks_no_more(link: LinkParts) -> None:
     assert box.messages == []
 
 
-def test_without_threads_it_is_unpacked_here(link: LinkParts) -> None:
+def test_worker_without_threads_unpacks_on_its_loop(link: LinkParts) -> None:
     box = Box()
     link.host.pool.are_closed = True
     take(link, LARGE, box)
@@ -143,12 +145,12 @@ def zeros(link: LinkParts) -> tuple[bytes, list[memoryview], int]:
     compression = compression_named("zstd")
     assert compression is not None
     packed = link.host.codec.encode_for(compression, [torch.zeros(LARGE)]).pack()
-    buffers = [memoryview(bytes(one)) for one in packed.buffers]
+    buffers = [memoryview(bytes(buffer)) for buffer in packed.buffers]
     parcel = link.host.codec.open(packed.control, buffers)
     return packed.control, buffers, parcel.expansion_bytes
 
 
-def test_what_a_request_becomes_is_in_the_account_of_its_peer(link: LinkParts) -> None:
+def test_unpacked_request_counts_for_its_peer(link: LinkParts) -> None:
     control, buffers, expansion = zeros(link)
     memory, credit, box = link.credit.memory, link.credit, Box()
     memory.limit_bytes = 3 * expansion
@@ -184,9 +186,7 @@ def test_what_a_request_becomes_is_in_the_account_of_its_peer(link: LinkParts) -
 
 
 @pytest.mark.parametrize("kind", [FrameKind.SERVICE, FrameKind.NOTICE])
-def test_messages_to_services_are_never_packed(
-    link: LinkParts, kind: FrameKind
-) -> None:
+def test_service_messages_are_never_packed(link: LinkParts, kind: FrameKind) -> None:
     control, buffers, _ = zeros(link)
     with pytest.raises(MalformedError, match=f"a packed {kind.name}"):
         link.preparation.take(
@@ -194,7 +194,7 @@ def test_messages_to_services_are_never_packed(
         )
 
 
-def test_one_that_should_not_have_come_ends_the_connection(link: LinkParts) -> None:
+def test_refused_message_ends_the_connection(link: LinkParts) -> None:
     class Refusing(Box):
         def deliver(self, control: bytes, buffers: list[memoryview]) -> None:
             raise MalformedError("no such call")

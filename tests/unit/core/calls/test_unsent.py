@@ -24,7 +24,7 @@ def call_to_b() -> CallFuture[Any]:
     return CallFuture(loop=asyncio.get_running_loop(), function="add", to="b")
 
 
-async def test_a_call_is_counted_while_it_waits_and_no_longer() -> None:
+async def test_unsent_call_is_counted_while_it_waits() -> None:
     unsent, call = UnsentCalls(), call_to_b()
     with unsent.waiting(call, None, "it had a connection"):
         assert unsent.count == 1
@@ -42,7 +42,7 @@ async def test_a_call_is_counted_while_it_waits_and_no_longer() -> None:
         (ValueError("no"), ValueError),
     ],
 )
-async def test_what_is_raised_fails_the_call(
+async def test_error_before_the_sending_fails_the_call(
     raised: Exception, kind: type[Exception]
 ) -> None:
     unsent, call = UnsentCalls(), call_to_b()
@@ -59,7 +59,7 @@ async def test_what_is_raised_fails_the_call(
         assert "2 s" in str(error)
 
 
-async def test_whoever_is_cut_off_hears_before_what() -> None:
+async def test_cancelled_wait_fails_the_call_with_what_was_missing() -> None:
     unsent, call = UnsentCalls(), call_to_b()
 
     async def wait() -> None:

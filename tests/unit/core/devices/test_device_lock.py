@@ -40,12 +40,12 @@ async def pools(
     settle: Callable[[], None] | None = None,
 ) -> AsyncIterator[list[ThreadPool]]:
     loop = asyncio.get_running_loop()
-    made = [
-        ThreadPool(f"t{at}", 4, loop, device_lock=one, begin=begin, settle=settle)
-        for at, one in enumerate(locks)
+    thread_pools = [
+        ThreadPool(f"t{at}", 4, loop, device_lock=lock, begin=begin, settle=settle)
+        for at, lock in enumerate(locks)
     ]
-    yield made
-    for pool in made:
+    yield thread_pools
+    for pool in thread_pools:
         assert await pool.close(5.0) == []
 
 
@@ -80,51 +80,53 @@ def at(*names: str) -> DeviceLock:
         ([at(), at()], 1),
     ],
 )
-async def test_one_at_a_time_at_each_device(locks: list[DeviceLock], most: int) -> None:
+async def test_device_runs_one_function_at_a_time(
+    locks: list[DeviceLock], most: int
+) -> None:
     watch = Watch()
-    async with pools(*locks) as made:
-        jobs = [start(pool, watch.work) for _ in range(10) for pool in made]
+    async with pools(*locks) as thread_pools:
+        jobs = [start(pool, watch.work) for _ in range(10) for pool in thread_pools]
         await asyncio.gather(*jobs)
     assert watch.most == most
 
 
-async def test_nobody_is_passed_by_for_ever() -> None:
-    """Who waits for two devices gets them, though each is in use all the time."""
+async def test_pool_of_two_devices_is_not_starved() -> None:
+    """It gets both, though each is in use all the time."""
     ended: list[str] = []
-    async with pools(at("xla:0"), at("xla:1"), at("xla")) as made:
+    async with pools(at("xla:0"), at("xla:1"), at("xla")) as thread_pools:
         jobs = []
         for number in range(10):
-            for pool in made[:2]:
+            for pool in thread_pools[:2]:
                 jobs.append(start(pool, lambda: time.sleep(0.002)))  # noqa: PERF401
             if number == 3:
-                jobs.append(start(made[2], lambda: ended.append("both")))
-        jobs.append(start(made[0], lambda: ended.append("last")))
+                jobs.append(start(thread_pools[2], lambda: ended.append("both")))
+        jobs.append(start(thread_pools[0], lambda: ended.append("last")))
         await asyncio.gather(*jobs)
     assert ended == ["both", "last"]
 
 
-async def test_who_waits_for_others_lets_them_in() -> None:
+async def test_function_that_waits_lets_nested_calls_in() -> None:
     """To any depth; and is alone again afterwards."""
     watch, loop = Watch(), asyncio.get_running_loop()
     both = at("xla:0")
-    async with pools(both, both) as made:
+    async with pools(both, both) as thread_pools:
 
         def nested(depth: int) -> int:
             watch.work()
             if depth:
-                pool = made[depth % 2]
+                pool = thread_pools[depth % 2]
                 inner = asyncio.run_coroutine_threadsafe(
                     _started(pool, lambda: nested(depth - 1)), loop
                 )
-                with made[0].blocked(), made[1].blocked():
+                with thread_pools[0].blocked(), thread_pools[1].blocked():
                     inner.result()
             watch.work()
             return depth
 
-        found = await asyncio.gather(
-            *(start(made[at % 2], lambda: nested(6)) for at in range(3))
+        depths = await asyncio.gather(
+            *(start(thread_pools[at % 2], lambda: nested(6)) for at in range(3))
         )
-        assert found == [6, 6, 6]
+        assert depths == [6, 6, 6]
     assert watch.most == 1
 
 
@@ -132,7 +134,7 @@ async def _started(pool: ThreadPool, job: Callable[[], Any]) -> Any:
     return await start(pool, job)
 
 
-async def test_devices_are_settled_however_a_job_ends() -> None:
+async def test_devices_are_synchronized_however_a_job_ends() -> None:
     done: list[str] = []
     begin, settle = partial(done.append, "begun"), partial(done.append, "settled")
     async with pools(at(), begin=begin, settle=settle) as (pool,):
@@ -142,12 +144,12 @@ async def test_devices_are_settled_however_a_job_ends() -> None:
     assert done == ["begun", "job", "settled", "begun", "settled"]
 
 
-async def test_the_lock_is_not_for_an_event_loop() -> None:
+async def test_device_lock_is_refused_on_an_event_loop() -> None:
     with pytest.raises(UsageError, match=r"asyncrpc\.devices\.run"), lock():
         pass
 
 
-def test_threads_of_the_program_wait_for_it_too() -> None:
+def test_threads_of_the_program_share_the_device_lock() -> None:
     watch = Watch()
 
     def use() -> None:

@@ -13,7 +13,7 @@ from asyncrpc.errors import MalformedError, UsageError
 
 
 @pytest.mark.parametrize(
-    ("given", "text", "whole"),
+    ("name", "text", "whole"),
     [
         ("cpu", "cpu", "cpu"),
         ("cpu:0", "cpu", "cpu"),
@@ -26,28 +26,28 @@ from asyncrpc.errors import MalformedError, UsageError
         (torch.device("cpu"), "cpu", "cpu"),
     ],
 )
-def test_a_name(given: Any, text: str, whole: str) -> None:
-    device = DeviceName.parse(given)
+def test_device_name_is_read(name: Any, text: str, whole: str) -> None:
+    device = DeviceName.parse(name)
     assert (str(device), device.whole) == (text, whole)
     assert device.is_cpu == (text == "cpu")
 
 
 @pytest.mark.parametrize(
-    "given",
+    "name",
     ["", "GPU", "cuda:", "cuda:-1", "cuda:1:2", ":1", "1", -1, "cuda:12345", "c d"],
 )
-def test_what_is_no_name(given: Any) -> None:
+def test_malformed_device_name_is_refused(name: Any) -> None:
     with pytest.raises(UsageError, match="is not understood"):
-        DeviceName.parse(given)
+        DeviceName.parse(name)
 
 
-@pytest.mark.parametrize("given", [None, True, 1.5, "cpu:1"])
-def test_what_is_no_device(given: Any) -> None:
+@pytest.mark.parametrize("value", [None, True, 1.5, "cpu:1"])
+def test_value_that_is_not_a_device_is_refused(value: Any) -> None:
     with pytest.raises(UsageError):
-        DeviceName.parse(given)
+        DeviceName.parse(value)
 
 
-def test_a_map_and_its_inverse() -> None:
+def test_device_map_has_an_inverse() -> None:
     there = DeviceMap.parse({0: 1, "xla": "cpu", "cpu": "tpu:0"})
     names = ["cuda:0", "xla:0", "cpu", "cuda:5"]
     moved = [there.target(name) for name in names]
@@ -58,13 +58,13 @@ def test_a_map_and_its_inverse() -> None:
     assert back.takes_host
 
 
-def test_whether_a_map_moves_what_is_on_the_host() -> None:
+def test_device_map_without_host_entries_leaves_the_host_alone() -> None:
     assert not IDENTITY.takes_host
     assert not DeviceMap.parse({"cpu": "cpu", 0: 1}).takes_host
     assert not TO_HOST.takes_host
 
 
-def test_everything_to_the_host() -> None:
+def test_default_map_moves_everything_to_the_host() -> None:
     assert [TO_HOST.target(name) for name in ("cpu", "cuda:1")] == ["cpu", "cpu"]
     assert TO_HOST.inverse().target("cpu") == "cpu"
     read = DeviceMap.from_wire(TO_HOST.wire)
@@ -73,16 +73,16 @@ def test_everything_to_the_host() -> None:
 
 
 @pytest.mark.parametrize("value", [None, [], {"cuda:0": 1}, {"a b": "cpu"}, {0: "cpu"}])
-def test_a_peer_may_send_anything(value: Any) -> None:
+def test_malformed_map_of_a_peer_is_refused(value: Any) -> None:
     with pytest.raises(MalformedError):
         DeviceMap.from_wire(value)
 
 
-def test_a_peer_may_send_too_much() -> None:
+def test_overlong_map_of_a_peer_is_refused() -> None:
     with pytest.raises(MalformedError):
         DeviceMap.from_wire({f"cuda:{at}": f"cuda:{at}" for at in range(300)})
 
 
-def test_what_goes_over_the_wire_comes_back() -> None:
+def test_device_map_survives_the_wire() -> None:
     there = DeviceMap.parse({"cuda:0": "cuda:1", "cuda:1": "cuda:0"})
     assert DeviceMap.from_wire(there.wire).wire == there.wire

@@ -35,7 +35,7 @@ from asyncrpc.errors import UsageError
         ("CUDA", ["CUDA"], False, "CUDA", "it is a plugin"),
     ],
 )
-def test_the_choice(
+def test_pjrt_device_is_chosen_by_environment_and_plugins(
     wanted: str,
     plugins: list[str],
     tpu: bool,  # noqa: FBT001
@@ -56,24 +56,24 @@ def test_the_choice(
         ("", ["acme", "other"], r"several plugins are installed \(acme, other\)"),
     ],
 )
-def test_what_cannot_be_had(wanted: str, plugins: list[str], words: str) -> None:
+def test_unavailable_pjrt_device_is_refused(
+    wanted: str, plugins: list[str], words: str
+) -> None:
     with pytest.raises(UsageError, match=words):
         choose({"PJRT_DEVICE": wanted}, plugins=plugins, has_tpu=False)
 
 
-def test_an_automatic_choice_is_said_in_the_log(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_automatic_choice_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     environ: dict[str, str] = {}
     with caplog.at_level("INFO", logger="asyncrpc"):
         assert set_up(environ) == environ["PJRT_DEVICE"]
         set_up(environ)
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 1
-    assert said[0].startswith(f"PJRT uses {environ['PJRT_DEVICE']}: ")
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"PJRT uses {environ['PJRT_DEVICE']}: ")
 
 
-def test_whether_there_is_a_tpu(
+def test_tpu_of_the_host_is_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It needs the device and the library that drives it."""
@@ -94,29 +94,33 @@ TORCHRUN = {
 }
 
 
-def test_the_place_by_torchrun() -> None:
+def test_process_position_is_read_from_torchrun() -> None:
     assert place(TORCHRUN) == ProcessPosition(3, 8, "10.0.0.1", 29500)
 
 
-def test_the_place_by_another_launcher() -> None:
-    said = {"SLURM_JOB_ID": "3", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "t[4-5]"}
+def test_process_position_is_read_from_another_launcher() -> None:
+    environ = {
+        "SLURM_JOB_ID": "3",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NODELIST": "t[4-5]",
+    }
     task = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
-    assert place({**said, **task}) == ProcessPosition(1, 2, "t4", 15048)
+    assert place({**environ, **task}) == ProcessPosition(1, 2, "t4", 15048)
 
 
-def test_the_place_of_a_thread_among_those_of_its_process() -> None:
+def test_thread_position_counts_the_devices_of_its_process() -> None:
     """Of 3 processes with 2 devices each: the second device of the second."""
-    said = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "h"}
+    environ = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "h"}
 
     def of_a_thread() -> ProcessPosition:
         replica_var.set((1, 2))
-        return place(said)
+        return place(environ)
 
     assert copy_context().run(of_a_thread)[:2] == (3, 6)
-    assert place(said)[:2] == (1, 3)
+    assert place(environ)[:2] == (1, 3)
 
 
-def test_half_of_what_torchrun_sets_is_an_error() -> None:
+def test_incomplete_torchrun_environment_is_an_error() -> None:
     with pytest.raises(UsageError, match="found RANK in the environment, but no MAST"):
         place({"RANK": "0"})
 
@@ -153,7 +157,7 @@ class Tpu(ModuleType):
         ("CPU", {}, "127.0.0.1", 12355),
     ],
 )
-def test_the_place_by_the_runtime(
+def test_process_position_is_read_from_the_runtime(
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
     environ: dict[str, str],
@@ -168,7 +172,7 @@ def test_the_place_by_the_runtime(
     assert place(environ) == ProcessPosition(5, 16, host, port)
 
 
-def test_without_torch_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_xla_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     monkeypatch.setitem(sys.modules, "torch_xla.runtime", None)
     with pytest.raises(UsageError, match="XLA devices need torch_xla"):

@@ -166,5 +166,5 @@ INDEXED_JOB: Final = {
 
 def every_name() -> set[str]:
     """Return the names of all variables here."""
-    sets = (one for name, one in globals().items() if name.isupper())
-    return {name for one in sets for name in one}
+    sets = (value for name, value in globals().items() if name.isupper())
+    return {name for environment in sets for name in environment}

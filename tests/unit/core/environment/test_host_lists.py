@@ -23,7 +23,7 @@ from asyncrpc.errors import UsageError
         ("a , b,", ["a", "b"]),
     ],
 )
-def test_a_list_is_expanded(text: str, hosts: list[str]) -> None:
+def test_host_list_is_expanded(text: str, hosts: list[str]) -> None:
     assert expand_hosts(text) == hosts
 
 
@@ -40,12 +40,12 @@ def test_a_list_is_expanded(text: str, hosts: list[str]) -> None:
         ("a[0-999]b[0-999]", "more than 65536 hosts"),
     ],
 )
-def test_a_wrong_list_is_refused(text: str, words: str) -> None:
+def test_malformed_host_list_is_refused(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         expand_hosts(text)
 
 
-def test_an_empty_list_has_no_first_host() -> None:
+def test_empty_host_list_has_no_first_host() -> None:
     with pytest.raises(UsageError, match="has no host"):
         first_host(",")
 
@@ -53,11 +53,11 @@ def test_an_empty_list_has_no_first_host() -> None:
 @pytest.mark.parametrize(
     ("text", "counts"), [("4", [4]), ("3(x2),1", [3, 3, 1]), ("1(x2)", [1, 1])]
 )
-def test_counts_are_expanded(text: str, counts: list[int]) -> None:
+def test_task_counts_are_expanded(text: str, counts: list[int]) -> None:
     assert expand_counts(text) == counts
 
 
 @pytest.mark.parametrize("text", ["", "x", "3(2)", "1(x999999)"])
-def test_wrong_counts_are_refused(text: str) -> None:
+def test_malformed_task_counts_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         expand_counts(text)

@@ -120,38 +120,38 @@ PLACES: Mapping[str, tuple[Mapping[str, str], Place]] = {
 
 
 @pytest.mark.parametrize("case", PLACES)
-def test_the_place_is_the_launchers(case: str) -> None:
+def test_placement_is_read_from_each_launcher(case: str) -> None:
     environ, expected = PLACES[case]
-    found = resolve(environ, launcher_pid=2318)
-    local = (found.local_rank, found.local_world_size)
+    resolved = resolve(environ, launcher_pid=2318)
+    local = (resolved.local_rank, resolved.local_world_size)
     assert (
         Place(
-            found.require_number(Field.RANK, "RANK"),
-            found.require_number(Field.WORLD_SIZE, "WORLD_SIZE"),
+            resolved.require_number(Field.RANK, "RANK"),
+            resolved.require_number(Field.WORLD_SIZE, "WORLD_SIZE"),
             local,
-            found.host,
-            found.port,
-            found.launcher,
+            resolved.host,
+            resolved.port,
+            resolved.launcher,
         )
         == expected
     )
-    assert found.name == f"worker{expected.rank}"
+    assert resolved.name == f"worker{expected.rank}"
 
 
-def test_all_processes_of_a_step_meet_at_one_place() -> None:
+def test_processes_of_a_step_share_one_meeting_point() -> None:
     """What differs between tasks must not go into the meeting point."""
     for task, node in ((0, 0), (3, 1)):
-        said = {
+        environ = {
             **captured.SLURM_STEP,
             "SLURM_PROCID": str(task),
             "SLURM_LOCALID": "0",
             "SLURM_NODEID": str(node),
             "SLURMD_NODENAME": f"node{node + 1}",
         }
-        assert resolve(said).require_address() == ("node1", 15160)
+        assert resolve(environ).require_address() == ("node1", 15160)
 
 
-def test_mpirun_in_a_batch_script_meets_at_one_place() -> None:
+def test_mpirun_in_a_batch_script_has_one_meeting_point() -> None:
     """Some of its processes run inside of a step of Slurm, others outside."""
     on_the_first = {
         name: text
@@ -163,16 +163,16 @@ def test_mpirun_in_a_batch_script_meets_at_one_place() -> None:
 
 
 @pytest.mark.parametrize("step", ["4294967291", "4294967290", ""])
-def test_a_batch_script_is_not_one_of_its_tasks(step: str) -> None:
-    found = resolve({**captured.SLURM_BATCH, "SLURM_STEP_ID": step})
-    assert found.rank is None
+def test_batch_script_is_not_one_of_its_tasks(step: str) -> None:
+    resolved = resolve({**captured.SLURM_BATCH, "SLURM_STEP_ID": step})
+    assert resolved.rank is None
     with pytest.raises(UsageError, match=r"job 10, but not in one .* by srun"):
-        found.require_number(Field.RANK, "RANK")
+        resolved.require_number(Field.RANK, "RANK")
 
 
-def test_a_batch_script_of_one_task_is_that_task() -> None:
-    said = {**captured.SLURM_BATCH, "SLURM_NTASKS": "1", "SLURM_NPROCS": "1"}
-    assert (resolve(said).rank, resolve(said).world_size) == (0, 1)
+def test_batch_script_of_a_single_task_is_that_task() -> None:
+    environ = {**captured.SLURM_BATCH, "SLURM_NTASKS": "1", "SLURM_NPROCS": "1"}
+    assert (resolve(environ).rank, resolve(environ).world_size) == (0, 1)
 
 
 WITHOUT: Mapping[str, tuple[Mapping[str, str], str, Any]] = {
@@ -191,7 +191,7 @@ WITHOUT: Mapping[str, tuple[Mapping[str, str], str, Any]] = {
         "world_size is missing.*set WORLD_SIZE to its completions",
         Field.WORLD_SIZE,
     ),
-    "nothing": ({}, "rank is missing: pass rank=..., or set RANK", Field.RANK),
+    "no rank": ({}, "rank is missing: pass rank=..., or set RANK", Field.RANK),
     "several hosts": (
         {**captured.OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "8"},
         "env:// needs MASTER_ADDR .*-x MASTER_ADDR",
@@ -202,19 +202,19 @@ WITHOUT: Mapping[str, tuple[Mapping[str, str], str, Any]] = {
         "env:// needs MASTER_ADDR and MASTER_PORT .*-genv MASTER_ADDR",
         None,
     ),
-    "nothing at all": ({}, "env:// needs MASTER_ADDR and MASTER_PORT .*srun", None),
+    "no address": ({}, "env:// needs MASTER_ADDR and MASTER_PORT .*srun", None),
 }
 
 
 @pytest.mark.parametrize("case", WITHOUT)
-def test_what_is_missing_is_said_with_what_to_do(case: str) -> None:
+def test_missing_variable_is_reported_with_a_remedy(case: str) -> None:
     environ, words, field = WITHOUT[case]
-    found = resolve(environ)
+    resolved = resolve(environ)
 
     def require() -> object:
         if field is None:
-            return found.require_address()
-        return found.require_number(field, field.value.upper())
+            return resolved.require_address()
+        return resolved.require_number(field, field.value.upper())
 
     with pytest.raises(UsageError, match=words):
         require()
@@ -277,17 +277,17 @@ DISAGREEMENTS: Mapping[str, tuple[Mapping[str, str], str]] = {
 
 
 @pytest.mark.parametrize("case", DISAGREEMENTS)
-def test_two_that_disagree_are_an_error_that_names_both(case: str) -> None:
+def test_contradicting_launchers_are_an_error_that_names_both(case: str) -> None:
     environ, words = DISAGREEMENTS[case]
     with pytest.raises(UsageError, match=words):
         resolve(environ)
 
 
-def test_what_is_given_in_code_comes_first() -> None:
+def test_arguments_take_precedence_over_launcher_variables() -> None:
     environ, _ = DISAGREEMENTS["rank by hand and of a task"]
-    found = resolve(environ, GivenPlace(rank=1, world_size=3, name="ps"))
-    assert (found.rank, found.world_size, found.name) == (1, 3, "ps")
-    assert found.values[Field.RANK].origin == "rank=1"
+    resolved = resolve(environ, GivenPlace(rank=1, world_size=3, name="ps"))
+    assert (resolved.rank, resolved.world_size, resolved.name) == (1, 3, "ps")
+    assert resolved.values[Field.RANK].origin == "rank=1"
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_what_is_given_in_code_comes_first() -> None:
         ("JOB_COMPLETION_INDEX", "a"),
     ],
 )
-def test_a_variable_that_is_no_number_is_named(name: str, text: str) -> None:
+def test_non_numeric_variable_is_named(name: str, text: str) -> None:
     environ = {**captured.SLURM_STEP, name: text}
     with pytest.raises(UsageError, match=f"variable {name} must be a number"):
         resolve(environ)
@@ -318,13 +318,11 @@ def test_a_variable_that_is_no_number_is_named(name: str, text: str) -> None:
         ({**captured.INDEXED_JOB, "JOBSET_RESTART_ATTEMPT": "3"}, 3, ""),
     ],
 )
-def test_a_restart_is_counted(
-    environ: Mapping[str, str], restart: int, run: str
-) -> None:
-    found = resolve(environ)
-    assert found.restart == restart
-    said = found.values.get(Field.RUN_ID)
-    assert ("" if said is None else str(said.content)).startswith(run)
+def test_restart_is_counted(environ: Mapping[str, str], restart: int, run: str) -> None:
+    resolved = resolve(environ)
+    assert resolved.restart == restart
+    run_id = resolved.values.get(Field.RUN_ID)
+    assert ("" if run_id is None else str(run_id.content)).startswith(run)
 
 
 @pytest.mark.parametrize(
@@ -338,16 +336,14 @@ def test_a_restart_is_counted(
         ({}, ""),
     ],
 )
-def test_a_run_has_a_name_that_others_do_not_have(
-    more: Mapping[str, str], run: str
-) -> None:
+def test_run_id_is_read_from_its_variables(more: Mapping[str, str], run: str) -> None:
     assert resolve({**captured.INDEXED_JOB, **more}).run_id == run
 
 
-def test_ours_is_named_by_its_mark() -> None:
-    said = {**captured.TORCHRUN, "TORCHELASTIC_RUN_ID": "", "ASYNCRPC_LAUNCHER": "x"}
-    assert resolve(said).launcher == "asyncrpc run"
-    assert resolve(said).is_served
-    in_a_task = resolve({**captured.SLURM_STEP, **said})
+def test_launcher_of_asyncrpc_is_known_by_its_mark() -> None:
+    environ = {**captured.TORCHRUN, "TORCHELASTIC_RUN_ID": "", "ASYNCRPC_LAUNCHER": "x"}
+    assert resolve(environ).launcher == "asyncrpc run"
+    assert resolve(environ).is_served
+    in_a_task = resolve({**captured.SLURM_STEP, **environ})
     assert (in_a_task.launcher, in_a_task.rank) == ("asyncrpc run", 1)
     assert in_a_task.outer == ("Slurm",)

@@ -107,9 +107,9 @@ class PlainLink:
 
     def _on_close(self, lane: int, why: str) -> None:
         lanes, closed = self.connection.lanes, self.connection
-        found = closed if not lane or lanes is None else lanes.connection_of(lane)
-        if found is not None:
-            found.on_peer_close(why)
+        connection = closed if not lane or lanes is None else lanes.connection_of(lane)
+        if connection is not None:
+            connection.on_peer_close(why)
 
     def on_transfer_dropped(self, kind: int, call_id: int) -> None:
         raise AssertionError("nobody gives anything up here")
@@ -260,18 +260,18 @@ class Host:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def hosts(network: Network, *names: str, **given: Any) -> list[Host]:
+async def hosts(network: Network, *names: str, **options: Any) -> list[Host]:
     """Return hosts that listen and know each other; the first has the least number."""
-    found = [Host(network, name, 10 + at, **given) for at, name in enumerate(names)]
-    for host in found:
+    started = [Host(network, name, 10 + at, **options) for at, name in enumerate(names)]
+    for host in started:
         await host.listen()
-        host.directory.add([one.member for one in found])
-    return found
+        host.directory.add([host.member for host in started])
+    return started
 
 
-async def closed(*given: Host) -> None:
+async def closed(*hosts_to_close: Host) -> None:
     """Close hosts, all at once."""
-    await asyncio.gather(*(one.close() for one in given))
+    await asyncio.gather(*(host.close() for host in hosts_to_close))
 
 
 async def until(is_so: Callable[[], bool], limit_s: float = 60.0) -> None:
@@ -284,26 +284,26 @@ async def until(is_so: Callable[[], bool], limit_s: float = 60.0) -> None:
 @contextmanager
 def cut_at_once(host: Host, times: int) -> Iterator[list[int]]:
     """Break so many of a host's connections as soon as they are made."""
-    made: list[int] = []
+    cuts: list[int] = []
     inner: Any = host.directory.connections
     make = inner.make
 
     def make_broken(*args: Any) -> Connection:
         connection: Connection = make(*args)
-        if len(made) < times:
-            made.append(len(made))
+        if len(cuts) < times:
+            cuts.append(len(cuts))
             on_made = connection.on_made
 
-            def fail(one: Connection) -> None:
+            def fail(broken: Connection) -> None:
                 if on_made is not None:
-                    on_made(one)
-                one.fail(ConnectionLostError("cut in its handshake"))
+                    on_made(broken)
+                broken.fail(ConnectionLostError("cut in its handshake"))
 
             connection.on_made = fail
         return connection
 
     inner.make = make_broken
     try:
-        yield made
+        yield cuts
     finally:
         inner.make = make

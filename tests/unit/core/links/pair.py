@@ -227,7 +227,7 @@ class Side(Received):
             super().on_message(kind, flags, call_id, aux, head, control, buffers)
 
     def send(self, call_id: int, control: bytes, *payload: bytes) -> None:
-        buffers = [memoryview(one) for one in payload]
+        buffers = [memoryview(piece) for piece in payload]
         self.connection.send(
             FrameKind.REQUEST, call_id, control=control, buffers=buffers
         )

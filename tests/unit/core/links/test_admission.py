@@ -50,7 +50,7 @@ def door(*, at_most: int = 2) -> tuple[Admission, Counters]:
     return admission, host.counters
 
 
-def test_who_is_too_slow_is_put_out() -> None:
+def test_slow_stranger_is_dropped() -> None:
     async def main() -> None:
         admission, counters = door()
         stranger = Stranger()
@@ -65,7 +65,7 @@ def test_who_is_too_slow_is_put_out() -> None:
     run(main())
 
 
-def test_who_introduces_itself_waits_no_more() -> None:
+def test_introduced_stranger_leaves_the_waiting_list() -> None:
     async def main() -> None:
         admission, _ = door()
         stranger = Stranger()
@@ -78,14 +78,14 @@ def test_who_introduces_itself_waits_no_more() -> None:
     run(main())
 
 
-def test_of_too_many_the_oldest_goes_that_has_proved_nothing() -> None:
+def test_oldest_unproved_connection_is_dropped_when_too_many_wait() -> None:
     async def main() -> None:
         admission, _ = door()
         proved, unproved, newest = Stranger(), Stranger(), Stranger()
         proved.has_proved = True
-        for one in (proved, unproved, newest):
-            admission.admit(one)
-        assert [bool(one.failed) for one in (proved, unproved, newest)] == [
+        for stranger in (proved, unproved, newest):
+            admission.admit(stranger)
+        assert [bool(stranger.failed) for stranger in (proved, unproved, newest)] == [
             False,
             True,
             False,
@@ -95,14 +95,14 @@ def test_of_too_many_the_oldest_goes_that_has_proved_nothing() -> None:
     run(main())
 
 
-def test_of_too_many_the_oldest_silent_connection_goes_first() -> None:
+def test_oldest_silent_connection_is_dropped_first() -> None:
     async def main() -> None:
         admission, _ = door(at_most=3)
         speaking, silent, newest = Stranger(), Stranger(), Stranger()
         speaking.reads = 1
-        for one in (speaking, silent, newest, Stranger()):
-            admission.admit(one)
-        assert [bool(one.failed) for one in (speaking, silent, newest)] == [
+        for stranger in (speaking, silent, newest, Stranger()):
+            admission.admit(stranger)
+        assert [bool(stranger.failed) for stranger in (speaking, silent, newest)] == [
             False,
             True,
             False,
@@ -114,7 +114,7 @@ def test_of_too_many_the_oldest_silent_connection_goes_first() -> None:
     run(main())
 
 
-def test_without_a_stranger_no_room_can_be_made() -> None:
+def test_proved_connections_make_no_room() -> None:
     async def main() -> None:
         admission, _ = door()
         proved = Stranger()
@@ -146,7 +146,7 @@ def test_strangers_have_a_quarter_of_the_descriptors(
     assert "only 3 of the 12 file descriptors" in caplog.text
 
 
-def test_if_all_have_proved_themselves_the_newest_goes() -> None:
+def test_newest_connection_is_dropped_if_all_others_have_proved() -> None:
     async def main() -> None:
         admission, _ = door(at_most=1)
         proved, newest = Stranger(), Stranger()
@@ -159,7 +159,7 @@ def test_if_all_have_proved_themselves_the_newest_goes() -> None:
     run(main())
 
 
-def test_who_is_refused_is_counted_and_not_logged_at_every_time(
+def test_refused_strangers_are_counted_and_logged_rarely(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:

@@ -40,21 +40,21 @@ async def turn() -> None:
     await asyncio.sleep(0)
 
 
-async def test_the_loop_polls_after_a_message() -> None:
+async def test_loop_polls_after_a_message() -> None:
     sent = Sent()
     stream_to(sent).write((b"call",))
     await turn()
     assert (sent.writes, sent.waits) == ([b"call"], 1)
 
 
-async def test_the_loop_does_not_poll_after_a_sign_of_life() -> None:
+async def test_loop_does_not_poll_after_a_sign_of_life() -> None:
     sent = Sent()
     stream_to(sent).write_apart(b"ping")
     await turn()
     assert (sent.writes, sent.waits) == ([b"ping"], 0)
 
 
-async def test_a_sign_of_life_goes_with_the_others_of_a_turn() -> None:
+async def test_sign_of_life_joins_the_writes_of_its_turn() -> None:
     sent = Sent()
     stream = stream_to(sent)
     for message in (b"one ", b"two "):
@@ -65,7 +65,7 @@ async def test_a_sign_of_life_goes_with_the_others_of_a_turn() -> None:
     assert (sent.writes, sent.waits) == ([b"one ", b"two ping three"], 1)
 
 
-async def test_what_could_wait_goes_before_a_sign_of_life() -> None:
+async def test_deferrable_bytes_precede_a_sign_of_life() -> None:
     sent = Sent()
     stream = stream_to(sent)
     stream.join(b"ack ")
@@ -74,7 +74,7 @@ async def test_what_could_wait_goes_before_a_sign_of_life() -> None:
     assert (sent.writes, sent.waits) == ([b"ack ping"], 0)
 
 
-def test_what_may_hardly_wait_is_written_in_the_next_turn() -> None:
+def test_barely_deferrable_bytes_are_written_in_the_next_turn() -> None:
     async def hold() -> list[bytes]:
         sent, written = Sent(), asyncio.Event()
         stream = stream_to(sent)
@@ -88,7 +88,7 @@ def test_what_may_hardly_wait_is_written_in_the_next_turn() -> None:
     assert uvloop.run(hold()) == [b"long first second"]
 
 
-async def test_what_was_written_may_be_sent_again() -> None:
+async def test_written_bytes_are_kept_for_a_resend() -> None:
     sent, kept = Sent(), list[bytes | memoryview]()
     stream = stream_to(sent)
     stream.keep = kept.extend

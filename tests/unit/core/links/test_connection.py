@@ -30,9 +30,9 @@ LARGE = bytes(range(256)) * (2 * CHUNK_BYTES // 256 + 7)
 
 @pytest_asyncio.fixture
 async def both() -> AsyncIterator[Both]:
-    made = await opened()
-    yield made
-    await made.end()
+    pair = await opened()
+    yield pair
+    await pair.end()
 
 
 def state_of(both: Both) -> tuple[ConnectionState, ConnectionState]:
@@ -42,13 +42,13 @@ def state_of(both: Both) -> tuple[ConnectionState, ConnectionState]:
 class TestOpening:
     loops = {"sim": SimLoop}  # noqa: RUF012  (read once, by the conftest)
 
-    async def test_both_ends_learn_who_the_other_is(self, both: Both) -> None:
+    async def test_both_ends_learn_the_name_of_the_other(self, both: Both) -> None:
         assert state_of(both) == (ConnectionState.OPEN,) * 2
         assert (await both.a.connection.until_open()).name == "b"
         assert (await both.b.connection.until_open()).name == "a"
         assert both.a.connection.token == both.b.connection.token
 
-    async def test_the_handshake_may_come_byte_by_byte(self) -> None:
+    async def test_handshake_may_arrive_byte_by_byte(self) -> None:
         both = Both()
         while both.line.deliver(1) + both.line.other.deliver(1):
             pass
@@ -56,9 +56,7 @@ class TestOpening:
         await both.end()
 
     @pytest.mark.parametrize("side", ["a", "b"])
-    async def test_an_end_before_it_is_open_fails_whoever_waits(
-        self, side: str
-    ) -> None:
+    async def test_end_before_the_opening_fails_its_waiters(self, side: str) -> None:
         both = Both()
         both.line.deliver(50)
         await both.cut()
@@ -68,7 +66,7 @@ class TestOpening:
         assert connection.ended.done()
         assert getattr(both, side).broken == []
 
-    async def test_a_peer_with_another_secret_is_refused_and_told(self) -> None:
+    async def test_peer_with_another_secret_is_refused_and_informed(self) -> None:
         def nothing(*_: object) -> None:
             raise AssertionError
 
@@ -90,7 +88,7 @@ class TestOpening:
             with pytest.raises(AuthenticationError, match="different secrets"):
                 await end.until_open()
 
-    async def test_what_is_no_hello_ends_it(self) -> None:
+    async def test_message_before_the_hello_ends_the_connection(self) -> None:
         both = Both()
         both.line.deliver(40)
         both.line.other.deliver()
@@ -102,9 +100,7 @@ class TestOpening:
         with pytest.raises(MalformedError, match="a REQUEST came before the HELLO"):
             await both.b.connection.until_open()
 
-    async def test_one_that_was_given_up_before_it_was_made_ends_when_it_is(
-        self,
-    ) -> None:
+    async def test_connection_failed_before_its_transport_ends_on_it(self) -> None:
         both = Both()
         late = both.a.make(Role.DIALER)
         late.fail(ClosedError("too late"))
@@ -118,7 +114,7 @@ class TestOpening:
 class TestMessages:
     loops = {"sim": SimLoop}  # noqa: RUF012
 
-    async def test_they_arrive_in_order_and_whole(self, both: Both) -> None:
+    async def test_messages_arrive_in_order_and_whole(self, both: Both) -> None:
         both.a.send(1, b"one")
         both.a.send(2, b"two", b"payload", b"")
         both.b.send(3, b"back", LARGE[:70_000])
@@ -126,7 +122,7 @@ class TestMessages:
         assert both.b.messages == [(1, b"one", b""), (2, b"two", b"payload")]
         assert both.a.messages == [(3, b"back", LARGE[:70_000])]
 
-    async def test_a_small_one_overtakes_a_large_payload(self, both: Both) -> None:
+    async def test_small_message_overtakes_a_large_payload(self, both: Both) -> None:
         both.line.other.handler.pause_writing()
         both.line.handler.pause_writing()
         both.a.send(1, b"large", LARGE)
@@ -137,7 +133,7 @@ class TestMessages:
         await both.settle()
         assert both.b.messages[1:] == [(1, b"large", LARGE)]
 
-    async def test_the_first_of_a_turn_is_written_at_once(self, both: Both) -> None:
+    async def test_first_message_of_a_turn_is_written_at_once(self, both: Both) -> None:
         both.a.connection.join(b"ahead ")
         assert not both.line.sent
         both.a.connection.post((b"first ",))
@@ -149,13 +145,17 @@ class TestMessages:
         assert both.line.sent == b"ahead first second third now"
         both.line.sent.clear()
 
-    async def test_what_can_wait_is_written_in_the_next_turn(self, both: Both) -> None:
+    async def test_deferrable_bytes_are_written_in_the_next_turn(
+        self, both: Both
+    ) -> None:
         both.a.connection.join(b"alone")
         await both.turn()
         assert both.line.sent == b"alone"
         both.line.sent.clear()
 
-    async def test_what_is_held_is_written_with_the_next(self, both: Both) -> None:
+    async def test_held_bytes_are_written_with_the_next_message(
+        self, both: Both
+    ) -> None:
         both.a.connection.hold(b"held ", 1.0)
         await both.turn()
         assert not both.line.sent
@@ -165,7 +165,7 @@ class TestMessages:
         assert both.line.sent == b"held next last"
         both.line.sent.clear()
 
-    async def test_what_is_held_is_written_when_its_time_is_over(
+    async def test_held_bytes_are_written_when_their_time_is_over(
         self, both: Both
     ) -> None:
         both.a.connection.hold(b"with ")  # which has no limit
@@ -180,7 +180,7 @@ class TestMessages:
         assert both.line.sent == b"with long short"
         both.line.sent.clear()
 
-    async def test_one_that_is_held_back_is_passed_by(self, both: Both) -> None:
+    async def test_message_with_pending_buffers_is_overtaken(self, both: Both) -> None:
         held = PendingBuffers([memoryview(b"of it")])
         both.a.connection.send(FrameKind.REQUEST, 1, buffers=held)
         both.a.send(2, b"next")
@@ -191,7 +191,7 @@ class TestMessages:
         assert both.b.messages[1:] == [(1, b"", b"of it")]
 
     @pytest.mark.parametrize("is_held", [False, True])
-    async def test_one_that_is_given_up_never_arrives(
+    async def test_dropped_message_never_arrives(
         self, both: Both, *, is_held: bool
     ) -> None:
         both.line.handler.pause_writing()
@@ -212,7 +212,7 @@ class TestMessages:
         await both.settle()
         assert both.b.messages == []
 
-    async def test_bytes_that_make_no_sense_end_it_and_it_says_why(
+    async def test_malformed_bytes_end_the_connection_with_a_reason(
         self, both: Both
     ) -> None:
         both.a.connection.stream.write_uncounted(b"x" * 40)
@@ -225,7 +225,7 @@ class TestMessages:
 class TestTheEnd:
     loops = {"sim": SimLoop}  # noqa: RUF012
 
-    async def test_in_order_what_was_sent_is_delivered_before(self, both: Both) -> None:
+    async def test_orderly_close_delivers_earlier_messages(self, both: Both) -> None:
         both.a.send(1, b"last")
         both.a.connection.close("enough")
         await both.settle()
@@ -234,7 +234,7 @@ class TestTheEnd:
         assert both.a.lost == ["None"]
         assert both.a.broken == []
 
-    async def test_the_peer_is_told_and_does_not_wait_for_another(
+    async def test_peer_that_closed_is_not_awaited_after_a_cut(
         self, both: Both
     ) -> None:
         both.b.connection.on_peer_close("")
@@ -243,15 +243,13 @@ class TestTheEnd:
         assert both.b.broken == []
         assert both.b.connection.peer_closed == "it closed the connection"
 
-    async def test_the_word_of_the_peer_may_come_after_the_break(
-        self, both: Both
-    ) -> None:
+    async def test_close_reason_may_come_after_the_break(self, both: Both) -> None:
         await both.cut()
         both.b.connection.on_peer_close("it was stopped")
         assert both.b.lost == ["it was stopped"]
 
     @pytest.mark.parametrize("way", ["fail", "end"])
-    async def test_it_ends_once_with_the_first_reason(
+    async def test_connection_ends_once_with_the_first_reason(
         self, both: Both, way: str
     ) -> None:
         end = getattr(both.a.connection, way)
@@ -261,7 +259,7 @@ class TestTheEnd:
         assert both.a.lost == ["first"]
         assert both.a.connection.state is ConnectionState.CLOSED
 
-    async def test_what_is_sent_afterwards_is_dropped(self, both: Both) -> None:
+    async def test_message_sent_after_the_end_is_dropped(self, both: Both) -> None:
         held, waits = PendingBuffers([memoryview(b"x")]), []
         both.a.connection.send(
             FrameKind.REQUEST, 1, buffers=held, on_sent=lambda: waits.append("held")
@@ -312,7 +310,7 @@ class TestResuming:
         await both.resume()
         a.send(10, b"afterwards")
         await both.settle()
-        script = [(at, one, payload) for at, one in enumerate(SCRIPT)]
+        script = [(at, head, payload) for at, head in enumerate(SCRIPT)]
         ends = [(9, b"while it is broken", b""), (10, b"afterwards", b"")]
         assert sorted(a.messages) == script, (cut_a, cut_b)
         assert sorted(b.messages) == script + ends, (cut_a, cut_b)
@@ -320,18 +318,18 @@ class TestResuming:
         await both.end()
         return total
 
-    async def test_a_cut_at_every_byte_loses_nothing_and_repeats_nothing(self) -> None:
+    async def test_cut_at_every_byte_loses_and_repeats_nothing(self) -> None:
         total = await self.play_cut(0, 0)
         for cut in range(total + 1):
             await self.play_cut(cut, total - cut)
             await self.play_cut(cut, cut)
 
-    async def test_a_cut_inside_large_payloads(self) -> None:
+    async def test_cut_inside_large_payloads_loses_and_repeats_nothing(self) -> None:
         payload = LARGE[:200_001]
         for cut in range(1, 610_000, 30_011):
             await self.play_cut(cut, cut // 2, payload)
 
-    async def test_it_may_break_again_before_anything_was_read(
+    async def test_connection_may_break_again_before_anything_was_read(
         self, both: Both
     ) -> None:
         both.a.send(1, b"message")
@@ -344,9 +342,7 @@ class TestResuming:
         await both.resume()
         assert both.b.messages == [(1, b"message", b"")]
 
-    async def test_an_ack_that_is_due_goes_with_the_next_message(
-        self, both: Both
-    ) -> None:
+    async def test_due_ack_travels_with_the_next_message(self, both: Both) -> None:
         kept = both.b.connection._resumption.unacknowledged  # noqa: SLF001
         both.b.send(1, b"", bytes(ACK_BYTES - 41))  # a header and a length take 48
         await both.settle()
@@ -359,7 +355,7 @@ class TestResuming:
         assert both.b.acks == [read - 40]
         assert kept.nbytes == 40
 
-    async def test_an_ack_goes_by_itself_if_another_is_due(self, both: Both) -> None:
+    async def test_ack_is_sent_alone_if_another_is_due(self, both: Both) -> None:
         kept = both.b.connection._resumption.unacknowledged  # noqa: SLF001
         for call_id in (1, 2, 3):
             both.b.send(call_id, b"", bytes(ACK_BYTES))
@@ -368,7 +364,7 @@ class TestResuming:
         assert both.b.acks[1:] == [both.b.acks[0] + ACK_BYTES + 48]
         assert kept.nbytes == ACK_BYTES + 48
 
-    async def test_an_ack_that_waits_goes_when_asked_for(self, both: Both) -> None:
+    async def test_waiting_ack_is_sent_on_request(self, both: Both) -> None:
         kept = both.b.connection._resumption.unacknowledged  # noqa: SLF001
         both.b.send(1, b"", bytes(ACK_BYTES))
         await both.settle()
@@ -379,9 +375,7 @@ class TestResuming:
         assert both.b.acks == [read]
         assert kept.nbytes == 0
 
-    async def test_what_is_read_is_acknowledged_when_asked_for(
-        self, both: Both
-    ) -> None:
+    async def test_received_bytes_are_acknowledged_on_request(self, both: Both) -> None:
         both.b.send(1, b"")
         await both.settle()
         both.a.connection.acknowledge(100)  # of so much there is no news
@@ -391,11 +385,11 @@ class TestResuming:
         await both.settle()
         assert both.b.acks == [both.a.connection.received]
 
-    async def test_an_ack_of_more_than_was_sent_is_refused(self, both: Both) -> None:
+    async def test_ack_of_more_than_was_sent_is_refused(self, both: Both) -> None:
         with pytest.raises(MalformedError, match="were sent"):
             both.a.connection.on_ack(1 << 40)
 
-    async def test_the_calls_that_cannot_have_left_are_known(self, both: Both) -> None:
+    async def test_calls_still_unsent_are_known(self, both: Both) -> None:
         assert both.a.connection.first_unsent == NEVER
         both.a.next_call_id = 7
         await both.cut()
@@ -405,7 +399,9 @@ class TestResuming:
         assert not both.a.connection.is_broken
         assert both.a.connection.first_unsent == NEVER
 
-    async def test_payloads_wait_and_messages_do_not(self, both: Both) -> None:
+    async def test_payloads_wait_for_a_transport_and_messages_do_not(
+        self, both: Both
+    ) -> None:
         await both.cut()
         both.a.send(1, b"large", LARGE)
         both.a.send(2, b"small")
@@ -413,7 +409,9 @@ class TestResuming:
         await both.settle()
         assert both.b.messages == [(2, b"small", b""), (1, b"large", LARGE)]
 
-    async def test_whoever_waits_until_it_is_settled_goes_on(self, both: Both) -> None:
+    async def test_resumed_connection_wakes_tasks_that_wait_for_it(
+        self, both: Both
+    ) -> None:
         await both.cut()
         waiting = asyncio.create_task(both.a.connection.settled())
         await both.turn()
@@ -421,7 +419,7 @@ class TestResuming:
         await both.resume()
         await waiting
 
-    async def test_a_silent_transport_is_given_up_and_brings_nothing_more(
+    async def test_silent_transport_is_replaced_and_delivers_nothing_more(
         self, both: Both
     ) -> None:
         both.b.send(1, b"late")
@@ -432,9 +430,7 @@ class TestResuming:
         assert old.is_ended
         assert both.a.messages == [(1, b"late", b"")]
 
-    async def test_the_next_transport_gets_what_was_asked_of_the_last(
-        self, both: Both
-    ) -> None:
+    async def test_next_transport_takes_over_a_paused_reading(self, both: Both) -> None:
         both.a.connection.stream.pause_reading()
         await both.cut()
         await both.resume()
@@ -442,14 +438,14 @@ class TestResuming:
         both.a.connection.stream.resume_reading()
         assert both.line.is_reading
 
-    async def test_a_refusal_ends_it_at_the_side_that_dials(self, both: Both) -> None:
+    async def test_refused_resumption_ends_the_dialing_side(self, both: Both) -> None:
         await both.cut()
         both.b.refuses = True
         await both.resume()
         assert both.a.lost == [REFUSED]
         assert not both.a.connection.is_broken
 
-    async def test_one_that_has_ended_is_not_resumed(self, both: Both) -> None:
+    async def test_ended_connection_is_not_resumed(self, both: Both) -> None:
         await both.cut()
         both.b.connection.end(ClosedError("given up"))
         await both.resume()
@@ -457,7 +453,7 @@ class TestResuming:
         assert both.b.lost == ["given up"]
         assert both.b.connection.stream.transport is None
 
-    async def test_a_peer_that_has_read_more_than_was_sent_is_refused(
+    async def test_peer_that_has_read_more_than_was_sent_is_refused(
         self, both: Both
     ) -> None:
         await both.cut()
@@ -467,7 +463,7 @@ class TestResuming:
         assert "were sent" in both.a.lost[0]
 
     @pytest.mark.parametrize("way", ["close", "fail"])
-    async def test_to_end_a_broken_one_ends_it_in_the_next_turn(
+    async def test_broken_connection_ends_in_the_turn_after_its_close(
         self, both: Both, way: str
     ) -> None:
         await both.cut()
@@ -481,7 +477,9 @@ class TestResuming:
         await both.turn()
         assert both.a.lost == ["None" if way == "close" else "enough"]
 
-    async def test_too_much_written_meanwhile_ends_it(self, both: Both) -> None:
+    async def test_too_many_bytes_written_while_broken_end_the_connection(
+        self, both: Both
+    ) -> None:
         await both.cut()
         piece = memoryview(bytes(DISCONNECTED_BYTES_MAX // 4))
         for _ in range(5):
@@ -489,9 +487,7 @@ class TestResuming:
             await both.turn()
         assert "bytes of messages wait" in both.a.lost[0]
 
-    async def test_one_that_closes_may_still_get_another_transport(
-        self, both: Both
-    ) -> None:
+    async def test_closing_connection_may_still_be_resumed(self, both: Both) -> None:
         both.b.connection.on_peer_close("soon")
         both.a.send(1, b"on its way")
         await both.turn()

@@ -47,7 +47,7 @@ class Dials:
         self.held: dict[int, bool] = {}
         self.ends = [asyncio.Event() for _ in range(9)]
         self.wakes = [asyncio.Event() for _ in range(9)]
-        self.tasks = [asyncio.create_task(self.dial(one)) for one in range(9)]
+        self.tasks = [asyncio.create_task(self.dial(number)) for number in range(9)]
 
     async def dial(self, number: int) -> None:
         with self.turns.dial_turn(str(number), self.wakes[number]) as turn:
@@ -74,7 +74,7 @@ class Dials:
 ORDER = [4, 5, 6, 7, 8, 0, 1, 2, 3]
 
 
-def test_the_next_by_name_is_next() -> None:
+def test_turns_are_given_in_the_order_of_names() -> None:
     async def main() -> None:
         dials = Dials(2)
         await dials.settle()
@@ -88,7 +88,7 @@ def test_the_next_by_name_is_next() -> None:
     run(main())
 
 
-def test_who_does_not_need_it_any_more_goes_on_and_takes_none() -> None:
+def test_dial_that_became_needless_takes_no_turn() -> None:
     async def main() -> None:
         dials = Dials(1)
         await dials.settle()
@@ -104,18 +104,18 @@ def test_who_does_not_need_it_any_more_goes_on_and_takes_none() -> None:
     run(main())
 
 
-@pytest.mark.parametrize("when", ["it has it", "it waits", "it comes"])
-def test_who_is_cancelled_keeps_no_turn(when: str) -> None:
+@pytest.mark.parametrize("when", ["turn held", "turn awaited", "turn arriving"])
+def test_cancelled_dial_keeps_no_turn(when: str) -> None:
     async def main() -> None:
         dials = Dials(1)
         await dials.settle()
         first, second = (dials.tasks[number] for number in ORDER[:2])
         match when:
-            case "it has it":
+            case "turn held":
                 first.cancel()
-            case "it waits":
+            case "turn awaited":
                 second.cancel()
-            case "it comes":  # given in the moment in which the task is cancelled
+            case "turn arriving":  # given in the moment in which the task is cancelled
                 first.add_done_callback(lambda _: second.cancel())
                 dials.ends[ORDER[0]].set()
         await dials.settle()
@@ -129,7 +129,7 @@ def test_who_is_cancelled_keeps_no_turn(when: str) -> None:
     run(main())
 
 
-def test_one_that_does_not_connect_lets_the_next_begin() -> None:
+def test_slow_dial_lets_the_next_one_begin() -> None:
     class Slow(Dials):
         async def work(self, number: int, turn: DialTurn) -> None:
             with turn.connecting():
@@ -156,7 +156,7 @@ def test_one_that_does_not_connect_lets_the_next_begin() -> None:
     run(main())
 
 
-def test_a_dial_ends_in_order_though_its_loop_has_closed_all_generators() -> None:
+def test_dial_ends_in_order_after_the_loop_has_closed_its_generators() -> None:
     async def main() -> None:
         dials = Dials(1)
         await dials.settle()
@@ -172,7 +172,7 @@ def test_a_dial_ends_in_order_though_its_loop_has_closed_all_generators() -> Non
 # --- a worker's dials ----------------------------------------------------------------
 
 
-def test_a_worker_that_calls_all_at_once_dials_so_many_at_a_time() -> None:
+def test_concurrent_dials_of_a_worker_are_limited() -> None:
     async def main() -> None:
         a, *others = await hosts(Network(1), "a", *MANY)
         under_way: list[int] = []
@@ -198,19 +198,19 @@ def test_a_worker_that_calls_all_at_once_dials_so_many_at_a_time() -> None:
     run(main())
 
 
-def test_all_workers_may_call_all_at_once() -> None:
+def test_all_workers_may_dial_one_another_at_once() -> None:
     async def main() -> None:
         some = await hosts(Network(1), *MANY)
         await asyncio.gather(
             *(
-                one.directory.open_link(name)
-                for one in some
+                host.directory.open_link(name)
+                for host in some
                 for name in MANY
-                if name != one.name
+                if name != host.name
             )
         )
-        assert {len(one.directory.links) for one in some} == {len(MANY) - 1}
-        assert all(one.lost == [] for one in some)
+        assert {len(host.directory.links) for host in some} == {len(MANY) - 1}
+        assert all(host.lost == [] for host in some)
         await closed(*some)
 
     run(main())
@@ -227,7 +227,7 @@ async def dial_the_gone(
     return dials
 
 
-def test_peers_that_are_gone_keep_nobody_waiting_for_long() -> None:
+def test_lost_peers_delay_other_dials_briefly() -> None:
     async def main() -> None:
         network = Network(1)
         a, b, *gone = await hosts(network, "a", "b", *MANY)
@@ -242,7 +242,7 @@ def test_peers_that_are_gone_keep_nobody_waiting_for_long() -> None:
     run(main())
 
 
-def test_who_waits_for_its_turn_takes_the_connection_of_its_peer() -> None:
+def test_waiting_dial_takes_a_connection_made_by_the_peer() -> None:
     """Which has no turn to wait for."""
 
     async def main() -> None:
@@ -261,7 +261,7 @@ def test_who_waits_for_its_turn_takes_the_connection_of_its_peer() -> None:
     run(main())
 
 
-def test_who_waits_goes_on_waiting_if_that_connection_has_ended() -> None:
+def test_dial_waits_on_if_the_connection_of_the_peer_has_ended() -> None:
     async def main() -> None:
         network = Network(1)
         a, b, *gone = await hosts(network, "a", "b", *MANY)
@@ -277,7 +277,7 @@ def test_who_waits_goes_on_waiting_if_that_connection_has_ended() -> None:
     run(main())
 
 
-def test_the_time_of_a_dial_counts_from_its_turn() -> None:
+def test_time_of_a_dial_counts_from_its_turn() -> None:
     async def main() -> None:
         network = Network(1)
         names = [f"far{number}" for number in range(100)]

@@ -24,7 +24,7 @@ from tests.unit.core.links.directories import (
 )
 
 
-def test_a_link_is_made_once_for_all_who_want_it() -> None:
+def test_link_is_made_once_for_concurrent_requests() -> None:
     async def main() -> None:
         a, b = await hosts(Network(1), "a", "b")
         links = await asyncio.gather(*(a.directory.open_link("b") for _ in range(9)))
@@ -38,7 +38,7 @@ def test_a_link_is_made_once_for_all_who_want_it() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_of_dials_from_both_sides_one_survives(seed: int) -> None:
+def test_mutual_dials_leave_one_link(seed: int) -> None:
     async def main() -> None:
         a, b = await hosts(Network(seed), "a", "b")
         await asyncio.gather(a.directory.open_link("b"), b.directory.open_link("a"))
@@ -54,7 +54,7 @@ def test_of_dials_from_both_sides_one_survives(seed: int) -> None:
 
 
 @pytest.mark.parametrize("times", range(1, len(PAUSES_AFTER_BREAK_S) + 1))
-def test_a_connection_that_breaks_in_its_handshake_is_dialed_again(times: int) -> None:
+def test_connection_broken_in_its_handshake_is_dialed_again(times: int) -> None:
     async def main() -> None:
         a, b = await hosts(Network(1), "a", "b")
         began_s = now_s()
@@ -67,7 +67,7 @@ def test_a_connection_that_breaks_in_its_handshake_is_dialed_again(times: int) -
     run(main())
 
 
-def test_a_connection_that_breaks_every_time_is_given_up() -> None:
+def test_connection_broken_every_time_is_given_up() -> None:
     async def main() -> None:
         a, b = await hosts(Network(1), "a", "b")
         lost = pytest.raises(WorkerLostError, match="cut in its handshake")
@@ -80,7 +80,7 @@ def test_a_connection_that_breaks_every_time_is_given_up() -> None:
     run(main())
 
 
-def test_who_is_nowhere_is_lost_at_once() -> None:
+def test_unreachable_peer_is_lost_at_once() -> None:
     async def main() -> None:
         a, b = await hosts(Network(1), "a", "b")
         await b.listen_no_more()
@@ -92,7 +92,7 @@ def test_who_is_nowhere_is_lost_at_once() -> None:
     run(main())
 
 
-def test_who_does_not_answer_is_lost_after_the_time_for_a_dial() -> None:
+def test_silent_peer_is_lost_after_the_time_for_a_dial() -> None:
     async def main() -> None:
         network = Network(1)
         a, b = await hosts(network, "a", "b")
@@ -105,7 +105,7 @@ def test_who_does_not_answer_is_lost_after_the_time_for_a_dial() -> None:
     run(main())
 
 
-def test_who_has_moved_is_dialed_where_it_is_now() -> None:
+def test_moved_peer_is_dialed_at_its_new_address() -> None:
     async def main() -> None:
         a, b = await hosts(Network(1), "a", "b")
         a.directory.add([replace(b.member, addresses=("mem://elsewhere",))])
@@ -117,7 +117,7 @@ def test_who_has_moved_is_dialed_where_it_is_now() -> None:
     run(main())
 
 
-def test_another_worker_at_the_address_is_not_taken_for_it() -> None:
+def test_another_worker_at_the_address_is_refused() -> None:
     async def main() -> None:
         a, b, c = await hosts(Network(1), "a", "b", "c")
         a.directory.add([replace(b.member, addresses=("mem://c",))])
@@ -129,7 +129,7 @@ def test_another_worker_at_the_address_is_not_taken_for_it() -> None:
     run(main())
 
 
-def test_why_a_peer_refuses_is_said() -> None:
+def test_refusal_reason_of_the_peer_is_reported() -> None:
     async def main() -> None:
         a, b = await hosts(Network(1), "a", "b")
         b.refuses["a"] = "it is not of this group"
@@ -140,7 +140,7 @@ def test_why_a_peer_refuses_is_said() -> None:
     run(main())
 
 
-def test_who_gives_up_leaves_the_dial_to_others() -> None:
+def test_cancelled_request_leaves_the_dial_to_others() -> None:
     async def main() -> None:
         a, b = await hosts(Network(1), "a", "b")
         given_up = a.start_task(a.directory.open_link("b"))
@@ -154,7 +154,7 @@ def test_who_gives_up_leaves_the_dial_to_others() -> None:
     run(main())
 
 
-def test_a_taken_connection_that_its_dialer_never_uses_is_given_up(
+def test_accepted_connection_its_dialer_never_uses_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The acceptor does not know that it is open there; it waits, then dials itself."""
@@ -180,7 +180,7 @@ def test_a_taken_connection_that_its_dialer_never_uses_is_given_up(
     run(main())
 
 
-def test_a_restarted_peer_ends_what_there_was_to_its_former_life() -> None:
+def test_restarted_peer_ends_the_link_of_its_former_life() -> None:
     async def main() -> None:
         network = Network(1)
         a, old = await hosts(network, "a", "b")
@@ -200,7 +200,7 @@ def test_a_restarted_peer_ends_what_there_was_to_its_former_life() -> None:
     run(main())
 
 
-def test_who_shuts_down_dials_nobody() -> None:
+def test_worker_in_shutdown_dials_no_peer() -> None:
     async def main() -> None:
         a, b = await hosts(Network(1), "a", "b")
         await closed(a)
@@ -213,12 +213,12 @@ def test_who_shuts_down_dials_nobody() -> None:
     run(main())
 
 
-def test_a_worker_may_call_itself() -> None:
+def test_worker_may_call_itself() -> None:
     async def main() -> None:
         (a,) = await hosts(Network(1), "a")
         link = await a.directory.open_link("a")
         link.send(1)
-        await until(lambda: any(one.arrived for one in a.directory.links))
+        await until(lambda: any(link.arrived for link in a.directory.links))
         assert len(a.directory.links) == 2
         await closed(a)
         assert a.lost == []

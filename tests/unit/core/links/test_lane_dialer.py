@@ -38,9 +38,9 @@ def send_large(host: Host, to: str, number: int) -> None:
 
 
 def lanes_of(host: Host, to: str) -> list[Any]:
-    found = host.link_to(to).connection.lanes
-    assert found is not None
-    return [lane.connection for lane in found.lanes]
+    connection_lanes = host.link_to(to).connection.lanes
+    assert connection_lanes is not None
+    return [lane.connection for lane in connection_lanes.lanes]
 
 
 def lanes(host: Host, to: str) -> int:
@@ -48,7 +48,7 @@ def lanes(host: Host, to: str) -> int:
 
 
 @pytest.mark.parametrize("dialer", [True, False])
-def test_the_first_large_payload_opens_them_from_either_side(*, dialer: bool) -> None:
+def test_large_payload_opens_lanes_from_either_side(*, dialer: bool) -> None:
     async def main() -> None:
         a, b = await linked()
         assert lanes(a, "b") == 0
@@ -64,7 +64,7 @@ def test_the_first_large_payload_opens_them_from_either_side(*, dialer: bool) ->
     run(main())
 
 
-def test_a_lane_of_a_connection_that_has_ended_is_refused() -> None:
+def test_lane_of_an_unknown_connection_is_refused() -> None:
     async def main() -> None:
         a, b = await linked()
         control = a.link_to("b").connection
@@ -78,7 +78,7 @@ def test_a_lane_of_a_connection_that_has_ended_is_refused() -> None:
     run(main())
 
 
-def test_there_are_no_more_lanes_than_may_be() -> None:
+def test_number_of_lanes_is_limited() -> None:
     async def main() -> None:
         a, b = await linked()
         control = a.link_to("b").connection
@@ -92,7 +92,7 @@ def test_there_are_no_more_lanes_than_may_be() -> None:
     run(main())
 
 
-def test_a_lane_that_breaks_is_resumed() -> None:
+def test_broken_lane_is_resumed() -> None:
     async def main() -> None:
         network = Network(1)
         a, b = await hosts(network, "a", "b", times=LANES)
@@ -113,9 +113,7 @@ def test_a_lane_that_breaks_is_resumed() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_lane_that_breaks_only_where_it_cannot_be_dialed_is_resumed(
-    seed: int,
-) -> None:
+def test_lane_broken_only_at_the_accepting_side_is_resumed(seed: int) -> None:
     """Its dialer writes nothing to it, and so has no sign of its end."""
 
     async def main() -> None:
@@ -142,7 +140,7 @@ def test_a_lane_that_breaks_only_where_it_cannot_be_dialed_is_resumed(
     run(main())
 
 
-def test_a_lane_that_has_been_resumed_since_is_left_alone() -> None:
+def test_lane_resumed_since_is_left_alone() -> None:
     async def main() -> None:
         network = Network(1)
         a, b = await hosts(network, "a", "b", times=LANES)
@@ -166,9 +164,7 @@ def test_a_lane_that_has_been_resumed_since_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_lane_that_breaks_before_its_dialer_holds_it_is_not_missed(
-    seed: int,
-) -> None:
+def test_lane_broken_before_its_dialer_holds_it_is_dropped(seed: int) -> None:
     """Its reset overtakes the answer to its dialer, or does not."""
 
     async def main() -> None:

@@ -88,21 +88,23 @@ def take(
 
 
 def carrier(link: Link) -> Carrier:
-    found: Any = link.connection
-    assert isinstance(found, Carrier)
-    return found
+    fake: Any = link.connection
+    assert isinstance(fake, Carrier)
+    return fake
 
 
 @pytest.mark.parametrize("kind", FrameKind)
-def test_every_kind_has_a_part_or_is_refused(link: Link, kind: FrameKind) -> None:
+def test_every_kind_of_frame_has_one_handler_or_is_refused(
+    link: Link, kind: FrameKind
+) -> None:
     parts = link._handlers, link._frame_handlers  # noqa: SLF001
-    assert sum(kind in one for one in parts) == (kind not in NOT_FOR_LINKS)
+    assert sum(kind in part for part in parts) == (kind not in NOT_FOR_LINKS)
     if kind in NOT_FOR_LINKS:
         with pytest.raises(MalformedError, match=f"a {kind.name} came on an open"):
             take(link, kind)
 
 
-def test_a_ping_is_answered(link: Link) -> None:
+def test_ping_is_answered(link: Link) -> None:
     take(link, FrameKind.PING, 3, aux=9)
     sent = carrier(link).last
     assert (sent.kind, sent.call_id, sent.aux) == (FrameKind.PONG, 3, 9)
@@ -113,34 +115,34 @@ def test_a_ping_is_answered(link: Link) -> None:
     assert len(carrier(link).sent) == 1
 
 
-def test_after_a_goodbye_the_peer_takes_no_calls(link: Link) -> None:
+def test_goodbye_makes_the_link_drain(link: Link) -> None:
     take(link, FrameKind.GOODBYE)
     assert link.status.state is LinkState.DRAINING
     assert not link.is_lost
 
 
-def test_what_the_peer_has_read_need_not_be_kept(link: Link) -> None:
+def test_ack_of_the_peer_frees_kept_bytes(link: Link) -> None:
     take(link, FrameKind.ACK, aux=77)
     take(link, FrameKind.ACK, 5, aux=78)  # of a lane that has ended
     assert carrier(link).acknowledged == [77]
 
 
-def test_why_the_peer_ends_is_kept(link: Link) -> None:
+def test_close_reason_of_the_peer_is_kept(link: Link) -> None:
     take(link, FrameKind.CLOSE, control=b"it restarts")
     assert carrier(link).peer_closed == "it restarts"
 
 
-def test_places_come_back(link: Link, shared: Memory) -> None:
+def test_shared_blocks_are_returned(link: Link, shared: Memory) -> None:
     take(link, FrameKind.FREE, 4096)
     assert shared.freed == [4096]
 
 
 @pytest.mark.parametrize("kind", [FrameKind.LANES, FrameKind.LANE_BROKEN])
-def test_without_lanes_words_of_them_are_ignored(link: Link, kind: FrameKind) -> None:
+def test_lane_messages_without_lanes_are_ignored(link: Link, kind: FrameKind) -> None:
     take(link, kind, 1)
 
 
-def test_a_request_may_be_given_up_and_an_answer_that_nobody_wants(link: Link) -> None:
+def test_dropped_transfer_may_be_a_request_or_an_unwanted_answer(link: Link) -> None:
     call: CallFuture[Any] = CallFuture(loop=link.host.loop, function="max", to="b")
     link.start(call, "builtins:max", ([1, 2], {}))
     link.on_transfer_dropped(FrameKind.REQUEST, 1)
@@ -150,7 +152,7 @@ def test_a_request_may_be_given_up_and_an_answer_that_nobody_wants(link: Link) -
     link.on_transfer_dropped(FrameKind.RESPONSE, call.call_id)
 
 
-def test_the_end_of_its_connection_ends_all(link: Link) -> None:
+def test_ended_connection_ends_the_link(link: Link) -> None:
     call: CallFuture[Any] = CallFuture(loop=link.host.loop, function="max", to="b")
     link.start(call, "builtins:max", ([1, 2], {}))
     link.on_lost("a cable")

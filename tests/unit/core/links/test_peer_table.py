@@ -29,16 +29,16 @@ def table_of(*members: Member) -> PeerTable[Any]:
     return table
 
 
-def test_who_is_not_wanted_has_no_entry() -> None:
+def test_record_without_a_use_has_no_entry() -> None:
     """Thousands of entries, each with an event and a machine, would be megabytes."""
     table = table_of(*map(member, range(1000)))
     entry = table.find("w7")
     assert entry.member == member(7)
-    assert [one for one in range(1000) if table.met(f"w{one}")] == [7]
+    assert [number for number in range(1000) if table.met(f"w{number}")] == [7]
     assert len(list(table)) == len(set(table)) == 1000
 
 
-def test_to_look_a_worker_up_makes_no_entry() -> None:
+def test_record_look_up_creates_no_entry() -> None:
     table = table_of(member(3))
     assert table.member("w3") == table.member(3) == member(3)
     assert table.met("w3") is None
@@ -49,23 +49,23 @@ def test_to_look_a_worker_up_makes_no_entry() -> None:
             table.member(unknown)
 
 
-def test_an_entry_is_made_once() -> None:
+def test_entry_is_created_once() -> None:
     table = table_of(member(3))
     assert table.find("w3") is table.find(3) is table.met("w3")
 
 
-def test_what_is_newly_known_reaches_record_and_entry() -> None:
+def test_newer_record_reaches_the_entry() -> None:
     table = table_of(member(1), member(2))
     entry = table.find("w1")
-    later = [replace(member(one), incarnation=Incarnation(9)) for one in (1, 2)]
+    later = [replace(member(number), incarnation=Incarnation(9)) for number in (1, 2)]
     table.add(later)
     assert [entry.member, table.get("w2")] == later
-    assert [table.incarnation_of(f"w{one}") for one in (1, 2)] == [9, 9]
-    assert sorted(one.name for one in table) == ["w1", "w2"]
+    assert [table.incarnation_of(f"w{number}") for number in (1, 2)] == [9, 9]
+    assert sorted(member_record.name for member_record in table) == ["w1", "w2"]
 
 
 @pytest.mark.parametrize("is_wanted", [False, True])
-def test_a_forgotten_worker_is_unknown(is_wanted: bool) -> None:  # noqa: FBT001
+def test_forgotten_worker_is_unknown(is_wanted: bool) -> None:  # noqa: FBT001
     table = table_of(member(1), member(2))
     if is_wanted:
         table.find("w1")
@@ -78,7 +78,7 @@ def test_a_forgotten_worker_is_unknown(is_wanted: bool) -> None:  # noqa: FBT001
     assert table.incarnation_of("w1") is None
 
 
-def test_a_worker_with_a_connection_is_not_forgotten() -> None:
+def test_worker_with_a_connection_is_not_forgotten() -> None:
     table = table_of(member(1))
     connection: Any = object()
     table.find("w1").machine.on_open(connection, dialed=True)
@@ -86,7 +86,7 @@ def test_a_worker_with_a_connection_is_not_forgotten() -> None:
     assert table.find(1).machine.connection is connection
 
 
-def test_a_rank_stays_with_the_first_until_it_is_given_away() -> None:
+def test_rank_stays_with_its_first_worker_until_given_away() -> None:
     table = table_of(member(1), replace(member(2), rank=1))
     assert table.find(1).member.name == "w1"
     table.give_rank(1, "w2")
@@ -94,12 +94,12 @@ def test_a_rank_stays_with_the_first_until_it_is_given_away() -> None:
     assert table.find(1).member.name == "w2"
 
 
-def test_what_is_no_name_and_no_rank_is_refused() -> None:
+def test_key_must_be_a_name_or_a_rank() -> None:
     with pytest.raises(UsageError, match="name or the rank"):
         table_of().find(1.5)  # type: ignore[arg-type]
 
 
-def test_an_error_does_not_name_thousands() -> None:
+def test_error_lists_a_limited_number_of_names() -> None:
     with pytest.raises(UnknownWorkerError, match=r"'w0'.* and 936 more; ") as caught:
         table_of(*map(member, range(1000))).find("nobody")
     assert len(caught.value.known) == 1000

@@ -88,7 +88,7 @@ class Setting:
 
 
 @pytest.mark.parametrize("count", [40, 400, 4000])
-def test_no_turn_takes_more_messages_than_its_time_allows(count: int) -> None:
+def test_turn_takes_no_more_messages_than_its_time_allows(count: int) -> None:
     setting = Setting(message_s=TURN_S / 10)
     setting.read(PING * count)
     most, before = setting.taken, setting.taken
@@ -102,7 +102,7 @@ def test_no_turn_takes_more_messages_than_its_time_allows(count: int) -> None:
     assert most <= 10 + (1 << 10) // len(PING)
 
 
-def test_messages_that_take_no_time_come_many_in_a_turn() -> None:
+def test_quick_messages_are_taken_many_in_a_turn() -> None:
     setting = Setting()
     setting.read(PING * 4000)
     while setting.loop.soon:
@@ -112,7 +112,7 @@ def test_messages_that_take_no_time_come_many_in_a_turn() -> None:
     assert setting.taken == 4000
 
 
-def test_nothing_is_parsed_or_read_while_a_message_is_read_apart() -> None:
+def test_held_stream_neither_reads_nor_parses() -> None:
     setting = Setting()
     setting.turns.hold()
     assert not setting.stream.reads
@@ -142,7 +142,7 @@ def test_bytes_before_the_hold_are_parsed_at_its_end() -> None:
     assert setting.stream.reads
 
 
-def test_an_error_in_a_later_turn_ends_the_connection() -> None:
+def test_error_in_a_later_turn_ends_the_connection() -> None:
     setting = Setting(message_s=TURN_S)
     setting.read(PING * 100 + b"garbage" * 10)
     while setting.loop.soon and not setting.errors:

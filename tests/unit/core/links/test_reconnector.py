@@ -42,7 +42,7 @@ async def linked(network: Network, *, evidence: Evidence) -> tuple[Host, Host]:
 
 @pytest.mark.parametrize("evidence", [Evidence.TICKING, Evidence.UNKNOWN])
 @pytest.mark.parametrize("seed", range(10))
-def test_what_was_sent_around_a_break_arrives_once_and_in_order(
+def test_messages_around_a_break_arrive_once_and_in_order(
     seed: int, evidence: Evidence
 ) -> None:
     async def main() -> None:
@@ -61,11 +61,11 @@ def test_what_was_sent_around_a_break_arrives_once_and_in_order(
             for link in ends:
                 link.send(4 * round_ + 3)
             count = 4 * round_ + 4
-            await until(lambda: all(len(one.arrived) >= count for one in ends))  # noqa: B023  (it is awaited here)
-        assert [one.arrived for one in ends] == [list(range(16))] * 2
+            await until(lambda: all(len(end.arrived) >= count for end in ends))  # noqa: B023  (it is awaited here)
+        assert [end.arrived for end in ends] == [list(range(16))] * 2
         assert (a.link_to("b"), b.link_to("a")) == ends
         assert a.lost == b.lost == []
-        assert min(one.counters.connections_resumed for one in (a, b)) >= 4
+        assert min(host.counters.connections_resumed for host in (a, b)) >= 4
         await closed(a, b)
 
     run(main())
@@ -89,7 +89,7 @@ def test_calls_wait_for_a_broken_connection() -> None:
     run(main())
 
 
-def test_a_process_that_has_ended_is_lost_at_once() -> None:
+def test_ended_process_is_lost_at_once() -> None:
     async def main() -> None:
         network = Network(1)
         a, b = await linked(network, evidence=Evidence.GONE)
@@ -97,16 +97,16 @@ def test_a_process_that_has_ended_is_lost_at_once() -> None:
         network.between("a", "b").partition()
         network.between("a", "b").drop_connections()
         began_s = now_s()
-        await until(lambda: all(one.is_lost for one in links))
+        await until(lambda: all(link.is_lost for link in links))
         assert now_s() - began_s < 0.1
-        assert all("its process has ended" in one.lost_because for one in links)
+        assert all("its process has ended" in link.lost_because for link in links)
         assert (a.lost, b.lost) == (["b"], ["a"])
         await closed(a, b)
 
     run(main())
 
 
-def test_where_nobody_listens_any_more_and_nothing_is_known_it_is_lost() -> None:
+def test_peer_that_stopped_listening_is_lost_without_evidence() -> None:
     async def main() -> None:
         network = Network(1)
         a, b = await linked(network, evidence=Evidence.UNKNOWN)
@@ -121,7 +121,7 @@ def test_where_nobody_listens_any_more_and_nothing_is_known_it_is_lost() -> None
 
 
 @pytest.mark.parametrize("evidence", [Evidence.TICKING, Evidence.STOPPED])
-def test_where_nobody_listens_but_its_process_is_there_it_is_waited_for(
+def test_peer_that_stopped_listening_is_awaited_if_its_process_lives(
     evidence: Evidence,
 ) -> None:
     async def main() -> None:
@@ -139,7 +139,7 @@ def test_where_nobody_listens_but_its_process_is_there_it_is_waited_for(
     run(main())
 
 
-def test_a_partition_that_lasts_too_long_ends_it_at_both_ends() -> None:
+def test_long_partition_ends_the_link_at_both_ends() -> None:
     async def main() -> None:
         network = Network(1)
         a, b = await linked(network, evidence=Evidence.UNREACHABLE)
@@ -147,7 +147,7 @@ def test_a_partition_that_lasts_too_long_ends_it_at_both_ends() -> None:
         network.between("a", "b").partition()
         network.between("a", "b").drop_connections()
         began_s = now_s()
-        await until(lambda: all(one.is_lost for one in links))
+        await until(lambda: all(link.is_lost for link in links))
         most_s = TIMES.lost_after_s + 2 * TIMES.heartbeat_s
         assert TIMES.lost_after_s <= now_s() - began_s <= most_s
         network.between("a", "b").heal()
@@ -159,7 +159,7 @@ def test_a_partition_that_lasts_too_long_ends_it_at_both_ends() -> None:
     run(main())
 
 
-def test_what_one_end_has_given_up_is_refused_to_the_other() -> None:
+def test_link_given_up_by_a_peer_is_lost_at_the_other_end() -> None:
     async def main() -> None:
         network = Network(1)
         a, b = await linked(network, evidence=Evidence.TICKING)
@@ -177,7 +177,7 @@ def test_what_one_end_has_given_up_is_refused_to_the_other() -> None:
     run(main())
 
 
-def test_another_life_at_the_address_is_not_taken_for_the_peer() -> None:
+def test_restarted_worker_at_the_address_is_not_resumed() -> None:
     async def main() -> None:
         network = Network(1)
         a, b = await linked(network, evidence=Evidence.TICKING)
@@ -193,7 +193,7 @@ def test_another_life_at_the_address_is_not_taken_for_the_peer() -> None:
     run(main())
 
 
-def test_a_silent_connection_is_replaced_before_it_is_known_to_be_broken() -> None:
+def test_silent_connection_is_replaced_before_its_break_is_known() -> None:
     """What is sent goes nowhere; nothing tells of it but the silence."""
 
     async def main() -> None:
@@ -211,7 +211,7 @@ def test_a_silent_connection_is_replaced_before_it_is_known_to_be_broken() -> No
     run(main())
 
 
-def test_the_side_that_was_dialed_does_not_dial() -> None:
+def test_accepting_side_does_not_dial() -> None:
     async def main() -> None:
         network = Network(1)
         a, b = await linked(network, evidence=Evidence.TICKING)
@@ -224,7 +224,7 @@ def test_the_side_that_was_dialed_does_not_dial() -> None:
     run(main())
 
 
-def test_who_shuts_down_resumes_nothing() -> None:
+def test_worker_in_shutdown_resumes_nothing() -> None:
     async def main() -> None:
         network = Network(1)
         a, b = await linked(network, evidence=Evidence.TICKING)

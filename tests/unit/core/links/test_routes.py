@@ -23,16 +23,16 @@ def routes_by(*schemes: str) -> Routes:
 def routes_to(host_id: str, *schemes: str) -> list[str]:
     routes = routes_by(*schemes)
     member = Member("b", 0, Incarnation(1), ADDRESSES, host_id)
-    return [str(one) for one in routes.to(member)]
+    return [str(route) for route in routes.to(member)]
 
 
 @pytest.mark.parametrize("host_id", ["", HOST_ID])
-def test_on_this_host_a_unix_socket_comes_before_tcp(host_id: str) -> None:
-    found = routes_to(host_id, "tcp", "uds")
-    assert found == ["uds:///run/b", "tcp://10.0.0.7:1", "tcp://127.0.0.1:2"]
+def test_local_routes_put_the_unix_socket_before_tcp(host_id: str) -> None:
+    routes = routes_to(host_id, "tcp", "uds")
+    assert routes == ["uds:///run/b", "tcp://10.0.0.7:1", "tcp://127.0.0.1:2"]
 
 
-def test_on_another_host_neither_its_sockets_nor_its_loopback_are_meant() -> None:
+def test_remote_routes_leave_out_sockets_and_loopback() -> None:
     assert routes_to("another", "tcp", "uds") == ["tcp://10.0.0.7:1"]
 
 
@@ -40,7 +40,7 @@ def test_on_another_host_neither_its_sockets_nor_its_loopback_are_meant() -> Non
     ("addresses", "says_how"),
     [(["uds:///run/b"], True), (["uds:///run/b", "tcp://127.0.0.1:2"], False)],
 )
-def test_it_is_told_that_who_has_no_secret_listens_at_no_port(
+def test_error_explains_that_a_worker_without_a_secret_has_no_port(
     addresses: list[str], *, says_how: bool
 ) -> None:
     member = Member("b", 0, Incarnation(1), tuple(addresses), "another")
@@ -50,20 +50,20 @@ def test_it_is_told_that_who_has_no_secret_listens_at_no_port(
     assert ("ASYNCRPC_SECRET_FILE" in why) is says_how
 
 
-def test_addresses_that_nothing_connects_to_are_passed_over() -> None:
+def test_addresses_without_a_connector_are_skipped() -> None:
     assert routes_to(HOST_ID, "mem") == ["mem://b"]
     assert routes_to(HOST_ID) == []
 
 
-def test_what_is_no_address_is_passed_over() -> None:
+def test_malformed_addresses_are_skipped() -> None:
     addresses = ("file:///etc/passwd", "", "tcp://\n", "tcp://10.0.0.7:1")
     member = Member("b", 0, Incarnation(1), addresses)
     routes = routes_by("tcp")
-    assert [str(one) for one in routes.to(member)] == ["tcp://10.0.0.7:1"]
+    assert [str(route) for route in routes.to(member)] == ["tcp://10.0.0.7:1"]
     assert not routes.passed_over(member)
 
 
-def test_connectors_may_come_after_the_routes() -> None:
+def test_connectors_may_be_added_after_the_routes() -> None:
     network = Network(1).connector("a")
     connectors = open_connectors(Options(), network)
     assert connectors == {"mem": network}
@@ -72,17 +72,18 @@ def test_connectors_may_come_after_the_routes() -> None:
     member = Member("b", 0, Incarnation(1), ADDRESSES)
     assert routes.to(member) == []
     late |= connectors
-    assert [str(one) for one in routes.to(member)] == ["mem://b"]
+    assert [str(route) for route in routes.to(member)] == ["mem://b"]
 
 
-def test_without_a_network_of_its_own_there_are_sockets() -> None:
+def test_default_connectors_are_tcp_and_unix_sockets() -> None:
     assert set(open_connectors(Options(), None)) == {"tcp", "uds"}
 
 
-def test_only_who_is_guarded_listens_at_interfaces() -> None:
+def test_guarded_worker_alone_listens_at_interfaces() -> None:
     folder = Path("/run/asyncrpc")
     assert default_addresses(folder, is_guarded=False) == ["uds:///run/asyncrpc/worker"]
     schemes = [
-        one.partition(":")[0] for one in default_addresses(folder, is_guarded=True)
+        address.partition(":")[0]
+        for address in default_addresses(folder, is_guarded=True)
     ]
     assert schemes == ["uds", "tcp"]

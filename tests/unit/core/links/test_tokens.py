@@ -17,7 +17,7 @@ def issued(tokens: Tokens, valid_s: float = 60.0, name: str = "") -> Token:
     return tokens.issue(asyncio.get_running_loop(), valid_s, name)
 
 
-def test_a_token_travels_as_text_and_does_not_show_its_key() -> None:
+def test_token_travels_as_text_and_hides_its_key() -> None:
     token = Token(os.urandom(TICKET_BYTES), os.urandom(32))
     assert Token.parse(str(token)) == token
     assert token.key.hex() not in repr(token)
@@ -25,7 +25,7 @@ def test_a_token_travels_as_text_and_does_not_show_its_key() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "asyncrpc-token-", "asyncrpc-token-ab!c"])
-def test_what_is_no_token_is_refused_and_not_shown(text: str) -> None:
+def test_malformed_token_is_refused_and_not_shown(text: str) -> None:
     with pytest.raises(UsageError, match="a token must be the text") as caught:
         Token.parse(text)
     assert text == "" or f"{text!r}" not in str(caught.value)
@@ -34,7 +34,7 @@ def test_what_is_no_token_is_refused_and_not_shown(text: str) -> None:
 class TestIssuing:
     loops = {"sim": SimLoop}  # noqa: RUF012  (read once, by the conftest)
 
-    async def test_it_ends_by_itself_and_says_so(self) -> None:
+    async def test_token_expires_and_reports_it(self) -> None:
         tokens, ended = Tokens(os.urandom), []
         tokens.on_end = lambda ticket, why: ended.append((ticket, why))
         token = issued(tokens, valid_s=5.0)
@@ -46,7 +46,7 @@ class TestIssuing:
         assert ended == [(token.ticket, "has expired")]
         assert not tokens.revoke(token)
 
-    async def test_it_can_be_revoked_once(self) -> None:
+    async def test_token_can_be_revoked_once(self) -> None:
         tokens = Tokens(os.urandom)
         token = issued(tokens)
         assert tokens.revoke(token)
@@ -54,7 +54,7 @@ class TestIssuing:
         assert tokens.key_of(token.ticket) is None
         assert tokens.refusal(token.ticket, "laptop") == "its token has ended"
 
-    async def test_without_a_name_it_is_the_first_ones(self) -> None:
+    async def test_token_without_a_name_belongs_to_its_first_user(self) -> None:
         tokens = Tokens(os.urandom)
         token, named = issued(tokens), issued(tokens, name="laptop")
         assert tokens.refusal(token.ticket, "b") == ""
@@ -63,7 +63,7 @@ class TestIssuing:
         assert "that of worker 'laptop'" in tokens.refusal(named.ticket, "c")
         tokens.close()
 
-    async def test_they_are_bounded(self) -> None:
+    async def test_tokens_are_limited(self) -> None:
         tokens = Tokens(os.urandom)
         all_of_them = [issued(tokens) for _ in range(TOKENS_MAX)]
         with pytest.raises(UsageError, match="revoke some"):
@@ -72,7 +72,7 @@ class TestIssuing:
         issued(tokens)
         tokens.close()
 
-    async def test_a_guest_issues_none_and_knows_its_own(self) -> None:
+    async def test_guest_issues_no_token_and_knows_its_own(self) -> None:
         own = Token(os.urandom(TICKET_BYTES), os.urandom(32))
         tokens = Tokens(os.urandom, own)
         assert tokens.key_of(own.ticket) == own.key

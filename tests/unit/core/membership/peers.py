@@ -104,30 +104,30 @@ class Company:
 
     @property
     def links(self) -> list[KeepingLink]:
-        return [one.link for one in self.known if one.link is not None]
+        return [peer.link for peer in self.known if peer.link is not None]
 
     def member(self, to: str | int) -> Member:
         return self.find(to).member
 
     def find(self, to: str | int) -> KnownPeer:
-        for one in self.known:
-            if to in (one.member.name, one.member.rank):
-                return one
-        raise UnknownWorkerError(to, [one.member.name for one in self.known])
+        for peer in self.known:
+            if to in (peer.member.name, peer.member.rank):
+                return peer
+        raise UnknownWorkerError(to, [peer.member.name for peer in self.known])
 
     def link_of(self, incarnation: Incarnation) -> KeepingLink | None:
-        found = (one for one in self.links if one.peer.incarnation == incarnation)
-        return next(found, None)
+        matches = (link for link in self.links if link.peer.incarnation == incarnation)
+        return next(matches, None)
 
     async def open_link(self, to: str | int) -> KeepingLink:
         """Return the link once the test lets the dial end."""
-        one = self.find(to)
-        if one.link is None:
-            await one.dialed.wait()
-            if one.error is not None:
-                raise one.error
-            one.link = one.made
-        return one.link
+        peer = self.find(to)
+        if peer.link is None:
+            await peer.dialed.wait()
+            if peer.error is not None:
+                raise peer.error
+            peer.link = peer.made
+        return peer.link
 
     def known_incarnation(self, name: str) -> Incarnation | None:
         return self.member(name).incarnation
@@ -145,15 +145,15 @@ class Company:
     def connect(self, *names: str) -> None:
         """Let there be links."""
         for name in names:
-            one = self.find(name)
-            one.link = one.made
-            one.dialed.set()
+            peer = self.find(name)
+            peer.link = peer.made
+            peer.dialed.set()
 
     def fail(self, name: str, error: Exception) -> None:
         """Let the dial to a peer fail."""
-        one = self.find(name)
-        one.error = error
-        one.dialed.set()
+        peer = self.find(name)
+        peer.error = error
+        peer.dialed.set()
 
     async def settle(self) -> None:
         """Let everything happen that can, now."""

@@ -44,25 +44,25 @@ def histories(state: State, steps: int) -> Iterator[list[MemberChange]]:
                 yield [change, *rest]
 
 
-def known(state: State, changes: Sequence[MemberChange]) -> State:
+def state_after(state: State, changes: Sequence[MemberChange]) -> State:
     for change in changes:
         state = after(state, change)
     return state
 
 
-def test_a_program_knows_the_same_after_one_change_as_after_all() -> None:
+def test_combined_changes_lead_to_the_same_knowledge() -> None:
     for start in (AWAY, (True, 1)):
         for history in histories(start, STEPS_MAX):
-            found = combined(history)
-            assert len(found) <= 1
-            there, life = known(start, history)
-            known_there, known_life = known(start, found)
+            changes = combined(history)
+            assert len(changes) <= 1
+            there, life = state_after(start, history)
+            known_there, known_life = state_after(start, changes)
             assert known_there is there
             assert not there or known_life == life
-            if found and found[0].kind is ChangeKind.RESTARTED:
-                assert found[0].previous == start[1] != found[0].incarnation
-            if found and not there:
-                assert found[0].incarnation == start[1]  # the life that it knew
+            if changes and changes[0].kind is ChangeKind.RESTARTED:
+                assert changes[0].previous == start[1] != changes[0].incarnation
+            if changes and not there:
+                assert changes[0].incarnation == start[1]  # the life that it knew
 
 
 def test_changes_of_several_workers_stay_apart() -> None:
@@ -75,7 +75,7 @@ def test_changes_of_several_workers_stay_apart() -> None:
         assert combined(order) == list(order)
 
 
-def test_what_comes_before_a_look_at_all_is_dropped() -> None:
+def test_changes_before_a_resync_are_dropped() -> None:
     left = MemberChange(ChangeKind.LEFT, A, 1)
     assert combined([left, RESYNC]) == [RESYNC]
     assert combined([RESYNC, left]) == [RESYNC, left]

@@ -26,7 +26,7 @@ class Asking:
 
     def __init__(self, company: Company) -> None:
         self.company = company
-        records = [Record(one.member, 1) for one in company.known]
+        records = [Record(peer.member, 1) for peer in company.known]
         self.table = Membership(records[0])
         self.table.begin(records, company.loop.time())
         self.finder = Finder(company, company, company, self._take)
@@ -34,20 +34,20 @@ class Asking:
     def _take(self, record: Record, _limit: int, _link: MemberLink) -> None:
         self.table.receive(record, self.company.loop.time(), is_linked=False)
 
-    def asked(self) -> list[str]:
-        return [one.member.name for one in self.company.known if one.made.sent]
+    def names_asked(self) -> list[str]:
+        return [peer.member.name for peer in self.company.known if peer.made.sent]
 
 
-def test_a_member_that_is_known_is_not_asked_for() -> None:
+def test_known_member_is_not_looked_up() -> None:
     async def main() -> None:
         asking = Asking(Company("a", "b", "c"))
         await asking.finder.find(asking.table, "b", 1.0)
-        assert asking.asked() == []
+        assert asking.names_asked() == []
 
     run(main())
 
 
-def test_one_that_others_know_is_found() -> None:
+def test_member_known_to_others_is_found() -> None:
     async def main() -> None:
         company = Company("a", "b", "c")
         company.connect("b", "c")
@@ -61,7 +61,7 @@ def test_one_that_others_know_is_found() -> None:
     run(main())
 
 
-def test_of_many_members_only_a_few_are_asked() -> None:
+def test_lookup_asks_a_limited_number_of_members() -> None:
     async def main() -> None:
         names = [f"w{number}" for number in range(20)]
         company = Company(*names)
@@ -69,14 +69,14 @@ def test_of_many_members_only_a_few_are_asked() -> None:
         asking = Asking(company)
         with pytest.raises(UnknownWorkerError, match="'nobody'"):
             await asking.finder.find(asking.table, "nobody", 1.0)
-        assert len(asking.asked()) == ASKED_MAX
+        assert len(asking.names_asked()) == ASKED_MAX
         assert company.loop.time() == pytest.approx(1.0)
         assert not company.tasks
 
     run(main())
 
 
-def test_who_has_moved_is_worth_another_dial() -> None:
+def test_moved_worker_is_worth_another_dial() -> None:
     async def main() -> None:
         company = Company("a", "b", "c")
         company.connect("c")
@@ -88,12 +88,12 @@ def test_who_has_moved_is_worth_another_dial() -> None:
         moved = Record(elsewhere, 2)
         company.find("c").made.answers["find"] = fields_of(moved)
         assert await asking.finder.refresh(asking.table, "b")
-        assert asking.asked() == ["c"]
+        assert asking.names_asked() == ["c"]
 
     run(main())
 
 
-def test_who_has_not_moved_is_not() -> None:
+def test_unmoved_worker_is_not_worth_another_dial() -> None:
     async def main() -> None:
         company = Company("a", "b", "c")
         company.connect("c")
@@ -105,7 +105,7 @@ def test_who_has_not_moved_is_not() -> None:
     run(main())
 
 
-def test_who_introduced_itself_as_somebody_else_is_dialed_where_he_is() -> None:
+def test_worker_that_answered_under_another_life_is_dialed_again() -> None:
     async def main() -> None:
         company = Company("a", "b")
         asking = Asking(company)
@@ -114,6 +114,6 @@ def test_who_introduced_itself_as_somebody_else_is_dialed_where_he_is() -> None:
         company.find("b").member = replace(record.member, incarnation=99)  # type: ignore[arg-type]
         assert await asking.finder.refresh(asking.table, "b")
         assert company.find("b").member == record.member
-        assert asking.asked() == []
+        assert asking.names_asked() == []
 
     run(main())

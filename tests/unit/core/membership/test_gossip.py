@@ -20,25 +20,25 @@ from tests.unit.core.membership.peers import Company, run
 
 def begun(company: Company) -> tuple[Gossip, Membership]:
     gossip = Gossip(company, company, lambda: BATCH_S)
-    records = [Record(one.member, 1) for one in company.known]
+    records = [Record(peer.member, 1) for peer in company.known]
     table = Membership(records[0])
     table.begin(records, company.loop.time())
     gossip.begin(table)
     return gossip, table
 
 
-def told(company: Company) -> dict[str, list[Any]]:
+def news_sent(company: Company) -> dict[str, list[Any]]:
     """Return the records that each peer was told, by its name."""
-    found: dict[str, list[Any]] = {}
-    for one in company.known:
-        for service, method, (items,) in one.made.sent:
+    news: dict[str, list[Any]] = {}
+    for peer in company.known:
+        for service, method, (items,) in peer.made.sent:
             assert (service, method) == (SERVICE, "news")
             names = [read_news(item).record.name for item in items]
-            found.setdefault(one.member.name, []).append(names)
-    return found
+            news.setdefault(peer.member.name, []).append(names)
+    return news
 
 
-def test_many_news_at_once_are_one_message_for_each() -> None:
+def test_simultaneous_news_share_one_message() -> None:
     async def main() -> None:
         company = Company("a", "b")
         company.connect("b")
@@ -46,15 +46,17 @@ def test_many_news_at_once_are_one_message_for_each() -> None:
         records = list(table.records)
         for record in records:
             gossip.announce(record)
-        assert told(company) == {}
+        assert news_sent(company) == {}
         await asyncio.sleep(2 * BATCH_S)
-        assert told(company) == {"b": [[one.name for one in records]]}
+        assert news_sent(company) == {
+            "b": [[member_record.name for member_record in records]]
+        }
         assert gossip.sent == 1
 
     run(main())
 
 
-def test_news_are_passed_on_once_however_often_they_are_heard() -> None:
+def test_repeated_news_are_passed_on_once() -> None:
     async def main() -> None:
         company = Company("a", "b")
         company.connect("b")
@@ -62,30 +64,30 @@ def test_news_are_passed_on_once_however_often_they_are_heard() -> None:
         for _ in range(3):
             gossip.announce(table.me)
             await asyncio.sleep(2 * BATCH_S)
-        assert told(company) == {"b": [["a"]]}
+        assert news_sent(company) == {"b": [["a"]]}
 
     run(main())
 
 
-def test_of_those_who_cannot_be_reached_others_tell_the_part() -> None:
+def test_part_of_an_unreachable_worker_is_told_by_another() -> None:
     async def main() -> None:
         names = [f"w{number}" for number in range(12)]
         company = Company(*names)
         company.connect(*names[1:])
         gossip, table = begun(company)
         routes = dict(table.alive.routes("w0", place_of("w0")))
-        past = {one: table.alive.route_past(one, routes[one]) for one in routes}
-        gone, (instead, _) = next((one, to) for one, to in past.items() if to)
+        past = {route: table.alive.route_past(route, routes[route]) for route in routes}
+        gone, (instead, _) = next((name, to) for name, to in past.items() if to)
         company.find(gone).link = None
         company.fail(gone, WorkerLostError("gone", to="x", function="connect"))
         gossip.announce(table.me)
         await asyncio.sleep(10 * BATCH_S)
-        assert set(told(company)) == routes.keys() - {gone} | {instead}
+        assert set(news_sent(company)) == routes.keys() - {gone} | {instead}
 
     run(main())
 
 
-def test_closed_it_tells_nobody_any_more() -> None:
+def test_closed_gossip_sends_nothing() -> None:
     async def main() -> None:
         company = Company("a", "b")
         company.connect("b")
@@ -94,6 +96,6 @@ def test_closed_it_tells_nobody_any_more() -> None:
         gossip.close()
         gossip.announce(table.me)
         await asyncio.sleep(2 * BATCH_S)
-        assert told(company) == {}
+        assert news_sent(company) == {}
 
     run(main())

@@ -30,7 +30,7 @@ WHOLE = Record(
 )
 
 
-def test_a_record_travels() -> None:
+def test_record_survives_its_encoding() -> None:
     assert FindMember.answer.write(WHOLE) == fields_of(WHOLE)
     assert FindMember.read_answer("a", fields_of(WHOLE)) == WHOLE
     assert FindMember.read_answer("a", None) is None
@@ -64,18 +64,16 @@ def test_fields_of_later_versions_are_ignored() -> None:
         ([1, 0, 1, [], "host", 1, 0, 0], "name"),
     ],
 )
-def test_what_is_no_record_is_refused_by_the_name_of_its_field(
-    broken: Any, problem: str
-) -> None:
+def test_malformed_record_is_refused_with_its_field(broken: Any, problem: str) -> None:
     with pytest.raises(MalformedError, match=f"^{problem}( of record)?"):
         read_news([-1, broken])
     with pytest.raises(UnfitError, match=f"^({problem} of )?element 0 of records must"):
         ExchangeRecords.record.read([[0], [broken]])
 
 
-def test_each_item_of_the_news_is_read_by_itself() -> None:
-    told = MemberNews([News(5, WHOLE)])
-    came = MemberNews.record.read([[*told.pack()[0], "wrong"]])
+def test_each_news_item_is_read_separately() -> None:
+    news = MemberNews([News(5, WHOLE)])
+    came = MemberNews.record.read([[*news.pack()[0], "wrong"]])
     right, wrong = came.items
     assert read_news(right) == News(5, WHOLE)
     with pytest.raises(MalformedError):

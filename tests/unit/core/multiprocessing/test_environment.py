@@ -13,9 +13,9 @@ from asyncrpc.core.multiprocessing.environment import (
 from asyncrpc.errors import UsageError
 
 
-def test_it_is_what_torchrun_tells() -> None:
-    told = process_environment(rank=1, nprocs=4, secret="s", store_port=1234)
-    assert told == {
+def test_process_environment_is_that_of_torchrun() -> None:
+    environment = process_environment(rank=1, nprocs=4, secret="s", store_port=1234)
+    assert environment == {
         "ASYNCRPC_LAUNCHER": "asyncrpc",
         "ASYNCRPC_ONE_HOST": "",
         "ASYNCRPC_SECRET": "s",
@@ -30,20 +30,20 @@ def test_it_is_what_torchrun_tells() -> None:
     }
 
 
-def test_without_a_store_the_rendezvous_is_left_alone() -> None:
-    told = process_environment(rank=0, nprocs=1, secret="s", store_port=None)
+def test_environment_without_a_store_leaves_the_rendezvous_alone() -> None:
+    environment = process_environment(rank=0, nprocs=1, secret="s", store_port=None)
     assert not {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"} & set(
-        told
+        environment
     )
 
 
-def test_secrets_are_256_bits_and_never_the_same() -> None:
+def test_secrets_are_256_bits_and_unique() -> None:
     secrets = {new_secret() for _ in range(10)}
     assert len(secrets) == 10
     assert {len(bytes.fromhex(secret)) for secret in secrets} == {32}
 
 
-def test_cores_are_shared_and_everyone_gets_one() -> None:
+def test_cores_are_shared_with_at_least_one_for_each_process() -> None:
     assert threads_each(1, None) == usable_cores()
     assert threads_each(10 * usable_cores(), None) == 1
     assert threads_each(100, 3) == 3

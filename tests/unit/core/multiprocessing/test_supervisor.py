@@ -26,7 +26,7 @@ TERMINATED = -signal.SIGTERM
 KILLED = -signal.SIGKILL
 
 
-def test_all_succeed() -> None:
+def test_successful_processes_end_the_launch() -> None:
     supervisor = Supervisor(2)
     assert supervisor.advance(Exited(1, 0, 1.0)) == []
     assert supervisor.alive == {0}
@@ -42,7 +42,7 @@ def test_all_succeed() -> None:
     [Failed(1, 1.0, 1.0), Exited(1, 3, 1.0), Exited(1, KILLED, 1.0)],
     ids=["exception", "exit code", "signal"],
 )
-def test_a_failure_stops_the_rest(failure: Failed | Exited) -> None:
+def test_failed_process_stops_the_rest(failure: Failed | Exited) -> None:
     supervisor = Supervisor(3, grace_s=2.0)
     effects = supervisor.advance(failure)
     still_there = (0, 2) if isinstance(failure, Exited) else (0, 1, 2)
@@ -53,7 +53,7 @@ def test_a_failure_stops_the_rest(failure: Failed | Exited) -> None:
     assert supervisor.wakes_at_s == pytest.approx(3.0)
 
 
-def test_those_that_do_not_end_in_time_are_killed_once() -> None:
+def test_processes_that_outlast_the_grace_are_killed_once() -> None:
     supervisor = Supervisor(3, grace_s=2.0)
     supervisor.advance(Exited(1, 3, 1.0))
     supervisor.advance(Exited(0, TERMINATED, 1.5))
@@ -65,7 +65,7 @@ def test_those_that_do_not_end_in_time_are_killed_once() -> None:
     assert supervisor.first_failed == 1
 
 
-def test_the_last_process_may_be_the_one_that_fails() -> None:
+def test_last_process_may_be_the_failed_one() -> None:
     supervisor = Supervisor(2)
     supervisor.advance(Exited(0, 0, 1.0))
     assert supervisor.advance(Exited(1, 3, 2.0)) == []
@@ -73,7 +73,7 @@ def test_the_last_process_may_be_the_one_that_fails() -> None:
     assert supervisor.first_failed == 1
 
 
-def test_an_exception_counts_from_when_it_was_raised() -> None:
+def test_exception_counts_from_the_time_it_was_raised() -> None:
     """Rank 2 failed because rank 1 did, and was seen before it."""
     supervisor = Supervisor(3)
     supervisor.advance(Failed(2, raised_at_s=1.2, at_s=1.3))
@@ -81,7 +81,7 @@ def test_an_exception_counts_from_when_it_was_raised() -> None:
     assert supervisor.first_failed == 1
 
 
-def test_an_exception_after_the_stop_was_ordered_is_a_consequence() -> None:
+def test_exception_after_the_stop_is_a_consequence() -> None:
     supervisor = Supervisor(2)
     supervisor.advance(Exited(1, 3, 1.0))
     supervisor.advance(Failed(0, raised_at_s=1.1, at_s=1.1))
@@ -90,28 +90,28 @@ def test_an_exception_after_the_stop_was_ordered_is_a_consequence() -> None:
 
 
 @pytest.mark.parametrize("seen_at_s", [1.0, 1.5])
-def test_a_sigkill_comes_before_the_exceptions_it_caused(seen_at_s: float) -> None:
+def test_sigkill_precedes_the_exceptions_it_caused(seen_at_s: float) -> None:
     supervisor = Supervisor(2)
     supervisor.advance(Failed(0, raised_at_s=0.9, at_s=1.0))
     supervisor.advance(Exited(1, KILLED, seen_at_s))
     assert supervisor.first_failed == 1
 
 
-def test_a_crash_seen_in_the_same_instant_is_a_cause() -> None:
+def test_crash_seen_in_the_same_instant_is_a_cause() -> None:
     supervisor = Supervisor(2)
     supervisor.advance(Failed(0, raised_at_s=0.9, at_s=1.0))
     supervisor.advance(Exited(1, -signal.SIGSEGV, 1.0))
     assert supervisor.first_failed == 1
 
 
-def test_a_crash_seen_later_may_be_of_our_making() -> None:
+def test_crash_seen_after_the_stop_is_not_a_cause() -> None:
     supervisor = Supervisor(2)
     supervisor.advance(Failed(0, raised_at_s=0.9, at_s=1.0))
     supervisor.advance(Exited(1, -signal.SIGSEGV, 1.5))
     assert supervisor.first_failed == 0
 
 
-def test_our_own_sigkill_is_no_cause() -> None:
+def test_sigkill_by_the_supervisor_is_not_a_cause() -> None:
     supervisor = Supervisor(2, grace_s=2.0)
     supervisor.advance(Failed(0, raised_at_s=1.0, at_s=1.0))
     supervisor.advance(Elapsed(3.0))
@@ -120,7 +120,7 @@ def test_our_own_sigkill_is_no_cause() -> None:
     assert supervisor.first_failed == 0
 
 
-def test_the_timeout_stops_all_and_is_nobodys_failure() -> None:
+def test_timeout_stops_all_without_a_failed_process() -> None:
     supervisor = Supervisor(2, stop_at_s=5.0)
     assert supervisor.wakes_at_s == pytest.approx(5.0)
     assert supervisor.advance(Elapsed(4.9)) == []
@@ -132,14 +132,14 @@ def test_the_timeout_stops_all_and_is_nobodys_failure() -> None:
     assert supervisor.unfinished == (0, 1)
 
 
-def test_a_request_stops_all_within_its_own_grace() -> None:
+def test_stop_request_ends_all_within_its_own_grace() -> None:
     supervisor = Supervisor(2, grace_s=2.0)
     assert supervisor.advance(StopRequested(1.0, grace_s=0.5)) == [Terminate((0, 1))]
     assert supervisor.advance(Elapsed(1.5)) == [Kill((0, 1))]
     assert supervisor.reason is Reason.REQUEST
 
 
-def test_a_second_request_shortens_the_grace_and_never_prolongs_it() -> None:
+def test_second_stop_request_can_only_shorten_the_grace() -> None:
     supervisor = Supervisor(1)
     supervisor.advance(StopRequested(1.0, grace_s=2.0))
     assert supervisor.advance(StopRequested(1.1, grace_s=9.0)) == []
@@ -147,7 +147,7 @@ def test_a_second_request_shortens_the_grace_and_never_prolongs_it() -> None:
     assert supervisor.advance(StopRequested(1.2, grace_s=0.0)) == [Kill((0,))]
 
 
-def test_a_request_after_the_end_does_nothing() -> None:
+def test_stop_request_after_the_end_does_nothing() -> None:
     supervisor = Supervisor(1)
     supervisor.advance(Exited(0, 0, 1.0))
     assert supervisor.advance(StopRequested(2.0)) == []
@@ -155,7 +155,7 @@ def test_a_request_after_the_end_does_nothing() -> None:
     assert supervisor.reason is None
 
 
-def test_a_process_ends_once() -> None:
+def test_process_ends_once() -> None:
     supervisor = Supervisor(2)
     supervisor.advance(Exited(0, 0, 1.0))
     with pytest.raises(LocalProtocolError, match="rank 0"):
@@ -174,7 +174,7 @@ MOMENTS = st.tuples(
 
 
 @given(nprocs=st.integers(1, 5), moments=st.lists(MOMENTS, max_size=12))
-def test_nobody_is_left_waiting(
+def test_ordered_stop_ends_every_process_in_bounded_time(
     nprocs: int, moments: list[tuple[float, int, str, int]]
 ) -> None:
     """Once a stop is ordered, the grace is bounded and its end reaches all that run.

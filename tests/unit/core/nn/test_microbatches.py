@@ -19,15 +19,15 @@ def value(rows: int) -> Any:
 
 
 @given(st.integers(1, 40), st.data())
-def test_parts_join_to_the_whole_and_differ_by_a_row_at_most(
+def test_parts_join_to_the_batch_and_differ_by_a_row_at_most(
     rows: int, data: st.DataObject
 ) -> None:
     parts = data.draw(st.integers(1, rows))
-    found = split(value(rows), parts)
-    each = [rows_of(one, "part") for one in found]
+    pieces = split(value(rows), parts)
+    each = [rows_of(piece, "part") for piece in pieces]
     assert each == sizes(rows, parts)
     assert max(each) - min(each) <= 1
-    x, more = join(found)
+    x, more = join(pieces)
     assert torch.equal(x, value(rows)[0])
     assert torch.equal(more["half"][0], x[:, :1])
     assert (more["half"][1], more["name"]) == (0.5, None)
@@ -40,19 +40,19 @@ def test_parts_are_views() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("batch", "words"),
     [
         ([1.0, "text"], "batch must have at least one tensor"),
         ((torch.ones(2), torch.ones(3)), "not 2 and 3"),
         ([torch.ones(2), torch.ones(())], "pass a number instead"),
     ],
 )
-def test_what_cannot_be_cut_is_refused(given: Any, words: str) -> None:
+def test_batch_that_cannot_be_split_is_refused(batch: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        rows_of(given, "batch")
+        rows_of(batch, "batch")
 
 
-def test_what_cannot_be_joined_is_refused() -> None:
+def test_parts_that_do_not_match_are_refused() -> None:
     with pytest.raises(UsageError, match="different forms"):
         join([torch.ones(2), [torch.ones(2)]])
     with pytest.raises(UsageError, match="at least one row each"):

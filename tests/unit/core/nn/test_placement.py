@@ -24,12 +24,16 @@ from asyncrpc.core.nn.placement import Placement
         ("größe/cpu", "größe", "cpu", None),
     ],
 )
-def test_every_form_is_read(
+def test_every_form_of_placement_is_read(
     text: str, worker: str, device: str, rank: int | None
 ) -> None:
-    found = Placement.parse(text)
-    assert (found.worker, found.device, found.rank) == (worker, device, rank)
-    assert Placement.parse(str(found)) == found
+    placement = Placement.parse(text)
+    assert (placement.worker, placement.device, placement.rank) == (
+        worker,
+        device,
+        rank,
+    )
+    assert Placement.parse(str(placement)) == placement
 
 
 @pytest.mark.parametrize(
@@ -39,7 +43,7 @@ def test_every_form_is_read(
         *("ps/CUDA", "ps /cpu", "ps/cpu ", "ps/cuda:x", "\n", "ps/cpu\n", None, 3),
     ],
 )
-def test_anything_else_is_refused_and_shown(text: Any) -> None:
+def test_malformed_placement_is_refused_and_shown(text: Any) -> None:
     with pytest.raises(UsageError) as caught:
         Placement.parse(text)
     assert repr(text) in str(caught.value)

@@ -34,10 +34,10 @@ stages_and_chunks = st.tuples(st.integers(1, 6), st.integers(1, 12))
 
 
 def text(order: tuple[StageAction, ...]) -> str:
-    return " ".join(f"{one.kind.name[0]}{one.chunk}" for one in order)
+    return " ".join(f"{action.kind.name[0]}{action.chunk}" for action in order)
 
 
-def test_the_orders_are_those_of_the_papers() -> None:
+def test_schedules_have_the_orders_of_the_papers() -> None:
     assert text(actions("gpipe", StagePosition(0, 2), 3)) == "F0 F1 F2 B0 B1 B2"
     assert text(actions("1f1b", StagePosition(0, 3), 4)) == "F0 F1 F2 B0 F3 B1 B2 B3"
     assert text(actions("1f1b", StagePosition(1, 3), 4)) == "F0 F1 B0 F2 B1 F3 B2 B3"
@@ -54,13 +54,15 @@ def test_each_micro_batch_goes_forward_once_and_ends_once(
     order = actions(schedule, place, chunks)
     end = R if schedule == INFERENCE else B
     for kind in (F, end):
-        assert [one.chunk for one in order if one.kind is kind] == [*range(chunks)]
+        assert [action.chunk for action in order if action.kind is kind] == [
+            *range(chunks)
+        ]
     assert len(order) == 2 * chunks
     for chunk in range(chunks):
         assert order.index(StageAction(F, chunk)) < order.index(StageAction(end, chunk))
 
 
-def test_a_stage_holds_as_many_as_its_schedule_says() -> None:
+def test_stage_holds_as_many_micro_batches_as_its_schedule_allows() -> None:
     assert [held_max("1f1b", StagePosition(k, 4), 16) for k in range(4)] == [4, 3, 2, 1]
     assert [held_max("1f1b", StagePosition(k, 4), 2) for k in range(4)] == [2, 2, 2, 1]
     assert [held_max("gpipe", StagePosition(k, 4), 16) for k in range(4)] == [16] * 4
@@ -69,12 +71,12 @@ def test_a_stage_holds_as_many_as_its_schedule_says() -> None:
 
 @pytest.mark.parametrize("schedule", TRAINING)
 @pytest.mark.parametrize(("stages", "chunks"), SIZES)
-def test_equal_stages_are_idle_as_the_formula_says(
+def test_idle_share_of_equal_stages_follows_the_formula(
     schedule: str, stages: int, chunks: int
 ) -> None:
     """Whatever a backward pass takes, here twice as long as a forward pass."""
     spans = simulate(
-        schedule, stages, chunks, lambda _, one: 1.0 if one.kind is F else 2.0
+        schedule, stages, chunks, lambda _, action: 1.0 if action.kind is F else 2.0
     )
     whole_s = step_s(spans)
     assert whole_s == pytest.approx(3.0 * (chunks + stages - 1))
@@ -83,24 +85,26 @@ def test_equal_stages_are_idle_as_the_formula_says(
 
 
 @given(st.sampled_from(TRAINING), stages_and_chunks, st.data())
-def test_no_schedule_waits_for_itself_and_none_runs_two_things_at_once(
+def test_schedules_neither_deadlock_nor_overlap_on_a_stage(
     schedule: str, sizes: tuple[int, int], data: st.DataObject
 ) -> None:
     stages, chunks = sizes
     seconds = st.floats(0.01, 10.0)
     spans = simulate(schedule, stages, chunks, lambda *_: data.draw(seconds))
-    ends = {(stage, one.action): one for stage, row in enumerate(spans) for one in row}
+    ends = {
+        (stage, span.action): span for stage, row in enumerate(spans) for span in row
+    }
     for stage, row in enumerate(spans):
-        for one, following in itertools.pairwise(row):
-            assert one.end_s <= following.start_s
-        for one in row:
-            before = (stage - 1 if one.action.kind is F else stage + 1, one.action)
+        for span, following in itertools.pairwise(row):
+            assert span.end_s <= following.start_s
+        for span in row:
+            before = (stage - 1 if span.action.kind is F else stage + 1, span.action)
             if before in ends:
-                assert ends[before].end_s <= one.start_s
+                assert ends[before].end_s <= span.start_s
 
 
 @pytest.mark.parametrize("name", ["1F1B", "interleaved", INFERENCE])
-def test_a_schedule_that_there_is_not_is_refused(name: str) -> None:
+def test_unknown_schedule_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="'gpipe' or '1f1b'"):
         check_schedule(name, 4)
 
@@ -121,7 +125,7 @@ def step(machine: StageMachine, kind: ActionKind, chunk: int) -> None:
     machine.end(action)
 
 
-def test_what_is_due_waits_for_what_it_needs() -> None:
+def test_due_action_waits_for_its_inputs() -> None:
     machine = StageMachine("1f1b", StagePosition(1, 3), 3)
     assert machine.due is None
     machine.arrive(1)
@@ -146,7 +150,7 @@ def test_what_is_due_waits_for_what_it_needs() -> None:
 
 
 @given(st.sampled_from(TRAINING), stages_and_chunks, st.data())
-def test_a_stage_ends_in_whatever_order_things_come(
+def test_stage_finishes_for_every_order_of_arrivals(
     schedule: str, sizes: tuple[int, int], data: st.DataObject
 ) -> None:
     stages, chunks = sizes
@@ -162,7 +166,9 @@ def test_a_stage_ends_in_whatever_order_things_come(
                 to_answer.add(action.chunk)
             assert machine.held <= held_max(schedule, place, chunks)
             continue
-        events = [(True, one) for one in to_come] + [(False, one) for one in to_answer]
+        events = [(True, chunk) for chunk in to_come] + [
+            (False, chunk) for chunk in to_answer
+        ]
         is_input, chunk = data.draw(st.sampled_from(events))
         if is_input:
             to_come.remove(chunk)
@@ -174,7 +180,7 @@ def test_a_stage_ends_in_whatever_order_things_come(
     assert machine.held_most == held_max(schedule, place, chunks)
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_illegal_event_is_refused() -> None:
     machine = StageMachine("gpipe", StagePosition(0, 2), 2)
     machine.arrive(0)
     for again in (0, 2, -1):

@@ -27,7 +27,7 @@ from asyncrpc.errors import OptimizerError
 @pytest.mark.parametrize(
     "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 )
-def test_the_norm_is_taken_in_double_precision(dtype: torch.dtype) -> None:
+def test_norm_is_computed_in_double_precision(dtype: torch.dtype) -> None:
     """In half precision this norm, 2 ** 16, would be infinite."""
     gradients = [torch.full((4,), 2.0**15, dtype=dtype), None]
     assert norm_of(squares(gradients)) == 2.0**16
@@ -43,19 +43,21 @@ def test_complex_and_sparse_gradients_count_by_their_parts() -> None:
     assert sum(squares([sparse])) == pytest.approx(9.0)
 
 
-def test_no_gradients_have_no_norm() -> None:
+def test_empty_gradients_have_norm_zero() -> None:
     assert squares([]) == squares([None]) == []
     assert norm_of([]) == 0.0
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-def test_one_bad_element_makes_the_norm_bad(bad: float) -> None:
+def test_nonfinite_element_makes_the_norm_nonfinite(bad: float) -> None:
     gradients = [torch.ones(100), torch.tensor([1.0, bad])]
     assert not math.isfinite(norm_of(squares(gradients)))
 
 
 @hypothesis.given(st.lists(st.floats(-1e300, 1e300), max_size=20), st.integers(0, 20))
-def test_a_sum_is_the_same_however_it_is_cut(values: list[float], at: int) -> None:
+def test_exact_sum_is_independent_of_its_partition(
+    values: list[float], at: int
+) -> None:
     wanted = math.fsum(values)
     assert math.fsum([*exact_sum(values[:at]), *exact_sum(values[at:])]) == wanted
     assert sum(map(Fraction, exact_sum(values))) == sum(map(Fraction, values))
@@ -79,14 +81,14 @@ def test_gradients_are_scaled_down_and_never_up(
 
 
 @pytest.mark.parametrize("norm", [math.inf, math.nan])
-def test_what_is_not_finite_is_skipped_only_if_asked(norm: float) -> None:
+def test_nonfinite_step_is_skipped_on_request_only(norm: float) -> None:
     assert scale_for(norm, None, skip_nonfinite=True) is None
     assert scale_for(norm, 1.0, skip_nonfinite=True) is None
     assert scale_for(norm, None, skip_nonfinite=False) == 1.0
     assert scale_for(1.0, None, skip_nonfinite=True) == 1.0
 
 
-def test_a_norm_that_is_nan_clips_to_nan_as_torch_does() -> None:
+def test_nan_norm_clips_to_nan_as_in_torch() -> None:
     scale = scale_for(math.nan, 1.0, skip_nonfinite=False)
     assert scale is not None
     assert math.isnan(scale)
@@ -119,23 +121,23 @@ def step(local: LocalOptimizer, *gradients: torch.Tensor | None) -> None:
     local.step(gradients, 1.0, [], allow_stale=False)
 
 
-def test_a_step_that_raises_puts_everything_back() -> None:
+def test_failed_step_restores_everything() -> None:
     parameters = numbered()
     parameters[0].grad = kept = torch.full((2,), 7.0)
     local = local_of(Failing(parameters, well=1))
     gradients = [torch.ones(2), torch.ones(2)]
     step(local, *gradients)
-    before = [one.detach().clone() for one in parameters], local.state()
+    before = [parameter.detach().clone() for parameter in parameters], local.state()
     for _ in range(2):  # and frees the lock
         with pytest.raises(ArithmeticError, match="all was changed"):
             local.step(gradients, 1.0, [GroupChange(0, {"lr": 0.5})], allow_stale=False)
         assert parameters[0].grad is kept
         assert parameters[1].grad is None
-        found = [one.detach() for one in parameters], local.state()
-        assert str(found) == str(before)
+        after = [parameter.detach() for parameter in parameters], local.state()
+        assert str(after) == str(before)
 
 
-def test_a_graph_of_values_that_were_undone_does_not_go_backward() -> None:
+def test_graph_of_undone_values_cannot_go_backward() -> None:
     (parameter,) = numbered(1)
     local = local_of(torch.optim.SGD([parameter], lr=0.1))
     snapshot = local.step_kept([torch.ones(2)], 1.0, [], allow_stale=False)
@@ -149,19 +151,19 @@ def test_a_graph_of_values_that_were_undone_does_not_go_backward() -> None:
 
 def is_held(lock: GradientLock) -> bool:
     """Say whether another thread could not take a lock."""
-    found = []
+    states = []
 
     def look() -> None:
         if lock.acquire(blocking=False):
             lock.release()
-            found.append(False)
+            states.append(False)
         else:
-            found.append(True)
+            states.append(True)
 
     looking = threading.Thread(target=look)
     looking.start()
     looking.join()
-    return found[0]
+    return states[0]
 
 
 class Watching(torch.optim.SGD):
@@ -176,7 +178,7 @@ class Watching(torch.optim.SGD):
         super().step(closure)
 
 
-def test_a_step_holds_off_backward_passes() -> None:
+def test_running_step_holds_off_backward_passes() -> None:
     lock = GradientLock()
     local = LocalOptimizer(Watching(numbered(1), lock), lock)
     step(local, torch.ones(2))
@@ -184,39 +186,39 @@ def test_a_step_holds_off_backward_passes() -> None:
     assert not is_held(lock)
 
 
-def test_what_is_kept_undoes_a_step() -> None:
+def test_snapshot_undoes_a_step() -> None:
     parameters = numbered()
     local = local_of(torch.optim.Adam(parameters, lr=0.1))
     snapshot = local.step_kept([torch.ones(2), None], 1.0, [], allow_stale=False)
     assert parameters[0].tolist() != [0.0, 0.0]
     local.locked(snapshot.restore)
-    assert [one.tolist() for one in parameters] == [[0.0, 0.0], [1.0, 1.0]]
+    assert [parameter.tolist() for parameter in parameters] == [[0.0, 0.0], [1.0, 1.0]]
     assert local.state()["state"] == {}
 
 
-def test_a_step_is_sure_once_each_parameter_has_been_stepped_in_the_same_way() -> None:
+def test_step_is_sure_after_a_like_step_of_each_parameter() -> None:
     local = local_of(torch.optim.SGD(numbered(), lr=0.1))
-    one, sparse = torch.ones(2), torch.ones(2).to_sparse()
-    assert not local.is_sure([one, None])
-    step(local, one, None)
-    assert local.is_sure([one, None])
-    assert not local.is_sure([one, one])
+    dense, sparse = torch.ones(2), torch.ones(2).to_sparse()
+    assert not local.is_sure([dense, None])
+    step(local, dense, None)
+    assert local.is_sure([dense, None])
+    assert not local.is_sure([dense, dense])
     assert not local.is_sure([sparse, None])
-    assert not local.is_sure([one])  # as a group was being added
-    step(local, sparse, one)
-    assert local.is_sure([sparse, one])
+    assert not local.is_sure([dense])  # as a group was being added
+    step(local, sparse, dense)
+    assert local.is_sure([sparse, dense])
     local.load_state(local.state())  # torch checks no shape of it
-    assert not local.is_sure([sparse, one])
-    step(local, sparse, one)
+    assert not local.is_sure([sparse, dense])
+    step(local, sparse, dense)
     local.set_options([GroupChange(0, {"maximize": True})])
-    assert not local.is_sure([sparse, one])
-    step(local, sparse, one)
+    assert not local.is_sure([sparse, dense])
+    step(local, sparse, dense)
     local.add_group({"params": numbered(1)})
-    assert not local.is_sure([sparse, one, one])
-    assert local.is_sure([sparse, one, None])
+    assert not local.is_sure([sparse, dense, dense])
+    assert local.is_sure([sparse, dense, None])
 
 
-def test_an_optimizer_of_the_users_is_never_sure() -> None:
+def test_optimizer_of_a_user_is_never_sure() -> None:
     local = local_of(Failing(numbered(1), well=2))
     step(local, torch.ones(2))
     assert not local.is_sure([torch.ones(2)])
@@ -227,7 +229,7 @@ def test_an_optimizer_of_the_users_is_never_sure() -> None:
     assert not local.is_sure([torch.ones(2)])
 
 
-def test_a_step_that_raises_where_it_was_sure_says_what_is_left() -> None:
+def test_failed_step_believed_sure_reports_partial_application() -> None:
     (parameter,) = numbered(1)
     optimizer = torch.optim.Adam([parameter], lr=0.1)
     local = local_of(optimizer)

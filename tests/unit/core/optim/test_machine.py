@@ -10,7 +10,7 @@ from asyncrpc.core.optim.machine import Turns
 from asyncrpc.errors import LocalProtocolError
 
 
-def test_who_shares_a_parameter_waits_and_others_do_not() -> None:
+def test_steps_that_share_a_parameter_wait_for_each_other() -> None:
     turns = Turns()
     assert turns.ask(1, {10, 11})
     assert not turns.ask(2, {11, 12})
@@ -21,7 +21,7 @@ def test_who_shares_a_parameter_waits_and_others_do_not() -> None:
     assert len(turns) == 0
 
 
-def test_nobody_is_passed_by_for_ever() -> None:
+def test_later_step_does_not_overtake_a_waiting_one() -> None:
     """The third could go now, but the second, which came before, shares with it."""
     turns = Turns()
     assert turns.ask(1, {10})
@@ -31,7 +31,7 @@ def test_nobody_is_passed_by_for_ever() -> None:
     assert turns.end(2) == [3]
 
 
-def test_who_gives_up_waiting_lets_the_next_go() -> None:
+def test_abandoned_turn_lets_the_next_step_begin() -> None:
     turns = Turns()
     turns.ask(1, {10})
     turns.ask(2, {10, 11})
@@ -40,7 +40,7 @@ def test_who_gives_up_waiting_lets_the_next_go() -> None:
     assert turns.end(1) == []
 
 
-def test_several_may_begin_at_once() -> None:
+def test_several_steps_may_begin_at_once() -> None:
     turns = Turns()
     turns.ask(1, {10, 11})
     turns.ask(2, {10})
@@ -51,7 +51,7 @@ def test_several_may_begin_at_once() -> None:
     assert turns.end(3) == [4]
 
 
-def test_what_has_ended_is_not_known_any_more() -> None:
+def test_ended_turn_is_forgotten() -> None:
     turns = Turns()
     assert turns.ask(1, {10})
     with pytest.raises(LocalProtocolError, match="asked for a turn before"):
@@ -62,7 +62,7 @@ def test_what_has_ended_is_not_known_any_more() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_turns_never_overlap_and_all_come(seed: int) -> None:
+def test_turns_never_overlap_and_all_are_granted(seed: int) -> None:
     rng = random.Random(seed)
     turns, keys = Turns(), {}
     active: set[int] = set()
@@ -78,8 +78,10 @@ def test_turns_never_overlap_and_all_come(seed: int) -> None:
             active.discard(ended)
             begun = turns.end(ended)
             active.update(begun)
-            waiting = [one for one in waiting if one != ended and one not in begun]
-        held = [key for one in active for key in keys[one]]
+            waiting = [
+                holder for holder in waiting if holder != ended and holder not in begun
+            ]
+        held = [key for holder in active for key in keys[holder]]
         assert len(held) == len(set(held))
         assert bool(active) or not waiting
     while active:

@@ -18,7 +18,7 @@ from asyncrpc.core.optim.options import (
 )
 
 
-def test_only_what_differs_is_told() -> None:
+def test_option_changes_contain_differences_only() -> None:
     known: list[dict[str, Any]] = [{"lr": 0.1, "betas": (0.9, 0.99)}, {"lr": 0.1}]
     now: list[dict[str, Any]] = [
         {"lr": 0.1, "betas": (0.8, 0.99)},
@@ -31,14 +31,14 @@ def test_only_what_differs_is_told() -> None:
     ]
 
 
-def test_a_rate_in_a_tensor_is_compared_by_its_value() -> None:
+def test_tensor_rate_is_compared_by_value() -> None:
     known = [{"lr": torch.tensor(0.1)}]
     assert changes([{"lr": torch.tensor(0.1)}], known) == []
     assert len(changes([{"lr": torch.tensor(0.2)}], known)) == 1
     assert len(changes([{"lr": 0.1}], known)) == 1
 
 
-def test_a_rate_in_a_tensor_stays_in_it() -> None:
+def test_tensor_rate_is_changed_in_place() -> None:
     rate = torch.tensor(0.5)
     optimizer = torch.optim.Adam([torch.ones(1, requires_grad=True)], lr=rate)
     set_options(optimizer, [GroupChange(0, {"lr": torch.tensor(0.25), "eps": 0.1})])
@@ -53,29 +53,29 @@ def test_a_rate_in_a_tensor_stays_in_it() -> None:
     assert "params" not in copied
 
 
-def test_what_has_no_meaning_elsewhere_stays_at_home() -> None:
+def test_options_without_a_portable_value_are_left_out() -> None:
     optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
     optimizer.param_groups[0]["hook"] = lambda: None
     optimizer.param_groups[0]["pair"] = (1, object())
-    (found,) = options_of(optimizer)
-    assert "hook" not in found
-    assert "pair" not in found
-    assert found["lr"] == 0.1
+    (options,) = options_of(optimizer)
+    assert "hook" not in options
+    assert "pair" not in options
+    assert options["lr"] == 0.1
 
 
 @pytest.mark.parametrize(
     "value", [0.1, 3, (0.9, 0.99), torch.tensor(0.1), (0.9, torch.tensor(0.1))]
 )
-def test_numbers_do_no_harm(value: Any) -> None:
+def test_numeric_option_changes_are_harmless(value: Any) -> None:
     assert is_harmless([GroupChange(0, {"lr": 0.1, "option": value})])
 
 
 @pytest.mark.parametrize("value", [True, None, "strong_wolfe", (True, 1)])
-def test_switches_may(value: Any) -> None:
+def test_other_option_changes_may_be_harmful(value: Any) -> None:
     assert not is_harmless([GroupChange(0, {"lr": 0.1, "option": value})])
 
 
-def test_schedulers_take_it_for_an_optimizer_and_it_cannot_step() -> None:
+def test_schedulers_accept_group_options_which_cannot_step() -> None:
     options = GroupOptions([{"lr": 0.4}, {"lr": 0.2}], {"lr": 0.4})
     schedule = torch.optim.lr_scheduler.StepLR(options, step_size=1, gamma=0.5)
     options.note_step()

@@ -27,9 +27,9 @@ OPTIMIZERS = [
 
 
 def parameter() -> torch.nn.Parameter:
-    found = torch.nn.Parameter(torch.ones(3))
-    found.grad = torch.arange(3.0)
-    return found
+    new_parameter = torch.nn.Parameter(torch.ones(3))
+    new_parameter.grad = torch.arange(3.0)
+    return new_parameter
 
 
 class Halving(torch.optim.Optimizer):
@@ -43,15 +43,15 @@ class Halving(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         self.steps += 1
         for group in self.param_groups:
-            for one in group["params"]:
-                one.mul_(0.5)
+            for tensor in group["params"]:
+                tensor.mul_(0.5)
 
 
 @pytest.mark.parametrize("kind", [*OPTIMIZERS, Halving])
-def test_it_does_what_step_does(kind: Any) -> None:
+def test_plain_step_equals_step(kind: Any) -> None:
     mine, its = parameter(), parameter()
-    one, other = kind([mine]), kind([its])
-    step = plain_step_of(one)
+    optimizer, other = kind([mine]), kind([its])
+    step = plain_step_of(optimizer)
     for _ in range(3):
         step()
         other.step()
@@ -60,7 +60,7 @@ def test_it_does_what_step_does(kind: Any) -> None:
     assert not torch.equal(mine, torch.ones(3))
 
 
-def test_a_step_leaves_torchs_wrapper_out() -> None:
+def test_plain_step_leaves_the_wrapper_of_torch_out() -> None:
     optimizer = torch.optim.SGD([parameter()], lr=1.0)
     with mock.patch.object(torch.autograd.profiler, "record_function") as ranges:
         plain_step_of(optimizer)()
@@ -69,7 +69,7 @@ def test_a_step_leaves_torchs_wrapper_out() -> None:
         assert ranges.called
 
 
-def test_hooks_of_it_and_of_all_are_called() -> None:
+def test_plain_step_calls_own_and_global_hooks() -> None:
     optimizer = torch.optim.SGD([parameter()], lr=1.0)
     step, calls = plain_step_of(optimizer), []
 
@@ -91,7 +91,7 @@ def test_hooks_of_it_and_of_all_are_called() -> None:
         assert calls == [1]
 
 
-def test_a_scheduler_of_learning_rates_sees_its_steps() -> None:
+def test_learning_rate_scheduler_sees_plain_steps() -> None:
     optimizer = torch.optim.SGD([parameter()], lr=1.0)
     step = plain_step_of(optimizer)
     scheduler = lr_scheduler.StepLR(optimizer, 1)
@@ -99,15 +99,15 @@ def test_a_scheduler_of_learning_rates_sees_its_steps() -> None:
     scheduler.step()  # warns, which is an error here, if it has seen no step
 
 
-def test_profilers_see_a_range() -> None:
+def test_profiler_sees_a_range_for_a_plain_step() -> None:
     optimizer = torch.optim.SGD([parameter()], lr=1.0)
     step = plain_step_of(optimizer)
-    with profiler.profile(activities=[profiler.ProfilerActivity.CPU]) as found:
+    with profiler.profile(activities=[profiler.ProfilerActivity.CPU]) as profile:
         step()
-    assert "Optimizer.step#SGD.step" in {one.name for one in found.events()}
+    assert "Optimizer.step#SGD.step" in {event.name for event in profile.events()}
 
 
-def test_what_wraps_the_step_of_a_class_is_called() -> None:
+def test_plain_step_calls_a_wrapper_of_the_class() -> None:
     class Mine(torch.optim.SGD):
         pass
 

@@ -20,7 +20,7 @@ class Reference:
 
 def groups_on(*owners: str) -> list[dict[str, Any]]:
     known = {"a": A, "b": B}
-    return [{"params": [Reference(known[one]) for one in group]} for group in owners]
+    return [{"params": [Reference(known[name]) for name in group]} for group in owners]
 
 
 def owner_state(*names: str, groups: list[list[int]]) -> dict[str, Any]:
@@ -46,17 +46,17 @@ TOGETHER = {
 }
 
 
-def test_states_are_put_together_by_the_places_of_the_parameters() -> None:
+def test_states_are_joined_by_parameter_positions() -> None:
     parts = {
         A: owner_state("a0", "a1", groups=[[0, 1], []]),
         B: owner_state("b0", "", "b2", groups=[[0], [1, 2]]),
     }
-    found = states.joined(GROUPS, parts, [{"lr": 0.5}, {"lr": 0.25}])
-    assert found == TOGETHER
-    assert list(found["state"]) == [0, 1, 2, 4]
+    joined = states.joined(GROUPS, parts, [{"lr": 0.5}, {"lr": 0.25}])
+    assert joined == TOGETHER
+    assert list(joined["state"]) == [0, 1, 2, 4]
 
 
-def test_and_taken_apart() -> None:
+def test_joined_state_is_split_by_owner() -> None:
     a = states.part_for(GROUPS, TOGETHER, A)
     assert a["state"] == {0: {"name": "a0"}, 1: {"name": "a1"}}
     assert [group["params"] for group in a["param_groups"]] == [[0, 1], []]
@@ -68,7 +68,7 @@ def test_and_taken_apart() -> None:
     ]
 
 
-def test_what_belongs_to_no_parameter_cannot_be_put_together() -> None:
+def test_state_entry_of_no_parameter_cannot_be_joined() -> None:
     state = owner_state("a0", groups=[[0]])
     state["state"]["round"] = 3
     with pytest.raises(UsageError, match=r"'round'.*per_owner=True"):
@@ -84,7 +84,7 @@ def test_what_belongs_to_no_parameter_cannot_be_put_together() -> None:
         ({**TOGETHER, "state": {5: {}}}, r"has\s+groups of \[3, 2\]"),
     ],
 )
-def test_a_state_of_something_else_is_refused(state: Any, problem: str) -> None:
+def test_state_of_another_optimizer_is_refused(state: Any, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         states.check_fits(GROUPS, state)
     states.check_fits(GROUPS, TOGETHER)

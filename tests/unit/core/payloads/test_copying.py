@@ -22,7 +22,7 @@ def target() -> memoryview:
 class TestQueue:
     loops = {"sim": SimLoop}  # noqa: RUF012  (read once, by the conftest)
 
-    async def test_a_piece_a_turn_of_each_in_turn(self) -> None:
+    async def test_copies_take_turns_piece_by_piece(self) -> None:
         queue = CopyQueue(asyncio.get_running_loop())
         whole: list[int] = []
         targets = [target(), target()]
@@ -40,7 +40,7 @@ class TestQueue:
             bytes(source(2)),
         ]
 
-    async def test_one_that_is_removed_is_copied_no_further(self) -> None:
+    async def test_removed_copy_is_copied_no_further(self) -> None:
         queue = CopyQueue(asyncio.get_running_loop())
         place, whole = target(), []
         copying = Copying([(place, source(1))], lambda: whole.append(1))
@@ -54,6 +54,6 @@ class TestQueue:
 
 def test_short_copies_share_a_piece() -> None:
     places = [memoryview(bytearray(3)) for _ in range(4)]
-    copying = Copying([(one, memoryview(b"abc")) for one in places], lambda: None)
+    copying = Copying([(place, memoryview(b"abc")) for place in places], lambda: None)
     assert copying.step()
-    assert [bytes(one) for one in places] == [b"abc"] * 4
+    assert [bytes(place) for place in places] == [b"abc"] * 4

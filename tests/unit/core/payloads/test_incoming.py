@@ -26,7 +26,7 @@ def incoming_with(nbytes: int) -> tuple[IncomingPayloads, memoryview]:
 
 
 class TestClaims:
-    def test_the_only_buffer_of_the_response_lands_there(self) -> None:
+    def test_single_buffer_of_the_response_lands_in_the_claim(self) -> None:
         incoming, claimed = incoming_with(10)
         assert incoming.allocate(FrameKind.RESPONSE, 7, (10,))[0] is claimed
 
@@ -42,15 +42,15 @@ class TestClaims:
             (FrameKind.RESPONSE, 7, (10, 0)),
         ],
     )
-    def test_nothing_else_does(
+    def test_other_messages_do_not_land_in_the_claim(
         self, kind: int, call_id: int, lengths: tuple[int, ...]
     ) -> None:
         incoming, claimed = incoming_with(10)
-        found = incoming.allocate(kind, call_id, lengths)
-        assert [one.nbytes for one in found] == list(lengths)
-        assert all(one is not claimed for one in found)
+        buffers = incoming.allocate(kind, call_id, lengths)
+        assert [buffer.nbytes for buffer in buffers] == list(lengths)
+        assert all(buffer is not claimed for buffer in buffers)
 
-    def test_a_claim_that_has_been_released_is_no_more(self) -> None:
+    def test_released_claim_is_not_used(self) -> None:
         incoming, claimed = incoming_with(10)
         incoming.release_claim(7)
         assert incoming.allocate(FrameKind.RESPONSE, 7, (10,))[0] is not claimed

@@ -129,13 +129,13 @@ def states(both: Laned) -> tuple[LanesState, LanesState]:
 
 @pytest_asyncio.fixture
 async def both() -> AsyncIterator[Laned]:
-    made = Laned()
-    await made.settle()
-    made.prepare()
-    yield made
-    await made.end()
-    if not made.dialing.done():
-        made.dialing.set_result(None)
+    laned = Laned()
+    await laned.settle()
+    laned.prepare()
+    yield laned
+    await laned.end()
+    if not laned.dialing.done():
+        laned.dialing.set_result(None)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
 
@@ -143,12 +143,12 @@ async def both() -> AsyncIterator[Laned]:
 class TestOpening:
     loops = {"sim": SimLoop}  # noqa: RUF012  (read once, by the conftest)
 
-    async def test_a_small_payload_opens_none(self, both: Laned) -> None:
+    async def test_small_payload_opens_no_lane(self, both: Laned) -> None:
         both.a.send(1, b"", LARGE[:60_000])
         await both.settle()
         assert states(both) == (LanesState.NONE, LanesState.NONE)
 
-    async def test_large_ones_wait_for_the_first(self, both: Laned) -> None:
+    async def test_large_payloads_wait_for_the_first_lane(self, both: Laned) -> None:
         both.a.send(1, b"one", LARGE)
         both.a.send(2, b"small")
         await both.settle()
@@ -159,7 +159,7 @@ class TestOpening:
         await both.settle()
         assert both.b.messages[1:] == [(1, b"one", LARGE)]
 
-    async def test_after_a_while_they_wait_no_longer(self, both: Laned) -> None:
+    async def test_large_payloads_wait_a_limited_time(self, both: Laned) -> None:
         both.a.send(1, b"", LARGE)
         await asyncio.sleep(1.01)  # virtual
         assert lanes_of(both.a).state is LanesState.LATE
@@ -169,7 +169,7 @@ class TestOpening:
         both.open_lane()
         assert lanes_of(both.a).state is LanesState.UP
 
-    async def test_a_lane_that_comes_late_takes_the_rest(self, both: Laned) -> None:
+    async def test_late_lane_takes_the_rest_of_a_payload(self, both: Laned) -> None:
         both.line.handler.pause_writing()
         both.a.send(1, b"", LARGE)
         await asyncio.sleep(1.01)  # virtual
@@ -180,7 +180,7 @@ class TestOpening:
         await both.settle()
         assert both.b.messages == [(1, b"", LARGE)]
 
-    async def test_if_none_can_be_opened_they_take_the_connection(
+    async def test_large_payloads_take_the_connection_if_no_lane_opens(
         self, both: Laned
     ) -> None:
         both.a.send(1, b"", LARGE)
@@ -190,7 +190,7 @@ class TestOpening:
         assert states(both) == (LanesState.OFF, LanesState.OFF)
         assert both.b.messages == [(1, b"", LARGE)]
 
-    async def test_the_side_that_was_dialed_asks_for_them(self, both: Laned) -> None:
+    async def test_accepting_side_asks_for_lanes(self, both: Laned) -> None:
         both.b.send(1, b"", LARGE)
         await both.settle()
         assert both.asked == 2
@@ -198,13 +198,13 @@ class TestOpening:
         await both.settle()
         assert both.a.messages == [(1, b"", LARGE)]
 
-    async def test_what_may_not_be_asked(self, both: Laned) -> None:
+    async def test_malformed_lane_request_is_refused(self, both: Laned) -> None:
         with pytest.raises(MalformedError, match="at least 1 lane, not 0"):
             lanes_of(both.a).on_asked(0)
         with pytest.raises(MalformedError, match="from the side that dials must be 0"):
             lanes_of(both.b).on_asked(1)
 
-    async def test_one_that_is_given_up_while_they_open_is_never_sent(
+    async def test_payload_dropped_while_lanes_open_is_never_sent(
         self, both: Laned
     ) -> None:
         both.a.send(1, b"", LARGE)
@@ -214,7 +214,7 @@ class TestOpening:
         assert both.b.messages == []
         assert lanes_of(both.b).arrivals.opened == 0
 
-    async def test_the_one_that_accepts_waits_for_a_sign_of_the_dialer(
+    async def test_accepting_side_waits_for_a_sign_of_the_dialer(
         self, both: Laned
     ) -> None:
         both.offer_lane()
@@ -224,9 +224,7 @@ class TestOpening:
         assert states(both) == (LanesState.UP, LanesState.UP)
         assert both.a.messages == [(1, b"", LARGE)]
 
-    async def test_one_that_the_dialer_never_had_is_not_missed(
-        self, both: Laned
-    ) -> None:
+    async def test_lane_unknown_to_the_dialer_is_dropped(self, both: Laned) -> None:
         _, acceptor = both.offer_lane()
         acceptor.break_off("cut")
         both.b.send(1, b"", LARGE)
@@ -238,7 +236,7 @@ class TestOpening:
         await both.end()
         assert acceptor.ended.done()
 
-    async def test_one_that_the_dialer_had_is_resumed(self, both: Laned) -> None:
+    async def test_lane_known_to_the_dialer_is_resumed(self, both: Laned) -> None:
         dialer, acceptor = both.offer_lane()
         both.lines[-1].other.deliver()  # the answer
         acceptor.break_off("cut")
@@ -251,7 +249,9 @@ class TestOpening:
 class TestSending:
     loops = {"sim": SimLoop}  # noqa: RUF012
 
-    async def test_many_over_several_lanes_both_ways(self, both: Laned) -> None:
+    async def test_many_payloads_arrive_over_several_lanes_both_ways(
+        self, both: Laned
+    ) -> None:
         for _ in range(3):
             both.open_lane()
         for call_id in range(5):
@@ -262,7 +262,7 @@ class TestSending:
         assert sorted((at, payload) for at, _, payload in both.b.messages) == expected
         assert sorted((at, payload) for at, _, payload in both.a.messages) == expected
 
-    async def test_acks_of_a_payload_are_not_taken_for_small_messages(
+    async def test_acks_of_a_payload_do_not_count_as_small_messages(
         self, both: Laned
     ) -> None:
         """They come for each 8 MiB, and would keep the turns short."""
@@ -287,9 +287,7 @@ class TestSending:
         assert len(acks) > 4
         assert set(rations) == {QUIET_TURN_BYTES}
 
-    async def test_a_whole_chunk_takes_one_write_and_two_reads(
-        self, both: Laned
-    ) -> None:
+    async def test_whole_chunk_takes_one_write_and_two_reads(self, both: Laned) -> None:
         """Its header is not counted, which would leave 40 bytes for a third."""
         lane = both.open_lane()
         line = both.lines[-1]
@@ -315,7 +313,7 @@ class TestSending:
         assert not lane.is_broken
 
     @pytest.mark.parametrize("limit_bytes", [TURN_BYTES, TURN_BYTES - HEADER_BYTES])
-    async def test_a_turn_leaves_no_rest_that_is_shorter_than_a_header(
+    async def test_turn_leaves_no_rest_shorter_than_a_header(
         self, both: Laned, limit_bytes: int
     ) -> None:
         both.open_lane()
@@ -337,7 +335,7 @@ class TestSending:
         await both.settle()
         assert both.b.messages == [(1, b"", LARGE)]
 
-    async def test_a_lane_is_resumed_as_a_connection_is(self, both: Laned) -> None:
+    async def test_lane_is_resumed_as_a_connection_is(self, both: Laned) -> None:
         lane = both.open_lane()
         both.a.send(1, b"", LARGE)
         await asyncio.sleep(0)
@@ -350,7 +348,7 @@ class TestSending:
 class TestTheEnd:
     loops = {"sim": SimLoop}  # noqa: RUF012
 
-    async def test_a_lane_that_ends_inside_a_payload_ends_the_connection(
+    async def test_lane_that_ends_inside_a_payload_ends_the_connection(
         self, both: Laned
     ) -> None:
         lane = both.open_lane()
@@ -359,7 +357,7 @@ class TestTheEnd:
         await both.settle()
         assert both.a.lost == ["a lane to mem://other broke: cut"]
 
-    async def test_lanes_that_close_in_order_leave_the_connection(
+    async def test_lanes_closed_in_order_leave_the_connection(
         self, both: Laned
     ) -> None:
         both.open_lane()
@@ -371,21 +369,19 @@ class TestTheEnd:
         assert both.a.lost == both.b.lost == []
         assert lanes_of(both.a).state is LanesState.OFF
 
-    async def test_the_word_that_a_lane_closes_goes_before_its_end(
-        self, both: Laned
-    ) -> None:
+    async def test_lane_announces_its_close_before_its_end(self, both: Laned) -> None:
         both.open_lane()
         both.open_lane()
         await both.settle()
         both.line.sent.clear()
-        told: list[int] = []
+        lengths: list[int] = []
         for line in both.lines:
-            line.close = lambda: told.append(len(both.line.sent))  # type: ignore[method-assign]
+            line.close = lambda: lengths.append(len(both.line.sent))  # type: ignore[method-assign]
         for lane in lanes_of(both.a).lanes:
             lane.connection.close()
-        assert told == [CLOSE_BYTES, 2 * CLOSE_BYTES]
+        assert lengths == [CLOSE_BYTES, 2 * CLOSE_BYTES]
 
-    async def test_a_lane_that_this_end_has_closed_is_not_dialed_again(
+    async def test_lane_closed_by_this_end_is_not_dialed_again(
         self, both: Laned
     ) -> None:
         """To the peer it looks broken, if its end overtakes the word of it."""
@@ -407,9 +403,7 @@ class TestTheEnd:
         assert both.redialed == [(other, 1)]
         assert both.a.lost == both.b.lost == []
 
-    async def test_a_connection_that_ends_takes_its_lanes_along(
-        self, both: Laned
-    ) -> None:
+    async def test_ended_connection_ends_its_lanes(self, both: Laned) -> None:
         lane = both.open_lane()
         sent: list[bool] = []
         both.a.connection.send(

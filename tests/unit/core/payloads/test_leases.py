@@ -32,7 +32,7 @@ def drop_in_a_thread(views: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("drop", [drop_here, drop_in_a_thread])
-def test_a_place_may_die_after_the_loop(drop: Any) -> None:
+def test_shared_block_may_die_after_the_loop(drop: Any) -> None:
     """A program may keep a tensor for longer than the worker that received it."""
     loop = asyncio.new_event_loop()
     leases = Leases(loop)

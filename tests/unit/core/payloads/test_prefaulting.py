@@ -63,12 +63,12 @@ def begin(pages: Prefaulting, memory: Bytes) -> None:
 
 def resident(memory: Bytes) -> int:
     """Return how many pages of memory there are; see mincore(2)."""
-    found = (ctypes.c_ubyte * (memory.nbytes // mmap.PAGESIZE))()
+    vector = (ctypes.c_ubyte * (memory.nbytes // mmap.PAGESIZE))()
     library = ctypes.CDLL(None, use_errno=True)
     library.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
-    result = library.mincore(memory.ctypes.data, memory.nbytes, found)
+    result = library.mincore(memory.ctypes.data, memory.nbytes, vector)
     assert not result, ctypes.get_errno()
-    return sum(one & 1 for one in found)
+    return sum(byte & 1 for byte in vector)
 
 
 @pytest.fixture
@@ -78,13 +78,13 @@ def pool() -> HeldPool:
 
 @pytest_asyncio.fixture
 async def pages(pool: HeldPool) -> AsyncIterator[Prefaulting]:
-    made = Prefaulting(asyncio.get_running_loop(), pool)
-    yield made
-    made.close()
+    prefaulting = Prefaulting(asyncio.get_running_loop(), pool)
+    yield prefaulting
+    prefaulting.close()
 
 
 class TestReady:
-    async def test_all_memory_is_while_no_thread_has_begun(
+    async def test_memory_is_ready_before_a_thread_has_begun(
         self, pool: HeldPool, pages: Prefaulting
     ) -> None:
         """All threads may be busy with functions that wait for this payload."""
@@ -93,13 +93,13 @@ class TestReady:
         assert pool.jobs
         assert pages.is_ready(memory.data, pytest.fail)
 
-    async def test_what_has_pages_is_and_the_rest_is_not(
+    async def test_memory_with_pages_is_ready_and_the_rest_is_not(
         self, pool: HeldPool, pages: Prefaulting, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         memory = fresh()
         view = memory.data
         other = memoryview(bytearray(100))
-        told: list[int] = []
+        notified: list[int] = []
         steps: list[int] = []
 
         def step(address: int, nbytes: int) -> bool:
@@ -108,8 +108,12 @@ class TestReady:
             if begun:
                 assert pages.is_ready(view[:begun], pytest.fail)
             assert pages.is_ready(other, pytest.fail)
-            assert not pages.is_ready(view[begun : begun + 1], lambda: told.append(1))
-            assert not pages.is_ready(view[max(begun - 1, 0) :], lambda: told.append(2))
+            assert not pages.is_ready(
+                view[begun : begun + 1], lambda: notified.append(1)
+            )
+            assert not pages.is_ready(
+                view[max(begun - 1, 0) :], lambda: notified.append(2)
+            )
             return populate(address, nbytes)
 
         monkeypatch.setattr(module, "populate", step)
@@ -119,9 +123,9 @@ class TestReady:
         assert max(steps) == STEP_BYTES
         assert (memory.ctypes.data + steps[0]) % STEP_BYTES == 0
         assert pages.is_ready(view, pytest.fail)
-        assert sorted(told) == [1] * len(steps) + [2] * len(steps)
+        assert sorted(notified) == [1] * len(steps) + [2] * len(steps)
 
-    async def test_whoever_waits_is_told_once_its_part_has_pages(self) -> None:
+    async def test_waiter_is_notified_once_its_part_has_pages(self) -> None:
         loop = asyncio.get_running_loop()
         threads = ThreadPool("of a test", 1, loop)
         pages = Prefaulting(loop, threads)
@@ -129,14 +133,14 @@ class TestReady:
         begin(pages, memory)
         for at in range(0, SIZE, MIB):
             part = memory.data[at : at + MIB]
-            told = asyncio.Event()
-            while not pages.is_ready(part, told.set):
-                await told.wait()
-                told.clear()
+            notified = asyncio.Event()
+            while not pages.is_ready(part, notified.set):
+                await notified.wait()
+                notified.clear()
         pages.close()
         await threads.close(10.0)
 
-    async def test_one_thread_makes_all_and_later_memory_waits_for_it(
+    async def test_single_thread_prefaults_all_memory_in_order(
         self, pool: HeldPool, pages: Prefaulting, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         first, second, third = fresh(), fresh(), fresh()
@@ -156,12 +160,12 @@ class TestReady:
         assert pages.is_ready(second.data, lambda: None)
         await pool.run()
         assert not pool.jobs
-        starts = [one.ctypes.data for one in (first, second, third)]
-        assert [one for one in order if one in starts] == starts
+        starts = [block.ctypes.data for block in (first, second, third)]
+        assert [start for start in order if start in starts] == starts
         for memory in (first, second, third):
             assert resident(memory) == SIZE // mmap.PAGESIZE
 
-    async def test_a_thread_that_has_ended_begins_anew(
+    async def test_ended_thread_begins_anew(
         self, pool: HeldPool, pages: Prefaulting
     ) -> None:
         begin(pages, fresh())
@@ -172,7 +176,7 @@ class TestReady:
         await pool.run()
         assert resident(memory) == SIZE // mmap.PAGESIZE
 
-    async def test_memory_is_where_there_are_no_threads(
+    async def test_memory_is_ready_where_no_threads_exist(
         self, pool: HeldPool, pages: Prefaulting
     ) -> None:
         pool.is_closed = True
@@ -186,27 +190,27 @@ class TestReady:
         assert resident(later) == SIZE // mmap.PAGESIZE
         assert not resident(memory)
 
-    async def test_memory_is_once_a_thread_has_failed(
+    async def test_memory_is_ready_once_a_thread_has_failed(
         self, pool: HeldPool, pages: Prefaulting, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(*_: int) -> bool:
             raise MemoryError
 
         monkeypatch.setattr(module, "populate", fail)
-        told: list[bool] = []
+        notified: list[bool] = []
         memory, after = fresh(), fresh()
         begin(pages, memory)
         begin(pages, after)
         job, done = pool.jobs.pop()
         with pytest.raises(MemoryError):
             job()
-        assert not pages.is_ready(after.data, lambda: told.append(True))
+        assert not pages.is_ready(after.data, lambda: notified.append(True))
         with pytest.raises(MemoryError):  # it is reported, by the pool's loop
             done(None, MemoryError())
-        assert told
+        assert notified
         assert pages.is_ready(after.data, pytest.fail)
 
-    async def test_memory_is_where_the_kernel_cannot_be_told(
+    async def test_memory_is_ready_where_the_kernel_refuses(
         self, pool: HeldPool, pages: Prefaulting, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         tries: list[int] = []
@@ -224,14 +228,14 @@ class TestReady:
 
 
 class TestAhead:
-    async def test_of_what_is_announced_and_does_not_come_none_are_made(
+    async def test_announced_memory_gets_no_pages_before_data_arrives(
         self, pool: HeldPool, pages: Prefaulting
     ) -> None:
         for _ in range(100):
             pages.begin(fresh())
         assert not pool.jobs
 
-    async def test_they_are_made_for_as_much_as_has_come(
+    async def test_pages_are_made_ahead_in_proportion_to_received_data(
         self, pool: HeldPool, pages: Prefaulting
     ) -> None:
         memory = fresh(64 * STEP_BYTES)
@@ -240,11 +244,11 @@ class TestAhead:
             pages.is_ready(memory.data[end - STEP_BYTES : end], lambda: None)
             if pool.jobs:
                 await pool.run()
-            made = resident(memory) * mmap.PAGESIZE
-            assert end <= made <= end + min(end, AHEAD_BYTES_MAX) + STEP_BYTES
+            resident_bytes = resident(memory) * mmap.PAGESIZE
+            assert end <= resident_bytes <= end + min(end, AHEAD_BYTES_MAX) + STEP_BYTES
         assert resident(memory) == memory.nbytes // mmap.PAGESIZE
 
-    async def test_what_comes_far_ahead_makes_its_own(
+    async def test_data_far_ahead_makes_its_own_pages(
         self, pool: HeldPool, pages: Prefaulting
     ) -> None:
         memory = fresh(64 * STEP_BYTES)
@@ -252,7 +256,7 @@ class TestAhead:
         assert pages.is_ready(memory.data[-1:], pytest.fail)
         assert not pool.jobs
 
-    async def test_of_memory_that_is_not_used_any_more_none_are_made(
+    async def test_forgotten_memory_gets_no_pages(
         self, pool: HeldPool, pages: Prefaulting
     ) -> None:
         memory = fresh()
@@ -263,16 +267,16 @@ class TestAhead:
 
 
 class TestClosing:
-    async def test_whoever_waits_goes_on_and_the_thread_ends(
+    async def test_closing_wakes_waiters_and_ends_the_thread(
         self, pool: HeldPool, pages: Prefaulting, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         memory = fresh()
-        told: list[int] = []
+        notified: list[int] = []
         steps: list[int] = []
 
         def close(address: int, nbytes: int) -> bool:
             steps.append(nbytes)
-            assert not pages.is_ready(memory.data, lambda: told.append(1))
+            assert not pages.is_ready(memory.data, lambda: notified.append(1))
             pages.close()
             return populate(address, nbytes)
 
@@ -280,12 +284,12 @@ class TestClosing:
         begin(pages, memory)
         await pool.run()
         assert len(steps) == 1
-        assert told == [1]
+        assert notified == [1]
         assert pages.is_ready(memory.data, pytest.fail)
 
 
 class TestPages:
-    async def test_a_thread_makes_them_all_and_leaves_what_was_written(self) -> None:
+    async def test_thread_makes_all_pages_and_keeps_written_data(self) -> None:
         loop = asyncio.get_running_loop()
         threads = ThreadPool("of a test", 1, loop)
         pages = Prefaulting(loop, threads)
@@ -304,7 +308,7 @@ class TestPages:
 
 
 class TestPool:
-    async def test_only_long_fresh_blocks_are_prepared(self, pool: HeldPool) -> None:
+    async def test_long_fresh_blocks_alone_are_prefaulted(self, pool: HeldPool) -> None:
         loop = asyncio.get_running_loop()
         memory = ReceivePool(loop, 64 * MIB, Prefaulting(loop, pool))
         small = memory.make(2 * MIB)
@@ -321,7 +325,7 @@ class TestPool:
         assert memory.is_ready(again, pytest.fail)
         memory.close()
 
-    async def test_without_threads_all_memory_is_ready(self) -> None:
+    async def test_pool_without_threads_has_all_memory_ready(self) -> None:
         memory = ReceivePool(asyncio.get_running_loop(), 64 * MIB)
         assert memory.is_ready(memory.make(8 * MIB), pytest.fail)
         memory.close()

@@ -28,7 +28,7 @@ def pool_of(limit_bytes: int = LIMIT) -> ReceivePool:
 
 
 class TestReuse:
-    async def test_what_died_is_used_for_what_comes_next(self) -> None:
+    async def test_freed_block_is_reused(self) -> None:
         pool = pool_of()
         view = pool.make(8 * MIB)
         where = address(view)
@@ -42,7 +42,7 @@ class TestReuse:
         pool.close()
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
-    async def test_it_is_not_used_while_any_view_lives(
+    async def test_block_is_not_reused_while_a_view_lives(
         self, dtype: torch.dtype
     ) -> None:
         """However far the view is from what was given out."""
@@ -67,27 +67,27 @@ class TestReuse:
         assert pool.idle_bytes == 2 * MIB
         pool.close()
 
-    async def test_two_at_once_share_nothing(self) -> None:
+    async def test_concurrent_blocks_share_nothing(self) -> None:
         pool = pool_of()
-        one, two = pool.make(2 * MIB), pool.make(2 * MIB)
-        one[:] = b"1" * one.nbytes
+        first, two = pool.make(2 * MIB), pool.make(2 * MIB)
+        first[:] = b"1" * first.nbytes
         two[:] = b"2" * two.nbytes
-        assert bytes(one[:9]) == b"1" * 9
-        assert bytes(one[-9:]) == b"1" * 9
+        assert bytes(first[:9]) == b"1" * 9
+        assert bytes(first[-9:]) == b"1" * 9
         pool.close()
 
-    async def test_small_ones_are_left_to_the_allocator(self) -> None:
+    async def test_small_blocks_are_left_to_the_allocator(self) -> None:
         pool = pool_of()
         for nbytes in (0, 1, POOLED_BYTES_MIN - 1):
             assert pool.make(nbytes).nbytes == nbytes
         assert pool.idle_bytes == 0
 
-    async def test_a_limit_of_zero_keeps_nothing(self) -> None:
+    async def test_limit_of_zero_keeps_nothing(self) -> None:
         pool = pool_of(0)
         assert pool.make(4 * MIB).nbytes == 4 * MIB
         assert pool.idle_bytes == 0
 
-    async def test_a_closed_one_keeps_nothing(self) -> None:
+    async def test_closed_pool_keeps_nothing(self) -> None:
         pool = pool_of()
         view, kept = pool.make(4 * MIB), pool.make(4 * MIB)
         del view
@@ -99,13 +99,13 @@ class TestReuse:
         assert pool.make(4 * MIB).nbytes == 4 * MIB
 
 
-def test_a_limit_below_zero_is_refused() -> None:
+def test_limit_below_zero_is_refused() -> None:
     with pytest.raises(UsageError, match="receive_pool_bytes"):
         Options(limits=LimitOptions(receive_pool_bytes=-1))
 
 
 class TestThreads:
-    async def test_a_tensor_may_die_in_any_thread(self) -> None:
+    async def test_tensor_may_die_in_any_thread(self) -> None:
         pool = pool_of()
         held = [pool.make(MIB) for _ in range(32)]
         threads = [threading.Thread(target=held.pop) for _ in range(32)]
@@ -116,7 +116,7 @@ class TestThreads:
         assert pool.idle_bytes == 32 * MIB
         pool.close()
 
-    def test_a_tensor_may_outlive_the_loop(self) -> None:
+    def test_tensor_may_outlive_the_loop(self) -> None:
         async def make() -> tuple[ReceivePool, list[memoryview]]:
             pool = pool_of()
             return pool, [pool.make(MIB), pool.make(MIB)]
@@ -129,7 +129,7 @@ class TestThreads:
 class TestTime:
     loops = {"virtual": SimLoop}  # noqa: RUF012
 
-    async def test_idle_memory_is_freed_after_a_while_without_being_asked(self) -> None:
+    async def test_idle_memory_is_freed_by_a_timer(self) -> None:
         pool = pool_of()
         early, late = pool.make(MIB), pool.make(2 * MIB)
         del early
@@ -140,7 +140,7 @@ class TestTime:
         await asyncio.sleep(receive_pool.IDLE_S / 2)
         assert pool.idle_bytes == 0
 
-    async def test_no_timer_runs_for_an_empty_pool(self) -> None:
+    async def test_empty_pool_has_no_timer(self) -> None:
         pool = pool_of()
         view = pool.make(MIB)
         assert pool._timer is None  # noqa: SLF001
@@ -150,7 +150,7 @@ class TestTime:
         await asyncio.sleep(2 * receive_pool.IDLE_S)
         assert pool._timer is None  # noqa: SLF001
 
-    async def test_memory_in_use_again_is_not_freed_by_the_timer(self) -> None:
+    async def test_reused_memory_is_not_freed_by_the_timer(self) -> None:
         pool = pool_of()
         view = pool.make(MIB)
         del view

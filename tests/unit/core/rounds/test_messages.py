@@ -77,7 +77,7 @@ def travelled(notice: Any) -> Any:
 
 
 @given(keys, messages())
-def test_a_message_is_read_as_it_was_sent(key: Key, content: RoundMessage) -> None:
+def test_message_is_read_as_it_was_sent(key: Key, content: RoundMessage) -> None:
     notice = notice_of(key, content)
     read = travelled(notice)
     assert type(read) is type(notice)
@@ -108,14 +108,14 @@ def test_a_message_is_read_as_it_was_sent(key: Key, content: RoundMessage) -> No
         (ResultNotice, [0, None]),
     ],
 )
-def test_what_has_not_the_form_is_refused(kind: type[Notice], value: list[Any]) -> None:
+def test_malformed_notice_is_refused(kind: type[Notice], value: list[Any]) -> None:
     content = ["RENDEZVOUS", "tag", None, *value]
     with pytest.raises(UnfitError):
         kind.record.read(content)
 
 
 @pytest.mark.parametrize("purpose", ["NOTHING", "barrier", 0, None])
-def test_a_purpose_that_is_none_is_refused(purpose: Any) -> None:
+def test_unknown_purpose_is_refused(purpose: Any) -> None:
     content = [purpose, "", None, 0, -1, True, 0, b""]
     with pytest.raises(UnfitError, match="purpose must be one of 'BARRIER', "):
         ArrivalsNotice.record.read(content)
@@ -141,19 +141,17 @@ def test_a_purpose_that_is_none_is_refused(purpose: Any) -> None:
         Result(-1, is_marked=False),
     ],
 )
-def test_a_word_that_contradicts_itself_is_refused(
-    content: RoundMessage,
-) -> None:
+def test_contradictory_message_is_refused(content: RoundMessage) -> None:
     with pytest.raises(MalformedError):
         check_message(content, SIZE, SIZE)
 
 
 @pytest.mark.parametrize("wrong", [(1, 1), (1, 6), (-1, 1), tuple(range(SIZE))])
-def test_replicas_that_make_no_sense_are_refused(wrong: tuple[int, ...]) -> None:
+def test_impossible_replicas_are_refused(wrong: tuple[int, ...]) -> None:
     with pytest.raises(MalformedError):
         check_replicas(wrong, SIZE)
 
 
-def test_replicas() -> None:
+def test_valid_replicas_are_accepted() -> None:
     for right in (None, (5, 1), (5, 0)):
         check_replicas(right, SIZE)

@@ -40,7 +40,7 @@ def numbers(company: Company, name: str) -> list[object]:
 LOST = WorkerLostError("gone", to="b", function="connect")
 
 
-def test_over_a_link_it_is_written_at_once() -> None:
+def test_message_over_a_link_is_written_at_once() -> None:
     async def main() -> None:
         company = Company("a", "b")
         company.connect("b")
@@ -52,7 +52,7 @@ def test_over_a_link_it_is_written_at_once() -> None:
     run(main())
 
 
-def test_what_waits_for_a_link_is_never_out_of_date_and_sent_once() -> None:
+def test_message_that_waited_for_a_link_is_current_and_sent_once() -> None:
     async def main() -> None:
         company = Company("a", "b")
         sender = Sender(company)
@@ -68,7 +68,7 @@ def test_what_waits_for_a_link_is_never_out_of_date_and_sent_once() -> None:
     run(main())
 
 
-def test_who_cannot_be_reached_is_told_of_after_a_while() -> None:
+def test_unreachable_peer_is_reported_after_a_while() -> None:
     """It may have left in order, and its last message may be on its way."""
 
     async def main() -> None:
@@ -84,7 +84,7 @@ def test_who_cannot_be_reached_is_told_of_after_a_while() -> None:
     run(main())
 
 
-def test_who_was_seen_going_is_told_of_at_once() -> None:
+def test_unreachable_peer_that_was_seen_leaving_is_reported_at_once() -> None:
     async def main() -> None:
         company = Company("a", "b")
         sender = Sender(company)
@@ -110,7 +110,7 @@ def test_connecting_sends_nothing() -> None:
     run(main())
 
 
-def test_cancelled_it_sends_nothing_more() -> None:
+def test_cancelled_messenger_sends_nothing_more() -> None:
     async def main() -> None:
         company = Company("a", "b")
         sender = Sender(company)
@@ -125,7 +125,7 @@ def test_cancelled_it_sends_nothing_more() -> None:
     run(main())
 
 
-def test_nobody_waits_for_a_dial_that_was_cancelled_before_it_began() -> None:
+def test_dial_cancelled_before_it_began_is_not_awaited() -> None:
     async def main() -> None:
         company = Company("a", "b")
         sender = Sender(company)
@@ -137,7 +137,7 @@ def test_nobody_waits_for_a_dial_that_was_cancelled_before_it_began() -> None:
     run(main())
 
 
-def test_names_and_ranks_of_those_who_are_forgotten() -> None:
+def test_forgotten_peer_has_a_placeholder_name_and_no_rank() -> None:
     async def main() -> None:
         company = Company("a", "b")
         assert (name_of(company, 1), rank_of(company, "b")) == ("b", 1)

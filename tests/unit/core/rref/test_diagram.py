@@ -29,7 +29,7 @@ def diagram() -> str:
     return "\n".join(lines)
 
 
-def test_the_picture_is_the_table() -> None:
+def test_picture_shows_the_transition_table() -> None:
     text = DOC.read_text(encoding="utf-8")
     drawn = text.split("```mermaid\n", 1)[1].split("\n```", 1)[0]
     assert drawn == diagram()
@@ -39,17 +39,17 @@ def test_every_state_has_a_row() -> None:
     assert TRANSITIONS.keys() == set(HoldingState)
 
 
-def test_every_event_happens_somewhere() -> None:
+def test_every_event_occurs_in_the_table() -> None:
     assert {event for row in TRANSITIONS.values() for event in row} == set(HoldingEvent)
 
 
 @pytest.mark.parametrize(
-    "state", [one for one in HoldingState if one is not HoldingState.RELEASED]
+    "state", [state for state in HoldingState if state is not HoldingState.RELEASED]
 )
 def test_every_state_leads_to_release(state: HoldingState) -> None:
     reached = {state}
     while True:
-        more = {after for one in reached for after in TRANSITIONS[one].values()}
+        more = {after for state in reached for after in TRANSITIONS[state].values()}
         if more <= reached:
             break
         reached |= more

@@ -21,7 +21,7 @@ def world() -> World:
     return World(workers=3)
 
 
-def made(world: World) -> tuple[Node, Node, Node, RRefId]:
+def confirmed_reference(world: World) -> tuple[Node, Node, Node, RRefId]:
     """Return creator, owner, third worker and a confirmed RRef; nothing is counted."""
     creator, owner, third = world.alive.values()
     rref_id = world.remote(creator, owner.id, is_large=False)
@@ -36,23 +36,23 @@ def cost(world: World) -> Counter[str]:
     return world.counted - Counter({"loan": 99, "fork": 99, "home": 99, "create": 99})
 
 
-def test_a_borrow_not_kept_costs_a_token_on_the_response(world: World) -> None:
-    creator, _, third, rref_id = made(world)
+def test_unkept_borrow_costs_a_token_on_the_response(world: World) -> None:
+    creator, _, third, rref_id = confirmed_reference(world)
     world.share(creator, third.id, rref_id)
     world.deliver((creator.id, third.id))
     world.drop(third, rref_id)
     assert cost(world) == {"returned": 1}
 
 
-def test_a_borrow_kept_costs_three(world: World) -> None:
-    creator, _, third, rref_id = made(world)
+def test_kept_borrow_costs_three_messages(world: World) -> None:
+    creator, _, third, rref_id = confirmed_reference(world)
     world.share(creator, third.id, rref_id)
     kept = cost(world)
     assert kept == {"register": 1, "registered": 1, "returned": 1}
     assert kept.total() < TORCH
 
 
-def test_a_borrow_kept_before_birth_costs_four(world: World) -> None:
+def test_borrow_kept_before_birth_costs_four_messages(world: World) -> None:
     creator, owner, third = world.alive.values()
     rref_id = world.remote(creator, owner.id, is_large=True)
     world.share(creator, third.id, rref_id)
@@ -65,8 +65,8 @@ def test_a_borrow_kept_before_birth_costs_four(world: World) -> None:
     assert (early - Counter({"confirmed": 1})).total() <= TORCH
 
 
-def test_a_second_share_costs_a_token(world: World) -> None:
-    creator, _, third, rref_id = made(world)
+def test_second_share_costs_a_token(world: World) -> None:
+    creator, _, third, rref_id = confirmed_reference(world)
     world.share(creator, third.id, rref_id)
     world.settle_down()
     world.counted.clear()
@@ -74,20 +74,20 @@ def test_a_second_share_costs_a_token(world: World) -> None:
     assert cost(world) == {"returned": 1}
 
 
-def test_the_way_home_costs_a_token_on_the_response(world: World) -> None:
-    creator, owner, _, rref_id = made(world)
+def test_share_with_the_owner_costs_a_token_on_the_response(world: World) -> None:
+    creator, owner, _, rref_id = confirmed_reference(world)
     world.share(creator, owner.id, rref_id)
     assert cost(world) == {"returned": 1}
 
 
-def test_what_the_owner_hands_out_costs_nothing(world: World) -> None:
-    _, owner, third, _ = made(world)
+def test_reference_handed_out_by_its_owner_costs_nothing(world: World) -> None:
+    _, owner, third, _ = confirmed_reference(world)
     world.share(owner, third.id, world.own(owner))
     assert cost(world) == {}
 
 
-def test_many_forks_come_back_in_one_message(world: World) -> None:
-    _, owner, third, _ = made(world)
+def test_many_forks_return_in_one_message(world: World) -> None:
+    _, owner, third, _ = confirmed_reference(world)
     rref_id = world.own(owner)
     for _ in range(5):
         world.share(owner, third.id, rref_id)

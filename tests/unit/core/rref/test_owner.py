@@ -32,7 +32,7 @@ def table() -> OwnerTable:
     return OwnerTable(ME)
 
 
-def test_a_value_is_freed_with_its_last_holder(table: OwnerTable) -> None:
+def test_value_is_freed_with_its_last_holder(table: OwnerTable) -> None:
     assert table.create(THEIRS, CREATOR) == []
     table.hand_out(THEIRS, BORROWER)
     table.hand_out(THEIRS, BORROWER)
@@ -42,7 +42,7 @@ def test_a_value_is_freed_with_its_last_holder(table: OwnerTable) -> None:
     assert len(table) == 0
 
 
-def test_a_local_handle_keeps_the_value(table: OwnerTable) -> None:
+def test_local_handle_keeps_the_value(table: OwnerTable) -> None:
     table.create(MINE)
     table.hand_out(MINE, BORROWER)
     table.local_acquire(MINE)
@@ -51,7 +51,7 @@ def test_a_local_handle_keeps_the_value(table: OwnerTable) -> None:
     assert table.local_release(MINE) == [Freed(MINE)]
 
 
-def test_a_message_never_sent_counts_nothing(table: OwnerTable) -> None:
+def test_undone_hand_out_counts_nothing(table: OwnerTable) -> None:
     table.create(MINE)
     table.hand_out(MINE, BORROWER)
     assert table.undo_hand_out(MINE, BORROWER) == []
@@ -75,7 +75,7 @@ def test_references_of_a_dead_worker_are_dropped_in_parts(table: OwnerTable) -> 
     assert (len(table), table.kept_for(BORROWER)) == (0, 0)
 
 
-def test_to_undo_for_the_dead_changes_nothing(table: OwnerTable) -> None:
+def test_undo_for_a_dead_worker_changes_nothing(table: OwnerTable) -> None:
     table.create(MINE)
     table.hand_out(MINE, BORROWER)
     table.worker_lost(BORROWER)
@@ -86,7 +86,7 @@ def test_to_undo_for_the_dead_changes_nothing(table: OwnerTable) -> None:
 
 
 @pytest.mark.parametrize("forks", [-1, 0, 2])
-def test_nobody_releases_what_it_does_not_hold(table: OwnerTable, forks: int) -> None:
+def test_release_of_more_than_is_held_is_refused(table: OwnerTable, forks: int) -> None:
     table.create(THEIRS, CREATOR)
     with pytest.raises(RemoteProtocolError, match="holds 1"):
         table.release(THEIRS, CREATOR, forks)
@@ -95,19 +95,19 @@ def test_nobody_releases_what_it_does_not_hold(table: OwnerTable, forks: int) ->
         table.release(MINE, CREATOR, 1)
 
 
-def test_an_id_is_made_once(table: OwnerTable) -> None:
+def test_id_is_created_once(table: OwnerTable) -> None:
     table.create(THEIRS, CREATOR)
     with pytest.raises(RemoteProtocolError, match="made twice"):
         table.create(THEIRS, CREATOR)
 
 
-def test_a_borrower_that_keeps_it_is_counted(table: OwnerTable) -> None:
+def test_borrower_that_keeps_the_reference_is_counted(table: OwnerTable) -> None:
     table.create(THEIRS, CREATOR)
     assert table.register(THEIRS, BORROWER) == [SendRegistered(BORROWER, THEIRS)]
     assert table.holders(THEIRS) == {CREATOR: 1, BORROWER: 1}
 
 
-def test_a_borrower_before_the_remote_call_waits_for_it(table: OwnerTable) -> None:
+def test_borrower_ahead_of_the_remote_call_waits_for_it(table: OwnerTable) -> None:
     assert table.register(THEIRS, BORROWER) == [SendProbe(CREATOR, THEIRS)]
     assert table.register(THEIRS, LENDER) == []
     assert table.state(THEIRS) is EntryState.UNBORN
@@ -118,7 +118,7 @@ def test_a_borrower_before_the_remote_call_waits_for_it(table: OwnerTable) -> No
     assert table.settled(THEIRS, CREATOR) == []  # its answer crossed the birth
 
 
-def test_a_full_table_waits_for_nothing_more() -> None:
+def test_full_table_refuses_to_wait_for_further_values() -> None:
     table = OwnerTable(ME, entries_max=2)
     table.create(MINE)
     assert table.register(THEIRS, BORROWER) == [SendProbe(CREATOR, THEIRS)]
@@ -129,21 +129,21 @@ def test_a_full_table_waits_for_nothing_more() -> None:
     assert len(table) == 3
 
 
-def test_what_will_never_be_made_is_gone(table: OwnerTable) -> None:
+def test_value_settled_as_never_made_is_gone(table: OwnerTable) -> None:
     table.register(THEIRS, BORROWER)
     assert table.settled(THEIRS, CREATOR) == [SendGone(BORROWER, THEIRS)]
     assert len(table) == 0
     assert table.settled(THEIRS, CREATOR) == []
 
 
-def test_only_the_creator_settles(table: OwnerTable) -> None:
+def test_creator_alone_settles_a_value(table: OwnerTable) -> None:
     table.register(THEIRS, BORROWER)
     with pytest.raises(RemoteProtocolError, match="did not make"):
         table.settled(THEIRS, BORROWER)
     assert table.state(THEIRS) is EntryState.UNBORN
 
 
-def test_the_creators_death_ends_the_wait(table: OwnerTable) -> None:
+def test_death_of_the_creator_ends_the_wait(table: OwnerTable) -> None:
     table.pin(THEIRS)
     table.register(THEIRS, BORROWER)
     lost = table.worker_lost(CREATOR)
@@ -155,7 +155,7 @@ def test_the_creators_death_ends_the_wait(table: OwnerTable) -> None:
 
 
 @pytest.mark.parametrize("rref_id", [THEIRS, MINE])
-def test_a_value_that_was_mentioned_before_it_was_made_can_be_made(
+def test_value_mentioned_before_its_creation_can_be_created(
     table: OwnerTable, rref_id: RRefId
 ) -> None:
     """Or a stranger could take the number of the next value."""
@@ -173,7 +173,7 @@ def test_a_value_that_was_mentioned_before_it_was_made_can_be_made(
     assert freed == [Freed(rref_id)]
 
 
-def test_what_was_made_here_is_gone_at_once(table: OwnerTable) -> None:
+def test_released_local_value_is_gone_at_once(table: OwnerTable) -> None:
     table.create(MINE)
     table.local_release(MINE)
     assert table.register(MINE, BORROWER) == [SendGone(BORROWER, MINE)]
@@ -186,7 +186,7 @@ def test_what_was_made_here_is_gone_at_once(table: OwnerTable) -> None:
     assert len(table) == 0
 
 
-def test_home_again_it_is_a_handle_of_the_owners_own(table: OwnerTable) -> None:
+def test_returned_reference_is_a_local_handle_of_the_owner(table: OwnerTable) -> None:
     table.create(THEIRS, CREATOR)
     assert table.came_home(THEIRS) == []
     assert table.release(THEIRS, CREATOR, 1) == []
@@ -196,7 +196,7 @@ def test_home_again_it_is_a_handle_of_the_owners_own(table: OwnerTable) -> None:
     assert len(table) == 0
 
 
-def test_a_worker_that_is_forgiven_begins_anew(table: OwnerTable) -> None:
+def test_forgiven_worker_begins_anew(table: OwnerTable) -> None:
     table.create(THEIRS, CREATOR)
     assert table.worker_lost(CREATOR) == [Freed(THEIRS)]
     assert table.is_lost(CREATOR)
@@ -211,14 +211,14 @@ def test_a_worker_that_is_forgiven_begins_anew(table: OwnerTable) -> None:
     ]
 
 
-def test_an_unborn_value_that_nobody_awaits_is_forgotten(table: OwnerTable) -> None:
+def test_unborn_value_without_waiters_is_forgotten(table: OwnerTable) -> None:
     assert table.pin(THEIRS) == [SendProbe(CREATOR, THEIRS)]
     assert table.unpin(THEIRS) == [NotWanted(THEIRS)]
     assert len(table) == 0
     assert table.worker_lost(CREATOR) == []
 
 
-def test_an_unborn_value_is_forgotten_with_its_last_handle(table: OwnerTable) -> None:
+def test_unborn_value_is_forgotten_with_its_last_handle(table: OwnerTable) -> None:
     assert table.came_home(THEIRS) == [SendProbe(CREATOR, THEIRS)]
     assert table.register(THEIRS, BORROWER) == []
     assert table.local_release(THEIRS) == []  # BORROWER waits for it
@@ -226,7 +226,7 @@ def test_an_unborn_value_is_forgotten_with_its_last_handle(table: OwnerTable) ->
     assert len(table) == 0
 
 
-def test_a_death_drops_all_it_held(table: OwnerTable) -> None:
+def test_death_of_a_worker_drops_all_its_references(table: OwnerTable) -> None:
     other = RRefId(CREATOR, 2)
     table.create(THEIRS, CREATOR)
     table.create(other, CREATOR)
@@ -236,7 +236,7 @@ def test_a_death_drops_all_it_held(table: OwnerTable) -> None:
     assert table.worker_lost(BORROWER) == [Freed(other)]
 
 
-def test_the_dead_do_not_come_back(table: OwnerTable) -> None:
+def test_dead_worker_does_not_return(table: OwnerTable) -> None:
     table.create(MINE)
     table.worker_lost(BORROWER)
     assert table.register(MINE, BORROWER) == []
@@ -244,7 +244,7 @@ def test_the_dead_do_not_come_back(table: OwnerTable) -> None:
     assert table.holders(MINE) == {}
 
 
-def test_a_fork_of_the_unborn_survives_a_registration(table: OwnerTable) -> None:
+def test_fork_of_an_unborn_value_survives_a_registration(table: OwnerTable) -> None:
     """Handed out before birth and registered too: the death frees the wait, once."""
     table.pin(THEIRS)
     table.hand_out(THEIRS, BORROWER)
@@ -259,14 +259,14 @@ def test_a_fork_of_the_unborn_survives_a_registration(table: OwnerTable) -> None
     assert len(table) == 0
 
 
-def test_what_is_not_pinned_cannot_be_given_back(table: OwnerTable) -> None:
+def test_unpinned_value_cannot_be_unpinned_or_released(table: OwnerTable) -> None:
     table.create(THEIRS, CREATOR)
     for wrong in (table.unpin, table.local_release, table.local_acquire):
         with pytest.raises(LocalProtocolError):
             wrong(THEIRS)
 
 
-def test_the_memory_of_the_dead_is_bounded(table: OwnerTable) -> None:
+def test_memory_of_dead_workers_is_bounded(table: OwnerTable) -> None:
     for dead in range(TOMBSTONES_MAX + 10):
         table.worker_lost(Incarnation(100 + dead))
     table.create(MINE)

@@ -148,7 +148,7 @@ def fork(serial: int, *, owner: WorkerId = PEER, form: int = FORK) -> list[Any]:
 # --- handles and values --------------------------------------------------------------
 
 
-async def test_a_value_is_freed_with_its_last_handle() -> None:
+async def test_value_is_freed_with_its_last_handle() -> None:
     parts = Everything()
     first = parts.adopt("value")
     shared = shared_of(first)
@@ -165,7 +165,7 @@ async def test_a_value_is_freed_with_its_last_handle() -> None:
     assert (len(parts.values), len(parts.owner)) == (0, 0)
 
 
-async def test_notes_of_handles_are_applied_at_the_next_turn_of_the_loop() -> None:
+async def test_handle_notes_are_applied_in_the_next_turn_of_the_loop() -> None:
     parts = Everything()
     handle = parts.adopt("value")
     assert len(parts.owner) == 0  # nothing yet: it may be another thread's
@@ -177,7 +177,7 @@ async def test_notes_of_handles_are_applied_at_the_next_turn_of_the_loop() -> No
     assert len(parts.owner) == 0
 
 
-async def test_a_handle_given_back_says_so() -> None:
+async def test_released_handle_says_so() -> None:
     parts = Everything()
     handle = parts.adopt("value")
     handle.release()
@@ -188,7 +188,7 @@ async def test_a_handle_given_back_says_so() -> None:
     assert len(parts.owner) == 0
 
 
-async def test_values_are_awaited_before_they_are_made() -> None:
+async def test_value_is_awaited_before_it_is_made() -> None:
     values = Values(asyncio.get_running_loop(), FlightRecorder())
     key = RRefId(PEER.incarnation, 1)
     future = values.expect(key)
@@ -202,7 +202,7 @@ async def test_values_are_awaited_before_they_are_made() -> None:
     assert await future == "made"
 
 
-async def test_a_value_that_is_freed_before_it_is_made_says_why() -> None:
+async def test_value_freed_before_it_is_made_reports_the_reason() -> None:
     recorder = FlightRecorder()
     values = Values(asyncio.get_running_loop(), recorder)
     key = RRefId(PEER.incarnation, 1)
@@ -211,10 +211,13 @@ async def test_a_value_that_is_freed_before_it_is_made_says_why() -> None:
     values.free(key, "once more")  # which changes nothing
     with pytest.raises(RRefDeletedError, match="nobody wants it"):
         await future
-    assert [one.change for one in recorder.references.recent] == ["failed", "freed"]
+    assert [change.change for change in recorder.references.recent] == [
+        "failed",
+        "freed",
+    ]
 
 
-async def test_who_waits_for_a_value_at_the_end_is_told() -> None:
+async def test_waiters_of_values_fail_at_shutdown() -> None:
     values = Values(asyncio.get_running_loop(), FlightRecorder())
     future = values.expect(RRefId(PEER.incarnation, 1))
     values.close()
@@ -226,7 +229,7 @@ async def test_who_waits_for_a_value_at_the_end_is_told() -> None:
 # --- references in messages ----------------------------------------------------------
 
 
-async def test_a_reference_travels_as_a_fork_from_its_owner() -> None:
+async def test_owner_sends_a_reference_as_a_fork() -> None:
     parts = Everything()
     handle = parts.adopt("value")
     parts.codec.begin_encode(parts.peer)
@@ -240,7 +243,7 @@ async def test_a_reference_travels_as_a_fork_from_its_owner() -> None:
     assert parts.owner.holders(handle.rref_id) == {}
 
 
-async def test_a_message_that_is_not_sent_counts_nothing() -> None:
+async def test_unsent_message_counts_no_reference() -> None:
     parts = Everything()
     handle = parts.adopt("value")
     parts.codec.begin_encode(parts.peer)
@@ -249,7 +252,7 @@ async def test_a_message_that_is_not_sent_counts_nothing() -> None:
     assert parts.owner.holders(handle.rref_id) == {}
 
 
-async def test_a_users_reference_travels_as_a_loan_until_it_is_returned() -> None:
+async def test_user_sends_a_reference_as_a_loan_until_its_return() -> None:
     parts = Everything()
     handle = parts.lift(fork(7), parts.peer)
     parts.codec.begin_encode(parts.third)
@@ -263,7 +266,7 @@ async def test_a_users_reference_travels_as_a_loan_until_it_is_returned() -> Non
     assert holding.pins == 0
 
 
-async def test_a_reference_to_itself_keeps_its_count_on_the_way() -> None:
+async def test_reference_sent_to_its_owner_keeps_its_count_on_the_way() -> None:
     parts = Everything()
     mine = RecordingLink(ME)
     handle = parts.adopt("value")
@@ -288,14 +291,14 @@ async def test_a_reference_to_itself_keeps_its_count_on_the_way() -> None:
         (fork(1, form=HOME), "marked as sent to itself"),
     ],
 )
-async def test_a_reference_that_lies_is_refused(tree: list[Any], problem: str) -> None:
+async def test_inconsistent_reference_is_refused(tree: list[Any], problem: str) -> None:
     parts = Everything()
     with pytest.raises(DecodeError, match=problem):
         parts.lift(tree, parts.peer)
     assert len(parts.user) == 0
 
 
-async def test_a_reference_outside_of_a_message_is_refused() -> None:
+async def test_reference_outside_a_message_is_refused() -> None:
     parts = Everything()
     handle = parts.adopt("value")
     with pytest.raises(EncodeError, match="in a call or its result"):
@@ -304,7 +307,7 @@ async def test_a_reference_outside_of_a_message_is_refused() -> None:
         parts.codec.lift(fork(1))
 
 
-async def test_a_reference_of_another_worker_of_the_process_is_refused() -> None:
+async def test_reference_of_another_worker_of_the_process_is_refused() -> None:
     here, there = Everything(), Everything(THIRD)
     handle = there.adopt("value")
     here.codec.begin_encode(here.peer)
@@ -316,7 +319,7 @@ async def test_a_reference_of_another_worker_of_the_process_is_refused() -> None
 # --- what is told to others ----------------------------------------------------------
 
 
-async def test_releases_of_one_turn_go_in_one_message() -> None:
+async def test_releases_of_one_turn_share_a_message() -> None:
     parts = Everything()
     handles = [parts.lift(fork(serial), parts.peer) for serial in (1, 2)]
     await let_run()
@@ -329,14 +332,14 @@ async def test_releases_of_one_turn_go_in_one_message() -> None:
     assert sorted(notice.released) == expected
 
 
-async def test_a_full_batch_does_not_wait_for_the_turn() -> None:
+async def test_full_batch_of_releases_does_not_wait_for_the_turn() -> None:
     parts = Everything()
     for token in range(BATCH_MAX + 1):
         parts.notices.return_loan(PEER.incarnation, token)
     assert parts.peer.told == [Returned(list(range(BATCH_MAX)))]
 
 
-async def test_messages_wait_for_a_connection_in_their_order() -> None:
+async def test_messages_wait_for_a_connection_in_order() -> None:
     parts = Everything()
     far = RecordingLink(worker("far"))
     parts.links.reachable["far"] = far
@@ -348,7 +351,7 @@ async def test_messages_wait_for_a_connection_in_their_order() -> None:
     assert far.told == [register, probe]
 
 
-async def test_another_life_of_the_owner_is_no_owner() -> None:
+async def test_restarted_owner_counts_as_lost() -> None:
     parts = Everything()
     parts.links.reachable["far"] = RecordingLink(WorkerId("far", Incarnation(2)))
     parts.names.note(WorkerId("far", Incarnation(1)))
@@ -358,7 +361,7 @@ async def test_another_life_of_the_owner_is_no_owner() -> None:
 
 
 @pytest.mark.parametrize("has_dialed", [True, False])
-async def test_who_cannot_be_dialed_may_have_dialed_itself(*, has_dialed: bool) -> None:
+async def test_undialable_owner_may_have_dialed_itself(*, has_dialed: bool) -> None:
     parts = Everything()
     far = RecordingLink(worker("far"))
     parts.names.note(far.peer)
@@ -370,7 +373,7 @@ async def test_who_cannot_be_dialed_may_have_dialed_itself(*, has_dialed: bool) 
     assert [peer for peer, _ in parts.lost] == ([] if has_dialed else [far.peer])
 
 
-async def test_only_its_owner_speaks_of_a_value() -> None:
+async def test_owner_alone_may_write_about_a_value() -> None:
     parts = Everything()
     parts.lift(fork(7), parts.peer)
     with pytest.raises(Exception, match=r"'third' wrote about .* worker 'peer' owns"):
@@ -390,7 +393,7 @@ async def test_handles_of_a_lost_owner_fail_and_stay_lost() -> None:
 
 
 @pytest.mark.parametrize("is_back", [False, True])
-async def test_references_of_a_lost_worker_go_in_several_turns(
+async def test_references_of_a_lost_worker_are_dropped_in_several_turns(
     *, is_back: bool
 ) -> None:
     parts = Everything(values_max=3 * LOST_IN_A_TURN)
@@ -407,7 +410,7 @@ async def test_references_of_a_lost_worker_go_in_several_turns(
     assert len(parts.owner) == is_back
 
 
-async def test_a_peer_without_room_gets_no_more_references() -> None:
+async def test_peer_without_room_gets_no_more_references() -> None:
     parts = Everything()
     parts.owned.expect(parts.peer, (PEER.incarnation, 1))
     parts.peer.room_bytes = REFERENCE_BYTES - 1
@@ -421,7 +424,7 @@ async def test_a_peer_without_room_gets_no_more_references() -> None:
     assert len(parts.owner) == 1
 
 
-def test_names_of_hearsay_have_a_limit() -> None:
+def test_names_from_hearsay_are_limited() -> None:
     names = PeerNames(RecordingLinks(), ME)
     names.note(PEER)
     for number in range(HEARSAY_MAX + 1):
@@ -431,13 +434,13 @@ def test_names_of_hearsay_have_a_limit() -> None:
     assert names.of(PEER.incarnation) == "peer"
 
 
-def test_hearsay_names_a_stranger_and_renames_nobody() -> None:
+def test_hearsay_names_unknown_workers_and_renames_none() -> None:
     links = RecordingLinks()
     names = PeerNames(links, ME)
     names.note(PEER)
     names.note_hearsay(WorkerId("liar", PEER.incarnation))
     names.note_hearsay(THIRD)
-    assert [names.of(one.incarnation) for one in (ME, PEER, THIRD)] == [
+    assert [names.of(worker_id.incarnation) for worker_id in (ME, PEER, THIRD)] == [
         "me",
         "peer",
         "third",
@@ -451,7 +454,7 @@ def test_hearsay_names_a_stranger_and_renames_nobody() -> None:
 # --- calls on the values here --------------------------------------------------------
 
 
-async def test_a_method_is_called_once_its_value_is_made() -> None:
+async def test_method_is_called_once_its_value_is_made() -> None:
     parts = Everything()
     key = RRefId(PEER.incarnation, 1)
     parts.owned.expect(parts.peer, key)
@@ -463,7 +466,7 @@ async def test_a_method_is_called_once_its_value_is_made() -> None:
     assert ready[0]() == "TEXT"
 
 
-async def test_what_is_not_exposed_is_not_even_looked_up() -> None:
+async def test_unexposed_method_is_refused_before_its_lookup() -> None:
     parts = Everything()
     handle = parts.adopt("text")
     parts.handles.settle()
@@ -473,14 +476,14 @@ async def test_what_is_not_exposed_is_not_even_looked_up() -> None:
     assert "str.lower is not exposed" in str(ready[0].error)
 
 
-async def test_there_are_no_more_values_than_the_limit() -> None:
+async def test_number_of_values_is_limited() -> None:
     parts = Everything(values_max=1)
     parts.owned.expect(parts.peer, (int(PEER.incarnation), 1))
     with pytest.raises(RejectedError, match="has 1 referenced values"):
         parts.owned.expect(parts.peer, (int(PEER.incarnation), 2))
 
 
-async def test_a_value_is_not_made_in_the_name_of_another() -> None:
+async def test_value_is_not_made_in_the_name_of_another_worker() -> None:
     parts = Everything()
     with pytest.raises(Exception, match="names another worker"):
         parts.owned.expect(parts.peer, (int(THIRD.incarnation), 1))
@@ -494,8 +497,8 @@ async def test_records_name_owner_and_holders() -> None:
     parts.codec.end_encode(sent=True)
     parts.names.note(PEER)
     theirs = parts.lift(fork(7), parts.peer)
-    found = {one.rref_id: one for one in parts.records.oldest()}
-    assert found[mine.rref_id].holders == {"peer": 1}
-    assert found[mine.rref_id].type_name == "str"
-    assert found[theirs.rref_id].owner == "peer"
+    by_id = {record.rref_id: record for record in parts.records.oldest()}
+    assert by_id[mine.rref_id].holders == {"peer": 1}
+    assert by_id[mine.rref_id].type_name == "str"
+    assert by_id[theirs.rref_id].owner == "peer"
     assert parts.records.counts() == {"owned": 1, "held": 1, "values": 1}

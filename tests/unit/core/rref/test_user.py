@@ -40,14 +40,14 @@ def state(table: UserTable, rref_id: RRefId = THEIRS) -> HoldingState | None:
     return holding.state if holding else None
 
 
-def test_a_pending_one_is_released_when_confirmed(table: UserTable) -> None:
+def test_pending_reference_is_released_when_confirmed(table: UserTable) -> None:
     table.create(MINE, OWNER)
     assert table.drop_handle(MINE) == []
     assert table.confirmed(MINE) == [SendRelease(OWNER, MINE, 1)]
     assert len(table) == 0
 
 
-def test_all_forks_go_back_at_once(table: UserTable) -> None:
+def test_forks_of_a_reference_are_released_together(table: UserTable) -> None:
     table.receive_fork(THEIRS, OWNER)
     table.receive_fork(THEIRS, OWNER)
     assert table.drop_handle(THEIRS) == []
@@ -56,14 +56,14 @@ def test_all_forks_go_back_at_once(table: UserTable) -> None:
     assert table.drop_handle(THEIRS) == [SendRelease(OWNER, THEIRS, 1)]
 
 
-def test_a_copied_handle_counts(table: UserTable) -> None:
+def test_copied_handle_counts(table: UserTable) -> None:
     table.receive_fork(THEIRS, OWNER)
     table.add_handle(THEIRS)
     assert table.drop_handle(THEIRS) == []
     assert table.drop_handle(THEIRS) == [SendRelease(OWNER, THEIRS, 1)]
 
 
-def test_what_is_not_there_cannot_be_used(table: UserTable) -> None:
+def test_absent_reference_cannot_be_used(table: UserTable) -> None:
     for wrong in (table.add_handle, table.drop_handle):
         with pytest.raises(LocalProtocolError):
             wrong(THEIRS)
@@ -71,20 +71,20 @@ def test_what_is_not_there_cannot_be_used(table: UserTable) -> None:
         table.lend(THEIRS, BORROWER)
 
 
-def test_an_id_is_made_once(table: UserTable) -> None:
+def test_id_is_created_once(table: UserTable) -> None:
     table.create(MINE, OWNER)
     with pytest.raises(LocalProtocolError, match="taken"):
         table.create(MINE, OWNER)
 
 
-def test_a_borrow_not_kept_concerns_no_owner(table: UserTable) -> None:
+def test_unkept_borrow_sends_nothing_to_the_owner(table: UserTable) -> None:
     assert table.borrow(THEIRS, OWNER, LENDER, 7) == []
     assert table.drop_handle(THEIRS) == []
     assert table.settle(THEIRS, LENDER, 7) == [SendLoanReturned(LENDER, 7)]
     assert len(table) == 0
 
 
-def test_a_borrow_kept_is_registered_then_returned(table: UserTable) -> None:
+def test_kept_borrow_is_registered_then_returned(table: UserTable) -> None:
     table.borrow(THEIRS, OWNER, LENDER, 7)
     assert table.settle(THEIRS, LENDER, 7) == REGISTER
     assert table.drop_handle(THEIRS) == []  # too late: the answer is on its way
@@ -93,24 +93,24 @@ def test_a_borrow_kept_is_registered_then_returned(table: UserTable) -> None:
     assert table.settle(THEIRS, LENDER, 7) == []
 
 
-def test_a_holder_returns_a_loan_at_once(table: UserTable) -> None:
+def test_holder_returns_a_loan_at_once(table: UserTable) -> None:
     table.receive_fork(THEIRS, OWNER)
     assert table.borrow(THEIRS, OWNER, LENDER, 7) == [SendLoanReturned(LENDER, 7)]
 
 
-def test_a_creator_returns_a_loan_of_its_own_at_once(table: UserTable) -> None:
+def test_creator_returns_a_loan_of_its_own_value_at_once(table: UserTable) -> None:
     table.create(MINE, OWNER)
     assert table.borrow(MINE, OWNER, LENDER, 7) == [SendLoanReturned(LENDER, 7)]
     assert state(table, MINE) is HoldingState.PENDING
 
 
-def test_a_fork_makes_a_borrower_a_holder(table: UserTable) -> None:
+def test_fork_makes_a_borrower_a_holder(table: UserTable) -> None:
     table.borrow(THEIRS, OWNER, LENDER, 7)
     assert table.receive_fork(THEIRS, OWNER) == [SendLoanReturned(LENDER, 7)]
     assert state(table) is HoldingState.CONFIRMED
 
 
-def test_a_fork_while_registering_counts_besides(table: UserTable) -> None:
+def test_fork_during_registration_counts_in_addition(table: UserTable) -> None:
     table.borrow(THEIRS, OWNER, LENDER, 7)
     table.settle(THEIRS, LENDER, 7)
     assert table.receive_fork(THEIRS, OWNER) == []
@@ -119,7 +119,9 @@ def test_a_fork_while_registering_counts_besides(table: UserTable) -> None:
     assert table.drop_handle(THEIRS) == [SendRelease(OWNER, THEIRS, 2)]
 
 
-def test_one_of_two_calls_ends_and_its_loan_goes_back(table: UserTable) -> None:
+def test_loan_of_an_ended_call_is_returned_while_another_protects(
+    table: UserTable,
+) -> None:
     """The loan of the call that still runs protects the handle: no registration."""
     table.borrow(THEIRS, OWNER, LENDER, 7)
     table.borrow(THEIRS, OWNER, OTHER, 8)
@@ -127,7 +129,7 @@ def test_one_of_two_calls_ends_and_its_loan_goes_back(table: UserTable) -> None:
     assert table.settle(THEIRS, OTHER, 8) == REGISTER
 
 
-def test_a_chain_is_returned_from_its_end(table: UserTable) -> None:
+def test_loan_chain_is_returned_from_its_end(table: UserTable) -> None:
     table.borrow(THEIRS, OWNER, LENDER, 7)
     token = table.lend(THEIRS, BORROWER)
     table.drop_handle(THEIRS)
@@ -137,7 +139,7 @@ def test_a_chain_is_returned_from_its_end(table: UserTable) -> None:
     assert len(table) == 0
 
 
-def test_whoever_lent_on_keeps_its_first_loan(table: UserTable) -> None:
+def test_borrower_that_lent_on_keeps_its_first_loan(table: UserTable) -> None:
     """A later one may come from its own borrower: the two would hold each other."""
     table.borrow(THEIRS, OWNER, LENDER, 7)
     token = table.lend(THEIRS, BORROWER)
@@ -150,14 +152,16 @@ def test_whoever_lent_on_keeps_its_first_loan(table: UserTable) -> None:
     assert len(table) == 0
 
 
-def test_whoever_lent_on_and_loses_its_first_lender_registers(table: UserTable) -> None:
+def test_borrower_that_lent_on_registers_without_its_first_lender(
+    table: UserTable,
+) -> None:
     table.borrow(THEIRS, OWNER, LENDER, 7)
     table.lend(THEIRS, BORROWER)
     table.borrow(THEIRS, OWNER, BORROWER, 8)
     assert table.worker_lost(LENDER) == REGISTER
 
 
-def test_nothing_is_released_while_lent(table: UserTable) -> None:
+def test_lent_reference_is_not_released(table: UserTable) -> None:
     table.receive_fork(THEIRS, OWNER)
     token = table.lend(THEIRS, BORROWER)
     assert table.drop_handle(THEIRS) == []
@@ -165,7 +169,7 @@ def test_nothing_is_released_while_lent(table: UserTable) -> None:
     assert table.loan_returned(token, BORROWER) == release
 
 
-def test_a_message_never_sent_is_no_loan(table: UserTable) -> None:
+def test_unsent_message_is_not_a_loan(table: UserTable) -> None:
     table.receive_fork(THEIRS, OWNER)
     token = table.lend(THEIRS, BORROWER)
     assert table.undo_lend(token) == []
@@ -173,7 +177,7 @@ def test_a_message_never_sent_is_no_loan(table: UserTable) -> None:
     assert table.drop_handle(THEIRS) == [SendRelease(OWNER, THEIRS, 1)]
 
 
-def test_only_the_borrower_returns_a_loan(table: UserTable) -> None:
+def test_borrower_alone_returns_a_loan(table: UserTable) -> None:
     table.receive_fork(THEIRS, OWNER)
     lent = table.lend(THEIRS, BORROWER)
     for token, worker in ((lent, LENDER), (99, BORROWER)):
@@ -182,7 +186,7 @@ def test_only_the_borrower_returns_a_loan(table: UserTable) -> None:
     table.loan_returned(lent, BORROWER)
 
 
-def test_the_way_home_is_a_loan(table: UserTable) -> None:
+def test_reference_sent_to_its_owner_is_a_loan(table: UserTable) -> None:
     """Else our release could overtake a message whose payload is on its way."""
     table.receive_fork(THEIRS, OWNER)
     token = table.lend(THEIRS, OWNER)
@@ -190,7 +194,7 @@ def test_the_way_home_is_a_loan(table: UserTable) -> None:
     assert table.loan_returned(token, OWNER) == [SendRelease(OWNER, THEIRS, 1)]
 
 
-def test_a_lost_owner_loses_every_handle(table: UserTable) -> None:
+def test_lost_owner_loses_every_handle(table: UserTable) -> None:
     table.receive_fork(THEIRS, OWNER)
     table.create(MINE, OWNER)
     lost = table.worker_lost(OWNER)
@@ -205,13 +209,13 @@ def test_a_lost_owner_loses_every_handle(table: UserTable) -> None:
     assert len(table) == 0
 
 
-def test_a_lost_owner_frees_the_lenders(table: UserTable) -> None:
+def test_lost_owner_frees_the_lenders(table: UserTable) -> None:
     table.borrow(THEIRS, OWNER, LENDER, 7)
     lost = [SendLoanReturned(LENDER, 7), HandlesLost(THEIRS, LossCause.OWNER_LOST)]
     assert table.worker_lost(OWNER) == lost
 
 
-def test_what_comes_from_the_dead_is_lost(table: UserTable) -> None:
+def test_reference_from_a_lost_owner_is_lost(table: UserTable) -> None:
     table.worker_lost(OWNER)
     lost = HandlesLost(THEIRS, LossCause.OWNER_LOST)
     assert table.receive_fork(THEIRS, OWNER) == [lost]
@@ -223,7 +227,7 @@ def test_what_comes_from_the_dead_is_lost(table: UserTable) -> None:
     assert len(table) == 0
 
 
-def test_a_loan_of_what_a_lost_worker_owns_makes_us_look_for_it(
+def test_loan_of_a_lost_workers_value_starts_a_search_for_the_owner(
     table: UserTable,
 ) -> None:
     table.worker_lost(OWNER)
@@ -233,16 +237,14 @@ def test_a_loan_of_what_a_lost_worker_owns_makes_us_look_for_it(
     assert table.worker_lost(OWNER) == [SendLoanReturned(LENDER, 7), lost]
 
 
-def test_a_call_shows_whether_a_lost_owner_is_back(table: UserTable) -> None:
+def test_call_shows_whether_a_lost_owner_is_back(table: UserTable) -> None:
     table.worker_lost(OWNER)
     table.create(MINE, OWNER)
     assert state(table, MINE) is HoldingState.PENDING
     assert table.refused(MINE) == [HandlesLost(MINE, LossCause.NEVER_MADE)]
 
 
-def test_what_was_lost_stays_lost_apart_from_what_comes_later(
-    table: UserTable,
-) -> None:
+def test_lost_reference_stays_lost_beside_a_new_one(table: UserTable) -> None:
     table.receive_fork(THEIRS, OWNER)
     token = table.lend(THEIRS, BORROWER)
     table.worker_lost(OWNER)
@@ -256,14 +258,14 @@ def test_what_was_lost_stays_lost_apart_from_what_comes_later(
     assert table.drop_handle(THEIRS) == [SendRelease(OWNER, THEIRS, 1)]
 
 
-def test_whoever_was_never_lost_is_not_forgiven(table: UserTable) -> None:
+def test_owner_never_lost_is_not_forgiven(table: UserTable) -> None:
     table.create(MINE, OWNER)
     table.refused(MINE)
     assert table.forgive(OWNER) == []
     assert len(table) == 1
 
 
-def test_an_orphan_registers_at_once(table: UserTable) -> None:
+def test_orphaned_borrower_registers_at_once(table: UserTable) -> None:
     table.borrow(THEIRS, OWNER, LENDER, 7)
     assert table.worker_lost(LENDER) == REGISTER
     assert table.gone(THEIRS) == [HandlesLost(THEIRS, LossCause.FREED)]
@@ -271,7 +273,7 @@ def test_an_orphan_registers_at_once(table: UserTable) -> None:
     assert table.drop_handle(THEIRS) == []
 
 
-def test_an_orphan_registers_for_its_borrowers(table: UserTable) -> None:
+def test_orphaned_borrower_registers_for_its_own_borrowers(table: UserTable) -> None:
     table.borrow(THEIRS, OWNER, LENDER, 7)
     table.lend(THEIRS, BORROWER)
     table.drop_handle(THEIRS)
@@ -279,27 +281,27 @@ def test_an_orphan_registers_for_its_borrowers(table: UserTable) -> None:
     assert table.worker_lost(LENDER) == REGISTER
 
 
-def test_an_orphan_without_handles_goes(table: UserTable) -> None:
+def test_orphaned_borrower_without_handles_is_removed(table: UserTable) -> None:
     table.borrow(THEIRS, OWNER, LENDER, 7)
     table.drop_handle(THEIRS)
     assert table.worker_lost(LENDER) == []
     assert len(table) == 0
 
 
-def test_another_lender_still_protects(table: UserTable) -> None:
+def test_second_lender_protects_after_the_loss_of_the_first(table: UserTable) -> None:
     table.borrow(THEIRS, OWNER, LENDER, 7)
     table.borrow(THEIRS, OWNER, OTHER, 8)
     assert table.worker_lost(LENDER) == []
     assert state(table) is HoldingState.BORROWED
 
 
-def test_a_loan_decoded_after_its_lenders_death_registers(table: UserTable) -> None:
+def test_loan_decoded_after_the_death_of_its_lender_registers(table: UserTable) -> None:
     table.worker_lost(LENDER)
     assert table.borrow(THEIRS, OWNER, LENDER, 7) == REGISTER
     assert table.borrow(THEIRS, OWNER, LENDER, 8) == []
 
 
-def test_a_lost_borrower_holds_nothing(table: UserTable) -> None:
+def test_lost_borrower_holds_nothing(table: UserTable) -> None:
     table.receive_fork(THEIRS, OWNER)
     token = table.lend(THEIRS, BORROWER)
     table.drop_handle(THEIRS)
@@ -309,11 +311,13 @@ def test_a_lost_borrower_holds_nothing(table: UserTable) -> None:
     assert table.lend(THEIRS, BORROWER) == 0
 
 
-def test_a_loan_from_one_who_has_lost_us_protects_nothing(table: UserTable) -> None:
+def test_loan_without_a_token_protects_nothing(table: UserTable) -> None:
     assert table.borrow(THEIRS, OWNER, LENDER, 0) == REGISTER
 
 
-def test_owner_lender_and_borrower_in_one(table: UserTable) -> None:
+def test_lost_worker_that_owns_lends_and_borrows_ends_everything(
+    table: UserTable,
+) -> None:
     """One death ends the value, the debt and the loan, and sends nobody anything."""
     table.borrow(THEIRS, OWNER, OWNER, 7)
     table.lend(THEIRS, OWNER)
@@ -323,14 +327,14 @@ def test_owner_lender_and_borrower_in_one(table: UserTable) -> None:
     assert len(table) == 0
 
 
-def test_a_remote_call_under_way_answers_a_probe_itself(table: UserTable) -> None:
+def test_running_remote_call_answers_a_probe_itself(table: UserTable) -> None:
     table.create(MINE, OWNER)
     assert table.probe(MINE, OWNER) == []
     table.confirmed(MINE)
     assert table.probe(MINE, OWNER) == [SendSettled(OWNER, MINE)]
 
 
-def test_a_refused_remote_call_settles(table: UserTable) -> None:
+def test_refused_remote_call_settles(table: UserTable) -> None:
     table.create(MINE, OWNER)
     table.probe(MINE, OWNER)
     lost = HandlesLost(MINE, LossCause.NEVER_MADE)
@@ -338,24 +342,24 @@ def test_a_refused_remote_call_settles(table: UserTable) -> None:
     assert table.probe(MINE, OWNER) == [SendSettled(OWNER, MINE)]
 
 
-def test_a_probe_of_another_worker_is_settled(table: UserTable) -> None:
+def test_probe_from_another_worker_is_settled(table: UserTable) -> None:
     table.create(MINE, OWNER)
     assert table.probe(MINE, OTHER) == [SendSettled(OTHER, MINE)]
     assert table.probe(MINE, OWNER) == []
 
 
-def test_a_remote_call_that_never_had_an_owner_settles(table: UserTable) -> None:
+def test_remote_call_without_an_owner_settles(table: UserTable) -> None:
     table.create(MINE, UNKNOWN_INCARNATION)
     table.refused(MINE)
     assert table.probe(MINE, OWNER) == [SendSettled(OWNER, MINE)]
 
 
-def test_an_unasked_creator_says_nothing(table: UserTable) -> None:
+def test_unprobed_creator_sends_nothing(table: UserTable) -> None:
     table.create(MINE, OWNER)
     assert table.refused(MINE) == [HandlesLost(MINE, LossCause.NEVER_MADE)]
 
 
-def test_forks_of_what_was_never_made_go_back(table: UserTable) -> None:
+def test_forks_of_a_missing_value_are_returned(table: UserTable) -> None:
     table.borrow(THEIRS, OWNER, LENDER, 7)
     table.settle(THEIRS, LENDER, 7)
     table.receive_fork(THEIRS, OWNER)
@@ -365,7 +369,7 @@ def test_forks_of_what_was_never_made_go_back(table: UserTable) -> None:
     assert table.receive_fork(THEIRS, OWNER) == [lost, release]
 
 
-def test_a_loss_that_no_handle_sees_is_silent(table: UserTable) -> None:
+def test_loss_without_handles_is_silent(table: UserTable) -> None:
     table.receive_fork(THEIRS, OWNER)
     table.lend(THEIRS, BORROWER)
     table.drop_handle(THEIRS)
@@ -375,7 +379,7 @@ def test_a_loss_that_no_handle_sees_is_silent(table: UserTable) -> None:
     assert len(table) == 0
 
 
-def test_an_answer_nobody_waits_for_is_an_error(table: UserTable) -> None:
+def test_unexpected_answer_is_an_error(table: UserTable) -> None:
     with pytest.raises(RemoteProtocolError, match="released"):
         table.registered(THEIRS)
     table.receive_fork(THEIRS, OWNER)

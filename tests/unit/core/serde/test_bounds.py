@@ -107,7 +107,7 @@ def chained(bits: int, first: int) -> list[int]:
     return run + late
 
 
-def test_keys_that_differ_and_share_their_places_are_refused() -> None:
+def test_colliding_keys_are_refused() -> None:
     keys = chained(17, 70_000)[: (2 << 17) // 3]
     assert len(keys) == len(set(map(hash, keys))) > 75_000
     with pytest.raises(DecodeError, match="collide"):
@@ -130,7 +130,7 @@ HONEST: Final[dict[str, Callable[[int], Any]]] = {
 
 
 @pytest.mark.parametrize("name", HONEST)
-def test_honest_keys_are_taken(name: str) -> None:
+def test_honest_keys_are_accepted(name: str) -> None:
     keys = [HONEST[name](n) for n in range(10_000)]
     for value in (set(keys), frozenset(keys), dict.fromkeys(keys), {1: set(keys)}):
         control = codec().encode(value).control
@@ -156,7 +156,7 @@ ELEMENTS: Final = {
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", ELEMENTS)
-def test_more_values_than_the_limit_are_refused(size: str, kind: str) -> None:
+def test_too_many_values_are_refused(size: str, kind: str) -> None:
     element = ELEMENTS[kind]
     count = SIZES[size] // len(element) + 1
     tree = array([element] * count)
@@ -165,7 +165,7 @@ def test_more_values_than_the_limit_are_refused(size: str, kind: str) -> None:
         decode(tree, elements_max=count // 2)
 
 
-def test_lists_that_have_not_ended_are_counted() -> None:
+def test_unfinished_lists_are_counted() -> None:
     full = b"\xe3" * (SCANNED_BYTES_MIN // 32)
     head = b"\xdd" + struct.pack(">I", len(full) + 1)
     tree = (head + full) * 40 + b"\xc0"
@@ -173,7 +173,7 @@ def test_lists_that_have_not_ended_are_counted() -> None:
         decode(tree, elements_max=100_000)
 
 
-def test_extensions_in_extensions_are_counted_by_their_bytes() -> None:
+def test_nested_extensions_are_counted_by_their_bytes() -> None:
     tree = b"\xc6" + struct.pack(">I", 1 << 22) + bytes(1 << 22)
     for _ in range(40):
         tree = extension(kinds.TUPLE, b"\x91" + tree)
@@ -182,10 +182,10 @@ def test_extensions_in_extensions_are_counted_by_their_bytes() -> None:
 
 
 @pytest.mark.parametrize("value", [[1.5] * 9, [{"a": [1, None]}, "text" * 9], (1, 2)])
-def test_the_count_is_that_of_the_values(value: Any) -> None:
+def test_value_count_is_exact(value: Any) -> None:
     def count(value: Any) -> int:
         if isinstance(value, dict):
-            inner = sum(count(key) + count(one) + 1 for key, one in value.items())
+            inner = sum(count(key) + count(inner) + 1 for key, inner in value.items())
             return 1 + CONTAINER + inner
         if isinstance(value, list):
             return 1 + CONTAINER + sum(map(count, value))
@@ -199,7 +199,7 @@ def test_the_count_is_that_of_the_values(value: Any) -> None:
         assert counted == count([value] * 1000)
 
 
-def test_long_texts_count_by_the_memory_that_they_take() -> None:
+def test_long_texts_count_by_their_memory() -> None:
     text = "n" * (4 << 20)
     narrow = values_in(memoryview(tree_of([text])), 1 << 30)
     assert values_in(memoryview(tree_of([text + "\u0100"])), 1 << 30) > 1.9 * narrow
@@ -207,7 +207,7 @@ def test_long_texts_count_by_the_memory_that_they_take() -> None:
 
 
 @pytest.mark.parametrize("length", [8, 15, 31, 32, 200, 5000, 70_000])
-def test_wide_texts_count_by_the_memory_that_they_take(length: int) -> None:
+def test_wide_texts_count_by_their_memory(length: int) -> None:
     """One character of 4 bytes makes all of its text take as many for each."""
     text = "n" * (length - 4)
     many = 2 * SCANNED_BYTES_MIN // length
@@ -220,7 +220,7 @@ def test_wide_texts_count_by_the_memory_that_they_take(length: int) -> None:
 
 
 @pytest.mark.parametrize("last", ["n", "\U0001f600"])
-def test_shorter_messages_count_texts_that_may_be_wide(last: str) -> None:
+def test_texts_of_short_messages_count_as_possibly_wide(last: str) -> None:
     tree = tree_of(["n" * 1000 + last] * 1000)
     bounds = Bounds(1 << 21)
     bounds.unpack(tree, lambda *_: None)
@@ -236,14 +236,14 @@ def test_shorter_messages_count_texts_that_may_be_wide(last: str) -> None:
         lambda text: ({text: 1}, 2),
     ],
 )
-def test_a_text_that_would_be_decoded_in_one_long_step_is_refused(value: Any) -> None:
+def test_text_too_long_for_a_single_step_is_refused(value: Any) -> None:
     assert decode(tree_of(value("n" * TEXT_BYTES_MAX))) is not None
     with pytest.raises(DecodeError, match=r"send text\.encode\(\)"):
         decode(tree_of(value("n" * (TEXT_BYTES_MAX + 1))))
 
 
 @pytest.mark.parametrize("nbytes", [100, COUNTED_BYTES_MIN, SCANNED_BYTES_MIN])
-def test_what_is_cut_or_goes_on_is_refused(nbytes: int) -> None:
+def test_truncated_or_overlong_message_is_refused(nbytes: int) -> None:
     tree = tree_of([1.5] * (nbytes // 9 + 1))
     for wrong in (tree[:-1], tree + b"\xc0"):
         with pytest.raises(DecodeError):

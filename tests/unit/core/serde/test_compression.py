@@ -54,7 +54,7 @@ def through(value: Any, codec: str, by: Any = TRUSTED) -> Any:
 
 
 @pytest.mark.parametrize("codec", LOSSLESS)
-def test_any_buffer_comes_back_bit_by_bit(codec: str) -> None:
+def test_every_buffer_survives_compression_bit_by_bit(codec: str) -> None:
     value: list[Any] = [
         torch.arange(10_000),
         torch.zeros(5000, dtype=torch.float64),
@@ -76,7 +76,7 @@ def test_any_buffer_comes_back_bit_by_bit(codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", LOSSLESS)
-def test_what_gets_no_shorter_travels_as_it_is_and_is_not_copied(codec: str) -> None:
+def test_incompressible_buffer_travels_uncompressed_and_uncopied(codec: str) -> None:
     noise = torch.randint(0, 256, (100_000,), dtype=torch.uint8)
     encoded = packed(noise, codec)
     assert not is_packed(encoded.control)
@@ -87,7 +87,7 @@ def test_what_gets_no_shorter_travels_as_it_is_and_is_not_copied(codec: str) -> 
 
 
 @pytest.mark.parametrize("codec", LOSSLESS)
-def test_each_block_is_compressed_or_not_by_itself(codec: str) -> None:
+def test_each_block_is_compressed_on_its_own(codec: str) -> None:
     noise = torch.randint(0, 256, (BLOCK_BYTES,), dtype=torch.uint8)
     value = torch.cat([noise, torch.zeros(2 * BLOCK_BYTES + 7, dtype=torch.uint8)])
     encoded = packed(value, codec)
@@ -98,12 +98,14 @@ def test_each_block_is_compressed_or_not_by_itself(codec: str) -> None:
 
 @pytest.mark.parametrize("codec", [*LOSSLESS, "int8+zstd", "bf16+lz4"])
 @pytest.mark.parametrize("parts", [1, 33])
-def test_what_compresses_further_stays_within_the_limit(codec: str, parts: int) -> None:
+def test_highly_compressible_message_stays_within_the_ratio_limit(
+    codec: str, parts: int
+) -> None:
     """A sender leaves some blocks as they are, and its receiver takes them."""
     value = list(torch.zeros(parts, (33 * BLOCK_BYTES // parts) // 4).unbind())
-    value = [one.clone() for one in value]
+    value = [tensor.clone() for tensor in value]
     encoded = packed(value, codec)
-    unpacked_bytes = sum(one.nbytes for one in value)
+    unpacked_bytes = sum(tensor.nbytes for tensor in value)
     least_bytes = (unpacked_bytes - EXPANSION_FREE_BYTES) / EXPANSION_MAX
     assert least_bytes <= sent_bytes(encoded) < unpacked_bytes / 8
     for mine, its in zip(value, through(value, codec), strict=True):
@@ -112,7 +114,7 @@ def test_what_compresses_further_stays_within_the_limit(codec: str, parts: int) 
 
 @pytest.mark.parametrize("codec", LOSSLESS)
 @pytest.mark.parametrize("plain", [0, 1, 3])
-def test_few_bytes_that_become_many_are_refused(codec: str, plain: int) -> None:
+def test_decompression_bomb_is_refused(codec: str, plain: int) -> None:
     zeros = compress(codec, memoryview(bytes(BLOCK_BYTES)), 0, 0)
     assert zeros is not None
     block = bytes(zeros[0])
@@ -143,7 +145,7 @@ def test_aliases_stay_aliases_under_every_codec() -> None:
         assert not view.any(), codec
 
 
-def test_a_message_without_buffers_is_not_changed() -> None:
+def test_message_without_buffers_is_unchanged() -> None:
     value = [1, "two", {"three": [4.0]}]
     assert through(value, "bf16+zstd") == value
     assert not is_packed(packed(value, "zstd").control)
@@ -178,7 +180,7 @@ def test_dtype_shape_strides_and_gradient_are_unchanged(codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", LOSSY)
-def test_a_tensor_of_any_length_is_cast(codec: str) -> None:
+def test_tensor_of_any_length_is_cast(codec: str) -> None:
     for size in (1, 2, 1023, 1024, 1025, 65_536, 65_537, 200_000):
         value = torch.linspace(-1, 1, size)
         encoded = packed(value, codec)
@@ -199,7 +201,7 @@ def test_16_bit_floats_are_cast_by_int8_alone() -> None:
 
 
 @pytest.mark.parametrize("codec", LOSSY)
-def test_only_tensors_are_cast(codec: str) -> None:
+def test_lossy_codecs_cast_tensors_only(codec: str) -> None:
     value: list[Any] = [np.full(10, 1 / 3, np.float32), b"x" * 20_000, 1 / 3]
     back = through(value, codec)
     assert back[0].tobytes() == value[0].tobytes()
@@ -215,7 +217,7 @@ def test_values_of_sparse_tensors_are_cast_and_indices_are_not(codec: str) -> No
         assert (back.to_dense() - dense).abs().max() < 0.05
 
 
-def test_what_lies_between_the_elements_of_a_view_has_no_influence() -> None:
+def test_cast_of_a_view_ignores_memory_between_its_elements() -> None:
     base = torch.full((100, 100), 1e30)
     base[:, 10:80] = torch.linspace(-1, 1, 7000).view(100, 70)
     views = [base[:50, 10:80], base[40:, 20:80]]
@@ -247,9 +249,7 @@ def test_infinities_and_nans_stay_under_fp16_and_bf16() -> None:
     ],
     ids=str,
 )
-def test_a_dtype_that_would_be_harmed_is_refused(
-    codec: str, tensor: torch.Tensor
-) -> None:
+def test_harmful_dtype_is_refused(codec: str, tensor: torch.Tensor) -> None:
     with pytest.raises(EncodeError, match=r"value\[1\]\['x'\]: codec .* would harm"):
         packed([0, {"x": tensor}], codec)
     back = through([tensor], f"{codec}+keep")[0]
@@ -259,7 +259,7 @@ def test_a_dtype_that_would_be_harmed_is_refused(
 
 @pytest.mark.filterwarnings("ignore:.*quantized tensor creation:UserWarning")
 @pytest.mark.parametrize("codec", LOSSY)
-def test_a_quantized_tensor_is_refused_and_kept(codec: str) -> None:
+def test_quantized_tensor_is_refused_and_kept(codec: str) -> None:
     tensor = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
     with pytest.raises(EncodeError, match="would harm a tensor of qint8"):
         packed(tensor, codec)
@@ -281,7 +281,7 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     ],
 )
 @pytest.mark.parametrize("at", [0, 70_000, 99_999])
-def test_a_value_that_would_be_destroyed_is_refused(
+def test_value_beyond_the_range_of_a_codec_is_refused(
     codec: str, number: float, why: str, at: int
 ) -> None:
     tensor = torch.zeros(100_000)
@@ -292,7 +292,7 @@ def test_a_value_that_would_be_destroyed_is_refused(
     assert kept[at] == number or number != number  # noqa: PLR0124  (a NaN)
 
 
-def test_the_largest_numbers_that_fit_pass() -> None:
+def test_largest_numbers_of_a_codec_pass() -> None:
     assert through(torch.tensor([65519.0]), "fp16").tolist() == [65504.0]
     limit = torch.finfo(torch.bfloat16).max
     assert through(torch.tensor([limit]), "bf16").tolist() == [limit]
@@ -302,7 +302,7 @@ def test_the_largest_numbers_that_fit_pass() -> None:
     assert (back[:2].double().abs() >= top * 0.999999).all()
 
 
-def test_one_memory_seen_with_two_dtypes_is_refused_and_kept() -> None:
+def test_memory_with_two_dtypes_is_refused_and_kept() -> None:
     floats = torch.rand(1000)
     pair = [floats, floats.view(torch.float16)]
     with pytest.raises(EncodeError, match="shares its memory with a tensor of another"):
@@ -312,7 +312,7 @@ def test_one_memory_seen_with_two_dtypes_is_refused_and_kept() -> None:
     assert back[0].data_ptr() == back[1].data_ptr()
 
 
-def test_what_a_payload_may_become_is_limited() -> None:
+def test_unpacked_size_is_limited() -> None:
     tight = strict(limits=Limits(unpacked_bytes_max=10_000))
     with pytest.raises(EncodeError, match="with a codec the limit is 10000"):
         packed(torch.zeros(5000), "zstd", tight)
@@ -324,27 +324,27 @@ def test_what_a_payload_may_become_is_limited() -> None:
 # --- names ----------------------------------------------------------------------------
 
 
-def test_names_are_checked_and_listed() -> None:
+def test_codec_names_are_checked_and_listed() -> None:
     assert compression_named("") is None
     assert len(CODECS) == 20
     for name in CODECS:
-        found = compression_named(name)
-        assert found is not None
-        assert found.name == name
+        codec = compression_named(name)
+        assert codec is not None
+        assert codec.name == name
     for name in ("gzip", "zstd+bf16", "keep", "zstd+keep", "bf16+int8", "BF16"):
         with pytest.raises(UsageError, match=r"unknown; use 'lz4' or 'zstd'"):
             compression_named(name)
 
 
-def test_the_answer_is_never_refused() -> None:
-    for asked, given in {
+def test_answer_codec_keeps_values_that_it_cannot_cast() -> None:
+    for asked, answered in {
         "bf16": "bf16+keep",
         "zstd": "zstd",
         "int8+keep": "int8+keep",
     }.items():
-        found = compression_for_answer(asked)
-        assert found is not None
-        assert found.name == given
+        codec = compression_for_answer(asked)
+        assert codec is not None
+        assert codec.name == answered
     unknown: object
     for unknown in ("gzip", "", None, 3, ["bf16"], {}):
         assert compression_for_answer(unknown) is None
@@ -354,7 +354,7 @@ def test_the_answer_is_never_refused() -> None:
     ("codec", "module", "package"),
     [("lz4", "lz4.block", "lz4"), ("bf16+zstd", "zstandard", "zstandard")],
 )
-def test_a_missing_package_is_named(
+def test_missing_package_is_named(
     monkeypatch: pytest.MonkeyPatch, codec: str, module: str, package: str
 ) -> None:
     encoded = packed([torch.zeros(50_000)], codec)
@@ -391,7 +391,7 @@ def _repacked(packings: Any, control: bytes) -> bytes:
     ],
     ids=repr,
 )
-def test_packings_that_do_not_fit_are_refused(packing: Any) -> None:
+def test_mismatched_packings_are_refused(packing: Any) -> None:
     encoded = packed([torch.ones(100)], "fp16")
     assert sent_bytes(encoded) == 200
     control = _repacked(packing, encoded.control)
@@ -399,7 +399,7 @@ def test_packings_that_do_not_fit_are_refused(packing: Any) -> None:
         TRUSTED.decode(control, received(encoded))
 
 
-def test_a_block_that_lies_about_its_length_is_refused() -> None:
+def test_block_with_a_false_length_is_refused() -> None:
     zstandard = pytest.importorskip("zstandard")
     block = zstandard.ZstdCompressor().compress(bytes(1 << 20))
     buffer = memoryview(bytearray(block))
@@ -416,7 +416,7 @@ def test_a_block_that_lies_about_its_length_is_refused() -> None:
         TRUSTED.decode(control, [buffer])
 
 
-def test_bytes_that_do_not_fit_the_tensor_are_refused_after_unpacking() -> None:
+def test_unpacked_bytes_of_a_wrong_size_are_refused() -> None:
     encoded = packed([torch.zeros(50_000)], "zstd")
     other = packed([torch.zeros(60_000)], "zstd")
     length = int.from_bytes(other.control[:4], "little") & (PACKED - 1)
@@ -425,12 +425,12 @@ def test_bytes_that_do_not_fit_the_tensor_are_refused_after_unpacking() -> None:
         TRUSTED.decode(_repacked(packings, encoded.control), received(other))
 
 
-def test_a_message_that_could_not_be_unpacked_decodes_as_the_error() -> None:
+def test_message_that_failed_to_unpack_decodes_as_the_error() -> None:
     with pytest.raises(DecodeError, match="the reason"):
         TRUSTED.decode(unreadable("the reason"))
 
 
-def test_a_read_only_buffer_is_copied() -> None:
+def test_read_only_buffer_is_copied() -> None:
     for codec in ("fp16", "zstd", "int8+lz4"):
         encoded = packed([torch.ones(5000)], codec)
         buffers = [memoryview(bytes(view)) for view in encoded.buffers]
@@ -441,12 +441,12 @@ def test_a_read_only_buffer_is_copied() -> None:
         assert [bytes(view) for view in encoded.buffers] == buffers
 
 
-def test_a_plan_of_no_cast_looks_at_nothing() -> None:
+def test_plan_without_a_cast_reads_no_element() -> None:
     assert CompressionPlan(CODECS["zstd"], [], []).cast(0, memoryview(b"abc"))[1] == ""
 
 
 @pytest.mark.parametrize("codec", LOSSY)
-def test_a_lossy_codec_ignores_the_default_device_and_dtype(codec: str) -> None:
+def test_lossy_codec_ignores_the_default_device_and_dtype(codec: str) -> None:
     tensor = torch.linspace(-1, 1, 10_000)
     expected = through(tensor, codec)
     torch.set_default_dtype(torch.float64)

@@ -44,7 +44,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of torch's new
 
 
 @pytest.mark.parametrize("content", CONTENTS)
-def test_a_value_arrives_as_itself_in_any_container(content: str) -> None:
+def test_value_survives_any_container(content: str) -> None:
     with one_rank() if "DTensor" in content else contextlib.nullcontext():
         for name, (make, get) in CONTAINERS.items():
             value = CONTENTS[content]()
@@ -89,9 +89,7 @@ def gradient_through(
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("container", CONTAINERS)
-def test_the_gradient_comes_back_from_any_container(
-    container: str, source: str
-) -> None:
+def test_gradient_returns_from_any_container(container: str, source: str) -> None:
     make, get = CONTAINERS[container]
     leaf = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
     tensor = SOURCES[source](leaf)
@@ -104,7 +102,7 @@ def test_the_gradient_comes_back_from_any_container(
     assert leaf.grad.tolist() == [3.0, 3.0, 3.0]
 
 
-def test_the_gradient_of_a_jagged_tensor_comes_back() -> None:
+def test_gradient_of_a_jagged_tensor_returns() -> None:
     rows = [torch.ones(2, 3, requires_grad=True), torch.ones(1, 3, requires_grad=True)]
     value = Plain(torch.nested.as_nested_tensor(rows, layout=torch.jagged))
     got, sent, entered = crossed(value)
@@ -112,7 +110,7 @@ def test_the_gradient_of_a_jagged_tensor_comes_back() -> None:
     assert [row.grad.sum().item() for row in rows if row.grad is not None] == [18, 9]
 
 
-def test_a_tensor_whose_gradient_cannot_follow_is_named() -> None:
+def test_tensor_that_loses_its_gradient_is_named() -> None:
     wrapper = Wrapper(torch.ones(3, requires_grad=True))
     encoded = TRUSTED.encode(([0, Plain(wrapper)], {}), labels=("args", "kwargs"))
     assert encoded.loses_gradient is not None
@@ -144,7 +142,7 @@ def test_parameters_of_a_module_are_leaves_in_a_context() -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_parameter_beside_its_module_stays_one_or_is_refused(
+def test_parameter_beside_its_module_stays_the_same_or_is_refused(
     first: bool,  # noqa: FBT001
 ) -> None:
     model = nn.Linear(2, 2)
@@ -182,7 +180,7 @@ MUTABLE: list[Callable[[], Any]] = [
 
 
 @pytest.mark.parametrize("make", MUTABLE)
-def test_what_is_in_a_value_twice_stays_one(make: Callable[[], Any]) -> None:
+def test_repeated_value_arrives_as_one_object(make: Callable[[], Any]) -> None:
     thing = make()
     for value in ([thing, thing], [[thing], {"a": [thing]}], [Plain(thing), [thing]]):
         got = round_trip(value)
@@ -195,14 +193,14 @@ def test_what_is_in_a_value_twice_stays_one(make: Callable[[], Any]) -> None:
         assert type(flat[0]) is type(thing)
 
 
-def test_a_list_that_is_two_arguments_stays_one() -> None:
+def test_list_in_two_arguments_arrives_as_one_object() -> None:
     same = [1]
     args, kwargs = round_trip([[same, 2, same], {"key": same}])
     assert args[0] is args[2] is kwargs["key"]
 
 
 @pytest.mark.parametrize("tail", [[], [Plain(1)]])
-def test_a_list_that_contains_itself_arrives_so(tail: list[Any]) -> None:
+def test_list_that_contains_itself_arrives_so(tail: list[Any]) -> None:
     loop: list[Any] = [*tail]
     loop.append(loop)
     got = round_trip([1, loop])[1]
@@ -225,7 +223,7 @@ BULK: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("name", BULK)
-def test_many_values_arrive_as_they_were(name: str) -> None:
+def test_bulk_values_arrive_unchanged(name: str) -> None:
     value = BULK[name]
     got = round_trip(value)
     assert [type(each) for each in got] == [type(each) for each in value]
@@ -236,25 +234,25 @@ def test_many_values_arrive_as_they_were(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["tuples", "numpy scalars", "long integers", "sets"])
-def test_a_peer_without_pickle_gets_many_values_all_the_same(name: str) -> None:
+def test_peer_without_pickle_gets_bulk_values(name: str) -> None:
     value = BULK[name]
     encoded = TRUSTED.encode(value, pickles=False)
     strict = Codec(FunctionTable(Policy.STRICT))
     assert strict.decode(encoded.control, received(encoded)) == value
 
 
-def test_many_rows_are_one_pickle() -> None:
+def test_bulk_rows_are_one_pickle() -> None:
     encoded = TRUSTED.encode(BULK["rows"])
     assert len(encoded.buffers) == 1
     assert encoded.buffers[0].nbytes < 2 * len(pickle.dumps(BULK["rows"], 5))
 
 
-def test_an_object_that_copies_itself_by_a_table_does_so() -> None:
+def test_object_with_its_own_dispatch_table_is_copied_by_it() -> None:
     copied = copy.deepcopy(Boxed([1]))
     assert round_trip([copied, copied])[0] == copied
 
 
-def test_a_future_is_to_be_awaited() -> None:
+def test_future_must_be_awaited() -> None:
     async def work() -> None: ...
 
     loop = asyncio.new_event_loop()
@@ -273,7 +271,7 @@ def test_a_future_is_to_be_awaited() -> None:
     loop.close()
 
 
-def test_a_value_sent_in_a_pickle_ends_with_its_last_reference() -> None:
+def test_value_sent_in_a_pickle_dies_with_its_last_reference() -> None:
     tensor = torch.ones(1000)
     gone = weakref.ref(tensor)
     gc.disable()  # nothing waits for the collector

@@ -124,7 +124,7 @@ ERRORS: list[Callable[[], BaseException]] = [
 
 
 @pytest.mark.parametrize("make", ERRORS, ids=lambda make: type(make()).__name__)
-def test_an_exception_arrives_as_both_types_with_text_and_fields(
+def test_exception_arrives_as_both_types_with_text_and_fields(
     make: Callable[[], BaseException],
 ) -> None:
     error = raised(make())
@@ -150,11 +150,11 @@ def test_an_exception_arrives_as_both_types_with_text_and_fields(
     assert note.startswith(f"--- on worker 'ps' (pid {os.getpid()}) ---\nTraceback")
 
 
-def test_a_refusal_of_too_much_costs_no_traceback() -> None:
-    found = at_caller(raised(OverloadedError("too much", retry_after_s=2.5)))
-    assert isinstance(found, OverloadedError)
-    assert found.retry_after_s == 2.5
-    assert found.remote_traceback == "OverloadedError: too much\n"
+def test_overload_rejection_costs_no_traceback() -> None:
+    caught = at_caller(raised(OverloadedError("too much", retry_after_s=2.5)))
+    assert isinstance(caught, OverloadedError)
+    assert caught.retry_after_s == 2.5
+    assert caught.remote_traceback == "OverloadedError: too much\n"
 
 
 BUILTIN_ARGS: dict[str, tuple[Any, ...]] = {
@@ -190,15 +190,15 @@ class Holder:
         self.error = error
 
 
-def test_slots_of_a_users_class_survive() -> None:
+def test_slots_of_a_user_class_survive() -> None:
     assert vars(Slotted)["detail"].__get__(at_caller(Slotted("in"))) == "in"
 
 
-def test_classes_are_made_once_per_worker() -> None:
+def test_exception_classes_are_created_once_per_worker() -> None:
     assert type(at_caller(ValueError())) is type(at_caller(ValueError()))
 
 
-def test_an_error_of_our_own_keeps_class_and_fields_but_tells_of_this_call() -> None:
+def test_library_error_keeps_class_and_fields_and_names_this_call() -> None:
     error = DeadlineExceededError(
         function="inner", to="db", outcome=Outcome.UNKNOWN, timeout_s=2.5
     )
@@ -223,7 +223,7 @@ def test_an_error_of_our_own_keeps_class_and_fields_but_tells_of_this_call() -> 
         StopAsyncIteration(),
     ],
 )
-def test_what_would_end_the_caller_arrives_as_information(
+def test_exception_that_would_end_the_caller_arrives_as_remote_error(
     error: BaseException,
 ) -> None:
     back = at_caller(error)
@@ -231,7 +231,7 @@ def test_what_would_end_the_caller_arrives_as_information(
     assert type(error).__name__ in str(back)
 
 
-def test_a_class_that_cannot_be_had_leaves_name_and_text() -> None:
+def test_unavailable_class_leaves_its_name_and_text() -> None:
     class Local(Exception):  # noqa: N818
         pass
 
@@ -242,7 +242,7 @@ def test_a_class_that_cannot_be_had_leaves_name_and_text() -> None:
     assert "oops" in back.remote_traceback
 
 
-def test_strict_takes_only_classes_that_may_be_had() -> None:
+def test_strict_worker_rebuilds_permitted_classes_only() -> None:
     assert isinstance(at_caller(Exposed("x"), STRICT), Exposed)
     assert isinstance(at_caller(KeyError("x"), STRICT), KeyError)
     assert isinstance(at_caller(UsageError("x"), STRICT), UsageError)
@@ -254,7 +254,7 @@ def test_strict_takes_only_classes_that_may_be_had() -> None:
     assert (relayed.worker, relayed.to) == ("ps", "middle")
 
 
-def test_what_cannot_travel_is_left_out_and_noted() -> None:
+def test_unencodable_attribute_is_left_out_and_noted() -> None:
     error = ValueError("kept", threading.Lock())
     error.fine = [1]  # type: ignore[attr-defined]
     error.lock = threading.Lock()  # type: ignore[attr-defined]
@@ -298,7 +298,7 @@ def test_causes_and_contexts_are_rebuilt() -> None:
     assert "inner" in back.remote_traceback
 
 
-def test_a_suppressed_context_stays_suppressed() -> None:
+def test_suppressed_context_stays_suppressed() -> None:
     error = ValueError("x")
     error.__context__ = KeyError("y")
     error.__suppress_context__ = True
@@ -320,7 +320,7 @@ def test_long_and_cyclic_chains_end() -> None:
     assert 10 < count < 30
 
 
-def test_a_group_keeps_its_members() -> None:
+def test_exception_group_keeps_its_members() -> None:
     group = ExceptionGroup(
         "several", [ValueError("a"), ExceptionGroup("inner", [KeyError("b")])]
     )
@@ -347,7 +347,7 @@ def assert_still_splits(group: ExceptionGroup[Any]) -> None:
     assert caught == [1, 1]
 
 
-def test_a_group_of_exits_does_not_end_the_caller() -> None:
+def test_group_of_exits_does_not_end_the_caller() -> None:
     back = at_caller(BaseExceptionGroup("exits", [SystemExit(1), ValueError("x")]))
     assert isinstance(back, RemoteError)
     assert isinstance(back, BaseExceptionGroup)
@@ -359,14 +359,14 @@ class Mute(Exception):  # noqa: N818
         raise RuntimeError("no text")
 
 
-def test_an_exception_without_text_is_described_all_the_same() -> None:
+def test_exception_without_text_is_described() -> None:
     assert "could not be read" in str(at_caller(Mute()))
 
 
 # --- further hops --------------------------------------------------------------------
 
 
-def test_over_two_hops_the_origin_is_kept() -> None:
+def test_origin_is_kept_over_two_hops() -> None:
     near = at_caller(raised(TwoArguments(3, "why")), worker="far")
     near.add_note("seen in the middle")
     back = at_caller(raised(near), worker="middle")
@@ -382,7 +382,7 @@ def test_over_two_hops_the_origin_is_kept() -> None:
     assert "seen in the middle" in text
 
 
-def test_over_two_hops_a_plain_one_keeps_its_text() -> None:
+def test_text_of_an_unknown_exception_is_kept_over_two_hops() -> None:
     class Local(Exception):  # noqa: N818
         pass
 
@@ -394,7 +394,7 @@ def test_over_two_hops_a_plain_one_keeps_its_text() -> None:
 
 
 @pytest.mark.parametrize("make", ERRORS, ids=lambda make: type(make()).__name__)
-def test_a_remote_exception_pickles(make: Callable[[], BaseException]) -> None:
+def test_remote_exception_can_be_pickled(make: Callable[[], BaseException]) -> None:
     back = at_caller(raised(make()))
     back.__cause__ = at_caller(KeyError("cause"))
     clone = pickle.loads(pickle.dumps(back))
@@ -407,7 +407,7 @@ def test_a_remote_exception_pickles(make: Callable[[], BaseException]) -> None:
     assert isinstance(clone.__cause__, KeyError)
 
 
-def test_a_remote_exception_travels_as_a_value() -> None:
+def test_remote_exception_travels_as_a_value() -> None:
     back = round_trip([at_caller(TwoArguments(3, "why"))])[0]
     assert isinstance(back, TwoArguments)
     assert isinstance(back, RemoteError)
@@ -415,7 +415,7 @@ def test_a_remote_exception_travels_as_a_value() -> None:
 
 
 @pytest.mark.parametrize("make", ERRORS, ids=lambda make: type(make()).__name__)
-def test_an_exception_as_a_value_comes_back_as_its_type(
+def test_exception_as_a_value_returns_as_its_type(
     make: Callable[[], BaseException],
 ) -> None:
     error = make()
@@ -425,7 +425,7 @@ def test_an_exception_as_a_value_comes_back_as_its_type(
     assert back.args == error.args
 
 
-def test_an_exception_as_a_value_needs_no_pickle() -> None:
+def test_exception_as_a_value_needs_no_pickle() -> None:
     back = round_trip([KeyError("x"), ExceptionGroup("g", [ValueError(1)])], STRICT)
     assert back[0].args == ("x",)
     assert back[1].exceptions[0].args == (1,)
@@ -435,7 +435,7 @@ def test_an_exception_as_a_value_needs_no_pickle() -> None:
         STRICT.encode([at_caller(KeyError("x"))])
 
 
-def test_an_attribute_of_its_own_survives_two_hops() -> None:
+def test_own_attribute_survives_two_hops() -> None:
     error = OwnerLostError(worker="w", incarnation=5, reason="killed")
     back = at_caller(at_caller(error), worker="middle")
     assert isinstance(back, OwnerLostError)
@@ -452,7 +452,7 @@ def good() -> dict[str, Any]:
 
 @pytest.mark.parametrize("key", sorted(good()))
 @pytest.mark.parametrize("value", [5, None, ["x"], {"a": 1}])
-def test_a_tree_that_is_wrong_is_refused_or_harmless(key: str, value: Any) -> None:
+def test_malformed_exception_tree_is_refused_or_harmless(key: str, value: Any) -> None:
     tree = good()
     tree[key] = value
     try:
@@ -462,7 +462,7 @@ def test_a_tree_that_is_wrong_is_refused_or_harmless(key: str, value: Any) -> No
     assert isinstance(back, RemoteError)
 
 
-def test_no_tree_at_all_is_refused() -> None:
+def test_value_that_is_not_a_tree_is_refused() -> None:
     trees: list[Any] = [None, [], {}, 5, "x"]
     for tree in trees:
         with pytest.raises(DecodeError, match="malformed description"):

@@ -111,10 +111,10 @@ HERE = step.__module__
     ],
     ids=named,
 )
-def test_a_name_leads_back_to_the_very_object(function: Any) -> None:
+def test_name_resolves_to_the_same_object(function: Any) -> None:
     name = trusted.name_of(function)
-    found = trusted.resolve(name)
-    assert found is function or found == function
+    resolved = trusted.resolve(name)
+    assert resolved is function or resolved == function
     assert trusted.name_of(function) == name  # from the cache, now
     assert describe_callable(trusted, function) == ("name", name)
 
@@ -126,7 +126,7 @@ def test_public_names_are_preferred() -> None:
     assert trusted.name_of(torch.Tensor.add) == "torch:Tensor.add"
 
 
-def test_the_main_module_of_a_spawned_process_is_main(
+def test_main_module_of_a_spawned_process_is_main(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "__mp_main__", sys.modules[HERE])
@@ -149,12 +149,14 @@ def _nested() -> Callable[..., Any]:
         ([].append, "bound to an instance"),
     ],
 )
-def test_what_no_name_leads_to_is_refused_with_advice(function: Any, text: str) -> None:
+def test_function_without_a_name_is_refused_with_advice(
+    function: Any, text: str
+) -> None:
     with pytest.raises(EncodeError, match=text):
         trusted.name_of(function)
 
 
-def test_a_function_whose_name_leads_elsewhere_is_refused(
+def test_function_shadowed_under_its_name_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     original = _plain
@@ -180,11 +182,11 @@ quick_doubled = torch.jit.script(doubled)
 
 
 @pytest.mark.parametrize("function", [compiled, quick_doubled])
-def test_a_compiled_function_travels_by_its_name(function: Any) -> None:
+def test_compiled_function_travels_by_its_name(function: Any) -> None:
     assert trusted.resolve(trusted.name_of(function)) is function
 
 
-def test_a_compiled_function_of_the_program_itself_travels_by_its_name(
+def test_compiled_function_of_the_main_module_travels_by_its_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tripled, "__module__", "__main__")
@@ -193,7 +195,7 @@ def test_a_compiled_function_of_the_program_itself_travels_by_its_name(
     assert trusted.name_of(function) == "__main__:tripled"
 
 
-def test_a_compiled_function_that_no_name_leads_to_is_refused() -> None:
+def test_compiled_function_without_a_name_is_refused() -> None:
     scripted = torch.jit.script(step)
     with pytest.raises(EncodeError, match=r"TorchScript function .* found as .*step"):
         trusted.name_of(scripted)
@@ -202,7 +204,7 @@ def test_a_compiled_function_that_no_name_leads_to_is_refused() -> None:
 @pytest.mark.parametrize(
     "function", [functools.partial(len), Model().forward, [].append, torch.nn.ReLU()]
 )
-def test_what_holds_state_goes_as_a_value(function: Any) -> None:
+def test_stateful_callable_travels_as_a_value(function: Any) -> None:
     assert describe_callable(trusted, function) == ("value", function)
 
 
@@ -218,7 +220,7 @@ def test_what_holds_state_goes_as_a_value(function: Any) -> None:
         (":", "a function's name must be"),
     ],
 )
-def test_an_unknown_name_says_what_is_missing(name: str, text: str) -> None:
+def test_unknown_name_is_refused_with_what_is_missing(name: str, text: str) -> None:
     with pytest.raises(DecodeError, match=text):
         trusted.resolve(name)
 
@@ -233,20 +235,20 @@ def strict(*allow: str) -> FunctionTable:
 @pytest.mark.parametrize(
     "name", ["opened", "Open", "Open.make", "Open.forward"], ids=str
 )
-def test_strict_finds_what_was_exposed(name: str) -> None:
+def test_strict_table_finds_exposed_functions(name: str) -> None:
     assert callable(strict().resolve(f"{HERE}:{name}"))
 
 
 @pytest.mark.parametrize(
     "name", ["step", "Model", "Open._secret", "Derived", "Derived.extra", "absent"]
 )
-def test_strict_refuses_the_rest_and_does_not_say_what_exists(name: str) -> None:
+def test_strict_table_refuses_other_names_without_revealing_them(name: str) -> None:
     with pytest.raises(RejectedError, match=r"expose.*Options\.allow") as caught:
         strict().resolve(f"{HERE}:{name}")
     assert caught.value.outcome is Outcome.NOT_EXECUTED
 
 
-def test_strict_allows_by_pattern() -> None:
+def test_strict_table_allows_names_by_pattern() -> None:
     table = strict(f"{HERE}:*")
     assert table.resolve(f"{HERE}:step") is step
     assert table.is_allowed(step)
@@ -260,26 +262,26 @@ def test_strict_allows_by_pattern() -> None:
 @pytest.mark.parametrize(
     "name", ["system", "os.system", "sys.exit", "importlib.reload"]
 )
-def test_a_pattern_does_not_open_what_a_module_has_imported(name: str) -> None:
+def test_pattern_does_not_expose_imported_names(name: str) -> None:
     assert os.system is system
     assert importlib.reload is not None
     with pytest.raises(RejectedError):
         strict(f"{HERE}:*").resolve(f"{HERE}:{name}")
 
 
-def test_strict_never_imports() -> None:
+def test_strict_table_never_imports() -> None:
     assert "this" not in sys.modules
     with pytest.raises(RejectedError):
         strict("this:*").resolve("this:s")
     assert "this" not in sys.modules
 
 
-def test_what_cannot_be_marked_says_so() -> None:
+def test_unmarkable_function_is_refused_with_advice() -> None:
     with pytest.raises(UsageError, match=r"Options\.allow"):
         expose(len)
 
 
-def test_names_are_bounded() -> None:
+def test_function_names_are_bounded() -> None:
     table = FunctionTable(Policy.TRUSTED)
     for _ in range(3):
         table.name_of(step)

@@ -8,7 +8,7 @@ from tests.chaos.heap import Heap
 LARGE = 64 << 20  # characters
 
 
-def test_a_long_text_leaves_no_memory_behind() -> None:
+def test_long_text_leaves_no_memory_behind() -> None:
     quick, heap = QuickWriter(), Heap()
     assert quick.write("short") is not None
     before = heap.bytes_in_use

@@ -16,11 +16,11 @@ class Scaled(torch.nn.Module):
         return rows * self.scale
 
 
-def test_a_compiled_module_arrives_as_one() -> None:
+def test_compiled_module_arrives_as_a_script_module() -> None:
     codec = Codec(FunctionTable(Policy.TRUSTED))
     encoded = codec.encode({"module": torch.jit.script(Scaled()), "rows": 3})
     buffers = [memoryview(bytearray(view)) for view in encoded.buffers]
     got = codec.decode(encoded.control, buffers)["module"]
     assert isinstance(got, torch.jit.ScriptModule)
     assert got(torch.ones(2)).tolist() == [2.0, 3.0]
-    assert [one.requires_grad for one in got.parameters()] == [True]
+    assert [parameter.requires_grad for parameter in got.parameters()] == [True]

@@ -47,9 +47,7 @@ ROWS: dict[str, tuple[Callable[[int], Any], Callable[[Any], torch.Tensor]]] = {
 
 
 @pytest.mark.parametrize("kind", ROWS)
-def test_small_tensors_arrive_in_few_buffers_each_with_its_own_memory(
-    kind: str,
-) -> None:
+def test_small_tensors_share_buffers_and_arrive_with_own_memory(kind: str) -> None:
     make, get = ROWS[kind]
     rows = [make(i) for i in range(COUNT)]
     encoded, got = round_trip(rows)
@@ -107,7 +105,7 @@ def other_tensors() -> dict[str, Callable[[int], torch.Tensor]]:
 
 
 @pytest.mark.parametrize("kind", other_tensors())
-def test_tensors_that_are_no_rows_arrive_between_rows(kind: str) -> None:
+def test_other_tensors_arrive_between_small_ones(kind: str) -> None:
     make = other_tensors()[kind]
     rows = [(torch.full((3,), i), make(i)) for i in range(COUNT)]
     encoded, got = round_trip(rows)
@@ -128,7 +126,7 @@ def test_attributes_of_small_tensors_are_kept() -> None:
     assert [row.number for row in got] == [*range(COUNT)]
 
 
-def test_a_small_tensor_that_occurs_twice_is_one() -> None:
+def test_repeated_small_tensor_is_one_object() -> None:
     states = [torch.full((3,), i) for i in range(COUNT + 1)]
     rows = [(states[i], states[i + 1]) for i in range(COUNT)]
     encoded, got = round_trip(rows)
@@ -138,7 +136,7 @@ def test_a_small_tensor_that_occurs_twice_is_one() -> None:
 
 
 @pytest.mark.parametrize("kind", ["row", "column", "part"])
-def test_small_tensors_that_share_memory_still_do(kind: str) -> None:
+def test_small_tensors_with_shared_memory_still_share_it(kind: str) -> None:
     share: Callable[[torch.Tensor], torch.Tensor] = {
         "row": torch.Tensor.detach,
         "column": torch.Tensor.t,
@@ -175,7 +173,7 @@ def test_rows_are_right_if_the_pickle_is_written_twice() -> None:
     assert torch.equal(torch.stack(got), torch.stack(tensors))
 
 
-def test_a_strict_worker_takes_small_tensors_one_by_one() -> None:
+def test_strict_worker_takes_small_tensors_one_by_one() -> None:
     codec = Codec(FunctionTable(Policy.STRICT))
     tensors = [torch.full((3,), i) for i in range(COUNT)]
     encoded, got = round_trip(tensors, codec)
@@ -183,7 +181,7 @@ def test_a_strict_worker_takes_small_tensors_one_by_one() -> None:
     assert torch.equal(torch.stack(got), torch.stack(tensors))
 
 
-def test_a_codec_is_applied_to_each_small_tensor() -> None:
+def test_codec_is_applied_to_each_small_tensor() -> None:
     tensors = [torch.full((4,), float(10**i)) for i in range(4)] * 20
     rows = [tensor.clone() for tensor in tensors]
     codec = compression_named("int8")

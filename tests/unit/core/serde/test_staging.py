@@ -24,7 +24,7 @@ X = torch.ones(2, 3)
 FROM_DEVICE = [kinds.ENTRY_TENSOR, 0, "float32", [16], 0, 0, None, "cuda:1"]
 
 
-def test_a_tensor_of_a_device_has_to_be_placed() -> None:
+def test_device_tensor_must_be_placed() -> None:
     """It is taken as what was put there for it, and never for one of the host."""
     control, buffers = crafted(FROM_DEVICE)
     with pytest.raises(DecodeError, match="cuda:1"):
@@ -33,7 +33,7 @@ def test_a_tensor_of_a_device_has_to_be_placed() -> None:
     assert STRICT.decode(control, Staged(buffers, {0: placed})) is placed
 
 
-def test_a_landing_says_which_tensors_go_where() -> None:
+def test_placement_lists_tensors_with_their_devices() -> None:
     control, buffers = crafted(FROM_DEVICE)
     landing = DevicePlacement(
         control, buffers, Limits(), lambda name: {"cuda:1": "xla:0"}[name]
@@ -45,7 +45,7 @@ def test_a_landing_says_which_tensors_go_where() -> None:
     assert tensor.is_cpu
 
 
-def test_tensors_of_the_host_land_where_they_are_sent() -> None:
+def test_host_tensors_may_be_placed_on_devices() -> None:
     encoded = STRICT.encode([torch.ones(3), 2, torch.empty(0, 4)])
     assert not is_staged(encoded.control)
     stage(encoded)
@@ -75,7 +75,7 @@ _OF_PARTS: dict[str, Callable[[], torch.Tensor]] = {
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 @pytest.mark.parametrize("name", list(_OF_PARTS))
-def test_tensors_of_parts_land_as_a_whole(name: str) -> None:
+def test_tensors_with_parts_are_placed_as_a_whole(name: str) -> None:
     """So a device need not check them, which would stop whoever reads the message."""
     x = _OF_PARTS[name]()
     encoded = STRICT.encode([x, torch.ones(2)])
@@ -83,9 +83,9 @@ def test_tensors_of_parts_land_as_a_whole(name: str) -> None:
     landing = DevicePlacement(
         encoded.control, received(encoded), Limits(), lambda _: "xla:0"
     )
-    moved = {at: one for at, (one, to) in landing.wanted.items() if to == "xla:0"}
-    assert [one.layout for one in moved.values()] == [x.layout, torch.strided]
-    placed = {at: one for at, (one, _) in landing.wanted.items()}
+    moved = {at: tensor for at, (tensor, to) in landing.wanted.items() if to == "xla:0"}
+    assert [tensor.layout for tensor in moved.values()] == [x.layout, torch.strided]
+    placed = {at: tensor for at, (tensor, _) in landing.wanted.items()}
     back, _ = STRICT.decode(encoded.control, Staged(received(encoded), placed))
     assert back is next(iter(moved.values()))
     assert torch.equal(_dense(back), _dense(x))
@@ -95,7 +95,7 @@ def _dense(x: torch.Tensor) -> torch.Tensor:
     return x.dequantize() if x.is_quantized else x.to_dense()
 
 
-def test_a_landing_checks_what_it_puts_together() -> None:
+def test_placement_checks_joined_tensors() -> None:
     encoded = STRICT.encode(torch.eye(3).to_sparse())
     stage(encoded)
     buffers = received(encoded)
@@ -104,7 +104,7 @@ def test_a_landing_checks_what_it_puts_together() -> None:
         DevicePlacement(encoded.control, buffers, Limits(), lambda _: "xla:0")
 
 
-def test_what_holds_no_tensor_is_not_staged() -> None:
+def test_message_without_a_tensor_is_not_staged() -> None:
     encoded = STRICT.encode([1, "two"])
     stage(encoded)
     assert not is_staged(encoded.control)
@@ -120,12 +120,12 @@ def test_what_holds_no_tensor_is_not_staged() -> None:
         (kinds.STAGED | 2).to_bytes(4, "little") + b"\x91\x90",
     ],
 )
-def test_a_landing_believes_nothing(control: bytes) -> None:
+def test_placement_of_malformed_bytes_is_refused(control: bytes) -> None:
     with pytest.raises(DecodeError):
         DevicePlacement(control, [], Limits(), str)
 
 
-def test_a_host_has_no_way_to_a_device() -> None:
+def test_host_stager_refuses_device_tensors() -> None:
     with pytest.raises(EncodeError, match=r"tensor\.cpu\(\)") as caught:
         HostStager().to_host(torch.empty(2))
     assert caught.value.outcome is Outcome.NOT_EXECUTED

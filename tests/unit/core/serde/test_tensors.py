@@ -38,11 +38,11 @@ def bits(tensor: torch.Tensor) -> bytes:
     return plain.view(sizes[plain.itemsize]).numpy().tobytes()
 
 
-def alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+def alike(first: torch.Tensor, other: torch.Tensor) -> bool:
     return (
-        one.dtype == other.dtype
-        and one.shape == other.shape
-        and bits(one) == bits(other)
+        first.dtype == other.dtype
+        and first.shape == other.shape
+        and bits(first) == bits(other)
     )
 
 
@@ -66,7 +66,7 @@ def test_every_shape_arrives(shape: tuple[int, ...]) -> None:
     assert alike(round_trip(torch.ones(shape)), torch.ones(shape))
 
 
-def test_a_tensor_is_sent_and_received_without_a_copy() -> None:
+def test_tensor_is_sent_and_received_without_a_copy() -> None:
     tensor = torch.arange(6.0)
     encoded = TRUSTED.encode([tensor])
     tensor[0] = 7
@@ -91,7 +91,7 @@ def test_buffers_keep_the_memory_alive() -> None:
 
 
 @pytest.mark.parametrize("offset", range(1, 16))
-def test_a_buffer_cut_out_of_a_larger_one_may_be_unaligned(offset: int) -> None:
+def test_unaligned_buffer_is_realigned(offset: int) -> None:
     whole = torch.randn(3, 4, dtype=torch.complex128)
     for tensor in (whole, whole.T):
         encoded = TRUSTED.encode(tensor)
@@ -103,7 +103,7 @@ def test_a_buffer_cut_out_of_a_larger_one_may_be_unaligned(offset: int) -> None:
         assert back.data_ptr() % 16 == 0
 
 
-def test_a_read_only_buffer_is_copied() -> None:
+def test_read_only_buffer_is_copied() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for tensor in (torch.ones(2, 3), torch.ones(2, 3).T):
@@ -116,14 +116,14 @@ def test_a_read_only_buffer_is_copied() -> None:
 # --- which bytes travel --------------------------------------------------------------
 
 
-def test_only_the_bytes_of_a_view_travel() -> None:
+def test_view_sends_its_own_bytes_only() -> None:
     whole = torch.zeros(1 << 20)
     encoded = TRUSTED.encode(whole[10:20])
     assert sent_bytes(encoded) == 40
     assert encoded.bytes_copied == 0
 
 
-def test_a_span_with_few_holes_goes_raw_with_its_strides() -> None:
+def test_span_with_few_holes_is_sent_raw_with_its_strides() -> None:
     view = torch.arange(float(1 << 18))[::2]  # holes: half of 1 MiB
     encoded = TRUSTED.encode(view)
     assert encoded.bytes_copied == 0
@@ -133,7 +133,7 @@ def test_a_span_with_few_holes_goes_raw_with_its_strides() -> None:
     assert torch.equal(back, view)
 
 
-def test_a_span_of_mostly_holes_is_gathered() -> None:
+def test_span_of_mostly_holes_is_gathered() -> None:
     whole = torch.arange(1e6).reshape(1000, 1000)
     for view, copied in ((whole[:, 0], 4000), (whole.T[::3, ::2], 334 * 500 * 4)):
         encoded = TRUSTED.encode(view)
@@ -143,14 +143,14 @@ def test_a_span_of_mostly_holes_is_gathered() -> None:
     assert back.stride() == (1, 334)  # dense, the order of dimensions kept
 
 
-def test_a_transposed_tensor_keeps_its_strides() -> None:
+def test_transposed_tensor_keeps_its_strides() -> None:
     view = torch.randn(500, 300).T
     back = round_trip(view)
     assert back.stride() == view.stride()
     assert torch.equal(back, view)
 
 
-def test_an_expanded_tensor_stays_expanded() -> None:
+def test_expanded_tensor_stays_expanded() -> None:
     view = torch.ones(1, 3).expand(1_000_000, 3)
     encoded = TRUSTED.encode(view)
     assert sent_bytes(encoded) == 12
@@ -190,13 +190,13 @@ def test_aliases_of_several_dtypes_stay_aligned() -> None:
     assert wide.tolist() == [0, 0]
 
 
-def test_views_far_apart_travel_apart() -> None:
+def test_distant_views_travel_in_separate_buffers() -> None:
     whole = torch.zeros(1 << 20)
     encoded = TRUSTED.encode([whole[:1], whole[-1:]])
     assert [view.nbytes for view in encoded.buffers] == [4, 4]
 
 
-def test_columns_that_share_no_element_are_gathered_one_by_one() -> None:
+def test_disjoint_columns_are_gathered_separately() -> None:
     whole = torch.arange(1e6).reshape(1000, 1000)
     value = [whole[:, 3], whole[:, 5], whole[:, 3]]
     assert sent_bytes(TRUSTED.encode(value[:2])) == 8000
@@ -204,12 +204,12 @@ def test_columns_that_share_no_element_are_gathered_one_by_one() -> None:
     assert all(torch.equal(*pair) for pair in zip(back, value, strict=True))
 
 
-def test_the_same_column_twice_is_gathered_once_and_stays_an_alias() -> None:
+def test_repeated_column_is_gathered_once_and_stays_an_alias() -> None:
     whole = torch.arange(1e6).reshape(1000, 1000)
     value = [whole[:, 3], whole[:, 3]]
     assert sent_bytes(TRUSTED.encode(value)) == 4000
-    one, other = round_trip(value)
-    one[7] = -1
+    first, other = round_trip(value)
+    first[7] = -1
     assert other[7] == -1
     assert other[8] == whole[8, 3]
 
@@ -225,7 +225,7 @@ def test_overlapping_views_with_holes_stay_aliases() -> None:
 # --- gradients, classes, bits --------------------------------------------------------
 
 
-def test_requiring_a_gradient_survives() -> None:
+def test_requires_grad_survives() -> None:
     leaf = torch.ones(2, requires_grad=True)
     values = [leaf, leaf * 2, torch.ones(2)]
     back = round_trip(values)
@@ -253,7 +253,7 @@ def test_gradients_are_reported_in_the_order_of_the_sender() -> None:
     assert back[0] is back[3][3]
 
 
-def test_a_parameter_is_a_parameter_unless_it_joins_a_graph() -> None:
+def test_parameter_becomes_a_tensor_inside_a_graph() -> None:
     parameter = torch.nn.Parameter(torch.ones(2))
     assert type(round_trip(parameter)) is torch.nn.Parameter
     frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
@@ -262,7 +262,7 @@ def test_a_parameter_is_a_parameter_unless_it_joins_a_graph() -> None:
     assert type(back) is torch.Tensor
 
 
-def test_a_module_keeps_leaves_of_its_own() -> None:
+def test_module_keeps_its_own_leaves() -> None:
     module = torch.nn.Linear(200, 300)
     encoded = TRUSTED.encode(module)
     assert encoded.gradient_tensors == []
@@ -287,7 +287,9 @@ def test_a_module_keeps_leaves_of_its_own() -> None:
         lambda x: x.conj().T[::2],
     ],
 )
-def test_lazy_bits_survive(lazy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_conjugate_and_negative_bits_survive(
+    lazy: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
     tensor = lazy(torch.randn(4, 4, dtype=torch.complex64))
     back = round_trip(tensor)
     assert back.is_conj() == tensor.is_conj()
@@ -295,7 +297,7 @@ def test_lazy_bits_survive(lazy: Callable[[torch.Tensor], torch.Tensor]) -> None
     assert torch.equal(back, tensor)
 
 
-def test_a_meta_tensor_travels_as_its_shape() -> None:
+def test_meta_tensor_travels_as_its_shape() -> None:
     tensor = torch.empty(1000, 3, device="meta").T
     encoded = TRUSTED.encode(tensor)
     assert encoded.buffers == []
@@ -337,7 +339,7 @@ COMPOSITES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", list(COMPOSITES))
-def test_sparse_tensors_arrive_as_they_were(name: str) -> None:
+def test_sparse_tensors_arrive_unchanged(name: str) -> None:
     tensor = COMPOSITES[name](torch.eye(4)[[0, 0, 2, 3]] * 3)
     back = round_trip(tensor, STRICT)
     assert back.layout == tensor.layout
@@ -348,7 +350,7 @@ def test_sparse_tensors_arrive_as_they_were(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*quantiz.*")
-def test_quantized_tensors_arrive_as_they_were() -> None:
+def test_quantized_tensors_arrive_unchanged() -> None:
     x = torch.randn(4, 6)
     scales, zeros = torch.rand(4) + 0.1, torch.arange(4)
     for dtype in (torch.qint8, torch.quint8, torch.qint32):
@@ -421,7 +423,7 @@ def crafted(*entries: list[Any], root: int = 0) -> tuple[bytes, list[memoryview]
     return control, [np.zeros(BUFFER, np.uint8).data]
 
 
-def test_a_crafted_tensor_is_taken_if_it_is_true() -> None:
+def test_valid_crafted_tensor_is_accepted() -> None:
     """So the other cases are refused for what is wrong with them, not for form."""
     for entry in (
         [kinds.ENTRY_TENSOR, 0, "float32", [16], 0],
@@ -471,7 +473,7 @@ def test_a_crafted_tensor_is_taken_if_it_is_true() -> None:
     ],
     ids=repr,
 )
-def test_a_hostile_tensor_is_refused(fields: list[Any]) -> None:
+def test_hostile_tensor_is_refused(fields: list[Any]) -> None:
     for flags in (0, kinds.REQUIRES_GRAD):
         control, buffers = crafted([kinds.ENTRY_TENSOR, flags, *fields])
         if fields[-1:] == [1] and len(fields) == 7:
@@ -490,7 +492,7 @@ def test_a_hostile_tensor_is_refused(fields: list[Any]) -> None:
         ([[2, 2], 0, 0, [-1, 2]], "is -1"),
     ],
 )
-def test_a_hostile_tensor_is_refused_before_torch_sees_it(
+def test_hostile_tensor_is_refused_before_torch_sees_it(
     fields: list[Any], text: str
 ) -> None:
     control, buffers = crafted([kinds.ENTRY_TENSOR, 0, "float32", *fields])
@@ -535,7 +537,7 @@ def test_a_hostile_tensor_is_refused_before_torch_sees_it(
     ],
     ids=repr,
 )
-def test_a_hostile_entry_is_refused(entry: Any) -> None:
+def test_hostile_entry_is_refused(entry: Any) -> None:
     tensor = [kinds.ENTRY_TENSOR, 0, "float32", [16], 0]
     control, buffers = crafted(tensor, entry, root=1)
     with pytest.raises((DecodeError, RejectedError)):
@@ -567,7 +569,7 @@ DEFAULT_DEVICE_SENT: Mapping[str, Callable[[], torch.Tensor]] = {
 
 @pytest.mark.filterwarnings("ignore:Sparse", "ignore:torch.quantize_per_tensor")
 @pytest.mark.parametrize("name", DEFAULT_DEVICE_SENT)
-def test_a_tensor_arrives_on_its_device_whatever_the_default_device(name: str) -> None:
+def test_tensor_arrives_on_its_device_under_any_default_device(name: str) -> None:
     tensor = DEFAULT_DEVICE_SENT[name]()
     expected = round_trip([tensor, tensor])
     with torch.device("meta"):
@@ -578,7 +580,7 @@ def test_a_tensor_arrives_on_its_device_whatever_the_default_device(name: str) -
         assert torch.equal(_as_dense(back), _as_dense(like))
 
 
-def test_views_of_one_storage_arrive_as_such_whatever_the_default_device() -> None:
+def test_views_stay_views_under_any_default_device() -> None:
     whole = torch.arange(36.0).view(6, 6)
     with torch.device("meta"):
         row, rows = round_trip([whole[0], whole[0:2]])

@@ -151,31 +151,31 @@ PICKLED = [
 
 
 @pytest.mark.parametrize("value", [*PLAIN, Colour.RED, *NAMED, *PICKLED], ids=named)
-def test_a_value_comes_back_as_it_was(value: Any) -> None:
+def test_value_returns_unchanged(value: Any) -> None:
     back = round_trip(value)
     assert type(back) is type(value)
     assert back == value
 
 
 @pytest.mark.parametrize("value", PLAIN, ids=lambda value: repr(value)[:40])
-def test_strict_takes_all_that_needs_no_pickle(value: Any) -> None:
+def test_strict_codec_takes_every_value_that_needs_no_pickle(value: Any) -> None:
     back = round_trip(value, STRICT)
     assert type(back) is type(value)
     assert back == value
 
 
-def test_types_are_kept_deep_inside() -> None:
+def test_types_are_kept_at_any_depth() -> None:
     back = round_trip([{"a": [bytearray(b"x"), (1,), {2}]}] * 300)
     assert [type(part) for part in back[299]["a"]] == [bytearray, tuple, set]
 
 
 @pytest.mark.parametrize("args", [[], [torch.ones(2)]], ids=["none", "a tensor"])
-def test_what_looks_like_arguments_keeps_its_types(args: list[Any]) -> None:
+def test_value_shaped_like_arguments_keeps_its_types(args: list[Any]) -> None:
     back = round_trip([args, OrderedDict()])
     assert type(back[1]) is OrderedDict
 
 
-def test_a_view_of_memory_arrives_as_bytes() -> None:
+def test_view_of_memory_arrives_as_bytes() -> None:
     assert round_trip([memoryview(b"abc"), memoryview(b"x" * 20_000)[::2]]) == [
         b"abc",
         b"x" * 10_000,
@@ -190,14 +190,14 @@ def test_long_byte_strings_are_sent_without_a_copy() -> None:
     assert encoded.bytes_copied == 0
 
 
-def test_an_object_twice_in_a_message_arrives_as_one() -> None:
+def test_repeated_object_arrives_as_one() -> None:
     batch, tensor = Batch(torch.ones(2), None), torch.zeros(3)
-    one, two, three, four = round_trip([batch, batch, tensor, (tensor,)])
-    assert one is two
+    first, two, three, four = round_trip([batch, batch, tensor, (tensor,)])
+    assert first is two
     assert three is four[0]
 
 
-def test_a_container_that_contains_itself_arrives_so() -> None:
+def test_container_that_contains_itself_arrives_so() -> None:
     cycle: list[Any] = [torch.ones(2)]
     cycle.append(cycle)
     back = round_trip((cycle, {}))[0]
@@ -205,14 +205,14 @@ def test_a_container_that_contains_itself_arrives_so() -> None:
     assert torch.equal(back[0], torch.ones(2))
 
 
-def test_strict_refuses_a_cycle() -> None:
+def test_strict_codec_refuses_a_cycle() -> None:
     cycle: dict[str, Any] = {}
     cycle["self"] = cycle
     with pytest.raises(EncodeError, match="nor contain themselves"):
         STRICT.encode(cycle)
 
 
-def test_containers_within_the_limit_of_depth_pass_under_strict() -> None:
+def test_strict_codec_takes_containers_within_the_depth_limit() -> None:
     value: Any = 1
     for _ in range(60):
         value = (value,)
@@ -227,7 +227,7 @@ def test_containers_within_the_limit_of_depth_pass_under_strict() -> None:
 # --- what has power ------------------------------------------------------------------
 
 
-def test_a_bound_method_takes_its_instance_along() -> None:
+def test_bound_method_takes_its_instance_along() -> None:
     method = round_trip(Counter(5).add)
     assert method(2) == 7
     assert round_trip([torch.ones(2).add])[0](1).tolist() == [2, 2]
@@ -261,7 +261,7 @@ class Overriding(Decorated):
 
 
 @pytest.mark.parametrize("pickles", [True, False])
-def test_a_bound_method_is_the_one_that_was_sent(pickles: bool) -> None:  # noqa: FBT001
+def test_bound_method_arrives_as_the_one_sent(pickles: bool) -> None:  # noqa: FBT001
     methods = [Decorated().right, Decorated().wrapper, Overriding().base]
     if not pickles:
         methods = [Colour.RED.__str__]
@@ -271,7 +271,7 @@ def test_a_bound_method_is_the_one_that_was_sent(pickles: bool) -> None:  # noqa
         assert got() == method()
 
 
-def test_a_method_of_a_base_class_is_not_taken_for_the_one_that_overrides_it() -> None:
+def test_base_class_method_is_not_replaced_by_its_override() -> None:
     assert round_trip(Overriding().inherited())() == "base"
     text = "no attribute of that leads to it; send the function itself"
     bound = types.MethodType(Decorated.base, Colour.RED)
@@ -279,17 +279,17 @@ def test_a_method_of_a_base_class_is_not_taken_for_the_one_that_overrides_it() -
         TRUSTED.encode(bound, pickles=False)
 
 
-def test_a_partial_takes_its_arguments_along() -> None:
+def test_partial_takes_its_arguments_along() -> None:
     back = round_trip(functools.partial(torch.add, torch.ones(2), alpha=2))
     assert back(torch.ones(2)).tolist() == [3, 3]
 
 
-def test_strict_refuses_a_method_whose_instance_needs_a_pickle() -> None:
+def test_strict_codec_refuses_a_method_of_a_pickled_instance() -> None:
     with pytest.raises(EncodeError, match=r"Counter travels only as a pickle"):
         STRICT.encode(Counter(5).add)
 
 
-def test_strict_takes_methods_only_where_they_are_allowed() -> None:
+def test_strict_codec_takes_permitted_methods_only() -> None:
     method = torch.ones(2).add
     encoded = TRUSTED.encode(method, pickles=False)
     with pytest.raises(RejectedError, match=r"Tensor\.add is not exposed") as caught:
@@ -299,13 +299,13 @@ def test_strict_takes_methods_only_where_they_are_allowed() -> None:
     assert allowed.decode(encoded.control, received(encoded))(1).tolist() == [2, 2]
 
 
-def test_strict_never_unpickles() -> None:
+def test_strict_codec_never_unpickles() -> None:
     encoded = TRUSTED.encode([decimal.Decimal(1)])
     with pytest.raises(RejectedError, match="a pickle arrived"):
         STRICT.decode(encoded.control)
 
 
-def test_strict_refuses_functions_that_were_not_exposed() -> None:
+def test_strict_codec_refuses_unexposed_functions() -> None:
     encoded = TRUSTED.encode([torch.add])
     with pytest.raises(RejectedError, match="expose"):
         STRICT.decode(encoded.control)
@@ -313,7 +313,7 @@ def test_strict_refuses_functions_that_were_not_exposed() -> None:
     assert STRICT.decode(TRUSTED.encode([int]).control) == [int]
 
 
-def test_an_ext_of_the_users_own_cannot_smuggle_a_pickle() -> None:
+def test_user_extension_cannot_smuggle_a_pickle() -> None:
     """A web client's msgpack, passed on, has no power over the callee."""
     inner = TRUSTED.encode([decimal.Decimal(1)]).control
     for code in range(128):
@@ -335,20 +335,20 @@ def test_references_go_through_the_hooks_once_each() -> None:
     assert first is second is batch.note
 
 
-def test_a_short_lived_object_is_not_taken_for_one_before_it() -> None:
+def test_short_lived_object_is_not_taken_for_an_earlier_one() -> None:
     codec, _ = with_hooks()
     numbers = list(range(20))
     assert round_trip([Fresh(n) for n in numbers], codec) == numbers
 
 
-def test_trying_an_encoding_calls_no_hook() -> None:
+def test_trial_encoding_calls_no_hook() -> None:
     codec, hooks = with_hooks()
     assert codec.encoded_bytes([Handle(1)]) is None  # counted in calls only
     assert codec.encoded_bytes(threading.Lock()) is None
     assert hooks.lowered == []
 
 
-def test_a_reference_without_hooks_is_refused() -> None:
+def test_reference_without_hooks_is_refused() -> None:
     encoded = with_hooks()[0].encode(Handle(1))
     with pytest.raises(DecodeError, match="reference"):
         TRUSTED.decode(encoded.control)
@@ -371,7 +371,7 @@ def _explode() -> None:
     raise SystemExit(3)
 
 
-def test_an_error_says_where_the_value_is() -> None:
+def test_error_names_the_path_of_the_value() -> None:
     value: Any = ([0, {"x": Batch(torch.ones(1), lambda: 0)}], {})
     with pytest.raises(EncodeError) as caught:
         TRUSTED.encode(value, labels=("args", "kwargs"))
@@ -406,7 +406,7 @@ def nested_deep() -> list[Any]:
         (Making(threading.Lock), "lock cannot be pickled"),
     ],
 )
-def test_an_error_says_which_argument_holds_what_has_no_path(
+def test_error_names_the_argument_of_a_value_without_a_path(
     part: Any, reason: str
 ) -> None:
     beside = Batch(torch.ones(1), None)
@@ -416,7 +416,7 @@ def test_an_error_says_which_argument_holds_what_has_no_path(
     assert "kwargs['wrong']: " in str(caught.value)
 
 
-def test_an_error_tells_the_function_from_its_arguments() -> None:
+def test_error_tells_the_function_from_its_arguments() -> None:
     labels = ("function, args", "kwargs")
     lock = threading.Lock()
     for value, where in (
@@ -438,34 +438,32 @@ def test_an_error_tells_the_function_from_its_arguments() -> None:
         (functools, "module"),
     ],
 )
-def test_what_cannot_travel_is_refused_before_anything_is_sent(
-    value: Any, text: str
-) -> None:
+def test_unencodable_value_is_refused_before_sending(value: Any, text: str) -> None:
     with pytest.raises(EncodeError, match=text):
         TRUSTED.encode([value])
 
 
 @pytest.mark.parametrize("value", [Point(1, 2), Batch(torch.ones(1), 0), Counter(1)])
-def test_strict_names_the_value_that_needs_a_pickle(value: Any) -> None:
+def test_strict_codec_names_the_value_that_needs_a_pickle(value: Any) -> None:
     with pytest.raises(EncodeError, match=r"value\[1\]\['x'\].*strict"):
         STRICT.encode([0, {"x": value}])
 
 
-def test_the_peers_code_cannot_end_the_program() -> None:
+def test_code_of_a_peer_cannot_end_the_program() -> None:
     encoded = TRUSTED.encode(Exploding())
     with pytest.raises(DecodeError, match="SystemExit"):
         TRUSTED.decode(encoded.control)
 
 
 @pytest.mark.parametrize("length", [10, 5000])
-def test_a_plain_value_of_any_length_is_its_control_part_alone(length: int) -> None:
+def test_plain_value_of_any_length_has_no_buffers(length: int) -> None:
     value = [[[number, 1, 1] for number in range(length)], "a"]
     control = TRUSTED.encode_plain(value)
     assert TRUSTED.decode(control) == value
     assert STRICT.decode(control) == value  # it has no pickle
 
 
-def test_a_control_part_over_the_limit_is_refused_on_both_sides() -> None:
+def test_control_part_over_the_limit_is_refused_on_both_sides() -> None:
     small = strict(limits=Limits(control_bytes_max=100))
     with pytest.raises(EncodeError, match="put large data into tensors"):
         small.encode(["x" * 200])
@@ -473,7 +471,7 @@ def test_a_control_part_over_the_limit_is_refused_on_both_sides() -> None:
         small.decode(TRUSTED.encode(["x" * 200]).control)
 
 
-def test_more_objects_than_the_limit_are_refused_on_both_sides() -> None:
+def test_too_many_objects_are_refused_on_both_sides() -> None:
     small = strict(limits=Limits(objects_max=2))
     tensors = [torch.ones(1) for _ in range(3)]
     with pytest.raises(EncodeError, match="at most 2"):
@@ -504,7 +502,7 @@ def test_more_objects_than_the_limit_are_refused_on_both_sides() -> None:
         ),
     ],
 )
-def test_bytes_that_are_no_value_are_refused(control: bytes) -> None:
+def test_malformed_bytes_are_refused(control: bytes) -> None:
     with pytest.raises(DecodeError):
         TRUSTED.decode(control)
 
@@ -516,13 +514,13 @@ def test_bytes_that_are_no_value_are_refused(control: bytes) -> None:
         *("<M8[s] ", "a:b", "", "<", "<f4\n", "V8", "bool"),
     ],
 )
-def test_a_numpy_dtype_is_taken_in_one_form_only(text: str) -> None:
+def test_numpy_dtype_is_accepted_in_a_single_form(text: str) -> None:
     """numpy compiles some of these as Python; ours are what `dtype.str` gives."""
     with pytest.raises(DecodeError, match="numpy dtype"):
         read_dtype(text)
 
 
-def test_the_repr_of_what_a_peer_sent_is_not_taken() -> None:
+def test_repr_of_a_peer_value_is_never_called() -> None:
     """It may be long, or run code of the object's own."""
 
     class Loud:

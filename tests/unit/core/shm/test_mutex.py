@@ -31,10 +31,10 @@ signal.pause()
 
 @pytest.fixture
 def slab() -> Iterator[Slab]:
-    made = Slab.create(4096)
-    RobustMutex(made.address).create()
-    yield made
-    made.close_descriptor()
+    mutex_slab = Slab.create(4096)
+    RobustMutex(mutex_slab.address).create()
+    yield mutex_slab
+    mutex_slab.close_descriptor()
 
 
 def take_and_release(mutex: RobustMutex) -> None:
@@ -42,7 +42,7 @@ def take_and_release(mutex: RobustMutex) -> None:
     mutex.release()
 
 
-def test_one_thread_at_a_time(slab: Slab) -> None:
+def test_mutex_admits_one_thread_at_a_time(slab: Slab) -> None:
     mutex = RobustMutex(slab.address)
     counts = [0]
 
@@ -54,14 +54,14 @@ def test_one_thread_at_a_time(slab: Slab) -> None:
             mutex.release()
 
     threads = [threading.Thread(target=count) for _ in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert counts == [8000]
 
 
-def test_twice_is_an_error_and_what_is_not_ours_is_not_released(slab: Slab) -> None:
+def test_mutex_refuses_a_second_acquire_and_a_foreign_release(slab: Slab) -> None:
     mutex = RobustMutex(slab.address)
     mutex.release()  # nobody has it
     mutex.acquire()
@@ -78,7 +78,7 @@ def test_twice_is_an_error_and_what_is_not_ours_is_not_released(slab: Slab) -> N
     mutex.release()
 
 
-def test_it_is_free_when_its_holder_is_killed(slab: Slab) -> None:
+def test_mutex_is_free_after_its_holder_was_killed(slab: Slab) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(slab.descriptor)],
         pass_fds=[slab.descriptor],

@@ -28,39 +28,41 @@ def inode(descriptor: int) -> int:
     return os.fstat(descriptor).st_ino
 
 
-def test_more_than_a_message_holds_arrive_in_order(
+def test_many_descriptors_arrive_in_order(
     passage: DescriptorPassage, file: int
 ) -> None:
     other = os.memfd_create("other")
     assert passage.send((1, 5), [file] * 599 + [other])
-    found = passage.peek((1, 5), 600)
-    found += passage.take_rest(600)
-    assert [inode(one) for one in found] == [inode(file)] * 599 + [inode(other)]
-    close_all([*found, other])
+    descriptors = passage.peek((1, 5), 600)
+    descriptors += passage.take_rest(600)
+    assert [inode(descriptor) for descriptor in descriptors] == [inode(file)] * 599 + [
+        inode(other)
+    ]
+    close_all([*descriptors, other])
 
 
-def test_a_peek_leaves_everything(passage: DescriptorPassage, file: int) -> None:
+def test_peek_takes_nothing(passage: DescriptorPassage, file: int) -> None:
     passage.send((1, 1), [file])
     for _ in range(3):
-        found = passage.peek((1, 1), 1)
-        assert [inode(one) for one in found] == [inode(file)]
-        close_all(found)
+        descriptors = passage.peek((1, 1), 1)
+        assert [inode(descriptor) for descriptor in descriptors] == [inode(file)]
+        close_all(descriptors)
     assert passage.take_rest(1) == []
     with pytest.raises(BlockingIOError):
         passage.peek((1, 1), 1)
 
 
-def test_what_belongs_to_no_item_is_dropped(
+def test_descriptors_of_unsent_items_are_dropped(
     passage: DescriptorPassage, file: int
 ) -> None:
     passage.send((1, 7), [file] * 300)  # never put: its sender was killed
     passage.send((2, 7), [file])
-    found = passage.peek((2, 7), 1)
-    assert len(found) == 1
-    close_all(found)
+    descriptors = passage.peek((2, 7), 1)
+    assert len(descriptors) == 1
+    close_all(descriptors)
 
 
-def test_a_full_passage_says_so(passage: DescriptorPassage, file: int) -> None:
+def test_full_passage_refuses_a_send(passage: DescriptorPassage, file: int) -> None:
     sent = 0
     while passage.send((1, sent), [file]):
         sent += 1

@@ -22,7 +22,7 @@ def mappings() -> int:
     )
 
 
-def test_both_ends_see_the_same_memory() -> None:
+def test_both_mappings_see_the_same_memory() -> None:
     ours = Slab.create(SIZE_BYTES).prefault()
     theirs = Slab.attach(os.dup(ours.descriptor), SIZE_BYTES).prefault()
     ours.view(ours, 100, 3)[:] = b"abc"
@@ -33,7 +33,7 @@ def test_both_ends_see_the_same_memory() -> None:
 
 @pytest.mark.parametrize("nbytes", [4096, HUGE_PAGE_BYTES, SIZE_BYTES // 4 * 3])
 @pytest.mark.parametrize("start", [0, 4096, HUGE_PAGE_BYTES // 2, HUGE_PAGE_BYTES])
-def test_every_page_of_a_part_is_made_and_its_content_stays(
+def test_prefault_makes_every_page_and_keeps_the_content(
     start: int, nbytes: int
 ) -> None:
     slab = Slab.create(2 * SIZE_BYTES)
@@ -43,17 +43,17 @@ def test_every_page_of_a_part_is_made_and_its_content_stays(
     assert bytes(slab.view(slab, start, 4)) == b"abc\0"
 
 
-def test_a_slab_begins_where_a_huge_page_may() -> None:
+def test_slab_starts_at_a_huge_page_boundary() -> None:
     assert Slab.create(SIZE_BYTES).address % HUGE_PAGE_BYTES == 0
 
 
-def test_no_process_can_shrink_a_slab_under_another() -> None:
+def test_slab_cannot_be_shrunk_by_another_process() -> None:
     slab = Slab.create(SIZE_BYTES)
     with pytest.raises(PermissionError):
         os.ftruncate(slab.descriptor, 0)
 
 
-def test_a_view_keeps_the_mapping_and_its_end_ends_it() -> None:
+def test_view_keeps_the_mapping_alive_until_it_ends() -> None:
     slab = Slab.create(SIZE_BYTES)
     view = slab.view(slab, 0, 10)
     descriptor = slab.descriptor
@@ -96,7 +96,7 @@ def of_huge_pages() -> tuple[int, int]:
 @pytest.mark.parametrize(
     "make", [unsealed, shorter_than_said, of_huge_pages, no_memory_at_all]
 )
-def test_what_is_no_slab_is_refused_and_closed(make: object) -> None:
+def test_malformed_slab_is_refused_and_closed(make: object) -> None:
     assert callable(make)
     descriptor, size_bytes = make()
     with pytest.raises(MalformedError):

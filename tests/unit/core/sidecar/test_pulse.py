@@ -32,11 +32,11 @@ def state_of(child: subprocess.Popen[bytes], started: int) -> int:
     return pulse.state_of(child.pid, started)
 
 
-def test_a_process_that_can_run(child: subprocess.Popen[bytes]) -> None:
+def test_runnable_process_is_busy(child: subprocess.Popen[bytes]) -> None:
     assert state_of(child, pulse.started_at(child.pid)) == pulse.BUSY
 
 
-def test_a_process_that_is_stopped(child: subprocess.Popen[bytes]) -> None:
+def test_stopped_process_is_reported_as_stopped(child: subprocess.Popen[bytes]) -> None:
     started = pulse.started_at(child.pid)
     child.send_signal(signal.SIGSTOP)
     os.waitpid(child.pid, os.WUNTRACED)
@@ -46,9 +46,7 @@ def test_a_process_that_is_stopped(child: subprocess.Popen[bytes]) -> None:
     assert state_of(child, started) == pulse.BUSY
 
 
-def test_a_process_that_has_ended_with_nobody_to_take_its_status(
-    child: subprocess.Popen[bytes],
-) -> None:
+def test_unreaped_process_is_gone(child: subprocess.Popen[bytes]) -> None:
     started = pulse.started_at(child.pid)
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -57,11 +55,13 @@ def test_a_process_that_has_ended_with_nobody_to_take_its_status(
     assert state_of(child, started) == pulse.GONE
 
 
-def test_another_process_has_its_number_now(child: subprocess.Popen[bytes]) -> None:
+def test_process_number_reused_by_another_is_gone(
+    child: subprocess.Popen[bytes],
+) -> None:
     assert state_of(child, pulse.started_at(child.pid) - 1) == pulse.GONE
 
 
-def test_a_process_whose_first_thread_has_ended_runs() -> None:
+def test_process_whose_first_thread_has_ended_still_runs() -> None:
     program = (
         "import ctypes, sys, threading\n"
         "stay = lambda: (print(flush=True), sys.stdin.read())\n"
@@ -82,7 +82,7 @@ def test_a_process_whose_first_thread_has_ended_runs() -> None:
         process.kill()
 
 
-def test_a_name_with_parentheses_confuses_nobody() -> None:
+def test_process_name_with_parentheses_is_read_right() -> None:
     program = (
         "import ctypes, sys\n"
         "ctypes.CDLL(None).prctl(15, b') Z 1 (', 0, 0, 0)\n"
@@ -102,7 +102,7 @@ def test_a_name_with_parentheses_confuses_nobody() -> None:
 
 
 @pytest.mark.parametrize("state", [pulse.GONE, pulse.STOPPED, pulse.UNKNOWN])
-def test_the_kernel_has_the_first_word(state: int) -> None:
+def test_kernel_state_precedes_the_pulse(state: int) -> None:
     assert pulse.judge(RECORD, state, NOW_NS) == state
 
 
@@ -115,24 +115,24 @@ def test_the_kernel_has_the_first_word(state: int) -> None:
         (3600 * FRESH_NS, pulse.BUSY),
     ],
 )
-def test_a_loop_that_has_just_run_runs(age_ns: int, state: int) -> None:
+def test_recent_pulse_means_a_running_loop(age_ns: int, state: int) -> None:
     assert pulse.judge(RECORD, pulse.BUSY, NOW_NS + age_ns) == state
 
 
-def test_without_a_pulse_it_may_be_busy_or_not() -> None:
+def test_missing_pulse_leaves_the_state_unknown() -> None:
     assert pulse.judge(None, pulse.BUSY, NOW_NS) == pulse.UNKNOWN
 
 
-def test_a_record_is_read_as_it_was_written() -> None:
+def test_pulse_record_is_read_as_it_was_written() -> None:
     descriptor = os.memfd_create(pulse.NAME)
     try:
         os.write(descriptor, RECORD.pack())
-        for found in (
+        for record in (
             pulse.read(descriptor),
             pulse.read_of(os.getpid(), descriptor),
         ):
-            assert found is not None
-            assert found.pack() == RECORD.pack()
+            assert record is not None
+            assert record.pack() == RECORD.pack()
     finally:
         os.close(descriptor)
 
@@ -140,7 +140,7 @@ def test_a_record_is_read_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     "record", [b"", RECORD.pack()[:-1], b"X" + RECORD.pack()[1:], b"ARPL\xff" * 10]
 )
-def test_anything_else_is_no_pulse(record: bytes) -> None:
+def test_malformed_pulse_is_ignored(record: bytes) -> None:
     descriptor = os.memfd_create(pulse.NAME)
     try:
         os.write(descriptor, record)
@@ -149,7 +149,7 @@ def test_anything_else_is_no_pulse(record: bytes) -> None:
         os.close(descriptor)
 
 
-def test_what_is_no_pulse_by_its_name_is_not_even_opened() -> None:
+def test_descriptor_with_another_name_is_not_opened() -> None:
     descriptor = os.memfd_create("another")
     try:
         os.write(descriptor, RECORD.pack())

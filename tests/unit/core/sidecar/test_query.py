@@ -17,7 +17,7 @@ STATES = [pulse.GONE, pulse.STOPPED, pulse.BUSY, pulse.TICKING, pulse.UNKNOWN]
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_a_query_and_its_answer(state: int) -> None:
+def test_query_and_its_answer_survive_packing(state: int) -> None:
     asked = query.pack_query(KEY, INCARNATION, NONCE)
     assert len(asked) == query.QUERY_BYTES
     nonce = query.read_query(KEY, INCARNATION, asked)
@@ -28,38 +28,42 @@ def test_a_query_and_its_answer(state: int) -> None:
 
 
 @given(st.binary(max_size=200), st.binary(max_size=200))
-def test_the_proof_is_the_hmac_of_the_standard(key: bytes, message: bytes) -> None:
+def test_proof_is_the_hmac_of_the_standard(key: bytes, message: bytes) -> None:
     assert query.hmac_sha256(key, message) == hmac.digest(key, message, "sha256")
 
 
-def test_every_secret_and_every_incarnation_has_a_key_of_its_own() -> None:
+def test_key_depends_on_secret_and_incarnation() -> None:
     secrets = (None, b"a", b"b")
-    keys = {query.key_from(secret, one) for secret in secrets for one in (1, 2)}
+    keys = {
+        query.key_from(secret, incarnation)
+        for secret in secrets
+        for incarnation in (1, 2)
+    }
     assert len(keys) == 6
     assert {len(key) for key in keys} == {query.KEY_BYTES}
 
 
 @pytest.mark.parametrize("at", range(query.QUERY_BYTES))
-def test_a_query_that_was_changed_is_none(at: int) -> None:
+def test_changed_query_is_ignored(at: int) -> None:
     asked = bytearray(query.pack_query(KEY, INCARNATION, NONCE))
     asked[at] ^= 1
     assert query.read_query(KEY, INCARNATION, bytes(asked)) is None
 
 
 @pytest.mark.parametrize("at", range(query.ANSWER_BYTES))
-def test_an_answer_that_was_changed_is_none(at: int) -> None:
+def test_changed_answer_is_ignored(at: int) -> None:
     answer = bytearray(query.pack_answer(KEY, INCARNATION, NONCE, pulse.BUSY))
     answer[at] ^= 1
     assert query.read_answer(KEY, INCARNATION, NONCE, bytes(answer)) is None
 
 
 @given(st.binary(max_size=200))
-def test_what_is_too_short_or_too_long_or_junk_is_none(record: bytes) -> None:
+def test_random_bytes_are_neither_query_nor_answer(record: bytes) -> None:
     assert query.read_query(KEY, INCARNATION, record) is None
     assert query.read_answer(KEY, INCARNATION, NONCE, record) is None
 
 
-def test_an_answer_to_another_query_or_about_another_life_is_none() -> None:
+def test_answer_to_another_query_or_life_is_ignored() -> None:
     answer = query.pack_answer(KEY, INCARNATION, NONCE, pulse.GONE)
     assert query.read_answer(KEY, INCARNATION, bytes(16), answer) is None
     assert query.read_answer(KEY, INCARNATION + 1, NONCE, answer) is None

@@ -35,14 +35,14 @@ def recorder() -> FlightRecorder:
 
 
 def test_each_kind_has_a_ring_of_its_own(recorder: FlightRecorder) -> None:
-    rings = [one for one in vars(recorder).values() if isinstance(one, EventRing)]
-    assert [one.kind for one in rings] == list(KINDS)
+    rings = [ring for ring in vars(recorder).values() if isinstance(ring, EventRing)]
+    assert [ring.kind for ring in rings] == list(KINDS)
     recorder.links.record(link(1.0))
     assert recorder.links.recent == [LinkChanged(1.0, PEER, "opened", "")]
     assert recorder.membership.recent == []
 
 
-def test_the_last_steps_of_stages_are_kept(recorder: FlightRecorder) -> None:
+def test_last_steps_of_stages_are_kept(recorder: FlightRecorder) -> None:
     spans = (StageSpan("forward", 0, 0.0, 0.5),)
     for number in range(2 * STAGE_STEPS_MAX):
         step = StageStep(2.0, 1.0, None, number, "1f1b", 0, 2, spans)
@@ -51,11 +51,11 @@ def test_the_last_steps_of_stages_are_kept(recorder: FlightRecorder) -> None:
     assert numbers == list(range(STAGE_STEPS_MAX, 2 * STAGE_STEPS_MAX))
 
 
-def test_a_subscription_has_room_for_the_recent_events_of_a_kind() -> None:
+def test_subscription_has_room_for_the_recent_events_of_a_kind() -> None:
     assert RECENT_MAX <= ITEMS_MAX
 
 
-def test_it_keeps_the_last_ones(recorder: FlightRecorder) -> None:
+def test_ring_keeps_the_last_events(recorder: FlightRecorder) -> None:
     for at_s in range(RECENT_MAX + 3):
         recorder.links.record(link(at_s))
     recent = recorder.links.recent
@@ -63,26 +63,24 @@ def test_it_keeps_the_last_ones(recorder: FlightRecorder) -> None:
     assert (recent[0].at_s, recent[-1].at_s) == (3, RECENT_MAX + 2)
 
 
-def test_a_sink_gets_each_event_and_the_ring_as_well(recorder: FlightRecorder) -> None:
-    told: list[tuple[object, ...]] = []
+def test_sink_gets_each_event_beside_the_ring(recorder: FlightRecorder) -> None:
+    events: list[tuple[object, ...]] = []
     also: list[tuple[object, ...]] = []
     recorder.links.record(link(1.0))
-    recorder.links.add_sink(told.append)
+    recorder.links.add_sink(events.append)
     recorder.links.add_sink(also.append)
     recorder.links.record(link(2.0))
-    recorder.links.remove_sink(told.append)
+    recorder.links.remove_sink(events.append)
     recorder.links.record(link(3.0))
-    assert [one[0] for one in told] == [2.0]
-    assert [one[0] for one in also] == [2.0, 3.0]
-    assert [one.at_s for one in recorder.links.recent] == [1.0, 2.0, 3.0]
+    assert [event[0] for event in events] == [2.0]
+    assert [event[0] for event in also] == [2.0, 3.0]
+    assert [event.at_s for event in recorder.links.recent] == [1.0, 2.0, 3.0]
 
 
-def test_without_sinks_an_event_is_noted_by_the_ring_alone(
-    recorder: FlightRecorder,
-) -> None:
+def test_ring_without_sinks_records_directly(recorder: FlightRecorder) -> None:
     plain = recorder.links.record
-    told: list[tuple[object, ...]] = []
-    sink = told.append
+    events: list[tuple[object, ...]] = []
+    sink = events.append
     recorder.links.add_sink(sink)
     assert recorder.links.record != plain
     recorder.links.remove_sink(sink)
@@ -90,65 +88,76 @@ def test_without_sinks_an_event_is_noted_by_the_ring_alone(
 
 
 class TestSubscription:
-    def test_takes_what_comes_of_its_kinds(self, recorder: FlightRecorder) -> None:
+    def test_subscription_takes_events_of_its_kinds(
+        self, recorder: FlightRecorder
+    ) -> None:
         events = recorder.subscribe([LinkChanged], 10, with_recent=False)
         recorder.membership.record((1.0, PEER, "joined"))
         recorder.links.record(link(2.0))
         assert events.take() == [LinkChanged(2.0, PEER, "opened", "")]
         assert events.take() == []
 
-    def test_without_kinds_takes_all(self, recorder: FlightRecorder) -> None:
+    def test_subscription_without_kinds_takes_all_events(
+        self, recorder: FlightRecorder
+    ) -> None:
         events: Subscription[TraceEvent] = recorder.subscribe((), 10, with_recent=False)
         recorder.membership.record((1.0, PEER, "joined"))
         recorder.links.record(link(2.0))
-        assert [type(one) for one in events.take()] == [MembershipChanged, LinkChanged]
+        assert [type(event) for event in events.take()] == [
+            MembershipChanged,
+            LinkChanged,
+        ]
 
-    def test_begins_with_recent_events_by_their_times(
+    def test_subscription_begins_with_recent_events_in_order(
         self, recorder: FlightRecorder
     ) -> None:
         recorder.links.record(link(2.0))
         recorder.membership.record((1.0, PEER, "joined"))
         events: Subscription[TraceEvent] = recorder.subscribe((), 10, with_recent=True)
-        assert [one.at_s for one in events.take()] == [1.0, 2.0]
+        assert [event.at_s for event in events.take()] == [1.0, 2.0]
 
-    def test_pushes_out_the_oldest_and_counts_them(
+    def test_subscription_drops_the_oldest_and_counts_them(
         self, recorder: FlightRecorder
     ) -> None:
         events = recorder.subscribe([LinkChanged], 3, with_recent=False)
         for at_s in range(5):
             recorder.links.record(link(at_s))
-        assert [one.at_s for one in events.take()] == [2, 3, 4]
+        assert [event.at_s for event in events.take()] == [2, 3, 4]
         assert events.dropped == 2
 
-    def test_takes_nothing_once_closed(self, recorder: FlightRecorder) -> None:
+    def test_closed_subscription_takes_nothing_more(
+        self, recorder: FlightRecorder
+    ) -> None:
         with recorder.subscribe([LinkChanged], 3, with_recent=False) as events:
             recorder.links.record(link(1.0))
         recorder.links.record(link(2.0))
-        assert [one.at_s for one in events.take()] == [1.0]
+        assert [event.at_s for event in events.take()] == [1.0]
         assert events.is_closed
         events.close()
 
-    def test_ends_with_the_recorder(self, recorder: FlightRecorder) -> None:
+    def test_subscription_ends_with_the_recorder(
+        self, recorder: FlightRecorder
+    ) -> None:
         events = recorder.subscribe([LinkChanged], 3, with_recent=False)
         recorder.close()
         assert events.is_closed
         assert "closed" in repr(events)
 
     @pytest.mark.parametrize(
-        ("kinds", "items_max", "with_recent", "said"),
+        ("kinds", "items_max", "with_recent", "text"),
         [
             ([int], 1, False, "kinds must be classes of asyncrpc.trace"),
             ([CallEnded], 0, False, "items_max must be an integer of at least 1"),
             ([CallEnded], 1, 1, "with_recent must be True or False"),
         ],
     )
-    def test_refuses_what_is_wrong(
+    def test_subscription_refuses_wrong_arguments(
         self,
         recorder: FlightRecorder,
         kinds: list[type],
         items_max: int,
         with_recent: object,
-        said: str,
+        text: str,
     ) -> None:
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=text):
             recorder.subscribe(kinds, items_max, with_recent=with_recent)  # type: ignore[arg-type]

@@ -31,14 +31,14 @@ async def waiting(events: Subscription[LinkChanged]) -> asyncio.Task[LinkChanged
     return task
 
 
-async def test_what_has_come_is_there_at_once(
+async def test_recorded_event_is_available_at_once(
     recorder: FlightRecorder, events: Subscription[LinkChanged]
 ) -> None:
     recorder.links.record((1.0, PEER, "opened", ""))
     assert (await anext(events)).at_s == 1.0
 
 
-async def test_who_waits_is_woken(
+async def test_waiting_task_is_woken(
     recorder: FlightRecorder, events: Subscription[LinkChanged]
 ) -> None:
     task = await waiting(events)
@@ -46,7 +46,7 @@ async def test_who_waits_is_woken(
     assert (await task).at_s == 1.0
 
 
-async def test_who_waits_is_woken_by_another_thread(
+async def test_waiting_task_is_woken_by_another_thread(
     recorder: FlightRecorder, events: Subscription[LinkChanged]
 ) -> None:
     task = await waiting(events)
@@ -58,23 +58,23 @@ async def test_who_waits_is_woken_by_another_thread(
     thread.join()
 
 
-async def test_closing_ends_it_after_what_has_come(
+async def test_closed_iteration_ends_after_recorded_events(
     recorder: FlightRecorder, events: Subscription[LinkChanged]
 ) -> None:
     recorder.links.record((1.0, PEER, "opened", ""))
     recorder.links.record((2.0, PEER, "ended", "gone"))
     events.close()
-    assert [one.at_s async for one in events] == [1.0, 2.0]
+    assert [event.at_s async for event in events] == [1.0, 2.0]
 
 
-async def test_closing_ends_who_waits(events: Subscription[LinkChanged]) -> None:
+async def test_closing_ends_a_waiting_task(events: Subscription[LinkChanged]) -> None:
     task = await waiting(events)
     events.close()
     with pytest.raises(StopAsyncIteration):
         await task
 
 
-async def test_a_second_task_is_refused(
+async def test_second_task_is_refused(
     recorder: FlightRecorder, events: Subscription[LinkChanged]
 ) -> None:
     task = await waiting(events)
@@ -84,7 +84,7 @@ async def test_a_second_task_is_refused(
     assert (await task).at_s == 1.0
 
 
-async def test_cancelling_loses_no_event(
+async def test_cancellation_loses_no_event(
     recorder: FlightRecorder, events: Subscription[LinkChanged]
 ) -> None:
     task = await waiting(events)
@@ -95,7 +95,7 @@ async def test_cancelling_loses_no_event(
     assert (await anext(events)).at_s == 1.0
 
 
-async def test_it_may_be_used_from_one_loop_after_another(
+async def test_subscription_may_move_to_another_loop(
     recorder: FlightRecorder, events: Subscription[LinkChanged]
 ) -> None:
     def wait_elsewhere() -> None:

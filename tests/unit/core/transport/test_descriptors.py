@@ -33,9 +33,9 @@ def path() -> Iterator[str]:
 
 @pytest.fixture
 async def inbox(path: str) -> DescriptorInbox:
-    made = DescriptorInbox(asyncio.get_running_loop())
-    await made.listen(path)
-    return made
+    new_inbox = DescriptorInbox(asyncio.get_running_loop())
+    await new_inbox.listen(path)
+    return new_inbox
 
 
 def file_with(text: bytes) -> int:
@@ -56,7 +56,7 @@ async def until_closed(sock: socket.socket) -> None:
     assert await asyncio.get_running_loop().sock_recv(sock, 1) == b""
 
 
-async def test_what_was_sent_can_be_claimed_before_and_after_it_came(
+async def test_descriptor_can_be_claimed_before_and_after_it_came(
     inbox: DescriptorInbox, path: str
 ) -> None:
     sent = file_with(b"hello")
@@ -73,9 +73,7 @@ async def test_what_was_sent_can_be_claimed_before_and_after_it_came(
         os.close(descriptor)
 
 
-async def test_the_socket_is_ours_alone_and_goes(
-    inbox: DescriptorInbox, path: str
-) -> None:
+async def test_socket_is_private_and_removed(inbox: DescriptorInbox, path: str) -> None:
     beside = Path(path + SUFFIX)
     assert beside.stat().st_mode & 0o777 == 0o600  # noqa: ASYNC240
     inbox.close()
@@ -86,7 +84,7 @@ async def test_the_socket_is_ours_alone_and_goes(
 
 
 @pytest.mark.parametrize("count", [0, 2, 8])
-async def test_a_record_with_any_number_of_files_but_one_is_dropped(
+async def test_record_without_exactly_one_file_is_dropped(
     inbox: DescriptorInbox, path: str, count: int
 ) -> None:
     with connect(path) as sock:
@@ -100,7 +98,7 @@ async def test_a_record_with_any_number_of_files_but_one_is_dropped(
 
 
 @pytest.mark.parametrize("token", [TOKEN[1:], TOKEN + b"x", b"j" * 4096])
-async def test_a_record_of_another_length_is_dropped(
+async def test_record_of_another_length_is_dropped(
     inbox: DescriptorInbox, path: str, token: bytes
 ) -> None:
     with connect(path) as sock:
@@ -111,9 +109,7 @@ async def test_a_record_of_another_length_is_dropped(
     inbox.close()
 
 
-async def test_one_who_leaves_without_a_word_is_forgotten(
-    inbox: DescriptorInbox, path: str
-) -> None:
+async def test_silent_departure_is_forgotten(inbox: DescriptorInbox, path: str) -> None:
     connect(path).close()
     with connect(path) as sock:  # accepted after it, in order
         sock.sendall(TOKEN)
@@ -121,7 +117,7 @@ async def test_one_who_leaves_without_a_word_is_forgotten(
     inbox.close()
 
 
-async def test_those_who_say_nothing_are_few_and_do_not_stay(
+async def test_silent_connections_are_few_and_time_out(
     inbox: DescriptorInbox, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(descriptors, "CONNECTIONS_MAX", 2)
@@ -133,7 +129,7 @@ async def test_those_who_say_nothing_are_few_and_do_not_stay(
     inbox.close()
 
 
-async def test_what_nobody_claims_is_closed(
+async def test_unclaimed_descriptor_is_closed(
     inbox: DescriptorInbox, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(descriptors, "CLAIM_TIMEOUT_S", 0.05)
@@ -147,7 +143,7 @@ async def test_what_nobody_claims_is_closed(
     os.close(reading)
 
 
-async def test_no_more_are_kept_than_the_limit(
+async def test_unclaimed_descriptors_are_limited(
     inbox: DescriptorInbox, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(descriptors, "UNCLAIMED_MAX", 2)
@@ -161,7 +157,7 @@ async def test_no_more_are_kept_than_the_limit(
     assert unclaimed(inbox) == 0
 
 
-async def test_a_claim_given_up_closes_what_comes_for_it(
+async def test_abandoned_claim_closes_its_descriptor(
     inbox: DescriptorInbox, path: str
 ) -> None:
     reading, writing = os.pipe()
@@ -180,7 +176,7 @@ async def test_a_claim_given_up_closes_what_comes_for_it(
     os.close(reading)
 
 
-async def test_a_directory_that_others_can_enter_is_refused(path: str) -> None:
+async def test_directory_open_to_others_is_refused(path: str) -> None:
     Path(path).parent.chmod(0o755)
     inbox = DescriptorInbox(asyncio.get_running_loop())
     with pytest.raises(TransportError, match="chmod 700"):

@@ -46,7 +46,7 @@ class World:
 class TestDialling:
     loops = {"sim": SimLoop}  # noqa: RUF012  (read once, by the conftest)
 
-    async def test_the_first_is_preferred(self) -> None:
+    async def test_first_address_is_preferred(self) -> None:
         world = World()
         await world.listen(0, 1, 2)
         dialled = await world.dial()
@@ -56,14 +56,14 @@ class TestDialling:
         assert len(world.handlers) == 1
         assert asyncio.get_running_loop().time() == 0
 
-    async def test_a_failure_starts_the_next_at_once(self) -> None:
+    async def test_failed_address_starts_the_next_at_once(self) -> None:
         world = World()
         await world.listen(2)
         dialled = await world.dial()
         assert dialled.address == PS[2]
         assert asyncio.get_running_loop().time() < STAGGER_S
 
-    async def test_a_silence_starts_the_next_after_the_stagger(self) -> None:
+    async def test_silent_address_starts_the_next_after_the_stagger(self) -> None:
         world = World()
         await world.listen(0, 1, 2)
         world.cut(0)
@@ -71,7 +71,7 @@ class TestDialling:
         assert dialled.address == PS[1]
         assert asyncio.get_running_loop().time() == pytest.approx(STAGGER_S)
 
-    async def test_each_silence_costs_one_stagger(self) -> None:
+    async def test_each_silent_address_costs_one_stagger(self) -> None:
         world = World()
         await world.listen(0, 1, 2)
         world.cut(0)
@@ -80,18 +80,18 @@ class TestDialling:
         assert dialled.address == PS[2]
         assert asyncio.get_running_loop().time() == pytest.approx(2 * STAGGER_S)
 
-    async def test_no_loser_is_left_open(self) -> None:
+    async def test_losing_connections_are_closed(self) -> None:
         world = World()
         await world.listen(0, 1)
         for index in (0, 1):  # both answer at about the same time
             world.network.between("a", f"host-{index}").clog(1.0)
         dialled = await world.dial()
         await asyncio.sleep(60)
-        made = [one for one in world.handlers if one.events]
-        still_open = [one for one in made if not one.lost]
+        begun = [handler for handler in world.handlers if handler.events]
+        still_open = [handler for handler in begun if not handler.lost]
         assert still_open == [dialled.handler]
 
-    async def test_when_all_fail_each_is_listed_with_its_reason(self) -> None:
+    async def test_failed_addresses_are_listed_with_their_reasons(self) -> None:
         world = World()
         with pytest.raises(ConnectError) as caught:
             await world.dial()
@@ -99,7 +99,7 @@ class TestDialling:
             assert f"{address}: cannot connect" in str(caught.value)
         assert isinstance(caught.value.__cause__, ConnectError)
 
-    async def test_an_address_of_an_unknown_scheme_is_passed_over(self) -> None:
+    async def test_address_of_an_unknown_scheme_is_skipped(self) -> None:
         world = World()
         await world.listen(0)
         addresses = (Address("tcp", "127.0.0.1", 1), PS[0])
@@ -110,11 +110,11 @@ class TestDialling:
         ):
             await connect_any(addresses[:1], world.handler, world.connectors)
 
-    async def test_no_address_at_all(self) -> None:
+    async def test_empty_list_of_addresses_is_an_error(self) -> None:
         with pytest.raises(ConnectError, match="none of its addresses can be used"):
             await connect_any((), Recorder, {})
 
-    async def test_a_cancellation_gives_every_attempt_up(self) -> None:
+    async def test_cancellation_ends_every_attempt(self) -> None:
         world = World()
         await world.listen(0, 1, 2)
         for index in range(3):
@@ -125,9 +125,9 @@ class TestDialling:
         for index in range(3):
             world.network.between("a", f"host-{index}").heal()
         await asyncio.sleep(60)
-        assert [one.events for one in world.handlers] == [[], [], []]
+        assert [handler.events for handler in world.handlers] == [[], [], []]
 
-    async def test_a_bug_in_the_factory_is_not_hidden(self) -> None:
+    async def test_bug_in_the_factory_is_not_hidden(self) -> None:
         def broken() -> Recorder:
             raise UsageError("no handler today")
 

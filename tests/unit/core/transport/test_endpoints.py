@@ -32,18 +32,18 @@ def closed() -> Endpoint:
         return Endpoint(*server.getsockname())
 
 
-async def test_digits_are_not_looked_up() -> None:
+async def test_numeric_addresses_are_not_looked_up() -> None:
     assert await Resolver().resolve("10.0.0.1", 7) == [Endpoint("10.0.0.1", 7)]
     assert str(Endpoint("::1", 7)) == "[::1]:7"
 
 
-async def test_a_name_that_is_none_is_an_error_of_the_lookup() -> None:
+async def test_unresolvable_name_is_an_error_of_the_lookup() -> None:
     with pytest.raises(socket.gaierror) as caught:
         await Resolver().resolve("a" * 70 + ".x", 1)
     assert reason_of(caught.value).startswith("the name does not resolve")
 
 
-async def test_a_lookup_that_hangs_holds_up_nobody(
+async def test_hanging_lookup_can_be_cancelled_and_shared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whoever gives up is free; who asks for the same name joins the lookup."""
@@ -84,23 +84,21 @@ async def test_lookups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(endpoints, "_addresses_of", look_up)
     resolver = Resolver()
-    names = [f"host-{one}" for one in range(3 * LOOKUPS_MAX)]
+    names = [f"host-{number}" for number in range(3 * LOOKUPS_MAX)]
     tasks = [asyncio.create_task(resolver.resolve(name, 1)) for name in names]
     await asyncio.sleep(0)
     answer.set()
-    found = await asyncio.gather(*tasks)
-    assert [one.host for (one,) in found] == names
+    endpoints_found = await asyncio.gather(*tasks)
+    assert [endpoint.host for (endpoint,) in endpoints_found] == names
     assert most <= LOOKUPS_MAX
 
 
-async def test_an_address_that_refuses_gives_way_at_once(listening: Endpoint) -> None:
+async def test_refusing_address_gives_way_at_once(listening: Endpoint) -> None:
     with await connected_socket([closed(), listening]) as sock:
         assert sock.getpeername() == (listening.host, listening.port)
 
 
-async def test_a_silent_address_gives_way_after_the_stagger(
-    listening: Endpoint,
-) -> None:
+async def test_silent_address_gives_way_after_the_stagger(listening: Endpoint) -> None:
     with ExitStack() as stack:
         deaf = stack.enter_context(socket.socket())
         deaf.bind(("127.0.0.1", 0))
@@ -114,11 +112,11 @@ async def test_a_silent_address_gives_way_after_the_stagger(
             assert sock.getpeername() == (listening.host, listening.port)
 
 
-async def test_all_that_refuse_are_listed() -> None:
-    one, other = closed(), closed()
+async def test_refusing_addresses_are_all_listed() -> None:
+    first, other = closed(), closed()
     with pytest.raises(ConnectionRefusedError) as caught:
-        await connected_socket([one, other])
-    for endpoint in {one, other}:
+        await connected_socket([first, other])
+    for endpoint in {first, other}:
         assert f"{endpoint}: refused: no process listens there" in reason_of(
             caught.value
         )

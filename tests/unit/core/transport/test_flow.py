@@ -11,7 +11,7 @@ from asyncrpc.errors import UsageError
 from asyncrpc.testing.conformance import Recorder
 
 
-def test_marks_must_be_in_order() -> None:
+def test_water_marks_must_be_in_order() -> None:
     with pytest.raises(UsageError, match="low 2 and high 1"):
         WaterMarks(high_bytes=1, low_bytes=2)
 
@@ -33,7 +33,7 @@ async def test_events_come_at_the_marks_only() -> None:
     assert asyncio.get_running_loop().is_running()
 
 
-async def test_other_marks_hold_from_then_on() -> None:
+async def test_changed_water_marks_hold_from_then_on() -> None:
     handler = Recorder()
     gauge = Gauge(handler, WaterMarks(high_bytes=100, low_bytes=20))
     gauge.use(WaterMarks(high_bytes=0, low_bytes=0))
@@ -44,7 +44,7 @@ async def test_other_marks_hold_from_then_on() -> None:
     assert handler.events == ["pause_writing", "resume_writing"]
 
 
-async def test_a_cleared_gauge_is_silent() -> None:
+async def test_cleared_gauge_is_silent() -> None:
     handler = Recorder()
     gauge = Gauge(handler, WaterMarks(high_bytes=1, low_bytes=0))
     gauge.add(2)

@@ -13,15 +13,17 @@ from asyncrpc.core.transport.interfaces import HostAddress, host_addresses
 from asyncrpc.errors import UsageError
 
 
-def test_loopback_comes_last_and_link_local_not_at_all() -> None:
+def test_loopback_comes_last_and_link_local_is_left_out() -> None:
     addresses = host_addresses()
     assert ipaddress.ip_address("127.0.0.1") in addresses
     loopback = [address.is_loopback for address in addresses]
     assert loopback == sorted(loopback)
-    assert not any(one.is_link_local for one in addresses if one.version == 6)
+    assert not any(
+        address.is_link_local for address in addresses if address.version == 6
+    )
 
 
-def test_the_address_of_the_default_route_comes_first() -> None:
+def test_address_of_the_default_route_comes_first() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
             sock.connect(("198.51.100.1", 9))
@@ -43,32 +45,32 @@ def test_every_address_can_be_bound() -> None:
     assert len(set(bound)) == len(bound) > 0
 
 
-def test_an_interface_can_be_chosen() -> None:
+def test_interface_can_be_chosen() -> None:
     addresses = host_addresses("lo")
     assert addresses
     assert all(address.is_loopback for address in addresses)
 
 
-def test_an_unknown_interface_is_an_error_that_lists_the_known() -> None:
+def test_unknown_interface_is_an_error_that_lists_the_known() -> None:
     with pytest.raises(UsageError, match=r"'eth77' has no usable address.*lo"):
         host_addresses("eth77")
 
 
-def made(interface: str, address: str) -> HostAddress:
+def address_of(interface: str, address: str) -> HostAddress:
     return HostAddress(ipaddress.ip_address(address), interface)
 
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host with two networks, containers, and no default route."""
-    found = [
-        made("lo", "127.0.0.1"),
-        made("docker0", "172.17.0.1"),
-        made("eth0", "169.254.3.4"),
-        made("eth1", "192.168.1.5"),
-        made("ib0", "10.20.0.7"),
+    fake_interfaces = [
+        address_of("lo", "127.0.0.1"),
+        address_of("docker0", "172.17.0.1"),
+        address_of("eth0", "169.254.3.4"),
+        address_of("eth1", "192.168.1.5"),
+        address_of("ib0", "10.20.0.7"),
     ]
-    monkeypatch.setattr(interfaces, "_usable", lambda: iter(found))
+    monkeypatch.setattr(interfaces, "_usable", lambda: iter(fake_interfaces))
     monkeypatch.setattr(interfaces, "_default_sources", lambda: iter(()))
 
 
@@ -83,11 +85,11 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_addresses_are_ordered_and_chosen(chosen: str | None, addresses: str) -> None:
-    assert [str(one) for one in host_addresses(chosen)] == addresses.split()
+    assert [str(address) for address in host_addresses(chosen)] == addresses.split()
 
 
 @pytest.mark.usefixtures("host")
-def test_a_network_must_be_written_as_one() -> None:
+def test_network_must_be_in_prefix_notation() -> None:
     with pytest.raises(UsageError, match=r"'10.0.0.1/8' is not a network"):
         host_addresses("10.0.0.1/8")
     with pytest.raises(UsageError, match=r"ib0 \(10.20.0.7\)"):
@@ -110,5 +112,5 @@ def test_a_network_must_be_written_as_one() -> None:
         ("", False),
     ],
 )
-def test_what_leads_to_this_host_alone(host: str, *, is_of_this_host: bool) -> None:
+def test_loopback_hosts_are_recognized(host: str, *, is_of_this_host: bool) -> None:
     assert is_loopback(host) is is_of_this_host

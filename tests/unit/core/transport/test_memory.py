@@ -33,18 +33,18 @@ async def connected(near: Recorder | None = None) -> Pair:
 class TestMemory:
     loops = {"sim": SimLoop}  # noqa: RUF012  (read once, by the conftest)
 
-    async def test_hubs_do_not_know_each_other(self) -> None:
+    async def test_hubs_are_independent(self) -> None:
         await MemoryHub().connector().listen(PS, Recorder)
         with pytest.raises(ConnectError, match="no such listener; there is: none"):
             await MemoryHub().connector().connect(PS, Recorder())
 
-    async def test_a_name_is_given_once(self) -> None:
+    async def test_name_is_taken_once(self) -> None:
         hub = MemoryHub()
         await hub.connector().listen(PS, Recorder)
         with pytest.raises(TransportError, match="mem://ps: the name is taken"):
             await hub.connector().listen(PS, Recorder)
 
-    async def test_nothing_is_delivered_within_send(self) -> None:
+    async def test_send_delivers_in_the_next_turn(self) -> None:
         pair = await connected()
         pair.near.transport.send([b"x"])
         assert not pair.far.received
@@ -52,14 +52,14 @@ class TestMemory:
         await asyncio.sleep(0)
         assert pair.far.received == b"x"
 
-    async def test_a_turn_delivers_a_bounded_number_of_bytes(self) -> None:
+    async def test_turn_delivers_a_bounded_number_of_bytes(self) -> None:
         pair = await connected()
         pair.near.transport.send([bytes(10 * TURN_BYTES)])
         await asyncio.sleep(0)
         assert len(pair.far.received) == TURN_BYTES
         await pair.far.until_received(10 * TURN_BYTES)
 
-    async def test_a_handler_that_fails_loses_the_connection(self) -> None:
+    async def test_failing_handler_loses_the_connection(self) -> None:
         unhandled: list[dict[str, object]] = []
         loop = asyncio.get_running_loop()
         pair = await connected(Broken())
@@ -71,7 +71,7 @@ class TestMemory:
         assert isinstance(pair.near.error, ConnectionLostError)
         assert isinstance(pair.far.error, ConnectionLostError)
 
-    async def test_a_peer_that_never_reads_is_left_after_the_linger(self) -> None:
+    async def test_peer_that_never_reads_is_left_after_the_linger(self) -> None:
         pair = await connected()
         pair.far.transport.pause_reading()
         pair.near.transport.send([b"unread"])
@@ -82,7 +82,7 @@ class TestMemory:
         await pair.far.until_lost()
         assert isinstance(pair.far.error, ConnectionLostError)
 
-    async def test_with_nothing_unread_the_end_is_in_order_on_both_sides(self) -> None:
+    async def test_close_without_unread_bytes_is_orderly_on_both_sides(self) -> None:
         pair = await connected()
         pair.far.transport.pause_reading()
         pair.near.transport.close()

@@ -17,7 +17,7 @@ async def until_ended(ended: list[Splice]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_bytes_pass_in_both_directions_until_one_end_closes() -> None:
+async def test_spliced_bytes_pass_both_ways_until_one_end_closes() -> None:
     """More than any buffer holds, to an echo behind two connections."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -36,10 +36,10 @@ async def test_bytes_pass_in_both_directions_until_one_end_closes() -> None:
     where = listener.addresses[0]
     reader, writer = await asyncio.open_connection(where.host, where.port)
     await acceptor.connected(1)
-    one = acceptor.accepted[0].transport
+    transport = acceptor.accepted[0].transport
     other = await connector.connect(target, Recorder())
-    assert one is not None
-    Splice(one, other, ended.append)
+    assert transport is not None
+    Splice(transport, other, ended.append)
     data = bytes(range(256)) * 16384  # 4 MiB
 
     async def send() -> None:

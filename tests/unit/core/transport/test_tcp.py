@@ -30,25 +30,29 @@ def published(listener_addresses: tuple[Address, ...]) -> set[str]:
     return {address.host for address in listener_addresses}
 
 
-async def test_the_ipv4_wildcard_publishes_every_ipv4_address() -> None:
+async def test_ipv4_wildcard_publishes_every_ipv4_address() -> None:
     listener = await TcpConnector().listen(Address("tcp", "0.0.0.0"), Recorder)  # noqa: S104
-    expected = {str(one) for one in host_addresses() if one.version == 4}
+    expected = {str(address) for address in host_addresses() if address.version == 4}
     assert published(listener.addresses) == expected
     assert listener.addresses[-1].is_loopback
     await listener.close()
 
 
-async def test_the_ipv6_wildcard_publishes_both_families() -> None:
+async def test_ipv6_wildcard_publishes_both_families() -> None:
     listener = await TcpConnector().listen(Address("tcp", "::"), Recorder)
-    assert published(listener.addresses) == {str(one) for one in host_addresses()}
+    assert published(listener.addresses) == {
+        str(address) for address in host_addresses()
+    }
     await listener.close()
 
 
-async def test_an_interface_narrows_the_wildcard_and_what_is_bound() -> None:
+async def test_interface_restricts_the_wildcard_and_its_bindings() -> None:
     acceptor, near = Acceptor(), Recorder()
     connector = TcpConnector(interface="lo")
     listener = await connector.listen(Address("tcp", "::"), acceptor)
-    assert published(listener.addresses) == {str(one) for one in host_addresses("lo")}
+    assert published(listener.addresses) == {
+        str(address) for address in host_addresses("lo")
+    }
     others = set(host_addresses()) - set(host_addresses("lo"))
     for host in others:
         address = Address("tcp", str(host), listener.addresses[0].port)
@@ -62,12 +66,12 @@ async def test_an_interface_narrows_the_wildcard_and_what_is_bound() -> None:
     await listener.close()
 
 
-async def test_an_unknown_interface_is_the_programmers_error() -> None:
+async def test_unknown_interface_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="eth77"):
         await TcpConnector(interface="eth77").listen(Address("tcp", "::"), Recorder)
 
 
-async def test_a_port_in_use_says_what_to_do() -> None:
+async def test_port_in_use_is_an_error_with_advice() -> None:
     listener = await TcpConnector().listen(LOOPBACK, Recorder)
     taken = listener.addresses[0]
     with pytest.raises(TransportError, match=f"{taken}.*use port 0") as caught:
@@ -77,12 +81,12 @@ async def test_a_port_in_use_says_what_to_do() -> None:
     await listener.close()
 
 
-async def test_an_address_of_another_host_says_what_to_do() -> None:
+async def test_address_of_another_host_is_an_error_with_advice() -> None:
     with pytest.raises(TransportError, match="use an address of this host"):
         await TcpConnector().listen(Address("tcp", "198.51.100.1"), Recorder)
 
 
-async def test_a_refused_connection_names_the_address() -> None:
+async def test_refused_connection_names_the_address() -> None:
     listener = await TcpConnector().listen(LOOPBACK, Recorder)
     gone = listener.addresses[0]
     await listener.close()
@@ -91,7 +95,7 @@ async def test_a_refused_connection_names_the_address() -> None:
     assert isinstance(caught.value.__cause__, OSError)
 
 
-async def test_an_abort_is_told_from_an_end() -> None:
+async def test_abort_is_told_from_an_orderly_end() -> None:
     acceptor, near = Acceptor(), Recorder()
     listener = await TcpConnector().listen(LOOPBACK, acceptor)
     await TcpConnector().connect(listener.addresses[0], near)
@@ -106,7 +110,7 @@ async def test_an_abort_is_told_from_an_end() -> None:
     await listener.close()
 
 
-async def test_small_writes_do_not_wait_and_dead_hosts_are_found() -> None:
+async def test_small_writes_are_not_delayed_and_dead_hosts_are_detected() -> None:
     acceptor, near = Acceptor(), Recorder()
     listener = await TcpConnector().listen(LOOPBACK, acceptor)
     transport = await TcpConnector().connect(listener.addresses[0], near)
@@ -123,7 +127,7 @@ async def test_small_writes_do_not_wait_and_dead_hosts_are_found() -> None:
     await listener.close()
 
 
-async def test_a_peer_that_never_reads_does_not_hold_a_close_for_ever() -> None:
+async def test_peer_that_never_reads_does_not_block_a_close() -> None:
     """It is left after the linger, and the error says how much it missed."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(5)
@@ -139,7 +143,7 @@ async def test_a_peer_that_never_reads_does_not_hold_a_close_for_ever() -> None:
     assert "bytes unsent" in str(near.error)
 
 
-async def test_a_peer_that_never_closes_does_not_hold_a_close_for_ever() -> None:
+async def test_peer_that_never_closes_does_not_block_a_close() -> None:
     """Everything was taken, so the end is in order."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(5)
@@ -157,7 +161,7 @@ async def test_a_peer_that_never_closes_does_not_hold_a_close_for_ever() -> None
     assert near.error is None
 
 
-async def test_a_reset_is_a_lost_connection() -> None:
+async def test_reset_is_a_lost_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(5)
         address = Address("tcp", "127.0.0.1", server.getsockname()[1])
@@ -172,7 +176,7 @@ async def test_a_reset_is_a_lost_connection() -> None:
     assert isinstance(near.error.__cause__, OSError)
 
 
-async def test_a_name_that_does_not_resolve_is_a_connect_error() -> None:
+async def test_unresolvable_name_is_a_connect_error() -> None:
     with pytest.raises(ConnectError, match=r"no-such-host\.invalid"):
         async with asyncio.timeout(15):
             await TcpConnector().connect(
@@ -188,7 +192,7 @@ async def test_a_name_that_does_not_resolve_is_a_connect_error() -> None:
         (socket.AF_INET6, "::", "127.0.0.1"),  # seen as ::ffff:127.0.0.1
     ],
 )
-def test_the_user_at_the_other_end_is_known(
+def test_user_at_the_other_end_is_known(
     family: socket.AddressFamily, listens: str, dials: str
 ) -> None:
     with (

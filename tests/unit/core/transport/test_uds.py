@@ -42,7 +42,7 @@ def at(path: Path) -> Address:
     return Address("uds", str(path))
 
 
-async def test_directory_and_socket_are_ours_alone_and_the_file_goes(
+async def test_directory_and_socket_are_private_and_the_file_is_removed(
     base: Path,
 ) -> None:
     path = base / "workers" / "ps.sock"
@@ -56,9 +56,7 @@ async def test_directory_and_socket_are_ours_alone_and_the_file_goes(
 
 
 @pytest.mark.parametrize("mode", [0o750, 0o701, 0o777])
-async def test_a_directory_that_others_can_enter_is_refused(
-    base: Path, mode: int
-) -> None:
+async def test_directory_open_to_others_is_refused(base: Path, mode: int) -> None:
     base.chmod(mode)  # noqa: ASYNC240
     with pytest.raises(TransportError, match=f"mode {mode:o}; chmod 700"):
         await UdsConnector().listen(at(base / "ps.sock"), Recorder)
@@ -67,7 +65,7 @@ async def test_a_directory_that_others_can_enter_is_refused(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
-async def test_a_directory_of_another_user_is_refused(base: Path) -> None:
+async def test_directory_of_another_user_is_refused(base: Path) -> None:
     theirs = base / "theirs"
     theirs.mkdir(mode=0o700)
     os.chown(theirs, 12345, 12345)
@@ -75,7 +73,7 @@ async def test_a_directory_of_another_user_is_refused(base: Path) -> None:
         await UdsConnector().listen(at(theirs / "ps.sock"), Recorder)
 
 
-async def test_a_stale_socket_is_replaced(base: Path) -> None:
+async def test_stale_socket_is_replaced(base: Path) -> None:
     path = base / "ps.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))  # closed without unlink, as by SIGKILL
@@ -91,7 +89,7 @@ async def test_a_stale_socket_is_replaced(base: Path) -> None:
     await listener.close()
 
 
-async def test_a_live_socket_is_not(base: Path) -> None:
+async def test_live_socket_is_not_replaced(base: Path) -> None:
     path = base / "ps.sock"
     listener = await UdsConnector().listen(at(path), Recorder)
     with pytest.raises(TransportError, match="another worker listens there"):
@@ -100,7 +98,7 @@ async def test_a_live_socket_is_not(base: Path) -> None:
     await listener.close()
 
 
-async def test_the_loop_runs_while_another_process_has_the_lock(base: Path) -> None:
+async def test_loop_runs_while_another_process_has_the_lock(base: Path) -> None:
     path = base / "ps.sock"
     with locked(base):
         listening = asyncio.create_task(UdsConnector().listen(at(path), Recorder))
@@ -112,7 +110,7 @@ async def test_the_loop_runs_while_another_process_has_the_lock(base: Path) -> N
     await listener.close()
 
 
-async def test_who_waits_for_the_lock_can_be_cancelled(base: Path) -> None:
+async def test_wait_for_the_lock_can_be_cancelled(base: Path) -> None:
     with locked(base):
         listening = asyncio.create_task(
             UdsConnector().listen(at(base / "ps.sock"), Recorder)
@@ -124,7 +122,7 @@ async def test_who_waits_for_the_lock_can_be_cancelled(base: Path) -> None:
     assert list(base.iterdir()) == []  # noqa: ASYNC240
 
 
-async def test_a_lock_that_is_never_free_says_so(
+async def test_lock_that_is_never_free_is_an_error(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uds, "LOCK_WAIT_S", 0.01)
@@ -135,7 +133,7 @@ async def test_a_lock_that_is_never_free_says_so(
         await UdsConnector().listen(at(base / "ps.sock"), Recorder)
 
 
-async def test_a_file_that_is_no_socket_is_not(base: Path) -> None:
+async def test_file_that_is_not_a_socket_is_kept(base: Path) -> None:
     path = base / "precious.txt"
     path.write_text("do not delete")
     with pytest.raises(TransportError, match="not a socket"):
@@ -153,7 +151,7 @@ async def test_close_leaves_the_file_of_a_successor(base: Path) -> None:
     await second.close()
 
 
-async def test_a_path_that_is_too_long_says_so(base: Path) -> None:
+async def test_overlong_path_is_an_error_with_advice(base: Path) -> None:
     path = base / ("x" * PATH_BYTES_MAX)
     match = f"can have {PATH_BYTES_MAX}; use a shorter directory"
     with pytest.raises(TransportError, match=match):
@@ -162,13 +160,13 @@ async def test_a_path_that_is_too_long_says_so(base: Path) -> None:
         await UdsConnector().connect(at(path), Recorder())
 
 
-async def test_the_longest_path_works(base: Path) -> None:
+async def test_longest_path_works(base: Path) -> None:
     name = "x" * (PATH_BYTES_MAX - len(os.fsencode(base)) - 1)
     listener = await UdsConnector().listen(at(base / name), Recorder)
     await listener.close()
 
 
-async def test_each_end_knows_the_other_by_the_kernels_word(base: Path) -> None:
+async def test_kernel_credentials_of_the_peer_are_known(base: Path) -> None:
     acceptor, near = Acceptor(), Recorder()
     listener = await UdsConnector().listen(at(base / "ps.sock"), acceptor)
     await UdsConnector().connect(listener.addresses[0], near)

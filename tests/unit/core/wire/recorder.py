@@ -76,9 +76,9 @@ class Recorder:
         if max(lengths) > self.allocated_max:
             raise MemoryError
         self.allocated += lengths
-        made = [memoryview(bytearray(b"\xaa" * nbytes)) for nbytes in lengths]
-        self.made += made
-        return made
+        buffers = [memoryview(bytearray(b"\xaa" * nbytes)) for nbytes in lengths]
+        self.made += buffers
+        return buffers
 
     def reader(self, limits: MessageLimits | None = None) -> FrameReader:
         """Make a reader that ends here."""

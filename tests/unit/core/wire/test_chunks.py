@@ -55,9 +55,9 @@ def scheduler() -> ChunkScheduler:
     return ChunkScheduler(lambda _: None)
 
 
-def add(chunks: ChunkScheduler, one: OutgoingMessage) -> bytes:
+def add(chunks: ChunkScheduler, outgoing: OutgoingMessage) -> bytes:
     """Queue a payload for lanes; return its message."""
-    return chunks.add(one, over_lanes=True)[1]
+    return chunks.add(outgoing, over_lanes=True)[1]
 
 
 def joined(parts: Sequence[bytes | memoryview]) -> bytes:
@@ -92,10 +92,10 @@ def chunk(offset: int, data: bytes, serial: int = 1) -> bytes:
 
 class TestScheduling:
     @pytest.mark.parametrize("over_lanes", [True, False])
-    def test_the_message_says_where_its_payload_comes(
+    def test_opening_frame_announces_where_its_payload_comes(
         self, *, over_lanes: bool
     ) -> None:
-        one = OutgoingMessage(
+        outgoing = OutgoingMessage(
             REQUEST,
             5,
             flags=Flags.STREAM,
@@ -104,7 +104,7 @@ class TestScheduling:
             control=b"c",
             buffers=views(b"x" * 12, b"", b"y"),
         )
-        _, opening = scheduler().add(one, over_lanes=over_lanes)
+        _, opening = scheduler().add(outgoing, over_lanes=over_lanes)
         assert opening == prefix(
             REQUEST,
             5,
@@ -131,7 +131,7 @@ class TestScheduling:
         assert joined(third) == data_prefix(1, 20, 5) + source[20:]
         assert not chunks
 
-    def test_transfers_take_turns_and_have_serials_of_their_own(self) -> None:
+    def test_transfers_take_turns_and_have_their_own_serials(self) -> None:
         chunks = scheduler()
         for _ in range(3):  # of one call: the serials tell them apart
             add(chunks, message(ITEM, 7, bytes(20)))
@@ -141,17 +141,17 @@ class TestScheduling:
             turns.append((header[8], header[7]))
         assert turns == [(1, 0), (2, 0), (3, 0), (1, 10), (2, 10), (3, 10)]
 
-    def test_a_message_is_sent_with_its_last_chunk(self) -> None:
+    def test_message_is_sent_with_its_last_chunk(self) -> None:
         sent: list[OutgoingMessage] = []
         chunks = ChunkScheduler(sent.append)
-        one = message(REQUEST, 1, bytes(11))
-        add(chunks, one)
+        outgoing = message(REQUEST, 1, bytes(11))
+        add(chunks, outgoing)
         chunks.next_chunk()
         assert not sent
         chunks.next_chunk()
-        assert sent == [one]
+        assert sent == [outgoing]
 
-    def test_a_drop_tells_how_much_has_been_sent(self) -> None:
+    def test_drop_reports_the_bytes_already_sent(self) -> None:
         chunks = scheduler()
         add(chunks, message(REQUEST, 1, bytes(30)))
         second, _ = chunks.add(message(REQUEST, 2, bytes(30)), over_lanes=True)
@@ -162,18 +162,18 @@ class TestScheduling:
         assert header[8] == 1
         assert not chunks
 
-    def test_clearing_tells_what_was_on_its_way(self) -> None:
+    def test_clear_returns_the_messages_under_way(self) -> None:
         chunks = scheduler()
         both = [message(REQUEST, number, bytes(30)) for number in (1, 2)]
-        for one in both:
-            add(chunks, one)
+        for outgoing in both:
+            add(chunks, outgoing)
         assert chunks.clear() == both
         assert not chunks
 
 
 class TestArriving:
     @pytest.mark.parametrize("at_most", [(), (1,), (3, 5, 1), (41, 2)])
-    def test_a_lane_may_be_cut_anywhere(self, at_most: Sequence[int]) -> None:
+    def test_lane_stream_may_be_cut_anywhere(self, at_most: Sequence[int]) -> None:
         source = bytes(range(33))
         receiver = Receiver()
         receiver.open(source[:13], b"", source[13:])
@@ -186,7 +186,7 @@ class TestArriving:
         assert not len(receiver.arrivals)
         assert receiver.lanes[0].is_between_chunks
 
-    def test_the_message_comes_with_the_last_byte_of_whichever_chunk(self) -> None:
+    def test_message_arrives_with_the_last_byte_of_any_chunk(self) -> None:
         receiver = Receiver(lanes=2)
         receiver.open(bytes(range(25)))
         receiver.on_lane(chunk(20, bytes(range(20, 25))))
@@ -200,14 +200,14 @@ class TestArriving:
     def test_two_lanes_may_be_inside_chunks_of_one_payload(self) -> None:
         receiver = Receiver(lanes=2)
         receiver.open(bytes(20))
-        one, other = chunk(0, b"a" * 10), chunk(10, b"b" * 10)
-        receiver.on_lane(one[:45], lane=0)
+        first, other = chunk(0, b"a" * 10), chunk(10, b"b" * 10)
+        receiver.on_lane(first[:45], lane=0)
         receiver.on_lane(other[:42], lane=1)
-        receiver.on_lane(one[45:], lane=0)
+        receiver.on_lane(first[45:], lane=0)
         receiver.on_lane(other[42:], lane=1)
         assert receiver.payloads == [b"a" * 10 + b"b" * 10]
 
-    def test_bytes_land_in_their_buffer_and_nowhere_before(self) -> None:
+    def test_chunk_bytes_land_directly_in_their_buffer(self) -> None:
         receiver = Receiver()
         receiver.open(bytes(20))
         lane = receiver.lanes[0]
@@ -219,7 +219,7 @@ class TestArriving:
         assert lane.get_buffer().nbytes == 3
         assert lane.bytes_copied == receiver.control.bytes_copied == 0
 
-    def test_a_lane_that_is_ahead_waits_for_the_message(self) -> None:
+    def test_lane_ahead_of_the_message_waits(self) -> None:
         receiver = Receiver()
         lane = receiver.lanes[0]
         receiver.open(bytes(9))
@@ -235,7 +235,7 @@ class TestArriving:
         assert receiver.payloads == [b"y" * 9]
 
     @pytest.mark.parametrize("is_ahead", [False, True])
-    def test_a_lane_waits_for_memory_of_every_buffer_of_a_chunk(
+    def test_lane_waits_for_memory_of_every_buffer_of_a_chunk(
         self, *, is_ahead: bool
     ) -> None:
         asked: list[int] = []
@@ -266,7 +266,7 @@ class TestArriving:
         receiver.on_lane(b"123456789")
         assert receiver.payloads == [b"123456789"]
 
-    def test_a_lane_waits_for_no_memory_of_what_nobody_wants(self) -> None:
+    def test_unwanted_payload_needs_no_memory(self) -> None:
         receiver = Receiver()
         receiver.arrivals.is_ready = lambda _: False
         lane = receiver.lanes[0]
@@ -279,17 +279,15 @@ class TestArriving:
         assert receiver.payloads == []
         assert not len(receiver.arrivals)
 
-    def test_whoever_waits_is_told_of_each_message(self) -> None:
-        told: list[int] = []
+    def test_waiting_lane_is_notified_of_each_message(self) -> None:
+        opened: list[int] = []
         receiver = Receiver()
-        receiver.arrivals.on_opened = lambda: told.append(receiver.arrivals.opened)
+        receiver.arrivals.on_opened = lambda: opened.append(receiver.arrivals.opened)
         receiver.open(bytes(9))
         receiver.open(bytes(9))
-        assert told == [1, 2]
+        assert opened == [1, 2]
 
-    def test_chunks_of_one_payload_may_come_over_a_lane_and_the_connection(
-        self,
-    ) -> None:
+    def test_chunks_of_a_payload_may_come_over_lane_and_connection(self) -> None:
         receiver = Receiver()
         _, opening = scheduler().add(message(REQUEST, 1, bytes(25)), over_lanes=False)
         feed(receiver.control, opening)
@@ -299,23 +297,23 @@ class TestArriving:
         assert receiver.payloads == [b"a" * 10 + b"b" * 10 + b"c" * 5]
         assert receiver.control.bytes_copied == 0
 
-    def test_whoever_acknowledges_is_told_before_each_delivery(self) -> None:
+    def test_completion_is_reported_before_each_delivery(self) -> None:
         """An ACK that came after it would not go with what answers at once."""
-        told: list[int] = []
+        delivered: list[int] = []
         receiver = Receiver()
-        receiver.arrivals.on_complete = lambda: told.append(len(receiver.messages))
+        receiver.arrivals.on_complete = lambda: delivered.append(len(receiver.messages))
         receiver.open(bytes(9))
         receiver.on_lane(chunk(0, bytes(9)))
-        assert told == [0]
+        assert delivered == [0]
         assert receiver.payloads == [bytes(9)]
 
-    def test_small_messages_are_read_many_at_a_time_meanwhile(self) -> None:
+    def test_small_messages_are_read_in_bulk_during_a_transfer(self) -> None:
         """Only payloads on the connection itself make its reader take single frames."""
         receiver = Receiver()
         receiver.open(bytes(9))
         assert receiver.control.get_buffer().nbytes > HEADER_BYTES
 
-    def test_the_rest_can_be_moved_to_other_memory(self) -> None:
+    def test_rest_of_a_payload_can_be_moved_to_other_memory(self) -> None:
         receiver = Receiver()
         receiver.open(bytes(20))
         before = receiver.made[0]
@@ -328,7 +326,7 @@ class TestArriving:
 
 
 class TestGivingUp:
-    def test_what_is_under_way_is_thrown_away_then_forgotten(self) -> None:
+    def test_dropped_transfer_is_discarded_then_forgotten(self) -> None:
         receiver = Receiver()
         receiver.open(bytes(30), call_id=4)
         receiver.on_lane(chunk(0, b"a" * 10)[:-3])
@@ -340,7 +338,7 @@ class TestGivingUp:
         assert receiver.messages == []
         assert receiver.lanes[0].is_between_chunks
 
-    def test_its_memory_is_let_go_at_once_and_not_written_to(self) -> None:
+    def test_dropped_transfer_releases_its_memory_at_once(self) -> None:
         receiver = Receiver()
         receiver.open(bytes(30))
         memory = receiver.made[0]
@@ -350,14 +348,14 @@ class TestGivingUp:
         receiver.on_lane(b"a" * 8)
         assert memory == b"aa" + b"\xaa" * 28
 
-    def test_a_scratch_buffer_takes_no_more_than_the_chunk(self) -> None:
+    def test_scratch_buffer_takes_no_more_than_the_chunk(self) -> None:
         receiver = Receiver()
         receiver.open(bytes(20))
         receiver.on_lane(chunk(0, b"a" * 10)[:-2])
         receiver.arrivals.drop(1, 10)
         assert receiver.lanes[0].get_buffer().nbytes == 2
 
-    def test_one_that_was_all_here_or_not_begun_leaves_nothing(self) -> None:
+    def test_complete_or_unbegun_drop_leaves_nothing(self) -> None:
         receiver = Receiver()
         receiver.open(bytes(20))
         receiver.open(bytes(20))
@@ -366,7 +364,7 @@ class TestGivingUp:
         assert receiver.arrivals.drop(2, 0)
         assert not len(receiver.arrivals)
 
-    def test_before_a_lane_that_waits_for_it_gets_to_it(self) -> None:
+    def test_transfer_dropped_before_a_waiting_lane_is_discarded(self) -> None:
         receiver = Receiver()
         receiver.on_lane(data_prefix(1, 0, 10))
         receiver.open(bytes(20))
@@ -376,7 +374,7 @@ class TestGivingUp:
         assert not len(receiver.arrivals)
         assert receiver.messages == []
 
-    def test_what_nobody_wants_still_arrives(self) -> None:
+    def test_unwanted_payload_still_arrives(self) -> None:
         receiver = Receiver()
         receiver.open(bytes(20), call_id=6)
         assert receiver.arrivals.forget(REQUEST, 7) is None
@@ -389,7 +387,7 @@ class TestGivingUp:
         assert not len(receiver.arrivals)
         assert receiver.messages == []
 
-    def test_both_sides_may_give_it_up(self) -> None:
+    def test_transfer_may_be_dropped_by_both_sides(self) -> None:
         receiver = Receiver()
         receiver.open(bytes(20))
         receiver.arrivals.forget(REQUEST, 1)
@@ -411,13 +409,13 @@ class TestRefusals:
             (0, 25),
         ],
     )
-    def test_what_is_no_chunk(self, offset: int, nbytes: int) -> None:
+    def test_malformed_chunk_is_refused(self, offset: int, nbytes: int) -> None:
         receiver = Receiver()
         receiver.open(bytes(25))
         with pytest.raises(MalformedError, match="are not a chunk of 25"):
             receiver.on_lane(data_prefix(1, offset, nbytes))
 
-    def test_a_chunk_that_comes_twice(self) -> None:
+    def test_repeated_chunk_is_refused(self) -> None:
         receiver = Receiver(lanes=2)
         receiver.open(bytes(100))
         receiver.on_lane(data_prefix(1, 90, 10))
@@ -425,7 +423,7 @@ class TestRefusals:
         with pytest.raises(MalformedError, match=r"chunk at 90 .* twice"):
             receiver.on_lane(data_prefix(1, 90, 10), lane=1)
 
-    def test_bytes_for_a_transfer_that_is_over(self) -> None:
+    def test_bytes_for_an_ended_transfer_are_refused(self) -> None:
         receiver = Receiver()
         receiver.open(bytes(9))
         receiver.on_lane(chunk(0, bytes(9)))
@@ -434,7 +432,7 @@ class TestRefusals:
         ):
             receiver.on_lane(data_prefix(1, 0, 9))
 
-    def test_more_of_a_dropped_one_than_was_sent(self) -> None:
+    def test_excess_bytes_of_a_dropped_transfer_are_refused(self) -> None:
         receiver = Receiver()
         receiver.open(bytes(40))
         receiver.arrivals.drop(1, 10)
@@ -446,14 +444,14 @@ class TestRefusals:
             receiver.on_lane(data_prefix(1, 10, 10), lane=0)
 
     @pytest.mark.parametrize("sent", [9, 25, 30, -1])
-    def test_a_drop_that_cannot_be(self, sent: int) -> None:
+    def test_impossible_drop_is_refused(self, sent: int) -> None:
         receiver = Receiver()
         receiver.open(bytes(25))
         receiver.on_lane(data_prefix(1, 0, 10))
         with pytest.raises(MalformedError, match=f"given up after {sent}"):
             receiver.arrivals.drop(1, sent)
 
-    def test_a_drop_of_what_is_not_under_way(self) -> None:
+    def test_drop_of_an_unknown_transfer_is_refused(self) -> None:
         receiver = Receiver()
         for _ in range(2):
             with pytest.raises(MalformedError, match="not under way"):
@@ -475,13 +473,13 @@ class TestRefusals:
             data_prefix(0, 0, 9),
         ],
     )
-    def test_what_is_no_data(self, frame: bytes) -> None:
+    def test_malformed_data_frame_is_refused(self, frame: bytes) -> None:
         receiver = Receiver()
         receiver.open(bytes(9))
         with pytest.raises(MalformedError, match="DATA"):
             receiver.on_lane(frame[:HEADER_BYTES])
 
-    def test_too_many_at_once(self) -> None:
+    def test_too_many_transfers_are_refused(self) -> None:
         receiver = Receiver(limits=MessageLimits(transfers_max=2))
         receiver.open(bytes(9))
         receiver.open(bytes(9))
@@ -496,7 +494,7 @@ class TestRefusals:
     lane_0=st.booleans(),
     seed=st.integers(0, 1 << 32),
 )
-def test_any_order_over_any_lanes_gives_the_same_messages(
+def test_every_order_over_any_lanes_gives_the_same_messages(
     sizes: list[list[int]], lanes: int, seed: int, *, lane_0: bool
 ) -> None:
     """Chunks, messages, drops and reads interleave at random; order in a lane holds."""
@@ -513,9 +511,9 @@ def test_any_order_over_any_lanes_gives_the_same_messages(
         texts = [rng.randbytes(length) for length in lengths]
         if any(texts):
             expected[call_id] = tuple(texts)
-            one = message(REQUEST, call_id, *texts)
-            transfer, opening = chunks.add(one, over_lanes=not lane_0)
-            outgoing.wait(one, OutgoingEvent.QUEUE, partial(take_back, transfer))
+            added = message(REQUEST, call_id, *texts)
+            transfer, opening = chunks.add(added, over_lanes=not lane_0)
+            outgoing.wait(added, OutgoingEvent.QUEUE, partial(take_back, transfer))
             control += opening
     dropped = set()
     while chunks:
@@ -544,7 +542,7 @@ def test_any_order_over_any_lanes_gives_the_same_messages(
             nbytes = min(nbytes, receiver.lanes[at - 1].get_buffer().nbytes)
             receiver.on_lane(bytes(pending[at][:nbytes]), at - 1)
         del pending[at][:nbytes]
-    got = {one.call_id: one.buffers for one in receiver.messages}
+    got = {arrived.call_id: arrived.buffers for arrived in receiver.messages}
     assert got == {key: expected[key] for key in expected.keys() - dropped}
     assert not len(receiver.arrivals)
     assert lane_0 or receiver.control.bytes_copied == 0

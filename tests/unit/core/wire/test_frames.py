@@ -10,7 +10,7 @@ from asyncrpc.core.wire.frames import (
 )
 
 
-def test_a_frame_is_laid_out_as_documented() -> None:
+def test_frame_is_laid_out_as_documented() -> None:
     """A change of these bytes is another version of the protocol."""
     frame = prefix(
         FrameKind.REQUEST,
@@ -34,13 +34,13 @@ def test_a_frame_is_laid_out_as_documented() -> None:
     ]
 
 
-def test_a_frame_without_buffers_has_no_table() -> None:
+def test_frame_without_buffers_has_no_table() -> None:
     assert prefix(FrameKind.PING) == prefix(FrameKind.PING, 0, lengths=())
     assert len(prefix(FrameKind.PING)) == HEADER_BYTES == 40
     assert len(prefix(FrameKind.ERROR, 1, head=b"a", control=b"bc")) == 43
 
 
-def test_a_data_frame_names_its_transfer() -> None:
+def test_data_frame_names_its_transfer() -> None:
     frame = data_prefix(serial=7, offset=512, nbytes=64)
     assert frame.hex(" ", -8).split() == [
         "4152030b00000000",  # DATA
@@ -51,7 +51,7 @@ def test_a_data_frame_names_its_transfer() -> None:
     ]
 
 
-def test_numbers_on_the_wire_do_not_change() -> None:
+def test_wire_numbers_do_not_change() -> None:
     assert [kind.name for kind in FrameKind] == [
         "HELLO",
         "REQUEST",

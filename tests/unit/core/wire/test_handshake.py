@@ -78,7 +78,7 @@ def make_pair(
 
 
 @pytest.mark.parametrize("secret", SECRETS)
-def test_equal_secrets_meet(secret: bytes | None) -> None:
+def test_equal_secrets_prove_both_ends(secret: bytes | None) -> None:
     ends = make_pair(secret, secret)
     meet(*ends)
     for end in ends:
@@ -90,7 +90,7 @@ def test_equal_secrets_meet(secret: bytes | None) -> None:
     assert ends[0].machine.token >= 1 << 63
 
 
-def test_a_token_names_one_connection() -> None:
+def test_token_names_one_connection() -> None:
     """It is of the dialer's nonce, whatever the acceptor's is."""
     tokens = []
     for nonce in (1, 3):
@@ -103,7 +103,7 @@ def test_a_token_names_one_connection() -> None:
 @pytest.mark.parametrize(
     ("dialers", "acceptors"), list(itertools.permutations(SECRETS, 2))
 )
-def test_unequal_secrets_tell_both_ends(
+def test_unequal_secrets_fail_at_both_ends(
     dialers: bytes | None, acceptors: bytes | None
 ) -> None:
     ends = make_pair(dialers, acceptors)
@@ -122,13 +122,13 @@ def test_unequal_secrets_tell_both_ends(
             assert ("this worker has none" if others else "peer has no secret") in text
 
 
-def test_an_empty_secret_is_none() -> None:
+def test_empty_secret_counts_as_no_secret() -> None:
     ends = make_pair(b"", None)
     meet(*ends)
     assert all(end.machine.state is HandshakeState.PROVED for end in ends)
 
 
-def test_the_secret_does_not_travel() -> None:
+def test_secret_does_not_travel() -> None:
     ends = make_pair()
     preface = ends[0].machine.start()
     answer = ends[1].machine.receive(preface)
@@ -139,9 +139,7 @@ def test_the_secret_does_not_travel() -> None:
 
 
 @pytest.mark.parametrize("ticket", [b"", b"t" * TICKET_BYTES])
-def test_an_acceptor_shows_nothing_of_a_key_before_the_dialers_proof(
-    ticket: bytes,
-) -> None:
+def test_acceptor_reveals_nothing_of_a_key_before_the_proof(ticket: bytes) -> None:
     """Whatever its secret is, a stranger reads the same bytes: it can test no guess."""
     mode = TOKEN_MODE if ticket else 1
     liar = PREFACE.pack(PREFACE_MAGIC, VERSION, mode, 0, b"\7" * 32)
@@ -149,17 +147,17 @@ def test_an_acceptor_shows_nothing_of_a_key_before_the_dialers_proof(
     for key in (b"secret", b"another", b"z" * 64):
         keys = {ticket: key} if ticket else {}
         acceptor = Handshake(Role.ACCEPTOR, key, b"\2" * 32, key_of=keys.get)
-        said = acceptor.receive(liar)
+        sent = acceptor.receive(liar)
         if ticket:
-            said += acceptor.receive(ticket)
+            sent += acceptor.receive(ticket)
         with pytest.raises(AuthenticationError, match="proof is wrong"):
             acceptor.receive(bytes(PROOF_BYTES))
-        heard.add(said + acceptor.farewell)
+        heard.add(sent + acceptor.farewell)
     assert len(heard) == 1
 
 
 class TestAttacks:
-    def test_a_proof_cannot_be_reflected(self) -> None:
+    def test_proof_cannot_be_reflected(self) -> None:
         """Sent back to its maker it names the wrong role."""
         dialer, _ = make_pair()
         liar = PREFACE.pack(PREFACE_MAGIC, VERSION, 1, 0, b"\x07" * 32)
@@ -167,13 +165,13 @@ class TestAttacks:
         with pytest.raises(AuthenticationError, match="proof is wrong"):
             dialer.machine.receive(proof)
 
-    def test_a_preface_cannot_be_reflected(self) -> None:
+    def test_preface_cannot_be_reflected(self) -> None:
         dialer, _ = make_pair()
         with pytest.raises(AuthenticationError, match="a reflection"):
             dialer.machine.receive(dialer.machine.start())
         assert dialer.machine.state is HandshakeState.FAILED
 
-    def test_a_dialers_proof_cannot_be_replayed(self) -> None:
+    def test_proof_of_a_dialer_cannot_be_replayed(self) -> None:
         dialer, acceptor = make_pair()
         recorded = dialer.machine.start()
         answer = acceptor.machine.receive(recorded)
@@ -183,7 +181,7 @@ class TestAttacks:
         with pytest.raises(AuthenticationError, match="proof is wrong"):
             again.machine.receive(proof)
 
-    def test_an_acceptors_proof_cannot_be_replayed(self) -> None:
+    def test_proof_of_an_acceptor_cannot_be_replayed(self) -> None:
         dialer, acceptor = make_pair()
         answer = acceptor.machine.receive(dialer.machine.start())
         proof = acceptor.machine.receive(dialer.machine.receive(answer))
@@ -193,7 +191,7 @@ class TestAttacks:
             again.machine.receive(proof)
 
     @pytest.mark.parametrize("bit", range(8 * PREFACE.size))
-    def test_a_preface_changed_on_the_way_is_noticed(self, bit: int) -> None:
+    def test_preface_changed_on_the_way_is_noticed(self, bit: int) -> None:
         dialer, acceptor = make_pair()
         preface = bytearray(dialer.machine.start())
         preface[bit // 8] ^= 1 << bit % 8
@@ -205,7 +203,7 @@ class TestAttacks:
 
     @pytest.mark.parametrize("role", Role)
     @pytest.mark.parametrize("bit", range(0, 8 * PROOF_BYTES, 5))
-    def test_a_proof_changed_on_the_way_is_noticed(self, bit: int, role: Role) -> None:
+    def test_proof_changed_on_the_way_is_noticed(self, bit: int, role: Role) -> None:
         dialer, acceptor = make_pair()
         reader, proof = (
             acceptor,
@@ -224,7 +222,7 @@ class TestBinding:
     """Proofs hold for one channel: they cannot be passed on over another."""
 
     @pytest.mark.parametrize("secret", SECRETS)
-    def test_equal_bindings_meet(self, secret: bytes | None) -> None:
+    def test_equal_bindings_prove_both_ends(self, secret: bytes | None) -> None:
         dialer = End(Role.DIALER, secret, 1, b"one certificate")
         acceptor = End(Role.ACCEPTOR, secret, 2, b"one certificate")
         meet(dialer, acceptor)
@@ -234,7 +232,7 @@ class TestBinding:
     @pytest.mark.parametrize(
         ("dialers", "acceptors"), list(itertools.permutations((b"", b"a", b"b"), 2))
     )
-    def test_unequal_bindings_tell_both_ends(
+    def test_unequal_bindings_fail_at_both_ends(
         self, secret: bytes | None, dialers: bytes, acceptors: bytes
     ) -> None:
         dialer = End(Role.DIALER, secret, 1, dialers)
@@ -246,7 +244,7 @@ class TestBinding:
                 "terminates TLS with its own certificate" in str(end.error)
             ) is bool(binding)
 
-    def test_it_can_be_told_when_the_channel_is_there(self) -> None:
+    def test_binding_may_be_set_once_the_channel_exists(self) -> None:
         dialer, acceptor = make_pair()
         dialer.machine.binding = acceptor.machine.binding = b"later"
         meet(dialer, acceptor)
@@ -257,13 +255,13 @@ class TestBeginning:
     """Who is no worker is refused at the first byte that says so."""
 
     @pytest.mark.parametrize("length", range(5))
-    def test_a_worker_may_take_its_time(self, length: int) -> None:
+    def test_slow_worker_is_awaited(self, length: int) -> None:
         _, acceptor = make_pair()
         acceptor.machine.check_beginning(PREFACE_MAGIC[:length])
         assert acceptor.machine.state is HandshakeState.PREFACE
 
     @pytest.mark.parametrize("beginning", [b"G", b"AS", b"ARPX", b"ARPX rest", b"\0"])
-    def test_a_stranger_is_refused_at_once(self, beginning: bytes) -> None:
+    def test_stranger_is_refused_at_once(self, beginning: bytes) -> None:
         for end in make_pair():
             with pytest.raises(MalformedError, match="not an asyncrpc worker"):
                 end.machine.check_beginning(beginning)
@@ -271,7 +269,7 @@ class TestBeginning:
             assert end.machine.farewell == b""
 
     @pytest.mark.parametrize("beginning", [b"\x16", b"\x16\x03\x01\x02", b"\x15\x03"])
-    def test_who_speaks_tls_is_told_what_to_do(self, beginning: bytes) -> None:
+    def test_tls_client_is_refused_with_advice(self, beginning: bytes) -> None:
         """And answered: with what its TLS takes for none."""
         for end in make_pair():
             with pytest.raises(AuthenticationError, match=r"Options\(tls=\.\.\.\)"):
@@ -279,7 +277,7 @@ class TestBeginning:
             assert end.machine.state is HandshakeState.FAILED
         assert end.machine.farewell.startswith(PREFACE_MAGIC)
 
-    def test_later_records_begin_as_they_like(self) -> None:
+    def test_later_records_may_begin_with_any_byte(self) -> None:
         _, acceptor = make_pair()
         acceptor.machine.receive(PREFACE.pack(PREFACE_MAGIC, VERSION, 1, 0, bytes(32)))
         acceptor.machine.check_beginning(b"\x16\x03 any proof")
@@ -296,10 +294,10 @@ class TestOtherPeers:
         with pytest.raises(VersionMismatchError, match=rf"version 9 .*, we {VERSION}"):
             ours.receive(preface)
         assert ours.state is HandshakeState.FAILED
-        told = PREFACE.unpack_from(ours.start() or ours.farewell)
-        assert told[:2] == (PREFACE_MAGIC, VERSION)
+        preface_fields = PREFACE.unpack_from(ours.start() or ours.farewell)
+        assert preface_fields[:2] == (PREFACE_MAGIC, VERSION)
 
-    def test_a_stranger_is_told_nothing(self) -> None:
+    def test_stranger_gets_no_answer(self) -> None:
         _, acceptor = make_pair()
         stranger = b"GET / HTTP/1.1\r\nHost: worker\r\n\r\n".ljust(40)
         with pytest.raises(MalformedError, match="first bytes are b'GET '"):
@@ -307,14 +305,14 @@ class TestOtherPeers:
         assert acceptor.machine.farewell == b""
         assert acceptor.machine.wanted == 0
 
-    def test_whoever_was_refused_says_no_more(self) -> None:
+    def test_refused_end_sends_nothing_more(self) -> None:
         dialer, acceptor = make_pair(b"one", b"other")
         meet(dialer, acceptor)
         assert acceptor.machine.farewell == REFUSAL
         assert dialer.machine.farewell == b""
         assert "refused our proof" in str(dialer.error)
 
-    def test_a_dialer_that_refuses_the_acceptor_proves_nothing(self) -> None:
+    def test_dialer_that_refuses_the_acceptor_proves_nothing(self) -> None:
         dialer, acceptor = make_pair()
         acceptor.machine.receive(dialer.machine.start())
         with pytest.raises(AuthenticationError, match="does not prove itself"):
@@ -323,9 +321,7 @@ class TestOtherPeers:
 
 
 @pytest.mark.parametrize("is_cautious", [False, True])
-def test_a_hello_may_follow_the_own_proof_or_wait_for_the_others(
-    *, is_cautious: bool
-) -> None:
+def test_hello_follows_the_own_proof_or_that_of_the_peer(*, is_cautious: bool) -> None:
     dialer = Handshake(Role.DIALER, b"s", b"\1" * 32, is_cautious=is_cautious)
     acceptor = Handshake(Role.ACCEPTOR, b"s", b"\2" * 32)
     proof = dialer.receive(acceptor.receive(dialer.start()))
@@ -338,14 +334,14 @@ def test_a_hello_may_follow_the_own_proof_or_wait_for_the_others(
 
 class TestUse:
     @pytest.mark.parametrize("nbytes", [0, PREFACE.size - 1, PREFACE.size + 1])
-    def test_a_record_has_the_wanted_length(self, nbytes: int) -> None:
+    def test_record_must_have_the_wanted_length(self, nbytes: int) -> None:
         _, acceptor = make_pair()
         with pytest.raises(LocalProtocolError, match=rf"{nbytes} bytes .* takes 40"):
             acceptor.machine.receive(bytes(nbytes))
         assert acceptor.machine.state is HandshakeState.PREFACE
 
     @pytest.mark.parametrize("secret", [b"secret", b"wrong"])
-    def test_nothing_follows_the_end(self, secret: bytes) -> None:
+    def test_record_after_the_end_is_refused(self, secret: bytes) -> None:
         dialer, acceptor = make_pair(secret)
         meet(dialer, acceptor)
         for end in (dialer, acceptor):
@@ -353,7 +349,7 @@ class TestUse:
                 with pytest.raises(LocalProtocolError, match="takes 0"):
                     end.machine.receive(record)
 
-    def test_a_nonce_has_its_length(self) -> None:
+    def test_nonce_must_have_its_length(self) -> None:
         with pytest.raises(LocalProtocolError, match="32 bytes"):
             Handshake(Role.DIALER, None, b"short")
 
@@ -376,7 +372,7 @@ def with_token(
 
 
 @pytest.mark.parametrize("secret", SECRETS)
-def test_a_valid_token_takes_the_place_of_the_secret(secret: bytes | None) -> None:
+def test_valid_token_takes_the_place_of_the_secret(secret: bytes | None) -> None:
     dialer, acceptor = with_token(secret, {TICKET: KEY})
     for end in (dialer, acceptor):
         assert end.error is None
@@ -389,17 +385,17 @@ def test_a_valid_token_takes_the_place_of_the_secret(secret: bytes | None) -> No
     ("keys", "words"),
     [({}, "is not valid here"), ({TICKET: b"x" * 32}, "refused our proof")],
 )
-def test_a_token_that_is_not_valid_is_refused_at_both_ends(
+def test_invalid_token_is_refused_at_both_ends(
     keys: dict[bytes, bytes], words: str
 ) -> None:
     dialer, acceptor = with_token(b"secret", keys)
     assert isinstance(dialer.error, AuthenticationError)
     assert isinstance(acceptor.error, AuthenticationError)
-    found = f"{dialer.error} {acceptor.error}"
-    assert words in found or "proof is wrong" in found
+    errors = f"{dialer.error} {acceptor.error}"
+    assert words in errors or "proof is wrong" in errors
 
 
-def test_the_key_of_a_token_does_not_travel() -> None:
+def test_key_of_a_token_does_not_travel() -> None:
     dialer = Handshake(Role.DIALER, KEY, b"\1" * 32, ticket=TICKET)
     acceptor = Handshake(Role.ACCEPTOR, b"s", b"\2" * 32, key_of={TICKET: KEY}.get)
     opening = dialer.start()
@@ -411,7 +407,7 @@ def test_the_key_of_a_token_does_not_travel() -> None:
     assert KEY not in opening + answer + proof + last
 
 
-def test_a_worker_that_dials_with_the_secret_meets_no_token() -> None:
+def test_dialer_with_the_secret_refuses_a_token_preface() -> None:
     dialer = Handshake(Role.DIALER, b"secret", b"\1" * 32)
     preface = PREFACE.pack(PREFACE_MAGIC, VERSION, TOKEN_MODE, 0, b"\2" * 32)
     with pytest.raises(AuthenticationError):

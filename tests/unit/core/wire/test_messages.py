@@ -32,19 +32,17 @@ HELLO = Hello(
 
 
 class TestHello:
-    def test_arrives_as_it_was_sent(self) -> None:
+    def test_hello_arrives_as_it_was_sent(self) -> None:
         assert Hello.decode(HELLO.encode()) == HELLO
         plain = Hello("a", 1, 0, 2)
         assert Hello.decode(plain.encode()) == plain
 
-    def test_fields_of_a_later_version_are_ignored(self) -> None:
+    def test_hello_fields_of_a_later_version_are_ignored(self) -> None:
         fields = [*astuple(HELLO), {"new": "field"}, 7]
         assert Hello.decode(msgpack.packb(fields)) == HELLO
 
     @pytest.mark.parametrize("kept", range(4, 11))
-    def test_fields_an_earlier_version_lacked_have_their_default(
-        self, kept: int
-    ) -> None:
+    def test_hello_fields_of_a_later_version_have_defaults(self, kept: int) -> None:
         fields = list(astuple(HELLO))[:kept]
         assert Hello.decode(msgpack.packb(fields)) == Hello(
             *fields[:4], **dict(zip(Hello.__slots__[4:], fields[4:], strict=False))
@@ -52,7 +50,7 @@ class TestHello:
 
     @pytest.mark.parametrize("field", range(11))
     @pytest.mark.parametrize("wrong", [None, 1.5, {}, [7], [None]])
-    def test_a_field_of_another_type_is_malformed(
+    def test_hello_field_of_another_type_is_malformed(
         self, field: int, wrong: object
     ) -> None:
         fields: list[object] = [*astuple(HELLO)]
@@ -72,7 +70,7 @@ class TestHello:
             ("sidecar", [("x" * 8_193,)]),
         ],
     )
-    def test_what_no_worker_can_be_is_malformed(
+    def test_hello_field_with_an_impossible_value_is_malformed(
         self, field: str, values: list[Any]
     ) -> None:
         for value in values:
@@ -80,30 +78,30 @@ class TestHello:
             with pytest.raises(MalformedError, match="a HELLO has"):
                 Hello.decode(hello.encode())
 
-    def test_a_truth_value_is_no_number(self) -> None:
+    def test_hello_bool_is_not_a_number(self) -> None:
         with pytest.raises(MalformedError, match="wrong fields"):
             Hello.decode(pack_head(["a", True, 0, 1]))
 
     @pytest.mark.parametrize("kept", range(4))
-    def test_a_missing_field_is_malformed(self, kept: int) -> None:
+    def test_hello_without_a_field_is_malformed(self, kept: int) -> None:
         with pytest.raises(MalformedError, match="wrong fields"):
             Hello.decode(pack_head([*astuple(HELLO)][:kept]))
 
-    def test_an_overlong_one_is_not_even_read(self) -> None:
+    def test_overlong_hello_is_refused_unread(self) -> None:
         with pytest.raises(FrameTooLargeError, match="65536 bytes"):
             Hello.decode(b"\xc1" * (HEAD_BYTES_MAX + 1))
 
-    def test_an_overlong_one_is_not_sent(self) -> None:
+    def test_overlong_hello_is_not_sent(self) -> None:
         with pytest.raises(LocalProtocolError, match="the limit is 65535"):
             Hello("a" * HEAD_BYTES_MAX, 1, 0, 1).encode()
 
 
 class TestHead:
-    def test_arrives_as_it_was_packed(self) -> None:
+    def test_head_arrives_as_it_was_packed(self) -> None:
         record = [[1, "module.function"], {"r": [1, -2], "text": b"bytes"}, None, 0.5]
         assert unpack_head(pack_head(record)) == record
 
-    def test_one_that_cannot_be_packed_leaves_nothing_behind(self) -> None:
+    def test_unpackable_head_leaves_nothing_behind(self) -> None:
         with pytest.raises(TypeError):
             pack_head(["begun", object()])
         assert pack_head([1]) == b"\x91\x01"
@@ -122,11 +120,11 @@ class TestHead:
             b"\x91\xd5\xff\x00\x00",  # a moment that is none
         ],
     )
-    def test_what_is_no_msgpack_is_malformed(self, head: bytes) -> None:
+    def test_head_that_is_not_msgpack_is_malformed(self, head: bytes) -> None:
         with pytest.raises(MalformedError, match="not msgpack"):
             unpack_head(head)
 
     @pytest.mark.parametrize("value", [1, None, "text", {}])
-    def test_what_is_no_array_is_malformed(self, value: object) -> None:
+    def test_head_that_is_not_an_array_is_malformed(self, value: object) -> None:
         with pytest.raises(MalformedError, match="not an array"):
             unpack_head(msgpack.packb(value))

@@ -46,112 +46,110 @@ class Told:
 
 class TestDropping:
     @pytest.mark.parametrize("event", WAITS)
-    def test_whoever_has_it_gives_it_back_and_it_ends(
+    def test_dropped_message_is_returned_by_its_holder_and_ends(
         self, event: OutgoingEvent
     ) -> None:
-        told = Told()
-        message = told.make()
-        told.wait(message, event)
-        assert told.outgoing.drop(REQUEST, 1) is TRANSITIONS[NEW][event]
-        assert told.events == [f"1 back: {event.name}", "1 ended"]
+        queue = Told()
+        message = queue.make()
+        queue.wait(message, event)
+        assert queue.outgoing.drop(REQUEST, 1) is TRANSITIONS[NEW][event]
+        assert queue.events == [f"1 back: {event.name}", "1 ended"]
         assert message.state is DROPPED
-        assert told.outgoing.drop(REQUEST, 1) is None
-        assert not len(told.outgoing)
+        assert queue.outgoing.drop(REQUEST, 1) is None
+        assert not len(queue.outgoing)
 
-    def test_only_who_has_it_last_is_asked(self) -> None:
-        told = Told()
-        message = told.make()
+    def test_drop_asks_the_last_holder_only(self) -> None:
+        queue = Told()
+        message = queue.make()
         for event in (OutgoingEvent.AWAIT_CREDIT, OutgoingEvent.BLOCK):
-            told.wait(message, event)
-        told.outgoing.drop(REQUEST, 1)
-        assert told.events == ["1 back: BLOCK", "1 ended"]
+            queue.wait(message, event)
+        queue.outgoing.drop(REQUEST, 1)
+        assert queue.events == ["1 back: BLOCK", "1 ended"]
 
-    def test_kind_and_call_both_count(self) -> None:
-        told = Told()
-        told.wait(told.make(), OutgoingEvent.QUEUE)
-        assert told.outgoing.drop(RESPONSE, 1) is None
-        assert told.outgoing.drop(REQUEST, 2) is None
-        assert len(told.outgoing) == 1
+    def test_drop_matches_kind_and_call(self) -> None:
+        queue = Told()
+        queue.wait(queue.make(), OutgoingEvent.QUEUE)
+        assert queue.outgoing.drop(RESPONSE, 1) is None
+        assert queue.outgoing.drop(REQUEST, 2) is None
+        assert len(queue.outgoing) == 1
 
-    def test_all_items_of_a_stream_go_together(self) -> None:
-        told = Told()
+    def test_drop_takes_all_items_of_a_stream(self) -> None:
+        queue = Told()
         for _ in range(3):
-            told.wait(told.make(ITEM, 4), OutgoingEvent.QUEUE)
-        assert told.outgoing.drop(ITEM, 4)
-        assert told.events == ["4 back: QUEUE", "4 ended"] * 3
+            queue.wait(queue.make(ITEM, 4), OutgoingEvent.QUEUE)
+        assert queue.outgoing.drop(ITEM, 4)
+        assert queue.events == ["4 back: QUEUE", "4 ended"] * 3
 
-    def test_what_tells_more_than_a_value_is_not_dropped_for_want_of_interest(
-        self,
-    ) -> None:
-        told = Told()
+    def test_answer_with_more_than_a_value_is_not_dropped_as_unwanted(self) -> None:
+        queue = Told()
         headed = OutgoingMessage(RESPONSE, 1, head=b"h")
-        pinned = told.make(RESPONSE, 2)
+        pinned = queue.make(RESPONSE, 2)
         bare = OutgoingMessage(RESPONSE, 3)
         for message in (headed, pinned, bare):
-            told.wait(message, OutgoingEvent.QUEUE)
-        found = [told.outgoing.drop(RESPONSE, at, bare_only=True) for at in (1, 2, 3)]
-        assert found == [None, None, OutgoingState.QUEUED]
-        assert told.outgoing.drop(RESPONSE, 1)
+            queue.wait(message, OutgoingEvent.QUEUE)
+        states = [queue.outgoing.drop(RESPONSE, at, bare_only=True) for at in (1, 2, 3)]
+        assert states == [None, None, OutgoingState.QUEUED]
+        assert queue.outgoing.drop(RESPONSE, 1)
 
-    def test_whoever_is_told_may_drop_another(self) -> None:
-        told = Told()
-        messages = [told.make(ITEM) for _ in range(3)]
-        messages[0].on_sent = lambda: told.events.append(
-            str(told.outgoing.drop(ITEM, 1))
+    def test_callback_may_drop_another_message(self) -> None:
+        queue = Told()
+        messages = [queue.make(ITEM) for _ in range(3)]
+        messages[0].on_sent = lambda: queue.events.append(
+            str(queue.outgoing.drop(ITEM, 1))
         )
         for message in messages:
-            told.wait(message, OutgoingEvent.QUEUE)
-        told.outgoing.sent(messages[0])
-        assert told.events[-1] == "OutgoingState.QUEUED"
-        assert [one.state for one in messages] == [SENT, DROPPED, DROPPED]
+            queue.wait(message, OutgoingEvent.QUEUE)
+        queue.outgoing.sent(messages[0])
+        assert queue.events[-1] == "OutgoingState.QUEUED"
+        assert [dropped.state for dropped in messages] == [SENT, DROPPED, DROPPED]
 
 
-def test_one_that_never_waited_is_sent_all_the_same() -> None:
-    told = Told()
-    message = told.make()
-    told.outgoing.sent(message)
+def test_message_that_never_waited_is_sent() -> None:
+    queue = Told()
+    message = queue.make()
+    queue.outgoing.sent(message)
     assert message.state is SENT
-    assert told.events == ["1 ended"]
+    assert queue.events == ["1 ended"]
 
 
-def test_the_end_of_the_connection_ends_all_of_them_once() -> None:
-    told = Told()
+def test_end_of_the_connection_ends_all_messages_once() -> None:
+    queue = Told()
     for call_id, event in enumerate(WAITS):
-        told.wait(told.make(call_id=call_id), event)
-    told.outgoing.clear()
-    told.outgoing.clear()
-    assert told.events == [f"{at} ended" for at in range(len(WAITS))]
+        queue.wait(queue.make(call_id=call_id), event)
+    queue.outgoing.clear()
+    queue.outgoing.clear()
+    assert queue.events == [f"{at} ended" for at in range(len(WAITS))]
 
 
 @given(data=st.data())
-def test_every_way_through_the_table_ends_a_message_once(data: st.DataObject) -> None:
-    told = Told()
-    message = told.make()
+def test_every_path_through_the_table_ends_a_message_once(data: st.DataObject) -> None:
+    queue = Told()
+    message = queue.make()
     while row := TRANSITIONS[message.state]:
         event = data.draw(st.sampled_from(list(row)))
         if event is OutgoingEvent.SEND:
-            told.outgoing.sent(message)
+            queue.outgoing.sent(message)
         elif event is not OutgoingEvent.DROP:
-            told.wait(message, event)
-        elif told.outgoing.drop(REQUEST, 1) is None:
-            told.outgoing.forget(message)
+            queue.wait(message, event)
+        elif queue.outgoing.drop(REQUEST, 1) is None:
+            queue.outgoing.forget(message)
         assert message.state is row[event]
-    assert told.events.count("1 ended") == 1
+    assert queue.events.count("1 ended") == 1
     assert message.buffers == ()
-    assert not len(told.outgoing)
+    assert not len(queue.outgoing)
 
 
-def test_less_is_kept_only_when_an_answer_that_has_waited_ends() -> None:
-    told = Told()
-    told.outgoing.on_less = partial(told.events.append, "less")
+def test_sent_answer_that_waited_reports_less_kept() -> None:
+    queue = Told()
+    queue.outgoing.on_less = partial(queue.events.append, "less")
     for kind in (REQUEST, RESPONSE, ITEM):
-        message = told.make(kind)
+        message = queue.make(kind)
         message.on_sent = None
-        told.wait(message, OutgoingEvent.COPY)
-        assert told.outgoing.answer_bytes == (0 if kind == REQUEST else 7)
-        told.outgoing.sent(message)
-        assert told.outgoing.answer_bytes == 0
-    at_once = told.make(RESPONSE)
+        queue.wait(message, OutgoingEvent.COPY)
+        assert queue.outgoing.answer_bytes == (0 if kind == REQUEST else 7)
+        queue.outgoing.sent(message)
+        assert queue.outgoing.answer_bytes == 0
+    at_once = queue.make(RESPONSE)
     at_once.on_sent = None
-    told.outgoing.sent(at_once)
-    assert told.events == ["less", "less"]
+    queue.outgoing.sent(at_once)
+    assert queue.events == ["less", "less"]

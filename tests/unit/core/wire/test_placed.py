@@ -47,7 +47,7 @@ MIXED = frame(BufferRow(4, at(2)), BufferRow(3, -1), BufferRow(5, at(0)), inline
 
 
 @pytest.mark.parametrize("step", [1, 7, 1000])
-def test_buffers_are_found_where_they_lie_and_the_others_read(step: int) -> None:
+def test_placed_buffers_are_found_and_others_read(step: int) -> None:
     sink = Recorder()
     reader = reader_of(sink)
     after = prefix(FrameKind.PING, 9)
@@ -59,7 +59,7 @@ def test_buffers_are_found_where_they_lie_and_the_others_read(step: int) -> None
     assert reader.bytes_copied == 3
 
 
-def test_without_shared_memory_such_a_message_is_refused() -> None:
+def test_placed_message_without_shared_memory_is_refused() -> None:
     with pytest.raises(MalformedError, match="no memory is shared"):
         feed(reader_of(Recorder(), with_places=False), MIXED)
 
@@ -105,14 +105,14 @@ def misstated() -> bytes:
         "too much inline",
     ],
 )
-def test_what_the_protocol_does_not_allow_is_refused(stream: bytes) -> None:
+def test_placed_message_that_breaks_the_protocol_is_refused(stream: bytes) -> None:
     sink = Recorder()
     with pytest.raises(RemoteProtocolError):
         feed(reader_of(sink), stream)
     assert not sink.messages
 
 
-def test_the_number_of_buffers_is_limited() -> None:
+def test_number_of_buffers_is_limited() -> None:
     header = bytearray(frame(BufferRow(4, at(0)))[: HEADER.size])
     struct.pack_into("<I", header, 12, 1 << 30)
     with pytest.raises(FrameTooLargeError):
@@ -124,7 +124,7 @@ def test_the_number_of_buffers_is_limited() -> None:
     byte=st.integers(0, 255),
     step=st.integers(1, 99),
 )
-def test_a_changed_byte_gives_a_message_or_a_protocol_error(
+def test_changed_byte_gives_a_message_or_a_protocol_error(
     position: int, byte: int, step: int
 ) -> None:
     stream = bytearray(MIXED)

@@ -61,7 +61,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestMessages:
-    def test_every_field_arrives(self) -> None:
+    def test_every_field_of_a_message_arrives(self) -> None:
         sink = Recorder()
         stream = prefix(
             REQUEST,
@@ -87,7 +87,7 @@ class TestMessages:
             PINGED,
         ]
 
-    def test_many_small_ones_cost_one_read(self) -> None:
+    def test_many_small_messages_cost_one_read(self) -> None:
         sink = Recorder()
         reader = sink.reader()
         stream = PING * 1000
@@ -96,13 +96,13 @@ class TestMessages:
         assert sink.messages == [PINGED] * 1000
 
     @pytest.mark.parametrize("step", [1, 39, 40, 41])
-    def test_they_may_come_in_any_pieces(self, step: int) -> None:
+    def test_messages_may_come_in_any_pieces(self, step: int) -> None:
         sink = Recorder()
         stream = prefix(REQUEST, 1, head=b"h", control=b"c" * 50) + PING
         feed(sink.reader(), stream * 3, at_most=(step,))
         assert [message.kind for message in sink.messages] == [REQUEST, PING[3]] * 3
 
-    def test_the_sink_may_change_between_two_messages(self) -> None:
+    def test_sink_may_change_between_two_messages(self) -> None:
         """As it does when the HELLO is in."""
         second = Recorder()
 
@@ -129,7 +129,7 @@ class TestMoving:
     """A payload that is arriving is to land elsewhere."""
 
     @pytest.mark.parametrize("cut", range(1, 2 * HEADER_BYTES + 8))
-    def test_nothing_is_written_any_more_to_where_it_landed(self, cut: int) -> None:
+    def test_moved_payload_leaves_its_old_memory_alone(self, cut: int) -> None:
         """Wherever the stream is cut: also within a chunk, or its header."""
         sink = Recorder()
         reader = sink.reader()
@@ -138,7 +138,7 @@ class TestMoving:
         feed(reader, first)
         feed(reader, stream[:cut], (3,))
         old = sink.made[:]
-        landed = [bytes(one) for one in old]
+        landed = [bytes(memory) for memory in old]
         moved: list[memoryview] = []
 
         def make(nbytes: int) -> memoryview:
@@ -148,7 +148,7 @@ class TestMoving:
         reader.arrivals.move(RESPONSE, 1, make)
         feed(reader, stream[cut:], (3,))
         feed(reader, PING)
-        assert [bytes(one) for one in old] == landed
+        assert [bytes(memory) for memory in old] == landed
         if cut == len(stream):
             assert moved == []
             return
@@ -158,7 +158,7 @@ class TestMoving:
         assert b"".join(map(bytes, moved)) == arrived
         assert sink.messages[1] == PINGED
 
-    def test_one_that_is_not_arriving_is_no_matter(self) -> None:
+    def test_move_of_another_message_changes_nothing(self) -> None:
         sink = Recorder()
         reader = sink.reader()
         feed(reader, opening(1, 3))
@@ -171,12 +171,12 @@ class TestMoving:
 class TestCounting:
     """What was copied of each message, told while it is handed on."""
 
-    def test_inline_payloads_are_and_what_lands_in_place_is_not(self) -> None:
-        told: list[tuple[int, int]] = []
+    def test_copied_bytes_count_inline_payloads_only(self) -> None:
+        copied: list[tuple[int, int]] = []
 
         class Sink(Recorder):
             def on_message(self, *message: Any) -> None:
-                told.append((message[2], reader.message_bytes_copied))
+                copied.append((message[2], reader.message_bytes_copied))
 
         sink = Sink()
         reader = sink.reader()
@@ -187,13 +187,13 @@ class TestCounting:
         feed(reader, opening(4, 5))
         feed(reader, inline)
         feed(reader, pieces(2, b"abcde") + PING)
-        assert told == [(1, 5), (2, 0), (1, 5), (3, 4), (1, 5), (4, 0), (9, 0)]
+        assert copied == [(1, 5), (2, 0), (1, 5), (3, 4), (1, 5), (4, 0), (9, 0)]
         assert reader.bytes_copied == 5 + 5 + 4 + 5
 
 
 class TestLongFrames:
     @pytest.mark.parametrize("step", [1 << 12, 1 << 30])
-    def test_one_that_does_not_fit_gets_room_for_its_time(self, step: int) -> None:
+    def test_long_frame_gets_a_temporary_buffer(self, step: int) -> None:
         sink = Recorder()
         reader = sink.reader()
         control = bytes(range(256)) * (SCRATCH_BYTES // 128)
@@ -202,9 +202,7 @@ class TestLongFrames:
         assert reader.get_buffer().nbytes == SCRATCH_BYTES
 
     @pytest.mark.parametrize("step", [1 << 16, 1 << 30])
-    def test_the_control_parts_of_very_long_ones_stay_as_they_came(
-        self, step: int
-    ) -> None:
+    def test_very_long_control_parts_arrive_intact(self, step: int) -> None:
         sink = Recorder()
         lengths = [1, *[0] * 65_000]  # the scratch buffer keeps their size for a while
         table = prefix(
@@ -221,7 +219,7 @@ class TestLongFrames:
             assert bytes(message.control) == control
         assert sink.messages[1::2] == [PINGED] * 4
 
-    def test_one_at_the_end_of_the_scratch_buffer_moves_to_its_front(self) -> None:
+    def test_message_at_the_end_of_the_scratch_buffer_is_moved(self) -> None:
         sink = Recorder()
         reader = sink.reader()
         message = prefix(REQUEST, 1, control=b"c" * 1000)
@@ -232,7 +230,7 @@ class TestLongFrames:
 
 
 class TestTransfers:
-    def test_a_payload_lands_in_its_buffers(self) -> None:
+    def test_payload_lands_in_its_buffers(self) -> None:
         sink = Recorder()
         reader = sink.reader()
         feed(reader, opening(1, 3, 0, 4))
@@ -248,7 +246,7 @@ class TestTransfers:
         assert reader.bytes_copied == 0
         assert not len(reader.arrivals)
 
-    def test_bytes_that_came_with_the_header_are_moved(self) -> None:
+    def test_payload_bytes_read_with_the_header_are_moved(self) -> None:
         """A peer may send faster than the reader asks for exactly what it wants."""
         sink = Recorder()
         reader = sink.reader()
@@ -260,7 +258,7 @@ class TestTransfers:
         assert reader.bytes_copied == 7
 
     @pytest.mark.parametrize("cut", [1, 2, 3])
-    def test_strays_and_the_rest_make_the_whole(self, cut: int) -> None:
+    def test_payload_is_joined_from_strays_and_the_rest(self, cut: int) -> None:
         sink = Recorder()
         reader = sink.reader()
         stream = opening(1, 3, 4) + pieces(1, b"abcdefg")
@@ -272,13 +270,16 @@ class TestTransfers:
         assert sink.messages[0].buffers == (b"abc", b"defg")
         assert reader.bytes_copied == 7 - cut
 
-    def test_two_calls_may_alternate(self) -> None:
+    def test_payloads_of_two_calls_may_alternate(self) -> None:
         sink = Recorder()
         stream = opening(1, 6) + opening(2, 6) + opening(1, 6, kind=RESPONSE)
         stream += piece(1, 0, b"abcd") + piece(2, 0, b"ABCD") + piece(1, 4, b"ef")
         stream += pieces(3, b"123456") + piece(2, 4, b"EF")
         feed(sink.reader(), stream)
-        arrived = [(one.kind, one.call_id, one.buffers) for one in sink.messages]
+        arrived = [
+            (message.kind, message.call_id, message.buffers)
+            for message in sink.messages
+        ]
         assert arrived == [
             (REQUEST, 1, (b"abcdef",)),
             (RESPONSE, 1, (b"123456",)),
@@ -286,7 +287,9 @@ class TestTransfers:
         ]
 
     @pytest.mark.parametrize("kind", WITH_VALUE)
-    def test_what_the_peer_drops_is_never_delivered(self, kind: FrameKind) -> None:
+    def test_payload_dropped_by_the_peer_is_never_delivered(
+        self, kind: FrameKind
+    ) -> None:
         sink = Recorder()
         reader = sink.reader()
         drop = prefix(FrameKind.DROP, 1, aux=4)
@@ -298,7 +301,7 @@ class TestTransfers:
         feed(reader, opening(1, 1) + piece(2, 0, b"x"))
         assert sink.messages[-1].buffers == (b"x",)
 
-    def test_what_we_drop_goes_on_arriving_and_is_not_delivered(self) -> None:
+    def test_payload_dropped_here_arrives_undelivered(self) -> None:
         sink = Recorder()
         reader = sink.reader()
         feed(reader, opening(1, 6) + piece(1, 0, b"abcd"))
@@ -309,7 +312,7 @@ class TestTransfers:
         assert reader.arrivals.forget(REQUEST, 1) is None
 
     @pytest.mark.parametrize("kind", WITH_VALUE)
-    def test_whatever_has_a_value_may_be_deferred(self, kind: FrameKind) -> None:
+    def test_message_with_a_value_may_be_deferred(self, kind: FrameKind) -> None:
         sink = Recorder()
         stream = opening(1, 2, kind=kind) + piece(1, 0, b"ab")
         feed(sink.reader(), stream)
@@ -383,7 +386,7 @@ class TestRefusals:
             ),
         ],
     )
-    def test_a_frame_that_breaks_the_protocol(
+    def test_frame_that_breaks_the_protocol_is_refused(
         self, stream: bytes, error: type[RemoteProtocolError], text: str
     ) -> None:
         sink = Recorder()
@@ -408,14 +411,16 @@ class TestRefusals:
             ),
         ],
     )
-    def test_bytes_that_belong_nowhere(self, stream: bytes, text: str) -> None:
+    def test_bytes_of_an_unknown_transfer_are_refused(
+        self, stream: bytes, text: str
+    ) -> None:
         """A gap, above all, would hand out what our memory held before."""
         sink = Recorder()
         with pytest.raises(MalformedError, match=text):
             feed(sink.reader(), opening(1, 6) + stream)
         assert sink.messages == []
 
-    def test_an_inline_payload_has_its_limit(self) -> None:
+    def test_inline_payload_over_its_limit_is_refused(self) -> None:
         most = prefix(
             REQUEST,
             1,
@@ -429,13 +434,13 @@ class TestRefusals:
             feed(sink.reader(), header(count=1, payload=INLINE_BYTES_MAX + 1))
 
     @pytest.mark.parametrize("deferred", [True, False])
-    def test_a_payload_for_which_there_is_no_memory(self, *, deferred: bool) -> None:
+    def test_payload_without_memory_is_refused(self, *, deferred: bool) -> None:
         sink = Recorder(allocated_max=10)
         inline = prefix(REQUEST, 1, lengths=(11,), payload_bytes=11) + bytes(11)
         with pytest.raises(FrameTooLargeError, match="no memory for"):
             feed(sink.reader(), opening(1, 11) if deferred else inline)
 
-    def test_nothing_is_allocated_for_what_is_refused(self) -> None:
+    def test_refused_frame_allocates_nothing(self) -> None:
         sink = Recorder()
         huge = header(flags=Flags.DEFERRED, count=1, payload=1001)
         for stream in (huge, header(control=101), header(count=5)):
@@ -446,7 +451,7 @@ class TestRefusals:
         assert sink.allocated == []
 
 
-def test_a_reader_asks_for_one_byte_at_least_and_a_header_at_most() -> None:
+def test_reader_asks_for_one_byte_to_a_header() -> None:
     """While a payload is on its way: its bytes must not land in the scratch buffer."""
     reader = Recorder().reader()
     feed(reader, opening(1, 9))
@@ -458,7 +463,7 @@ def test_a_reader_asks_for_one_byte_at_least_and_a_header_at_most() -> None:
 
 
 @pytest.mark.parametrize("kind", [*FrameKind])
-def test_only_messages_with_values_have_long_control_parts(kind: FrameKind) -> None:
+def test_messages_without_values_have_short_control_parts(kind: FrameKind) -> None:
     frame = prefix(kind, 1, control=bytes((64 << 10) + 1))
     sink = Recorder()
     if kind in WITH_VALUE:
@@ -474,7 +479,7 @@ class TestRest:
 
     MESSAGE = prefix(REQUEST, 1, control=b"\xaa" * (SCRATCH_BYTES // 2))
 
-    def test_what_has_been_read_is_given_back(self) -> None:
+    def test_rest_releases_bytes_already_read(self) -> None:
         sink = Recorder()
         reader = sink.reader()
         feed(reader, self.MESSAGE)
@@ -484,13 +489,13 @@ class TestRest:
         feed(reader, self.MESSAGE)
         assert len(sink.messages) == 2
 
-    def test_all_of_it_if_nothing_more_comes(self) -> None:
+    def test_rest_of_an_idle_reader_releases_the_whole_buffer(self) -> None:
         reader = Recorder().reader()
         feed(reader, self.MESSAGE)
         reader.rest(0)
         assert not any(_kept(reader))
 
-    def test_the_memory_of_a_long_message_too(self) -> None:
+    def test_rest_releases_the_memory_of_a_long_message(self) -> None:
         reader = Recorder().reader()
         feed(reader, prefix(REQUEST, 1, control=bytes(4 * SCRATCH_BYTES)))
         assert len(_kept(reader)) > SCRATCH_BYTES
@@ -498,7 +503,7 @@ class TestRest:
         assert len(_kept(reader)) == SCRATCH_BYTES
 
     @pytest.mark.parametrize("nbytes", [1, HEADER_BYTES, HEADER_BYTES + 9])
-    def test_the_beginning_of_a_message_is_kept(self, nbytes: int) -> None:
+    def test_rest_keeps_the_beginning_of_a_message(self, nbytes: int) -> None:
         sink = Recorder()
         reader = sink.reader()
         feed(reader, self.MESSAGE[:nbytes])
@@ -506,14 +511,14 @@ class TestRest:
         feed(reader, self.MESSAGE[nbytes:])
         assert len(sink.messages) == 1
 
-    def test_a_payload_on_its_way_arrives(self) -> None:
+    def test_rest_keeps_a_payload_on_its_way(self) -> None:
         sink = Recorder()
         reader = sink.reader()
         stream = opening(1, 2 * CHUNK) + pieces(1, b"12345678")
         for at in range(len(stream)):
             feed(reader, stream[at : at + 1])
             reader.rest()
-        assert [one.buffers for one in sink.messages] == [(b"12345678",)]
+        assert [message.buffers for message in sink.messages] == [(b"12345678",)]
 
 
 def _beyond(reader: FrameReader) -> memoryview:

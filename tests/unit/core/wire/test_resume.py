@@ -22,7 +22,7 @@ def kept_of(*parts: bytes) -> RetransmitBuffer:
     return kept
 
 
-def test_whole_parts_are_let_go() -> None:
+def test_acknowledged_parts_are_released() -> None:
     kept = kept_of(b"abc", b"de", b"f")
     kept.acknowledge(4)  # inside the second
     assert kept.nbytes == 3
@@ -33,23 +33,23 @@ def test_whole_parts_are_let_go() -> None:
     assert kept.nbytes == 0
 
 
-def test_the_rest_begins_inside_a_part() -> None:
+def test_unacknowledged_rest_may_begin_inside_a_part() -> None:
     assert b"".join(kept_of(b"abc", b"de", b"f").rest(4)) == b"ef"
 
 
-def test_asking_for_the_rest_twice_gives_it_twice() -> None:
+def test_unacknowledged_rest_can_be_read_twice() -> None:
     kept = kept_of(b"abc", b"de")
     assert b"".join(kept.rest(1)) == b"bcde"
     assert b"".join(kept.rest(1)) == b"bcde"
 
 
 @pytest.mark.parametrize("received", [7, 1 << 62])
-def test_more_than_was_sent_is_refused(received: int) -> None:
+def test_ack_of_more_than_was_sent_is_refused(received: int) -> None:
     with pytest.raises(MalformedError, match="but 6 were sent"):
         kept_of(b"abc", b"def").acknowledge(received)
 
 
-def test_an_old_acknowledgement_is_no_news() -> None:
+def test_old_ack_changes_nothing() -> None:
     kept = kept_of(b"abc")
     kept.acknowledge(3)
     kept.acknowledge(1)
@@ -57,7 +57,7 @@ def test_an_old_acknowledgement_is_no_news() -> None:
         kept.rest(1)
 
 
-def test_less_cannot_have_been_read_than_was_acknowledged() -> None:
+def test_rest_before_the_last_ack_is_refused() -> None:
     kept = kept_of(b"abc")
     kept.acknowledge(2)
     with pytest.raises(MalformedError, match="has acknowledged 2"):
@@ -76,12 +76,12 @@ def test_payloads_are_kept_without_a_copy() -> None:
     st.lists(st.binary(max_size=6), max_size=12),
     st.lists(st.integers(0, 72), max_size=8),
 )
-def test_what_is_kept_is_what_was_sent_and_not_read(
+def test_kept_bytes_are_those_sent_and_not_acknowledged(
     writes: list[bytes], acknowledged: list[int]
 ) -> None:
     stream = b"".join(writes)
     kept = kept_of(*writes)
-    for received in sorted(min(one, len(stream)) for one in acknowledged):
+    for received in sorted(min(count, len(stream)) for count in acknowledged):
         kept.acknowledge(received)
         assert kept.start <= received
         assert b"".join(kept.rest(received)) == stream[received:]
@@ -100,7 +100,7 @@ def after(state: ResumeState, *events: ResumeEvent) -> ResumeState:
 
 
 class TestWhetherItOutlivesItsTransport:
-    def test_every_state_but_the_first_is_reached_from_it(self) -> None:
+    def test_every_state_is_reached_from_the_first(self) -> None:
         reached = {ResumeState.NOT_RESUMABLE}
         for _ in ResumeState:
             reached |= {
@@ -109,13 +109,13 @@ class TestWhetherItOutlivesItsTransport:
         assert reached == set(ResumeState)
 
     @pytest.mark.parametrize("state", ResumeState)
-    def test_an_end_is_the_end(self, state: ResumeState) -> None:
+    def test_ended_state_is_final(self, state: ResumeState) -> None:
         assert after(state, ResumeEvent.END) is ResumeState.ENDED
         for event in ResumeEvent:
             assert after(ResumeState.ENDED, event) is ResumeState.ENDED
 
     @pytest.mark.parametrize("state", ResumeState)
-    def test_only_a_connected_one_outlives_the_loss_of_its_transport(
+    def test_connected_stream_alone_outlives_its_transport(
         self, state: ResumeState
     ) -> None:
         lost = after(state, ResumeEvent.LOSE)
@@ -123,12 +123,12 @@ class TestWhetherItOutlivesItsTransport:
         assert lost is (ResumeState.BROKEN if connected else ResumeState.ENDED)
 
     @pytest.mark.parametrize("state", ResumeState)
-    def test_only_a_broken_one_is_resumed(self, state: ResumeState) -> None:
+    def test_broken_stream_alone_is_resumed(self, state: ResumeState) -> None:
         assert (after(state, ResumeEvent.RESUME) is not state) == (state in BROKEN)
         assert after(state, ResumeEvent.RESUME) not in BROKEN
 
     @pytest.mark.parametrize("state", ResumeState)
-    def test_nothing_but_a_loss_or_another_transport_breaks_one(
+    def test_loss_or_replacement_alone_breaks_a_stream(
         self, state: ResumeState
     ) -> None:
         for event in set(ResumeEvent) - {ResumeEvent.LOSE, ResumeEvent.REPLACE}:
@@ -136,7 +136,7 @@ class TestWhetherItOutlivesItsTransport:
 
     @pytest.mark.parametrize("state", ResumeState)
     @pytest.mark.parametrize("event", [ResumeEvent.CLOSE, ResumeEvent.PEER_CLOSE])
-    def test_one_that_a_side_has_closed_ends_with_its_transport(
+    def test_closed_stream_ends_with_its_transport(
         self, state: ResumeState, event: ResumeEvent
     ) -> None:
         for more in ResumeEvent:
@@ -145,7 +145,7 @@ class TestWhetherItOutlivesItsTransport:
                 assert after(closed, ResumeEvent.LOSE) is ResumeState.ENDED
 
     @pytest.mark.parametrize("state", BROKEN)
-    def test_a_broken_one_that_is_closed_is_not_resumed(
+    def test_broken_stream_that_is_closed_is_not_resumed(
         self, state: ResumeState
     ) -> None:
         for event in (ResumeEvent.CLOSE, ResumeEvent.PEER_CLOSE):
@@ -155,13 +155,13 @@ class TestWhetherItOutlivesItsTransport:
 
 
 class TestReceipts:
-    def test_nothing_is_due_before_it_is_begun(self) -> None:
+    def test_unbegun_receipts_are_never_due(self) -> None:
         receipts = Receipts()
         receipts.received += 1 << 40
         assert receipts.received < receipts.due_at
         assert not receipts.has_news(0)
 
-    def test_it_is_due_after_so_many_bytes_more(self) -> None:
+    def test_receipt_is_due_after_a_number_of_bytes(self) -> None:
         receipts = Receipts()
         receipts.received = 5
         receipts.begin(10)

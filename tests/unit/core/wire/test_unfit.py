@@ -50,7 +50,7 @@ def frugal(sink: Recorder) -> FrameReader:
     return reader
 
 
-def told(nbytes: int, kind: int = REQUEST) -> Message:
+def stand_in(nbytes: int, kind: int = REQUEST) -> Message:
     """Return what stands for a message of call 1 whose head is `head`."""
     problem = (
         f"this worker has no memory for a message of {nbytes} bytes: {MORE_MEMORY}"
@@ -101,17 +101,19 @@ def short_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestPayloadsThatAreNotWanted:
     @pytest.mark.parametrize("kind", [RESPONSE, FrameKind.NOTICE])
-    def test_one_is_discarded_and_its_message_comes_without(self, kind: int) -> None:
+    def test_unwanted_payload_is_discarded_and_its_message_delivered(
+        self, kind: int
+    ) -> None:
         sink = Recorder()
         reader = sink.reader()
         reader.on_unasked = lambda *_: False
         feed(reader, deferred(1001, control=b"control", kind=kind) + PING)
-        assert [one.kind for one in sink.messages] == [kind, FrameKind.PING]
+        assert [message.kind for message in sink.messages] == [kind, FrameKind.PING]
         assert sink.allocated == []
         assert not len(reader.arrivals)
 
     @pytest.mark.parametrize("kind", [FrameKind.SERVICE, FrameKind.NOTICE])
-    def test_control_parts_of_messages_to_services_have_a_limit_of_their_own(
+    def test_control_part_of_a_service_message_has_its_own_limit(
         self, kind: int
     ) -> None:
         sink = Recorder()
@@ -121,7 +123,7 @@ class TestPayloadsThatAreNotWanted:
         with pytest.raises(FrameTooLargeError, match="the limit is 16777216"):
             feed(sink.reader(), bytes(too_long))
 
-    def test_messages_that_wait_for_their_payloads_have_a_limit(self) -> None:
+    def test_messages_that_wait_for_payloads_are_limited(self) -> None:
         sink = Recorder()
         reader = sink.reader()
         control = bytes(WAITING_BYTES_MAX // 3)
@@ -144,30 +146,32 @@ class TestPayloadsThatAreNotWanted:
 class TestPayloads:
     @pytest.mark.parametrize("at_most", PIECES)
     @pytest.mark.parametrize("nbytes", [11, SCRATCH_BYTES * 3 + 5])
-    def test_one_that_follows(self, nbytes: int, at_most: Sequence[int]) -> None:
+    def test_unfit_deferred_payload_is_discarded(
+        self, nbytes: int, at_most: Sequence[int]
+    ) -> None:
         sink = Recorder(allocated_max=10)
         reader = frugal(sink)
-        steps = (max(one, nbytes // 500) for one in at_most)
+        steps = (max(step, nbytes // 500) for step in at_most)
         feed(reader, PING + deferred(nbytes) + PING, at_most=tuple(steps))
-        assert sink.messages == [PINGED, told(nbytes), PINGED]
+        assert sink.messages == [PINGED, stand_in(nbytes), PINGED]
         assert not len(reader.arrivals)
 
-    def test_one_that_comes_with_its_message(self) -> None:
+    def test_unfit_inline_payload_is_discarded(self) -> None:
         sink = Recorder(allocated_max=10)
         inline = prefix(
             REQUEST, 1, aux=7, head=b"head", lengths=(11,), payload_bytes=11
         )
         feed(frugal(sink), inline + bytes(11) + PING)
-        assert sink.messages == [told(11), PINGED]
+        assert sink.messages == [stand_in(11), PINGED]
 
-    def test_one_over_lanes(self) -> None:
+    def test_unfit_payload_over_lanes_is_discarded(self) -> None:
         sink = Recorder(allocated_max=10)
         reader = frugal(sink)
         chunks = ChunkScheduler(lambda _: None)
         payload = memoryview(bytes(25))
         message = OutgoingMessage(REQUEST, 1, aux=7, head=b"head", buffers=[payload])
         feed(reader, chunks.add(message, over_lanes=True)[1])
-        assert sink.messages == [told(25)]
+        assert sink.messages == [stand_in(25)]
         lane = LaneReader(reader.arrivals)
         while chunks:
             feed(lane, b"".join(chunks.next_chunk()))
@@ -175,16 +179,16 @@ class TestPayloads:
         assert len(sink.messages) == 1
 
     @pytest.mark.usefixtures("small_chunks")
-    def test_one_that_is_given_up(self) -> None:
+    def test_unfit_payload_may_be_dropped_by_the_peer(self) -> None:
         sink = Recorder(allocated_max=10)
         reader = frugal(sink)
         whole = deferred(20, size=SMALL)
         cut = whole[: -(SMALL + HEADER_BYTES)]
         feed(reader, cut + prefix(FrameKind.DROP, 1, aux=10) + PING)
-        assert sink.messages == [told(20), PINGED]
+        assert sink.messages == [stand_in(20), PINGED]
         assert not len(reader.arrivals)
 
-    def test_one_that_was_to_land_elsewhere(self) -> None:
+    def test_unfit_payload_may_be_moved(self) -> None:
         sink = Recorder(allocated_max=10)
         reader = frugal(sink)
         whole = deferred(20, kind=RESPONSE)
@@ -195,7 +199,7 @@ class TestPayloads:
         assert not len(reader.arrivals)
 
     @pytest.mark.usefixtures("small_chunks")
-    def test_a_chunk_that_comes_twice_is_refused_all_the_same(self) -> None:
+    def test_repeated_chunk_of_an_unfit_payload_is_refused(self) -> None:
         sink = Recorder(allocated_max=10)
         reader = frugal(sink)
         feed(reader, deferred(20, size=SMALL)[: -(SMALL + HEADER_BYTES)])
@@ -206,44 +210,44 @@ class TestPayloads:
 @pytest.mark.usefixtures("short_scratch")
 class TestControlParts:
     @pytest.mark.parametrize("at_most", [(1 << 30,), (40, 41), (SCRATCH_BYTES,)])
-    def test_a_long_one(self, at_most: Sequence[int]) -> None:
+    def test_unfit_control_part_is_discarded(self, at_most: Sequence[int]) -> None:
         sink = Recorder()
         stream = prefix(REQUEST, 1, aux=7, head=b"head", control=LONG)
         feed(frugal(sink), PING + stream + PING + stream + PING, at_most=at_most)
-        one = told(len(LONG))
-        assert sink.messages == [PINGED, one, PINGED, one, PINGED]
+        expected = stand_in(len(LONG))
+        assert sink.messages == [PINGED, expected, PINGED, expected, PINGED]
 
     @pytest.mark.parametrize("first", [39, 40, 41, 44, 45])
-    def test_its_header_may_come_in_pieces(self, first: int) -> None:
+    def test_unfit_message_header_may_come_in_pieces(self, first: int) -> None:
         for head in (b"", b"head"):
             sink = Recorder()
             stream = prefix(REQUEST, 1, aux=7, head=head, control=LONG)
             feed(frugal(sink), stream + PING, at_most=(first, 1 << 30))
-            assert [one.head for one in sink.messages] == [head, b""]
+            assert [message.head for message in sink.messages] == [head, b""]
             assert sink.messages[-1] == PINGED
 
     @pytest.mark.parametrize("allocated_max", [10, 1 << 30])
-    def test_one_with_a_payload(self, allocated_max: int) -> None:
+    def test_unfit_control_part_discards_its_payload(self, allocated_max: int) -> None:
         sink = Recorder(allocated_max=allocated_max)
         reader = frugal(sink)
         begun: list[Any] = []
         reader.on_request = lambda *request: begun.append(request)
         feed(reader, deferred(1001, control=LONG) + PING)
-        one = told(len(LONG) + 1001)
-        assert sink.messages == [one, PINGED]
+        expected = stand_in(len(LONG) + 1001)
+        assert sink.messages == [expected, PINGED]
         assert sink.allocated == []
         assert begun == [(1, b"", len(LONG), (1001,))]
         assert not len(reader.arrivals)
 
-    def test_one_with_buffers_beside_it(self) -> None:
+    def test_unfit_control_part_discards_its_inline_buffers(self) -> None:
         sink = Recorder()
         stream = prefix(
             REQUEST, 1, aux=7, head=b"head", control=LONG, lengths=(3,), payload_bytes=3
         )
         feed(frugal(sink), stream + b"abc" + PING)
-        assert sink.messages == [told(len(LONG) + 3), PINGED]
+        assert sink.messages == [stand_in(len(LONG) + 3), PINGED]
 
-    def test_one_that_holds_the_peers_memory_ends_the_connection(self) -> None:
+    def test_unfit_message_that_holds_shared_memory_ends_the_connection(self) -> None:
         """What the message names in it could never be given back."""
         reader = frugal(Recorder())
         reader.places = lambda _location, nbytes: memoryview(bytearray(nbytes))
@@ -259,12 +263,12 @@ class TestControlParts:
         with pytest.raises(FrameTooLargeError, match="no memory for"):
             feed(reader, stream)
 
-    def test_a_reader_that_cannot_tell_ends_the_connection(self) -> None:
+    def test_unfit_message_without_a_handler_ends_the_connection(self) -> None:
         with pytest.raises(FrameTooLargeError, match="no memory for"):
             feed(Recorder().reader(), prefix(REQUEST, 1, control=LONG))
 
 
-def test_a_long_scratch_buffer_is_kept_where_no_short_one_can_be_had(
+def test_long_scratch_buffer_is_kept_if_no_short_one_is_available(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sink = Recorder()

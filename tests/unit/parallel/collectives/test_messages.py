@@ -22,29 +22,38 @@ SUM = Descriptor("all_reduce", "sum", "torch.float32", (3,))
 
 
 @pytest.mark.parametrize(
-    "one", [SUM, Descriptor("barrier"), Descriptor("gather", root=2)]
+    "descriptor", [SUM, Descriptor("barrier"), Descriptor("gather", root=2)]
 )
-def test_a_descriptor_is_what_is_read(one: Descriptor) -> None:
-    assert read_descriptor([*one[:3], one.shape and list(one.shape), one.root]) == one
-    begun = CollectiveBegun(1, 2, 3, one)
+def test_descriptor_is_read_as_it_was_written(descriptor: Descriptor) -> None:
+    assert (
+        read_descriptor(
+            [
+                *descriptor[:3],
+                descriptor.shape and list(descriptor.shape),
+                descriptor.root,
+            ]
+        )
+        == descriptor
+    )
+    begun = CollectiveBegun(1, 2, 3, descriptor)
     assert CollectiveBegun.record.read(begun.pack()) == begun
 
 
 @pytest.mark.parametrize(
     "wrong", [None, [], ["a"], [1, "", "", None, 0], [*SUM[:3], ["x"], 0], [*SUM[:4]]]
 )
-def test_what_is_no_descriptor_is_refused(wrong: Any) -> None:
+def test_malformed_descriptor_is_refused(wrong: Any) -> None:
     with pytest.raises(MalformedError, match="the description of a collective"):
         read_descriptor(wrong)
 
 
-def test_a_failure_names_those_to_blame() -> None:
+def test_failure_message_names_the_ranks_to_blame() -> None:
     failed = CollectiveFailed(1, 2, CollectiveFailure("collective", "why", ("a", "b")))
     assert failed.pack() == [1, 2, ["collective", "why", ["a", "b"]]]
     assert CollectiveFailed.record.read(failed.pack()) == failed
 
 
-def test_a_closed_group_counts_no_collectives() -> None:
+def test_answer_of_a_closed_group_has_no_count() -> None:
     assert CountBegun.read_answer("a", None) is None
     assert CountBegun.read_answer("a", 3) == 3
     with pytest.raises(MalformedError, match="the answer of worker 'a'"):

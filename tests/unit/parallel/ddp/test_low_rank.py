@@ -31,11 +31,14 @@ class TestPlan:
         rate=st.floats(0.3, 9.0),
         batch=st.booleans(),
     )
-    def test_every_element_is_sent_once(
+    def test_plan_sends_every_element_once(
         self, shapes: list[torch.Size], rank: int, rate: float, *, batch: bool
     ) -> None:
         plan = plan_for(shapes, rank, rate, batch=batch)
-        ranges = [*plan.plain, *((one.start, one.end) for one in plan.matrices)]
+        ranges = [
+            *plan.plain,
+            *((matrix.start, matrix.end) for matrix in plan.matrices),
+        ]
         ends = [0]
         for start, end in sorted(ranges):
             assert start == ends[-1]
@@ -44,11 +47,11 @@ class TestPlan:
         assert ends[-1] == plan.numel == sum(shape.numel() for shape in shapes)
 
     @given(SHAPES, st.integers(1, 5), st.floats(0.3, 9.0))
-    def test_what_is_compressed_is_what_torch_would(
+    def test_plan_compresses_the_same_gradients_as_torch(
         self, shapes: list[torch.Size], rank: int, rate: float
     ) -> None:
         plan = plan_for(shapes, rank, rate, batch=False)
-        compressed = {one.place: one for one in plan.matrices}
+        compressed = {matrix.place: matrix for matrix in plan.matrices}
         after = 0
         for place, shape in enumerate(shapes):
             if not shape.numel():
@@ -64,24 +67,24 @@ class TestPlan:
             after += less if torch_would else whole
         assert plan.sent_numel == after
 
-    def test_matrices_of_one_shape_are_batched_if_asked_for(self) -> None:
-        shapes = [torch.Size(one) for one in ((8, 9), (30,), (9, 8), (8, 3, 3))]
+    def test_matrices_of_one_shape_are_batched_on_request(self) -> None:
+        shapes = [torch.Size(size) for size in ((8, 9), (30,), (9, 8), (8, 3, 3))]
         alone = plan_for(shapes, 1, 1, batch=False)
-        assert [[one.place for one in each] for each in alone.batches] == [
+        assert [[item.place for item in each] for each in alone.batches] == [
             [0],
             [3],
             [2],
         ]
         together = plan_for(shapes, 1, 1, batch=True)
-        assert [[one.place for one in each] for each in together.batches] == [
+        assert [[item.place for item in each] for each in together.batches] == [
             [0, 3],
             [2],
         ]
         assert q_shapes(together) == [(2, 9, 1), (1, 8, 1)]
         assert together.plain == ((72, 102),)
 
-    def test_neighbours_that_are_not_compressed_are_one_piece(self) -> None:
-        shapes = [torch.Size(one) for one in ((3,), (4,), (50, 50), (), (2,))]
+    def test_uncompressed_neighbours_are_sent_in_one_piece(self) -> None:
+        shapes = [torch.Size(size) for size in ((3,), (4,), (50, 50), (), (2,))]
         assert plan_for(shapes, 1, 2, batch=False).plain == ((0, 7), (2507, 2510))
 
 
@@ -100,9 +103,9 @@ def one_step(
 
 class TestLayers:
     @pytest.mark.parametrize("batch", [False, True])
-    def test_what_is_not_sent_is_the_error(self, *, batch: bool) -> None:
-        shapes = [torch.Size(one) for one in ((20, 30), (7,), (20, 30), (9, 40))]
-        given_ = drawn(sum(one.numel() for one in shapes))
+    def test_error_is_the_unsent_part_of_the_layers(self, *, batch: bool) -> None:
+        shapes = [torch.Size(size) for size in ((20, 30), (7,), (20, 30), (9, 40))]
+        given_ = drawn(sum(shape.numel() for shape in shapes))
         buffer = given_.clone()
         error = one_step(buffer, shapes, 2, batch=batch)
         assert torch.equal(error, given_ - buffer)
@@ -111,7 +114,7 @@ class TestLayers:
 
     @pytest.mark.parametrize("batch", [False, True])
     @pytest.mark.parametrize("rank", [1, 2, 3])
-    def test_a_matrix_of_that_rank_comes_through_whole(
+    def test_matrix_of_the_given_rank_is_sent_exactly(
         self, rank: int, *, batch: bool
     ) -> None:
         first = drawn(20, rank) @ drawn(rank, 30, seed=1)
@@ -121,7 +124,7 @@ class TestLayers:
         one_step(buffer, [torch.Size((20, 30))] * 2, rank, batch=batch)
         torch.testing.assert_close(buffer, given_, rtol=1e-4, atol=1e-4)
 
-    def test_the_result_is_the_best_of_its_columns(self) -> None:
+    def test_result_is_the_best_for_its_columns(self) -> None:
         """It is M projected on the span of P: P P^T M."""
         given_ = drawn(20, 30)
         buffer = given_.clone().view(-1)
@@ -143,7 +146,7 @@ class TestLayers:
 
 class TestSquare:
     @pytest.mark.parametrize("numel", [1, 2, 4, 5, 99, 100, 101, 70_000])
-    def test_what_is_not_sent_is_the_error(self, numel: int) -> None:
+    def test_error_is_the_unsent_part_of_the_square(self, numel: int) -> None:
         side = side_of(numel)
         assert (side - 1) ** 2 < numel <= side**2
         buffer = drawn(numel)
@@ -157,7 +160,7 @@ class TestSquare:
         torch.testing.assert_close(buffer, wanted.view(-1)[:numel])
         torch.testing.assert_close(padded, given_ - wanted.view(-1))
 
-    def test_the_buffer_itself_may_be_the_square(self) -> None:
+    def test_unpadded_buffer_is_its_own_square(self) -> None:
         buffer = drawn(400)
         apart, padded = buffer.clone(), buffer.clone()
         for target, square in ((buffer, buffer), (apart, padded)):
@@ -167,5 +170,5 @@ class TestSquare:
             step.finish(1)
         assert torch.equal(buffer, apart)
 
-    def test_nothing_has_no_side(self) -> None:
+    def test_empty_buffer_has_side_0(self) -> None:
         assert side_of(0) == 0

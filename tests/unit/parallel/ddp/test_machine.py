@@ -15,50 +15,50 @@ def sizes(*nbytes: int, kind: str = "float") -> list[ParameterSpec]:
 
 
 class TestAssign:
-    def test_a_bucket_is_full_with_what_comes_over_its_cap(self) -> None:
+    def test_bucket_is_full_once_it_exceeds_its_cap(self) -> None:
         items = sizes(4, 4, 4, 4, 4, 4)
-        found = assign(items, range(6), first_cap_bytes=4, cap_bytes=10)
-        assert found == [[0], [1, 2, 3], [4, 5]]
+        buckets = assign(items, range(6), first_cap_bytes=4, cap_bytes=10)
+        assert buckets == [[0], [1, 2, 3], [4, 5]]
 
-    def test_it_follows_the_order(self) -> None:
-        found = assign(sizes(1, 1, 1), [2, 0, 1], first_cap_bytes=2, cap_bytes=9)
-        assert found == [[2, 0], [1]]
+    def test_buckets_follow_the_given_order(self) -> None:
+        buckets = assign(sizes(1, 1, 1), [2, 0, 1], first_cap_bytes=2, cap_bytes=9)
+        assert buckets == [[2, 0], [1]]
 
-    def test_kinds_have_buckets_of_their_own(self) -> None:
+    def test_each_kind_has_its_own_buckets(self) -> None:
         items = [
             ParameterSpec(4, "a"),
             ParameterSpec(4, "b"),
             ParameterSpec(4, "a"),
             ParameterSpec(4, "b"),
         ]
-        found = assign(items, range(4), first_cap_bytes=8, cap_bytes=8)
-        assert found == [[0, 2], [1, 3]]
+        buckets = assign(items, range(4), first_cap_bytes=8, cap_bytes=8)
+        assert buckets == [[0, 2], [1, 3]]
 
-    def test_what_is_full_first_comes_first(self) -> None:
+    def test_buckets_are_ordered_by_when_they_fill(self) -> None:
         items = [ParameterSpec(1, "a"), ParameterSpec(8, "b"), ParameterSpec(8, "a")]
-        found = assign(items, range(3), first_cap_bytes=8, cap_bytes=8)
-        assert found == [[1], [0, 2]]
+        buckets = assign(items, range(3), first_cap_bytes=8, cap_bytes=8)
+        assert buckets == [[1], [0, 2]]
 
-    def test_some_are_alone(self) -> None:
+    def test_parameters_marked_alone_have_their_own_bucket(self) -> None:
         items = [
             ParameterSpec(1, "a"),
             ParameterSpec(1, "a", is_alone=True),
             ParameterSpec(1, "a"),
         ]
-        found = assign(items, range(3), first_cap_bytes=9, cap_bytes=9)
-        assert found == [[1], [0, 2]]
+        buckets = assign(items, range(3), first_cap_bytes=9, cap_bytes=9)
+        assert buckets == [[1], [0, 2]]
 
     @pytest.mark.parametrize("seed", range(30))
-    def test_each_is_in_one_bucket_of_its_kind(self, seed: int) -> None:
+    def test_each_parameter_is_in_one_bucket_of_its_kind(self, seed: int) -> None:
         draw = random.Random(seed)
         items = [
             ParameterSpec(draw.randint(0, 50), draw.choice("ab"), draw.random() < 0.1)
             for _ in range(draw.randint(1, 40))
         ]
         order = draw.sample(range(len(items)), len(items))
-        found = assign(items, order, first_cap_bytes=20, cap_bytes=90)
-        assert sorted(itertools.chain(*found)) == list(range(len(items)))
-        for bucket in found:
+        buckets = assign(items, order, first_cap_bytes=20, cap_bytes=90)
+        assert sorted(itertools.chain(*buckets)) == list(range(len(items)))
+        for bucket in buckets:
             assert len({items[number].kind for number in bucket}) == 1
             assert len(bucket) == 1 or not any(items[n].is_alone for n in bucket)
             # One less, and it is not full.
@@ -66,7 +66,7 @@ class TestAssign:
 
 
 class TestReadiness:
-    def test_a_bucket_waits_for_those_before_it(self) -> None:
+    def test_bucket_waits_for_earlier_buckets(self) -> None:
         readiness = Readiness([[0, 1], [2]], [1, 1, 1])
         assert readiness.arrive(2)
         assert readiness.ready(2) == 0
@@ -77,7 +77,7 @@ class TestReadiness:
         assert readiness.ready(1) == 2
         assert readiness.order == [2, 0, 1]
 
-    def test_a_gradient_may_come_several_times(self) -> None:
+    def test_gradient_may_come_several_times(self) -> None:
         readiness = Readiness([[0]], [2])
         assert not readiness.arrive(0)
         assert readiness.missing() == [0]
@@ -85,20 +85,20 @@ class TestReadiness:
         assert not readiness.is_expected(0)
         assert readiness.ready(0) == 1
 
-    def test_what_never_comes_is_not_waited_for(self) -> None:
+    def test_bucket_without_gradients_is_not_awaited(self) -> None:
         readiness = Readiness([[0], [1]], [0, 1])
         assert readiness.reduced == 1
         assert not readiness.is_expected(0)
         assert readiness.missing() == [1]
 
-    def test_what_is_complete_without_having_come(self) -> None:
+    def test_gradient_may_be_ready_without_having_arrived(self) -> None:
         readiness = Readiness([[0]], [1])
         assert readiness.ready(0) == 1
         assert not readiness.is_expected(0)
         assert readiness.missing() == []
         assert readiness.order == []
 
-    def test_what_is_held_counts_and_waits(self) -> None:
+    def test_held_gradients_are_counted_and_wait_for_release(self) -> None:
         readiness = Readiness([[0], [1], [2]], [1, 1, 1], is_held=True)
         for number in (1, 0, 1):
             assert readiness.is_expected(number)
@@ -110,13 +110,13 @@ class TestReadiness:
         assert readiness.ready(0) == 2
         assert readiness.missing() == [2]
 
-    def test_nothing_is_let_go_that_was_not_held(self) -> None:
+    def test_release_returns_held_gradients_only(self) -> None:
         readiness = Readiness([[0]], [1])
         readiness.arrive(0)
         assert readiness.release() == []
 
     @pytest.mark.parametrize("seed", range(50))
-    def test_every_order_ends_with_all_reduced(self, seed: int) -> None:
+    def test_every_arrival_order_reduces_all_buckets(self, seed: int) -> None:
         draw = random.Random(seed)
         uses = [draw.randint(0, 3) for _ in range(draw.randint(1, 12))]
         cuts = sorted(draw.sample(range(len(uses) + 1), min(2, len(uses))))

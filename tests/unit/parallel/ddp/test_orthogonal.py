@@ -18,7 +18,7 @@ def drawn(count: int, rows: int, columns: int, dtype: torch.dtype) -> torch.Tens
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", [1, 2, 3, 8])
-def test_columns_are_orthonormal(columns: int, dtype: torch.dtype) -> None:
+def test_columns_become_orthonormal(columns: int, dtype: torch.dtype) -> None:
     matrices = drawn(3, 40, columns, dtype)
     assert orthogonalize(matrices) == 0
     products = (matrices.transpose(1, 2).double() @ matrices.double()).abs()
@@ -32,7 +32,7 @@ def test_columns_are_orthonormal(columns: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", [1, 2, 3, 8])
 @pytest.mark.parametrize("epsilon", [0.0, 1e-3])
-def test_the_bits_are_those_of_torch(
+def test_orthogonal_columns_equal_those_of_torch_bit_by_bit(
     columns: int, epsilon: float, dtype: torch.dtype
 ) -> None:
     ours = drawn(2, 17, columns, dtype)
@@ -42,14 +42,14 @@ def test_the_bits_are_those_of_torch(
     assert torch.equal(ours, theirs)
 
 
-def test_views_are_written_to() -> None:
+def test_orthogonalize_writes_to_views() -> None:
     memory = drawn(1, 30, 1, torch.float32).view(-1)
     orthogonalize(memory[10:].view(1, 10, 2))
     assert memory[10::2].norm() == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("columns", [1, 2])
-def test_columns_of_zeros_stay_and_are_counted(columns: int) -> None:
+def test_zero_columns_stay_zero_and_are_counted(columns: int) -> None:
     matrices = drawn(3, 10, columns, torch.float32)
     matrices[1] = 0
     assert orthogonalize(matrices) == columns
@@ -57,7 +57,7 @@ def test_columns_of_zeros_stay_and_are_counted(columns: int) -> None:
     assert torch.isfinite(matrices).all()
 
 
-def test_an_epsilon_keeps_zeros_from_being_counted() -> None:
+def test_epsilon_keeps_zero_columns_from_being_counted() -> None:
     matrices = torch.zeros(2, 10, 1)
     assert orthogonalize(matrices, 1e-8) == 0
     assert (matrices == 0).all()

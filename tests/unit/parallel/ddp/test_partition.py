@@ -30,21 +30,22 @@ def torchs_owners(groups: list[list[int]], size: int) -> list[list[int]]:
         for parameter in group["params"]
     }
     return [
-        [owner_of[id(one)] for one in group["params"]] for group in zero.param_groups
+        [owner_of[id(parameter)] for parameter in group["params"]]
+        for group in zero.param_groups
     ]
 
 
 @given(groups=GROUPS, size=st.integers(1, 6))
-def test_the_owners_are_those_that_torch_chooses(
+def test_parameter_owners_are_those_of_torch(
     groups: list[list[int]], size: int
 ) -> None:
     partition = Partition(size)
-    found = [partition.add(numels) for numels in groups]
-    assert found == torchs_owners(groups, size)
+    owners = [partition.add(numels) for numels in groups]
+    assert owners == torchs_owners(groups, size)
 
 
 @given(groups=GROUPS, size=st.integers(1, 6))
-def test_no_rank_has_more_than_its_share_and_one_parameter(
+def test_rank_exceeds_its_share_by_one_parameter_at_most(
     groups: list[list[int]], size: int
 ) -> None:
     partition = Partition(size)

@@ -301,15 +301,17 @@ CASES: list[tuple[Check, Any, str, CheckState, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("check", "facts", "name", "state", "found", "advice"), CASES)
-def test_a_check(  # noqa: PLR0917  (a row of the table)
-    check: Check, facts: Any, name: str, state: CheckState, found: str, advice: str
+@pytest.mark.parametrize(("check", "facts", "name", "state", "text", "advice"), CASES)
+def test_check_reports_state_finding_and_advice(  # noqa: PLR0917  (a row of the table)
+    check: Check, facts: Any, name: str, state: CheckState, text: str, advice: str
 ) -> None:
-    (one,) = (finding for finding in check(facts) if finding.check == name)
-    assert one.state is state
-    assert found in one.found
-    assert all(part in one.advice for part in advice.split(".*"))
-    assert bool(one.advice) == (state is not OK)  # who is told of trouble, what to do
+    (result,) = (finding for finding in check(facts) if finding.check == name)
+    assert result.state is state
+    assert text in result.found
+    assert all(part in result.advice for part in advice.split(".*"))
+    assert bool(result.advice) == (
+        state is not OK
+    )  # who is told of trouble, what to do
 
 
 @pytest.mark.parametrize(
@@ -349,5 +351,5 @@ def test_versions_are_compared_by_their_numbers(
         ),
     ],
 )
-def test_sizes_are_read_by_people(count: int, words: str) -> None:
+def test_sizes_are_written_for_people(count: int, words: str) -> None:
     assert size_of(count) == words

@@ -23,7 +23,7 @@ GIB = 1 << 30
 Tree = dict[str, str]
 
 
-def made(root: Path, tree: Tree) -> Path:
+def write_tree(root: Path, tree: Tree) -> Path:
     """Write files below a directory; return it."""
     for name, text in tree.items():
         path = root / name
@@ -73,21 +73,21 @@ V1: Tree = {
 
 
 @pytest.mark.parametrize("tree", [V1, V2], ids=["version 1", "version 2"])
-def test_limits_of_cgroups_of_both_versions(tmp_path: Path, tree: Tree) -> None:
-    assert read_cgroups(made(tmp_path, tree)) == V2_FACTS
+def test_cgroup_limits_of_both_versions_are_read(tmp_path: Path, tree: Tree) -> None:
+    assert read_cgroups(write_tree(tmp_path, tree)) == V2_FACTS
 
 
-def test_a_lower_limit_around_it_counts(tmp_path: Path) -> None:
+def test_lower_limit_of_an_outer_cgroup_counts(tmp_path: Path) -> None:
     around = {
         "sys/fs/cgroup/system.slice/memory.max": f"{GIB}\n",
         "sys/fs/cgroup/system.slice/memory.current": "7\n",
         "sys/fs/cgroup/system.slice/cpu.max": "100000 200000\n",
     }
-    found = read_cgroups(made(tmp_path, {**V2, **around}))
-    assert found == CgroupFacts(GIB, 7, 2, 0.5)
+    facts = read_cgroups(write_tree(tmp_path, {**V2, **around}))
+    assert facts == CgroupFacts(GIB, 7, 2, 0.5)
 
 
-def test_a_container_sees_the_end_of_its_hosts_path(tmp_path: Path) -> None:
+def test_container_sees_the_end_of_its_host_path(tmp_path: Path) -> None:
     """Of version 1, without a namespace of cgroups: the mount begins at the path."""
     tree = {
         "proc/self/mountinfo": (
@@ -96,20 +96,18 @@ def test_a_container_sees_the_end_of_its_hosts_path(tmp_path: Path) -> None:
         "proc/self/cgroup": "3:memory:/docker/7\n",
         "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{GIB}\n",
     }
-    assert read_cgroups(made(tmp_path, tree)) == CgroupFacts(GIB)
+    assert read_cgroups(write_tree(tmp_path, tree)) == CgroupFacts(GIB)
 
 
 @pytest.mark.parametrize("path", ["/../other", "/gone/by/now", "/"])
-def test_a_path_that_is_not_below_the_mount_stands_for_the_mount(
-    tmp_path: Path, path: str
-) -> None:
+def test_path_outside_the_mount_stands_for_the_mount(tmp_path: Path, path: str) -> None:
     tree = {
         "proc/self/mountinfo": V2_MOUNT,
         "proc/self/cgroup": f"0::{path}\n",
         "sys/fs/cgroup/memory.max": f"{GIB}\n",
         "sys/fs/other/memory.max": "1\n",
     }
-    assert read_cgroups(made(tmp_path, tree)).memory_limit == GIB
+    assert read_cgroups(write_tree(tmp_path, tree)).memory_limit == GIB
 
 
 @pytest.mark.parametrize(
@@ -121,23 +119,23 @@ def test_a_path_that_is_not_below_the_mount_stands_for_the_mount(
         {"proc/self/mountinfo": "- cgroup2\n1 2 3 4 - cgroup2 x\n"},
     ],
 )
-def test_without_a_cgroup_there_is_no_limit(tmp_path: Path, changed: Tree) -> None:
-    assert read_cgroups(made(tmp_path, {**V2, **changed})) == CgroupFacts()
+def test_missing_cgroup_means_no_limit(tmp_path: Path, changed: Tree) -> None:
+    assert read_cgroups(write_tree(tmp_path, {**V2, **changed})) == CgroupFacts()
 
 
-def test_odd_content_is_no_limit(tmp_path: Path) -> None:
+def test_odd_cgroup_content_means_no_limit(tmp_path: Path) -> None:
     folder = "sys/fs/cgroup/system.slice/job.scope"
     odd = {
         f"{folder}/memory.max": "-1\n",
         f"{folder}/memory.events": "oom_kill\nx y\n",
         f"{folder}/cpu.max": "max 100000\n",
     }
-    assert read_cgroups(made(tmp_path, {**V2, **odd})) == CgroupFacts()
+    assert read_cgroups(write_tree(tmp_path, {**V2, **odd})) == CgroupFacts()
     odd = {f"{folder}/cpu.max": "1000 0\n", f"{folder}/memory.max": "0\n"}
-    assert read_cgroups(made(tmp_path, {**V2, **odd})).quota_cores is None
+    assert read_cgroups(write_tree(tmp_path, {**V2, **odd})).quota_cores is None
 
 
-def test_nothing_is_told_where_there_is_no_proc(tmp_path: Path) -> None:
+def test_facts_are_empty_without_proc(tmp_path: Path) -> None:
     assert read_cgroups(tmp_path) == CgroupFacts()
     assert read_pages(tmp_path) == PageFacts()
     assert read_clock_source(tmp_path) == ClockFacts()
@@ -146,10 +144,10 @@ def test_nothing_is_told_where_there_is_no_proc(tmp_path: Path) -> None:
     assert meminfo(tmp_path) == {}
 
 
-def test_what_files_say(tmp_path: Path) -> None:
+def test_kernel_files_are_read(tmp_path: Path) -> None:
     huge = "sys/kernel/mm/transparent_hugepage"
     clocks = "sys/devices/system/clocksource/clocksource0"
-    made(
+    write_tree(
         tmp_path,
         {
             f"{huge}/enabled": "always [madvise] never\n",
@@ -171,7 +169,7 @@ def test_what_files_say(tmp_path: Path) -> None:
     assert read_mtu("eth0", tmp_path) == 1400
 
 
-def test_odd_files_are_nothing(tmp_path: Path) -> None:
+def test_odd_files_read_as_missing_values(tmp_path: Path) -> None:
     (tmp_path / "odd").write_bytes(b"\xff\xfe12")
     assert number_in(tmp_path / "odd") is None
     assert text_of(tmp_path) == ""  # a directory

@@ -15,26 +15,26 @@ OK, NOTE, WRONG = CheckState
 
 
 def shown(rows: list[GroupFinding]) -> list[tuple[str, CheckState, str, str]]:
-    return [(one.check, one.state, one.found, " ".join(one.workers)) for one in rows]
+    return [(row.check, row.state, row.found, " ".join(row.workers)) for row in rows]
 
 
-def test_what_all_find_is_one_row() -> None:
-    found = {name: [ok("Python", "3.11"), ok("uvloop", "1")] for name in "abc"}
-    assert shown(together(found)) == [
+def test_equal_findings_are_one_row() -> None:
+    findings = {name: [ok("Python", "3.11"), ok("uvloop", "1")] for name in "abc"}
+    assert shown(together(findings)) == [
         ("Python", OK, "3.11", "a b c"),
         ("uvloop", OK, "1", "a b c"),
     ]
 
 
-def test_who_finds_what_fails_is_named() -> None:
+def test_failing_findings_name_their_workers() -> None:
     bad = wrong("secret file", "mode 0644", "chmod 600")
     small = note("memory", "1 GiB", "use less")
-    found: dict[str, list[CheckFinding]] = {
+    findings: dict[str, list[CheckFinding]] = {
         "a": [ok("memory", "9 GiB")],
         "b": [small, bad],
         "c": [ok("memory", "8 GiB")],
     }
-    rows = together(found)
+    rows = together(findings)
     assert shown(rows) == [
         ("memory", OK, "9 GiB (the first; all: --json)", "a c"),
         ("memory", NOTE, "1 GiB", "b"),
@@ -43,14 +43,14 @@ def test_who_finds_what_fails_is_named() -> None:
     assert rows[-1].advice == "chmod 600"
 
 
-def test_what_should_be_the_same_everywhere_is_a_note_if_it_differs() -> None:
-    found = {"a": [ok("torch", "2.6")], "b": [ok("torch", "2.7")]}
-    rows = together(found)
+def test_differing_versions_are_a_note() -> None:
+    findings = {"a": [ok("torch", "2.6")], "b": [ok("torch", "2.7")]}
+    rows = together(findings)
     assert shown(rows) == [("torch", NOTE, "2.6", "a"), ("torch", NOTE, "2.7", "b")]
     assert "the workers differ" in rows[0].advice
 
 
-def test_nobody_finds_nothing() -> None:
+def test_empty_findings_give_empty_tables() -> None:
     assert together({}) == []
     assert check_walls({}) == []
 
@@ -70,4 +70,4 @@ def test_clocks_of_other_hosts_are_compared_within_their_error() -> None:
     assert (unsure.state, unsure.workers) == (OK, ("unsure",))
     assert (late.state, late.workers) == (NOTE, ("late",))
     assert late.found == "3 s behind this host's, to within 0.001 s"
-    assert [bool(one.advice) for one in rows] == [False, False, True]
+    assert [bool(row.advice) for row in rows] == [False, False, True]

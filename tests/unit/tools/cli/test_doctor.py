@@ -36,40 +36,38 @@ name              worker2  derived from SLURM_PROCID=2                       Slu
 a worker can start here by env://"""
 
 
-def test_a_table_shows_every_value_with_its_origin(
+def test_table_shows_every_value_with_its_origin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    found = as_text(diagnose(captured.SLURM_STEP, WELL)).splitlines()
-    table = found[2:13]
+    lines = as_text(diagnose(captured.SLURM_STEP, WELL)).splitlines()
+    table = lines[2:13]
     for column in ("value", "from", "launcher"):
         at = table[0].index(column)
         assert all(row[at - 1] == " " and row[at] != " " for row in table)
-    words = [" ".join(row.split()) for row in found]
+    words = [" ".join(row.split()) for row in lines]
     assert words == [" ".join(row.split()) for row in TABLE.splitlines()]
 
 
-def test_what_does_not_fit_goes_on_in_the_next_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_long_value_is_wrapped_and_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     long = {**captured.SLURM_STEP, "ASYNCRPC_RUN_ID": "Q" * 120}
-    found = as_text(diagnose(long, WELL))
-    assert max(map(len, found.splitlines())) <= 80
-    assert found.count("Q") == 240
-    assert "…" not in found
+    text = as_text(diagnose(long, WELL))
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("Q") == 240
+    assert "…" not in text
 
 
-def test_the_launchers_around_are_named() -> None:
-    said = as_text(diagnose({**captured.SLURM_STEP, **captured.TORCHRUN}, WELL))
-    assert said.splitlines()[0] == "started by torchrun, inside Slurm"
+def test_surrounding_launchers_are_named() -> None:
+    text = as_text(diagnose({**captured.SLURM_STEP, **captured.TORCHRUN}, WELL))
+    assert text.splitlines()[0] == "started by torchrun, inside Slurm"
 
 
-def test_programs_read_json() -> None:
-    found = as_record(diagnose(captured.OPEN_MPI, WELL))
-    assert found["launcher"] == "Open MPI"
-    assert found["problems"] == found["warnings"] == ()
-    assert found["values"][0] == {
+def test_json_output_is_readable_by_programs() -> None:
+    record = as_record(diagnose(captured.OPEN_MPI, WELL))
+    assert record["launcher"] == "Open MPI"
+    assert record["problems"] == record["warnings"] == ()
+    assert record["values"][0] == {
         "field": "rank",
         "value": 1,
         "origin": "OMPI_COMM_WORLD_RANK=1",
@@ -88,19 +86,17 @@ def test_programs_read_json() -> None:
         ({**captured.TORCHRUN, "RANK": "9"}, "rank 9 is not in a world of 2"),
     ],
 )
-def test_what_fails_a_start_is_a_problem(
-    environ: Mapping[str, str], words: str
-) -> None:
-    found = diagnose(environ, WELL)
-    assert len(found.problems) == 1
-    _matches(found.problems[0], words)
-    assert "a worker can start" not in as_text(found)
+def test_failing_start_is_a_problem(environ: Mapping[str, str], words: str) -> None:
+    diagnosis = diagnose(environ, WELL)
+    assert len(diagnosis.problems) == 1
+    _matches(diagnosis.problems[0], words)
+    assert "a worker can start" not in as_text(diagnosis)
 
 
-def test_contradictions_are_shown_with_all_that_is_said() -> None:
-    found = as_text(diagnose({**captured.SLURM_STEP, "RANK": "0"}, WELL))
-    assert "RANK=0 " in found
-    assert "SLURM_LOCALID=2" in found
+def test_contradictions_are_shown_with_every_value() -> None:
+    text = as_text(diagnose({**captured.SLURM_STEP, "RANK": "0"}, WELL))
+    assert "RANK=0 " in text
+    assert "SLURM_LOCALID=2" in text
 
 
 def _matches(text: str, words: str) -> None:
@@ -114,13 +110,11 @@ def _matches(text: str, words: str) -> None:
         ({"addresses": ("127.0.0.1", "::1")}, "no address but loopback"),
     ],
 )
-def test_what_may_go_wrong_later_is_a_warning(
-    changed: dict[str, object], words: str
-) -> None:
+def test_later_risk_is_a_warning(changed: dict[str, object], words: str) -> None:
     facts = HostFacts(**{**_fields(WELL), **changed})  # type: ignore[arg-type]
-    found = diagnose(captured.SLURM_STEP, facts)
-    assert found.problems == ()
-    (warning,) = found.warnings
+    diagnosis = diagnose(captured.SLURM_STEP, facts)
+    assert diagnosis.problems == ()
+    (warning,) = diagnosis.warnings
     _matches(warning, words)
 
 
@@ -133,41 +127,41 @@ def _fields(facts: HostFacts) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("environ", [captured.OPEN_MPI, captured.MPICH])
-def test_workers_of_one_host_need_no_secret_and_no_network(
+def test_workers_of_a_single_host_need_no_secret_or_network(
     environ: Mapping[str, str],
 ) -> None:
     facts = HostFacts(has_secret=False, addresses=())
     assert diagnose(environ, facts, launcher_pid=1).warnings == ()
 
 
-def test_variables_that_were_set_by_hand_are_no_launcher() -> None:
-    said = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
-    first, *_ = as_text(diagnose(said, WELL)).splitlines()
+def test_variables_set_by_hand_are_not_a_launcher() -> None:
+    environ = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    first, *_ = as_text(diagnose(environ, WELL)).splitlines()
     assert first == "no launcher is known to have started this process"
 
 
-def test_a_job_that_was_entered_without_its_launcher_is_named() -> None:
-    said = {name: captured.SLURM_STEP[name] for name in JOB_OF_SLURM}
-    found = diagnose(said, WELL)
-    first, *_ = as_text(found).splitlines()
+def test_job_entered_without_its_launcher_is_named() -> None:
+    environ = {name: captured.SLURM_STEP[name] for name in JOB_OF_SLURM}
+    diagnosis = diagnose(environ, WELL)
+    first, *_ = as_text(diagnosis).splitlines()
     assert first == (
         "no launcher is known to have started this process, though variables of Slurm"
         " are set"
     )
-    (problem,) = found.problems
+    (problem,) = diagnosis.problems
     assert problem == (
         "env:// does not find its rank (RANK) and the number of workers (WORLD_SIZE)"
-        f" (this process runs in Slurm job {said['SLURM_JOB_ID']}, but not in one of"
+        f" (this process runs in Slurm job {environ['SLURM_JOB_ID']}, but not in one of"
         " its tasks: start the program by srun)"
     )
 
 
-def test_the_options_of_the_environment_are_checked() -> None:
+def test_environment_options_are_checked() -> None:
     facts = HostFacts(**{**_fields(WELL), "trouble": "no interface 'ib9'"})  # type: ignore[arg-type]
     assert diagnose(captured.SLURM_STEP, facts).problems == ("no interface 'ib9'",)
 
 
-def test_the_exit_code_says_whether_a_worker_could_start(
+def test_exit_code_tells_whether_a_worker_could_start(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,

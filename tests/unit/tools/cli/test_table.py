@@ -15,17 +15,17 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
     ]
 
 
-def test_the_widest_column_is_cut_where_the_line_ends() -> None:
+def test_widest_column_is_cut_to_the_line() -> None:
     lines = lines_of(ROWS, width=20)
     assert lines[1] == "ps        waits for…"
     assert max(map(len, lines)) == 20
 
 
-def test_a_line_that_is_too_short_for_anything_keeps_some_of_each_column() -> None:
+def test_narrow_line_keeps_a_part_of_each_column() -> None:
     assert lines_of(ROWS, width=1)[2].startswith("trainer0")
 
 
-def test_no_rows_are_no_lines() -> None:
+def test_empty_table_has_no_lines() -> None:
     assert lines_of([], width=80) == []
 
 

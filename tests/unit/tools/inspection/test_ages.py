@@ -8,7 +8,7 @@ from asyncrpc.testing.loop import SimLoop
 from asyncrpc.tools.inspection.ages import SAMPLE_S, WaitAges
 
 
-def test_the_age_of_a_wait_is_told_from_look_to_look() -> None:
+def test_age_of_a_wait_grows_from_sample_to_sample() -> None:
     async def play() -> None:
         loop = asyncio.get_running_loop()
         ages, other = WaitAges(loop), asyncio.Event()
@@ -36,7 +36,7 @@ def test_the_age_of_a_wait_is_told_from_look_to_look() -> None:
         runner.run(play())
 
 
-def test_one_that_sleeps_again_and_again_does_not_age() -> None:
+def test_repeated_sleep_does_not_age() -> None:
     async def play() -> None:
         ages = WaitAges(asyncio.get_running_loop())
 
@@ -56,7 +56,7 @@ def test_one_that_sleeps_again_and_again_does_not_age() -> None:
         runner.run(play())
 
 
-def test_the_waits_that_have_lasted_are_told_from_those_that_began_anew() -> None:
+def test_renewed_wait_is_told_from_a_lasting_one() -> None:
     async def play() -> None:
         ages = WaitAges(asyncio.get_running_loop(), sample_s=1.0)
         first, second = asyncio.Event(), asyncio.Event()
@@ -71,12 +71,12 @@ def test_the_waits_that_have_lasted_are_told_from_those_that_began_anew() -> Non
         assert len(ages.overdue(2.0)) == 2  # with the one that plays
         assert ages.overdue(4.0) == set()
         await asyncio.sleep(3.0)
-        (before,) = (one for one in ages.overdue(4.0) if one[0] == id(task))
+        (before,) = (wait for wait in ages.overdue(4.0) if wait[0] == id(task))
         first.set()
         await asyncio.sleep(2.0)
         assert ages.overdue(4.0) == set()
         await asyncio.sleep(4.0)
-        (after,) = (one for one in ages.overdue(4.0) if one[0] == id(task))
+        (after,) = (wait for wait in ages.overdue(4.0) if wait[0] == id(task))
         assert after != before
         ages.stop()
         task.cancel()

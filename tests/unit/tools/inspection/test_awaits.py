@@ -32,7 +32,7 @@ async def wait() -> None:
     await asyncio.get_running_loop().create_future()
 
 
-async def test_coroutines_come_from_the_outermost_on() -> None:
+async def test_awaited_coroutines_are_listed_outermost_first() -> None:
     async def inner() -> None:
         await wait()
 
@@ -44,7 +44,7 @@ async def test_coroutines_come_from_the_outermost_on() -> None:
         assert isinstance(chain.awaited, asyncio.Future)
 
 
-async def test_a_task_that_has_not_begun_awaits_nothing() -> None:
+async def test_unstarted_task_awaits_nothing() -> None:
     task = asyncio.create_task(wait())
     chain = chain_of(task)
     assert chain.awaited is None
@@ -53,7 +53,7 @@ async def test_a_task_that_has_not_begun_awaits_nothing() -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_asynchronous_generators_are_looked_into() -> None:
+async def test_asynchronous_generators_are_followed() -> None:
     async def numbers() -> AsyncIterator[int]:
         await wait()
         yield 1
@@ -66,7 +66,7 @@ async def test_asynchronous_generators_are_looked_into() -> None:
         assert functions_of(chain) == ["consume", "numbers", "wait"]
 
 
-async def test_generators_that_are_awaited_are_looked_into() -> None:
+async def test_awaited_generators_are_followed() -> None:
     @types.coroutine
     def old() -> Generator[Any, None, None]:
         yield from wait().__await__()
@@ -78,7 +78,7 @@ async def test_generators_that_are_awaited_are_looked_into() -> None:
         assert functions_of(chain) == ["outer", "old", "wait"]
 
 
-async def test_objects_with_await_are_looked_into() -> None:
+async def test_objects_with_await_are_followed() -> None:
     class Waits:
         def __await__(self) -> Generator[Any, None, None]:
             return wait().__await__()
@@ -90,7 +90,7 @@ async def test_objects_with_await_are_looked_into() -> None:
         assert functions_of(chain) == ["outer", "wait"]
 
 
-async def test_a_deep_chain_is_cut() -> None:
+async def test_deep_chain_of_awaits_is_cut() -> None:
     async def down(depth: int) -> None:
         if depth:
             await down(depth - 1)
@@ -102,7 +102,7 @@ async def test_a_deep_chain_is_cut() -> None:
 
 
 class TestEntered:
-    async def test_by_async_with_and_with(self) -> None:
+    async def test_context_managers_of_with_and_async_with_are_found(self) -> None:
         lock = asyncio.Lock()
 
         @contextlib.contextmanager
@@ -117,11 +117,11 @@ class TestEntered:
                     await wait()
 
         async with waiting(inside()) as chain:
-            found = list(entered(chain.steps[0]))
-            assert lock in found
-            assert manager in found
+            managers = list(entered(chain.steps[0]))
+            assert lock in managers
+            assert manager in managers
 
-    async def test_through_those_of_contextlib(self) -> None:
+    async def test_context_managers_inside_those_of_contextlib_are_found(self) -> None:
         gate = asyncio.Semaphore(1)
 
         @contextlib.asynccontextmanager
@@ -136,7 +136,7 @@ class TestEntered:
         async with waiting(inside()) as chain:
             assert gate in list(entered(chain.steps[0]))
 
-    async def test_not_what_is_left_again(self) -> None:
+    async def test_left_context_managers_are_not_listed(self) -> None:
         lock = asyncio.Lock()
 
         async def outside() -> None:
@@ -159,6 +159,6 @@ async def test_objects_are_found_in_variables_and_attributes() -> None:
 
     table, event = Table(), asyncio.Event()
     async with waiting(use(table, event)) as chain:
-        found = list(objects_in(chain.steps[0]))
-        assert any(one is event for one in found)
-        assert any(one is table.lock for one in found)
+        objects = list(objects_in(chain.steps[0]))
+        assert any(thing is event for thing in objects)
+        assert any(thing is table.lock for thing in objects)

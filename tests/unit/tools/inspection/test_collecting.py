@@ -20,8 +20,8 @@ from asyncrpc.tools.inspection.records import Actor, Wait, WorkerSnapshot
 @pytest_asyncio.fixture
 async def worker() -> AsyncIterator[Worker]:
     alone = LocalRendezvous(1)
-    async with Worker("a", rank=0, world_size=1, rendezvous=alone) as one:
-        yield one
+    async with Worker("a", rank=0, world_size=1, rendezvous=alone) as started:
+        yield started
 
 
 async def look(worker: Worker, *, is_thorough: bool = True) -> WorkerSnapshot:
@@ -45,21 +45,23 @@ async def wait_of(worker: Worker, coroutine: Coroutine[Any, Any, None]) -> Wait:
 
 
 def named(snapshot: WorkerSnapshot, name: str) -> Actor:
-    (found,) = (one for one in snapshot.actors if one.name == name)
-    return found
+    (actor,) = (actor for actor in snapshot.actors if actor.name == name)
+    return actor
 
 
 class TestWhatNobodyCanEnd:
-    async def test_an_event_that_only_who_waits_knows(self, worker: Worker) -> None:
+    async def test_event_known_to_its_waiter_alone_is_closed(
+        self, worker: Worker
+    ) -> None:
         async def wait() -> None:
             alone = asyncio.Event()
             await alone.wait()
 
-        found = await wait_of(worker, wait())
-        assert (found.kind, found.what) == (WaitKind.EVENT, "Event `alone`")
-        assert found.is_closed
+        wait_found = await wait_of(worker, wait())
+        assert (wait_found.kind, wait_found.what) == (WaitKind.EVENT, "Event `alone`")
+        assert wait_found.is_closed
 
-    async def test_one_that_a_timer_sets_is_another_case(self, worker: Worker) -> None:
+    async def test_event_set_by_a_timer_is_not_closed(self, worker: Worker) -> None:
         async def wait() -> None:
             later = asyncio.Event()
             timer = asyncio.get_running_loop().call_later(3600.0, later.set)
@@ -70,7 +72,7 @@ class TestWhatNobodyCanEnd:
 
         assert not (await wait_of(worker, wait())).is_closed
 
-    async def test_so_is_one_that_something_else_has(self, worker: Worker) -> None:
+    async def test_event_held_elsewhere_is_not_closed(self, worker: Worker) -> None:
         kept = [asyncio.Event()]
 
         async def wait() -> None:
@@ -78,7 +80,7 @@ class TestWhatNobodyCanEnd:
 
         assert not (await wait_of(worker, wait())).is_closed
 
-    async def test_the_time_to_find_out_is_bounded(self, worker: Worker) -> None:
+    async def test_search_for_holders_is_bounded(self, worker: Worker) -> None:
         async def wait() -> None:
             alone = asyncio.Event()
             kept.append(alone)  # for as long as the task lives
@@ -90,16 +92,16 @@ class TestWhatNobodyCanEnd:
         events = list(kept)
         kept.clear()
         del events
-        found = await look(worker)
-        assert sum(one.wait.is_closed for one in found.actors) == SUBJECTS_MAX
-        found = await look(worker, is_thorough=False)
-        assert not any(one.wait.is_closed for one in found.actors)
+        snapshot = await look(worker)
+        assert sum(actor.wait.is_closed for actor in snapshot.actors) == SUBJECTS_MAX
+        snapshot = await look(worker, is_thorough=False)
+        assert not any(actor.wait.is_closed for actor in snapshot.actors)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_who_could_set_an_event_is_told(worker: Worker) -> None:
+async def test_task_that_could_set_an_event_is_named(worker: Worker) -> None:
     go, rest = asyncio.Event(), asyncio.Event()
 
     async def setter(event: asyncio.Event) -> None:
@@ -111,14 +113,14 @@ async def test_who_could_set_an_event_is_told(worker: Worker) -> None:
     other = asyncio.create_task(go.wait(), name="waiter")
     await asyncio.sleep(0)
     snapshot = await look(worker)
-    found = named(snapshot, "waiter").wait
-    assert not found.is_sure
-    assert "setter" in {snapshot.actors[one].name for one in found.actors}
+    wait = named(snapshot, "waiter").wait
+    assert not wait.is_sure
+    assert "setter" in {snapshot.actors[actor].name for actor in wait.actors}
     rest.set()
     await asyncio.gather(task, other)
 
 
-async def test_a_job_of_an_executor_leads_to_its_thread(worker: Worker) -> None:
+async def test_executor_job_leads_to_its_thread(worker: Worker) -> None:
     go, begun = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -128,17 +130,17 @@ async def test_a_job_of_an_executor_leads_to_its_thread(worker: Worker) -> None:
     task = asyncio.create_task(asyncio.to_thread(hold), name="holder")
     await asyncio.to_thread(begun.wait)
     snapshot = await look(worker)
-    found = named(snapshot, "holder").wait
-    assert found.kind is WaitKind.THREADS
-    (thread,) = (snapshot.actors[one] for one in found.actors)
+    wait = named(snapshot, "holder").wait
+    assert wait.kind is WaitKind.THREADS
+    (thread,) = (snapshot.actors[actor] for actor in wait.actors)
     assert thread.wait.what == "go.wait()"
     go.set()
     await task
 
 
-async def test_the_loop_and_its_own_tasks_are_known(worker: Worker) -> None:
+async def test_event_loop_and_its_own_tasks_are_known(worker: Worker) -> None:
     snapshot = await look(worker)
     assert snapshot.actors[snapshot.loop_actor].name == threading.current_thread().name
-    assert [one for one in snapshot.actors if not one.is_internal]
+    assert [actor for actor in snapshot.actors if not actor.is_internal]
     assert not snapshot.made
     assert not snapshot.served

@@ -15,7 +15,7 @@ def runs_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collector, "RUNS_ANYWHERE", True)
 
 
-def test_it_is_on_again_when_the_last_has_looked() -> None:
+def test_collector_is_on_again_after_the_last_look() -> None:
     assert gc.isenabled()
     with held_back():
         with held_back():
@@ -24,7 +24,7 @@ def test_it_is_on_again_when_the_last_has_looked() -> None:
     assert gc.isenabled()
 
 
-def test_what_the_program_has_turned_off_stays_off() -> None:
+def test_collector_turned_off_by_the_program_stays_off() -> None:
     gc.disable()
     try:
         with held_back():

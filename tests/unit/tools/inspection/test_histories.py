@@ -24,39 +24,41 @@ async def pair() -> AsyncIterator[tuple[Worker, Worker]]:
 
 
 def groups_of(pair: tuple[Worker, Worker], name: str = "") -> list[Group]:
-    return [Group(one, ["a", "b"], name=name, timeout_s=None) for one in pair]
+    return [Group(worker, ["a", "b"], name=name, timeout_s=None) for worker in pair]
 
 
 async def reduce_in(groups: list[Group]) -> None:
-    await asyncio.gather(*(one.all_reduce(torch.ones(2, 3)) for one in groups))
+    await asyncio.gather(*(group.all_reduce(torch.ones(2, 3)) for group in groups))
 
 
-async def test_nothing_yet(pair: tuple[Worker, Worker]) -> None:
-    found = history_of(pair[0].parts)
-    assert (found.name, found.rank) == ("a", 0)
-    assert (found.groups, found.collectives, found.is_whole) == ((), (), True)
+async def test_new_worker_has_an_empty_history(pair: tuple[Worker, Worker]) -> None:
+    history = history_of(pair[0].parts)
+    assert (history.name, history.rank) == ("a", 0)
+    assert (history.groups, history.collectives, history.is_whole) == ((), (), True)
 
 
-async def test_what_has_ended(pair: tuple[Worker, Worker]) -> None:
+async def test_ended_collectives_are_in_the_history(
+    pair: tuple[Worker, Worker],
+) -> None:
     groups = groups_of(pair, "g")
     await reduce_in(groups)
     for worker in pair:
-        found = history_of(worker.parts)
-        (group,) = found.groups
+        history = history_of(worker.parts)
+        (group,) = history.groups
         assert (group.label, group.members) == ("group 'g' of 2", ("a", "b"))
         assert group.begun == 2
-        opened, reduced = found.collectives
+        opened, reduced = history.collectives
         assert (opened.number, opened.operation) == (0, "open")
         assert (reduced.number, reduced.operation) == (1, "all_reduce")
         assert (reduced.dtype, reduced.shape) == ("torch.float32", (2, 3))
         assert reduced.outcome == "ok"
         assert 0 < reduced.began_ns <= reduced.ended_ns
         assert reduced.frames == ()
-    one, other = (history_of(worker.parts) for worker in pair)
-    assert one.groups == other.groups
+    history, other = (history_of(worker.parts) for worker in pair)
+    assert history.groups == other.groups
 
 
-async def test_what_is_under_way_and_where(pair: tuple[Worker, Worker]) -> None:
+async def test_running_collective_shows_its_frames(pair: tuple[Worker, Worker]) -> None:
     first, second = groups_of(pair)
 
     async def train() -> None:
@@ -68,20 +70,24 @@ async def test_what_is_under_way_and_where(pair: tuple[Worker, Worker]) -> None:
     assert opened.ended_ns == waiting.ended_ns == UNDER_WAY
     assert opened.outcome == waiting.outcome == ""
     assert (waiting.number, waiting.operation) == (1, "barrier")
-    assert [one.function.rpartition(".")[2] for one in waiting.frames] == ["train"]
+    assert [frame.function.rpartition(".")[2] for frame in waiting.frames] == ["train"]
     await asyncio.gather(task, second.barrier())
 
 
-async def test_a_closed_group_and_its_successor(pair: tuple[Worker, Worker]) -> None:
+async def test_closed_group_and_its_successor_are_both_listed(
+    pair: tuple[Worker, Worker],
+) -> None:
     for _ in range(2):
         groups = groups_of(pair)
         await reduce_in(groups)
-        for one in groups:
-            one.close()
-    found = history_of(pair[0].parts)
-    assert [one.begun for one in found.groups] == [CLOSED, CLOSED]
-    assert len({one.group_id for one in found.groups}) == 2
-    assert [(one.group, one.number) for one in found.collectives] == [
+        for group in groups:
+            group.close()
+    history = history_of(pair[0].parts)
+    assert [group.begun for group in history.groups] == [CLOSED, CLOSED]
+    assert len({group.group_id for group in history.groups}) == 2
+    assert [
+        (collective.group, collective.number) for collective in history.collectives
+    ] == [
         (0, 0),
         (0, 1),
         (1, 0),
@@ -89,7 +95,9 @@ async def test_a_closed_group_and_its_successor(pair: tuple[Worker, Worker]) -> 
     ]
 
 
-async def test_who_begins_what_has_failed_already(pair: tuple[Worker, Worker]) -> None:
+async def test_failed_collective_is_in_the_history_of_both_ranks(
+    pair: tuple[Worker, Worker],
+) -> None:
     first, second = groups_of(pair)
     await reduce_in([first, second])
     task = asyncio.create_task(first.all_reduce(torch.ones(1)))
@@ -106,13 +114,13 @@ async def test_who_begins_what_has_failed_already(pair: tuple[Worker, Worker]) -
         assert last.outcome == "CollectiveError"
 
 
-async def test_only_so_many(pair: tuple[Worker, Worker]) -> None:
+async def test_history_is_limited(pair: tuple[Worker, Worker]) -> None:
     groups = groups_of(pair)
     for _ in range(3):
         await reduce_in(groups)
-    found = history_of(pair[0].parts, ended_max=2)
-    assert [one.number for one in found.collectives] == [2, 3]
-    assert not found.is_whole
+    history = history_of(pair[0].parts, ended_max=2)
+    assert [collective.number for collective in history.collectives] == [2, 3]
+    assert not history.is_whole
     event = pair[0].parts.recorder.collectives.recent[-1]
     for _ in range(RECENT_MAX):
         pair[0].parts.recorder.collectives.record(tuple(event))

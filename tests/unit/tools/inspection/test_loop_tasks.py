@@ -40,18 +40,18 @@ async def looks_at(count: int) -> list[LoopTasks]:
 
 def says_closed(look: LoopTasks, name: str) -> bool:
     (place,) = (
-        place for place, one in enumerate(look.tasks) if one.task.get_name() == name
+        place for place, task in enumerate(look.tasks) if task.task.get_name() == name
     )
     return look.who_ends(place)[2]
 
 
-async def test_looks_that_are_kept_are_not_taken_for_who_could_end_a_wait() -> None:
+async def test_earlier_snapshots_do_not_count_as_holders() -> None:
     task = asyncio.create_task(wait_for_nobody(), name="alone")
     await asyncio.sleep(0)
     kept = await looks_at(1)
     kept += await looks_at(1)
     kept += await looks_at(4)
-    assert [says_closed(one, "alone") for one in kept] == [True] * 6
+    assert [says_closed(look, "alone") for look in kept] == [True] * 6
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -76,9 +76,9 @@ class Scans:
 
 @pytest.fixture
 def scans(monkeypatch: pytest.MonkeyPatch) -> Scans:
-    made = Scans()
-    monkeypatch.setattr(gc, "get_referrers", made.get_referrers)
-    return made
+    counter = Scans()
+    monkeypatch.setattr(gc, "get_referrers", counter.get_referrers)
+    return counter
 
 
 def threads_in_turn() -> int:
@@ -96,7 +96,7 @@ async def waiting_for(turn: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_those_who_wait_for_a_look_share_the_next(scans: Scans) -> None:
+async def test_concurrent_looks_share_the_next_scan(scans: Scans) -> None:
     """The one that has begun is too old for who asks only now."""
     loop = asyncio.get_running_loop()
     task = asyncio.create_task(wait_for_nobody(), name="alone")
@@ -112,9 +112,9 @@ async def test_those_who_wait_for_a_look_share_the_next(scans: Scans) -> None:
         others = [loop.run_in_executor(pool, take) for _ in range(8)]
         await waiting_for(lambda: threads_in_turn() == 8)
         scans.may_end.set()
-        found = await asyncio.gather(first, *others)
-    assert len({id(one) for one in found[1:]}) == 1
-    assert found[0] is not found[1]
+        looks = await asyncio.gather(first, *others)
+    assert len({id(look) for look in looks[1:]}) == 1
+    assert looks[0] is not looks[1]
     assert scans.count == 2
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -122,7 +122,7 @@ async def test_those_who_wait_for_a_look_share_the_next(scans: Scans) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-async def test_a_process_that_is_forked_during_a_look_may_look(scans: Scans) -> None:
+async def test_process_forked_during_a_look_may_look(scans: Scans) -> None:
     loop = asyncio.get_running_loop()
     task = asyncio.create_task(wait_for_nobody(), name="alone")
     await asyncio.sleep(0)

@@ -30,26 +30,26 @@ def frame_with(**variables: object) -> FrameType:
 
 
 class TestNames:
-    def test_a_variable(self) -> None:
+    def test_variable_is_named(self) -> None:
         thing = Thing()
         assert name_in(frame_with(wanted=thing), thing) == "wanted"
 
-    def test_an_attribute(self) -> None:
+    def test_attribute_is_named_with_its_object(self) -> None:
         holder, thing = Thing(), Thing()
         holder.lock = thing  # type: ignore[attr-defined]
         assert name_in(frame_with(holder=holder), thing) == "holder.lock"
 
-    def test_an_item(self) -> None:
+    def test_item_is_named_with_its_container(self) -> None:
         thing = Thing()
         assert name_in(frame_with(holder={"left": thing}), thing) == "holder['left']"
 
-    def test_a_global_variable(self) -> None:
+    def test_global_variable_is_named(self) -> None:
         assert name_in(frame_with(), a_global) == "a_global"
 
-    def test_none(self) -> None:
+    def test_unknown_object_has_no_name(self) -> None:
         assert name_in(frame_with(), Thing()) == ""
 
-    def test_of_self_only_the_attribute(self) -> None:
+    def test_attribute_of_self_is_named_without_self(self) -> None:
         class Table:
             def __init__(self) -> None:
                 self.lock = Thing()
@@ -61,7 +61,7 @@ class TestNames:
         assert name_in(table.frame(), table.lock) == "lock"
 
 
-async def test_what_a_function_lets_go_of_dies() -> None:
+async def test_looked_at_variable_dies_when_the_function_drops_it() -> None:
     """Before Python 3.13 a frame keeps the variables that it was asked for."""
     ready, go = asyncio.Event(), asyncio.Event()
     refs = []
@@ -91,9 +91,9 @@ async def test_what_a_function_lets_go_of_dies() -> None:
         await task
 
 
-def test_a_module_keeps_its_variables() -> None:
-    found: list[FrameType] = []
-    namespace: dict[str, object] = {"sys": sys, "found": found}
+def test_module_keeps_its_variables() -> None:
+    frames: list[FrameType] = []
+    namespace: dict[str, object] = {"sys": sys, "found": frames}
     exec("kept = 1\nfound.append(sys._getframe())", namespace)  # noqa: S102
-    assert locals_of(found[0])["kept"] == 1
+    assert locals_of(frames[0])["kept"] == 1
     assert namespace["kept"] == 1

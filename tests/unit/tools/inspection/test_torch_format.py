@@ -55,7 +55,7 @@ def history(
     is_whole: bool = True,
     groups: Sequence[KnownGroup] | None = None,
 ) -> CollectiveHistory:
-    last = max((one.number for one in collectives), default=-1) + 1
+    last = max((collective.number for collective in collectives), default=-1) + 1
     if groups is None:
         groups = [
             KnownGroup(5, "a group of 3", NAMES, last if begun is None else begun)
@@ -82,11 +82,11 @@ class Analysis:
         details = {f"r{rank}": copy.deepcopy(dump) for rank, dump in dumps.items()}
         with self._caplog.at_level(logging.INFO, logger="Flight Recorder"):
             build_db(details, arguments, next(iter(dumps.values()))["version"])
-        return "\n".join(one.getMessage() for one in self._caplog.records)
+        return "\n".join(record.getMessage() for record in self._caplog.records)
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Analysis:
+def analyse(caplog: pytest.LogCaptureFixture) -> Analysis:
     return Analysis(caplog)
 
 
@@ -109,16 +109,23 @@ OPERATIONS = [
 
 
 class TestWhatTorchSays:
-    def test_nothing_of_a_group_that_is_well(self, said: Analysis) -> None:
-        assert said(*(history(name, OPERATIONS) for name in NAMES)) == ""
+    def test_healthy_group_has_no_report(self, analyse: Analysis) -> None:
+        assert analyse(*(history(name, OPERATIONS) for name in NAMES)) == ""
 
-    def test_nor_while_all_are_in_each(self, said: Analysis) -> None:
-        under_way = [one._replace(ended_ns=UNDER_WAY, outcome="") for one in OPERATIONS]
-        assert said(*(history(name, under_way) for name in NAMES)) == ""
+    def test_unfinished_collective_with_all_ranks_has_no_report(
+        self, analyse: Analysis
+    ) -> None:
+        under_way = [
+            operation._replace(ended_ns=UNDER_WAY, outcome="")
+            for operation in OPERATIONS
+        ]
+        assert analyse(*(history(name, under_way) for name in NAMES)) == ""
 
-    def test_who_is_missing_and_where_the_others_wait(self, said: Analysis) -> None:
+    def test_missing_rank_and_waiting_frames_are_reported(
+        self, analyse: Analysis
+    ) -> None:
         waiting = [noted(0), noted(1, "barrier", shape=None, dtype="", outcome="")]
-        text = said(
+        text = analyse(
             history("a", waiting), history("b", [noted(0)]), history("c", waiting)
         )
         assert "Not all ranks joining collective, sequence number: 1" in text
@@ -146,31 +153,33 @@ class TestWhatTorchSays:
         ],
         ids=["type", "shape", "dtype", "state"],
     )
-    def test_who_does_something_else(
-        self, said: Analysis, other: NotedCollective, wanted: str
+    def test_mismatched_collective_names_the_culprit(
+        self, analyse: Analysis, other: NotedCollective, wanted: str
     ) -> None:
         mine = [noted(0), noted(1, outcome="CollectiveError")]
-        text = said(
+        text = analyse(
             history("a", mine), history("b", mine), history("c", [noted(0), other])
         )
         assert "Collective sequence number: 1 has errors" in text
         assert f"Culprit rank 2; Error type: {wanted}" in text
 
-    def test_whose_dump_is_missing(self, said: Analysis) -> None:
+    def test_missing_dump_is_an_error(self, analyse: Analysis) -> None:
         waiting = [noted(0), noted(1, outcome="RankLostError")]
         there = [history(name, waiting) for name in "ab"]
         with pytest.raises(
             AssertionError, match=r"Missing dump files from ranks \{2\}"
         ):
-            said(*there)
-        assert "we missed FR dumps from ranks ({2})" in said(*there, incomplete=True)
+            analyse(*there)
+        assert "we missed FR dumps from ranks ({2})" in analyse(*there, incomplete=True)
 
 
 class TestWhatIsForgotten:
-    def test_it_is_not_taken_for_missed(self, said: Analysis) -> None:
+    def test_forgotten_collective_is_not_reported_as_missing(
+        self, analyse: Analysis
+    ) -> None:
         all_ = [noted(number) for number in range(20)]
         assert (
-            said(
+            analyse(
                 history("a", all_),
                 history("b", all_[7:], is_whole=False),
                 history("c", all_[12:], is_whole=False),
@@ -178,10 +187,12 @@ class TestWhatIsForgotten:
             == ""
         )
 
-    def test_a_rank_that_is_behind_is_missed_all_the_same(self, said: Analysis) -> None:
+    def test_lagging_rank_is_reported_despite_forgotten_collectives(
+        self, analyse: Analysis
+    ) -> None:
         all_ = [noted(number) for number in range(20)]
         waiting = [*all_[12:], noted(20, outcome="")]
-        text = said(
+        text = analyse(
             history("a", waiting, is_whole=False),
             history("b", waiting, is_whole=False),
             history("c", all_[15:], is_whole=False),
@@ -189,30 +200,34 @@ class TestWhatIsForgotten:
         assert "sequence number: 20" in text
         assert "missing ranks: {2}" in text
 
-    def test_a_gap_ends_what_is_remembered(self) -> None:
+    def test_gap_ends_the_remembered_collectives(self) -> None:
         whole = [noted(number) for number in range(10)]
-        with_gap = [one for one in whole if one.number != 6]
+        with_gap = [operation for operation in whole if operation.number != 6]
         dumps = torch_dumps(
             [history("a", whole), history("b", with_gap, is_whole=False)], RANKS
         )
-        assert [one["collective_seq_id"] for one in dumps[0]["entries"]] == [7, 8, 9]
-        assert [one["record_id"] for one in dumps[0]["entries"]] == [0, 1, 2]
+        assert [entry["collective_seq_id"] for entry in dumps[0]["entries"]] == [
+            7,
+            8,
+            9,
+        ]
+        assert [entry["record_id"] for entry in dumps[0]["entries"]] == [0, 1, 2]
 
-    def test_a_group_that_a_rank_has_forgotten_or_never_made(self) -> None:
+    def test_group_forgotten_or_never_made_by_a_rank_is_left_out(self) -> None:
         mine = [noted(0), noted(1, outcome="")]
         others = history("b", [], is_whole=False, groups=[])
         dumps = torch_dumps([history("a", mine), others], RANKS)
-        assert [one["collective_seq_id"] for one in dumps[0]["entries"]] == [1]
+        assert [entry["collective_seq_id"] for entry in dumps[0]["entries"]] == [1]
 
-    def test_a_closed_group_ends_with_its_last(self) -> None:
+    def test_closed_group_ends_with_its_last_collective(self) -> None:
         group = KnownGroup(5, "a group of 3", NAMES, CLOSED)
         mine = history("a", [noted(3), noted(4)], is_whole=False, groups=[group])
         dumps = torch_dumps([mine, history("b", [noted(n) for n in range(5)])], RANKS)
-        assert [one["collective_seq_id"] for one in dumps[1]["entries"]] == [3, 4]
+        assert [entry["collective_seq_id"] for entry in dumps[1]["entries"]] == [3, 4]
 
 
 class TestRanks:
-    def test_they_are_those_of_the_workers(self) -> None:
+    def test_global_ranks_are_those_of_the_workers(self) -> None:
         histories = [history("a", [noted(0)])]
         assert global_ranks({"c": 0, "a": 7, "b": 3, "watcher": -1}, histories) == {
             "c": 0,
@@ -223,12 +238,12 @@ class TestRanks:
     @pytest.mark.parametrize(
         "known", [{"a": -1, "b": -1}, {"a": 0, "b": 1}, {"a": 0, "b": 1, "c": 1}]
     )
-    def test_without_them_they_are_places_among_the_names(
+    def test_global_ranks_follow_the_names_without_known_ranks(
         self, known: dict[str, int]
     ) -> None:
         assert global_ranks(known, [history("a", [noted(0)])]) == RANKS
 
-    def test_a_dump_names_the_ranks_of_a_group(self) -> None:
+    def test_dump_names_the_ranks_of_a_group(self) -> None:
         group = KnownGroup(5, "group 'left' of 2", ("c", "a"), 1)
         left = history("c", [noted(0)], groups=[group])
         (dump,) = torch_dumps([left], RANKS).values()
@@ -241,25 +256,25 @@ class TestRanks:
             }
         }
 
-    def test_who_has_no_rank_has_no_dump(self) -> None:
+    def test_worker_without_a_rank_has_no_dump(self) -> None:
         watcher = CollectiveHistory("watcher", -1, 1, (), (), is_whole=True)
         assert torch_dumps([watcher], RANKS) == {}
 
 
-def test_what_began_between_two_looks_is_left_out() -> None:
+def test_collective_begun_between_two_looks_is_left_out() -> None:
     earlier = [history("a", [noted(0)]), history("b", [noted(0), noted(1, outcome="")])]
     later = [
         history("a", [noted(0), noted(1)]),
         history("b", [noted(0), noted(1), noted(2, outcome="")]),
     ]
     numbers = [
-        [one.number for one in each.collectives]
+        [collective.number for collective in each.collectives]
         for each in began_before(later, earlier)
     ]
     assert numbers == [[0, 1], [0, 1]]
 
 
-def test_an_entry_has_what_torch_shows() -> None:
+def test_dump_entry_has_the_fields_that_torch_shows() -> None:
     done, waiting = noted(3, dtype="torch.float16"), noted(4, outcome="")
     (dump,) = torch_dumps([history("a", [done, waiting])], RANKS).values()
     first, second = dump["entries"]

@@ -24,21 +24,21 @@ class Folded:
             return self.events
 
 
-def test_few_events_wait_for_who_reads() -> None:
+def test_few_events_are_folded_by_the_reader() -> None:
     folded = Folded()
     folded.queue.put((1,))
     assert folded.events == []
     assert folded.read() == [(1,)]
 
 
-def test_many_events_are_folded_by_who_notes_them() -> None:
+def test_many_events_are_folded_by_the_writer() -> None:
     folded = Folded()
     for number in range(FOLDED_MIN):
         folded.queue.put((number,))
     assert folded.events == [(number,) for number in range(FOLDED_MIN)]
 
 
-def test_who_notes_an_event_does_not_wait_for_who_reads() -> None:
+def test_writer_does_not_wait_for_the_reader() -> None:
     folded = Folded()
     with folded.lock:
         for number in range(3 * FOLDED_MIN):
@@ -48,7 +48,7 @@ def test_who_notes_an_event_does_not_wait_for_who_reads() -> None:
     assert len(folded.events) == 3 * FOLDED_MIN + 1
 
 
-def test_no_event_is_lost_or_counted_twice_between_threads() -> None:
+def test_events_of_several_threads_are_counted_once_each() -> None:
     folded = Folded()
     each, threads = 5_000, 4
 
@@ -62,8 +62,8 @@ def test_no_event_is_lost_or_counted_twice_between_threads() -> None:
         threading.Thread(target=note, args=(number * each,))
         for number in range(threads)
     ]
-    for one in running:
-        one.start()
-    for one in running:
-        one.join()
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
     assert sorted(folded.read()) == [(number,) for number in range(each * threads)]

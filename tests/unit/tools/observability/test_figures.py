@@ -36,17 +36,17 @@ def call(
     recorder.calls.record(fields)
 
 
-def found(
+def series_of(
     figures: WorkerFigures, metric: MetricDefinition
 ) -> dict[tuple[str, ...], SeriesSnapshot]:
-    return {one.values: one for one in figures.snapshot()[metric]}
+    return {series.values: series for series in figures.snapshot()[metric]}
 
 
 def counts(
     figures: WorkerFigures, metric: MetricDefinition
 ) -> dict[tuple[str, ...], int]:
-    series = found(figures, metric).items()
-    return {values: one.counts[-1] for values, one in series}
+    series = series_of(figures, metric).items()
+    return {values: total.counts[-1] for values, total in series}
 
 
 def test_calls_count_by_method_and_outcome() -> None:
@@ -60,30 +60,30 @@ def test_calls_count_by_method_and_outcome() -> None:
         ("f", "RemoteError"): 1,
         ("g", "cancelled"): 1,
     }
-    one = found(figures, d.CLIENT_DURATION)["f", ""]
-    assert abs(one.total - 0.3004) < 1e-9
+    durations = series_of(figures, d.CLIENT_DURATION)["f", ""]
+    assert abs(durations.total - 0.3004) < 1e-9
     below_half_a_millisecond = d.CLIENT_DURATION.bounds.index(0.0005)
-    assert one.counts[below_half_a_millisecond] == 1
+    assert durations.counts[below_half_a_millisecond] == 1
 
 
-def test_sizes_count_what_has_buffers() -> None:
+def test_sizes_count_calls_with_buffers_only() -> None:
     recorder, figures = listening()
     call(recorder, bytes_sent=0)
     call(recorder, bytes_sent=2000)
-    one = found(figures, d.REQUEST_SIZE)["f",]
-    assert (one.counts[0], one.counts[1], one.counts[-1]) == (0, 1, 1)
-    assert one.total == 2000
-    assert found(figures, d.RESPONSE_SIZE) == {}
+    sizes = series_of(figures, d.REQUEST_SIZE)["f",]
+    assert (sizes.counts[0], sizes.counts[1], sizes.counts[-1]) == (0, 1, 1)
+    assert sizes.total == 2000
+    assert series_of(figures, d.RESPONSE_SIZE) == {}
 
 
-def test_the_age_of_a_request_is_the_time_before_its_function_began() -> None:
+def test_queue_duration_is_the_time_before_the_function_began() -> None:
     recorder, figures = listening()
     recorder.served.record((13.0, 10.0, 12.0, B, "f", 1, OK))
-    assert found(figures, d.QUEUE_DURATION)["f",].total == 2.0
-    assert found(figures, d.SERVER_DURATION)["f", ""].total == 3.0
+    assert series_of(figures, d.QUEUE_DURATION)["f",].total == 2.0
+    assert series_of(figures, d.SERVER_DURATION)["f", ""].total == 3.0
 
 
-def test_peers_are_told_apart_if_asked_for_up_to_the_limit() -> None:
+def test_peers_have_labels_on_request_up_to_the_limit() -> None:
     recorder, figures = listening(peers_max=2)
     for number in range(5):
         peer = WorkerId(f"w{number}", Incarnation(number))
@@ -94,13 +94,13 @@ def test_peers_are_told_apart_if_asked_for_up_to_the_limit() -> None:
     assert counts(figures, d.CALLER_DURATION) == expected
 
 
-def test_peers_are_not_told_apart_unless_asked_for() -> None:
+def test_peers_have_no_labels_by_default() -> None:
     recorder, figures = listening()
     call(recorder)
-    assert found(figures, d.PEER_DURATION) == {}
+    assert series_of(figures, d.PEER_DURATION) == {}
 
 
-def test_ten_thousand_methods_and_errors_have_a_bounded_number_of_series() -> None:
+def test_number_of_series_is_bounded_for_ten_thousand_methods() -> None:
     recorder, figures = listening(peers_max=10)
     methods = 10_000
     for number in range(methods):
@@ -110,8 +110,8 @@ def test_ten_thousand_methods_and_errors_have_a_bounded_number_of_series() -> No
         recorder.served.record((13.0, 10.0, 12.0, B, name, 1, error))
         recorder.sent.record((13.0, 10.0, B, name, 1, error, 3))
         recorder.received.record((13.0, 10.0, B, name, 1, error, 3, "t"))
-        made = (1.0, 0.0, "g", name, 0, 0, (), "", None, error, 7, "t")
-        recorder.collectives.record(made)
+        event = (1.0, 0.0, "g", name, 0, 0, (), "", None, error, 7, "t")
+        recorder.collectives.record(event)
         recorder.steps.record((1.0, 0.0, name, (), error, "t"))
     series_max = SERIES_MAX + OUTCOMES_MAX + 2
     snapshot = figures.snapshot()
@@ -125,13 +125,13 @@ def test_streams_count_their_time_and_items() -> None:
     recorder, figures = listening()
     recorder.received.record((12.0, 10.0, B, "s", 1, OK, 7, "t"))
     recorder.sent.record((13.0, 10.0, B, "s", 1, "cancelled", 3))
-    assert found(figures, d.CLIENT_STREAM_DURATION)["s", ""].total == 2.0
-    assert found(figures, d.CLIENT_STREAM_ITEMS)["s",].total == 7
-    assert found(figures, d.SERVER_STREAM_DURATION)["s", "cancelled"].total == 3.0
-    assert found(figures, d.SERVER_STREAM_ITEMS)["s",].total == 3
+    assert series_of(figures, d.CLIENT_STREAM_DURATION)["s", ""].total == 2.0
+    assert series_of(figures, d.CLIENT_STREAM_ITEMS)["s",].total == 7
+    assert series_of(figures, d.SERVER_STREAM_DURATION)["s", "cancelled"].total == 3.0
+    assert series_of(figures, d.SERVER_STREAM_ITEMS)["s",].total == 3
 
 
-def test_training_counts_by_what_was_done_and_how_it_ended() -> None:
+def test_training_events_count_by_kind_and_outcome() -> None:
     recorder, figures = listening()
     context = ContextId(Incarnation(1), 1)
     recorder.passes.record((2.0, 1.0, context, "a", True, 1, "t"))
@@ -147,11 +147,11 @@ def test_training_counts_by_what_was_done_and_how_it_ended() -> None:
     assert counts(figures, d.PASS_DURATION) == {("committed",): 1, ("dropped",): 1}
     assert counts(figures, d.STEP_DURATION) == {("SGD", "skipped"): 1}
     assert counts(figures, d.COLLECTIVE_DURATION) == {("all_reduce", OK): 1}
-    assert found(figures, d.BUCKET_DURATION)[()].total == 0.5
-    assert found(figures, d.BUCKET_BYTES)[()].total == 4096
+    assert series_of(figures, d.BUCKET_DURATION)[()].total == 0.5
+    assert series_of(figures, d.BUCKET_BYTES)[()].total == 4096
 
 
-def test_changes_count_by_what_changed() -> None:
+def test_changes_count_by_their_subject() -> None:
     recorder, figures = listening()
     value = RRefId(Incarnation(1), 1)
     recorder.references.record((1.0, value, "made"))
@@ -160,14 +160,14 @@ def test_changes_count_by_what_changed() -> None:
     recorder.membership.record((1.0, B, "joined"))
     recorder.memory.record((1.0, "slab", "taken", 10))
     recorder.memory.record((1.0, "peer's slab", "returned", 10))
-    assert set(found(figures, d.REFERENCES_CHANGED)) == {("made",), ("freed",)}
-    assert found(figures, d.LINKS_CHANGED)["opened",].total == 1
-    assert found(figures, d.MEMBERS_CHANGED)["joined",].total == 1
-    changed = found(figures, d.SHARED_MEMORY_CHANGED)
+    assert set(series_of(figures, d.REFERENCES_CHANGED)) == {("made",), ("freed",)}
+    assert series_of(figures, d.LINKS_CHANGED)["opened",].total == 1
+    assert series_of(figures, d.MEMBERS_CHANGED)["joined",].total == 1
+    changed = series_of(figures, d.SHARED_MEMORY_CHANGED)
     assert set(changed) == {("own", "taken"), ("peers", "returned")}
 
 
-def test_what_has_ended_counts_no_more_and_costs_nothing() -> None:
+def test_ended_figures_count_no_more_and_cost_nothing() -> None:
     recorder, figures = listening()
     before = FlightRecorder().calls.record.__name__  # that of a deque
     call(recorder)

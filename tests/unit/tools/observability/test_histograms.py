@@ -17,23 +17,21 @@ from asyncrpc.tools.observability.histograms import (
 
 
 @pytest.mark.parametrize("bounds", [SECONDS_BOUNDS, BYTES_BOUNDS, ITEMS_BOUNDS])
-def test_bounds_ascend(bounds: tuple[float, ...]) -> None:
-    assert all(one < next_one for one, next_one in pairwise(bounds))
+def test_histogram_bounds_ascend(bounds: tuple[float, ...]) -> None:
+    assert all(bound < next_one for bound, next_one in pairwise(bounds))
 
 
-def test_a_bound_is_part_of_its_bucket() -> None:
-    made = Histogram((1.0, 2.0))
-    made.observe((0.0, 1.0, 1.5, 2.0, 2.1))
-    assert made.counts == [2, 2, 1]
-    assert made.cumulative() == [2, 4, 5]
-    assert made.total == pytest.approx(6.6)
+def test_bound_belongs_to_its_bucket() -> None:
+    histogram = Histogram((1.0, 2.0))
+    histogram.observe((0.0, 1.0, 1.5, 2.0, 2.1))
+    assert histogram.counts == [2, 2, 1]
+    assert histogram.cumulative() == [2, 4, 5]
+    assert histogram.total == pytest.approx(6.6)
 
 
 @given(st.lists(st.floats(0, 1e9, allow_nan=False)))
-def test_each_count_is_how_many_values_were_at_most_the_bound(
-    values: list[float],
-) -> None:
-    made = Histogram(SECONDS_BOUNDS)
-    made.observe(values)
-    expected = [sum(value <= one for value in values) for one in SECONDS_BOUNDS]
-    assert made.cumulative() == [*expected, len(values)]
+def test_cumulative_count_is_the_values_up_to_the_bound(values: list[float]) -> None:
+    histogram = Histogram(SECONDS_BOUNDS)
+    histogram.observe(values)
+    expected = [sum(value <= bound for value in values) for bound in SECONDS_BOUNDS]
+    assert histogram.cumulative() == [*expected, len(values)]

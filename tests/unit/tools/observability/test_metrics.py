@@ -106,44 +106,56 @@ def counted(**options: Any) -> observability.Metrics:
         ("", parsed_text, "text/plain; version=0.0.4; charset=utf-8"),
     ],
 )
-def test_the_text_is_what_its_type_says(accept: str, parse: Any, kind: str) -> None:
+def test_metrics_text_has_the_negotiated_content_type(
+    accept: str, parse: Any, kind: str
+) -> None:
     text = counted(peers_max=3).text(accept)
     assert isinstance(text, observability.MetricsText)
     assert text.content_type == kind
     names = {family.name for family in parse(text.body.decode())}
     bare = {SUFFIX.sub("", name) for name in names}
-    assert bare == {SUFFIX.sub("", one.name) for one in DEFINITIONS}
+    assert bare == {SUFFIX.sub("", definition.name) for definition in DEFINITIONS}
 
 
 @pytest.mark.parametrize("accept", ["text/plain;version=x", "application/, ;;=", "ü"])
-def test_an_odd_header_gets_some_text(accept: str) -> None:
+def test_odd_accept_header_gets_plain_text(accept: str) -> None:
     assert b"asyncrpc_worker_info" in counted().text(accept).body
 
 
-def test_labels_that_need_escapes_come_back_as_they_were() -> None:
+def test_escaped_labels_survive_the_text() -> None:
     text = counted().text(OPENMETRICS).body.decode()
-    families = {one.name: one for one in parsed_openmetrics(text)}
+    families = {family.name: family for family in parsed_openmetrics(text)}
     samples = families["rpc_client_call_duration_seconds"].samples
-    methods = {one.labels["rpc_method"] for one in samples}
+    methods = {sample.labels["rpc_method"] for sample in samples}
     assert methods == {'f"\\\n<lambda>', "g"}
-    assert {one.labels["rpc_system_name"] for one in samples} == {"asyncrpc"}
-    errors = {one.labels["error_type"] for one in samples}
+    assert {sample.labels["rpc_system_name"] for sample in samples} == {"asyncrpc"}
+    errors = {sample.labels["error_type"] for sample in samples}
     assert errors == {"", "RemoteError"}
 
 
 @pytest.mark.parametrize("with_process", [False, True])
-def test_the_text_says_what_the_collector_says(with_process: bool) -> None:  # noqa: FBT001
+def test_metrics_text_equals_the_collector(with_process: bool) -> None:  # noqa: FBT001
     metrics = counted(peers_max=3, with_process=with_process)
     text = metrics.text(OPENMETRICS).body.decode()
     of_the_process = "process_"
     read = {
-        one.name: (one.type, one.unit, one.documentation, sorted_samples(one))
-        for one in parsed_openmetrics(text)
-        if not one.name.startswith(of_the_process)
+        family.name: (
+            family.type,
+            family.unit,
+            family.documentation,
+            sorted_samples(family),
+        )
+        for family in parsed_openmetrics(text)
+        if not family.name.startswith(of_the_process)
     }
     collected = {
-        one.name: (one.type, one.unit, one.documentation, sorted_samples(one))
-        for one in metrics.collector.collect()
+        family.name: (
+            family.type,
+            family.unit,
+            family.documentation,
+            sorted_samples(family),
+        )
+        for family in metrics.collector.collect()
     }
     assert read == collected
     assert (of_the_process in text) == with_process
@@ -151,20 +163,22 @@ def test_the_text_says_what_the_collector_says(with_process: bool) -> None:  # n
 
 def sorted_samples(family: Any) -> list[Any]:
     return sorted(
-        (one.name, sorted(one.labels.items()), float(one.value))
-        for one in family.samples
+        (sample.name, sorted(sample.labels.items()), float(sample.value))
+        for sample in family.samples
     )
 
 
-def test_a_histogram_ends_with_all_of_its_values() -> None:
+def test_histogram_ends_with_its_total_count() -> None:
     text = counted().text(OPENMETRICS).body.decode()
-    families = {one.name: one for one in parsed_openmetrics(text)}
+    families = {family.name: family for family in parsed_openmetrics(text)}
     samples = families["rpc_server_call_duration_seconds"].samples
-    by_bound = {one.labels["le"]: one.value for one in samples if "le" in one.labels}
+    by_bound = {
+        sample.labels["le"]: sample.value for sample in samples if "le" in sample.labels
+    }
     assert (by_bound["0.5"], by_bound["1.0"], by_bound["+Inf"]) == (0, 1, 1)
 
 
-def test_a_program_registers_the_collector_where_its_own_are() -> None:
+def test_collector_registers_beside_those_of_the_program() -> None:
     registry = prometheus_client.CollectorRegistry(auto_describe=True)
     prometheus_client.Counter("mine", "of the program", registry=registry)
     metrics = counted()
@@ -175,13 +189,13 @@ def test_a_program_registers_the_collector_where_its_own_are() -> None:
     registry.unregister(metrics.collector)
 
 
-def test_the_process_is_measured_if_it_is_asked_for() -> None:
+def test_process_metrics_are_given_on_request() -> None:
     name = b"process_resident_memory_bytes"
     assert name in counted(with_process=True).text().body
     assert name not in counted().text().body
 
 
-def test_a_worker_that_was_never_started_has_no_links() -> None:
+def test_unstarted_worker_has_no_links() -> None:
     with observability.Metrics(new_worker()) as metrics:
         text = metrics.text().body.decode()
     assert 'asyncrpc_links{state="open"} 0' in text
@@ -199,7 +213,7 @@ def test_metrics_count_once() -> None:
         closed.__enter__()
 
 
-def test_the_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise ModuleNotFoundError(name)
 
@@ -213,17 +227,17 @@ def test_the_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -
         observability.Metrics(new_worker(), with_process=True)
 
 
-def test_a_thread_tells_its_lag_until_it_is_ended() -> None:
-    told = threading.Event()
+def test_lag_sampler_reports_until_it_ends() -> None:
+    reported = threading.Event()
     lags: list[float] = []
 
     def tell(lag_s: float) -> None:
         lags.append(lag_s)
-        told.set()
+        reported.set()
 
     sampler = LagSampler("sampler", lambda: None, lags.append, tell)
     sampler.start()
-    assert told.wait(60)
+    assert reported.wait(60)
     sampler.end()
     assert sampler.blocked_s == 0
     assert lags
@@ -237,16 +251,20 @@ def rows() -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
-@pytest.mark.parametrize("one", DEFINITIONS, ids=lambda one: one.name)
-def test_each_metric_has_its_row_in_the_reference(one: MetricDefinition) -> None:
-    (row,) = [row for row in rows() if row[0] == f"`{one.name}`"]
-    labels = ", ".join(f"`{label}`" for label in (*one.labels, *one.constant))
-    assert row[1:4] == [one.kind.value, labels, one.unit]
+@pytest.mark.parametrize(
+    "definition", DEFINITIONS, ids=lambda definition: definition.name
+)
+def test_each_metric_has_its_row_in_the_reference(definition: MetricDefinition) -> None:
+    (row,) = [row for row in rows() if row[0] == f"`{definition.name}`"]
+    labels = ", ".join(
+        f"`{label}`" for label in (*definition.labels, *definition.constant)
+    )
+    assert row[1:4] == [definition.kind.value, labels, definition.unit]
 
 
-def test_the_reference_has_no_other_rows() -> None:
+def test_reference_has_no_other_rows() -> None:
     named = {row[0].strip("`") for row in rows()}
-    assert named == {one.name for one in DEFINITIONS}
+    assert named == {definition.name for definition in DEFINITIONS}
 
 
 def board_queries() -> list[str]:
@@ -256,13 +274,15 @@ def board_queries() -> list[str]:
 
 
 @pytest.mark.parametrize("query", board_queries())
-def test_the_board_asks_for_metrics_and_labels_that_there_are(query: str) -> None:
+def test_board_uses_existing_metrics_and_labels(query: str) -> None:
     of_the_process = {"process_resident_memory_bytes"}
     written = {
-        f"{one.name}{suffix}": {*one.labels, *one.constant}
-        for one in DEFINITIONS
+        f"{definition.name}{suffix}": {*definition.labels, *definition.constant}
+        for definition in DEFINITIONS
         for suffix in (
-            ("_bucket", "_count", "_sum") if one.kind is MetricKind.HISTOGRAM else ("",)
+            ("_bucket", "_count", "_sum")
+            if definition.kind is MetricKind.HISTOGRAM
+            else ("",)
         )
     }
     asked = set(re.findall(r"\b((?:asyncrpc|rpc|process)_\w+)\{", query))

@@ -16,21 +16,21 @@ from asyncrpc.tools.observability.series import (
 )
 
 
-def test_what_comes_after_the_cap_is_other() -> None:
+def test_label_beyond_the_cap_is_other() -> None:
     cap = LabelCap(2)
-    assert [cap.shown(one) for one in "abcab"] == ["a", "b", OTHER, "a", "b"]
+    assert [cap.shown(label) for label in "abcab"] == ["a", "b", OTHER, "a", "b"]
     assert cap.shown("") == ""
 
 
-def test_a_cap_of_none_shows_none() -> None:
+def test_label_cap_of_zero_shows_no_label() -> None:
     assert LabelCap(0).shown("a") == OTHER
 
 
-def test_nothing_that_was_counted_is_lost() -> None:
+def test_capped_series_lose_no_count() -> None:
     series = MetricSeries(Total, [LabelCap(METHODS_MAX), LabelCap(OUTCOMES_MAX)])
     for method, outcome in itertools.product(range(10_000), range(30)):
         series.at(str(method), str(outcome)).value += 1
-    counted = sum(one.value for one in series.by_values.values())
+    counted = sum(total.value for total in series.by_values.values())
     assert counted == 300_000
     assert len(series.by_values) <= SERIES_MAX + OUTCOMES_MAX + 2
     assert {method for method, _ in series.by_values} <= {
@@ -39,7 +39,7 @@ def test_nothing_that_was_counted_is_lost() -> None:
     }
 
 
-def test_a_value_that_overflows_keeps_no_memory() -> None:
+def test_overflowing_label_keeps_no_memory() -> None:
     cap = LabelCap(1)
     series = MetricSeries(Total, [cap])
     for number in range(1000):
@@ -48,7 +48,7 @@ def test_a_value_that_overflows_keeps_no_memory() -> None:
     assert len(vars(cap)["_known"]) == 2
 
 
-def test_values_can_be_written() -> None:
+def test_label_value_is_made_encodable_and_short() -> None:
     cap = LabelCap(3)
     assert cap.shown("\ud800") == "?"
     assert cap.shown("ü") == "ü"

@@ -35,14 +35,14 @@ class FaultySampler(Sampler):
         return "fails"
 
 
-def provider(**given: Any) -> TracerProvider:
-    return TracerProvider(shutdown_on_exit=False, **given)
+def provider(**options: Any) -> TracerProvider:
+    return TracerProvider(shutdown_on_exit=False, **options)
 
 
 def collected() -> tuple[CallTracer, InMemorySpanExporter]:
-    made, exporter = provider(), InMemorySpanExporter()
-    made.add_span_processor(SimpleSpanProcessor(exporter))
-    return CallTracer("a", made), exporter
+    tracer_provider, exporter = provider(), InMemorySpanExporter()
+    tracer_provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return CallTracer("a", tracer_provider), exporter
 
 
 def only(exporter: InMemorySpanExporter) -> ReadableSpan:
@@ -51,33 +51,33 @@ def only(exporter: InMemorySpanExporter) -> ReadableSpan:
     return spans[0]
 
 
-def test_a_processor_that_fails_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    made = provider()
-    made.add_span_processor(FaultyProcessor())
-    CallTracer("a", made).called("f", "b").end(OK)
+def test_failing_span_processor_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    tracer_provider = provider()
+    tracer_provider.add_span_processor(FaultyProcessor())
+    CallTracer("a", tracer_provider).called("f", "b").end(OK)
     assert "the disk is full" in caplog.text
 
 
-def test_a_sampler_that_fails_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_sampler_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     span = CallTracer("a", provider(sampler=FaultySampler())).called("f", "b")
     span.end(OK)
     assert span.meta is None
     assert "a bug of the program's" in caplog.text
 
 
-def test_a_span_ends_once() -> None:
+def test_span_ends_once() -> None:
     tracer, exporter = collected()
     span = tracer.called("f", "b")
     span.failed(ValueError("no luck"))
     span.end("ValueError")
     span.failed(KeyError("late"))
     span.end(OK)
-    found = only(exporter)
-    assert found.status.description == "no luck"
-    assert (found.attributes or {})["error.type"] == "ValueError"
+    only_span = only(exporter)
+    assert only_span.status.description == "no luck"
+    assert (only_span.attributes or {})["error.type"] == "ValueError"
 
 
-def test_a_long_text_is_cut() -> None:
+def test_long_text_is_cut() -> None:
     tracer, exporter = collected()
     span = tracer.called("f", "b")
     span.failed(ValueError("x" * 100_000))
@@ -89,16 +89,18 @@ def test_a_long_text_is_cut() -> None:
     ("items", "status", "error"),
     [(None, "ERROR", "CancelledError"), (3, "UNSET", None)],
 )
-def test_what_is_cancelled(items: int | None, status: str, error: str | None) -> None:
+def test_cancelled_stream_is_not_an_error_but_a_cancelled_call_is(
+    items: int | None, status: str, error: str | None
+) -> None:
     """A stream that its consumer leaves has not failed."""
     tracer, exporter = collected()
     tracer.called("f", "b").end(CANCELLED, items=items)
-    found = only(exporter)
-    assert found.status.status_code.name == status
-    assert (found.attributes or {}).get("error.type") == error
+    span = only(exporter)
+    assert span.status.status_code.name == status
+    assert (span.attributes or {}).get("error.type") == error
 
 
-def test_without_an_sdk_the_position_is_passed_on() -> None:
+def test_trace_context_is_passed_on_without_an_sdk() -> None:
     """The span of the caller is then the parent of what this worker calls."""
     tracer = CallTracer("b", NoOpTracerProvider())
 
@@ -110,11 +112,11 @@ def test_without_an_sdk_the_position_is_passed_on() -> None:
     assert not get_current_span().get_span_context().is_valid
 
 
-def test_without_an_sdk_nothing_begins() -> None:
+def test_no_span_begins_without_an_sdk() -> None:
     assert CallTracer("a", NoOpTracerProvider()).called("f", "b").meta is None
 
 
-def test_without_opentelemetry_it_is_said_what_to_install(
+def test_missing_opentelemetry_is_reported_with_its_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)

@@ -34,24 +34,24 @@ def found_in(meta: Any) -> SpanContext:
     return get_current_span(read(meta)).get_span_context()
 
 
-def test_it_is_written_as_a_header() -> None:
+def test_trace_context_is_written_as_a_header() -> None:
     assert written(span()) == TEXT
     assert written(span(0)) == TEXT[:-1] + "0"
     assert written(span(state=TraceState([("k", "v")]))) == [TEXT, "k=v"]
 
 
-def test_no_span_is_not_written() -> None:
+def test_invalid_span_is_not_written() -> None:
     assert written(INVALID_SPAN_CONTEXT) is None
 
 
-def test_a_state_that_is_too_long_is_not_written() -> None:
+def test_overlong_trace_state_is_not_written() -> None:
     assert len(FULL.to_header()) == TEXT_MAX
     assert written(span(state=FULL)) == [TEXT, FULL.to_header()]
     assert written(span(state=FULL.add("m", "v"))) == TEXT
 
 
 @pytest.mark.parametrize("flags", [0, 1, 3])
-def test_what_is_written_is_read(flags: int) -> None:
+def test_trace_context_is_read_as_it_was_written(flags: int) -> None:
     for state in (None, TraceState([("k", "v")]), FULL):
         before = span(flags, state)
         after = found_in(written(before))
@@ -60,7 +60,7 @@ def test_what_is_written_is_read(flags: int) -> None:
         assert after.trace_state == before.trace_state
 
 
-def test_a_version_of_tomorrow_may_say_more() -> None:
+def test_later_version_of_the_header_may_have_more_fields() -> None:
     later = "01" + TEXT[2:] + "-more"
     assert found_in(later).span_id == span().span_id
     assert found_in([TEXT, "k=v", "more"]).trace_state == TraceState([("k", "v")])
@@ -71,12 +71,12 @@ def test_a_version_of_tomorrow_may_say_more() -> None:
     [None, "", "x", 7, [], [None], [7, TEXT], {}, (TEXT,), TEXT.encode(), TEXT * 20],
     ids=repr,
 )
-def test_what_cannot_be_read_is_no_position(meta: Any) -> None:
+def test_malformed_trace_context_is_ignored(meta: Any) -> None:
     assert not found_in(meta).is_valid
 
 
 @pytest.mark.parametrize("state", ["", 7, None, "=", "k=v,k=w", "k=" + "v" * TEXT_MAX])
-def test_a_state_that_cannot_be_read_is_left_out(state: Any) -> None:
-    found = found_in([TEXT, state])
-    assert found.span_id == span().span_id
-    assert not found.trace_state
+def test_malformed_trace_state_is_left_out(state: Any) -> None:
+    context = found_in([TEXT, state])
+    assert context.span_id == span().span_id
+    assert not context.trace_state

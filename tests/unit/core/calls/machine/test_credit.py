@@ -57,12 +57,12 @@ def serve(budget: Budget, account: Account[str], call_id: int, nbytes: int) -> i
 
 
 class TestTickets:
-    def test_a_request_that_fits_is_granted_at_once(self) -> None:
+    def test_request_that_fits_is_granted_at_once(self) -> None:
         budget, (a,) = opened(SMALL_LIMIT, "a")
         assert want(budget, a, 1, 600) == [Grant("a", 1, 600, Why.FITS)]
         assert budget.free_bytes == 400
 
-    def test_what_does_not_fit_waits_until_a_call_ends(self) -> None:
+    def test_request_that_does_not_fit_waits_until_a_call_ends(self) -> None:
         budget, (a,) = opened(SMALL_LIMIT, "a")
         want(budget, a, 1, 600)
         assert want(budget, a, 2, 600) == []
@@ -72,7 +72,7 @@ class TestTickets:
         assert calls(budget.release(a, held, 1.0)) == [("a", 2)]
         assert not budget.has_waiting
 
-    def test_the_first_in_turn_is_not_passed_by_smaller_ones(self) -> None:
+    def test_first_request_in_turn_is_not_overtaken_by_smaller_ones(self) -> None:
         budget, (a, b) = opened(SMALL_LIMIT, "a", "b")
         want(budget, a, 1, 600)
         assert want(budget, a, 2, 500) == []
@@ -92,7 +92,7 @@ class TestTickets:
             *(("a", 2), ("b", 1), ("a", 3), ("b", 2), ("a", 4), ("a", 5)),
         ]
 
-    def test_more_than_the_limit_is_granted_alone(self) -> None:
+    def test_request_over_the_limit_is_granted_alone(self) -> None:
         budget, (a,) = opened(SMALL_LIMIT, "a")
         want(budget, a, 1, 10)
         assert want(budget, a, 2, 5000) == []
@@ -102,12 +102,12 @@ class TestTickets:
         held = serve(budget, a, 2, 5000)
         assert calls(budget.release(a, held, 2.0)) == [("a", 3)]
 
-    def test_a_request_of_the_whole_limit_goes_though_others_have_windows(self) -> None:
+    def test_request_of_the_whole_limit_is_granted_beside_windows(self) -> None:
         budget, (a, b) = opened(64 * MIB, "a", "b")
         assert budget.welcome(b)
         assert want(budget, a, 1, 64 * MIB) == [Grant("a", 1, 64 * MIB, Why.FITS)]
 
-    def test_a_ticket_may_be_used_in_part(self) -> None:
+    def test_ticket_may_be_used_in_part(self) -> None:
         budget, (a,) = opened(SMALL_LIMIT, "a")
         want(budget, a, 1, 600)
         assert serve(budget, a, 1, 100) == 100
@@ -115,7 +115,7 @@ class TestTickets:
 
 
 class TestNested:
-    def test_a_nested_request_goes_first(self) -> None:
+    def test_nested_request_goes_first(self) -> None:
         budget, (a, b) = opened(SMALL_LIMIT, "a", "b")
         want(budget, a, 1, SMALL_LIMIT)
         want(budget, a, 2, 100)
@@ -123,7 +123,7 @@ class TestNested:
         held = serve(budget, a, 1, SMALL_LIMIT)
         assert calls(budget.release(a, held, 1.0)) == [("b", 1), ("a", 2)]
 
-    def test_but_not_for_ever(self) -> None:
+    def test_nested_requests_do_not_starve_others(self) -> None:
         budget, (a, b) = opened(SMALL_LIMIT, "a", "b")
         want(budget, a, 1, SMALL_LIMIT)
         want(budget, a, 2, SMALL_LIMIT)
@@ -137,7 +137,7 @@ class TestNested:
             held = serve(budget, account, granted[-1][1], SMALL_LIMIT)
         assert granted.index(("a", 2)) == PASSED_MAX
 
-    def test_it_goes_beyond_the_limit_once_nothing_has_ended_for_long(self) -> None:
+    def test_nested_request_exceeds_the_limit_after_a_long_stall(self) -> None:
         budget, (a, b) = opened(SMALL_LIMIT, "a", "b")
         want(budget, a, 1, 900)
         serve(budget, a, 1, 900)
@@ -151,7 +151,7 @@ class TestNested:
         assert budget.on_time(due_s) == []  # one at a time
         assert budget.due_s == due_s + BEYOND_AFTER_S
 
-    def test_a_call_that_ends_shows_that_things_go_on(self) -> None:
+    def test_ended_call_shows_progress(self) -> None:
         budget, (a, b) = opened(SMALL_LIMIT, "a", "b")
         for call_id in (1, 2):
             want(budget, a, call_id, 450)
@@ -160,7 +160,7 @@ class TestNested:
         budget.release(a, 450, 10.5)
         assert budget.due_s == 10.5 + BEYOND_AFTER_S
 
-    def test_what_is_not_nested_never_goes_beyond(self) -> None:
+    def test_plain_request_never_exceeds_the_limit(self) -> None:
         budget, (a,) = opened(SMALL_LIMIT, "a")
         want(budget, a, 1, 900)
         want(budget, a, 2, 900)
@@ -170,7 +170,7 @@ class TestNested:
 
 
 class TestWindows:
-    def test_a_new_peer_has_a_small_one_and_gets_more_when_it_uses_it(self) -> None:
+    def test_new_peer_has_a_small_window_that_grows_with_use(self) -> None:
         budget, (a,) = opened(1024 * MIB, "a")
         (grant,) = budget.welcome(a)
         assert (grant.call_id, grant.nbytes) == (WINDOW, MIB)
@@ -179,7 +179,7 @@ class TestWindows:
         assert (grant.call_id, grant.nbytes) == (WINDOW, a.window)
         assert a.window == 8 * MIB
 
-    def test_it_is_filled_when_it_is_half_empty(self) -> None:
+    def test_window_is_refilled_when_half_empty(self) -> None:
         budget, (a,) = opened(1024 * MIB, "a")
         budget.welcome(a)
         budget.release(a, serve(budget, a, 1, MIB), 1.0)
@@ -187,7 +187,7 @@ class TestWindows:
         (grant,) = budget.release(a, serve(budget, a, 3, 4 * MIB), 3.0)
         assert grant.nbytes == 5 * MIB
 
-    def test_windows_take_an_eighth_at_most_however_many_there_are(self) -> None:
+    def test_windows_together_take_an_eighth_at_most(self) -> None:
         names = [f"w{number}" for number in range(1000)]
         budget, accounts = opened(1024 * MIB, *names)
         for account in accounts:
@@ -197,7 +197,7 @@ class TestWindows:
         assert budget.windows_bytes <= 128 * MIB
         assert max(account.window for account in accounts) <= WINDOW_BYTES_MAX
 
-    def test_none_is_filled_while_somebody_waits(self) -> None:
+    def test_window_is_not_refilled_while_a_request_waits(self) -> None:
         budget, (a, b) = opened(1024 * MIB, "a", "b")
         budget.welcome(a)
         want(budget, b, 1, 1000 * MIB)
@@ -207,34 +207,34 @@ class TestWindows:
 
 
 class TestGivingBack:
-    def test_a_want_that_is_given_up_lets_the_next_go(self) -> None:
+    def test_abandoned_want_lets_the_next_one_go(self) -> None:
         budget, (a, b) = opened(SMALL_LIMIT, "a", "b")
         want(budget, a, 1, 900)
         want(budget, a, 2, 900)
         want(budget, b, 1, 50)
         assert calls(budget.cancel(a, 2, 0, 1.0)) == [("b", 1)]
 
-    def test_a_ticket_comes_back(self) -> None:
+    def test_ticket_of_an_abandoned_call_returns(self) -> None:
         budget, (a,) = opened(SMALL_LIMIT, "a")
         want(budget, a, 1, 900)
         want(budget, a, 2, 900)
         assert calls(budget.cancel(a, 1, 0, 1.0)) == [("a", 2)]
 
-    def test_what_was_arriving_comes_back(self) -> None:
+    def test_credit_of_an_arriving_request_returns(self) -> None:
         budget, (a,) = opened(SMALL_LIMIT, "a")
         want(budget, a, 1, 900)
         budget.begin(a, 1, 900)
         assert budget.cancel(a, 1, 900, 1.0) == []
         assert budget.free_bytes == SMALL_LIMIT
 
-    def test_what_was_spent_of_a_window_and_never_sent_comes_back(self) -> None:
+    def test_window_credit_of_an_unsent_request_returns(self) -> None:
         budget, (a,) = opened(1024 * MIB, "a")
         budget.welcome(a)
         assert budget.cancel(a, 1, MIB, 1.0)
         assert budget.held_bytes == 0
         assert a.window == budget.windows_bytes
 
-    def test_the_cancel_of_a_call_that_runs_or_has_ended_gives_nothing(self) -> None:
+    def test_cancel_of_a_running_or_ended_call_returns_nothing(self) -> None:
         budget, (a,) = opened(SMALL_LIMIT, "a")
         want(budget, a, 1, 900)
         held = serve(budget, a, 1, 900)
@@ -244,7 +244,7 @@ class TestGivingBack:
         assert budget.cancel(a, 1, 0, 3.0) == []
         assert budget.free_bytes == SMALL_LIMIT
 
-    def test_a_peer_that_is_gone_leaves_only_what_its_calls_hold(self) -> None:
+    def test_lost_peer_keeps_only_what_its_calls_hold(self) -> None:
         budget, (a, b) = opened(64 * MIB, "a", "b")
         budget.welcome(a)
         want(budget, a, 1, 20 * MIB)
@@ -261,7 +261,7 @@ class TestGivingBack:
 
 
 class TestPeersThatBreakTheRules:
-    def test_a_request_without_credit_is_refused(self) -> None:
+    def test_request_without_credit_is_refused(self) -> None:
         budget, (a,) = opened(SMALL_LIMIT, "a")
         with pytest.raises(MalformedError, match="with a credit of 0 bytes"):
             budget.begin(a, 1, 1)
@@ -269,7 +269,7 @@ class TestPeersThatBreakTheRules:
         with pytest.raises(MalformedError, match="with a credit of 10 bytes"):
             budget.begin(a, 1, 11)
 
-    def test_a_request_cannot_arrive_twice(self) -> None:
+    def test_request_cannot_arrive_twice(self) -> None:
         budget, (a,) = opened(1024 * MIB, "a")
         budget.welcome(a)
         budget.begin(a, 1, 10)
@@ -277,13 +277,13 @@ class TestPeersThatBreakTheRules:
             budget.begin(a, 1, 10)
 
     @pytest.mark.parametrize(("call_id", "nbytes"), [(0, 5), (1, 0), (1, -5)])
-    def test_a_want_of_nothing_is_refused(self, call_id: int, nbytes: int) -> None:
+    def test_want_of_nothing_is_refused(self, call_id: int, nbytes: int) -> None:
         budget, (a,) = opened(SMALL_LIMIT, "a")
         with pytest.raises(MalformedError, match="wants credit for"):
             want(budget, a, call_id, nbytes)
 
     @pytest.mark.parametrize("nested", [False, True])
-    def test_a_want_is_made_once(self, *, nested: bool) -> None:
+    def test_want_is_made_once(self, *, nested: bool) -> None:
         budget, (a,) = opened(SMALL_LIMIT, "a")
         want(budget, a, 1, 900)
         want(budget, a, 2, 900)
@@ -291,7 +291,7 @@ class TestPeersThatBreakTheRules:
             with pytest.raises(MalformedError, match="twice"):
                 want(budget, a, call_id, 10, nested=nested)
 
-    def test_wants_have_a_bound(self) -> None:
+    def test_wants_are_limited(self) -> None:
         budget, (a,) = opened(SMALL_LIMIT, "a")
         want(budget, a, 1, SMALL_LIMIT)
         for call_id in range(2, WANTS_MAX + 2):
@@ -299,14 +299,14 @@ class TestPeersThatBreakTheRules:
         with pytest.raises(MalformedError, match="at once"):
             want(budget, a, WANTS_MAX + 2, 1)
 
-    def test_more_is_not_given_back_than_was_had(self) -> None:
+    def test_returned_credit_cannot_exceed_the_granted(self) -> None:
         budget, (a,) = opened(SMALL_LIMIT, "a")
         with pytest.raises(MalformedError):
             budget.cancel(a, 1, 10, 0.0)
 
 
 class TestWaitingRequests:
-    def test_what_the_window_has_room_for_goes_at_once(self) -> None:
+    def test_request_within_the_window_goes_at_once(self) -> None:
         waiting: WaitingRequests[str] = WaitingRequests()
         assert not waiting.spend(10)
         assert waiting.on_credit(WINDOW, 15) == (None, [])
@@ -314,7 +314,7 @@ class TestWaitingRequests:
         assert not waiting.spend(10)
         assert waiting.window == 5
 
-    def test_the_others_wait_for_tickets_and_those_after_them_too(self) -> None:
+    def test_request_beyond_the_window_waits_and_holds_later_ones(self) -> None:
         waiting: WaitingRequests[str] = WaitingRequests()
         assert waiting.wait(7, 10, "seven", nested=False) == [
             CreditWanted(7, 10, nested=False)
@@ -324,7 +324,7 @@ class TestWaitingRequests:
         assert waiting.on_credit(7, 10) == ("seven", [])
         assert waiting.spend(1)
 
-    def test_only_so_many_are_asked_for_of_each_kind(self) -> None:
+    def test_wants_of_each_kind_are_limited(self) -> None:
         waiting: WaitingRequests[int] = WaitingRequests()
         for call_id in range(1, WANTS_MAX + 1):
             assert waiting.wait(call_id, 10, call_id, nested=False)
@@ -335,7 +335,7 @@ class TestWaitingRequests:
         assert set(waiting) == set(range(1, last + 2))
         assert waiting.on_credit(3, 10) == (3, [CreditWanted(last, 10, nested=False)])
 
-    def test_one_that_is_withdrawn_makes_room_for_the_next(self) -> None:
+    def test_withdrawn_request_makes_room_for_the_next(self) -> None:
         waiting: WaitingRequests[int] = WaitingRequests()
         for call_id in range(1, WANTS_MAX + 3):
             waiting.wait(call_id, 10, call_id, nested=False)
@@ -345,7 +345,7 @@ class TestWaitingRequests:
         assert 1 not in waiting
         assert waiting.on_credit(1, 10) == (None, [])  # it crossed the cancel
 
-    def test_all_are_forgotten_when_the_peer_is_gone(self) -> None:
+    def test_lost_peer_clears_all_waiting_requests(self) -> None:
         waiting: WaitingRequests[int] = WaitingRequests()
         waiting.on_credit(WINDOW, 5)
         for call_id in range(1, WANTS_MAX + 3):
@@ -355,7 +355,7 @@ class TestWaitingRequests:
         assert not len(waiting)
         assert waiting.wait(1, 10, 1, nested=False)
 
-    def test_a_credit_of_nothing_is_refused(self) -> None:
+    def test_credit_of_nothing_is_refused(self) -> None:
         waiting: WaitingRequests[int] = WaitingRequests()
         with pytest.raises(MalformedError):
             waiting.on_credit(WINDOW, 0)

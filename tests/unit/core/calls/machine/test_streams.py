@@ -17,7 +17,7 @@ END = -1
 
 @pytest.mark.parametrize("arrivals", list(permutations([0, 1, 2, END])))
 @pytest.mark.parametrize("is_eager", [False, True])
-def test_in_whatever_order_they_come(
+def test_stream_is_in_order_for_every_order_of_arrival(
     arrivals: tuple[int, ...], *, is_eager: bool
 ) -> None:
     """Taken as they come, or when all are here: the same, and nothing is missed."""
@@ -46,7 +46,7 @@ def test_in_whatever_order_they_come(
     assert order.is_empty
 
 
-def test_one_that_is_empty_is_whole_at_its_end() -> None:
+def test_empty_stream_is_whole_at_its_end() -> None:
     order = StreamOrder[int]()
     assert not order.is_over
     order.end = 0
@@ -54,7 +54,7 @@ def test_one_that_is_empty_is_whole_at_its_end() -> None:
 
 
 @pytest.mark.parametrize("plan", list(product("sg", repeat=7)))
-def test_a_producer_stops_at_its_limits(plan: tuple[str, ...]) -> None:
+def test_producer_stops_at_its_limits(plan: tuple[str, ...]) -> None:
     """At three items, or ten bytes; one item may always be on its way."""
     credit = StreamCredit(3, 10)
     sizes: list[int] = []
@@ -70,7 +70,7 @@ def test_a_producer_stops_at_its_limits(plan: tuple[str, ...]) -> None:
     assert StreamCredit(1, 1).has_room
 
 
-def test_credit_for_more_than_was_sent_is_worth_no_more() -> None:
+def test_excess_stream_credit_is_ignored() -> None:
     credit = StreamCredit(2, 10)
     credit.spend(5)
     credit.grant(100)

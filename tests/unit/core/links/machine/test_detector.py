@@ -25,7 +25,7 @@ from asyncrpc.core.sidecar.pulse import FRESH_S
 HEARTBEAT_S = 2.0
 LOST_AFTER_S = 10.0
 NEVER_S = 1e9
-PATIENT = [one for one in Evidence if one not in (Evidence.GONE, Evidence.BUSY)]
+PATIENT = [kind for kind in Evidence if kind not in (Evidence.GONE, Evidence.BUSY)]
 
 
 def new(
@@ -61,16 +61,18 @@ class Peer:
             return
         self.actions.append((self.now_s, action))
         if action is SilenceAction.ASK_EVIDENCE:
-            found = self.evidence(self.now_s)
-            if found is not None:
-                self.due.append((self.now_s + self.delay_s, found))
+            evidence = self.evidence(self.now_s)
+            if evidence is not None:
+                self.due.append((self.now_s + self.delay_s, evidence))
         elif action is SilenceAction.SEND_PING and self.answers_s is not None:
             self.due.append((self.now_s + self.answers_s, None))
 
     def deliver(self) -> None:
         """Hand over what has come, in its order."""
-        come = sorted((one for one in self.due if one[0] <= self.now_s), key=_when)
-        self.due = [one for one in self.due if one[0] > self.now_s]
+        come = sorted(
+            (answer for answer in self.due if answer[0] <= self.now_s), key=_when
+        )
+        self.due = [answer for answer in self.due if answer[0] > self.now_s]
         for _, evidence in come:
             if evidence is None:
                 self.detector.on_receipt(self.now_s)
@@ -97,11 +99,11 @@ class Peer:
         return self
 
     def times_of(self, action: SilenceAction) -> list[float]:
-        return [when_s for when_s, one in self.actions if one is action]
+        return [when_s for when_s, entry in self.actions if entry is action]
 
 
-def _when(one: tuple[float, Evidence | None]) -> float:
-    return one[0]
+def _when(answer: tuple[float, Evidence | None]) -> float:
+    return answer[0]
 
 
 def always(evidence: Evidence | None) -> Callable[[float], Evidence | None]:
@@ -109,7 +111,7 @@ def always(evidence: Evidence | None) -> Callable[[float], Evidence | None]:
 
 
 class TestSilence:
-    def test_a_peer_that_is_heard_is_asked_nothing(self) -> None:
+    def test_heard_peer_is_asked_nothing(self) -> None:
         peer = Peer(new())
         for _ in range(100):
             peer.detector.on_receipt(peer.now_s)
@@ -117,34 +119,34 @@ class TestSilence:
         assert peer.actions == []
         assert peer.detector.verdict is Verdict.ALIVE
 
-    def test_after_a_heartbeat_it_is_asked_for_a_sign_of_life_once(self) -> None:
+    def test_silent_peer_is_pinged_once_after_a_heartbeat(self) -> None:
         peer = Peer(new(), evidence=always(Evidence.BUSY)).run(60.0)
         assert peer.times_of(SilenceAction.SEND_PING) == [HEARTBEAT_S]
 
-    def test_its_answer_ends_the_silence(self) -> None:
+    def test_ping_answer_ends_the_silence(self) -> None:
         peer = Peer(new(), answers_s=0.1).run(60.0)
         assert peer.detector.verdict is Verdict.ALIVE
         assert peer.times_of(SilenceAction.ASK_EVIDENCE) == []
         pauses = _pauses(peer.times_of(SilenceAction.SEND_PING))
         assert pauses
-        assert all(HEARTBEAT_S <= one <= 1.5 * HEARTBEAT_S for one in pauses)
+        assert all(HEARTBEAT_S <= pause <= 1.5 * HEARTBEAT_S for pause in pauses)
 
-    def test_without_an_answer_it_is_suspected_a_heartbeat_later(self) -> None:
+    def test_unanswered_ping_makes_a_suspect_a_heartbeat_later(self) -> None:
         peer = Peer(new())
-        found = [peer.run(end_s).detector.verdict for end_s in (3.9, 4.0)]
-        assert found == [Verdict.ALIVE, Verdict.SUSPECT]
+        verdicts = [peer.run(end_s).detector.verdict for end_s in (3.9, 4.0)]
+        assert verdicts == [Verdict.ALIVE, Verdict.SUSPECT]
         assert peer.times_of(SilenceAction.ASK_EVIDENCE) == [2 * HEARTBEAT_S]
 
     @pytest.mark.parametrize("delay_s", [0.0, 0.3, HEARTBEAT_S])
-    def test_evidence_is_asked_for_again_at_every_heartbeat(
+    def test_evidence_is_requested_again_at_every_heartbeat(
         self, delay_s: float
     ) -> None:
         peer = Peer(new(), evidence=always(Evidence.BUSY), delay_s=delay_s).run(60.0)
         pauses = _pauses(peer.times_of(SilenceAction.ASK_EVIDENCE))
         assert len(pauses) > 20
-        assert all(HEARTBEAT_S <= one <= 1.25 * HEARTBEAT_S for one in pauses)
+        assert all(HEARTBEAT_S <= pause <= 1.25 * HEARTBEAT_S for pause in pauses)
 
-    def test_a_receipt_clears_a_suspect(self) -> None:
+    def test_receipt_clears_a_suspect(self) -> None:
         peer = Peer(new(), evidence=always(Evidence.STOPPED)).run(LOST_AFTER_S - 0.5)
         peer.detector.on_receipt(peer.now_s)
         assert peer.detector.verdict is Verdict.ALIVE
@@ -155,13 +157,13 @@ class TestSilence:
 
 
 class TestEvidence:
-    def test_a_process_that_has_ended_is_lost_at_once(self) -> None:
+    def test_ended_process_is_lost_at_once(self) -> None:
         peer = Peer(new(), evidence=always(Evidence.GONE)).run(60.0)
         assert peer.lost_s == 2 * HEARTBEAT_S
         assert peer.detector.reason == Evidence.GONE.value
 
     @pytest.mark.parametrize("evidence", PATIENT)
-    def test_one_that_may_come_back_is_lost_when_its_time_is_up(
+    def test_peer_with_uncertain_evidence_is_lost_when_its_time_is_up(
         self, evidence: Evidence
     ) -> None:
         peer = Peer(new(), evidence=always(evidence)).run(60.0)
@@ -169,7 +171,7 @@ class TestEvidence:
         assert "10.0 s" in peer.detector.reason
 
     @pytest.mark.parametrize("broken", [False, True])
-    def test_a_busy_one_is_never_lost(self, *, broken: bool) -> None:
+    def test_busy_peer_is_never_lost(self, *, broken: bool) -> None:
         peer = Peer(new(), evidence=always(Evidence.BUSY), delay_s=0.7)
         if broken:
             peer.act(peer.detector.on_break(0.0))
@@ -178,37 +180,35 @@ class TestEvidence:
         assert peer.detector.verdict is Verdict.SUSPECT
 
     @pytest.mark.parametrize("evidence", PATIENT)
-    def test_what_follows_a_busy_time_counts_from_its_end(
+    def test_silence_counts_from_the_end_of_a_busy_time(
         self, evidence: Evidence
     ) -> None:
-        def found(now_s: float) -> Evidence:
+        def evidence_at(now_s: float) -> Evidence:
             return Evidence.BUSY if now_s <= 40.0 else evidence
 
-        peer = Peer(new(), evidence=found).run(60.0)
+        peer = Peer(new(), evidence=evidence_at).run(60.0)
         assert peer.lost_s == 40.0 + LOST_AFTER_S
 
-    def test_without_any_answer_it_is_lost_when_its_time_is_up(self) -> None:
+    def test_peer_without_evidence_is_lost_when_its_time_is_up(self) -> None:
         peer = Peer(new()).run(60.0)
         assert peer.lost_s == LOST_AFTER_S
         assert Evidence.UNKNOWN.value in peer.detector.reason
 
-    def test_evidence_that_came_late_still_counts(self) -> None:
+    def test_late_evidence_counts(self) -> None:
         peer = Peer(new(), evidence=always(Evidence.BUSY), delay_s=5.0).run(300.0)
         assert peer.lost_s == NEVER_S
 
     @pytest.mark.parametrize("evidence", [*PATIENT, Evidence.BUSY])
-    def test_about_one_that_has_been_heard_since_it_means_nothing(
-        self, evidence: Evidence
-    ) -> None:
+    def test_evidence_older_than_a_receipt_is_ignored(self, evidence: Evidence) -> None:
         peer = Peer(new()).run(2 * HEARTBEAT_S)
         heard_s = peer.now_s
         peer.detector.on_receipt(heard_s)
         peer.run(heard_s + 1.0)
-        found = peer.detector.on_evidence(peer.now_s, evidence)
-        assert found is Verdict.ALIVE
+        verdict = peer.detector.on_evidence(peer.now_s, evidence)
+        assert verdict is Verdict.ALIVE
         assert peer.run(60.0).lost_s == heard_s + LOST_AFTER_S
 
-    def test_one_that_just_became_busy_is_not_taken_for_a_broken_network(self) -> None:
+    def test_newly_busy_peer_is_not_taken_for_a_broken_network(self) -> None:
         heartbeat_s = 0.25
         peer = Peer(
             new(heartbeat_s=heartbeat_s, lost_after_s=0.5),
@@ -218,7 +218,7 @@ class TestEvidence:
         )
         assert peer.run(60.0).lost_s == NEVER_S
 
-    def test_the_last_word_is_final(self) -> None:
+    def test_lost_verdict_is_final(self) -> None:
         peer = Peer(new(), evidence=always(Evidence.GONE)).run(60.0)
         detector, reason = peer.detector, peer.detector.reason
         detector.on_receipt(61.0)
@@ -228,18 +228,18 @@ class TestEvidence:
         assert detector.on_evidence(61.0, Evidence.BUSY) is Verdict.LOST
         assert (detector.verdict, detector.reason) == (Verdict.LOST, reason)
 
-    def test_a_tick_says_that_a_peer_is_lost_and_says_it_once(self) -> None:
+    def test_lost_peer_is_reported_once(self) -> None:
         peer = Peer(new()).run(60.0)
         assert peer.times_of(SilenceAction.LOST) == [LOST_AFTER_S]
 
 
 class TestBroken:
-    def test_evidence_is_asked_for_at_once(self) -> None:
+    def test_broken_connection_requests_evidence_at_once(self) -> None:
         detector = new()
         assert detector.on_break(0.3) is SilenceAction.ASK_EVIDENCE
         assert detector.on_evidence(0.3, Evidence.GONE) is Verdict.LOST
 
-    def test_there_is_nothing_to_send_a_ping_over(self) -> None:
+    def test_broken_connection_sends_no_ping(self) -> None:
         peer = Peer(new(), evidence=always(Evidence.BUSY))
         peer.act(peer.detector.on_break(0.0))
         assert peer.run(60.0).times_of(SilenceAction.SEND_PING) == []
@@ -250,25 +250,25 @@ class TestBroken:
         assert peer.run(60.0).lost_s == 0.5 + LOST_AFTER_S
         assert "without a connection" in peer.detector.reason
 
-    def test_unless_it_had_been_silent_before(self) -> None:
+    def test_silence_before_the_break_counts(self) -> None:
         peer = Peer(new(), evidence=always(Evidence.UNREACHABLE)).run(8.0)
         peer.act(peer.detector.on_break(8.0))
         assert peer.run(60.0).lost_s == LOST_AFTER_S
 
-    def test_a_second_break_changes_nothing(self) -> None:
+    def test_second_break_changes_nothing(self) -> None:
         peer = Peer(new(), evidence=always(Evidence.UNREACHABLE))
         peer.act(peer.detector.on_break(0.0))
         peer.run(5.0)
         assert peer.detector.on_break(5.0) is SilenceAction.NONE
         assert peer.run(60.0).lost_s == LOST_AFTER_S
 
-    def test_a_break_gives_no_more_time_to_answer(self) -> None:
+    def test_break_gives_no_more_time_to_answer(self) -> None:
         peer = Peer(new(lost_after_s=2 * HEARTBEAT_S)).run(1.75 * HEARTBEAT_S)
         asked_s = peer.times_of(SilenceAction.ASK_EVIDENCE)[0]
         peer.act(peer.detector.on_break(peer.now_s))
         assert peer.run(60.0).lost_s == asked_s + HEARTBEAT_S
 
-    def test_another_connection_ends_it(self) -> None:
+    def test_resumed_connection_ends_the_suspicion(self) -> None:
         peer = Peer(new(), evidence=always(Evidence.UNREACHABLE), answers_s=0.1)
         peer.act(peer.detector.on_break(0.0))
         peer.run(9.0)
@@ -277,7 +277,7 @@ class TestBroken:
         assert not peer.detector.is_broken
         assert peer.run(60.0).lost_s == NEVER_S
 
-    def test_what_still_comes_of_the_broken_one_is_no_sign_of_life(self) -> None:
+    def test_late_bytes_of_a_broken_connection_are_not_a_receipt(self) -> None:
         peer = Peer(new(), evidence=always(Evidence.UNREACHABLE))
         peer.act(peer.detector.on_break(0.0))
         for _ in range(15):
@@ -287,7 +287,7 @@ class TestBroken:
 
 
 class TestOwnStall:
-    def test_what_was_missed_does_not_count(self) -> None:
+    def test_time_of_an_own_stall_does_not_count(self) -> None:
         peer = Peer(new(), evidence=always(Evidence.UNREACHABLE)).run(8.0)
         peer.tick(pause_s=30.0)
         assert peer.lost_s == NEVER_S
@@ -296,13 +296,13 @@ class TestOwnStall:
             30.0 + LOST_AFTER_S, abs=peer.detector.tick_s
         )
 
-    def test_what_was_missed_is_no_silence(self) -> None:
+    def test_own_stall_is_not_a_silence_of_the_peer(self) -> None:
         peer = Peer(new())
         peer.tick(pause_s=30.0)
         assert peer.actions == []
         assert peer.detector.verdict is Verdict.ALIVE
 
-    def test_what_is_asked_has_its_time_to_be_answered_after_it(self) -> None:
+    def test_question_before_an_own_stall_keeps_its_time_for_an_answer(self) -> None:
         peer = Peer(new()).run(2 * HEARTBEAT_S - 0.1)
         peer.evidence, peer.delay_s = always(Evidence.BUSY), 36.2
         peer.run(LOST_AFTER_S - 0.5)
@@ -310,22 +310,20 @@ class TestOwnStall:
         peer.tick(pause_s=30.0)
         assert peer.run(41.0).lost_s == NEVER_S
 
-    def test_while_the_connection_is_broken_evidence_is_asked_for_again_at_once(
-        self,
-    ) -> None:
+    def test_own_stall_on_a_broken_connection_requests_evidence_at_once(self) -> None:
         peer = Peer(new(), evidence=always(Evidence.STOPPED))
         peer.act(peer.detector.on_break(0.0))
         peer.tick()
         peer.tick(pause_s=30.0)
         assert peer.times_of(SilenceAction.ASK_EVIDENCE) == [0.0, peer.now_s]
 
-    def test_evidence_from_before_is_not_used(self) -> None:
+    def test_evidence_from_before_an_own_stall_is_not_used(self) -> None:
         peer = Peer(new(), evidence=always(Evidence.STOPPED)).run(LOST_AFTER_S - 0.5)
         peer.evidence = always(Evidence.BUSY)
         peer.tick(pause_s=30.0)
         assert peer.run(300.0).lost_s == NEVER_S
 
-    def test_a_busy_loop_is_none(self) -> None:
+    def test_busy_loop_is_not_an_own_stall(self) -> None:
         """Ticks that are late by a little do not keep a dead peer alive."""
         peer = Peer(new(), evidence=always(Evidence.UNREACHABLE))
         while peer.now_s < LOST_AFTER_S:
@@ -342,7 +340,7 @@ def _histories(length: int) -> Iterator[tuple[str | Evidence, ...]]:
     return itertools.product(EVENTS, repeat=length)
 
 
-def test_every_history_of_a_few_events_keeps_the_rules() -> None:
+def test_every_history_of_four_events_keeps_the_rules() -> None:
     """All of them: 10,000 histories, each event a heartbeat after the one before."""
     for history in _histories(4):
         rules = Rules(new(heartbeat_s=1.0, lost_after_s=2.0))
@@ -420,7 +418,7 @@ patiences = st.floats(2.0, 20.0)  # in heartbeats
     chatter=st.floats(0.0, 5.0),
     breaks=st.none() | st.floats(0.0, 30.0),
 )
-def test_a_peer_that_has_died_is_lost_in_time(
+def test_dead_peer_is_lost_in_time(
     *,
     heartbeat_s: float,
     patience: float,
@@ -451,7 +449,7 @@ def test_a_peer_that_has_died_is_lost_in_time(
     delays=st.lists(st.floats(0.0, 3.0), min_size=1),
     breaks_s=st.none() | st.floats(0.0, 60.0),
 )
-def test_nothing_counts_from_before_a_busy_time(
+def test_loss_never_counts_time_before_a_busy_answer(
     answers: list[Evidence | None], delays: list[float], breaks_s: float | None
 ) -> None:
     """At whatever time evidence comes, and in whatever order."""
@@ -462,7 +460,7 @@ def test_nothing_counts_from_before_a_busy_time(
         peer.delay_s = next(taking)
         if breaks_s is not None and peer.now_s >= breaks_s:
             peer.act(peer.detector.on_break(peer.now_s))
-        due = [one for one in peer.due if one[1] is Evidence.BUSY]
+        due = [answer for answer in peer.due if answer[1] is Evidence.BUSY]
         peer.tick()
         if any(when_s <= peer.now_s for when_s, _ in due):
             cleared_s = peer.now_s
@@ -475,7 +473,7 @@ def test_nothing_counts_from_before_a_busy_time(
     evidence=st.sampled_from([*PATIENT, Evidence.BUSY, None]),
     delay=st.floats(0.0, 3.0),
 )
-def test_this_workers_own_stalls_never_cost_a_peer_that_answers(
+def test_own_stalls_never_lose_a_peer_that_answers(
     stalls: list[tuple[int, float]],
     answers: float,
     evidence: Evidence | None,

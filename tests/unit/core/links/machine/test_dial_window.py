@@ -18,7 +18,7 @@ from asyncrpc.core.links.machine.dial_window import (
 TIMES_S = (QUICK_S, (QUICK_S + SLOW_S) / 2, 2 * SLOW_S)
 
 
-def test_as_many_begin_as_there_is_room_for() -> None:
+def test_window_limits_concurrent_dials() -> None:
     window = DialWindow()
     begun = 0
     while window.may_begin:
@@ -29,7 +29,7 @@ def test_as_many_begin_as_there_is_room_for() -> None:
     assert window.may_begin
 
 
-def test_it_doubles_in_the_time_of_one_handshake() -> None:
+def test_window_doubles_in_the_time_of_one_handshake() -> None:
     window = DialWindow()
     for expected in (8, 16, 32, 64, 64):
         for _ in range(window.size):
@@ -40,7 +40,7 @@ def test_it_doubles_in_the_time_of_one_handshake() -> None:
         assert window.size == expected
 
 
-def test_what_is_slow_halves_it_and_what_is_neither_leaves_it() -> None:
+def test_slow_handshake_halves_the_window() -> None:
     window = DialWindow()
     window.size = 40
     window.on_answered(SLOW_S)
@@ -50,7 +50,7 @@ def test_what_is_slow_halves_it_and_what_is_neither_leaves_it() -> None:
 
 
 @pytest.mark.parametrize("times", list(itertools.product(TIMES_S, repeat=4)))
-def test_it_stays_between_its_limits(times: tuple[float, ...]) -> None:
+def test_window_stays_between_its_limits(times: tuple[float, ...]) -> None:
     for first in (WINDOW_MIN, WINDOW_FIRST, WINDOW_MAX):
         window = DialWindow()
         window.size = first
@@ -59,7 +59,7 @@ def test_it_stays_between_its_limits(times: tuple[float, ...]) -> None:
             assert WINDOW_MIN <= window.size <= WINDOW_MAX
 
 
-def test_when_it_has_shrunk_none_begins_until_there_is_room_again() -> None:
+def test_shrunken_window_begins_no_dial_until_there_is_room() -> None:
     window = DialWindow()
     for _ in range(WINDOW_FIRST):
         window.on_begun()

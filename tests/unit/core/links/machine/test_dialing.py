@@ -28,27 +28,27 @@ def after(*events: DialEvent) -> DialAttempts:
     return attempts
 
 
-def test_what_cannot_come_of_a_step_is_a_fault_of_the_service() -> None:
+def test_impossible_event_is_a_fault_of_the_service() -> None:
     with pytest.raises(LocalProtocolError, match="take 'the connection is open'"):
         after(DialEvent.OPENED)
 
 
-def test_every_state_is_reached_and_only_the_final_ones_are_left_by_nothing() -> None:
+def test_every_state_is_reached_and_only_final_ones_have_no_exit() -> None:
     reached, todo = {READY}, [READY]
     while todo:
         state = todo.pop()
         for event in TRANSITIONS[state]:
-            found = TRANSITIONS[state][event]
-            if found not in reached:
-                reached.add(found)
-                todo.append(found)
+            after_event = TRANSITIONS[state][event]
+            if after_event not in reached:
+                reached.add(after_event)
+                todo.append(after_event)
     assert reached == set(DialState)
     assert {state for state, row in TRANSITIONS.items() if not row} == FINAL
 
 
 def walks(depth: int) -> list[tuple[DialEvent, ...]]:
     """Return every sequence of events of a dial, up to so many, that is not over."""
-    found: list[tuple[DialEvent, ...]] = [()]
+    sequences: list[tuple[DialEvent, ...]] = [()]
     level: list[tuple[DialEvent, ...]] = [()]
     for _ in range(depth):
         level = [
@@ -56,13 +56,11 @@ def walks(depth: int) -> list[tuple[DialEvent, ...]]:
             for events in level
             for event in TRANSITIONS[after(*events).state]
         ]
-        found += level
-    return found
+        sequences += level
+    return sequences
 
 
-def test_whatever_happens_the_attempts_are_counted_by_returns_to_the_beginning() -> (
-    None
-):
+def test_attempts_are_counted_by_returns_to_the_ready_state() -> None:
     for events in walks(7):
         states = [after(*events[:end]).state for end in range(len(events) + 1)]
         returns = sum(
@@ -77,7 +75,7 @@ def test_whatever_happens_the_attempts_are_counted_by_returns_to_the_beginning()
         assert attempts.is_over == (attempts.state in FINAL)
 
 
-def test_a_break_in_the_handshake_is_followed_by_a_longer_pause_each_time() -> None:
+def test_repeated_breaks_in_the_handshake_lengthen_the_pause() -> None:
     attempts = DialAttempts()
     pauses_s = []
     for _ in PAUSES_AFTER_BREAK_S:
@@ -89,7 +87,7 @@ def test_a_break_in_the_handshake_is_followed_by_a_longer_pause_each_time() -> N
     assert pauses_s == list(PAUSES_AFTER_BREAK_S) == sorted(pauses_s)
 
 
-def test_after_the_last_pause_a_break_counts_as_any_other_failure() -> None:
+def test_break_after_the_last_pause_counts_as_a_failure() -> None:
     attempts = DialAttempts()
     for _ in PAUSES_AFTER_BREAK_S:
         for event in (DialEvent.FREE, DialEvent.BROKE, DialEvent.SETTLED):
@@ -99,7 +97,7 @@ def test_after_the_last_pause_a_break_counts_as_any_other_failure() -> None:
     assert attempts.state is DialState.ASKING
 
 
-def test_a_busy_peer_is_dialed_until_it_answers_and_a_late_one_so_often() -> None:
+def test_busy_peer_is_dialed_without_limit_and_a_late_one_with() -> None:
     late = (DialEvent.FREE, DialEvent.UNANSWERED, DialEvent.TICKING)
     busy = (*late[:2], DialEvent.BUSY)
     assert not after(*busy * 1000).is_exhausted
@@ -107,7 +105,7 @@ def test_a_busy_peer_is_dialed_until_it_answers_and_a_late_one_so_often() -> Non
     assert after(*busy, *late * ATTEMPTS_MAX).is_exhausted
 
 
-def test_a_peer_that_is_not_there_yet_is_dialed_for_so_long() -> None:
+def test_absent_peer_is_dialed_for_a_limited_time() -> None:
     attempts = DialAttempts(absent_s_max=3.0)
     waited_s = 0.0
     attempts.on(DialEvent.FREE)

@@ -39,24 +39,24 @@ def ends_of(first: World) -> Iterator[World]:
     assert ends > 1
 
 
-def held(world: World) -> set[str | None]:
+def connections_of(world: World) -> set[str | None]:
     return {side.machine.connection for side in world.sides.values()}
 
 
 class TestWithoutLosses:
     @pytest.mark.parametrize("attempts_max", [1, 2, 4])
     @pytest.mark.parametrize("wants", [BOTH, {"smaller": 2, "larger": 3}])
-    def test_both_hold_the_same_one_connection(
+    def test_both_sides_hold_the_same_single_connection(
         self, wants: dict[str, int], attempts_max: int
     ) -> None:
         for end in ends_of(World.new(wants, attempts_max, losses=0)):
-            assert held(end) == {end.agreed}
+            assert connections_of(end) == {end.agreed}
             assert end.agreed
             assert {side.link for side in end.sides.values()} == {end.agreed}
             assert not any(side.awaits_proof for side in end.sides.values())
 
     @pytest.mark.parametrize("attempts_max", [2, 4])
-    def test_what_a_side_may_have_used_is_never_given_up(
+    def test_connection_a_side_may_have_used_is_never_given_up(
         self, attempts_max: int
     ) -> None:
         """Calls may be under way on it, and would fail."""
@@ -65,13 +65,13 @@ class TestWithoutLosses:
             assert end.offences == ()
 
     @pytest.mark.parametrize("name", ["smaller", "larger"])
-    def test_who_dials_alone_gets_its_connection(self, name: str) -> None:
+    def test_uncrossed_dial_gets_its_connection(self, name: str) -> None:
         world = World.new({**dict.fromkeys(BOTH, 0), name: 1}, 1, losses=0)
         while successors := list(world.successors()):
             (world,) = successors
-        assert held(world) == {f"{name} 1"}
+        assert connections_of(world) == {f"{name} 1"}
 
-    def test_first_dials_that_cross_leave_the_smaller_ones(self) -> None:
+    def test_crossed_first_dials_keep_the_offer_of_the_smaller_id(self) -> None:
         """Either may survive if it comes first; if both are under way, one does."""
         smaller, larger = PeerConnection[str](1), PeerConnection[str](2)
         assert smaller.want()
@@ -87,29 +87,29 @@ class TestWithALoss:
         ("wants", "attempts_max"),
         [(BOTH, 3), ({"smaller": 2, "larger": 1}, 2), ({"smaller": 1, "larger": 2}, 2)],
     )
-    def test_both_agree_in_the_end(
+    def test_both_sides_agree_after_a_loss(
         self, wants: dict[str, int], attempts_max: int
     ) -> None:
         for end in ends_of(World.new(wants, attempts_max, losses=1)):
-            assert len(held(end)) == 1
+            assert len(connections_of(end)) == 1
             assert len({side.link for side in end.sides.values()}) == 1
             assert not any(side.awaits_proof for side in end.sides.values())
 
     @pytest.mark.parametrize("dialed_again", ["smaller", "larger"])
-    def test_who_has_lost_it_gets_another(self, dialed_again: str) -> None:
+    def test_repeated_offer_replaces_a_lost_connection(self, dialed_again: str) -> None:
         """Even if the peer believes in the old one: a second offer is taken."""
-        one, other = (1, 2) if dialed_again == "smaller" else (2, 1)
+        dialer_id, other = (1, 2) if dialed_again == "smaller" else (2, 1)
         for attempt_of_the_old in (0, 1):
             believer = PeerConnection[str](other)
             assert believer.want(attempt_of_the_old)
             believer.on_open("old", dialed=True)
-            verdicts = [believer.on_offer(one, attempt) for attempt in (0, 1)]
+            verdicts = [believer.on_offer(dialer_id, attempt) for attempt in (0, 1)]
             assert verdicts[-1].accept
             assert verdicts[-1].replaced == "old"
 
 
 class TestOneSide:
-    def test_a_dial_is_started_once(self) -> None:
+    def test_dial_is_started_once(self) -> None:
         machine = PeerConnection[str](1)
         assert machine.want()
         assert not machine.want()
@@ -117,13 +117,13 @@ class TestOneSide:
         assert not machine.want()
         assert machine.connection == "one"
 
-    def test_a_failed_dial_may_be_repeated(self) -> None:
+    def test_failed_dial_may_be_repeated(self) -> None:
         machine = PeerConnection[str](1)
         machine.want()
         machine.on_dial_failed()
         assert machine.want()
 
-    def test_a_failed_dial_leaves_an_accepted_connection_alone(self) -> None:
+    def test_failed_dial_leaves_an_accepted_connection_alone(self) -> None:
         machine = PeerConnection[str](2)
         machine.want()
         machine.on_open("theirs", dialed=False)
@@ -131,7 +131,7 @@ class TestOneSide:
         assert machine.state is PeerState.TAKEN
         assert machine.connection == "theirs"
 
-    def test_what_was_taken_is_open_once_something_has_come_over_it(self) -> None:
+    def test_accepted_connection_is_open_after_the_first_message(self) -> None:
         machine = PeerConnection[str](2)
         machine.on_open("theirs", dialed=False)
         assert not machine.want()
@@ -140,7 +140,7 @@ class TestOneSide:
         assert machine.state is PeerState.OPEN
         assert not machine.on_proven("theirs")
 
-    def test_only_the_loss_of_the_one_counts(self) -> None:
+    def test_loss_of_another_connection_is_ignored(self) -> None:
         machine = PeerConnection[str](1)
         machine.on_open("one", dialed=False)
         assert not machine.on_lost("other")
@@ -149,7 +149,7 @@ class TestOneSide:
         assert machine.connection is None
         assert machine.state is PeerState.IDLE
 
-    def test_a_crossed_offer_is_refused_once_per_connection(self) -> None:
+    def test_crossed_offer_is_refused_once_per_connection(self) -> None:
         machine = PeerConnection[str](1)
         for connection in ("one", "two"):
             machine.want()
@@ -158,7 +158,7 @@ class TestOneSide:
             assert machine.on_offer(2, 0).accept
             machine.on_lost(connection)
 
-    def test_of_two_that_were_taken_both_ends_keep_the_same(self) -> None:
+    def test_both_ends_keep_the_same_of_two_accepted_connections(self) -> None:
         """The one that the smaller dialed: its own here, the accepted one there."""
         smaller, larger = PeerConnection[str](1), PeerConnection[str](2)
         for machine in (smaller, larger):
@@ -168,14 +168,14 @@ class TestOneSide:
         assert smaller.on_answer(2).replaced == "the peer's"
         assert not larger.on_answer(1).accept
 
-    def test_a_repeated_dial_wins_against_a_first_one(self) -> None:
+    def test_repeated_dial_wins_against_a_first_one(self) -> None:
         """The first one may be lost on a way that only the peer can go."""
         machine = PeerConnection[str](1)
         machine.want()
         assert not machine.on_offer(2, 0).accept
         assert machine.on_offer(2, 1).accept
 
-    def test_a_peer_that_dials_again_replaces_what_it_dialed(self) -> None:
+    def test_peer_that_dials_again_replaces_its_connection(self) -> None:
         machine = PeerConnection[str](1)
         machine.on_open("theirs", dialed=False)
         verdict = machine.on_offer(2, 0)

@@ -43,17 +43,19 @@ def in_state(state: ReconnectState) -> Reconnect:
 
 
 @pytest.mark.parametrize("event", ReconnectEvent)
-def test_what_has_ended_stays_ended(event: ReconnectEvent) -> None:
+def test_ended_connection_stays_ended(event: ReconnectEvent) -> None:
     assert event not in TRANSITIONS[ENDED]
 
 
-@pytest.mark.parametrize("state", [one for one in ReconnectState if one is not ENDED])
-def test_everything_else_can_end(state: ReconnectState) -> None:
+@pytest.mark.parametrize(
+    "state", [state for state in ReconnectState if state is not ENDED]
+)
+def test_connection_can_end_in_every_other_state(state: ReconnectState) -> None:
     assert TRANSITIONS[state][ReconnectEvent.END] is ENDED
 
 
 @pytest.mark.parametrize("state", ReconnectState)
-def test_only_what_waits_for_a_transport_gets_one(state: ReconnectState) -> None:
+def test_broken_connection_alone_takes_a_new_transport(state: ReconnectState) -> None:
     machine = in_state(state)
     assert machine.on(ReconnectEvent.RESUMED) == (state is BROKEN)
 
@@ -63,7 +65,7 @@ def test_only_what_waits_for_a_transport_gets_one(state: ReconnectState) -> None
 
 @pytest.mark.parametrize("state", ReconnectState)
 @pytest.mark.parametrize("under_way", range(ATTEMPTS_MAX + 2))
-def test_attempts_are_made_while_it_is_broken_and_none_is_further(
+def test_broken_connection_alone_makes_attempts_up_to_a_limit(
     state: ReconnectState, under_way: int
 ) -> None:
     may_try = in_state(state).may_try(under_way)
@@ -71,7 +73,9 @@ def test_attempts_are_made_while_it_is_broken_and_none_is_further(
 
 
 @pytest.mark.parametrize("state", ReconnectState)
-def test_of_candidates_there_is_one_at_a_time(state: ReconnectState) -> None:
+def test_broken_connection_claims_one_candidate_at_a_time(
+    state: ReconnectState,
+) -> None:
     machine = in_state(state)
     assert machine.claim() == (1 if state is BROKEN else 0)
     assert machine.claim() == 0
@@ -86,7 +90,7 @@ def test_candidates_are_numbered() -> None:
     assert numbers == [1, 2, 3]
 
 
-def test_pauses_grow_up_to_a_limit_and_begin_anew_with_each_break() -> None:
+def test_pauses_grow_up_to_a_limit_and_restart_with_each_break() -> None:
     machine = Reconnect()
     assert machine.on_broken(0.0, None)
     pauses_s = []
@@ -100,7 +104,7 @@ def test_pauses_grow_up_to_a_limit_and_begin_anew_with_each_break() -> None:
     assert machine.pause_s == FIRST_PAUSE_S
 
 
-def test_a_lane_is_given_up_after_its_time() -> None:
+def test_lane_is_given_up_after_its_time() -> None:
     machine = Reconnect()
     machine.on_broken(100.0, 20.0)
     assert machine.on_pause_over(119.9, is_excused=False) == ""
@@ -108,7 +112,7 @@ def test_a_lane_is_given_up_after_its_time() -> None:
     assert reason == "it could not be resumed in 20 s"
 
 
-def test_time_in_which_the_peer_cannot_be_heard_at_all_does_not_count() -> None:
+def test_time_without_any_way_to_the_peer_does_not_count() -> None:
     machine = Reconnect()
     machine.on_broken(100.0, 20.0)
     assert machine.on_pause_over(150.0, is_excused=True) == ""
@@ -116,11 +120,11 @@ def test_time_in_which_the_peer_cannot_be_heard_at_all_does_not_count() -> None:
     assert machine.on_pause_over(170.0, is_excused=False)
 
 
-def test_a_break_of_what_has_ended_begins_nothing() -> None:
+def test_break_of_an_ended_connection_begins_nothing() -> None:
     assert not in_state(ENDED).on_broken(0.0, None)
 
 
-def test_an_answer_may_take_longer_where_the_dial_did() -> None:
+def test_answer_limit_grows_with_the_time_of_the_dial() -> None:
     assert answer_limit_s(0.0) == ANSWER_S
     assert answer_limit_s(2.0) == ANSWER_S + 6.0
 
@@ -128,7 +132,7 @@ def test_an_answer_may_take_longer_where_the_dial_did() -> None:
 # --- dials beside a transport that is there ------------------------------------------
 
 
-def test_there_is_one_dial_beside_a_transport_at_a_time() -> None:
+def test_probe_runs_once_at_a_time() -> None:
     machine = Reconnect()
     assert machine.probe()
     assert not machine.probe()
@@ -136,7 +140,7 @@ def test_there_is_one_dial_beside_a_transport_at_a_time() -> None:
     assert machine.probe()
 
 
-def test_a_break_at_the_peer_counts_unless_it_has_been_resumed_since() -> None:
+def test_break_at_the_peer_counts_unless_resumed_since() -> None:
     machine = in_state(BROKEN)
     assert machine.is_broken_since(0)
     machine.claim()
@@ -145,16 +149,14 @@ def test_a_break_at_the_peer_counts_unless_it_has_been_resumed_since() -> None:
 
 
 @pytest.mark.parametrize("state", ReconnectState)
-def test_nothing_is_read_from_an_old_transport_beside_a_candidate(
+def test_claimed_connection_reads_nothing_from_its_old_transport(
     state: ReconnectState,
 ) -> None:
     assert in_state(state).reads_on == (state is not CLAIMED)
 
 
 @pytest.mark.parametrize("evidence", Evidence)
-def test_who_listens_no_more_is_lost_unless_its_process_is_there(
-    evidence: Evidence,
-) -> None:
+def test_refused_dial_is_final_unless_the_process_is_alive(evidence: Evidence) -> None:
     is_lost = reason_of_refusal(evidence, "refused") != ""
     assert is_lost == (ADVICE[evidence] is not Advice.WAIT)
 
@@ -166,7 +168,7 @@ def test_who_listens_no_more_is_lost_unless_its_process_is_there(
 @pytest.mark.parametrize("verdict", ["", NO_SUCH, SUPERSEDED])
 @pytest.mark.parametrize("is_same_life", [True, False])
 @pytest.mark.parametrize("is_candidate", [True, False])
-def test_it_goes_on_only_over_the_candidate_and_with_the_same_peer(
+def test_connection_resumes_over_its_candidate_and_same_peer_only(
     state: ReconnectState, verdict: str, *, is_same_life: bool, is_candidate: bool
 ) -> None:
     answer = in_state(state).on_answer(
@@ -180,7 +182,7 @@ def test_it_goes_on_only_over_the_candidate_and_with_the_same_peer(
 
 @pytest.mark.parametrize("state", ReconnectState)
 @pytest.mark.parametrize("attempt", range(4))
-def test_only_later_attempts_are_taken(state: ReconnectState, attempt: int) -> None:
+def test_later_attempts_alone_are_accepted(state: ReconnectState, attempt: int) -> None:
     machine = in_state(state)
     machine.attempt = 2
     verdict = machine.on_offer(attempt)
@@ -191,17 +193,17 @@ def test_only_later_attempts_are_taken(state: ReconnectState, attempt: int) -> N
     assert machine.attempt == max(2, attempt if not verdict else 0)
 
 
-def test_a_verdict_ends_a_connection_unless_a_later_attempt_has_come() -> None:
+def test_verdict_ends_a_connection_unless_superseded() -> None:
     assert reason_of_verdict("") == ""
     assert reason_of_verdict(SUPERSEDED) == ""
     assert reason_of_verdict(NO_SUCH) == NO_SUCH
 
 
-def test_there_is_advice_for_every_kind_of_evidence() -> None:
+def test_every_kind_of_evidence_has_advice() -> None:
     assert set(ADVICE) == set(Evidence)
-    assert [one for one, advice in ADVICE.items() if advice is Advice.GIVE_UP] == [
-        Evidence.GONE
-    ]
+    assert [
+        evidence for evidence, advice in ADVICE.items() if advice is Advice.GIVE_UP
+    ] == [Evidence.GONE]
 
 
 # --- two ends ------------------------------------------------------------------------
@@ -223,7 +225,7 @@ def visited(first: World) -> tuple[set[World], list[World]]:
 @pytest.mark.parametrize(
     ("attempts", "breaks"), [(1, 1), (2, 1), (3, 1), (2, 2), (3, 2), (4, 3)]
 )
-def test_in_the_end_both_ends_read_from_the_same_transport_or_wait(
+def test_both_ends_finally_read_from_the_same_transport_or_wait(
     attempts: int, breaks: int
 ) -> None:
     first = World(End(), End(), attempts=attempts, breaks=breaks)
@@ -239,7 +241,7 @@ def test_in_the_end_both_ends_read_from_the_same_transport_or_wait(
 
 
 @pytest.mark.parametrize(("attempts", "breaks"), [(3, 2), (4, 3)])
-def test_no_end_goes_back_to_an_earlier_transport(attempts: int, breaks: int) -> None:
+def test_end_never_returns_to_an_earlier_transport(attempts: int, breaks: int) -> None:
     seen, _ = visited(World(End(), End(), attempts=attempts, breaks=breaks))
     for world in seen:
         for after in world.successors():
@@ -251,7 +253,7 @@ def test_no_end_goes_back_to_an_earlier_transport(attempts: int, breaks: int) ->
                 assert now.transport == -1 or now.transport >= before.transport
 
 
-def test_if_nothing_breaks_any_more_the_next_attempt_succeeds() -> None:
+def test_next_attempt_succeeds_if_nothing_breaks() -> None:
     seen, _ = visited(World(End(), End(), attempts=2, breaks=2))
     quiet = [
         world

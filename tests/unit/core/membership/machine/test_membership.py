@@ -57,13 +57,13 @@ def record(
 
 
 def table(*others: Record, static: bool = False) -> Membership:
-    made = Membership(record("me"), is_static=static)
-    made.begin([record("me"), *others], 0.0)
-    return made
+    membership_table = Membership(record("me"), is_static=static)
+    membership_table.begin([record("me"), *others], 0.0)
+    return membership_table
 
 
 def kinds(effects: Sequence[Effect]) -> list[ChangeKind | None]:
-    return [one.kind for one in effects if isinstance(one, Changed)]
+    return [effect.kind for effect in effects if isinstance(effect, Changed)]
 
 
 # Every pair of what is known and what is heard, and what has become of the member.
@@ -94,46 +94,46 @@ KNOWN: list[tuple[Record, Record, list[ChangeKind | None]]] = [
 
 
 @pytest.mark.parametrize(("known", "heard", "expected"), KNOWN)
-def test_the_later_of_two_records_counts(
+def test_later_of_two_records_counts(
     known: Record, heard: Record, expected: list[ChangeKind | None]
 ) -> None:
     mine = table(known)
     effects = mine.receive(heard, 1.0)
     assert kinds(effects) == expected
-    later = max(known, heard, key=lambda one: one.order)
+    later = max(known, heard, key=lambda known_record: known_record.order)
     assert mine.get("b") == later
     assert ("b" in mine.alive) == later.is_placed
     assert ("b" in mine.lost) == (later.status is LOST)
 
 
-def test_who_is_behind_is_told() -> None:
+def test_outdated_record_is_answered_with_the_known_one() -> None:
     known = record("b", 2, 2)
     assert table(known).receive(record("b"), 1.0) == [Reply(known)]
 
 
-def test_a_new_name_joins() -> None:
+def test_new_name_joins() -> None:
     mine = table()
     assert mine.receive(record("b"), 1.0) == [
         Changed(JOINED, record("b"), Incarnation(0))
     ]
-    assert [one.name for one in mine.records] == ["b", "me"]
+    assert [member_record.name for member_record in mine.records] == ["b", "me"]
     assert mine.successor == "b"
 
 
-def test_a_death_that_comes_before_the_life_is_remembered() -> None:
+def test_death_that_comes_before_the_life_is_remembered() -> None:
     mine = table()
     assert mine.receive(record("b", status=LEFT), 1.0) == []
     assert kinds(mine.receive(record("b"), 2.0)) == []
     assert "b" not in mine.alive
 
 
-def test_a_worker_of_which_no_life_is_known_takes_no_part() -> None:
+def test_worker_without_a_known_life_is_ignored() -> None:
     mine = table()
     assert mine.receive(record("guest", generation=0), 1.0) == []
     assert mine.get("guest") is None
 
 
-def test_a_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "MEMBERS_MAX", 3)
     mine = table(record("b"), record("c"))
     assert mine.receive(record("d"), 1.0) == []
@@ -144,7 +144,7 @@ def test_a_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("status", [LOST, LEFT])
-def test_its_own_death_a_worker_refutes(status: Status) -> None:
+def test_worker_refutes_its_own_death(status: Status) -> None:
     mine = table()
     effects = mine.receive(record("me", version=3, status=status), 1.0)
     alive = record("me", version=4)
@@ -153,7 +153,7 @@ def test_its_own_death_a_worker_refutes(status: Status) -> None:
     assert mine.receive(record("me", version=3, status=status), 1.0) == []
 
 
-def test_who_has_left_does_not_come_back() -> None:
+def test_worker_that_left_does_not_come_back() -> None:
     mine = table()
     assert mine.leave(1.0).status is LEFT
     assert mine.receive(record("me", status=LOST), 1.0) == []
@@ -167,20 +167,20 @@ def test_news_of_a_former_life_are_answered() -> None:
     assert mine.receive(record("me", 0, 0), 1.0) == []  # an entry of somebody's list
 
 
-def test_who_does_not_know_its_life_takes_the_next_one() -> None:
+def test_worker_of_unknown_life_takes_the_next_life() -> None:
     mine = Membership(record("me", 5, 0))
     after = record("me", 5, 4)
     assert mine.receive(record("me", 9, 3), 1.0) == [Reply(after), Announce(after)]
 
 
-def test_who_does_not_know_its_life_is_told() -> None:
+def test_worker_of_unknown_life_learns_its_life() -> None:
     mine = Membership(record("me", 5, 0))
     assert mine.receive(record("me", 5, 1), 1.0) == []
     assert mine.me == record("me", 5, 1)
 
 
 @pytest.mark.parametrize("status", [ALIVE, LOST])
-def test_who_has_taken_its_name_has_to_be_looked_for(status: Status) -> None:
+def test_worker_whose_name_was_taken_contests_it(status: Status) -> None:
     """Also if it is said to be lost, which is but a hint."""
     mine, later = table(), record("me", 2, 7, status=status)
     assert mine.receive(later, 1.0) == [Contest(later)]
@@ -191,7 +191,7 @@ def test_who_has_taken_its_name_has_to_be_looked_for(status: Status) -> None:
     assert mine.me == after
 
 
-def test_a_later_life_that_has_left_is_outlived() -> None:
+def test_later_life_that_has_left_is_outlived() -> None:
     """The member that took this worker in did not know of that life."""
     mine, after = table(), record("me", 1, 8)
     effects = mine.receive(record("me", 2, 7, status=LEFT), 1.0)
@@ -201,7 +201,7 @@ def test_a_later_life_that_has_left_is_outlived() -> None:
 # --- verdicts and links --------------------------------------------------------------
 
 
-def test_who_gives_a_worker_up_tells_everyone() -> None:
+def test_lost_worker_is_announced_once() -> None:
     mine, lost = table(record("b")), record("b", status=LOST)
     effects = mine.lose("b", life("b", 1), 1.0)
     assert effects == [Changed(ChangeKind.LOST, lost, life("b", 1)), Announce(lost)]
@@ -210,7 +210,7 @@ def test_who_gives_a_worker_up_tells_everyone() -> None:
     assert mine.lose("c", life("c", 1), 1.0) == []
 
 
-def test_a_hint_does_not_count_against_a_link() -> None:
+def test_hint_does_not_count_against_a_link() -> None:
     mine, lost = table(record("b")), record("b", status=LOST)
     assert mine.receive(lost, 1.0, is_linked=True) == [Warn(lost)]
     assert mine.get("b") == record("b")
@@ -224,7 +224,7 @@ def test_a_hint_does_not_count_against_a_link() -> None:
 TELLER = WorkerId("teller", life("teller", 77))
 
 
-def test_a_later_life_does_not_count_against_a_link() -> None:
+def test_later_life_does_not_count_against_a_link() -> None:
     mine, later = table(record("b")), record("b", 2, 2)
     heard = mine.receive(later, 1.0, by=TELLER, is_linked=True)
     assert heard == [Settle(record("b"), later)]
@@ -236,7 +236,7 @@ def test_a_later_life_does_not_count_against_a_link() -> None:
     [record("b", status=LOST), record("b", status=LEFT), record("b", 2, 2)],
     ids=["lost", "left", "succeeded"],
 )
-def test_a_hint_without_a_link_is_believed_and_doubted(heard: Record) -> None:
+def test_hint_without_a_link_is_believed_and_doubted(heard: Record) -> None:
     mine = table(record("b"))
     change, doubt = mine.receive(heard, 1.0, by=TELLER)
     assert isinstance(change, Changed)
@@ -246,7 +246,7 @@ def test_a_hint_without_a_link_is_believed_and_doubted(heard: Record) -> None:
     assert mine.refusal("b", life("b", 1)) == ""
 
 
-def test_the_former_life_comes_back_by_its_own_word() -> None:
+def test_former_life_returns_by_its_own_word() -> None:
     mine = table(record("b"))
     mine.receive(record("b", 2, 2), 1.0, by=TELLER)
     again = record("b", 1, 3)
@@ -259,7 +259,7 @@ def test_the_former_life_comes_back_by_its_own_word() -> None:
 @pytest.mark.parametrize("status", [ALIVE, LOST, LEFT])
 @pytest.mark.parametrize("name", ["b", "me", "c"])
 @pytest.mark.parametrize("is_linked", [False, True])
-def test_a_guest_speaks_only_of_itself(
+def test_guest_speaks_of_itself_only(
     status: Status, name: str, *, is_linked: bool
 ) -> None:
     mine = table(record("b"))
@@ -274,7 +274,7 @@ def test_a_guest_speaks_only_of_itself(
     assert {known: mine.get(known) for known in before} == before
 
 
-def test_a_guest_does_not_say_where_it_is_reached_nor_its_rank() -> None:
+def test_guest_cannot_change_its_address_or_rank() -> None:
     guest = Member("guest", 3, life("guest", 5), ("relay://me",), "behind me")
     mine = table(Record(guest, 1))
     assert mine.guests_of("me") == ["guest"]
@@ -291,7 +291,7 @@ def test_a_guest_does_not_say_where_it_is_reached_nor_its_rank() -> None:
     ("generation", "version"),
     [(1, STEP_MAX + 1), (STEP_MAX + 2, 0), (1 << 62, 0), (1, 1 << 62)],
 )
-def test_a_hint_raises_no_number_by_much(
+def test_hint_raises_no_number_by_much(
     status: Status, incarnation: int, generation: int, version: int
 ) -> None:
     mine = table(record("b"))
@@ -306,7 +306,7 @@ def test_a_hint_raises_no_number_by_much(
 
 
 @pytest.mark.parametrize("incarnation", [1, 2])
-def test_a_worker_refutes_whatever_others_believe(incarnation: int) -> None:
+def test_worker_refutes_false_claims_about_itself(incarnation: int) -> None:
     mine = table()
     claim = record("me", incarnation, STEP_MAX + 1, STEP_MAX, LOST)
     if incarnation == 1:
@@ -320,7 +320,7 @@ def test_a_worker_refutes_whatever_others_believe(incarnation: int) -> None:
 
 @pytest.mark.parametrize("incarnation", [1, 2])
 @pytest.mark.parametrize("status", [ALIVE, LOST, LEFT])
-def test_what_a_worker_says_of_itself_counts_against_what_is_absurd(
+def test_own_record_of_a_worker_overrides_absurd_claims(
     incarnation: int, status: Status
 ) -> None:
     mine, itself = table(record("b")), WorkerId("b", life("b", 1))
@@ -336,14 +336,14 @@ def test_what_a_worker_says_of_itself_counts_against_what_is_absurd(
     assert mine.refusal("b", life("b", 1)) == ""
 
 
-def test_a_hint_does_not_say_where_a_worker_listens() -> None:
+def test_hint_does_not_change_an_address() -> None:
     mine = table(record("b"))
     elsewhere = replace(member("b", rank=0), addresses=("tcp://10.0.0.1:1",))
     mine.receive(Record(elsewhere, 1, 1), 1.0, by=TELLER)
     assert mine.get("b") == record("b", version=1)
 
 
-def test_a_rank_stays_with_the_worker_that_has_it() -> None:
+def test_rank_stays_with_the_worker_that_has_it() -> None:
     mine = table(Record(member("b", rank=4), 1))
     mine.receive(Record(member("c", 2, rank=4), 1), 1.0, by=TELLER)
     itself = WorkerId("c", life("c", 2))
@@ -359,7 +359,9 @@ def test_a_rank_stays_with_the_worker_that_has_it() -> None:
     assert holder.name == "c"
 
 
-def test_one_teller_does_not_fill_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_from_a_single_teller_do_not_fill_the_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(membership, "MEMBERS_MAX", 8)
     mine = table(record("b"))
     for number in range(20):
@@ -371,10 +373,12 @@ def test_one_teller_does_not_fill_the_table(monkeypatch: pytest.MonkeyPatch) -> 
     assert kinds(heard) == [JOINED]
     assert mine.make_room() == [Forgotten("ghost1")]
     assert kinds(mine.admit(member("d", 4), 1.0)) == [JOINED]
-    assert {"b", "c", "d", "me"} <= {one.name for one in mine.records}
+    assert {"b", "c", "d", "me"} <= {
+        member_record.name for member_record in mine.records
+    }
 
 
-def test_a_teller_has_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_teller_has_a_share_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hearsay, "SHARE_MAX", 3)
     mine = table(record("b"))
     for number in range(5):
@@ -388,32 +392,32 @@ def test_a_teller_has_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mine.hearsay.names_from(TELLER.incarnation) == []
 
 
-def test_who_is_met_as_expected_is_told_nothing() -> None:
+def test_expected_worker_is_met_without_a_reply() -> None:
     mine = table(record("b"))
     assert mine.meet(member("b"), 1.0) == []
     assert mine.meet(member("guest"), 1.0) == []
 
 
-def test_who_is_met_though_it_was_lost_is_told_so() -> None:
+def test_met_worker_that_was_lost_learns_of_it() -> None:
     lost = record("b", status=LOST)
     assert table(lost).meet(member("b"), 1.0) == [Reply(lost)]
 
 
-def test_another_life_that_is_met_says_which_it_is() -> None:
+def test_met_worker_of_another_life_gets_the_known_record() -> None:
     assert table(record("b")).meet(member("b", 2), 1.0) == [Reply(record("b"))]
 
 
-def test_who_is_in_a_list_is_known_once_it_is_met() -> None:
+def test_listed_worker_is_alive_once_met() -> None:
     mine = table(Record(member("b", 0)))
     assert "b" not in mine.alive
-    assert [one.name for one in mine.records] == ["b", "me"]
+    assert [member_record.name for member_record in mine.records] == ["b", "me"]
     met = record("b", 7)
     effects = mine.meet(member("b", 7), 1.0)
     assert effects == [Changed(None, met, UNKNOWN_INCARNATION), Reply(met)]
     assert "b" in mine.alive
 
 
-def test_the_set_of_names_of_a_static_group_is_fixed() -> None:
+def test_names_of_a_static_group_are_fixed() -> None:
     mine = table(record("b"), static=True)
     assert mine.receive(record("c"), 1.0) == []
     assert "static" in mine.refusal("c", life("c", 1))
@@ -423,7 +427,7 @@ def test_the_set_of_names_of_a_static_group_is_fixed() -> None:
     assert "later worker" in mine.refusal("b", life("b", 1))
 
 
-def test_who_has_been_succeeded_is_refused() -> None:
+def test_succeeded_worker_is_refused() -> None:
     mine = table(record("b"))
     assert mine.refusal("b", life("b", 1)) == ""
     mine.receive(record("b", 2, 2), 1.0, by=TELLER)
@@ -434,7 +438,7 @@ def test_who_has_been_succeeded_is_refused() -> None:
     assert mine.refusal("unheard of", life("unheard of", 3)) == ""
 
 
-def test_a_life_is_of_the_worker_that_was_first_known_to_have_it() -> None:
+def test_incarnation_belongs_to_the_worker_first_known_with_it() -> None:
     mine = table(record("b"))
     stolen = Record(Member("c", -1, life("b", 1), (), ""), generation=9)
     for status in Status:
@@ -453,7 +457,7 @@ def test_a_life_is_of_the_worker_that_was_first_known_to_have_it() -> None:
 # --- joining -------------------------------------------------------------------------
 
 
-def test_a_name_that_was_never_there_begins_its_first_life() -> None:
+def test_new_name_begins_its_first_life() -> None:
     mine = table()
     new = Record(member("b", 4, rank=3), 1)
     effects = mine.admit(member("b", 4, rank=3), 1.0)
@@ -467,9 +471,7 @@ def test_a_name_that_was_never_there_begins_its_first_life() -> None:
 @pytest.mark.parametrize(
     ("status", "kind"), [(LOST, ChangeKind.RESTARTED), (LEFT, ChangeKind.JOINED)]
 )
-def test_a_name_that_comes_again_keeps_its_rank(
-    status: Status, kind: ChangeKind
-) -> None:
+def test_returning_name_keeps_its_rank(status: Status, kind: ChangeKind) -> None:
     before = Record(member("b", 1, rank=2), 4, 0, status)
     mine = table(before)
     new = Record(member("b", 9, rank=2), 5)
@@ -479,20 +481,20 @@ def test_a_name_that_comes_again_keeps_its_rank(
 
 
 @pytest.mark.parametrize("status", [LOST, LEFT])
-def test_a_name_may_come_again_with_another_rank(status: Status) -> None:
+def test_returning_name_may_have_another_rank(status: Status) -> None:
     mine = table(Record(member("b", 1, rank=2), 4))
     mine.receive(Record(member("b", 1, rank=2), 4, 0, status), 1.0)
     mine.admit(member("b", 9, rank=5), 1.0)
     assert mine.holder_of(2) is None
-    found = mine.holder_of(5)
-    assert found is not None
-    assert found.name == "b"
+    holder = mine.holder_of(5)
+    assert holder is not None
+    assert holder.name == "b"
 
 
 # --- forgetting ----------------------------------------------------------------------
 
 
-def test_the_dead_are_forgotten() -> None:
+def test_dead_workers_are_forgotten() -> None:
     mine = table(record("b"), record("c"), record("d"))
     mine.lose("b", life("b", 1), 10.0)
     mine.receive(record("c", status=LEFT), 20.0)
@@ -504,7 +506,7 @@ def test_the_dead_are_forgotten() -> None:
     assert len(mine) == 2
 
 
-def test_not_too_many_dead_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_dead_workers_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "TOMBSTONES_MAX", 2)
     mine = table(*(record(name, number) for number, name in enumerate("bcde")))
     for number, name in enumerate("bcde"):
@@ -513,10 +515,10 @@ def test_not_too_many_dead_are_remembered(monkeypatch: pytest.MonkeyPatch) -> No
     lives = [life("x", number) for number in range(10, 20)]
     for number, itself in enumerate(lives, 10):
         mine.receive(record("x", number, number), 1.0, by=WorkerId("x", itself))
-    assert sum(bool(mine.refusal("x", one)) for one in lives) == 2
+    assert sum(bool(mine.refusal("x", incarnation)) for incarnation in lives) == 2
 
 
-def test_who_comes_back_is_not_forgotten() -> None:
+def test_returned_worker_is_not_forgotten() -> None:
     mine = table(record("b"))
     mine.lose("b", life("b", 1), 1.0)
     mine.receive(record("b", version=1), 2.0)
@@ -527,62 +529,64 @@ def test_who_comes_back_is_not_forgotten() -> None:
 # --- comparing -----------------------------------------------------------------------
 
 
-def compare(one: Membership, other: Membership) -> int:
+def compare(first: Membership, other: Membership) -> int:
     """Exchange what differs; return how many records were sent."""
-    parts = one.differing(other.digests)
-    ours = one.part(parts)
+    parts = first.differing(other.digests)
+    ours = first.part(parts)
     theirs = other.better(parts, ours)
     for heard in ours:
         other.receive(heard, 1.0)
     for heard in theirs:
-        for effect in one.receive(heard, 1.0):
+        for effect in first.receive(heard, 1.0):
             if isinstance(effect, Reply):
                 other.receive(effect.record, 1.0)
     return len(ours) + len(theirs)
 
 
-def test_who_knows_the_same_sends_nothing() -> None:
+def test_equal_tables_exchange_nothing() -> None:
     names = [record(f"w{number}", number) for number in range(1, 200)]
-    one, other = table(*names), table(*reversed(names))
-    assert one.digest == other.digest
-    assert one.digests == other.digests
-    assert len(one.digests) == BUCKETS
-    assert compare(one, other) == 0
+    first, other = table(*names), table(*reversed(names))
+    assert first.digest == other.digest
+    assert first.digests == other.digests
+    assert len(first.digests) == BUCKETS
+    assert compare(first, other) == 0
 
 
-def test_what_differs_is_exchanged_and_little_else() -> None:
+def test_differing_records_are_exchanged_with_little_else() -> None:
     names = [record(f"w{number}", number) for number in range(1, 1000)]
-    one, other = table(*names[:-1]), table(*names[1:])
-    one.lose("w5", life("w5", 5), 1.0)
+    first, other = table(*names[:-1]), table(*names[1:])
+    first.lose("w5", life("w5", 5), 1.0)
     other.receive(record("w7", 8, 2), 1.0)
-    assert 0 < compare(one, other) < 4 * 2 * 3 * 1000 / BUCKETS
-    assert one.records == other.records
-    assert one.digest == other.digest
+    assert 0 < compare(first, other) < 4 * 2 * 3 * 1000 / BUCKETS
+    assert first.records == other.records
+    assert first.digest == other.digest
     lost = other.get("w5")
     assert lost is not None
     assert lost.status is LOST
 
 
-def test_the_dead_are_not_told_to_those_who_forgot_them() -> None:
-    one, other = table(record("b")), table(record("b"))
-    one.lose("b", life("b", 1), 0.0)
+def test_forgotten_dead_workers_are_not_told_again() -> None:
+    first, other = table(record("b")), table(record("b"))
+    first.lose("b", life("b", 1), 0.0)
     other.receive(record("b", status=LOST), 0.0)
     other.forget(TOMBSTONE_S)
-    assert compare(one, other) == 0
-    assert compare(other, one) == 0
+    assert compare(first, other) == 0
+    assert compare(other, first) == 0
 
 
-def test_who_was_lost_nearby_is_looked_for_by_one() -> None:
+def test_lost_neighbour_is_looked_for_by_one_worker() -> None:
     names = [f"w{number}" for number in range(30)]
     tables = {name: Membership(record(name)) for name in names}
     for each in tables.values():
-        each.begin([record(one) for one in names], 0.0)
+        each.begin([record(member_name) for member_name in names], 0.0)
     gone = names[::3]
-    left = [one for one in names if one not in gone]
+    left = [remaining for remaining in names if remaining not in gone]
     for name in left:
-        for one in gone:
-            tables[name].lose(one, life(one, 1), 1.0)
-    looked_for = [one for name in left for one in tables[name].lost_nearby()]
+        for lost_name in gone:
+            tables[name].lose(lost_name, life(lost_name, 1), 1.0)
+    looked_for = [
+        lost_name for name in left for lost_name in tables[name].lost_nearby()
+    ]
     assert sorted(looked_for) == sorted(gone)
     order = sorted(names, key=place_of)
     for name in left:
@@ -592,7 +596,7 @@ def test_who_was_lost_nearby_is_looked_for_by_one() -> None:
         assert after[: len(nearby)] == nearby
 
 
-def test_who_is_alone_looks_for_all() -> None:
+def test_lone_worker_looks_for_all_lost_ones() -> None:
     mine = table(record("b"), record("c"))
     mine.lose("b", life("b", 1), 1.0)
     mine.lose("c", life("c", 1), 1.0)

@@ -27,21 +27,21 @@ def spread(ring: Ring, root: str) -> tuple[Counter[str], Counter[str], int]:
     """Play one broadcast; return messages by receiver and sender, and the steps."""
     received: Counter[str] = Counter()
     sent: Counter[str] = Counter()
-    told, steps = [(root, place_of(root))], 0
-    while told:
+    pending, steps = [(root, place_of(root))], 0
+    while pending:
         after = []
-        for name, limit in told:
+        for name, limit in pending:
             routes = ring.routes(name, limit)
             sent[name] += len(routes)
             after += routes
         received.update(name for name, _ in after)
         steps += bool(after)
-        told = after
+        pending = after
     return received, sent, steps
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_everyone_is_told_once(size: int) -> None:
+def test_every_member_is_told_once(size: int) -> None:
     names = names_of(size)
     ring = ring_of(names)
     for root in names[:10]:
@@ -53,17 +53,17 @@ def test_everyone_is_told_once(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [64, 256, 1000])
-def test_a_worker_speaks_to_few_whoever_has_news(size: int) -> None:
+def test_worker_tells_its_fingers_only(size: int) -> None:
     names = names_of(size)
     ring = ring_of(names)
     for name in names[:20]:
         assert len(ring.fingers(name)) <= 2 * math.log2(size)
         fingers = set(ring.fingers(name))
         for limit in range(0, CIRCLE, CIRCLE // 50):
-            assert {told for told, _ in ring.routes(name, limit)} <= fingers
+            assert {finger for finger, _ in ring.routes(name, limit)} <= fingers
 
 
-def test_a_new_worker_changes_the_fingers_of_few() -> None:
+def test_new_worker_changes_the_fingers_of_few() -> None:
     names = names_of(256)
     ring = ring_of(names)
     before = {name: ring.fingers(name) for name in names}
@@ -72,37 +72,37 @@ def test_a_new_worker_changes_the_fingers_of_few() -> None:
     assert 0 < len(changed) < 256 / 4
 
 
-def test_the_next_one_tells_the_part_of_who_cannot_be_reached() -> None:
+def test_successor_tells_the_part_of_an_unreachable_worker() -> None:
     names = names_of(100)
     ring = ring_of(names)
     root = names[0]
     (dead, limit), *rest = reversed(ring.routes(root, place_of(root)))
     before, _, _ = spread(ring, root)
-    told = Counter(name for name, _ in rest)
+    reached = Counter(name for name, _ in rest)
     for name, part in rest:
-        told += spread_from(ring, name, part)
+        reached += spread_from(ring, name, part)
     past = ring.route_past(dead, limit)
     assert past is not None
-    told += Counter([past[0]]) + spread_from(ring, *past)
-    assert set(told) | {dead} == set(before)
+    reached += Counter([past[0]]) + spread_from(ring, *past)
+    assert set(reached) | {dead} == set(before)
 
 
 def spread_from(ring: Ring, name: str, limit: int) -> Counter[str]:
-    found: Counter[str] = Counter()
-    told = [(name, limit)]
-    while told:
-        told = [route for one in told for route in ring.routes(*one)]
-        found.update(one for one, _ in told)
-    return found
+    received: Counter[str] = Counter()
+    routes = [(name, limit)]
+    while routes:
+        routes = [route for name in routes for route in ring.routes(*name)]
+        received.update(name for name, _ in routes)
+    return received
 
 
-def test_nobody_tells_the_part_of_the_last_one() -> None:
+def test_last_worker_has_no_substitute() -> None:
     ring = ring_of(["a", "b"])
     assert ring.route_past("b", place_of("b") + 1) is None
     assert Ring().route_past("b", 0) is None
 
 
-def test_a_place_is_taken_once_and_given_up_once() -> None:
+def test_place_is_taken_once_and_released_once() -> None:
     ring = ring_of(["a", "b", "a"])
     assert len(ring) == 2
     assert sorted(ring) == ["a", "b"]
@@ -114,7 +114,7 @@ def test_a_place_is_taken_once_and_given_up_once() -> None:
     assert list(ring) == ["b"]
 
 
-def test_who_is_alone_has_nobody_after_it() -> None:
+def test_lone_worker_has_no_successor() -> None:
     assert not Ring().after(0)
     assert not Ring().next_to("a")
     assert not ring_of(["a"]).next_to("a")
@@ -122,7 +122,7 @@ def test_who_is_alone_has_nobody_after_it() -> None:
     assert ring_of(["a", "b"]).next_to("a") == "b"
 
 
-def test_a_part_may_go_around_the_circle() -> None:
+def test_part_may_go_around_the_circle() -> None:
     ring = Ring()
     places = sorted(names_of(20), key=place_of)
     first, last = place_of(places[0]), place_of(places[-1])
@@ -132,7 +132,7 @@ def test_a_part_may_go_around_the_circle() -> None:
     assert not ring.within(places[0], first, first)
 
 
-def test_many_places_at_once_are_those_of_one_after_the_other() -> None:
+def test_update_with_many_names_equals_single_additions() -> None:
     names = names_of(100)
     ring = ring_of(names[:60])
     ring.update(names[40:])

@@ -13,24 +13,24 @@ MIB = 1 << 20
 
 class TestSizes:
     @given(st.integers(8, 1 << 45))
-    def test_a_block_is_an_eighth_too_long_at_most(self, nbytes: int) -> None:
+    def test_block_is_an_eighth_too_long_at_most(self, nbytes: int) -> None:
         assert nbytes <= size_class(nbytes) < nbytes * 1.125 + 1
 
     @given(st.integers(8, 1 << 45))
-    def test_a_block_is_of_its_own_size(self, nbytes: int) -> None:
+    def test_size_class_of_a_class_size_is_itself(self, nbytes: int) -> None:
         assert size_class(size_class(nbytes)) == size_class(nbytes)
 
     @given(st.integers(8, 1 << 45), st.integers(8, 1 << 45))
-    def test_more_bytes_never_get_less(self, a: int, b: int) -> None:
+    def test_block_size_never_falls_with_the_request(self, a: int, b: int) -> None:
         assert (size_class(a) <= size_class(b)) or a > b
 
-    def test_a_power_of_two_has_eight_steps(self) -> None:
+    def test_power_of_two_has_eight_steps(self) -> None:
         sizes = {size_class(nbytes) for nbytes in range(MIB + 1, 2 * MIB, 4096)}
         assert sorted(sizes) == [MIB + step * MIB // 8 for step in range(1, 9)]
 
 
 class TestTaking:
-    def test_the_last_that_came_goes_first(self) -> None:
+    def test_last_returned_block_is_taken_first(self) -> None:
         idle: IdleBlocks[str] = IdleBlocks(10 * MIB)
         assert idle.take(MIB) is None
         for at_s, block in enumerate("abc"):
@@ -42,14 +42,14 @@ class TestTaking:
         ("nbytes", "fits"),
         [(1024, True), (1000, True), (820, True), (810, False), (1025, False)],
     )
-    def test_a_block_serves_who_needs_up_to_a_fifth_less(
+    def test_block_serves_requests_up_to_a_fifth_smaller(
         self, nbytes: int, *, fits: bool
     ) -> None:
         idle: IdleBlocks[str] = IdleBlocks(10 * MIB)
         idle.give_back("it", 1024 * 1024, 0.0)
         assert (idle.take(nbytes * 1024) == "it") is fits
 
-    def test_the_tightest_goes_first(self) -> None:
+    def test_tightest_block_is_taken_first(self) -> None:
         idle: IdleBlocks[str] = IdleBlocks(10 * MIB)
         idle.give_back("loose", size_class(MIB * 9 // 8), 0.0)
         idle.give_back("tight", MIB, 1.0)
@@ -58,7 +58,7 @@ class TestTaking:
 
 
 class TestBounds:
-    def test_the_oldest_goes_when_there_is_too_much(self) -> None:
+    def test_oldest_block_is_dropped_over_the_limit(self) -> None:
         idle: IdleBlocks[str] = IdleBlocks(3 * MIB)
         idle.give_back("old", MIB, 0.0)
         idle.give_back("mid", 2 * MIB, 1.0)
@@ -67,13 +67,13 @@ class TestBounds:
         assert idle.take(MIB) == "new"
         assert idle.take(MIB) is None
 
-    def test_what_is_longer_than_the_limit_is_never_kept(self) -> None:
+    def test_block_longer_than_the_limit_is_never_kept(self) -> None:
         idle: IdleBlocks[str] = IdleBlocks(MIB)
         idle.give_back("small", MIB, 0.0)
         assert not idle.give_back("large", MIB + 1, 1.0)
         assert idle.take(MIB) == "small"
 
-    def test_a_fresh_block_and_the_idle_ones_stay_within_the_limit(self) -> None:
+    def test_fresh_and_idle_blocks_stay_within_the_limit(self) -> None:
         idle: IdleBlocks[str] = IdleBlocks(4 * MIB)
         idle.give_back("old", MIB, 0.0)
         idle.give_back("new", MIB, 1.0)
@@ -83,7 +83,7 @@ class TestBounds:
         assert not idle
         assert idle.idle_bytes == 0
 
-    def test_two_sizes_in_turn_do_not_drive_each_other_out(self) -> None:
+    def test_alternating_sizes_do_not_evict_each_other(self) -> None:
         idle: IdleBlocks[str] = IdleBlocks(4 * MIB)
         for _ in range(3):
             for nbytes in (MIB, 3 * MIB):
@@ -93,7 +93,7 @@ class TestBounds:
 
 
 class TestTime:
-    def test_what_is_old_goes_and_the_rest_stays(self) -> None:
+    def test_old_blocks_are_dropped_and_later_ones_stay(self) -> None:
         idle: IdleBlocks[str] = IdleBlocks(10 * MIB)
         idle.give_back("a", MIB, 1.0)
         idle.give_back("b", 2 * MIB, 2.0)
@@ -105,7 +105,7 @@ class TestTime:
         assert idle.take(MIB) == "c"
         assert not idle
 
-    def test_nothing_is_left_after_the_last(self) -> None:
+    def test_dropping_the_last_block_leaves_nothing(self) -> None:
         idle: IdleBlocks[str] = IdleBlocks(10 * MIB)
         idle.give_back("a", MIB, 1.0)
         idle.drop_older(1.0)
@@ -121,7 +121,7 @@ class TestTime:
     ),
     st.integers(0, 64),
 )
-def test_no_block_is_out_twice_and_the_bound_always_holds(
+def test_block_is_never_taken_twice_and_the_limit_holds(
     steps: list[tuple[bool, int]], limit: int
 ) -> None:
     idle: IdleBlocks[int] = IdleBlocks(limit * 1024)

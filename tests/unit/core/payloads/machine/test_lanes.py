@@ -29,29 +29,29 @@ class TestStates:
         assert reached == set(LanesState)
 
     @pytest.mark.parametrize("state", LanesState)
-    def test_a_link_that_has_ended_has_no_lanes_ever_again(
-        self, state: LanesState
-    ) -> None:
+    def test_ended_link_never_has_lanes_again(self, state: LanesState) -> None:
         closed = after(state, LanesEvent.CLOSE)
         assert {after(closed, event) for event in LanesEvent} == {LanesState.CLOSED}
 
     @pytest.mark.parametrize("state", list(LanesState)[:-1])
-    def test_a_lane_that_opens_is_used_however_late(self, state: LanesState) -> None:
+    def test_lane_that_opens_late_is_used(self, state: LanesState) -> None:
         assert after(state, LanesEvent.OPENED) is LanesState.UP
 
-    def test_nothing_but_the_loss_of_the_last_takes_lanes_away(self) -> None:
+    def test_lanes_end_with_the_last_loss_or_the_close_only(self) -> None:
         changes = {
-            one for one in LanesEvent if after(LanesState.UP, one) is not LanesState.UP
+            event
+            for event in LanesEvent
+            if after(LanesState.UP, event) is not LanesState.UP
         }
         assert changes == {LanesEvent.LOST, LanesEvent.CLOSE}
 
-    def test_they_are_opened_once_only(self) -> None:
+    def test_lanes_are_opened_once(self) -> None:
         for state in set(LanesState) - {LanesState.NONE}:
             assert after(state, LanesEvent.WANT) is state
 
 
 class TestTurns:
-    def test_a_turn_moves_less_while_messages_come_often(self) -> None:
+    def test_turn_moves_less_while_messages_come_often(self) -> None:
         ration = TurnRation()
         ration.next_turn(1)
         for _ in range(QUIET_TURNS - 1):
@@ -62,14 +62,14 @@ class TestTurns:
         assert ration.next_turn(2) == QUIET_TURN_BYTES
         assert ration.limit_bytes == QUIET_TURN_BYTES
 
-    def test_a_message_that_opens_a_payload_or_answers_it_comes_seldom(self) -> None:
+    def test_messages_that_open_or_answer_a_payload_count_as_rare(self) -> None:
         ration = TurnRation()
         assert ration.limit_bytes == QUIET_TURN_BYTES
         for message in (1, 2, 3):
             for _ in range(QUIET_TURNS + 1):
                 assert ration.next_turn(message) == QUIET_TURN_BYTES
 
-    def test_messages_that_came_before_a_payload_do_not_matter(self) -> None:
+    def test_messages_before_a_payload_do_not_matter(self) -> None:
         assert TurnRation().next_turn(1000) == QUIET_TURN_BYTES
 
     def test_reads_that_bring_acks_do_not_count(self) -> None:

@@ -26,7 +26,7 @@ def kept_of(
 
 
 class TestKeeping:
-    def test_there_is_a_limit_and_beyond_it_nothing_changes(
+    def test_region_over_the_limit_changes_nothing(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(regions, "REGIONS_MAX", 1)
@@ -37,7 +37,9 @@ class TestKeeping:
         assert list(kept.regions) == [ONE]
         assert kept.used == {ONE}
 
-    def test_one_peer_has_its_part(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_regions_of_a_peer_have_a_limit(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(regions, "PEER_REGIONS_MAX", 1)
         kept = kept_of(ONE, TWO)
         kept.check_part("b")
@@ -48,23 +50,23 @@ class TestKeeping:
         kept.on_gone("b", [ONE])
         kept.check_part("b")
 
-    def test_keys_that_peers_make_up_are_not_kept(self) -> None:
+    def test_invented_keys_of_peers_are_not_kept(self) -> None:
         kept = kept_of(ONE)
         assert kept.find(TWO) is None
         assert kept.used == {ONE}
 
-    def test_what_was_not_used_between_two_sweeps_is_idle(self) -> None:
+    def test_region_unused_between_two_sweeps_is_idle(self) -> None:
         kept = kept_of(ONE, TWO)
         assert kept.sweep() == []
         kept.find(TWO)
         assert kept.sweep() == [ONE]
 
-    def test_what_has_users_is_not_idle(self) -> None:
+    def test_region_with_users_is_not_idle(self) -> None:
         kept = kept_of(ONE, TWO, users=frozenset({ONE}))
         kept.sweep()
         assert kept.sweep() == [TWO]
 
-    def test_one_sweep_ends_before_the_next_one_begins(self) -> None:
+    def test_sweep_ends_before_the_next_one_begins(self) -> None:
         kept = kept_of(ONE)
         kept.sweep()
         assert kept.sweep() == [ONE]
@@ -79,7 +81,7 @@ class TestKeeping:
 
 
 class TestPeers:
-    def test_each_is_asked_for_what_it_is_not_known_to_have(self) -> None:
+    def test_peer_is_asked_for_regions_it_may_lack(self) -> None:
         kept = kept_of(ONE, TWO)
         question = kept.begin("b", kept.missing("b", [ONE, TWO]))
         assert question.ask() == [ONE, TWO]
@@ -88,7 +90,7 @@ class TestPeers:
         assert kept.missing("b", [ONE, TWO]) == [ONE]
         assert kept.missing("c", [ONE, TWO]) == [ONE, TWO]
 
-    def test_an_answer_that_came_before_a_gone_confirms_nothing(self) -> None:
+    def test_answer_before_a_gone_confirms_nothing(self) -> None:
         kept = kept_of(ONE)
         question = kept.begin("b", [ONE])
         question.ask()
@@ -100,7 +102,7 @@ class TestPeers:
         kept.end(question)
         assert kept.state("b", ONE) is SHARED
 
-    def test_a_gone_of_another_region_or_peer_says_nothing_of_it(self) -> None:
+    def test_gone_of_another_region_or_peer_is_ignored(self) -> None:
         kept = kept_of(ONE, TWO)
         question = kept.begin("b", [ONE])
         question.ask()
@@ -108,7 +110,7 @@ class TestPeers:
         kept.on_gone("c", [ONE])
         assert kept.confirm(question, ONE)
 
-    def test_who_is_being_told_is_asked_before_the_next_use(self) -> None:
+    def test_peer_being_told_of_an_end_is_asked_before_the_next_use(self) -> None:
         kept = kept_of(ONE)
         kept.on_asked("b", ONE)
         assert kept.missing("b", [ONE]) == []
@@ -116,7 +118,7 @@ class TestPeers:
         assert kept.tell("b", kept.sweep()) == [ONE]
         assert kept.missing("b", [ONE]) == [ONE]
 
-    def test_who_counts_on_nothing_is_not_told(self) -> None:
+    def test_peer_without_the_region_is_not_told(self) -> None:
         kept = kept_of(ONE, TWO)
         kept.on_asked("b", ONE)
         kept.sweep()
@@ -124,7 +126,7 @@ class TestPeers:
         assert kept.tell("c", idle) == []
         assert kept.tell("b", idle) == [ONE]
 
-    def test_who_does_not_answer_is_told_again_and_waited_for(self) -> None:
+    def test_silent_peer_is_told_again_and_awaited(self) -> None:
         kept = kept_of(ONE)
         kept.on_asked("b", ONE)
         kept.sweep()
@@ -136,7 +138,7 @@ class TestPeers:
         kept.let_go([ONE])
         assert len(kept) == 0
 
-    def test_what_one_message_waits_for_is_kept(self) -> None:
+    def test_region_awaited_by_a_message_is_kept(self) -> None:
         kept = kept_of(ONE)
         first, second = kept.begin("b", [ONE]), kept.begin("b", [ONE])
         kept.end(first)
@@ -145,12 +147,12 @@ class TestPeers:
         kept.end(second)
         assert kept.sweep() == [ONE]
 
-    def test_a_question_without_an_answer_may_have_been_heard(self) -> None:
+    def test_unanswered_question_may_have_been_heard(self) -> None:
         kept = kept_of(ONE)
         kept.end(kept.begin("b", [ONE]))
         assert kept.state("b", ONE) is DOUBTED
 
-    def test_a_lost_peer_counts_on_nothing_and_its_answers_do_not_count(self) -> None:
+    def test_lost_peer_counts_on_no_region_and_its_answers_are_ignored(self) -> None:
         kept = kept_of(ONE, TWO)
         kept.on_asked("b", TWO)
         question = kept.begin("b", [ONE])
@@ -164,7 +166,7 @@ class TestPeers:
         kept.on_told("b", idle)
         assert list(kept) == []
 
-    def test_in_the_end_nothing_is_known(self) -> None:
+    def test_cleared_table_knows_nothing(self) -> None:
         kept = kept_of(ONE)
         question = kept.begin("b", [ONE])
         kept.clear()

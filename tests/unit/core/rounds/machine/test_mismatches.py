@@ -32,19 +32,19 @@ def waits_across(world: World) -> list[str]:
 
     Where a member of either is late they may be found out when it comes.
     """
-    found = []
+    pairs = []
     for rank, member in enumerate(world.members):
         for here in member.calls.values():
             for other in here.ranks:
-                found += [
+                pairs += [
                     f"{rank} is in {here.key.replicas}, {other} in {there.key.replicas}"
                     for there in world.members[other].calls.values()
                     if there.key.replicas != here.key.replicas
                     and rank in there.ranks
-                    and not any(is_late(world, one) for one in here.ranks)
-                    and not any(is_late(world, one) for one in there.ranks)
+                    and not any(is_late(world, rank) for rank in here.ranks)
+                    and not any(is_late(world, rank) for rank in there.ranks)
                 ]
-    return found
+    return pairs
 
 
 def is_late(world: World, rank: int) -> bool:
@@ -89,22 +89,22 @@ MISMATCHES = [
 
 class TestMismatch:
     @pytest.mark.parametrize("replicas", MISMATCHES)
-    def test_two_that_wait_for_each_other_are_told(
+    def test_mismatched_replicas_of_two_waiting_members_are_found(
         self, replicas: list[tuple[int, ...] | None]
     ) -> None:
-        programs: list[list[Call]] = [[call("tag", one)] for one in replicas]
+        programs: list[list[Call]] = [[call("tag", ranks)] for ranks in replicas]
         assert explore(World(programs), mismatch_is_found)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("replicas", MISMATCHES)
-    def test_also_if_there_is_silence_meanwhile(
+    def test_mismatched_replicas_are_found_despite_a_silence(
         self, replicas: list[tuple[int, ...] | None]
     ) -> None:
-        programs: list[list[Call]] = [[call("tag", one)] for one in replicas]
+        programs: list[list[Call]] = [[call("tag", ranks)] for ranks in replicas]
         assert explore(World(programs, ticks=1), mismatch_is_found)
 
     @given(size=st.integers(2, 32), wrong=st.integers(1, 3), choices=CHOICES)
-    def test_all_learn_of_it_however_far_apart_they_are(
+    def test_mismatch_reaches_every_member(
         self, size: int, wrong: int, choices: random.Random
     ) -> None:
         """Some pass other replicas, of whom at least one passes the right ones."""
@@ -125,7 +125,7 @@ class TestMismatch:
             assert isinstance(end, Failure)
             assert "all members must pass the same" in end.problem
 
-    def test_it_is_named_who_came_with_what(self) -> None:
+    def test_mismatch_names_members_and_their_replicas(self) -> None:
         many = tuple(reversed(range(12)))
         world = World([[call("tag", many)], *[[ALL]] * 11])
         world.settle()
@@ -136,7 +136,9 @@ class TestMismatch:
         assert "rank 0 ('a')" in end.problem
 
     @given(size=st.integers(2, 9), kinds=st.integers(2, 3), choices=CHOICES)
-    def test_any_replicas(self, size: int, kinds: int, choices: random.Random) -> None:
+    def test_mismatch_of_any_replicas_is_found(
+        self, size: int, kinds: int, choices: random.Random
+    ) -> None:
         """Each calls with one of those that it is in; some are in none, or late."""
         subsets: list[tuple[int, ...] | None] = [
             tuple(choices.sample(range(size), choices.randint(2, size)))
@@ -144,9 +146,11 @@ class TestMismatch:
         ]
         programs: list[list[Call]] = []
         for rank in range(size):
-            mine = [one for one in subsets if one is not None and rank in one]
+            mine = [
+                subset for subset in subsets if subset is not None and rank in subset
+            ]
             mine = choices.sample(mine, min(len(mine), choices.choice([0, 1, 1, 1])))
-            programs.append([call("tag", one) for one in mine])
+            programs.append([call("tag", replicas) for replicas in mine])
         world = World(programs, ticks=choices.randint(0, size))
         world.play(choices)
         names_are_right(world)
@@ -156,67 +160,75 @@ class TestMismatch:
 class TestOneMember:
     """Rank 1 of four; the root is its neighbour, and 2 its child, in all of them."""
 
-    def made(self) -> tuple[Rounds, Series]:
-        one = Rounds(1, 4, name_of)
-        return one, one.series(ALL)
+    def new_series(self) -> tuple[Rounds, Series]:
+        rounds = Rounds(1, 4, name_of)
+        return rounds, rounds.series(ALL)
 
-    def test_it_says_that_it_waits_elsewhere_once(self) -> None:
-        one, series = self.made()
-        other = one.series(call("tag", (0, 1)))
-        one.join(other)
-        one.due()
+    def test_member_reports_once_that_it_waits_elsewhere(self) -> None:
+        rounds, series = self.new_series()
+        other = rounds.series(call("tag", (0, 1)))
+        rounds.join(other)
+        rounds.due()
         here = KnownArrivals(0, -1, is_waiting=True, latest=0, known=1)
-        one.receive(series, 0, here)
-        assert one.due() == [(series, 0)]
+        rounds.receive(series, 0, here)
+        assert rounds.due() == [(series, 0)]
         waits = WaitsElsewhere(0, 1, TagRound((0, 1), 0))
         assert series.messages_for(0)[-1] == waits
         assert waits not in series.messages_for(0)
-        one.receive(series, 0, here)
-        assert one.due() == []
+        rounds.receive(series, 0, here)
+        assert rounds.due() == []
 
     @pytest.mark.parametrize("blame", Blame)
-    def test_it_says_where_it_was_last_if_that_failed_for_the_same_reason(
+    def test_member_reports_its_last_round_if_a_mismatch_failed_it(
         self, blame: Blame
     ) -> None:
-        one, series = self.made()
-        other = one.series(call("tag", (0, 1)))
-        one.join(other)
+        rounds, series = self.new_series()
+        other = rounds.series(call("tag", (0, 1)))
+        rounds.join(other)
         other.fail(Failure(blame, "problem"))
-        one.receive(series, 0, KnownArrivals(0, -1, is_waiting=True, latest=0, known=1))
+        rounds.receive(
+            series, 0, KnownArrivals(0, -1, is_waiting=True, latest=0, known=1)
+        )
         assert len(series.elsewhere) == (blame is Blame.MISMATCH)
-        one.join(one.series(call("tag", (1,))))  # it has gone on since
-        one.receive(series, 0, KnownArrivals(1, -1, is_waiting=True, latest=1, known=1))
+        rounds.join(rounds.series(call("tag", (1,))))  # it has gone on since
+        rounds.receive(
+            series, 0, KnownArrivals(1, -1, is_waiting=True, latest=1, known=1)
+        )
         assert series.elsewhere == []
 
-    def test_a_doubt_that_came_before_it_is_looked_at_when_it_comes(self) -> None:
-        one, series = self.made()
-        one.receive(series, 0, KnownArrivals(0, -1, is_waiting=True, latest=0, known=1))
-        one.receive(series, 0, WaitsElsewhere(0, 3, TagRound((3, 1), 0)))
-        one.join(series)
+    def test_early_doubt_is_checked_when_the_member_arrives(self) -> None:
+        rounds, series = self.new_series()
+        rounds.receive(
+            series, 0, KnownArrivals(0, -1, is_waiting=True, latest=0, known=1)
+        )
+        rounds.receive(series, 0, WaitsElsewhere(0, 3, TagRound((3, 1), 0)))
+        rounds.join(series)
         assert series.failure is not None
         assert series.failure.failed_with == TagRound((3, 1), 0)
-        assert one.series(call("tag", (3, 1))).number == 0  # it counts as come to
+        assert rounds.series(call("tag", (3, 1))).number == 0  # it counts as come to
 
-    def test_a_doubt_about_what_it_has_come_to_is_none(self) -> None:
-        one, series = self.made()
-        other = one.series(call("tag", (3, 1)))
-        one.join(other)
+    def test_doubt_about_a_round_already_reached_is_ignored(self) -> None:
+        rounds, series = self.new_series()
+        other = rounds.series(call("tag", (3, 1)))
+        rounds.join(other)
         other.fail(Failure(Blame.GAVE_UP, "problem"))
-        one.join(series)
-        one.receive(series, 0, WaitsElsewhere(0, 3, TagRound((3, 1), 0)))
+        rounds.join(series)
+        rounds.receive(series, 0, WaitsElsewhere(0, 3, TagRound((3, 1), 0)))
         assert series.is_waiting
-        one.receive(series, 0, WaitsElsewhere(0, 3, TagRound((3, 2), 0)))  # of others
+        rounds.receive(
+            series, 0, WaitsElsewhere(0, 3, TagRound((3, 2), 0))
+        )  # of others
         assert series.is_waiting
-        one.receive(series, 0, WaitsElsewhere(0, 3, TagRound((3, 1), 1)))
+        rounds.receive(series, 0, WaitsElsewhere(0, 3, TagRound((3, 1), 1)))
         assert series.failure is not None
 
     def test_doubts_are_passed_on_and_bounded(self) -> None:
-        one, series = self.made()
-        one.join(series)
-        one.due()
+        rounds, series = self.new_series()
+        rounds.join(series)
+        rounds.due()
         for number in range(ELSEWHERE_MAX + 2):
-            one.receive(series, 0, WaitsElsewhere(0, 3, TagRound((3, 2), number)))
-            one.receive(series, 0, WaitsElsewhere(1, 3, TagRound((3, 2), number)))
+            rounds.receive(series, 0, WaitsElsewhere(0, 3, TagRound((3, 2), number)))
+            rounds.receive(series, 0, WaitsElsewhere(1, 3, TagRound((3, 2), number)))
         assert len(series.elsewhere) == ELSEWHERE_MAX
-        assert one.due() == [(series, 2)]
+        assert rounds.due() == [(series, 2)]
         assert len(series.messages_for(2)) == 1 + ELSEWHERE_MAX

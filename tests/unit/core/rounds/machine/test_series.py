@@ -84,46 +84,46 @@ def last_ends(world: World) -> list[Passed | Failure]:
 
 class TestEveryOrder:
     @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
-    def test_all_pass_when_all_have_come(self, size: int) -> None:
+    def test_all_members_pass_when_all_have_come(self, size: int) -> None:
         assert explore(World([[ALL]] * size), all_pass)
 
     @pytest.mark.parametrize("size", [2, 3])
-    def test_of_several_each_is_passed(self, size: int) -> None:
+    def test_two_rounds_in_a_row_are_passed(self, size: int) -> None:
         assert explore(World([[ALL] * 2] * size), all_pass)
 
     @pytest.mark.parametrize("size", [2, 3])
-    def test_what_is_said_in_silence_does_no_harm(self, size: int) -> None:
+    def test_messages_of_a_silence_do_no_harm(self, size: int) -> None:
         assert explore(World([[ALL]] * size, ticks=2), all_pass)
 
     @pytest.mark.parametrize("size", [2, 3])
-    def test_one_that_gives_up_fails_nothing_but_this_one(self, size: int) -> None:
+    def test_member_that_gives_up_fails_this_round_only(self, size: int) -> None:
         assert explore(World([[ALL]] * size, give_ups=1), next_one_works)
 
-    def test_two_may_give_up(self) -> None:
+    def test_two_members_may_give_up(self) -> None:
         assert explore(World([[ALL]] * 3, give_ups=2), next_one_works)
 
-    def test_who_gives_up_may_be_ahead(self) -> None:
+    def test_member_that_gives_up_may_be_ahead(self) -> None:
         assert explore(World([[ALL] * 3] * 2, give_ups=2), next_one_works)
 
     @pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
-    def test_nobody_waits_for_one_that_is_dead(self, size: int) -> None:
+    def test_dead_member_is_not_awaited(self, size: int) -> None:
         assert explore(World([[ALL]] * size, deaths=1), nobody_waits)
 
-    def test_nobody_waits_for_two_that_are_dead(self) -> None:
+    def test_two_dead_members_are_not_awaited(self) -> None:
         assert explore(World([[ALL]] * 3, deaths=2), nobody_waits)
 
     @pytest.mark.slow
-    def test_nobody_waits_for_one_that_dies_while_another_gives_up(self) -> None:
+    def test_member_that_dies_while_another_gives_up_is_not_awaited(self) -> None:
         assert explore(World([[ALL]] * 3, deaths=1, give_ups=1), nobody_waits)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("ticks", [0, 1])
-    def test_four_of_whom_one_gives_up(self, ticks: int) -> None:
+    def test_four_members_survive_a_give_up(self, ticks: int) -> None:
         size = 4 - ticks
         assert explore(World([[ALL]] * size, give_ups=1, ticks=ticks), next_one_works)
 
     @pytest.mark.slow
-    def test_three_that_meet_twice(self) -> None:
+    def test_three_members_may_meet_twice(self) -> None:
         assert explore(World([[ALL] * 2] * 3, give_ups=1), next_one_works)
         assert explore(World([[ALL] * 2] * 3, deaths=1), nobody_waits)
 
@@ -153,11 +153,13 @@ class TestALossAtEachStep:
         "pick",
         [
             pytest.param(lambda steps: steps[0], id="all come first"),
-            pytest.param(lambda steps: steps[-1], id="what is said is heard first"),
+            pytest.param(lambda steps: steps[-1], id="messages come first"),
             pytest.param(lambda steps: steps[len(steps) // 2], id="by turns"),
         ],
     )
-    def test_nobody_waits(self, size: int, pick: Callable[[list[Step]], Step]) -> None:
+    def test_lost_member_is_not_awaited_at_any_step(
+        self, size: int, pick: Callable[[list[Step]], Step]
+    ) -> None:
         for victim in range(size):
             steps = itertools.count()
             while played(size, pick, next(steps), victim):
@@ -167,14 +169,12 @@ class TestALossAtEachStep:
 
 class TestSubsets:
     @pytest.mark.parametrize("ticks", [0, 1])
-    def test_the_same_tag_serves_several_that_come_in_one_order(
-        self, ticks: int
-    ) -> None:
+    def test_rounds_of_different_members_may_share_a_tag(self, ticks: int) -> None:
         """Although the third member waits for the others while they are elsewhere."""
         some: list[Call] = [call("tag", (1, 0)), ALL]
         assert explore(World([some, some, [ALL]], ticks=ticks), all_pass)
 
-    def test_other_tags_do_not_wait_for_each_other(self) -> None:
+    def test_rounds_of_other_tags_are_independent(self) -> None:
         """Each comes to both at once, in an order of its own."""
         programs: list[list[Call]] = [
             [call("x"), call("y", (2, 0))],
@@ -183,7 +183,7 @@ class TestSubsets:
         ]
         assert explore(World(programs, at_once=2), all_pass)
 
-    def test_who_gives_one_up_leaves_the_others_be(self) -> None:
+    def test_given_up_round_leaves_other_tags_alone(self) -> None:
         world = World([[call("x"), call("y")]] * 2, at_once=2)
         for rank in (0, 0, 1):
             world.take(("come", rank, 0))
@@ -200,7 +200,7 @@ class TestSubsets:
         at_once=st.integers(1, 3),
         choices=CHOICES,
     )
-    def test_any_members_under_any_tags(
+    def test_rounds_of_any_members_and_tags_pass(
         self, size: int, rounds: int, at_once: int, choices: random.Random
     ) -> None:
         programs: list[list[Call]] = [[] for _ in range(size)]
@@ -221,7 +221,7 @@ class TestSubsets:
         deaths=st.integers(0, 2),
         choices=CHOICES,
     )
-    def test_whatever_goes_wrong_nobody_waits_and_the_rest_goes_on(
+    def test_rounds_survive_give_ups_and_deaths_at_any_time(
         self, size: int, give_ups: int, deaths: int, choices: random.Random
     ) -> None:
         world = World(
@@ -235,7 +235,7 @@ class TestSubsets:
 
 
 @given(size=st.integers(2, 64), late=st.integers(1, 5), choices=CHOICES)
-def test_after_a_silence_all_who_wait_know_who_is_late(
+def test_silence_reveals_the_late_members_to_all_that_wait(
     size: int, late: int, choices: random.Random
 ) -> None:
     """Those on either side of a late member, too, with whom it speaks."""
@@ -251,7 +251,7 @@ def test_after_a_silence_all_who_wait_know_who_is_late(
 
 class TestNewLives:
     @given(size=st.integers(2, 8), count=st.integers(1, 6), choices=CHOICES)
-    def test_one_that_was_started_anew_is_in_step_again(
+    def test_restarted_member_is_in_step_again(
         self, size: int, count: int, choices: random.Random
     ) -> None:
         """Also if it comes before the others know that its former life is over.
@@ -272,7 +272,7 @@ class TestNewLives:
         assert all(isinstance(end, tuple) and end == last[0] for end in last)
 
     @given(size=st.integers(2, 12), count=st.integers(1, 6), choices=CHOICES)
-    def test_those_that_forget_go_on_where_the_others_are(
+    def test_members_without_memory_continue_with_the_others(
         self, size: int, count: int, choices: random.Random
     ) -> None:
         world = World([[ALL] * count] * size)
@@ -300,142 +300,140 @@ def here(
 class TestOneMember:
     """The root of three, unless said otherwise; its children are 1 and 2."""
 
-    def made(self, rank: int = 0, size: int = 3) -> tuple[Rounds, Series]:
-        one = Rounds(rank, size, name_of)
-        return one, one.series(ALL)
+    def new_series(self, rank: int = 0, size: int = 3) -> tuple[Rounds, Series]:
+        rounds = Rounds(rank, size, name_of)
+        return rounds, rounds.series(ALL)
 
-    def messages(self, one: Rounds) -> list[tuple[int, RoundMessage]]:
+    def messages(self, rounds: Rounds) -> list[tuple[int, RoundMessage]]:
         return [
             (rank, message)
-            for series, rank in one.due()
+            for series, rank in rounds.due()
             for message in series.messages_for(rank)
         ]
 
-    def test_it_has_passed_with_the_last_report(self) -> None:
-        one, series = self.made()
-        one.join(series)
-        one.receive(series, 2, Report(0, -1, is_marked=True))
+    def test_round_passes_with_the_last_report(self) -> None:
+        rounds, series = self.new_series()
+        rounds.join(series)
+        rounds.receive(series, 2, Report(0, -1, is_marked=True))
         assert (series.is_waiting, series.missing) == (True, [1])
-        one.receive(series, 1, Report(0, -1, is_marked=False))
+        rounds.receive(series, 1, Report(0, -1, is_marked=False))
         result = Result(0, is_marked=True)
-        assert self.messages(one) == [(1, result), (2, result)]
+        assert self.messages(rounds) == [(1, result), (2, result)]
         series.let_go()
         assert not series.has_passed
         assert not series.is_busy
 
-    def test_a_result_is_kept_for_whoever_could_not_be_told(self) -> None:
-        one, series = self.made()
-        one.join(series, is_marked=True)
+    def test_result_is_kept_for_members_not_yet_told(self) -> None:
+        rounds, series = self.new_series()
+        rounds.join(series, is_marked=True)
         for rank in (1, 2):
-            one.receive(series, rank, Report(0, -1, is_marked=False))
+            rounds.receive(series, rank, Report(0, -1, is_marked=False))
         series.let_go()
         assert series.is_busy
-        one.join(series)
+        rounds.join(series)
         result = Result(0, is_marked=True)
         assert series.messages_for(1) == [result, here(1, 0, 1, 1)]
         series.on_lost(2, LATE)
         assert series.failure is LATE
         assert series.messages_for(2) == [RoundFailed(1, 0, LATE)]
 
-    def test_a_result_is_told_before_it_is_said_that_there_is_one(self) -> None:
-        one, series = self.made()
-        one.join(series)
+    def test_result_is_sent_before_the_failure_of_an_earlier_round(self) -> None:
+        rounds, series = self.new_series()
+        rounds.join(series)
         series.fail(LATE)  # and nobody could be told
-        one.join(series)
+        rounds.join(series)
         for rank in (1, 2):
-            one.receive(series, rank, Report(1, -1, is_marked=False))
+            rounds.receive(series, rank, Report(1, -1, is_marked=False))
         result = Result(1, is_marked=False)
         assert series.messages_for(1) == [result, RoundFailed(0, 1, LATE)]
 
-    def test_of_failures_the_last_are_kept_with_their_reasons(self) -> None:
-        one, series = self.made()
+    def test_last_failures_are_kept_with_their_reasons(self) -> None:
+        rounds, series = self.new_series()
         for number in range(FAILURES_KEPT + 2):
-            one.receive(series, 1, RoundFailed(number, -1, LATE))
+            rounds.receive(series, 1, RoundFailed(number, -1, LATE))
         problems = []
         for _ in range(FAILURES_KEPT + 2):
-            one.join(series)
+            rounds.join(series)
             assert series.failure is not None
             problems.append(series.failure.problem)
         text = "other members gave up rendezvous 1 of 'tag': they are at number 9"
         assert problems == [text.replace("1", "0", 1), text, *["it gave up"] * 8]
-        one.join(series)
+        rounds.join(series)
         assert series.is_waiting
 
     @pytest.mark.parametrize(
         "message",
         [here(3, 1, 3, 2), Report(3, 1, is_marked=False), RoundFailed(3, 1, LATE)],
     )
-    def test_who_is_further_on_has_given_this_one_up(
-        self, message: RoundMessage
-    ) -> None:
-        one, series = self.made()
+    def test_later_round_abandons_earlier_one(self, message: RoundMessage) -> None:
+        rounds, series = self.new_series()
         for _ in range(2):
-            one.join(series)
+            rounds.join(series)
             series.fail(LATE)
-        one.receive(series, 2, here(2, 1, 2, 0, waits=False))
-        one.join(series)
+        rounds.receive(series, 2, here(2, 1, 2, 0, waits=False))
+        rounds.join(series)
         assert (series.number, series.is_waiting) == (2, True)
-        one.receive(series, 1, message)
+        rounds.receive(series, 1, message)
         assert series.failure is not None
         assert series.failure.problem == (
             "other members gave up rendezvous 2 of 'tag' (reported by rank 1 ('b')): "
             "they are at number 3"
         )
 
-    def test_who_waits_at_what_has_failed_is_told_why(self) -> None:
-        one, series = self.made()
-        one.join(series)
+    def test_member_waiting_at_a_failed_round_learns_the_reason(self) -> None:
+        rounds, series = self.new_series()
+        rounds.join(series)
         series.fail(LATE)
-        one.due()
+        rounds.due()
         series.messages_for(1)
-        one.receive(series, 1, Report(0, -1, is_marked=False))
-        assert self.messages(one) == [(1, RoundFailed(0, -1, LATE))]
+        rounds.receive(series, 1, Report(0, -1, is_marked=False))
+        assert self.messages(rounds) == [(1, RoundFailed(0, -1, LATE))]
 
-    def test_a_failure_is_passed_on_once_and_not_if_it_comes_too_late(self) -> None:
-        one, series = self.made()
-        one.receive(series, 1, RoundFailed(0, -1, LATE))
-        assert self.messages(one) == [(2, RoundFailed(0, -1, LATE))]
-        one.receive(series, 2, RoundFailed(0, -1, LATE))
-        assert self.messages(one) == []
-        one.receive(series, 2, here(-1, 1, 1, 0, waits=False))
-        one.receive(series, 2, RoundFailed(1, 0, LATE))
-        one.join(series)
+    def test_failure_is_passed_on_once_and_late_ones_are_ignored(self) -> None:
+        rounds, series = self.new_series()
+        rounds.receive(series, 1, RoundFailed(0, -1, LATE))
+        assert self.messages(rounds) == [(2, RoundFailed(0, -1, LATE))]
+        rounds.receive(series, 2, RoundFailed(0, -1, LATE))
+        assert self.messages(rounds) == []
+        rounds.receive(series, 2, here(-1, 1, 1, 0, waits=False))
+        rounds.receive(series, 2, RoundFailed(1, 0, LATE))
+        rounds.join(series)
         assert (series.number, series.is_waiting) == (2, True)
 
-    def test_who_waits_at_what_was_passed_goes_on_with_the_others(self) -> None:
+    def test_restarted_parent_learns_the_round_of_its_child(self) -> None:
         """A new life of the parent; this one waits at its third meeting."""
-        one, series = self.made(rank=1)
+        rounds, series = self.new_series(rank=1)
         for number in range(2):
-            one.join(series)
-            one.receive(series, 0, Result(number, is_marked=False))
-        one.join(series)
-        one.due()
+            rounds.join(series)
+            rounds.receive(series, 0, Result(number, is_marked=False))
+        rounds.join(series)
+        rounds.due()
         assert series.messages_for(0) == [Report(2, 1, is_marked=False)]
-        one.receive(series, 0, here(0, -1, 0, 1))
-        assert self.messages(one) == [(0, here(2, 1, 2, 2))]
-        one.receive(series, 0, here(2, 1, 2, 1))  # it has not our report
-        assert self.messages(one) == [(0, Report(2, 1, is_marked=False))]
+        rounds.receive(series, 0, here(0, -1, 0, 1))
+        assert self.messages(rounds) == [(0, here(2, 1, 2, 2))]
+        rounds.receive(series, 0, here(2, 1, 2, 1))  # it has not our report
+        assert self.messages(rounds) == [(0, Report(2, 1, is_marked=False))]
 
-    def test_one_that_is_lost_takes_what_it_has_come_to_with_it(self) -> None:
+    def test_lost_member_fails_the_round_it_has_come_to(self) -> None:
         """Also if this one has not come: its payload is one of a dead member."""
-        one, series = self.made()
-        one.receive(series, 1, Report(0, -1, is_marked=False))
+        rounds, series = self.new_series()
+        rounds.receive(series, 1, Report(0, -1, is_marked=False))
         series.on_lost(2, LATE)
-        assert not self.messages(one)
+        assert not self.messages(rounds)
         series.on_lost(1, LATE)
-        assert {rank for rank, _ in self.messages(one)} == {1, 2}
-        one.join(series)
+        assert {rank for rank, _ in self.messages(rounds)} == {1, 2}
+        rounds.join(series)
         assert series.failure is LATE
 
-    def test_a_doubt_of_one_that_has_come_is_none(self) -> None:
-        one, series = self.made(size=4)
-        some = one.series(call("tag", (0, 3)))
-        one.join(series)
-        one.receive(series, 1, here(0, -1, 0, 0b1110))
-        one.receive(series, 1, WaitsElsewhere(0, 3, TagRound((0, 3), 0)))
+    def test_doubt_about_a_member_that_has_come_is_ignored(self) -> None:
+        rounds, series = self.new_series(size=4)
+        some = rounds.series(call("tag", (0, 3)))
+        rounds.join(series)
+        rounds.receive(series, 1, here(0, -1, 0, 0b1110))
+        rounds.receive(series, 1, WaitsElsewhere(0, 3, TagRound((0, 3), 0)))
         assert series.is_waiting
-        one.join(some)
-        one.receive(series, 3, WaitsElsewhere(0, 2, TagRound((0, 3), 0)))
+        rounds.join(some)
+        rounds.receive(series, 3, WaitsElsewhere(0, 2, TagRound((0, 3), 0)))
         assert series.is_waiting
 
     @pytest.mark.parametrize(
@@ -446,39 +444,41 @@ class TestOneMember:
             (1, WaitsElsewhere(0, 3, TagRound(None, 0))),
         ],
     )
-    def test_what_makes_no_sense_is_refused(
+    def test_impossible_message_is_refused(
         self, rank: int, message: RoundMessage
     ) -> None:
-        one, series = self.made()
+        rounds, series = self.new_series()
         with pytest.raises(MalformedError):
-            one.receive(series, rank, message)
+            rounds.receive(series, rank, message)
 
     @pytest.mark.parametrize(
         "message", [Report(0, -1, is_marked=False), Result(0, is_marked=False)]
     )
-    def test_a_parent_says_what_a_parent_says(self, message: RoundMessage) -> None:
-        one, series = self.made(rank=1, size=4)
-        one.join(series)  # its child has not come
+    def test_report_or_early_result_of_a_parent_is_refused(
+        self, message: RoundMessage
+    ) -> None:
+        rounds, series = self.new_series(rank=1, size=4)
+        rounds.join(series)  # its child has not come
         with pytest.raises(MalformedError):
-            one.receive(series, 0, message)
+            rounds.receive(series, 0, message)
 
-    def test_the_oldest_are_forgotten_but_those_in_use(
+    def test_oldest_unused_series_are_dropped(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(table, "SERIES_MAX", 2)
-        one, first = self.made()
-        assert one.drop([]) == []
-        one.join(first)
-        second, third, fourth = (one.series(call(name)) for name in ("2", "3", "4"))
-        one.join(second)
+        rounds, first = self.new_series()
+        assert rounds.drop([]) == []
+        rounds.join(first)
+        second, third, fourth = (rounds.series(call(name)) for name in ("2", "3", "4"))
+        rounds.join(second)
         second.fail(LATE)
-        assert one.drop([]) == [second, third]
-        assert series_of(one) == [first, fourth]
-        fifth = one.series(call("tag", (0, 1)))
-        assert one.drop([fourth]) == [fifth]
+        assert rounds.drop([]) == [second, third]
+        assert series_of(rounds) == [first, fourth]
+        fifth = rounds.series(call("tag", (0, 1)))
+        assert rounds.drop([fourth]) == [fifth]
         first.fail(LATE)
-        one.series(call("6"))
-        assert one.drop([]) == [first]
+        rounds.series(call("6"))
+        assert rounds.drop([]) == [first]
 
 
 def rounds_of(size: int, key: Call) -> tuple[World, int]:
@@ -498,7 +498,7 @@ def rounds_of(size: int, key: Call) -> tuple[World, int]:
 
 
 @pytest.mark.parametrize("size", [*range(2, 65), 4096])
-def test_depth_words_and_connections_are_logarithmic(size: int) -> None:
+def test_depth_messages_and_connections_grow_logarithmically(size: int) -> None:
     world, rounds = rounds_of(size, ALL)
     ends = [member.ends[0] for member in world.members]
     assert all(end == ends[0] for end in ends)

@@ -37,22 +37,22 @@ def play(world: World, choices: random.Random, free: int = 40) -> None:
         if steps:
             world.take(choices.choice(steps))
             continue
-        if not any(one.is_here for one in world.members):
+        if not any(member.is_here for member in world.members):
             return
         world.be_silent()
-        assert list(world.steps()), [one.machine.missing for one in world.members]
+        assert list(world.steps()), [member.machine.missing for member in world.members]
     raise AssertionError("the end does not come")
 
 
 class TestTheEnd:
     @given(choices=st.randoms(use_true_random=False), size=st.integers(1, 6))
     @settings(max_examples=60)
-    def test_it_is_seen_by_all_and_by_nobody_too_early(
+    def test_end_is_seen_by_all_members_and_never_too_early(
         self, choices: random.Random, size: int
     ) -> None:
         world = World(size, own_calls=2, depth=3)
         play(world, choices)
-        assert {one.machine.phase for one in world.members} == {Phase.ENDED}
+        assert {member.machine.phase for member in world.members} == {Phase.ENDED}
 
     @given(
         choices=st.randoms(use_true_random=False),
@@ -60,12 +60,14 @@ class TestTheEnd:
         deaths=st.integers(1, 5),
     )
     @settings(max_examples=60)
-    def test_the_dead_are_left_out(
+    def test_dead_members_are_left_out_of_the_end(
         self, choices: random.Random, size: int, deaths: int
     ) -> None:
         world = World(size, own_calls=2, depth=3, deaths=deaths)
         play(world, choices)
-        phases = {one.machine.phase for one in world.members if not one.is_dead}
+        phases = {
+            member.machine.phase for member in world.members if not member.is_dead
+        }
         assert phases <= {Phase.ENDED}
 
     @given(
@@ -74,26 +76,30 @@ class TestTheEnd:
         deaths=st.integers(1, 3),
     )
     @settings(max_examples=100)
-    def test_the_restarted_take_part(
+    def test_restarted_members_take_part_in_the_end(
         self, choices: random.Random, size: int, deaths: int
     ) -> None:
         """Who comes back before the others have seen the end sees it with them."""
         world = World(size, own_calls=2, depth=3, deaths=deaths, restarts=deaths)
         play(world, choices)
-        phases = {one.machine.phase for one in world.members if not one.is_dead}
+        phases = {
+            member.machine.phase for member in world.members if not member.is_dead
+        }
         assert phases <= {Phase.ENDED}
 
     @given(choices=st.randoms(use_true_random=False), size=st.integers(2, 5))
     @settings(max_examples=60)
-    def test_who_is_believed_lost_ends_alone(
+    def test_member_believed_lost_ends_alone(
         self, choices: random.Random, size: int
     ) -> None:
         world = World(size, own_calls=2, depth=3, deaths=1, doubts=2)
         play(world, choices)
-        assert all(one.machine.is_over for one in world.members if not one.is_dead)
+        assert all(
+            member.machine.is_over for member in world.members if not member.is_dead
+        )
 
     @pytest.mark.parametrize(
-        "given",
+        "setup",
         [
             {"own_calls": [1, 1], "depth": 1},
             {"own_calls": [1, 0], "depth": 3, "calls": 3},
@@ -101,8 +107,10 @@ class TestTheEnd:
             {"own_calls": [1, 0], "depth": 1, "doubts": 1},
         ],
     )
-    def test_two_members_in_every_order_of_events(self, given: dict[str, Any]) -> None:
-        first = World(2, **given)
+    def test_two_members_end_for_every_order_of_events(
+        self, setup: dict[str, Any]
+    ) -> None:
+        first = World(2, **setup)
         seen = {first.key()}
         worlds, ends = [first], 0
         while worlds:
@@ -112,7 +120,7 @@ class TestTheEnd:
                 world.be_silent()  # who waits for one that is gone finds out
                 steps = list(world.steps())
             if not steps:
-                assert not any(one.is_here for one in world.members)
+                assert not any(member.is_here for member in world.members)
                 ends += 1
             for step in steps:
                 after = world.copy()
@@ -151,17 +159,17 @@ class TestOneMember:
             ([(False, 0), (False, 0)], "DE"),
         ],
     )
-    def test_it_ends_when_it_was_idle_twice_and_started_nothing(
+    def test_member_ends_after_two_idle_waves_without_a_start(
         self, messages: list[tuple[bool, int]], phases: str
     ) -> None:
         machine, rounds = alone()
-        found = ""
+        phases_seen = ""
         for busy, started in messages:
             join(machine, rounds, busy=busy, started=started)
-            found += machine.phase.name[0]
-        assert found == phases
+            phases_seen += machine.phase.name[0]
+        assert phases_seen == phases
 
-    def test_before_it_asks_for_the_end_it_remembers_who_is_lost(self) -> None:
+    def test_loss_before_the_end_is_remembered(self) -> None:
         rounds = Rounds(0, 3, name_of)
         machine = Termination(0, 3, rounds)
         machine.receive(machine.key, RoundFailed(0, -1, lost(2)))
@@ -171,7 +179,7 @@ class TestOneMember:
         assert machine.key.replicas == (0, 1)
         assert machine.missing == [0, 1]
 
-    def test_once_it_is_over_nothing_is_lost_any_more(self) -> None:
+    def test_loss_after_the_end_is_ignored(self) -> None:
         machine, rounds = alone()
         for _ in range(2):
             join(machine, rounds, busy=False, started=0)
@@ -180,7 +188,7 @@ class TestOneMember:
         assert machine.phase is Phase.ENDED
         assert machine.join(busy=False, started=0) is None
 
-    def test_a_loss_while_it_waits_begins_anew_and_is_told(self) -> None:
+    def test_loss_during_the_wait_restarts_the_wave_and_is_told(self) -> None:
         machine, rounds = alone(3)
         join(machine, rounds, busy=False, started=0)
         before = machine.series
@@ -193,7 +201,7 @@ class TestOneMember:
         assert machine.key.replicas == (0, 1)
         assert machine.join(busy=True, started=0)  # at once, though busy
 
-    def test_a_loss_while_it_is_busy_fails_the_wave_of_the_others(self) -> None:
+    def test_loss_during_work_fails_the_wave_of_the_others(self) -> None:
         machine, rounds = alone(3)
         join(machine, rounds, busy=False, started=0)
         for rank in (1, 2):
@@ -206,7 +214,7 @@ class TestOneMember:
         machine.lose((1,), "gone")
         assert (before.number, before.failure is not None) == (1, True)
 
-    def test_a_loss_does_not_undo_a_wave_that_was_passed(self) -> None:
+    def test_loss_does_not_undo_a_passed_wave(self) -> None:
         """Although nobody has looked yet: the others may have left."""
         machine, rounds = alone(2)
         for number in range(2):
@@ -221,14 +229,14 @@ class TestOneMember:
         machine.lose((1,), "gone")
         assert (machine.phase, machine.lost) == (Phase.ENDED, set())
 
-    def test_who_is_named_as_lost_ends_alone(self) -> None:
+    def test_member_named_as_lost_ends_alone(self) -> None:
         machine, rounds = alone(3)
         join(machine, rounds, busy=False, started=0)
         machine.receive(machine.key, RoundFailed(0, -1, lost(0)))
         assert machine.phase is Phase.EXCLUDED
         assert not machine.series.is_waiting
 
-    def test_a_series_names_those_that_it_does_without(self) -> None:
+    def test_series_without_some_members_names_them_as_lost(self) -> None:
         machine, _ = alone(4)
         key = machine.key._replace(replicas=(0, 2))
         here = KnownArrivals(0, -1, is_waiting=True, latest=0, known=2)
@@ -237,12 +245,12 @@ class TestOneMember:
         machine.receive(machine.key._replace(replicas=None), here)
         assert machine.lost == {1, 3}
 
-    def test_what_makes_no_sense_is_ignored(self) -> None:
+    def test_loss_of_an_unknown_rank_is_ignored(self) -> None:
         machine, _ = alone(2)
         machine.lose((-1, 2, 77), "gone")
         assert (machine.lost, machine.phase) == (set(), Phase.GATHERING)
 
-    def test_a_failure_without_a_loss_begins_anew(self) -> None:
+    def test_failure_without_a_loss_restarts_the_wave(self) -> None:
         machine, rounds = alone(2)
         join(machine, rounds, busy=False, started=0)
         rounds.receive(machine.series, 1, RoundFailed(0, -1, gave_up(1)))
@@ -252,12 +260,12 @@ class TestOneMember:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 33])
-def test_an_idle_group_ends_in_two_waves(size: int) -> None:
+def test_idle_group_ends_in_two_waves(size: int) -> None:
     world = World(size, own_calls=0, depth=0)
     messages = 0
     while steps := [step for step in world.steps() if step[0] != "leave"]:
         for step in steps:
             messages += step[0] == "deliver"
             world.take(step)
-    assert {one.machine.phase for one in world.members} == {Phase.ENDED}
+    assert {member.machine.phase for member in world.members} == {Phase.ENDED}
     assert messages == 2 * 2 * (size - 1)

@@ -16,13 +16,15 @@ def depth_of(place: int, size: int) -> int:
 
 
 @pytest.mark.parametrize("size", [*range(1, 65), 100, 1000, 4096])
-def test_a_member_is_where_its_parent_says(size: int) -> None:
+def test_parent_and_child_agree_on_the_place_of_a_member(size: int) -> None:
     seen: set[int] = set()
     for place in range(size):
         branch, below = branch_of(place, size)
         assert branch.start == place
         assert split(branch) == below
-        assert [branch.start, *(one for part in below for one in part)] == list(branch)
+        assert [branch.start, *(place for part in below for place in part)] == list(
+            branch
+        )
         assert [parent_of(part.start, size) for part in below] == [place] * len(below)
         seen.update(part.start for part in below)
     assert parent_of(0, size) is None
@@ -30,7 +32,7 @@ def test_a_member_is_where_its_parent_says(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [*range(1, 65), 100, 1000, 4095, 4096, 4097])
-def test_no_member_is_deep_and_none_has_many_neighbours(size: int) -> None:
+def test_depth_is_logarithmic_and_neighbours_are_three_at_most(size: int) -> None:
     depths = [depth_of(place, size) for place in range(size)]
     assert max(depths) == size.bit_length() - 1
     for place in range(size):

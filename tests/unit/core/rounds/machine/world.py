@@ -144,7 +144,9 @@ class World:
         raise AssertionError("they tell each other the same for ever")
 
     def deliver_all(self) -> None:
-        while moves := [one for one in self.steps() if one[0] in {"come", "deliver"}]:
+        while moves := [
+            step for step in self.steps() if step[0] in {"come", "deliver"}
+        ]:
             for step in moves:
                 self.take(step)
 
@@ -238,7 +240,11 @@ class World:
         """See that all have come to a round that is passed, and whose marks it has."""
         for rank in series.ranks:
             theirs = series_of(self.members[rank].machine)
-            numbers = [one.number for one in theirs if one.key == series.key]
+            numbers = [
+                their_series.number
+                for their_series in theirs
+                if their_series.key == series.key
+            ]
             assert max(numbers, default=-1) >= series.number, f"{rank} has not come"
         marks = (sets_mark(rank, series.number) for rank in series.ranks)
         assert series.is_marked == any(marks)
@@ -262,13 +268,13 @@ def explore(world: World, check: Callable[[World], None]) -> int:
     todo: list[tuple[bytes, tuple[Step, ...]]] = [(begin, ())]
     while todo:
         state, path = todo.pop()
-        one: World = pickle.loads(state)
-        steps = list(one.steps())
+        loaded_world: World = pickle.loads(state)
+        steps = list(loaded_world.steps())
         try:
             if not any(step[0] in {"come", "deliver"} for step in steps):
                 ends += 1
-                one.settle()
-                check(one)
+                loaded_world.settle()
+                check(loaded_world)
             for step in steps:
                 after: World = pickle.loads(state)
                 after.take(step)

@@ -26,7 +26,7 @@ def take(pool: SlabPool, nbytes: int, holder: str = "b") -> Block:
     return block
 
 
-def test_what_was_used_last_is_used_next() -> None:
+def test_last_used_block_is_used_next() -> None:
     pool = pool_of(16)
     first, second = take(pool, MIB), take(pool, MIB)
     pool.release("b", first.location)
@@ -34,7 +34,7 @@ def test_what_was_used_last_is_used_next() -> None:
     assert take(pool, MIB).start == second.stop
 
 
-def test_neighbours_that_are_free_become_one() -> None:
+def test_free_neighbours_are_merged() -> None:
     pool = pool_of(16)
     blocks = [take(pool, 4 * MIB) for _ in range(4)]
     assert pool.allocate(1, slabs_of(pool)) is None
@@ -43,7 +43,7 @@ def test_neighbours_that_are_free_become_one() -> None:
     assert take(pool, 12 * MIB).start == 0
 
 
-def test_a_block_lives_until_it_was_given_back_as_often_as_it_was_told() -> None:
+def test_block_lives_until_every_hold_is_released() -> None:
     pool = pool_of(16)
     block = take(pool, MIB)
     pool.hold("c", block, block.location)
@@ -59,7 +59,7 @@ def test_a_block_lives_until_it_was_given_back_as_often_as_it_was_told() -> None
         pool.free(block)
 
 
-def test_a_holder_that_is_gone_holds_nothing() -> None:
+def test_lost_holder_holds_nothing() -> None:
     pool = pool_of(16)
     take(pool, MIB), take(pool, MIB)
     mine = take(pool, MIB, "c")
@@ -68,14 +68,14 @@ def test_a_holder_that_is_gone_holds_nothing() -> None:
     assert held_bytes(pool) == mine.stop - mine.start
 
 
-def test_a_location_names_the_slab_above_the_offset() -> None:
+def test_location_names_the_slab_above_the_offset() -> None:
     pool = pool_of(2, 2)
     take(pool, 2 * MIB)
     take(pool, PAGE_BYTES)
     assert take(pool, PAGE_BYTES).location == 1 << OFFSET_BITS | PAGE_BYTES
 
 
-def test_only_the_slabs_that_are_named_are_used() -> None:
+def test_allocation_uses_the_given_slabs_only() -> None:
     pool = pool_of(16, 16)
     block = pool.allocate(MIB, (1,))
     assert block is not None
@@ -88,7 +88,7 @@ def test_only_the_slabs_that_are_named_are_used() -> None:
     ("payload_mib", "first_mib", "second_mib"),
     [(1, 4, 4), (16, 64, 64), (100, 100, 100), (256, 256, 256)],
 )
-def test_slabs_hold_several_payloads_and_the_next_is_as_large_as_all_before(
+def test_slab_fits_several_payloads_and_doubles_the_pool(
     payload_mib: int, first_mib: int, second_mib: int
 ) -> None:
     pool = SlabPool(1024 * MIB)
@@ -99,14 +99,14 @@ def test_slabs_hold_several_payloads_and_the_next_is_as_large_as_all_before(
     assert sizes == [first_mib * MIB, second_mib * MIB]
 
 
-def test_one_payload_takes_no_more_than_half_of_the_limit() -> None:
+def test_payload_takes_half_of_the_limit_at_most() -> None:
     pool = SlabPool(64 * MIB)
     assert pool.reserve(32 * MIB + 1) == 0
     assert pool.reserve(32 * MIB) == 64 * MIB
     assert pool.reserve(1) == 0
 
 
-def test_a_reservation_counts_until_it_is_cancelled() -> None:
+def test_reservation_counts_until_it_is_cancelled() -> None:
     pool = SlabPool(4 * MIB)
     size_bytes = pool.reserve(MIB)
     assert pool.reserve(MIB) == 0
@@ -114,7 +114,7 @@ def test_a_reservation_counts_until_it_is_cancelled() -> None:
     assert pool.reserve(MIB) == size_bytes
 
 
-def test_a_slab_goes_when_it_was_not_used_between_two_sweeps() -> None:
+def test_slab_unused_between_two_sweeps_is_removed() -> None:
     pool = pool_of(16, 16, 16)
     assert pool.sweep() == []  # they are new
     take(pool, 16 * MIB)

@@ -67,8 +67,8 @@ class Part:
 
     def kill_after(self, stores: int) -> None:
         left = [stores]
-        for one in (vars(self.shelf), vars(self.ring)):
-            one["_words"] = Mortal(one["_words"], left)
+        for fields in (vars(self.shelf), vars(self.ring)):
+            fields["_words"] = Mortal(fields["_words"], left)
         vars(self.shelf)["_octets"] = Mortal(vars(self.shelf)["_octets"], left)
 
     def put(self, member: int, sizes: list[int], body: bytes) -> bool:
@@ -79,8 +79,8 @@ class Part:
         for size in sizes:
             block, _ = self.shelf.allocate(member, size)
             if block == NONE:
-                for one in blocks:
-                    self.shelf.let_go(member, one)
+                for member_block in blocks:
+                    self.shelf.let_go(member, member_block)
                 return False
             blocks.append(block)
         self.ring.put(blocks, body)
@@ -99,9 +99,9 @@ class Part:
     def states(self) -> Iterator[BlockState]:
         """Yield the state of every block that was ever taken."""
         for kind in range(self.layout.kinds):
-            made, first = self.shelf._blocks_of(kind)
+            started, first = self.shelf._blocks_of(kind)
             free = set(self.free(kind))
-            for block in range(first, first + made):
+            for block in range(first, first + started):
                 _, references, payload, pages = self.shelf._entries[block].tolist()
                 yield BlockState(block, references, payload, pages, block in free)
 
@@ -118,11 +118,11 @@ class Part:
             for block in item.blocks:
                 used[block] = used.get(block, 0) + 1
         total, touched = 0, 0
-        for one in self.states():
-            assert one.references == used.get(one.block, 0)
-            assert one.is_free == (one.payload_bytes == 0)
-            assert one.payload_bytes or not one.references
-            total, touched = total + one.payload_bytes, touched + one.pages_bytes
+        for state in self.states():
+            assert state.references == used.get(state.block, 0)
+            assert state.is_free == (state.payload_bytes == 0)
+            assert state.payload_bytes or not state.references
+            total, touched = total + state.payload_bytes, touched + state.pages_bytes
         assert self.words[s.USED] == total <= LIMIT_BYTES
         assert self.words[s.TOUCHED] == touched <= LIMIT_BYTES
 
@@ -139,7 +139,7 @@ def part() -> Part:
     return part
 
 
-def test_blocks_of_all_sizes_lie_apart_and_are_found_by_address() -> None:
+def test_blocks_of_all_sizes_are_disjoint_and_found_by_address() -> None:
     layout = Layout(1 << 30, 1024)
     for kind, (first, quota) in enumerate(
         zip(layout.firsts, layout.quotas, strict=True)
@@ -153,7 +153,7 @@ def test_blocks_of_all_sizes_lie_apart_and_are_found_by_address() -> None:
     assert layout.start_of(layout.blocks - 1) + (1 << 30) <= layout.size_bytes
 
 
-def test_a_block_that_nobody_uses_is_used_again_first(part: Part) -> None:
+def test_free_block_is_reused_first(part: Part) -> None:
     first, is_new = part.shelf.allocate(ME, 5000)
     assert is_new
     part.shelf.let_go(ME, first)
@@ -161,11 +161,11 @@ def test_a_block_that_nobody_uses_is_used_again_first(part: Part) -> None:
     part.check()
 
 
-def test_a_block_is_used_while_one_member_or_item_does(part: Part) -> None:
+def test_block_is_in_use_while_a_member_or_an_item_has_it(part: Part) -> None:
     assert part.put(ME, [5000], b"x")
-    found = part.take(OTHER)
-    assert found is not None
-    ((block,), _) = found
+    item = part.take(OTHER)
+    assert item is not None
+    ((block,), _) = item
     part.ring.put([block], b"sent on")
     part.shelf.let_go(OTHER, block)
     part.shelf.sweep()
@@ -178,7 +178,7 @@ def test_a_block_is_used_while_one_member_or_item_does(part: Part) -> None:
     assert part.words[s.USED] == 0
 
 
-def test_no_more_is_in_use_than_the_limit_and_all_of_it_can_be(part: Part) -> None:
+def test_shelf_allocates_exactly_its_limit(part: Part) -> None:
     taken = [part.shelf.allocate(ME, PAGE_BYTES)[0] for _ in range(64)]
     assert NONE not in taken
     assert len(set(taken)) == 64
@@ -188,7 +188,7 @@ def test_no_more_is_in_use_than_the_limit_and_all_of_it_can_be(part: Part) -> No
     part.check()
 
 
-def test_pages_are_given_back_when_other_sizes_need_them(part: Part) -> None:
+def test_pages_return_when_other_sizes_need_them(part: Part) -> None:
     for size in (PAGE_BYTES, 4 * PAGE_BYTES, 16 * PAGE_BYTES, 64 * PAGE_BYTES):
         taken = []
         while (block := part.shelf.allocate(ME, size)[0]) != NONE:
@@ -201,9 +201,7 @@ def test_pages_are_given_back_when_other_sizes_need_them(part: Part) -> None:
     assert freed == 3 * LIMIT_BYTES
 
 
-def test_what_a_dead_member_held_is_free_and_its_row_is_given_again(
-    part: Part,
-) -> None:
+def test_dead_member_frees_its_blocks_and_its_row(part: Part) -> None:
     assert part.put(ME, [LIMIT_BYTES], b"x")
     assert part.take(OTHER) is not None
     assert part.shelf.allocate(ME, 1)[0] == NONE
@@ -212,7 +210,7 @@ def test_what_a_dead_member_held_is_free_and_its_row_is_given_again(
     part.check()
 
 
-def test_items_come_in_order_and_go_round(part: Part) -> None:
+def test_items_come_in_order_and_wrap_around(part: Part) -> None:
     for turn in range(3 * ITEMS_MAX):
         assert part.put(ME, [], b"%d" % turn)
         assert part.take(OTHER) == ((), b"%d" % turn)
@@ -223,7 +221,7 @@ def test_items_come_in_order_and_go_round(part: Part) -> None:
     assert len(part.ring) == ITEMS_MAX
 
 
-def test_an_item_that_does_not_fit_is_in_its_last_block() -> None:
+def test_item_too_long_for_the_ring_is_in_its_last_block() -> None:
     layout = Layout(1 << 20, ITEMS_MAX)
     part = Part(memoryview(bytearray(layout.size_bytes)), layout)
     member = part.shelf.admit(lambda _: True)
@@ -246,9 +244,9 @@ def grow_old(part: Part, chance: random.Random) -> set[int]:
         member = chance.choice([ME, OTHER])
         if chance.random() < 0.6:
             pages = [chance.choice([1, 2, 5, 9]) for _ in range(chance.randrange(3))]
-            part.put(member, [one * PAGE_BYTES for one in pages], b"%d" % serial)
-        elif (found := part.take(member)) is not None:
-            held += [(member, block) for block in found[0]]
+            part.put(member, [page * PAGE_BYTES for page in pages], b"%d" % serial)
+        elif (item := part.take(member)) is not None:
+            held += [(member, block) for block in item[0]]
         while len(held) > chance.randrange(8):
             owner, block = held.pop(chance.randrange(len(held)))
             if (owner, block) not in held:
@@ -267,7 +265,7 @@ def take(part: Part) -> None:
 
 @pytest.mark.parametrize("operation", [put, take])
 @pytest.mark.parametrize("seed", range(20))
-def test_killed_at_any_store_it_leaves_all_in_order(
+def test_process_killed_at_any_store_leaves_the_memory_consistent(
     part: Part, seed: int, operation: Callable[[Part], None]
 ) -> None:
     """An item is put or not, taken or not; everything else is repaired."""
@@ -286,7 +284,7 @@ def test_killed_at_any_store_it_leaves_all_in_order(
         saved.ring.recover()
         saved.check()
         assert saved.bodies() in (before, [*before, b"new"], before[1:])
-        free = {one.block for one in saved.states() if one.is_free}
+        free = {state.block for state in saved.states() if state.is_free}
         assert not free & kept
         empty(saved)
         if is_over:

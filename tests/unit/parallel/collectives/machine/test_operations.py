@@ -25,18 +25,22 @@ def machine() -> Operations[str]:
 
 
 class TestMessages:
-    def test_one_that_is_early_waits(self, machine: Operations[str]) -> None:
+    def test_early_message_waits_for_its_collective(
+        self, machine: Operations[str]
+    ) -> None:
         assert machine.arrive(0, MessageKey(1, 0), "x") is None
         operation, mismatch = machine.begin(SUM)
         assert operation.arrived == {MessageKey(1, 0): "x"}
         assert mismatch is None
 
-    def test_one_in_time_is_handed_over(self, machine: Operations[str]) -> None:
+    def test_message_of_a_running_collective_is_handed_over(
+        self, machine: Operations[str]
+    ) -> None:
         operation, _ = machine.begin(SUM)
         assert machine.arrive(0, MessageKey(1, 0), "x") is operation
         assert operation.arrived == {MessageKey(1, 0): "x"}
 
-    def test_one_that_has_ended_is_over(self, machine: Operations[str]) -> None:
+    def test_ended_collective_is_over(self, machine: Operations[str]) -> None:
         operation, _ = machine.begin(SUM)
         assert not machine.is_over(0)
         machine.end(operation)
@@ -45,7 +49,7 @@ class TestMessages:
         assert machine.failure_of(0) is None
 
     @pytest.mark.parametrize("is_early", [True, False])
-    def test_no_message_comes_twice(
+    def test_repeated_message_is_refused(
         self,
         machine: Operations[str],
         is_early: bool,  # noqa: FBT001
@@ -56,7 +60,7 @@ class TestMessages:
         with pytest.raises(MalformedError, match="came twice"):
             machine.arrive(0, MessageKey(1, 0), "y")
 
-    def test_what_is_kept_is_bounded(
+    def test_early_messages_are_limited(
         self, machine: Operations[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(operations, "EARLY_MAX", 3)
@@ -72,28 +76,34 @@ class TestMessages:
 
 
 class TestAgreement:
-    def test_who_says_the_same_agrees(self, machine: Operations[str]) -> None:
+    def test_equal_descriptor_agrees(self, machine: Operations[str]) -> None:
         assert machine.receive(0, 1, SUM) is None
         _, mismatch = machine.begin(SUM)
         assert mismatch is None
         assert machine.receive(0, 2, SUM) is None
 
-    def test_who_has_said_something_else_before(self, machine: Operations[str]) -> None:
+    def test_different_descriptor_before_the_start_is_a_mismatch(
+        self, machine: Operations[str]
+    ) -> None:
         assert machine.receive(0, 1, MAX) is None
         _, mismatch = machine.begin(SUM)
         assert mismatch == Mismatch(1, MAX, SUM)
 
-    def test_who_says_something_else_after(self, machine: Operations[str]) -> None:
+    def test_different_descriptor_after_the_start_is_a_mismatch(
+        self, machine: Operations[str]
+    ) -> None:
         machine.begin(SUM)
         assert machine.receive(0, 1, MAX) == Mismatch(1, MAX, SUM)
 
-    def test_what_is_over_is_not_compared(self, machine: Operations[str]) -> None:
+    def test_descriptor_of_an_ended_collective_is_ignored(
+        self, machine: Operations[str]
+    ) -> None:
         operation, _ = machine.begin(SUM)
         machine.end(operation)
         assert machine.receive(0, 1, MAX) is None
         assert machine.numbers() == set()
 
-    def test_it_reads_as_a_sentence(self) -> None:
+    def test_descriptor_reads_as_a_phrase(self) -> None:
         assert str(SUM) == "all_reduce of float32, shape (3,), by 'sum'"
         assert str(Descriptor("broadcast", "", "torch.int64", (), 1)) == (
             "broadcast of int64, shape (), with root 1"
@@ -102,7 +112,7 @@ class TestAgreement:
 
 
 class TestFailures:
-    def test_one_under_way_gives_back_what_waits(
+    def test_failed_collective_returns_its_waiting_messages(
         self, machine: Operations[str]
     ) -> None:
         operation, _ = machine.begin(SUM)
@@ -112,7 +122,7 @@ class TestFailures:
         assert operation.arrived == {}
         assert machine.failure_of(0) == BROKEN
 
-    def test_one_that_has_not_begun_fails_when_it_does(
+    def test_collective_that_failed_early_starts_as_failed(
         self, machine: Operations[str]
     ) -> None:
         machine.arrive(0, MessageKey(1, 0), "x")
@@ -121,19 +131,21 @@ class TestFailures:
         operation, _ = machine.begin(SUM)
         assert operation.failure == BROKEN
 
-    def test_the_first_cause_counts(self, machine: Operations[str]) -> None:
+    def test_first_cause_of_a_failure_counts(self, machine: Operations[str]) -> None:
         operation, _ = machine.begin(SUM)
         machine.fail(0, BROKEN)
         machine.fail(0, CollectiveFailure("collective", "another", ()))
         assert operation.failure == machine.failure_of(0) == BROKEN
 
-    def test_the_next_one_is_not_concerned(self, machine: Operations[str]) -> None:
+    def test_next_collective_is_unaffected_by_a_failure(
+        self, machine: Operations[str]
+    ) -> None:
         machine.fail(0, BROKEN)
         machine.begin(SUM)
         operation, _ = machine.begin(SUM)
         assert operation.failure is None
 
-    def test_as_many_are_remembered_as_are_said(self, machine: Operations[str]) -> None:
+    def test_remembered_failures_are_limited(self, machine: Operations[str]) -> None:
         for number in range(operations.FAILURES_KEPT + 1):
             operation, _ = machine.begin(SUM)
             machine.fail(number, BROKEN)

@@ -76,10 +76,10 @@ class Game:
                 able.pop()
                 waiting.add(rank)
                 continue
-            told = self.step(rank, out, into)
-            if told in waiting:
-                waiting.remove(told)
-                able.append(told)
+            progress = self.step(rank, out, into)
+            if progress in waiting:
+                waiting.remove(progress)
+                able.append(progress)
 
     def can_go_on(self, rank: int) -> bool:
         step = self.todo[rank][0]
@@ -100,8 +100,8 @@ class Game:
             return step.peer
         sent = self.sent[step.peer, rank].popleft()
         self.depth[rank] = max(self.depth[rank], sent.depth)
-        found = sent.read or [out[step.peer][block] for block in sent.blocks]
-        for block, value in zip(step.blocks, found, strict=True):
+        blocks = sent.read or [out[step.peer][block] for block in sent.blocks]
+        for block, value in zip(step.blocks, blocks, strict=True):
             if step.kind is StepKind.REDUCE:
                 into[rank][block] = added(into[rank][block], value)
             else:
@@ -160,7 +160,7 @@ def play(request: pytest.FixtureRequest) -> Play:
 
 
 class TestAllRanks:
-    def test_ring_all_reduce(self, play: Play) -> None:
+    def test_ring_all_reduce_gives_every_rank_the_sum(self, play: Play) -> None:
         for size in SIZES:
             held, game = play(ring_all_reduce, size, size)
             for block in range(size):
@@ -168,27 +168,29 @@ class TestAllRanks:
                 assert len({mine[block] for mine in held}) == 1
             assert set(game.blocks) == {2 * (size - 1)}
 
-    def test_tree_all_reduce(self, play: Play) -> None:
+    def test_tree_all_reduce_gives_every_rank_the_sum(self, play: Play) -> None:
         for size in SIZES:
             held, game = play(tree_all_reduce, size, 1)
             assert {mine[0][0] for mine in held} == {everyone(size)}
             assert len({mine[0] for mine in held}) == 1
             assert max(game.depth) <= 2 * log2(size)
 
-    def test_ring_reduce_scatter(self, play: Play) -> None:
+    def test_ring_reduce_scatter_gives_each_rank_its_block(self, play: Play) -> None:
         for size in SIZES:
             held, game = play(schedules.ring_reduce_scatter, size, size)
             assert all(held[rank][rank][0] == everyone(size) for rank in range(size))
             assert set(game.blocks) == {size - 1}
 
-    def test_tree_reduce_scatter(self, play: Play) -> None:
+    def test_tree_reduce_scatter_gives_each_rank_its_block(self, play: Play) -> None:
         for size in SIZES:
             held, game = play(schedules.tree_reduce_scatter, size, size)
             assert all(held[rank][rank][0] == everyone(size) for rank in range(size))
             assert max(game.depth) <= 2 * log2(size)
 
     @pytest.mark.parametrize("kind", ["ring", "tree"])
-    def test_all_gather(self, play: Play, kind: str) -> None:
+    def test_all_gather_gives_every_rank_all_blocks(
+        self, play: Play, kind: str
+    ) -> None:
         for size in SIZES:
             plan = getattr(schedules, f"{kind}_all_gather")
             held, game = play(plan, size, size)
@@ -197,7 +199,9 @@ class TestAllRanks:
             assert set(game.blocks) == {size - 1}
             assert max(game.depth) == (size - 1 if kind == "ring" else log2(size))
 
-    def test_all_to_all(self, play: Play) -> None:
+    def test_all_to_all_gives_each_rank_the_blocks_meant_for_it(
+        self, play: Play
+    ) -> None:
         for size in SIZES:
             plans = [schedules.all_to_all(rank, size) for rank in range(size)]
             out = [{block: own(r, block) for block in range(size)} for r in range(size)]
@@ -208,7 +212,7 @@ class TestAllRanks:
                 wanted = {peer: own(peer, rank) for peer in range(size) if peer != rank}
                 assert into[rank] == wanted
 
-    def test_nobody_leaves_a_barrier_before_all_have_come(self) -> None:
+    def test_no_rank_leaves_a_barrier_before_all_have_come(self) -> None:
         nothing: list[dict[int, Block]]
         for size in SIZES:
             nothing = [{}] * size
@@ -225,7 +229,7 @@ class TestRoot:
     """Those with a root, at a few roots."""
 
     @pytest.mark.parametrize("kind", ["ring", "tree"])
-    def test_reduce(self, play: Play, kind: str) -> None:
+    def test_reduce_gives_the_root_the_sum(self, play: Play, kind: str) -> None:
         plan = getattr(schedules, f"{kind}_reduce")
         for size, root in each_root():
             blocks = size if kind == "ring" else 1
@@ -235,7 +239,9 @@ class TestRoot:
                 assert max(game.depth) <= log2(size)
 
     @pytest.mark.parametrize("kind", ["ring", "tree"])
-    def test_broadcast(self, play: Play, kind: str) -> None:
+    def test_broadcast_gives_every_rank_the_blocks_of_the_root(
+        self, play: Play, kind: str
+    ) -> None:
         plan = getattr(schedules, f"{kind}_broadcast")
         for size, root in each_root():
             blocks = size if kind == "ring" else 1
@@ -247,7 +253,7 @@ class TestRoot:
             else:
                 assert max(game.blocks) <= 2 * (size - 1)
 
-    def test_gather(self, play: Play) -> None:
+    def test_gather_gives_the_root_all_blocks(self, play: Play) -> None:
         for size, root in each_root():
             plan = partial(schedules.star_gather, root=root)
             held, game = play(plan, size, size)
@@ -255,7 +261,7 @@ class TestRoot:
             assert max(game.depth) == 1
 
     @pytest.mark.parametrize("kind", ["star", "tree"])
-    def test_scatter(self, play: Play, kind: str) -> None:
+    def test_scatter_gives_each_rank_its_block(self, play: Play, kind: str) -> None:
         plan = getattr(schedules, f"{kind}_scatter")
         for size, root in each_root():
             held, game = play(partial(plan, root=root), size, size)

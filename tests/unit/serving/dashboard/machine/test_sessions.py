@@ -29,9 +29,7 @@ def random_bytes() -> Callable[[int], bytes]:
     return random.Random(3).randbytes
 
 
-def test_a_session_ends_when_it_was_not_used_for_long(
-    random_bytes: Callable[[int], bytes],
-) -> None:
+def test_unused_session_expires(random_bytes: Callable[[int], bytes]) -> None:
     sessions = Sessions(random_bytes)
     key = sessions.open(0.0)
     assert sessions.use(key, SESSION_S)
@@ -41,9 +39,7 @@ def test_a_session_ends_when_it_was_not_used_for_long(
     assert len(sessions) == 0
 
 
-def test_a_session_that_is_closed_is_none(
-    random_bytes: Callable[[int], bytes],
-) -> None:
+def test_closed_session_is_unknown(random_bytes: Callable[[int], bytes]) -> None:
     sessions = Sessions(random_bytes)
     key = sessions.open(0.0)
     sessions.close(key)
@@ -51,7 +47,7 @@ def test_a_session_that_is_closed_is_none(
     assert not sessions.use(key, 0.0)
 
 
-def test_there_are_so_many_sessions_the_one_unused_for_longest_ends(
+def test_sessions_are_limited_and_the_longest_unused_ends(
     random_bytes: Callable[[int], bytes],
 ) -> None:
     sessions = Sessions(random_bytes)
@@ -63,7 +59,7 @@ def test_there_are_so_many_sessions_the_one_unused_for_longest_ends(
     assert not sessions.use(keys[1], 1001.0)
 
 
-def test_an_address_that_fails_often_waits() -> None:
+def test_address_that_fails_often_must_wait() -> None:
     attempts = Attempts()
     for at in range(FAILURES_MAX):
         assert not attempts.wait_s("a", float(at))
@@ -74,7 +70,7 @@ def test_an_address_that_fails_often_waits() -> None:
     assert not attempts.wait_s("a", FAILURES_S)
 
 
-def test_addresses_are_remembered_within_a_limit() -> None:
+def test_remembered_addresses_are_limited() -> None:
     attempts = Attempts()
     for _ in range(FAILURES_MAX):
         attempts.on_failure("first", 0.0)
@@ -92,7 +88,7 @@ def test_addresses_are_remembered_within_a_limit() -> None:
         (TOKEN, SECRET, "either"),
     ],
 )
-def test_what_opens_the_gate(
+def test_gate_opens_for_its_token_and_secret_only(
     token: str | None, secret: bytes | None, takes: str
 ) -> None:
     gate = Gate(token=token, secret=secret)
@@ -104,7 +100,7 @@ def test_what_opens_the_gate(
         assert not gate.is_token(wrong)
 
 
-def test_a_ticket_is_good_once() -> None:
+def test_ticket_is_valid_once() -> None:
     gate = Gate(token=None, secret=SECRET, ticket="ticket")
     for wrong in ("", "\ud800", "Ticket", SECRET.decode()):
         assert not gate.take_ticket(wrong)
@@ -114,6 +110,6 @@ def test_a_ticket_is_good_once() -> None:
     assert not Gate(token=TOKEN, secret=None).take_ticket("")
 
 
-def test_the_token_is_not_the_secret() -> None:
+def test_token_is_not_the_secret() -> None:
     with pytest.raises(UsageError, match="must not be the secret"):
         Gate(token=SECRET.decode(), secret=SECRET)

@@ -21,12 +21,18 @@ def written(capsys: pytest.CaptureFixture[str], *options: str) -> str:
 def directives(script: str) -> list[str]:
     lines = script.splitlines()
     assert lines[0] == "#!/bin/bash"
-    found = [line.removeprefix("#SBATCH ") for line in lines if line[:7] == "#SBATCH"]
-    assert lines[1 : len(found) + 1] == [f"#SBATCH {one}" for one in found]
-    return found
+    lines_found = [
+        line.removeprefix("#SBATCH ") for line in lines if line[:7] == "#SBATCH"
+    ]
+    assert lines[1 : len(lines_found) + 1] == [
+        f"#SBATCH {directive}" for directive in lines_found
+    ]
+    return lines_found
 
 
-def test_the_least(capsys: pytest.CaptureFixture[str]) -> None:
+def test_minimal_batch_script_has_the_default_directives(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     script = written(capsys)
     assert directives(script) == [
         "--nodes=1",
@@ -38,7 +44,9 @@ def test_the_least(capsys: pytest.CaptureFixture[str]) -> None:
     assert "scontrol" not in script
 
 
-def test_the_most(capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_batch_script_has_every_directive(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     script = written(
         capsys,
         *("--nodes", "2", "--tasks-per-node", "4", "--cpus-per-task", "8"),
@@ -80,7 +88,7 @@ def test_the_most(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--requeue", "--module", "it's")], ids=str)
-def test_bash_can_read_it(
+def test_bash_parses_the_batch_script(
     options: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "job.sbatch"
@@ -106,7 +114,7 @@ def test_bash_can_read_it(
         (("--job-name", "a\n#SBATCH --uid=0"), "--job-name must be one printable line"),
     ],
 )
-def test_what_is_wrong_is_named(
+def test_wrong_option_is_named(
     options: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["manifest", "slurm", *options, *PROGRAM]) == 2

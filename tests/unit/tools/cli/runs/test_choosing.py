@@ -32,7 +32,7 @@ def listed(*runs: LiveRun) -> RunListing:
     return RunListing(list(runs), [RunPlace(Path("/r"), "")], [])
 
 
-def test_the_only_run_of_this_host_is_meant() -> None:
+def test_only_run_of_this_host_is_chosen() -> None:
     assert choose(listed(TRAIN, THERE), None, NOW_S) is TRAIN
 
 
@@ -47,7 +47,7 @@ def test_the_only_run_of_this_host_is_meant() -> None:
         ("there", THERE),
     ],
 )
-def test_a_run_is_named_in_several_ways(wanted: str, run: LiveRun) -> None:
+def test_run_can_be_named_in_several_ways(wanted: str, run: LiveRun) -> None:
     assert choose(listed(TRAIN, TEST, THERE), wanted, NOW_S) is run
 
 
@@ -63,7 +63,7 @@ def test_a_run_is_named_in_several_ways(wanted: str, run: LiveRun) -> None:
         (listed(THERE), None, "there-18 is of another host or container"),
     ],
 )
-def test_what_is_not_clear_is_refused_with_what_there_is(
+def test_ambiguous_choice_is_refused_with_the_known_runs(
     listing: RunListing, wanted: str | None, words: str
 ) -> None:
     with pytest.raises(UsageError) as raised:
@@ -71,7 +71,9 @@ def test_what_is_not_clear_is_refused_with_what_there_is(
     assert re.search(words, str(raised.value)), raised.value
 
 
-def test_the_table_fits_and_shows_names_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_fits_the_width_and_keeps_names_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     longest = a_run("a" * 16, 4194304)
     lines = table_of([longest, TRAIN, THERE], NOW_S).splitlines()

@@ -39,9 +39,9 @@ def place(tmp_path: Path) -> RunPlace:
 
 @pytest.fixture
 def entry(place: RunPlace) -> Iterator[RunEntry]:
-    found = RunEntry(place, a_record(), "a secret")
-    yield found
-    found.remove()
+    new_entry = RunEntry(place, a_record(), "a secret")
+    yield new_entry
+    new_entry.remove()
 
 
 def a_record() -> RunRecord:
@@ -49,40 +49,40 @@ def a_record() -> RunRecord:
 
 
 def the_run(place: RunPlace) -> LiveRun:
-    (found,) = list_runs([place]).runs
-    return found
+    (run,) = list_runs([place]).runs
+    return run
 
 
 def identity(rank: int = 0) -> WorkerIdentity:
     return WorkerIdentity(f"worker{rank}", rank, 2, is_strict=False)
 
 
-def told(entry: RunEntry, who: WorkerIdentity, *addresses: str) -> RunNoteFile:
+def write_note(entry: RunEntry, who: WorkerIdentity, *addresses: str) -> RunNoteFile:
     file = RunNoteFile(who, entry.path)
     file.write(addresses)
     return file
 
 
-def test_a_run_is_listed_until_it_is_removed(place: RunPlace, entry: RunEntry) -> None:
-    found = the_run(place)
-    assert found.record == a_record()
-    assert found.id == f"train-{os.getpid()}"
-    assert found.is_here
-    assert found.secret_path is not None
-    assert found.secret_path.read_text() == "a secret"
+def test_run_is_listed_until_it_is_removed(place: RunPlace, entry: RunEntry) -> None:
+    run = the_run(place)
+    assert run.record == a_record()
+    assert run.id == f"train-{os.getpid()}"
+    assert run.is_here
+    assert run.secret_path is not None
+    assert run.secret_path.read_text() == "a secret"
     entry.remove()
     entry.remove()
     assert list_runs([place]).runs == []
     assert list(place.path.iterdir()) == []
 
 
-def test_only_the_user_can_read_any_of_it(place: RunPlace, entry: RunEntry) -> None:
-    told(entry, identity(), "tcp://127.0.0.1:1")
+def test_run_files_are_private_to_the_user(place: RunPlace, entry: RunEntry) -> None:
+    write_note(entry, identity(), "tcp://127.0.0.1:1")
     for path in (entry.path, *entry.path.rglob("*")):
         assert path.stat().st_mode & 0o077 == 0, path
 
 
-def test_workers_that_read_a_file_have_their_secret_there(place: RunPlace) -> None:
+def test_run_with_a_secret_file_refers_to_it(place: RunPlace) -> None:
     record = record_of(COMMAND, nprocs=1, began_s=0.0, secret_file="theirs")
     entry = RunEntry(place, record, None)
     assert the_run(place).secret_path == Path("theirs").absolute()
@@ -93,25 +93,23 @@ def test_workers_that_read_a_file_have_their_secret_there(place: RunPlace) -> No
 def test_workers_are_listed_by_rank_until_they_end(
     place: RunPlace, entry: RunEntry
 ) -> None:
-    files = [told(entry, identity(rank), f"uds:///{rank}") for rank in (1, 0)]
-    assert [one.addresses for one in the_run(place).notes] == [
+    files = [write_note(entry, identity(rank), f"uds:///{rank}") for rank in (1, 0)]
+    assert [note.addresses for note in the_run(place).notes] == [
         ("uds:///0",),
         ("uds:///1",),
     ]
     files[0].remove()
-    assert [one.name for one in the_run(place).notes] == ["worker0"]
+    assert [note.name for note in the_run(place).notes] == ["worker0"]
 
 
-def test_a_note_that_was_removed_is_not_written_any_more(
-    place: RunPlace, entry: RunEntry
-) -> None:
-    file = told(entry, identity(), "uds:///0")
+def test_removed_note_is_not_written_again(place: RunPlace, entry: RunEntry) -> None:
+    file = write_note(entry, identity(), "uds:///0")
     file.remove()
     file.write(("uds:///0",))
     assert the_run(place).notes == ()
 
 
-def test_a_worker_does_without_the_directory(tmp_path: Path) -> None:
+def test_worker_runs_without_the_directory(tmp_path: Path) -> None:
     assert entry_in({}) is entry_in({ENTRY_VARIABLE: ""}) is None
     assert not RunNoteFile(identity(), None).is_wanted
     gone = tmp_path / "gone"
@@ -123,19 +121,19 @@ def test_a_worker_does_without_the_directory(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_process_that_has_ended_or_is_another_by_now_is_passed_over(
+def test_note_of_an_ended_or_reused_process_is_skipped(
     place: RunPlace, entry: RunEntry
 ) -> None:
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", ""]) as ended:
         ended.wait()
     note = note_of(identity(), ["uds:///0"])
     folder = entry.path / "workers"
-    for name, one in {
+    for name, changed in {
         "live": note,
         "ended": note._replace(pid=ended.pid),
         "another": note._replace(started=note.started + 1),
     }.items():
-        (folder / f"{name}.json").write_text(one.as_json())
+        (folder / f"{name}.json").write_text(changed.as_json())
     if note.started:  # Linux
         assert the_run(place).notes == (note,)
     assert not is_stopped(note)
@@ -144,7 +142,7 @@ def test_a_process_that_has_ended_or_is_another_by_now_is_passed_over(
 @pytest.mark.parametrize(
     "text", [b"", b"[]", b"{}", b"null", b'{"rank": "x"}', b"\xff", b"1"]
 )
-def test_what_is_no_note_or_record_is_passed_over(
+def test_malformed_note_or_record_is_skipped(
     place: RunPlace, entry: RunEntry, text: bytes
 ) -> None:
     assert read_note(text) is None
@@ -154,9 +152,7 @@ def test_what_is_no_note_or_record_is_passed_over(
     assert list_runs([place]).runs == []
 
 
-def test_a_record_of_another_version_is_passed_over(
-    place: RunPlace, entry: RunEntry
-) -> None:
+def test_record_of_another_version_is_skipped(place: RunPlace, entry: RunEntry) -> None:
     record = json.loads((entry.path / "run.json").read_text())
     (entry.path / "run.json").write_text(json.dumps({**record, "version": 2}))
     assert list_runs([place]).runs == []
@@ -175,7 +171,7 @@ os._exit(1)
 """
 
 
-def test_what_a_killed_launcher_has_left_is_removed(
+def test_directory_of_a_killed_launcher_is_removed(
     place: RunPlace, entry: RunEntry
 ) -> None:
     with subprocess.Popen(
@@ -188,7 +184,7 @@ def test_what_a_killed_launcher_has_left_is_removed(
         name = launcher.stdout.readline().strip()
         assert name == f"killed-{launcher.pid}"
         sweep(place)
-        assert {one.id for one in list_runs([place]).runs} == {name, entry.path.name}
+        assert {run.id for run in list_runs([place]).runs} == {name, entry.path.name}
         launcher.kill()
         launcher.wait()
     assert (place.path / name).exists()
@@ -196,7 +192,7 @@ def test_what_a_killed_launcher_has_left_is_removed(
     assert not (place.path / name).exists()
 
 
-def test_what_is_not_a_run_is_left_alone(place: RunPlace) -> None:
+def test_foreign_file_in_the_run_directory_is_left_alone(place: RunPlace) -> None:
     (place.path / "notes.txt").touch()
     (place.path / "folder").mkdir(mode=0o700)
     (place.path / "folder" / "file").touch()
@@ -206,27 +202,27 @@ def test_what_is_not_a_run_is_left_alone(place: RunPlace) -> None:
     assert (place.path / "folder" / "file").exists()
 
 
-def test_a_name_that_is_taken_gets_a_number(place: RunPlace, entry: RunEntry) -> None:
+def test_taken_name_gets_a_number(place: RunPlace, entry: RunEntry) -> None:
     second = RunEntry(place, a_record(), None)
     assert second.path.name == f"{entry.path.name}.2"
     assert len(list_runs([place]).runs) == 2
     second.remove()
 
 
-def test_runs_of_other_hosts_are_told_apart(place: RunPlace) -> None:
+def test_runs_of_other_hosts_are_marked(place: RunPlace) -> None:
     there = RunEntry(place, replace(a_record(), host_id="there"), None)
     note = RunNote("worker0", 0, 1, 1, Incarnation(5), ("tcp://10.0.0.2:1",))
     (there.path / "workers" / "5.json").write_text(note.as_json())
-    found = the_run(place)
-    assert not found.is_here
-    assert found.notes == (note,)  # whose process cannot be looked at from here
+    run = the_run(place)
+    assert not run.is_here
+    assert run.notes == (note,)  # whose process cannot be looked at from here
     there.remove()
 
 
-def test_a_place_of_others_is_passed_over_and_named(tmp_path: Path) -> None:
+def test_insecure_directory_is_skipped_and_named(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    choices = [RunPlace(tmp_path / one, "") for one in ("missing", "open")]
+    choices = [RunPlace(tmp_path / name, "") for name in ("missing", "open")]
     listing = list_runs(choices)
     assert listing.runs == []
     (problem,) = listing.problems
@@ -245,7 +241,7 @@ def test_a_place_of_others_is_passed_over_and_named(tmp_path: Path) -> None:
         ([], "run-7"),
     ],
 )
-def test_a_run_is_named_for_its_program(command: list[str], name: str) -> None:
+def test_run_is_named_after_its_program(command: list[str], name: str) -> None:
     assert id_of(command, 7) == name
 
 
@@ -253,11 +249,11 @@ def test_a_run_is_named_for_its_program(command: list[str], name: str) -> None:
 def slot(place: RunPlace) -> Iterator[ModelSlot]:
     """The slot of a model; this process has it."""
     environ = {"ASYNCRPC_RUN_DIR": str(place.path)}
-    found = ModelSlot.of("my model", "shop:make", "/shop.py", environ)
-    found.secret()
-    lock = found.try_lock()
+    new_slot = ModelSlot.of("my model", "shop:make", "/shop.py", environ)
+    new_slot.secret()
+    lock = new_slot.try_lock()
     assert lock is not None
-    yield found
+    yield new_slot
     os.close(lock)
 
 
@@ -274,7 +270,7 @@ def slot_note(*, host_id: str = HOST_ID) -> SlotNote:
     )
 
 
-def test_a_model_is_listed_with_its_web_workers_once_it_listens(
+def test_model_is_listed_with_its_web_workers_once_it_listens(
     place: RunPlace, slot: ModelSlot
 ) -> None:
     assert list_runs([place]).runs == []
@@ -282,26 +278,26 @@ def test_a_model_is_listed_with_its_web_workers_once_it_listens(
     for name, rank, address in (("web", -1, "uds:///web"), ("m", 0, "uds:///model")):
         who = WorkerIdentity(name, rank, 1, is_strict=False)
         RunNoteFile(who, slot.path).write([address])
-    web = next(one for one in the_run(place).notes if one.name == "web")
+    web = next(note for note in the_run(place).notes if note.name == "web")
     path = slot.path / "workers" / f"{web.incarnation:016x}.json"
     path.write_text(web._replace(pid=os.getppid(), started=0).as_json())
-    found = the_run(place)
-    assert found.id.startswith("my-model-")
-    assert found.is_here
-    assert found.record.command == ("ModelHost", "shop:make")
-    assert (found.record.pid, found.record.nprocs) == (os.getpid(), 2)
-    assert [one.name for one in found.notes] == ["m", "web"]  # who knows all the others
-    assert found.secret_path == slot.path / "secret"
+    run = the_run(place)
+    assert run.id.startswith("my-model-")
+    assert run.is_here
+    assert run.record.command == ("ModelHost", "shop:make")
+    assert (run.record.pid, run.record.nprocs) == (os.getpid(), 2)
+    assert [note.name for note in run.notes] == ["m", "web"]  # who knows all the others
+    assert run.secret_path == slot.path / "secret"
 
 
-def test_the_model_of_another_container_is_listed_as_such(
+def test_model_of_another_container_is_marked_as_such(
     place: RunPlace, slot: ModelSlot
 ) -> None:
     slot.write_note(slot_note(host_id="another"))
     assert not the_run(place).is_here
 
 
-def test_the_directory_of_a_model_that_has_ended_stays(place: RunPlace) -> None:
+def test_directory_of_an_ended_model_stays(place: RunPlace) -> None:
     """Its web workers know the secret in it, and wait for the next process."""
     environ = {"ASYNCRPC_RUN_DIR": str(place.path)}
     slot = ModelSlot.of("model", "shop:make", "/shop.py", environ)

@@ -22,7 +22,7 @@ def silence(plan: AskingPlan, name: str, now_s: float) -> None:
     plan.on_end(name)
 
 
-def test_at_first_all_are_due_in_the_order_of_the_group() -> None:
+def test_workers_are_all_due_at_first_in_group_order() -> None:
     plan = AskingPlan()
     assert plan.due(NAMES, 0.0) == ALL
     assert plan.due(reversed(NAMES), 0.0) == ALL[::-1]
@@ -30,7 +30,7 @@ def test_at_first_all_are_due_in_the_order_of_the_group() -> None:
     assert plan.asking == frozenset()
 
 
-def test_who_is_asked_is_not_due_until_that_has_ended() -> None:
+def test_asked_worker_is_not_due_until_the_question_ends() -> None:
     plan = AskingPlan()
     plan.on_asked("b")
     assert plan.asking == {"b"}
@@ -41,7 +41,7 @@ def test_who_is_asked_is_not_due_until_that_has_ended() -> None:
     assert plan.due(NAMES, 0.0) == ALL
 
 
-def test_a_question_that_was_given_up_leaves_nothing_behind() -> None:
+def test_abandoned_question_leaves_the_worker_due() -> None:
     plan = AskingPlan()
     plan.on_asked("a")
     plan.on_end("a")
@@ -49,7 +49,7 @@ def test_a_question_that_was_given_up_leaves_nothing_behind() -> None:
     assert plan.due(NAMES, 0.0) == ALL
 
 
-def test_who_is_silent_rests_twice_as_long_each_time_up_to_a_limit() -> None:
+def test_pause_of_a_silent_worker_doubles_up_to_a_limit() -> None:
     plan = AskingPlan()
     now_s, pauses = 0.0, []
     for _ in range(6):
@@ -63,7 +63,7 @@ def test_who_is_silent_rests_twice_as_long_each_time_up_to_a_limit() -> None:
     assert pauses == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, *[PAUSE_MAX_S] * 4]
 
 
-def test_a_rest_ends_to_the_moment() -> None:
+def test_pause_ends_exactly_on_time() -> None:
     plan = AskingPlan()
     silence(plan, "a", 100.0)
     until_s = 100.0 + FIRST_PAUSE_S
@@ -71,7 +71,7 @@ def test_a_rest_ends_to_the_moment() -> None:
     assert plan.due(["a"], until_s) == ["a"]
 
 
-def test_an_answer_ends_the_rest_and_the_next_is_a_first_one() -> None:
+def test_answer_ends_the_pause_and_resets_its_length() -> None:
     plan = AskingPlan()
     silence(plan, "a", 0.0)
     silence(plan, "a", 10.0)
@@ -81,20 +81,20 @@ def test_an_answer_ends_the_rest_and_the_next_is_a_first_one() -> None:
     assert plan.due(["a"], 20.0 + FIRST_PAUSE_S) == ["a"]
 
 
-def test_who_is_silent_holds_up_no_other() -> None:
+def test_silent_worker_delays_no_other_worker() -> None:
     plan = AskingPlan()
     silence(plan, "b", 0.0)
     assert plan.due(NAMES, 1.0) == ["a", "c"]
 
 
-def test_who_has_left_is_forgotten_and_due_when_it_is_back() -> None:
+def test_worker_that_left_is_due_when_it_is_back() -> None:
     plan = AskingPlan()
     silence(plan, "a", 0.0)
     assert plan.due(["b"], 1.0) == ["b"]
     assert plan.due(["a", "b"], 1.0) == ["a", "b"]
 
 
-def test_who_has_left_while_it_is_asked_is_still_asked() -> None:
+def test_worker_that_left_during_a_question_is_still_asked() -> None:
     plan = AskingPlan()
     plan.on_asked("a")
     assert plan.due([], 0.0) == []
@@ -103,7 +103,7 @@ def test_who_has_left_while_it_is_asked_is_still_asked() -> None:
     assert plan.due(["a"], 0.0) == ["a"]
 
 
-def test_whatever_happens_a_worker_is_asked_rests_or_is_due() -> None:
+def test_worker_is_always_asked_paused_or_due() -> None:
     """A: it answers, S: it is silent, E: it is given up, s: time passes, N: it left."""
     for events in product("ASEsN", repeat=5):
         check_story(events)

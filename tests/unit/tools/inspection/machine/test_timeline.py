@@ -37,35 +37,35 @@ from tests.unit.tools.inspection.machine.timelines import (
     B,
     call,
     check,
+    events_of,
     of_phase,
     passed,
     recent,
     segment,
     served,
-    told,
     tracks,
     worker,
 )
 
 
 class TestArrows:
-    def test_a_call_is_a_span_at_both_ends_with_an_arrow(self) -> None:
+    def test_call_is_a_span_at_both_ends_with_an_arrow(self) -> None:
         function = CallServed(12.0, 11.0, 11.5, A, "add", 1, "ok")
-        events = told(
+        events = events_of(
             worker(A, calls=[call(10.0, 13.0)]),
             worker(B, served=[function]),
             zero_s=10.0,
         )
-        made, run = of_phase(events, "X")
-        assert (made["pid"], made["ts"], made["dur"]) == (1, 0.0, 3e6)
+        call_span, run = of_phase(events, "X")
+        assert (call_span["pid"], call_span["ts"], call_span["dur"]) == (1, 0.0, 3e6)
         assert (run["pid"], run["ts"], run["dur"]) == (2, 1.5e6, 0.5e6)
-        assert (made["name"], run["name"]) == ("add on b", "add")
+        assert (call_span["name"], run["name"]) == ("add on b", "add")
         assert run["args"]["waited for a thread, us"] == 0.5e6
         (start,), (end,) = of_phase(events, "s"), of_phase(events, "f")
         assert start["id"] == end["id"]
         assert (start["pid"], end["pid"], end["bp"]) == (1, 2, "e")
 
-    def test_without_its_other_end_a_call_has_no_arrow_and_is_counted(self) -> None:
+    def test_call_without_its_other_end_has_no_arrow_and_is_counted(self) -> None:
         calls = [call(10.0, 13.0, 1), call(10.0, 13.0, 2), call(10.0, 10.0, 0)]
         timeline = Timeline(
             [worker(A, calls=calls), worker(B, served=[served(1.0, 2.0, 7)])],
@@ -75,17 +75,17 @@ class TestArrows:
         assert timeline.calls_alone == 3  # the one that was never sent has no other end
         assert timeline.spans == 4
 
-    def test_a_stream_has_an_arrow_too(self) -> None:
+    def test_stream_has_an_arrow(self) -> None:
         received = StreamReceived(13.0, 10.0, B, "rows", 4, "ok", 3, "main")
         sent = StreamSent(12.0, 11.0, A, "rows", 4, "cancelled", 2)
-        events = told(worker(A, received=[received]), worker(B, sent=[sent]))
-        names = [one["name"] for one in of_phase(events, "X")]
+        events = events_of(worker(A, received=[received]), worker(B, sent=[sent]))
+        names = [span["name"] for span in of_phase(events, "X")]
         assert names == ["rows on b", "rows: cancelled"]
         assert len(of_phase(events, "f")) == 1
 
-    def test_a_gradient_goes_from_the_segment_that_computed_it(self) -> None:
+    def test_gradient_arrow_starts_at_the_segment_that_computed_it(self) -> None:
         there, back = MessageId(A.incarnation, 1), MessageId(B.incarnation, 2)
-        events = told(
+        events = events_of(
             worker(
                 A,
                 passes=[passed(0.0, 9.0, "training")],
@@ -102,31 +102,33 @@ class TestArrows:
         )
         check(events)
         arrows = {
-            one["id"]: (one["pid"], one["ts"])
-            for one in of_phase(events, "s")
-            if one["name"] == "gradient"
+            arrow["id"]: (arrow["pid"], arrow["ts"])
+            for arrow in of_phase(events, "s")
+            if arrow["name"] == "gradient"
         }
-        ends = {one["id"]: (one["pid"], one["ts"]) for one in of_phase(events, "f")}
-        assert {(arrows[one], ends[one]) for one in arrows} == {
+        ends = {
+            arrow["id"]: (arrow["pid"], arrow["ts"]) for arrow in of_phase(events, "f")
+        }
+        assert {(arrows[arrow], ends[arrow]) for arrow in arrows} == {
             ((1, 1999999.999), (2, 3e6)),
             ((2, 3999999.999), (1, 5e6)),
         }
 
-    def test_many_messages_between_two_segments_have_one_arrow(self) -> None:
-        messages = [MessageId(B.incarnation, one) for one in range(5)]
-        events = told(
+    def test_messages_between_two_segments_share_one_arrow(self) -> None:
+        messages = [MessageId(B.incarnation, serial) for serial in range(5)]
+        events = events_of(
             worker(A, segments=[segment(1.0, 2.0, feeds=messages)]),
             worker(B, segments=[segment(3.0, 4.0, fed_by=messages)]),
         )
         assert len(of_phase(events, "s")) == 1
 
-    def test_a_gradient_comes_from_the_last_segment_before(self) -> None:
+    def test_gradient_arrow_starts_at_the_last_segment_before(self) -> None:
         message = MessageId(B.incarnation, 1)
         early, late = (
             segment(1.0, 2.0, feeds=[message]),
             segment(5.0, 6.0, feeds=[message]),
         )
-        events = told(
+        events = events_of(
             worker(A, segments=[early, late]),
             worker(
                 B,
@@ -137,28 +139,28 @@ class TestArrows:
             ),
         )
         check(events)
-        starts = sorted(one["ts"] for one in of_phase(events, "s"))
+        starts = sorted(arrow["ts"] for arrow in of_phase(events, "s"))
         assert starts == [1999999.999, 5999999.999]
 
-    def test_other_passes_have_other_gradients(self) -> None:
+    def test_gradient_arrow_stays_within_its_pass(self) -> None:
         message = MessageId(B.incarnation, 1)
         other = segment(3.0, 4.0, fed_by=[message])._replace(pass_number=6)
-        events = told(
+        events = events_of(
             worker(A, segments=[segment(1.0, 2.0, feeds=[message])]),
             worker(B, segments=[other]),
         )
         assert not of_phase(events, "s")
 
-    def test_messages_that_were_too_many_are_told(self) -> None:
-        events = told(worker(A, segments=[segment(1.0, 2.0)._replace(left_out=3)]))
+    def test_left_out_messages_are_reported(self) -> None:
+        events = events_of(worker(A, segments=[segment(1.0, 2.0)._replace(left_out=3)]))
         (shown,) = of_phase(events, "X")
         assert shown["args"]["messages without arrows"] == 3
 
 
 class TestTracks:
-    def test_the_spans_of_a_task_lie_on_its_track(self) -> None:
+    def test_spans_of_a_task_are_on_its_track(self) -> None:
         step = OptimizerStepEnded(4.0, 2.0, "SGD", ("b",), "ok", "Task-7")
-        events = told(
+        events = events_of(
             worker(
                 A,
                 NamedTask("Task-7", "main.<locals>.train"),
@@ -177,10 +179,8 @@ class TestTracks:
             "train (Task-7)": ["add on b", "SGD step", "add on b"],
         }
 
-    def test_a_task_that_has_ended_has_a_track_if_it_did_more_than_one_thing(
-        self,
-    ) -> None:
-        events = told(
+    def test_ended_task_has_a_track_if_it_made_several_calls(self) -> None:
+        events = events_of(
             worker(
                 A,
                 calls=[
@@ -197,14 +197,14 @@ class TestTracks:
             "calls of short tasks #2": ["add on b"],
         }
 
-    def test_calls_of_a_task_that_overlap_have_tracks_beside_it(self) -> None:
+    def test_overlapping_calls_of_a_task_have_tracks_beside_it(self) -> None:
         calls = [call(0.0, 10.0, 1, task="t"), call(1.0, 2.0, 2, task="t")]
-        events = told(worker(A, NamedTask("t", ""), calls=calls))
+        events = events_of(worker(A, NamedTask("t", ""), calls=calls))
         assert tracks(events) == {"t": ["add on b"], "t +1": ["add on b"]}
 
-    def test_what_a_served_function_does_lies_below_it(self) -> None:
+    def test_calls_of_a_served_function_are_below_it(self) -> None:
         label = call_label(1, "a")
-        events = told(
+        events = events_of(
             worker(
                 B,
                 served=[served(0.0, 9.0, 1), served(1.0, 8.0, 2)],
@@ -222,12 +222,12 @@ class TestTracks:
             "served calls #2": ["add"],
         }
 
-    def test_what_a_served_function_still_does_has_its_track(self) -> None:
+    def test_calls_of_an_unfinished_function_have_its_track(self) -> None:
         label = call_label(1, "a")
         calls = [call(n, n + 1, n, to=A, task=label) for n in (1, 2)]
-        assert tracks(told(worker(B, calls=calls))) == {label: ["add on a"] * 2}
+        assert tracks(events_of(worker(B, calls=calls))) == {label: ["add on a"] * 2}
 
-    def test_segments_lie_within_their_pass(self) -> None:
+    def test_segments_are_within_their_pass(self) -> None:
         here = worker(
             A,
             passes=[passed(0.0, 9.0, "training")],
@@ -236,19 +236,19 @@ class TestTracks:
         )
         there = worker(B, passes=[passed(2.0, 8.0)], segments=[segment(3.0, 4.0)])
         within = ["backward pass", "backward"]
-        assert tracks(told(there)) == {"backward passes": within}
-        assert tracks(told(here)) == {"backward passes": [*within, "add on b"]}
+        assert tracks(events_of(there)) == {"backward passes": within}
+        assert tracks(events_of(here)) == {"backward passes": [*within, "add on b"]}
 
-    def test_a_segment_of_a_pass_that_goes_on_is_there(self) -> None:
-        events = told(worker(B, segments=[segment(3.0, 4.0)]))
+    def test_segment_of_a_running_pass_is_drawn(self) -> None:
+        events = events_of(worker(B, segments=[segment(3.0, 4.0)]))
         assert tracks(events) == {"backward passes": ["backward"]}
 
-    def test_each_kind_has_its_name(self) -> None:
+    def test_each_kind_of_span_has_its_name(self) -> None:
         collective = CollectiveEnded(
             *(2.0, 1.0, "g", "all_reduce", 3, 0, ("a", "b"), "torch.float32"),
             *((4, 4), "RankLostError", 7, ""),
         )
-        events = told(
+        events = events_of(
             worker(
                 A,
                 passes=[passed(1.0, 2.0, is_committed=False)],
@@ -264,25 +264,28 @@ class TestTracks:
 
 
 class TestClocks:
-    def test_they_are_put_in_line(self) -> None:
+    def test_clocks_are_aligned(self) -> None:
         function = CallServed(112.0, 111.0, 111.5, A, "add", 1, "ok")
-        events = told(
+        events = events_of(
             worker(A, calls=[call(10.0, 13.0)]),
             worker(B, offset_s=-100.0, served=[function]),
             zero_s=10.0,
         )
         assert of_phase(events, "X")[1]["ts"] == 1.5e6
 
-    def test_how_wrong_one_may_be_stands_at_its_worker(self) -> None:
-        one = WorkerEvents(A, recent(), 0.0, 25e-6, rank=3)
-        assert told(one)[0]["args"]["name"] == "rank 3: a (clock to within 25 us)"
-        assert Timeline([one], zero_s=0.0).error_s == 25e-6
+    def test_clock_error_is_shown_at_its_worker(self) -> None:
+        events_of_a = WorkerEvents(A, recent(), 0.0, 25e-6, rank=3)
+        assert (
+            events_of(events_of_a)[0]["args"]["name"]
+            == "rank 3: a (clock to within 25 us)"
+        )
+        assert Timeline([events_of_a], zero_s=0.0).error_s == 25e-6
 
     @pytest.mark.parametrize(
         ("came_s", "ended_s", "wrong_s"),
         [(10.5, 12.5, 0.0), (9.0, 12.0, 1.0), (11.0, 15.0, 2.0)],
     )
-    def test_a_call_that_was_served_at_another_time_tells_of_it(
+    def test_call_served_out_of_its_time_shows_the_clock_error(
         self, came_s: float, ended_s: float, wrong_s: float
     ) -> None:
         workers = [
@@ -291,14 +294,14 @@ class TestClocks:
         ]
         assert Timeline(workers, zero_s=0.0).backwards_s == wrong_s
 
-    def test_a_call_that_was_given_up_may_be_served_for_longer(self) -> None:
+    def test_abandoned_call_may_be_served_for_longer(self) -> None:
         given_up = call(10.0, 13.0)._replace(outcome="cancelled")
         workers = [worker(A, calls=[given_up]), worker(B, served=[served(11.0, 99.0)])]
         assert Timeline(workers, zero_s=0.0).backwards_s == 0.0
 
 
-def test_memory_is_added_up_and_links_are_moments() -> None:
-    events = told(
+def test_memory_is_a_counter_and_links_are_instants() -> None:
+    events = events_of(
         worker(
             A,
             links=[LinkChanged(1.0, B, "ended", "it has left")],
@@ -309,20 +312,22 @@ def test_memory_is_added_up_and_links_are_moments() -> None:
             ],
         )
     )
-    assert [one["args"]["MiB"] for one in of_phase(events, "C")] == [3.0, 2.0]
-    assert [(one["name"], one["args"]) for one in of_phase(events, "i")] == [
+    assert [counter["args"]["MiB"] for counter in of_phase(events, "C")] == [3.0, 2.0]
+    assert [
+        (instant["name"], instant["args"]) for instant in of_phase(events, "i")
+    ] == [
         ("link to b ended", {"reason": "it has left"}),
         ("b left", {}),
     ]
 
 
-def test_a_worker_whose_older_events_are_gone_is_named() -> None:
+def test_worker_with_overwritten_events_is_named() -> None:
     many = [call(n, n + 0.5, n) for n in range(1, RECENT_MAX + 1)]
     workers = [worker(A, calls=many), worker(B, served=[served(1.0, 2.0)])]
     assert Timeline(workers, zero_s=0.0).full == ["a"]
 
 
-def test_beside_a_profile_it_has_its_time_and_other_numbers() -> None:
+def test_timeline_beside_a_profile_has_its_time_and_other_numbers() -> None:
     profile: dict[str, Any] = {
         "baseTimeNanoseconds": 5_000,
         "traceEvents": [
@@ -374,8 +379,8 @@ def functions(draw: st.DrawFn, caller: WorkerId) -> CallServed:
 @st.composite
 def segments(draw: st.DrawFn) -> BackwardSegmentEnded:
     ended, began = draw(spans_of_time())
-    found = segment(began, ended, fed_by=draw(MESSAGES), feeds=draw(MESSAGES))
-    return found._replace(pass_number=draw(st.integers(1, 2)))
+    drawn = segment(began, ended, fed_by=draw(MESSAGES), feeds=draw(MESSAGES))
+    return drawn._replace(pass_number=draw(st.integers(1, 2)))
 
 
 @st.composite
@@ -394,14 +399,14 @@ def passes(draw: st.DrawFn) -> BackwardPassEnded:
 def workers(draw: st.DrawFn, who: WorkerId, other: WorkerId) -> WorkerEvents:
     """A worker that did anything, by a clock that is anything."""
     # Of one connection each call has another number.
-    made = draw(st.lists(calls(who, other), max_size=8))
+    made_calls = draw(st.lists(calls(who, other), max_size=8))
     ran = draw(st.lists(functions(other), max_size=8))
     return worker(
         who,
         *draw(st.sampled_from([(), (NamedTask("t", "train"),)])),
         offset_s=draw(TIMES) / 13,
-        calls=list({(one.to, one.call_id): one for one in made}.values()),
-        served=list({one.call_id: one for one in ran}.values()),
+        calls=list({(call.to, call.call_id): call for call in made_calls}.values()),
+        served=list({call.call_id: call for call in ran}.values()),
         segments=draw(st.lists(segments(), max_size=8)),
         passes=draw(st.lists(passes(), max_size=4)),
         steps=draw(st.lists(optimizer_steps(), max_size=8)),
@@ -410,21 +415,21 @@ def workers(draw: st.DrawFn, who: WorkerId, other: WorkerId) -> WorkerEvents:
 
 @settings(max_examples=40)
 @given(workers(A, B), workers(B, A), st.integers(0, 10**15))
-def test_anything_is_drawn_by_the_rules_of_the_format_and_nothing_is_lost(
+def test_timeline_draws_every_event_by_the_rules_of_the_format(
     a: WorkerEvents, b: WorkerEvents, shift_ns: int
 ) -> None:
     timeline = Timeline([a, b], zero_s=0.0, shift_ns=shift_ns)
     events = list(timeline.events())
     check(events)
     given_spans = sum(
-        len(getattr(one.recent, kind))
-        for one in (a, b)
+        len(getattr(side.recent, kind))
+        for side in (a, b)
         for kind in ("calls", "served", "segments", "passes", "steps")
     )
     assert len(of_phase(events, "X")) == given_spans == timeline.spans
     assert len(of_phase(events, "f")) == timeline.arrows
-    made = [*a.recent.calls, *b.recent.calls]
-    ends = sum(one.call_id > 0 for one in made)
+    made_calls = [*a.recent.calls, *b.recent.calls]
+    ends = sum(call.call_id > 0 for call in made_calls)
     ends += len(a.recent.served) + len(b.recent.served)
-    joined = sum(one["name"] == "call" for one in of_phase(events, "f"))
+    joined = sum(arrow["name"] == "call" for arrow in of_phase(events, "f"))
     assert ends == timeline.calls_alone + 2 * joined

@@ -27,11 +27,13 @@ def span(
 
 
 @given(INTERVALS)
-def test_no_two_intervals_on_a_row_overlap(found: list[tuple[int, int]]) -> None:
-    intervals = sorted((at, at + long + 1) for at, long in found)
+def test_intervals_on_a_row_never_overlap(drawn: list[tuple[int, int]]) -> None:
+    intervals = sorted((at, at + long + 1) for at, long in drawn)
     rows = rows_for(intervals)
     for row in set(rows):
-        mine = [one for one, on in zip(intervals, rows, strict=True) if on == row]
+        mine = [
+            interval for interval, on in zip(intervals, rows, strict=True) if on == row
+        ]
         for (_, ended), (began, _) in itertools.pairwise(mine):
             assert ended <= began
     most = max(
@@ -42,10 +44,10 @@ def test_no_two_intervals_on_a_row_overlap(found: list[tuple[int, int]]) -> None
 
 
 @given(INTERVALS, st.randoms())
-def test_leaves_hold_nothing_and_take_as_few_lanes_as_overlap(
-    found: list[tuple[int, int]], order: object
+def test_call_spans_take_as_few_lanes_as_overlap(
+    drawn: list[tuple[int, int]], order: object
 ) -> None:
-    spans = [span(at, at + long, group=CALLS) for at, long in found]
+    spans = [span(at, at + long, group=CALLS) for at, long in drawn]
     lanes = nested(spans)
     assert sorted(itertools.chain(*lanes)) == sorted(spans)
     for lane in lanes:
@@ -53,16 +55,16 @@ def test_leaves_hold_nothing_and_take_as_few_lanes_as_overlap(
             assert before.ended_ns <= after.began_ns
 
 
-def test_what_another_contains_lies_on_its_lane() -> None:
+def test_contained_spans_share_the_lane() -> None:
     outer, inner, deep = span(0, 9), span(1, 8), span(2, 3)
     assert nested([deep, outer, inner]) == [[outer, inner, deep]]
 
 
-def test_what_ends_later_lies_on_another_lane() -> None:
+def test_overlapping_span_gets_another_lane() -> None:
     assert nested([span(0, 5), span(3, 8)]) == [[span(0, 5)], [span(3, 8)]]
 
 
-def test_one_after_the_other_is_within_nothing() -> None:
+def test_consecutive_spans_are_not_nested() -> None:
     spans = [span(0, 5), span(5, 5), span(5, 9)]
     assert len(nested(spans)) == 1
 
@@ -85,27 +87,29 @@ def message(began: int, ended: int, name: str = "optim.commit on b") -> Timeline
         ([], message(6, 9), "Task-9"),
     ],
 )
-def test_messages_of_a_step_lie_within_it(
+def test_messages_of_a_step_are_on_its_track(
     around: list[TimelineSpan], sent: TimelineSpan, task: str
 ) -> None:
-    (found,) = [one for one in adopted([*around, sent], {}) if one.group == CALLS]
-    assert found.task == task
+    (adopted_message,) = [
+        span for span in adopted([*around, sent], {}) if span.group == CALLS
+    ]
+    assert adopted_message.task == task
 
 
-def test_a_task_that_runs_keeps_its_messages() -> None:
+def test_running_task_keeps_its_messages() -> None:
     sent = message(3, 4)
     assert sent in adopted([span(0, 9), sent], {"Task-9": "main"})
 
 
-def test_many_tasks_share_tracks_beyond_a_limit() -> None:
+def test_tasks_share_tracks_beyond_a_limit() -> None:
     busy = [
         span(at, at + 1, task=f"task {number}", group=CALLS)
         for number in range(OWN_MAX + 10)
         for at in range(0, 10, 2)
     ]
     busy += [span(at, at + 1, task="task 0", group=CALLS) for at in range(20, 40, 2)]
-    titles = [one.title for one in tracks_of(busy, {})]
-    assert sum(one.startswith("task ") for one in titles) == OWN_MAX
+    titles = [track.title for track in tracks_of(busy, {})]
+    assert sum(title.startswith("task ") for title in titles) == OWN_MAX
     assert "task 0" in titles
     assert titles[OWN_MAX:] == [f"calls of short tasks #{n}" for n in range(1, 11)]
-    assert sum(len(one.spans) for one in tracks_of(busy, {})) == len(busy)
+    assert sum(len(track.spans) for track in tracks_of(busy, {})) == len(busy)

@@ -25,8 +25,8 @@ Told = list[dict[str, Any]]
 
 
 def recent(*tasks: NamedTask, **events: list[Any]) -> RecentEvents:
-    found = {name: events.get(name, []) for name in KIND_NAMES}
-    return RecentEvents(100.0, 0, list(tasks), **found)
+    events_by_kind = {name: events.get(name, []) for name in KIND_NAMES}
+    return RecentEvents(100.0, 0, list(tasks), **events_by_kind)
 
 
 def worker(
@@ -71,33 +71,33 @@ def segment(
     )
 
 
-def told(*workers: WorkerEvents, zero_s: float = 0.0) -> Told:
+def events_of(*workers: WorkerEvents, zero_s: float = 0.0) -> Told:
     return list(Timeline(workers, zero_s=zero_s).events())
 
 
 def of_phase(events: Told, phase: str) -> Told:
-    return [one for one in events if one["ph"] == phase]
+    return [event for event in events if event["ph"] == phase]
 
 
 def tracks(events: Told) -> dict[str, list[str]]:
     """Return the names of the spans of each track, by the track's title."""
     titles = {
-        one["tid"]: one["args"]["name"]
-        for one in events
-        if one["name"] == "thread_name"
+        event["tid"]: event["args"]["name"]
+        for event in events
+        if event["name"] == "thread_name"
     }
-    found: dict[str, list[str]] = {title: [] for title in titles.values()}
-    for one in of_phase(events, "X"):
-        found[titles[one["tid"]]].append(one["name"])
-    return found
+    names: dict[str, list[str]] = {title: [] for title in titles.values()}
+    for span in of_phase(events, "X"):
+        names[titles[span["tid"]]].append(span["name"])
+    return names
 
 
 def check(events: Told) -> None:
     """Check what the format demands: spans nest, arrows have both ends in spans."""
     by_track: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    for one in of_phase(events, "X"):
-        began, long = round(one["ts"] * 1000), round(one["dur"] * 1000)
-        by_track[one["pid"], one["tid"]].append((began, began + long))
+    for event in of_phase(events, "X"):
+        began, long = round(event["ts"] * 1000), round(event["dur"] * 1000)
+        by_track[event["pid"], event["tid"]].append((began, began + long))
     for spans in by_track.values():
         within: list[tuple[int, int]] = []
         assert spans == sorted(spans, key=lambda span: (span[0], -span[1]))
@@ -106,12 +106,12 @@ def check(events: Told) -> None:
                 within.pop()
             assert not within or span[1] <= within[-1][1]
             within.append(span)
-    starts = {one["id"]: one for one in of_phase(events, "s")}
-    ends = {one["id"]: one for one in of_phase(events, "f")}
+    starts = {arrow["id"]: arrow for arrow in of_phase(events, "s")}
+    ends = {arrow["id"]: arrow for arrow in of_phase(events, "f")}
     assert len(starts) == len(of_phase(events, "s"))
     assert len(ends) == len(of_phase(events, "f"))
     assert starts.keys() == ends.keys()
-    for one in (*starts.values(), *ends.values()):
-        at = round(one["ts"] * 1000)
-        spans = by_track[one["pid"], one["tid"]]
+    for event in (*starts.values(), *ends.values()):
+        at = round(event["ts"] * 1000)
+        spans = by_track[event["pid"], event["tid"]]
         assert any(began <= at <= ended for began, ended in spans)

@@ -25,20 +25,20 @@ class ManifestRefusedError(Exception):
     """A cluster would refuse this object."""
 
 
-def check_objects(found: list[dict[str, Any]], version: str = NEWEST) -> None:
+def check_objects(manifests: list[dict[str, Any]], version: str = NEWEST) -> None:
     """Raise unless a cluster would take all of these."""
-    for one in found:
-        check_object(one, version)
+    for manifest in manifests:
+        check_object(manifest, version)
 
 
-def check_object(found: dict[str, Any], version: str = NEWEST) -> None:
+def check_object(manifest: dict[str, Any], version: str = NEWEST) -> None:
     """Raise unless a cluster of this version would take an object.
 
     Raises:
         ManifestRefusedError: the schema refuses it; the message says where.
     """
     try:
-        _validator(found["apiVersion"], found["kind"], version).validate(found)
+        _validator(manifest["apiVersion"], manifest["kind"], version).validate(manifest)
     except jsonschema.ValidationError as error:
         where = "/".join(map(str, error.absolute_path))
         raise ManifestRefusedError(f"{where}: {error.message}") from error
@@ -60,23 +60,23 @@ def _validator(api_version: str, kind: str, version: str) -> jsonschema.Validato
 @functools.cache
 def custom_schemas() -> dict[tuple[str, str], dict[str, Any]]:
     """Return the schemas of custom resources, by API version and kind."""
-    found = {}
+    schemas = {}
     for path in _FOLDER.glob("*.yaml"):
-        one = yaml.safe_load(path.read_text(encoding="utf-8"))
-        key = (f"{one['group']}/{one['version']}", one["kind"])
+        definition = yaml.safe_load(path.read_text(encoding="utf-8"))
+        key = (f"{definition['group']}/{definition['version']}", definition["kind"])
         # References are relative to it, as in Kubernetes' own schemas.
         identity = {"$id": f"https://kubernetes.io/api/{path.stem}"}
-        found[key] = identity | _closed(one["openAPIV3Schema"])
-    return found
+        schemas[key] = identity | _closed(definition["openAPIV3Schema"])
+    return schemas
 
 
 def _closed(schema: Any) -> Any:
     """Refuse fields that a schema does not name, as strict validation does."""
     if isinstance(schema, list):
-        return [_closed(one) for one in schema]
+        return [_closed(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = {name: _closed(one) for name, one in schema.items()}
+    closed = {name: _closed(part) for name, part in schema.items()}
     if closed.get("type") == "object" and isinstance(closed.get("properties"), dict):
         closed.setdefault("additionalProperties", False)
     return closed

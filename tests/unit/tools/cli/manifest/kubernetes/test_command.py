@@ -27,7 +27,7 @@ FULL = [
 ]
 
 
-def test_the_text_is_what_the_builders_return(
+def test_printed_text_is_the_output_of_the_builders(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(SMALL) == 0
@@ -36,14 +36,14 @@ def test_the_text_is_what_the_builders_return(
     assert list(yaml.safe_load_all(capsys.readouterr().out)) == KINDS["job"](full())
 
 
-def test_json_is_one_list(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_is_one_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL[:2], "--format", "json", *SMALL[2:]]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["kind"], found["apiVersion"]) == ("List", "v1")
-    assert found["items"] == KINDS["job"](small())
+    output = json.loads(capsys.readouterr().out)
+    assert (output["kind"], output["apiVersion"]) == ("List", "v1")
+    assert output["items"] == KINDS["job"](small())
 
 
-def test_without_pyyaml_it_is_json(
+def test_default_format_without_pyyaml_is_json(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
@@ -64,7 +64,7 @@ def test_without_pyyaml_it_is_json(
         (["--memory", "lots"], "--memory must be a quantity"),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_wrong_option_is_named(
     more: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     at = SMALL.index("trainer")
@@ -72,7 +72,7 @@ def test_what_is_wrong_is_said(
     assert words in capsys.readouterr().err
 
 
-def test_a_program_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_program_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(SMALL[: SMALL.index("--")])
     assert "PROGRAM" in capsys.readouterr().err

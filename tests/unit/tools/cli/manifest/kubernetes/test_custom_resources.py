@@ -24,7 +24,8 @@ from tests.unit.tools.cli.manifest.kubernetes.workloads import small
 def variables(kind: str) -> dict[str, Any]:
     (worker,) = workers(kind, small())
     return {
-        one["name"]: one.get("value", one.get("valueFrom")) for one in worker["env"]
+        variable["name"]: variable.get("value", variable.get("valueFrom"))
+        for variable in worker["env"]
     }
 
 
@@ -58,40 +59,42 @@ def test_each_custom_resource_has_a_schema() -> None:
         ("ray", "RayJob", "spec/rayClusterSpec", {}, "'headGroupSpec' is a required"),
     ],
 )
-def test_what_is_wrong_is_refused(
+def test_wrong_custom_resource_is_refused(
     kind: str, name: str, path: str, value: object, words: str
 ) -> None:
-    found = the(name, objects(kind))
+    manifest = the(name, objects(kind))
     *outer, last = path.split("/")
-    part = found
-    for one in outer:
-        part = part[one]
+    part = manifest
+    for key in outer:
+        part = part[key]
     part[last] = value
     with pytest.raises(ManifestRefusedError, match=words):
-        check_object(found)
+        check_object(manifest)
 
 
-def test_the_pods_of_a_job_know_it_from_others_of_its_name() -> None:
+def test_job_pods_take_the_run_id_from_their_controller() -> None:
     uid = "metadata.labels['batch.kubernetes.io/controller-uid']"
     source = {"fieldRef": {"fieldPath": uid}}
     assert variables("job")["ASYNCRPC_RUN_ID"] == source
 
 
-def test_the_pods_of_a_job_set_know_where_they_meet_and_their_attempt() -> None:
-    found = variables("jobset")
-    assert found["WORLD_SIZE"] == "4"
-    assert found["MASTER_ADDR"] == "trainer-worker-0-0.trainer"
+def test_job_set_pods_know_their_address_and_attempt() -> None:
+    environment = variables("jobset")
+    assert environment["WORLD_SIZE"] == "4"
+    assert environment["MASTER_ADDR"] == "trainer-worker-0-0.trainer"
     spec = the("JobSet", objects("jobset"))["spec"]
     assert spec["network"]["subdomain"] == "trainer"
     assert spec["network"]["publishNotReadyAddresses"]
     attempt = "metadata.annotations['jobset.sigs.k8s.io/restart-attempt']"
-    assert found["JOBSET_RESTART_ATTEMPT"] == {"fieldRef": {"fieldPath": attempt}}
+    assert environment["JOBSET_RESTART_ATTEMPT"] == {"fieldRef": {"fieldPath": attempt}}
 
 
 @pytest.mark.parametrize(
     ("kind", "name"), [("jobset", "JobSet"), ("trainjob", "TrainingRuntime")]
 )
-def test_all_start_again_and_disruptions_do_not_count(kind: str, name: str) -> None:
+def test_job_set_restarts_all_pods_and_ignores_disruptions(
+    kind: str, name: str
+) -> None:
     spec = the(name, objects(kind))["spec"]
     spec = spec["template"]["spec"] if name == "TrainingRuntime" else spec
     policy = spec["failurePolicy"]
@@ -101,13 +104,13 @@ def test_all_start_again_and_disruptions_do_not_count(kind: str, name: str) -> N
     (job,) = spec["replicatedJobs"]
     job = job["template"]["spec"]
     assert job["backoffLimit"] == 0
-    assert {one["action"] for one in job["podFailurePolicy"]["rules"]} == {"FailJob"}
+    assert {rule["action"] for rule in job["podFailurePolicy"]["rules"]} == {"FailJob"}
     (container,) = job["template"]["spec"]["containers"]
     code = job["podFailurePolicy"]["rules"][1]["onExitCodes"]
     assert code["containerName"] == container["name"]
 
 
-def test_a_leader_worker_set_tells_its_pods_all_but_the_port() -> None:
+def test_leader_worker_set_sets_all_variables_but_the_port() -> None:
     assert variables("lws").keys() == {"MASTER_PORT", "ASYNCRPC_SECRET_FILE"}
     spec = the("LeaderWorkerSet", objects("lws"))["spec"]
     assert spec["leaderWorkerTemplate"]["size"] == 4
@@ -117,36 +120,36 @@ def test_a_leader_worker_set_tells_its_pods_all_but_the_port() -> None:
     assert spec["startupPolicy"] == "LeaderCreated"
 
 
-def test_a_train_job_names_its_runtime_whose_container_is_called_node() -> None:
-    found = objects("trainjob")
-    run, runtime = the("TrainJob", found), the("TrainingRuntime", found)
+def test_train_job_refers_to_its_runtime_with_container_node() -> None:
+    manifests = objects("trainjob")
+    run, runtime = the("TrainJob", manifests), the("TrainingRuntime", manifests)
     reference = run["spec"]["runtimeRef"]
     assert (reference["kind"], reference["name"]) == ("TrainingRuntime", "trainer")
     assert runtime["metadata"]["name"] == "trainer"
     assert run["spec"]["trainer"] == {"numNodes": 4}
     (worker,) = workers("trainjob")
     assert worker["name"] == "node"
-    names = {one["name"] for one in worker["env"]}
+    names = {variable["name"] for variable in worker["env"]}
     assert not names & {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
-def test_a_train_job_has_the_port_of_its_controller() -> None:
+def test_train_job_has_the_port_of_its_controller() -> None:
     with pytest.raises(UsageError, match="--port must be 29500 for a TrainJob"):
         objects("trainjob", small(port=7000))
 
 
-def test_a_ray_job_runs_the_program_on_a_head_without_cores() -> None:
-    found = the("RayJob", objects("ray", small(command=("python", "-c", "a b"))))
-    assert found["spec"]["entrypoint"] == "python -c 'a b'"
-    cluster = found["spec"]["rayClusterSpec"]
+def test_ray_job_runs_the_program_on_a_head_without_cores() -> None:
+    manifest = the("RayJob", objects("ray", small(command=("python", "-c", "a b"))))
+    assert manifest["spec"]["entrypoint"] == "python -c 'a b'"
+    cluster = manifest["spec"]["rayClusterSpec"]
     assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     (group,) = cluster["workerGroupSpecs"]
     assert group["replicas"] == group["minReplicas"] == group["maxReplicas"] == 4
     # KubeRay makes the commands.
-    assert all("command" not in one for one in workers("ray"))
+    assert all("command" not in worker for worker in workers("ray"))
 
 
-def test_the_operator_of_ray_is_let_in_to_the_dashboard_alone() -> None:
+def test_network_policy_lets_ray_in_to_the_dashboard_only() -> None:
     policy = the("NetworkPolicy", objects("ray"))["spec"]
     _, rule = policy["ingress"]
     assert rule["ports"] == [{"port": 8265, "protocol": "TCP"}]
@@ -160,7 +163,7 @@ def test_ray_is_probed_by_its_operator() -> None:
 @pytest.mark.parametrize(
     ("kind", "most"), [("job", 61), ("jobset", 46), ("lws", 59), ("trainjob", 48)]
 )
-def test_the_names_of_pods_fit_the_dns(kind: str, most: int) -> None:
+def test_pod_names_fit_the_dns(kind: str, most: int) -> None:
     objects(kind, small(name="a" * most))
     with pytest.raises(UsageError, match=f"NAME must have at most {most} characters"):
         objects(kind, small(name="a" * (most + 1)))

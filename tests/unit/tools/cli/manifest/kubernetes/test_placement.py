@@ -49,19 +49,23 @@ LAUNCHERS = {
 
 def placement(kind: str, **more: Any) -> LaunchPlacement:
     (worker,) = workers(kind, small(**more))
-    given = {one["name"]: one["value"] for one in worker["env"] if "value" in one}
-    return resolve(given | CONTROLLERS[kind])
+    environment = {
+        variable["name"]: variable["value"]
+        for variable in worker["env"]
+        if "value" in variable
+    }
+    return resolve(environment | CONTROLLERS[kind])
 
 
 @pytest.mark.parametrize("kind", CONTROLLERS)
-def test_a_pod_finds_its_place(kind: str) -> None:
-    found = placement(kind)
-    assert (found.rank, found.world_size, found.name) == (2, 4, "worker2")
-    assert (found.host, found.port) == (HOSTS[kind], 29_500)
-    assert found.launcher == LAUNCHERS[kind]
-    assert found.restart == int(CONTROLLERS[kind].get("JOBSET_RESTART_ATTEMPT", "0"))
+def test_pod_finds_its_placement(kind: str) -> None:
+    resolved = placement(kind)
+    assert (resolved.rank, resolved.world_size, resolved.name) == (2, 4, "worker2")
+    assert (resolved.host, resolved.port) == (HOSTS[kind], 29_500)
+    assert resolved.launcher == LAUNCHERS[kind]
+    assert resolved.restart == int(CONTROLLERS[kind].get("JOBSET_RESTART_ATTEMPT", "0"))
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "lws"])
-def test_a_port_of_ones_own_is_taken(kind: str) -> None:
+def test_given_port_is_taken(kind: str) -> None:
     assert placement(kind, port=7000).port == 7000

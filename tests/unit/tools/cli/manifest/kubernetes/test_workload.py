@@ -43,7 +43,7 @@ from tests.unit.tools.cli.manifest.kubernetes.workloads import full, small
         ({"environment": {"MASTER_ADDR": "x"}}, "--env must not set MASTER_ADDR"),
     ],
 )
-def test_a_wrong_field_is_named(fields: dict[str, Any], words: str) -> None:
+def test_wrong_field_is_named(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError) as caught:
         small(**fields)
     assert words in str(caught.value)
@@ -64,7 +64,7 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], words: str) -> None:
         ({"gpu_resource": "gpu"}, "--gpu-resource must be a name such as"),
     ],
 )
-def test_a_wrong_resource_is_named(fields: dict[str, Any], words: str) -> None:
+def test_wrong_resource_is_named(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError) as caught:
         Resources(**fields)
     assert words in str(caught.value)
@@ -88,25 +88,25 @@ def test_a_wrong_resource_is_named(fields: dict[str, Any], words: str) -> None:
         ("3u", 3e-6),
     ],
 )
-def test_a_quantity_is_read_as_kubernetes_reads_it(text: str, number: float) -> None:
+def test_quantity_is_read_as_kubernetes_reads_it(text: str, number: float) -> None:
     assert float(quantity("q", text)) == number
 
 
 @pytest.mark.parametrize(
     "text", ["", "Gi", "1gi", "1 Gi", "1e", "e3", "0x1", "1KI", "+"]
 )
-def test_another_text_is_no_quantity(text: str) -> None:
+def test_malformed_quantity_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="q must be a quantity"):
         quantity("q", text)
 
 
-def test_bytes_are_whole() -> None:
+def test_bytes_must_be_whole() -> None:
     assert byte_quantity("q", "1.5Ki") == 1536
     with pytest.raises(UsageError, match=r"whole number of bytes.*not '0.3'$"):
         byte_quantity("q", "0.3")
 
 
-def test_the_name_with_its_index_must_be_a_label() -> None:
+def test_name_with_its_index_must_be_a_label() -> None:
     small(name="a" * 61).check_pod_names()
     with pytest.raises(UsageError, match="at most 61 characters, since pods are"):
         small(name="a" * 62).check_pod_names()
@@ -122,24 +122,24 @@ def test_the_name_with_its_index_must_be_a_label() -> None:
         ("tcp:65535", PodProbe(ProbeKind.TCP, 65535)),
     ],
 )
-def test_a_probe_is_read(text: str, probe: PodProbe) -> None:
+def test_probe_is_read(text: str, probe: PodProbe) -> None:
     assert PodProbe.parse(text) == probe
 
 
 @pytest.mark.parametrize(
     "text", ["", "http", "http:", "http:0", "tcp:65536", "udp:1", "none:1", "tcp:x"]
 )
-def test_another_probe_is_refused(text: str) -> None:
+def test_malformed_probe_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--probe must be http:PORT"):
         PodProbe.parse(text)
 
 
-def test_a_workload_cannot_be_changed() -> None:
+def test_workload_is_immutable() -> None:
     workload = full()
     with pytest.raises(TypeError):
         workload.environment["A"] = "b"  # type: ignore[index]
 
 
-def test_the_secret_is_named_after_the_workload() -> None:
+def test_secret_is_named_after_the_workload() -> None:
     assert small().secret == "trainer-secret"
     assert small(secret="other").secret == "other"

@@ -14,19 +14,19 @@ from asyncrpc.clusters.manifest.kubernetes.workload import (
 
 def small(**fields: Any) -> Workload:
     """Return a workload that has only what it must have."""
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "name": "trainer",
         "image": "registry.example/trainer:1",
         "command": ("python", "train.py"),
         "workers": 4,
     }
-    return Workload(**(given | fields))
+    return Workload(**(values | fields))
 
 
 def full(**fields: Any) -> Workload:
     """Return a workload that has everything."""
     resources = Resources(cpu="4", memory="16Gi", shared_memory="2Gi", gpus=2)
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "namespace": "research",
         "secret": "shared-secret",
         "resources": resources,
@@ -37,4 +37,4 @@ def full(**fields: Any) -> Workload:
         "environment": {"LEARNING_RATE": "0.1", "PATTERN": "$(HOME)"},
         "user": 1000,
     }
-    return small(**(given | fields))
+    return small(**(values | fields))
