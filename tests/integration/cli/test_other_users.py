@@ -111,7 +111,7 @@ def processes_of(pid: int) -> list[int]:
 
 
 @pytest.mark.parametrize("secret", ["", "a secret of sixteen letters and more"])
-def test_another_user_finds_out_nothing_of_a_run(shared: Path, secret: str) -> None:
+def test_run_is_hidden_from_other_users(shared: Path, secret: str) -> None:
     """Even where the run's umask takes no right from anybody."""
     own = {"ASYNCRPC_SECRET": secret} if secret else {}
     before = os.umask(0)

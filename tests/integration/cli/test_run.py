@@ -94,7 +94,7 @@ def written(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_each_process_is_told_its_rank_and_all_one_secret(tmp_path: Path) -> None:
+def test_processes_get_their_rank_and_a_common_secret(tmp_path: Path) -> None:
     script = written(tmp_path, TELL)
     code, lines, errors = run("run", "--nproc", "2", script, "--lr", "3")
     assert (code, errors) == (0, "")
@@ -156,9 +156,9 @@ def test_ctrl_c_ends_all(tmp_path: Path, manner: str, nprocs: int) -> None:
             os.kill(pid, 0)
 
 
-@pytest.mark.parametrize(("code", "told"), [("75", 75), ("3", 143)])
-def test_with_a_grace_programs_save_and_the_code_tells(
-    tmp_path: Path, code: str, told: int
+@pytest.mark.parametrize(("code", "status"), [("75", 75), ("3", 143)])
+def test_grace_lets_programs_save_and_sets_the_exit_code(
+    tmp_path: Path, code: str, status: int
 ) -> None:
     script = written(tmp_path, SAVE)
     with running("run", "--nproc", "2", "--grace", "600", script, code) as process:
@@ -167,11 +167,11 @@ def test_with_a_grace_programs_save_and_the_code_tells(
         process.send_signal(signal.SIGTERM)  # schedulers repeat it
         output, _ = process.communicate(timeout=4 * LIMIT_S)
     assert sorted(output.splitlines()) == ["[0] saved", "[1] saved"]
-    assert process.returncode == told
+    assert process.returncode == status
 
 
 @pytest.mark.slow
-def test_each_process_reads_the_secret_from_the_file(tmp_path: Path) -> None:
+def test_processes_read_the_secret_from_the_file(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.touch(0o600)
     file.write_text("of the file")

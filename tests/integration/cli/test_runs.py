@@ -142,7 +142,7 @@ def test_a_run_of_two_groups_shows_one_and_names_the_other(
 
 
 @pytest.mark.slow
-def test_one_of_several_runs_is_chosen_and_a_killed_one_forgotten(
+def test_run_option_chooses_a_run_and_killed_runs_vanish(
     tmp_path: Path, place: Path, told: Told
 ) -> None:
     with (
@@ -182,7 +182,7 @@ def test_the_workers_secret_may_be_in_a_file(tmp_path: Path, told: Told) -> None
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_where_no_directory_can_be_made(tmp_path: Path) -> None:
+def test_run_works_without_a_run_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "hello.py").write_text("print('hello')")
     ended = subprocess.run(
@@ -237,9 +237,7 @@ def signs_in(link: str, **content: str) -> int:
             return error.code
 
 
-def test_who_starts_the_dashboard_of_a_run_can_sign_in_and_nobody_else(
-    tmp_path: Path, place: Path
-) -> None:
+def test_dashboard_ticket_admits_its_starter_alone(tmp_path: Path, place: Path) -> None:
     with run_of(tmp_path, "train", 1) as launcher:
         with dashboard(on_terminal=True) as (link, _):
             ticket = link.partition("#ticket=")[2]

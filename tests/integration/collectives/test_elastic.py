@@ -91,13 +91,15 @@ async def test_a_newcomer_waits_for_the_next_border(workers: list[Worker]) -> No
     await works(groups)
 
 
-async def test_who_closes_it_is_not_waited_for(workers: list[Worker]) -> None:
+async def test_closed_group_is_not_waited_for(workers: list[Worker]) -> None:
     groups = await join(workers)
     groups[0].close()
     groups[0].close()
-    found = await outcomes(one.current.all_reduce(torch.ones(1)) for one in groups[1:])
-    assert all(isinstance(one, GroupChangedError) for one in found)
-    assert all("'a') has left group 'training'" in str(one) for one in found)
+    results = await outcomes(
+        group.current.all_reduce(torch.ones(1)) for group in groups[1:]
+    )
+    assert all(isinstance(result, GroupChangedError) for result in results)
+    assert all("'a') has left group 'training'" in str(result) for result in results)
     rest = groups[1:]
     await renewed(rest)
     assert rest[0].current.members == NAMES[1:]
@@ -112,7 +114,9 @@ async def test_who_closes_it_is_not_waited_for(workers: list[Worker]) -> None:
     await works(rest)
 
 
-async def test_what_others_wait_in_fails_by_name(workers: list[Worker]) -> None:
+async def test_reconfiguration_fails_waiting_collectives_by_name(
+    workers: list[Worker],
+) -> None:
     """Also in groups that were made of the members."""
     groups = await join(workers)
     part = [one.current.duplicate() for one in groups]
@@ -144,12 +148,12 @@ async def test_a_group_is_reconfigured_once_at_a_time(workers: list[Worker]) -> 
         await groups[0].reconfigure()
 
 
-async def test_who_is_late_is_named_and_the_call_may_be_repeated(
+async def test_late_member_is_named_and_reconfigure_may_be_repeated(
     workers: list[Worker],
 ) -> None:
     groups = await join(workers[:3])
-    found = await outcomes(one.reconfigure(timeout_s=0.05) for one in groups[:2])
-    for error in found:
+    errors = await outcomes(group.reconfigure(timeout_s=0.05) for group in groups[:2])
+    for error in errors:
         assert isinstance(error, CollectiveTimeoutError)
         assert "c" in error.ranks
         assert "did not come" in str(error)
@@ -189,7 +193,7 @@ async def test_a_newcomer_that_gives_up_is_not_waited_for(
     await works(groups)
 
 
-async def test_too_few_to_begin(workers: list[Worker]) -> None:
+async def test_group_below_its_minimum_does_not_begin(workers: list[Worker]) -> None:
     coroutines = [
         join_group(worker, "training", min_size=5, timeout_s=0.1) for worker in workers
     ]
@@ -255,7 +259,7 @@ async def on_all(worker: Worker, names: Sequence[str], call: Any, *args: Any) ->
 
 
 @pytest.mark.parametrize("memory", ["shared", "not shared"])
-async def test_members_that_are_killed(memory: str) -> None:
+async def test_survivors_name_killed_members_and_reconfigure(memory: str) -> None:
     """While others wait for them, and while all reconfigure."""
     plain = Options(drain_timeout_s=0.5, limits=LimitOptions(shared_memory_bytes=0))
     options = OPTIONS if memory == "shared" else plain

@@ -26,7 +26,9 @@ async def groups() -> AsyncIterator[list[Group]]:
 
 
 class TestDuplicates:
-    async def test_they_are_matched_by_themselves(self, groups: list[Group]) -> None:
+    async def test_collectives_of_duplicates_are_matched_separately(
+        self, groups: list[Group]
+    ) -> None:
         """Each rank begins those of the two groups in an order of its own."""
 
         async def both(mine: Group, other: Group, *, other_first: bool) -> list[float]:
@@ -37,30 +39,34 @@ class TestDuplicates:
             await asyncio.gather(*calls)
             return [ours[0].item(), theirs[0].item()]
 
-        others = [one.duplicate() for one in groups]
-        assert {(one.rank, one.size) for one in others} == {(0, 3), (1, 3), (2, 3)}
-        found = await asyncio.gather(
+        others = [group.duplicate() for group in groups]
+        assert {(group.rank, group.size) for group in others} == {
+            (0, 3),
+            (1, 3),
+            (2, 3),
+        }
+        results = await asyncio.gather(
             *(
                 both(mine, other, other_first=mine.rank == 1)
                 for mine, other in zip(groups, others, strict=True)
             )
         )
-        assert found == [[3.0, 2.0]] * 3
+        assert results == [[3.0, 2.0]] * 3
 
-    async def test_one_fails_and_closes_without_the_other(
+    async def test_duplicate_fails_without_its_original(
         self, groups: list[Group]
     ) -> None:
-        others = [one.duplicate() for one in groups]
+        others = [group.duplicate() for group in groups]
         others[0].refuse("has no time")
-        found = await asyncio.gather(
-            *(one.barrier() for one in others[1:]), return_exceptions=True
+        errors = await asyncio.gather(
+            *(group.barrier() for group in others[1:]), return_exceptions=True
         )
-        assert all("rank 0 ('a') has no time" in str(error) for error in found)
-        for one in others:
-            one.close()
-        await asyncio.gather(*(one.barrier() for one in groups))
+        assert all("rank 0 ('a') has no time" in str(error) for error in errors)
+        for group in others:
+            group.close()
+        await asyncio.gather(*(group.barrier() for group in groups))
 
-    async def test_a_group_that_is_refused_and_closed_before_it_opens(
+    async def test_refused_group_closes_without_unhandled_errors(
         self, groups: list[Group]
     ) -> None:
         """Nobody waits for its opening, which fails."""
@@ -79,7 +85,7 @@ class TestDuplicates:
         gc.collect()
         assert not unhandled
 
-    async def test_names_and_numbers(self, groups: list[Group]) -> None:
+    async def test_group_names_are_unique_while_open(self, groups: list[Group]) -> None:
         """Those without a name get one each; a name is open once."""
         group = groups[0]
         names = [group.duplicate().name for _ in range(3)]

@@ -109,12 +109,12 @@ async def test_many_tags_and_subsets_at_once(five: list[Worker]) -> None:
     assert await outcomes(*calls) == expected
 
 
-async def test_long_payloads(five: list[Worker]) -> None:
+async def test_payloads_up_to_1_mib_arrive(five: list[Worker]) -> None:
     sizes = [MIB, 0, 256 << 10, 16 << 10, 1]
     payloads = [bytes([rank]) * size for rank, size in enumerate(sizes)]
     calls = (
-        rendezvous(one, "tag", payload)
-        for one, payload in zip(five, payloads, strict=True)
+        rendezvous(worker, "tag", payload)
+        for worker, payload in zip(five, payloads, strict=True)
     )
     assert await outcomes(*calls) == [payloads] * 5
 
@@ -159,7 +159,7 @@ async def test_wrong_members_are_refused(
         await settled(workers, "tag")
 
 
-async def test_other_wrong_arguments_cost_that_call_only() -> None:
+async def test_wrong_arguments_fail_their_own_call_only() -> None:
     async with Cluster(5) as workers:
         *others, last = workers
         coming = asyncio.create_task(all_meet(others, "tag"))
@@ -171,12 +171,12 @@ async def test_other_wrong_arguments_cost_that_call_only() -> None:
                 await rendezvous(last, "tag", payload)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match=r"1,048,577 bytes; .* have 1,048,576"):
             await rendezvous(last, "tag", bytes(MIB + 1))
-        found = await rendezvous(last, "tag", b"e")
-        assert await coming == [found] * 4
+        payloads = await rendezvous(last, "tag", b"e")
+        assert await coming == [payloads] * 4
         await settled(workers, "tag")
 
 
-def test_limit_of_a_payload() -> None:
+def test_payload_limit_shrinks_with_the_number_of_ranks() -> None:
     assert payload_bytes_max(1) == payload_bytes_max(16) == PAYLOAD_BYTES_MAX
     assert payload_bytes_max(4096) == ALL_BYTES_MAX // 4096 == 4096
 
@@ -190,7 +190,7 @@ async def test_a_rendezvous_needs_ranks_and_a_running_worker() -> None:
 
 
 @pytest.mark.parametrize("wrong", [[0, 1], [4, 0], [4, 3, 2, 1, 0]])
-async def test_other_members_under_the_tag_fail_for_all(
+async def test_different_members_for_a_tag_fail_on_all_ranks(
     five: list[Worker], wrong: list[int]
 ) -> None:
     erring = five[wrong[0]]
@@ -367,9 +367,11 @@ async def test_a_cancelled_call_fails_nothing_once_all_have_come(
         await settled(workers, "tag")
 
 
-async def test_a_timeout_once_all_have_come(held: Callable[[], None]) -> None:
+async def test_timeout_after_all_arrived_fails_its_caller_alone(
+    held: Callable[[], None],
+) -> None:
     async with Cluster(3) as (a, b, c):
-        calls = [asyncio.create_task(rendezvous(one, "tag")) for one in (a, b)]
+        calls = [asyncio.create_task(rendezvous(worker, "tag")) for worker in (a, b)]
         with pytest.raises(BarrierTimeoutError, match="their payloads did not arrive"):
             await rendezvous(c, "tag", timeout_s=GIVES_UP_S)
         held()
@@ -378,12 +380,12 @@ async def test_a_timeout_once_all_have_come(held: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("lost", [0, 2])
-async def test_a_member_lost_once_all_have_come(
+async def test_member_lost_after_all_arrived_fails_the_others(
     lost: int, held: Callable[[], None]
 ) -> None:
     """The root, which the others wait for, or one that the root waits for."""
     async with Cluster(3) as workers:
-        calls = [asyncio.create_task(rendezvous(one, "tag")) for one in workers]
+        calls = [asyncio.create_task(rendezvous(worker, "tag")) for worker in workers]
         await until(lambda: all(map(has_passed, workers)))
         await workers[lost].shutdown(drain_timeout_s=0.0)
         held()
@@ -404,9 +406,7 @@ async def test_a_member_lost_once_all_have_come(
         ("share", ["tag", None, 0, [7], ""]),
     ],
 )
-async def test_requests_that_are_no_parents_are_refused(
-    method: str, value: Any
-) -> None:
+async def test_request_from_a_non_parent_is_refused(method: str, value: Any) -> None:
     async with Cluster(3) as (a, b, c):
         link = await b.parts.link_to("a")
         with pytest.raises(asyncrpc.AsyncRpcError, match=f"rendezvous.{method}"):
@@ -414,7 +414,7 @@ async def test_requests_that_are_no_parents_are_refused(
         await settled((a, b, c), "tag")
 
 
-async def test_shared_payloads_must_be_one_of_each(held: Callable[[], None]) -> None:
+async def test_shared_payloads_must_have_one_per_rank(held: Callable[[], None]) -> None:
     async with Cluster(3) as workers:
         a = workers[0]
         calls = asyncio.create_task(all_meet(workers, "tag"))

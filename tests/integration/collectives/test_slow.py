@@ -65,7 +65,7 @@ async def work(numel: int) -> bool:
     ("numel", "has_begun"), [(10, False), (3_000_000, False), (3_000_000, True)]
 )
 @pytest.mark.parametrize("memory_bytes", [0, LimitOptions().shared_memory_bytes])
-async def test_who_stands_still_is_named_and_may_go_on(
+async def test_stopped_rank_is_named_and_continues(
     numel: int,
     memory_bytes: int,
     has_begun: bool,  # noqa: FBT001

@@ -79,7 +79,7 @@ async def ranks(way: str, request: pytest.FixtureRequest) -> AsyncIterator[Ranks
         yield Ranks([worker], names)
 
 
-async def test_the_way_is_what_this_test_believes(ranks: Ranks, way: str) -> None:
+async def test_group_uses_the_path_under_test(ranks: Ranks, way: str) -> None:
     wanted = SharedPath if way == "shared memory" else MessagePath
     assert set(await ranks.all(way_of, "which")) == {wanted.__name__}
 
@@ -158,11 +158,13 @@ async def test_overflow_is_no_warning() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
-async def test_every_rank_gets_what_it_should(ranks: Ranks, scenario: str) -> None:
+async def test_collective_gives_the_expected_values(
+    ranks: Ranks, scenario: str
+) -> None:
     await ranks.all(scenarios.play, scenario)
 
 
 @pytest.mark.slow
-async def test_reductions(ranks: Ranks, way: str) -> None:
+async def test_reductions_give_the_expected_sums(ranks: Ranks, way: str) -> None:
     in_order = way == "shared memory"
     await ranks.all(scenarios.play, "check_sums", in_rank_order=in_order)

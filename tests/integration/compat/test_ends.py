@@ -51,11 +51,13 @@ def take_part(rank: int, store: str, told: Connection, waits: Event) -> None:
     rpc.shutdown(graceful=False)
 
 
-def test_who_gathers_with_one_that_dies_is_told(tmp_path: Path) -> None:
+def test_gather_names_a_killed_member(tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
     here, there = context.Pipe(duplex=False)
-    given = str(tmp_path / "store"), there, context.Event()
-    members = [context.Process(target=take_part, args=(one, *given)) for one in (0, 1)]
+    arguments = str(tmp_path / "store"), there, context.Event()
+    members = [
+        context.Process(target=take_part, args=(rank, *arguments)) for rank in (0, 1)
+    ]
     try:
         for member in members:
             member.start()
@@ -71,7 +73,7 @@ def test_who_gathers_with_one_that_dies_is_told(tmp_path: Path) -> None:
         there.close()
 
 
-async def test_what_completes_a_future_runs_although_the_worker_ends() -> None:
+async def test_future_completes_although_its_worker_ends() -> None:
     """Its threads were busy: somebody waits for that future all the same."""
     options = Options(
         threads=1, devices=DeviceOptions(exclusive=True), drain_timeout_s=0.0

@@ -292,15 +292,13 @@ def test_torchrun_starts_each_process_with_the_facade(script: Path) -> None:
     assert output_of(*torchrun, "-m", "asyncrpc.compat", str(script)) == [TRAINED]
 
 
-def test_after_install_every_import_finds_the_facade_until_uninstall(
-    script: Path, meeting: str
-) -> None:
+def test_imports_find_the_facade_until_uninstall(script: Path, meeting: str) -> None:
     script.write_text(WAYS_TO_IMPORT, encoding="utf-8")
     (refused,) = output_of(str(script), meeting)
     assert refused.startswith("refused: RPC is running: call torch.distributed.rpc.")
 
 
-def test_what_the_facade_has_not_is_refused_with_the_reason(script: Path) -> None:
+def test_missing_name_is_refused_with_the_reason(script: Path) -> None:
     script.write_text(MISSING, encoding="utf-8")
     assert output_of(str(script)) == []
 
@@ -359,12 +357,12 @@ def test_modules_and_directories_run_as_python_runs_them(
 
 
 @pytest.mark.parametrize("target", [("none.py",), ("-m", "none"), ()])
-def test_what_is_not_there_is_a_mistake_of_the_command_line(
+def test_missing_target_is_a_command_line_error(
     target: tuple[str, ...], tmp_path: Path
 ) -> None:
     ended = run("-m", "asyncrpc.compat", *target, cwd=tmp_path)
     assert ended.returncode == 2
     is_file = len(target) == 1
     wanted = "the file 'none.py' does not exist" if is_file else "module 'none"
-    told = textwrap.shorten(ended.stderr, 1000)
-    assert (wanted if target else "arguments are required: SCRIPT") in told
+    problem = textwrap.shorten(ended.stderr, 1000)
+    assert (wanted if target else "arguments are required: SCRIPT") in problem

@@ -38,7 +38,7 @@ def bucket_of(numel: int, dtype: torch.dtype = torch.float32) -> GradBucket:
 
 
 class TestStates:
-    async def test_none_stands_for_the_group_of_the_module(self) -> None:
+    async def test_state_none_means_the_group_of_the_module(self) -> None:
         async with groups_of(1) as (group,):
             assert bound(None, group, []) is group
             own = object()
@@ -48,7 +48,7 @@ class TestStates:
             assert state.group is group
             assert state.process_group is None
 
-    async def test_a_group_that_is_given_comes_first(self) -> None:
+    async def test_group_of_the_state_overrides_that_of_the_module(self) -> None:
         async with groups_of(1) as (group,):
             other = group.subgroup([0], name="other")
             state = PostLocalSGDState(other, None, 1)
@@ -66,13 +66,13 @@ class TestStates:
             state.bind(group, parameters[2:])
             assert state.numbers_of(parameters[2:]) == (0, 1)
 
-    def test_without_a_module_they_are_numbered_as_they_come(self) -> None:
+    def test_parameters_without_a_module_are_numbered_in_order(self) -> None:
         parameters = [torch.empty(1) for _ in range(4)]
         state = HookState(None)
         assert state.numbers_of(parameters[2:]) == (0, 1)
         assert state.numbers_of(parameters) == (2, 3, 0, 1)
 
-    def test_options_that_make_no_sense(self) -> None:
+    def test_invalid_options_of_states_are_refused(self) -> None:
         for options in (
             {"start_powerSGD_iter": 1},
             {"start_powerSGD_iter": 0, "warm_start": False},
@@ -92,14 +92,18 @@ class TestWrongUse:
         "hook", [allreduce_hook, fp16_compress_hook, bf16_compress_hook]
     )
     @pytest.mark.parametrize("state", [None, 3])
-    async def test_a_state_that_is_no_group(self, hook: Any, state: Any) -> None:
+    async def test_state_without_a_group_is_refused(
+        self, hook: Any, state: Any
+    ) -> None:
         with pytest.raises(
             UsageError, match="not None" if state is None else "of type int"
         ):
             await hook(state, bucket_of(4))
 
     @pytest.mark.parametrize("dtype", [torch.complex64, torch.int32])
-    async def test_what_is_not_real(self, dtype: torch.dtype) -> None:
+    async def test_hooks_refuse_buckets_that_are_not_real(
+        self, dtype: torch.dtype
+    ) -> None:
         async with groups_of(1) as (group,):
             for hook in (
                 fp16_compress_hook,
@@ -112,7 +116,7 @@ class TestWrongUse:
                 with pytest.raises(UsageError, match="real numbers"):
                     await power(state, bucket_of(4, dtype))
 
-    async def test_a_wrapper_around_what_is_no_hook(self) -> None:
+    async def test_wrapper_refuses_an_invalid_hook(self) -> None:
         def plain(state: Any, bucket: GradBucket) -> Any:
             return bucket.buffer()
 
@@ -126,15 +130,15 @@ class TestWrongUse:
                 await fp16_compress_wrapper(hook)(None, bucket)
             assert bucket.buffer() is buffer
 
-    async def test_a_subgroup_that_was_not_set_again(self) -> None:
+    async def test_restored_state_needs_its_subgroup_set(self) -> None:
         async with groups_of(1) as (group,):
             state = PostLocalSGDState(group, group.subgroup([0], name="s"), 0)
-            found = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(state))))
-            found.process_group = group
+            restored = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(state))))
+            restored.process_group = group
             with pytest.raises(UsageError, match="set `subgroup`"):
-                await post_localSGD_hook(found, bucket_of(4))
-            found.subgroup = group
-            await post_localSGD_hook(found, bucket_of(4))
+                await post_localSGD_hook(restored, bucket_of(4))
+            restored.subgroup = group
+            await post_localSGD_hook(restored, bucket_of(4))
 
 
 class TestHooks:
@@ -153,7 +157,7 @@ class TestHooks:
         assert bucket.buffer() is buffer
         assert seen == [("mine", torch.float16)]
 
-    async def test_nothing_is_sent_by_noop(self) -> None:
+    async def test_noop_hook_sends_nothing(self) -> None:
         bucket = bucket_of(4)
         assert await noop_hook(None, bucket) is bucket.buffer()
 
@@ -262,7 +266,7 @@ class TestEnds:
             await task
         assert ended.is_set()
 
-    async def test_an_error_in_a_thread_comes_out(self) -> None:
+    async def test_error_in_a_thread_is_raised(self) -> None:
         def job() -> None:
             raise ValueError("here")
 
@@ -270,7 +274,7 @@ class TestEnds:
             await in_thread(job)
 
     @pytest.mark.parametrize("hook", [powerSGD_hook, batched_powerSGD_hook])
-    async def test_one_that_is_cancelled_fails_for_all(self, hook: Any) -> None:
+    async def test_cancelled_hook_fails_on_every_rank(self, hook: Any) -> None:
         async with groups_of(2) as groups:
             states = [
                 PowerSGDState(group, start_powerSGD_iter=2, min_compression_rate=1)

@@ -110,14 +110,14 @@ def leave_unsaid(rank: int, size: int, url: str) -> str:
 
 
 @pytest.mark.parametrize("way", [leave_orderly, leave_unsaid])
-def test_who_leaves_spoils_nothing_that_it_has_ended(
+def test_departure_keeps_finished_operations_intact(
     tmp_path: Path, way: Callable[[int, int, str], str]
 ) -> None:
     first, *others = run_ranks(way, tmp_path / "store")
     assert (first.value, first.problem, first.exit_code) == ("left", "", 0)
-    for one in others:
-        assert not one.problem
-        assert "rank 0 ('rank0') has closed" in one.value
+    for rank in others:
+        assert not rank.problem
+        assert "rank 0 ('rank0') has closed" in rank.value
 
 
 def end_with_work(rank: int, size: int, url: str) -> str:

@@ -29,5 +29,5 @@ SCENARIOS = [
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.__name__)
-def test_a_function_gives_what_it_should(scenario: Scenario) -> None:
+def test_function_gives_the_result_of_gloo(scenario: Scenario) -> None:
     launch(play, args=(scenario,), nprocs=3, method="forkserver", timeout_s=60.0)

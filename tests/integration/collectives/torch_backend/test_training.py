@@ -40,5 +40,5 @@ def test_ddp_trains_as_over_gloo(hook: Register) -> None:
     ],
     ids=lambda one: one.__name__,
 )
-def test_it_trains(scenario: Scenario) -> None:
+def test_trainer_of_torch_trains(scenario: Scenario) -> None:
     launch(play, args=(scenario,), nprocs=2, method="forkserver", timeout_s=120.0)
