@@ -119,17 +119,17 @@ async def test_reconfiguration_fails_waiting_collectives_by_name(
 ) -> None:
     """Also in groups that were made of the members."""
     groups = await join(workers)
-    part = [one.current.duplicate() for one in groups]
-    await all_of(one.barrier() for one in part)
-    waiting = [asyncio.create_task(one.barrier()) for one in part[1:]]
-    waiting += [asyncio.create_task(one.current.barrier()) for one in groups[1:]]
+    part = [group.current.duplicate() for group in groups]
+    await all_of(group.barrier() for group in part)
+    waiting = [asyncio.create_task(group.barrier()) for group in part[1:]]
+    waiting += [asyncio.create_task(group.current.barrier()) for group in groups[1:]]
     await asyncio.sleep(0)
     first = asyncio.create_task(groups[0].reconfigure())
     for error in await outcomes(waiting):
         assert isinstance(error, GroupChangedError)
         assert "rank 0 ('a') reconfigures group 'training" in str(error)
         assert error.ranks == ("a",)
-    await all_of([first, *(one.reconfigure() for one in groups[1:])])
+    await all_of([first, *(group.reconfigure() for group in groups[1:])])
     await works(groups)
 
 
@@ -272,14 +272,14 @@ async def test_survivors_name_killed_members_and_reconfigure(memory: str) -> Non
             assert "'c'" in text
         change = await anext(changes)
         assert (change.kind.value, change.member.name) == ("lost", "c")
-        for found in await on_all(worker, "bd", renew, 7):
-            assert found == (("a", "b", "d"), 2, (7, 7, 7), 3.0)
+        for view in await on_all(worker, "bd", renew, 7):
+            assert view == (("a", "b", "d"), 2, (7, 7, 7), 3.0)
         with acting_as(worker):
             here = asyncio.create_task(renew(8))
             there = worker.peer("b").call(renew, 8)
             cluster.kill("d")  # it never comes
-            for found in await all_of([here, there]):
-                assert found == (("a", "b"), 3, (8, 8), 2.0)
+            for view in await all_of([here, there]):
+                assert view == (("a", "b"), 3, (8, 8), 2.0)
             cluster.kill("b")
             assert "'b'" in await reduce()
             # Half of two, with rank 0.

@@ -83,8 +83,8 @@ async def test_stopped_rank_is_named_and_continues(
                 await c.call(begin, numel)
             os.kill(cluster.pid("c"), signal.SIGSTOP)
             c_ends = c.call(end, numel)
-            found = await asyncio.gather(fail(numel), b.call(fail, numel))
-            for text, ranks in found:
+            failures = await asyncio.gather(fail(numel), b.call(fail, numel))
+            for text, ranks in failures:
                 assert "rank 2 ('c')" in text
                 assert ranks == ("c",)
             os.kill(cluster.pid("c"), signal.SIGCONT)

@@ -214,7 +214,7 @@ class TestPasses:
         for error in await outcomes(*(run(r, m) for r, m in enumerate(models))):
             assert isinstance(error, UsageError | CollectiveError)
             assert "'never', 'branches.1.weight', 'branches.1.bias'" in str(error)
-        assert all(one.grad is None for one in models[0].parameters())
+        assert all(parameter.grad is None for parameter in models[0].parameters())
 
     @pytest.mark.parametrize("is_plain", [True, False])
     async def test_pass_that_raises_fails_on_every_rank(
@@ -244,7 +244,7 @@ class TestPasses:
         for rank in (0, 2):
             with pytest.raises(CollectiveError, match=r"rank 1 \('b'\)"):
                 await passes[rank]
-        assert all(one.grad is None for one in models[0].parameters())
+        assert all(parameter.grad is None for parameter in models[0].parameters())
         await goes_well(models)
 
     async def test_failed_loss_fails_the_pass_on_every_rank(
@@ -330,9 +330,9 @@ class TestPasses:
         passes[0].cancel()
         await asyncio.sleep(0)
         may_go.set()
-        found = await outcomes(*passes)
-        assert type(found[0]) is asyncio.CancelledError
-        for error in found[1:]:
+        errors = await outcomes(*passes)
+        assert type(errors[0]) is asyncio.CancelledError
+        for error in errors[1:]:
             assert isinstance(error, CollectiveError)
             assert "rank 0 ('a')" in str(error)
         await goes_well(models)

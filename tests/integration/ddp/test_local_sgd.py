@@ -203,7 +203,9 @@ class TestFailures:
         self, groups: list[Group]
     ) -> None:
         averagers = [PeriodicModelAverager(group, 1) for group in groups]
-        await asyncio.gather(*(one.average_parameters([]) for one in averagers))
+        await asyncio.gather(
+            *(averager.average_parameters([]) for averager in averagers)
+        )
         all_ = [of_rank(group.rank, shape=(300, 300)) for group in groups]
         running = [
             asyncio.ensure_future(averager.average_parameters(mine))
@@ -220,7 +222,7 @@ class TestFailures:
             assert isinstance(error, CollectiveError)
             assert "rank 1 ('b')" in str(error)
         assert values(all_) == OWN
-        assert [one.step for one in averagers] == [1] * 4
+        assert [averager.step for averager in averagers] == [1] * 4
         for again in range(3):
             await asyncio.gather(
                 *(

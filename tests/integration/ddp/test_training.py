@@ -176,7 +176,7 @@ class TestGradients:
         total = [
             sum(g for g in grads if g is not None) for grads in zip(*steps, strict=True)
         ]
-        assert same(grads_of(models[0]), [torch.as_tensor(one) for one in total])
+        assert same(grads_of(models[0]), [torch.as_tensor(grad) for grad in total])
 
     async def test_gradients_have_their_own_memory_on_request(
         self, pair: list[Group]
@@ -357,14 +357,14 @@ class TestModules:
 
         await at_all(models, run)
         wanted = mean_grads(Mixed, 2, 2)
-        for one, other in zip(grads_of(models[0]), wanted, strict=True):
-            if other is None:
-                assert one is None
+        for grad, expected in zip(grads_of(models[0]), wanted, strict=True):
+            if expected is None:
+                assert grad is None
                 continue
-            assert one is not None
-            assert one.dtype == other.dtype
-            tolerance = 0.02 if one.dtype == torch.bfloat16 else 1e-5
-            assert torch.allclose(one, other, rtol=tolerance, atol=tolerance)
+            assert grad is not None
+            assert grad.dtype == expected.dtype
+            tolerance = 0.02 if grad.dtype == torch.bfloat16 else 1e-5
+            assert torch.allclose(grad, expected, rtol=tolerance, atol=tolerance)
         assert identical([grads_of(model) for model in models])
 
     async def test_module_with_sparse_gradients_trains(
@@ -387,11 +387,15 @@ class TestModules:
             loss = loss_of(alone(torch.tensor([rank, 3, 3])))
             torch.autograd.backward(loss.div(len(groups)))
         for model in models:
-            for one, other in zip(model.parameters(), alone.parameters(), strict=True):
-                assert one.grad is not None
-                assert other.grad is not None
-                assert one.grad.is_sparse == other.grad.is_sparse
-                assert torch.allclose(one.grad.to_dense(), other.grad.to_dense())
+            for parameter, expected in zip(
+                model.parameters(), alone.parameters(), strict=True
+            ):
+                assert parameter.grad is not None
+                assert expected.grad is not None
+                assert parameter.grad.is_sparse == expected.grad.is_sparse
+                assert torch.allclose(
+                    parameter.grad.to_dense(), expected.grad.to_dense()
+                )
 
     async def test_modules_are_equal_after_the_start(self, pair: list[Group]) -> None:
         modules = [nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)) for _ in range(2)]
@@ -553,10 +557,12 @@ class TestBuckets:
         await at_all(models, backward)
         kept = [grads_of(model) for model in models]
         sizes = models[0].statistics().bucket_bytes
-        assert sum(sizes) == 4 * sum(one.numel() for one in models[0].parameters())
+        assert sum(sizes) == 4 * sum(
+            number.numel() for number in models[0].parameters()
+        )
         # The last layer's bias and weight, 32 bytes, are not enough to fill one.
         names = [
-            [models[0]._gradients.learned[one].name for one in bucket]  # noqa: SLF001
+            [models[0]._gradients.learned[number].name for number in bucket]  # noqa: SLF001
             for bucket in models[0]._gradients.numbers  # noqa: SLF001
         ]
         assert {*names[0]} >= {"first.bias", "first.weight"}

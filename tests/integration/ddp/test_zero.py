@@ -228,12 +228,12 @@ class TestSchedulers:
         make: Callable[[Any], Any],
     ) -> None:
         ranks = Ranks(groups, kind, lr=0.1)
-        schedulers = [make(one) for one in (ranks.alone, *ranks.zeros)]
+        schedulers = [make(rank) for rank in (ranks.alone, *ranks.zeros)]
         for step in range(5):
             await ranks.step(step)
             for scheduler in schedulers:
                 scheduler.step()
-        lrs = [one.param_groups[0]["lr"] for one in (ranks.alone, *ranks.zeros)]
+        lrs = [rank.param_groups[0]["lr"] for rank in (ranks.alone, *ranks.zeros)]
         assert len(set(lrs)) == 1
         assert lrs[0] != 0.1
 

@@ -100,7 +100,7 @@ async def test_training_is_that_of_ddp_and_of_the_host(pair: Pair) -> None:
     assert_same(native, host)
 
 
-async def test_training_of_a_rank_that_is_alone(pair: Pair) -> None:
+async def test_training_alone_matches_ddp_and_the_host(pair: Pair) -> None:
     """Nothing is reduced, and DDP leaves gradients on the device."""
     native, ddp, host = [
         await train(pair[0], device, by_ddp=by_ddp, members=["a"])
@@ -110,7 +110,7 @@ async def test_training_of_a_rank_that_is_alone(pair: Pair) -> None:
     assert_same(native, host)
 
 
-async def test_ddp_alone_keeps_what_gathers_without_a_copy(pair: Pair) -> None:
+async def test_ddp_alone_accumulates_gradients_without_a_copy(pair: Pair) -> None:
     """Over passes that add to it, and for a parameter that one leaves out."""
     hands = Hands(pair[0])
     async with Group(pair[0], ["a"], name="gathers") as group:
@@ -240,7 +240,7 @@ async def test_memory_is_given_up_when_a_rank_fails_midway(pair: Pair) -> None:
     await at_both(pair, run)
 
 
-async def test_ranks_with_gradients_of_other_parameters(pair: Pair) -> None:
+async def test_ranks_with_different_gradients_are_refused(pair: Pair) -> None:
     """Both have two numbers to send, which do not belong together."""
 
     def gradients(rank: int) -> list[list[float] | None]:
@@ -262,7 +262,7 @@ async def test_ranks_with_gradients_of_other_parameters(pair: Pair) -> None:
     ],
     ids=["none", "one", "more parameters"],
 )
-async def test_a_rank_without_gradients(
+async def test_rank_without_gradients_is_named_to_both(
     pair: Pair, of_b: list[list[float] | None], why: str
 ) -> None:
     """Both ranks are told, whoever it is that has none."""
@@ -299,7 +299,7 @@ async def test_a_group_of_one_has_nothing_to_reduce(pair: Pair) -> None:
 
 
 @pytest.mark.skipif(not IS_FAKE, reason="the process has no second device")
-async def test_a_device_that_the_worker_was_not_told_of() -> None:
+async def test_device_outside_the_options_is_refused() -> None:
     async with Cluster(
         2, options=Options(devices=DeviceOptions(names=("fake:1",)))
     ) as pair:

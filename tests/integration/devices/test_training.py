@@ -90,7 +90,7 @@ async def test_gradients_are_those_of_one_process(net: Net, hands: Hands) -> Non
     assert close(there, net.plain[0].weight.grad)
 
 
-async def test_several_passes_add_up(net: Net, hands: Hands) -> None:
+async def test_gradients_of_several_passes_add_up(net: Net, hands: Hands) -> None:
     x = await leaf(hands, inputs())
     plain_x = inputs().requires_grad_()
     async with autograd.context() as context:
@@ -102,35 +102,37 @@ async def test_several_passes_add_up(net: Net, hands: Hands) -> None:
         def gathered() -> torch.Tensor:
             return autograd.get_gradients(context)[x].cpu()  # adds up: in a thread
 
-        found = await hands.do(gathered)
+        gradient = await hands.do(gathered)
     plain = net.plain_forward(plain_x)
     for _ in range(3):
         plain.backward(retain_graph=True)  # type: ignore[no-untyped-call]
-    assert close(found, plain_x.grad)
+    assert close(gradient, plain_x.grad)
     assert close(there, net.plain[0].weight.grad)
 
 
-async def test_one_tensor_used_twice(pair: Pair, hands: Hands) -> None:
+async def test_gradients_of_a_tensor_used_twice_add_up(
+    pair: Pair, hands: Hands
+) -> None:
     """Two gradients meet at one node, and are added in a thread."""
     layer = pair[0].peer("b").remote(remote.Layer, HOME, 1)
     plain = remote.Layer("cpu", 1)
     x = await leaf(hands, inputs())
     plain_x = inputs().requires_grad_()
     async with autograd.context() as context:
-        one = await layer.rpc_async().forward(x)
-        two = await layer.rpc_async().forward(one)
+        once = await layer.rpc_async().forward(x)
+        twice = await layer.rpc_async().forward(once)
 
         def together() -> torch.Tensor:
-            loss: torch.Tensor = (one * two + one).sum()
+            loss: torch.Tensor = (once * twice + once).sum()
             return loss
 
         loss = await hands.do(together)
         await autograd.backward(context, [loss])
-        found = await hands.take(autograd.get_gradients(context)[x])
+        gradient = await hands.take(autograd.get_gradients(context)[x])
         there = await layer.rpc_async().gradient(list(context.id))
     hidden = plain(plain_x)
     (hidden * plain(hidden) + hidden).sum().backward()
-    assert close(found, plain_x.grad)
+    assert close(gradient, plain_x.grad)
     assert close(there, plain.weight.grad)
 
 
@@ -208,17 +210,19 @@ async def test_steps_are_those_of_one_process(
 # --- modules -------------------------------------------------------------------------
 
 
-async def test_a_remote_module_on_a_device(pair: Pair, hands: Hands) -> None:
+async def test_remote_module_on_a_device_takes_host_tensors(
+    pair: Pair, hands: Hands
+) -> None:
     _ = pair
     module = await RemoteModule(f"b/{HOME}", torch.nn.Linear, args=(4, 2))
     state = await module.state_dict()
-    assert all(one.is_cpu for one in state.values())
+    assert all(value.is_cpu for value in state.values())
     wanted = torch.nn.functional.linear(inputs(), state["weight"], state["bias"])
     for x in (inputs(), await hands.put(inputs())):
-        found = await module.forward_async(x)
-        assert found.is_cpu
-        assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-6)
-    await module.load_state_dict({name: one * 2 for name, one in state.items()})
+        result = await module.forward_async(x)
+        assert result.is_cpu
+        assert torch.allclose(result, wanted, rtol=1e-5, atol=1e-6)
+    await module.load_state_dict({name: value * 2 for name, value in state.items()})
     again = await module.forward_async(inputs())
     assert torch.allclose(again, wanted * 2, rtol=1e-5, atol=1e-6)
 
@@ -243,7 +247,7 @@ async def test_a_remote_module_trains_on_a_device(pair: Pair, hands: Hands) -> N
     assert torch.allclose(state["weight"], plain.weight, rtol=1e-5, atol=1e-6)
 
 
-async def test_a_remote_module_where_there_is_no_device(pair: Pair) -> None:
+async def test_remote_module_on_a_missing_device_is_refused(pair: Pair) -> None:
     _ = pair
     module = RemoteModule(f"b/{TYPE}:7", torch.nn.Linear, args=(4, 2))
     with pytest.raises(UsageError, match=rf"'b' has no device {TYPE}:7"):
@@ -262,12 +266,12 @@ async def mapped(
             yield Hands(a)
 
 
-async def test_with_a_device_map_results_stay_on_devices(mapped: Hands) -> None:
+async def test_device_map_keeps_results_on_devices(mapped: Hands) -> None:
     """As torch has it."""
     module = await RemoteModule(f"b/{HOME}", remote.Layer, args=(HOME, 1))
-    found = await module.forward_async(await mapped.put(inputs()))
-    assert str(found.device) == HOME
-    assert close(await mapped.take(found), remote.Layer("cpu", 1)(inputs()).detach())
+    result = await module.forward_async(await mapped.put(inputs()))
+    assert str(result.device) == HOME
+    assert close(await mapped.take(result), remote.Layer("cpu", 1)(inputs()).detach())
 
 
 # --- collectives ---------------------------------------------------------------------
@@ -316,7 +320,7 @@ async def collectives(group: asyncrpc.Group, hands: Hands) -> None:
     await same(transposed, total.view(2, 3).t())
 
 
-async def test_collectives(pair: Pair) -> None:
+async def test_collectives_on_devices_give_the_expected_values(pair: Pair) -> None:
     async def at(worker: Worker) -> None:
         async with asyncrpc.Group(worker, ["a", "b"], name="devices") as group:
             await collectives(group, Hands(worker))
@@ -324,18 +328,18 @@ async def test_collectives(pair: Pair) -> None:
     await asyncio.gather(*map(at, pair))
 
 
-async def test_a_collective_of_the_host_and_of_a_device(pair: Pair) -> None:
+async def test_collective_may_mix_host_and_device(pair: Pair) -> None:
     """Ranks need not have the same devices."""
 
     async def at(worker: Worker) -> torch.Tensor:
         hands = Hands(worker)
         async with asyncrpc.Group(worker, ["a", "b"], name="mixed") as group:
             x = torch.full((5,), float(group.rank + 1))
-            given = await hands.put(x) if group.rank else x
-            return await hands.take(await group.all_reduce(given))
+            value = await hands.put(x) if group.rank else x
+            return await hands.take(await group.all_reduce(value))
 
-    for one in await asyncio.gather(*map(at, pair)):
-        assert torch.equal(one, torch.full((5,), 3.0))
+    for total in await asyncio.gather(*map(at, pair)):
+        assert torch.equal(total, torch.full((5,), 3.0))
 
 
 async def test_collectives_of_the_host_wait_for_no_turn(

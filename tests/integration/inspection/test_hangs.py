@@ -138,7 +138,7 @@ async def trainer() -> AsyncIterator[Worker]:
 
 
 @pytest.mark.parametrize("hang", HANGS, ids=lambda hang: hang.__name__)
-async def test_it_is_named(trainer: Worker, hang: Program) -> None:
+async def test_hang_is_named_exactly(trainer: Worker, hang: Program) -> None:
     async def train() -> None:
         await hang(trainer)
 
@@ -146,8 +146,8 @@ async def test_it_is_named(trainer: Worker, hang: Program) -> None:
     try:
         view = await until_said(trainer, TRAINER + f"({HANGS[hang]})")
         assert not view.silent
-        for found in find_hangs(view.graph, after_s=AFTER_S):
-            assert tree(view.graph, found)
+        for stall in find_hangs(view.graph, after_s=AFTER_S):
+            assert tree(view.graph, stall)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -33,7 +33,7 @@ GENEROUS_S: Final = 30.0
 Outcomes = Mapping[tuple[str, str], Outcome]
 
 
-def test_each_public_function_has_its_use() -> None:
+def test_public_functions_all_have_a_use() -> None:
     named = set(USES) | set(LEFT_OUT)
     assert set(surface()) - named == set(), "these may be misused, and nobody tried"
     assert named - set(surface()) == set(), "these are not public any more"

@@ -19,10 +19,10 @@ REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_it_takes_the_arguments_of_torch_in_order(method: Any) -> None:
+def test_spawn_takes_the_arguments_of_torch_in_order(method: Any) -> None:
     shared = torch.zeros(2)
-    found: object = spawn(targets.count_up, (shared,), 2, True, False, method)  # noqa: FBT003  as torch's callers do
-    assert found is None
+    result: object = spawn(targets.count_up, (shared,), 2, True, False, method)  # noqa: FBT003  as torch's callers do
+    assert result is None
     assert shared.tolist() == [1.0, 2.0]
 
 
@@ -32,7 +32,7 @@ def test_coroutines_run_and_what_is_returned_is_dropped() -> None:
     assert shared.tolist() == [1.0]
 
 
-def test_it_can_be_joined_bit_by_bit() -> None:
+def test_join_with_a_timeout_may_be_repeated() -> None:
     context = spawn(targets.wait_for_one, (shared := torch.zeros(1),), 2, join=False)
     assert len(context.pids) == 2
     assert not context.join(timeout_s=0.01)

@@ -98,24 +98,24 @@ async def use(encoder: Encoder, x: torch.Tensor) -> tuple[torch.Tensor, str]:
     return await encoder.encode(x), await encoder.where()
 
 
-async def test_it_travels_in_calls_and_keeps_the_module() -> None:
+async def test_typed_module_travels_in_calls() -> None:
     async with three_workers() as (a, _, _):
         encoder = await RemoteModule("b", Codec).typed(Encoder)
         for name in "bc":
-            found, where = await a.peer(name).call(use, encoder, X)
-            assert (found.tolist(), where) == ([0.0, 2.0, 4.0], "b")
+            output, where = await a.peer(name).call(use, encoder, X)
+            assert (output.tolist(), where) == ([0.0, 2.0, 4.0], "b")
 
 
-async def test_it_travels_between_processes() -> None:
+async def test_typed_module_travels_between_processes() -> None:
     async with ProcessCluster(["b"], method="forkserver") as worker:
         with acting_as(worker):
             encoder = await RemoteModule("b", Codec).typed(Encoder)
-            found, where = await worker.peer("b").call(use, encoder, X)
-            assert (found.tolist(), where) == ([0.0, 2.0, 4.0], "b")
+            output, where = await worker.peer("b").call(use, encoder, X)
+            assert (output.tolist(), where) == ([0.0, 2.0, 4.0], "b")
             del encoder
 
 
-async def test_a_method_is_run_by_its_name_too() -> None:
+async def test_run_method_takes_a_name() -> None:
     async with three_workers():
         module = RemoteModule("b", Codec)
         assert (await module.run_method("encode", [X], {"scale": 3.0}))[
@@ -171,7 +171,7 @@ class Empty(Protocol):
 
 
 @pytest.mark.parametrize("interface", [Codec, Empty, 3, use])
-async def test_what_is_no_interface_is_refused(interface: Any) -> None:
+async def test_invalid_interface_is_refused(interface: Any) -> None:
     async with three_workers():
         with pytest.raises(UsageError, match="interface must be an abstract class"):
             await RemoteModule("b", Codec).typed(interface)

@@ -65,7 +65,7 @@ async def test_calls_are_told_at_both_ends(pair: tuple[Worker, Worker]) -> None:
     assert there.value("asyncrpc_worker_info", worker="b") == 1
 
 
-async def test_what_is_open_is_read_when_it_is_asked_for(
+async def test_gauges_are_read_at_scrape_time(
     pair: tuple[Worker, Worker],
 ) -> None:
     a, b = pair
@@ -76,23 +76,23 @@ async def test_what_is_open_is_read_when_it_is_asked_for(
         call = asyncio.ensure_future(a.peer("b").call(remote.wait_for, "held"))
         value = a.peer("b").remote(remote.double, 3)
         assert await value.to_here() == 6
-        found = await until(
+        scraped = await until(
             lambda: scrape(url),
-            lambda one: one.value("asyncrpc_server_calls_in_flight") == 1,
+            lambda page: page.value("asyncrpc_server_calls_in_flight") == 1,
         )
-        assert found.value("asyncrpc_references") == 1
-        assert found.value("asyncrpc_reference_changes_total", change="made") == 1
-        assert found.value("asyncrpc_links", state="open") >= 1
-        assert found.value("asyncrpc_links", state="broken") == 0
-        assert found.value("asyncrpc_members") == 2
+        assert scraped.value("asyncrpc_references") == 1
+        assert scraped.value("asyncrpc_reference_changes_total", change="made") == 1
+        assert scraped.value("asyncrpc_links", state="open") >= 1
+        assert scraped.value("asyncrpc_links", state="broken") == 0
+        assert scraped.value("asyncrpc_members") == 2
         held.set()
         await call
         value.release()
         await until(
             lambda: scrape(url),
-            lambda one: (
-                one.value("asyncrpc_references") == 0
-                and one.value("asyncrpc_server_calls_in_flight") == 0
+            lambda page: (
+                page.value("asyncrpc_references") == 0
+                and page.value("asyncrpc_server_calls_in_flight") == 0
             ),
         )
 
@@ -187,7 +187,7 @@ async def test_a_thread_tells_that_the_loop_is_blocked(
     await watching
 
 
-async def test_without_metrics_a_worker_tells_nobody(
+async def test_worker_without_metrics_records_nothing(
     pair: tuple[Worker, Worker],
 ) -> None:
     a, _ = pair
@@ -254,7 +254,7 @@ async def test_an_application_that_runs_takes_no_metrics(
     await runner.cleanup()
 
 
-async def asked(app: Any, method: str = "GET", kind: str = "http") -> list[Any]:
+async def asgi_messages(app: Any, method: str = "GET", kind: str = "http") -> list[Any]:
     """Return what an ASGI application sends for a request."""
     sent: list[Any] = []
 
@@ -272,19 +272,19 @@ async def asked(app: Any, method: str = "GET", kind: str = "http") -> list[Any]:
 async def test_an_asgi_application_answers(pair: tuple[Worker, Worker]) -> None:
     with observability.Metrics(pair[0]) as metrics:
         app = observability.metrics_asgi(metrics)
-        start, body = await asked(app)
+        start, body = await asgi_messages(app)
         assert start["status"] == 200
         assert Scraped(body["body"].decode()).value("asyncrpc_worker_running") == 1
         headers = dict(start["headers"])
         assert headers[b"content-length"] == str(len(body["body"])).encode()
-        start, body = await asked(app, "HEAD")
+        start, body = await asgi_messages(app, "HEAD")
         assert (start["status"], body["body"]) == (200, b"")
-        start, _ = await asked(app, "POST")
+        start, _ = await asgi_messages(app, "POST")
         assert (start["status"], dict(start["headers"])[b"allow"]) == (
             405,
             b"GET, HEAD",
         )
-        (closed,) = await asked(app, kind="websocket")
+        (closed,) = await asgi_messages(app, kind="websocket")
         assert closed == {"type": "websocket.close"}
 
 
@@ -308,7 +308,7 @@ async def test_an_asgi_application_starts_and_ends_with_its_server(
 # --- a port of its own ---------------------------------------------------------------
 
 
-async def test_a_port_that_is_taken_is_said(pair: tuple[Worker, Worker]) -> None:
+async def test_port_in_use_is_reported(pair: tuple[Worker, Worker]) -> None:
     async with observability.serve_metrics(pair[0], port=0) as port:
         words = f"serve_metrics cannot listen at port {port} of host"
         with pytest.raises(UsageError, match=words):
@@ -330,14 +330,14 @@ async def test_requests_at_once_are_answered_in_turn(
     assert all(one.value("asyncrpc_worker_running") == 1 for one in found)
 
 
-async def test_each_of_three_processes_has_its_route() -> None:
+async def test_three_processes_have_a_route_each() -> None:
     cluster = ProcessCluster(["b", "c"], method="forkserver")
     async with cluster as a, observability.serve_metrics(a, port=0) as own:
         with acting_as(a):
             there = {name: await a.peer(name).call(remote.serve_here) for name in "bc"}
             for number in range(10):
                 await a.peer("b").call(remote.double, number)
-            found = {
+            scrapes = {
                 name: await scrape(f"http://127.0.0.1:{port}/metrics")
                 for name, port in {"a": own, **there}.items()
             }
@@ -345,14 +345,14 @@ async def test_each_of_three_processes_has_its_route() -> None:
                 await a.peer(name).call(remote.serve_no_more)
     calls = {
         name: sum(
-            one.value
-            for one in scraped.samples
-            if one.name == "rpc_server_call_duration_seconds_count"
-            and "double" in one.labels["rpc_method"]
+            sample.value
+            for sample in scraped.samples
+            if sample.name == "rpc_server_call_duration_seconds_count"
+            and "double" in sample.labels["rpc_method"]
         )
-        for name, scraped in found.items()
+        for name, scraped in scrapes.items()
     }
     assert calls == {"a": 0, "b": 10, "c": 0}
-    for name, scraped in found.items():
+    for name, scraped in scrapes.items():
         assert scraped.value("asyncrpc_worker_info", worker=name) == 1
         assert scraped.value("asyncrpc_members") == 3

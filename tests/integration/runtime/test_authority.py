@@ -154,21 +154,21 @@ async def test_an_observer_sends_no_other_frames() -> None:
 
 
 @POLICIES
-async def test_who_may_is_not_refused_for_its_kind(policy: Policy) -> None:
+async def test_permitted_sender_is_not_refused_for_its_kind(policy: Policy) -> None:
     """Whatever a message says of nothing real; members and guests alike."""
-    async with senders(policy) as found:
+    async with senders(policy) as peers:
         for kind in MESSAGES.values():
-            content = content_of(kind, found)
+            content = content_of(kind, peers)
             for link, sender in (
-                (found.member, Sender.MEMBER),
-                (found.guest, Sender.GUEST),
+                (peers.member, Sender.MEMBER),
+                (peers.guest, Sender.GUEST),
             ):
                 if sender in kind.by and issubclass(kind, Request):
                     said = await answer_of(link, kind, content)
                     assert "may not send" not in said
 
 
-def test_every_message_says_who_and_of_whom() -> None:
+def test_messages_declare_senders_and_subjects() -> None:
     assert len(MESSAGES) > 70
     for kind in MESSAGES.values():
         assert kind.about, kind.name

@@ -131,7 +131,7 @@ async def test_cancelling_many_of_many_leaves_the_rest(wired: Trio) -> None:
     assert not b.parts.active
 
 
-async def test_across_processes() -> None:
+async def test_cancellation_crosses_processes() -> None:
     async with ProcessCluster(["b", "c"], method="forkserver") as a:
         counter = a.peer("c").remote(remote.Sleeper)
         call = asyncio.create_task(

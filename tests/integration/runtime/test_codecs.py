@@ -72,7 +72,7 @@ async def test_a_codec_shortens_both_directions(
     assert stats.bytes_copied >= stats.bytes_sent + sent.nbytes
 
 
-async def test_codecs_between_processes() -> None:
+async def test_codecs_shorten_payloads_between_processes() -> None:
     async with ProcessCluster(["b"], transport="tcp", method="forkserver") as a:
         sent = payload(8 * MIB)
         for codec in CODECS:
@@ -128,7 +128,7 @@ async def test_an_argument_that_a_codec_would_harm_is_refused_by_name(
     assert await lossy.call(remote.add, 1, 2) == 3
 
 
-async def test_keep_sends_as_it_is_what_the_codec_would_harm(trio: Trio) -> None:
+async def test_keep_option_sends_incompatible_tensors_unchanged(trio: Trio) -> None:
     value = [payload(MIB), torch.arange(5), torch.tensor([1e5]), torch.ones(2).double()]
     back, stats = await echoed(trio[0], "bf16+keep", value)
     assert stats.bytes_sent < 0.6 * MIB
@@ -164,7 +164,7 @@ async def test_codecs_work_under_policy_strict() -> None:
             assert (back[2] == value[2]).all()
 
 
-async def test_what_a_payload_may_become_is_limited_at_both_ends() -> None:
+async def test_unpacked_size_is_limited_at_both_ends() -> None:
     small = MessageLimits(unpacked_bytes_max=MIB)
     async with Cluster(2, options=Options(limits=LimitOptions(message=small))) as (
         a,
@@ -176,7 +176,7 @@ async def test_what_a_payload_may_become_is_limited_at_both_ends() -> None:
         assert torch.equal(await a.peer("b").call(remote.echo, zeros), zeros)
 
 
-async def test_a_deadline_covers_the_preparing(trio: Trio) -> None:
+async def test_deadline_covers_the_packing(trio: Trio) -> None:
     late = trio[0].peer("b").using(codec="zstd", timeout_s=1e-6)
     with pytest.raises(DeadlineExceededError) as raised:
         await late.call(remote.echo, payload(4 * MIB))

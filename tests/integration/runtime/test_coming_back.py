@@ -138,7 +138,7 @@ def test_a_count_of_restarts_does_not_keep_it_away(job: Job) -> None:
         other.hears("restarted worker0")
 
 
-def test_half_of_the_ranks_come_back(job: Job) -> None:
+def test_returning_half_rejoins_the_old_group(job: Job) -> None:
     """They do not begin a group of their own, in whichever order they come."""
     first, second, third = job.start_all()
     first.kill()
@@ -150,7 +150,7 @@ def test_half_of_the_ranks_come_back(job: Job) -> None:
     third.hears("restarted worker0")
 
 
-def test_all_ranks_come_back(job: Job) -> None:
+def test_returning_ranks_form_a_new_group(job: Job) -> None:
     """As if there had been no group before."""
     for rank in job.start_all():
         rank.kill()
@@ -188,7 +188,7 @@ def test_the_members_of_an_offer_die_before_they_take_a_worker_in(job: Job) -> N
         rank.hears("called")
 
 
-def test_another_run_at_the_same_address_is_left_alone(job: Job) -> None:
+def test_survivors_ignore_another_run_at_their_address(job: Job) -> None:
     """Those that are left do not take part in what comes after their store."""
     first, second, _ = job.start_all()
     first.kill()

@@ -101,7 +101,7 @@ async def nothing_is_held(worker: Worker) -> None:
 
 
 class TestWaiting:
-    async def test_what_does_not_fit_waits_and_small_calls_pass_it(
+    async def test_request_without_room_waits_and_small_calls_pass_it(
         self, gate: str
     ) -> None:
         async with group() as (a, b):
@@ -185,7 +185,7 @@ class TestNested:
             await asyncio.gather(*others)
             await nothing_is_held(c)
 
-    async def test_calls_that_wait_for_calls_that_wait_are_told_of(
+    async def test_stalled_nested_requests_are_logged_once(
         self,
         gate: str,
         caplog: pytest.LogCaptureFixture,
@@ -231,7 +231,7 @@ class TestGivingUp:
             assert await full == BYTES
             await nothing_is_held(b)
 
-    async def test_a_stream_that_is_closed_while_it_waits(self, gate: str) -> None:
+    async def test_stream_closed_while_waiting_holds_nothing(self, gate: str) -> None:
         async with group() as (a, b):
             full = a.parts.start_call("b", hold, (gate, block()))
             await CAME[gate].acquire()
@@ -378,7 +378,7 @@ class TestHolding:
             assert answers == [float(v.double().sum()) for v in values]
             await nothing_is_held(b)
 
-    async def test_shared_tensors_beside_large_ones(self) -> None:
+    async def test_shared_tensors_travel_beside_large_ones(self) -> None:
         async with group(2, "uds") as (a, b):
             shared = asyncrpc.share(torch.ones(1000))
             answers = await asyncio.gather(

@@ -114,7 +114,7 @@ def resident_bytes() -> int:
 # --- the oldest goes -----------------------------------------------------------------
 
 
-async def test_when_there_are_too_many_the_oldest_stranger_goes() -> None:
+async def test_oldest_stranger_is_dropped_beyond_the_limit() -> None:
     async with (
         serving(
             replace(QUICK, limits=replace(QUICK.limits, handshakes_max=2))

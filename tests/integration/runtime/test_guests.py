@@ -352,7 +352,7 @@ async def test_a_token_that_ends_ends_what_its_guest_has_with_others(
             await a.peer("b").call(len, "abc")
 
 
-async def test_without_their_gateway_guests_are_told_what_is_missing(
+async def test_guests_without_their_gateway_name_it(
     inside: tuple[Worker, Worker],
 ) -> None:
     gateway, _other = inside
@@ -373,7 +373,7 @@ async def test_guests_of_two_gateways_are_told_that_they_cannot_meet(
             await a.peer("b").call(len, "abc")
 
 
-async def test_who_leaves_while_its_gateway_is_held_up_has_left(
+async def test_guest_that_leaves_a_busy_gateway_has_left(
     inside: tuple[Worker, Worker],
 ) -> None:
     """The gateway writes to it before it has read the farewell."""

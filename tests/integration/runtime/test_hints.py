@@ -293,7 +293,7 @@ async def test_a_record_with_the_incarnation_of_another_ends_no_link(
         running.cancel()
 
 
-async def test_two_programs_with_one_rank_are_told_so(trio: Trio) -> None:
+async def test_duplicate_rank_is_explained_to_the_later_program(trio: Trio) -> None:
     ps, *_ = trio
     where = {"other": "tcp://127.0.0.1:0", "twin": "tcp://127.0.0.1:0"}
     where["ps"] = ps.addresses[0]

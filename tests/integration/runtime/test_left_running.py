@@ -78,7 +78,7 @@ async def test_threads_of_their_own_use_the_only_worker_of_the_process() -> None
         assert await asyncio.to_thread(in_thread, asyncrpc.current_worker) == [worker]
 
 
-async def test_of_several_workers_none_is_chosen_but_by_name() -> None:
+async def test_several_workers_are_chosen_by_name_only() -> None:
     async with left_running("b", "a") as [b, a]:
         with pytest.raises(NotStartedError, match=r"has started 'a', 'b': use what it"):
             asyncrpc.current_worker()
@@ -128,7 +128,7 @@ async def test_the_same_name_is_refused_until_its_worker_has_ended() -> None:
             assert asyncrpc.current_worker() is again
 
 
-async def test_another_loop_has_none_and_is_told_so() -> None:
+async def test_worker_of_another_loop_is_not_current() -> None:
     async def elsewhere() -> None:
         asyncrpc.current_worker()
 
@@ -138,7 +138,7 @@ async def test_another_loop_has_none_and_is_told_so() -> None:
         assert "'w' runs on another event loop than this" in str(error)
 
 
-def test_where_the_loop_stands_still_no_call_waits_for_it() -> None:
+def test_call_refuses_a_loop_that_does_not_run() -> None:
     """A terminal runs its loop for each line that awaits, and not between them."""
     with asyncio.Runner() as runner:
         worker = runner.run(start("w"))

@@ -68,7 +68,7 @@ async def test_addresses_that_no_peer_would_take_are_refused_at_the_start() -> N
             pass
 
 
-async def test_what_needs_a_running_worker_says_that_there_is_none() -> None:
+async def test_operations_need_a_running_worker() -> None:
     worker = Worker("a", rank=0, rendezvous=LocalRendezvous(1))
     with pytest.raises(NotStartedError, match="has not been started; use `async with`"):
         worker.peer("a")
@@ -139,7 +139,7 @@ async def test_a_worker_that_cannot_listen_leaves_nothing(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("where", ["local", "file", "tcp host", "tcp guest"])
-async def test_a_worker_that_meets_nobody_leaves_nothing(
+async def test_worker_without_a_meeting_leaves_nothing(
     where: str, tmp_path: Path
 ) -> None:
     places: dict[str, str | LocalRendezvous] = {

@@ -63,7 +63,7 @@ async def test_a_call_that_had_no_connection_yet_ends_with_its_worker(
     assert isinstance(found[1], WorkerLostError | asyncrpc.errors.ClosedError)
 
 
-async def test_calls_to_one_who_shuts_down_are_rejected_as_not_executed(
+async def test_calls_to_a_closing_worker_are_not_executed(
     trio: Trio,
 ) -> None:
     a, b, _ = trio
@@ -78,7 +78,7 @@ async def test_calls_to_one_who_shuts_down_are_rejected_as_not_executed(
     await ending
 
 
-async def test_what_does_not_end_in_time_is_cancelled(trio: Trio) -> None:
+async def test_work_beyond_the_drain_timeout_is_cancelled(trio: Trio) -> None:
     a, b, _ = trio
     remote.watches["w"] = watch = Watch()
     call = a.parts.start_call("b", remote.wait_for_ever, ("w",))
@@ -97,7 +97,7 @@ async def test_shutdown_is_idempotent_and_a_worker_starts_once(trio: Trio) -> No
         await a.__aenter__()
 
 
-async def test_all_leave_together(wired: Trio) -> None:
+async def test_workers_leave_together(wired: Trio) -> None:
     async def leave(worker: asyncrpc.Worker) -> None:
         with acting_as(worker):
             await asyncrpc.shutdown()
@@ -146,17 +146,17 @@ async def test_connections_are_made_again_after_a_break(wired: Trio) -> None:
 
 
 @pytest.mark.parametrize("network", ["mem", "uds"])
-async def test_both_sides_dial_at_once_and_one_connection_survives(
+async def test_dials_of_both_sides_leave_one_connection(
     network: Wires,
 ) -> None:
     for _ in range(50):
         async with Cluster(2, network=network) as (a, b):
             calls = [
-                asyncio.create_task(one.peer(to).call(remote.where_async))
-                for one, to in ((a, "b"), (b, "a")) * 2
+                asyncio.create_task(caller.peer(to).call(remote.where_async))
+                for caller, to in ((a, "b"), (b, "a")) * 2
             ]
-            found = await asyncio.gather(*calls)
-            assert [name for name, *_ in found] == ["b", "a", "b", "a"]
+            places = await asyncio.gather(*calls)
+            assert [name for name, *_ in places] == ["b", "a", "b", "a"]
             for worker, name in ((a, "b"), (b, "a")):
                 link = worker.parts.directory.find(name).link
                 assert [link] == worker.parts.directory.links
@@ -172,7 +172,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
     assert worker.is_closed
 
 
-async def test_init_rpc_and_shutdown() -> None:
+async def test_init_rpc_and_shutdown_set_the_current_worker() -> None:
     where = LocalRendezvous(1)
     worker = await asyncrpc.init_rpc("w", rank=0, rendezvous=where)
     assert asyncrpc.current_worker() is worker

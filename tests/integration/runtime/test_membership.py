@@ -116,13 +116,20 @@ async def test_a_late_worker_is_one_of_the_group(wired: Trio) -> None:
     assert WorkerInfo("late", -1) not in wired[2].known_members
 
 
-async def test_who_joined_takes_others_in(quick: Trio) -> None:
+async def test_joined_worker_admits_others(quick: Trio) -> None:
     a, _, _ = quick
     changes = a.members_changed()
     async with joining("d", a) as d, joining("e", d) as e, joining("f", e):
         for name in "def":
             assert await next_of(changes) == ("joined", name)
-        assert [one.name for one in a.known_members] == ["d", "e", "f", "a", "b", "c"]
+        assert [member.name for member in a.known_members] == [
+            "d",
+            "e",
+            "f",
+            "a",
+            "b",
+            "c",
+        ]
 
 
 async def test_many_join_at_once(quick: Trio) -> None:
@@ -157,7 +164,7 @@ async def test_a_rank_that_is_alive_is_not_given_away(quick: Trio) -> None:
         assert (await quick[0].peer(3).call(remote.where))[0] == "late"
 
 
-async def test_two_that_want_one_name_do_not_both_get_it(quick: Trio) -> None:
+async def test_name_is_given_to_one_of_two_joining_workers(quick: Trio) -> None:
     async def attempt(contact: Worker) -> Worker | UsageError:
         try:
             return await joining("late", contact).__aenter__()
@@ -165,7 +172,7 @@ async def test_two_that_want_one_name_do_not_both_get_it(quick: Trio) -> None:
             return error
 
     first, second = await asyncio.gather(attempt(quick[0]), attempt(quick[0]))
-    joined = [one for one in (first, second) if isinstance(one, Worker)]
+    joined = [result for result in (first, second) if isinstance(result, Worker)]
     assert len(joined) == 1
     await joined[0].shutdown()
 
@@ -179,7 +186,7 @@ async def test_the_first_address_that_answers_is_enough(
         assert len(late.known_members) == 4
 
 
-async def test_who_finds_no_member_is_told_where_it_looked(tmp_path: Path) -> None:
+async def test_failed_join_names_the_addresses_tried(tmp_path: Path) -> None:
     where = JoinRendezvous([f"uds://{tmp_path}/nobody"])
     options = replace(OPTIONS, rendezvous_timeout_s=0.3)
     with pytest.raises(RendezvousTimeoutError, match=r"within 0\.3 s") as caught:
@@ -187,7 +194,7 @@ async def test_who_finds_no_member_is_told_where_it_looked(tmp_path: Path) -> No
     assert caught.value.missing == (f"uds://{tmp_path}/nobody",)
 
 
-async def test_who_waits_to_be_taken_in_can_give_up(tmp_path: Path) -> None:
+async def test_join_can_be_cancelled(tmp_path: Path) -> None:
     where = JoinRendezvous([f"uds://{tmp_path}/nobody"])
     start = asyncio.create_task(
         Worker("late", rendezvous=where, options=OPTIONS).__aenter__()
@@ -287,7 +294,7 @@ async def test_a_worker_of_a_list_comes_back(tmp_path: Path) -> None:
             assert b.parts.membership.table.me.generation == 2
 
 
-async def test_of_two_that_have_one_name_one_is_told(
+async def test_duplicate_name_is_reported_to_one_worker(
     patient: Trio, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two members have taken them in at the same moment, with no word between them."""
@@ -310,7 +317,7 @@ async def test_of_two_that_have_one_name_one_is_told(
                     worker.parts.membership.comparison.begin_round()
                 async with asyncio.timeout(LIMIT_S):
                     await is_told.wait()
-            stays = max(first, second, key=lambda one: one.incarnation)
+            stays = max(first, second, key=lambda twin: twin.incarnation)
             assert caplog.text.count("has taken its name") == 1
             assert await stays.peer("b").call(remote.add, 1) == 2
 
@@ -344,7 +351,7 @@ async def test_a_false_verdict_is_taken_back(quick: Trio) -> None:
     assert not link.is_lost
 
 
-async def test_what_news_did_not_bring_comparing_does(
+async def test_comparison_finds_members_that_gossip_missed(
     quick: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b, c = quick
@@ -353,14 +360,14 @@ async def test_what_news_did_not_bring_comparing_does(
         # Whatever is to be told gets lost.
         monkeypatch.setattr(worker.parts.membership.gossip, "announce", id)
     async with joining("late", b):
-        for one in changes:
-            assert await next_of(one) == ("joined", "late")
+        for iterator in changes:
+            assert await next_of(iterator) == ("joined", "late")
 
 
 # --- where somebody is ---------------------------------------------------------------
 
 
-async def test_any_member_can_say_where_another_is(patient: Trio) -> None:
+async def test_find_asks_other_members(patient: Trio) -> None:
     a, b, c = patient
     for worker in (a, b, c):
         worker.parts.membership.gossip.pass_on = lambda *_: None  # type: ignore[method-assign]

@@ -78,7 +78,7 @@ async def test_a_range_lasts_until_the_answer_whatever_else_goes_on(a: Worker) -
         assert least_us[name] * 0.99 <= one.took_us <= most_us[name] * 1.01
 
 
-async def test_what_a_function_does_is_in_its_range(a: Worker) -> None:
+async def test_operations_of_a_function_are_in_its_range(a: Worker) -> None:
     with new_profile() as profile:
         await a.peer("b").call(profiled.add_later, X, 1.0)
     trace = Trace(profile)
@@ -140,7 +140,7 @@ async def test_the_autograd_profiler_shows_them_too(a: Worker) -> None:
     }
 
 
-async def test_only_what_begins_under_a_profiler_is_shown(a: Worker) -> None:
+async def test_profile_shows_calls_begun_under_it_only(a: Worker) -> None:
     gate = Gate("open before")
     before = asyncrpc.rpc_async("b", profiled.wait, ("open before",))
     await gate.reached.wait()

@@ -192,7 +192,7 @@ async def pair() -> AsyncIterator[Pair]:
         yield a, b, proxies["b"]
 
 
-async def test_what_is_silent_for_too_long_is_lost_and_can_come_back(
+async def test_silent_peer_is_lost_and_can_return(
     pair: Pair,
 ) -> None:
     a, b, proxy = pair
@@ -230,7 +230,7 @@ async def test_a_short_partition_costs_only_time(pair: Pair) -> None:
     assert link_between(a, b) == before
 
 
-async def test_who_is_refused_for_a_while_comes_back(pair: Pair) -> None:
+async def test_connection_survives_a_refusal_for_a_while(pair: Pair) -> None:
     """Nobody listens, and yet the process runs: the network may be at fault."""
     a, b, proxy = pair
     before = link_between(a, b)

@@ -66,7 +66,7 @@ def answer(): return {0}
 """
 
 
-async def test_every_name_leads_to_what_is_there_now(write: Write) -> None:
+async def test_names_lead_to_the_redefined_functions(write: Write) -> None:
     async with Cluster(names=["a", "b"]) as (worker, _):
         assert await answers(worker, write(SOURCE.format(1))) == [1, 1, 1, 1]
         for now in (2, 3):

@@ -83,7 +83,7 @@ def seat(
 # --- who meets -----------------------------------------------------------------------
 
 
-async def test_all_meet_and_all_can_call_all(seat: Seat) -> None:
+async def test_workers_meet_and_can_call_each_other(seat: Seat) -> None:
     workers = [seat(name, rank, 3) for rank, name in enumerate("abc")]
     async with started(*workers):
         for worker in workers:
@@ -192,7 +192,7 @@ async def test_a_former_life_that_ended_before_all_had_met_is_replaced() -> None
             await a.shutdown()
 
 
-async def test_of_two_with_one_name_and_rank_the_first_is_told() -> None:
+async def test_first_of_two_equal_workers_is_told() -> None:
     port = free_port()
     first, second = (
         Worker(
@@ -223,7 +223,7 @@ def await_record(port: int, rank: int) -> None:
 
 
 @pytest.mark.parametrize("seat", ["file", "tcp"], indirect=True)
-async def test_who_gives_up_waiting_is_gone_at_once(seat: Seat) -> None:
+async def test_cancelled_start_ends_at_once(seat: Seat) -> None:
     a = seat("a", 0, 2, Options(rendezvous_timeout_s=3600.0))
     start = asyncio.create_task(a.__aenter__())
     await until(lambda: vars(a.parts.rendezvous)["_store"] is not None)
@@ -240,7 +240,7 @@ async def turns(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3, 9, 99])
-async def test_who_waits_for_a_store_to_be_hosted_can_give_up(count: int) -> None:
+async def test_start_without_a_store_can_be_cancelled(count: int) -> None:
     where = f"tcp://127.0.0.1:{free_port()}"
     for_an_hour = Options(rendezvous_timeout_s=3600.0)
     worker = Worker("a", rank=1, world_size=2, rendezvous=where, options=for_an_hour)
@@ -252,7 +252,7 @@ async def test_who_waits_for_a_store_to_be_hosted_can_give_up(count: int) -> Non
             await start
 
 
-async def test_who_comes_before_the_host_waits_for_it() -> None:
+async def test_worker_started_before_the_host_waits() -> None:
     where = f"tcp://127.0.0.1:{free_port()}"
     b = Worker("b", rank=1, world_size=2, rendezvous=where)
     start = asyncio.create_task(b.__aenter__())
@@ -278,7 +278,7 @@ async def test_a_store_that_nobody_hosts_is_said_to_be_missing(
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("arguments", "words"),
     [
         (
             {"rendezvous": "tcp://h:1"},
@@ -297,13 +297,13 @@ async def test_a_store_that_nobody_hosts_is_said_to_be_missing(
         ({"rank": 0, "world_size": 1, "rendezvous": "env://"}, "needs MASTER_ADDR"),
     ],
 )
-def test_what_is_missing_is_said_before_anything_starts(
-    given: dict[str, str | int], words: str, monkeypatch: pytest.MonkeyPatch
+def test_missing_arguments_are_named_before_the_start(
+    arguments: dict[str, str | int], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(UsageError, match=re.escape(words)):
-        Worker("a", **given)  # type: ignore[arg-type]
+        Worker("a", **arguments)  # type: ignore[arg-type]
 
 
 # --- a static list -------------------------------------------------------------------
@@ -336,7 +336,7 @@ async def test_a_static_list_needs_nobody_at_start(scheme: str, tmp_path: Path) 
             assert await b.peer("a").call(remote.add, 2) == 3
 
 
-async def test_who_is_not_in_the_static_list_is_told_so(tmp_path: Path) -> None:
+async def test_worker_outside_the_static_list_is_refused(tmp_path: Path) -> None:
     x = Worker("x", rendezvous={"a": f"uds://{tmp_path}/a"})
     (error,) = await outcomes(x)
     assert isinstance(error, UsageError)
@@ -462,12 +462,12 @@ def is_at_barrier(worker: Worker) -> bool:
     return worker.parts.rounds.machine.series(BARRIER).is_waiting
 
 
-async def test_nobody_passes_a_barrier_before_all_have_come(wired: Trio) -> None:
+async def test_barrier_opens_after_the_last_arrival(wired: Trio) -> None:
     for late in range(3):
         others = [worker for worker in wired if worker.rank != late]
         waiting = [asyncio.create_task(worker.barrier()) for worker in others]
         await until(lambda: all(map(is_at_barrier, others)))  # noqa: B023  (awaited here)
-        assert not any(one.done() for one in waiting)
+        assert not any(task.done() for task in waiting)
         await wired[late].barrier(LIMIT_S)
         await asyncio.wait_for(asyncio.gather(*waiting), LIMIT_S)
 
@@ -505,7 +505,7 @@ async def test_a_worker_lost_before_its_turn_fails_the_barrier(size: int) -> Non
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8])
-async def test_who_passed_a_barrier_may_leave_at_once(size: int) -> None:
+async def test_worker_may_leave_right_after_a_barrier(size: int) -> None:
     async def pass_and_leave(worker: Worker) -> None:
         await worker.barrier(LIMIT_S)
         await worker.shutdown(drain_timeout_s=0.0)
@@ -516,7 +516,7 @@ async def test_who_passed_a_barrier_may_leave_at_once(size: int) -> None:
                 leaving.create_task(pass_and_leave(worker))
 
 
-async def test_who_gives_up_a_barrier_fails_that_of_the_others(trio: Trio) -> None:
+async def test_barrier_timeout_fails_the_other_workers(trio: Trio) -> None:
     a, b, _ = trio
     patient = asyncio.create_task(b.barrier())
     with pytest.raises(TimeoutError):

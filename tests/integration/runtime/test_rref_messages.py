@@ -148,7 +148,7 @@ async def test_user_to_third_kept_costs_three(trio: Trio) -> None:
     await all_freed(a, b, c)
 
 
-async def test_what_is_let_go_in_one_turn_goes_in_one_message(trio: Trio) -> None:
+async def test_releases_of_one_turn_share_a_message(trio: Trio) -> None:
     a, b, c = trio
     rrefs = await a.peer("b").call(parts.make_many, 500)
     rrefs += await a.peer("c").call(parts.make_many, 500)

@@ -103,7 +103,7 @@ def test_a_tensor_is_moved_in_place_with_all_its_views() -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.Linear, torch.zeros])
-def test_its_memory_cannot_shrink(kind: Callable[[int, int], Any]) -> None:
+def test_shared_memory_cannot_shrink(kind: Callable[[int, int], Any]) -> None:
     """Else one process could end another, which touches it, with SIGBUS."""
     value = asyncrpc.share(kind(30, 100))
     tensor = value.weight if isinstance(value, nn.Linear) else value
@@ -128,7 +128,7 @@ def test_a_module_keeps_its_parameters_and_shares_all_state() -> None:
     "value",
     [5, [torch.ones(3)], torch.eye(3).to_sparse(), torch.ones(3, device="meta")],
 )
-def test_what_cannot_be_shared_is_refused(value: Any) -> None:
+def test_unshareable_value_is_refused(value: Any) -> None:
     with pytest.raises(UsageError, match="value must be"):
         asyncrpc.share(value)
 
@@ -320,7 +320,7 @@ async def test_an_update_in_place_is_seen_on_both_sides(host: Trio) -> None:
     assert KEPT[-1].data_ptr() != value.data_ptr()  # it is mapped twice
 
 
-async def test_a_call_with_it_moves_and_copies_no_payload(host: Trio) -> None:
+async def test_call_with_a_shared_tensor_moves_no_payload(host: Trio) -> None:
     a, _, _ = host
     value = asyncrpc.share(torch.ones(1 << 20))
     for _ in range(2):
@@ -343,7 +343,7 @@ async def test_a_call_with_it_moves_and_copies_no_payload(host: Trio) -> None:
         lambda value: value[:0],
     ],
 )
-async def test_every_view_of_it_arrives_as_it_is(host: Trio, view: Any) -> None:
+async def test_views_of_a_shared_tensor_arrive_as_views(host: Trio, view: Any) -> None:
     a, _, _ = host
     sent = view(asyncrpc.share(torch.randn(1000)))
     back = await a.peer("b").call(remote.echo, sent)
@@ -352,7 +352,9 @@ async def test_every_view_of_it_arrives_as_it_is(host: Trio, view: Any) -> None:
     assert not sent.numel() or back.data_ptr() == sent.data_ptr()
 
 
-async def test_conjugate_and_gradient_travel_with_it(host: Trio) -> None:
+async def test_conjugate_bit_and_gradient_travel_with_a_shared_tensor(
+    host: Trio,
+) -> None:
     a, _, _ = host
     wave = asyncrpc.share(torch.randn(10, dtype=torch.complex64))
     assert torch.equal(await a.peer("b").call(remote.echo, wave.conj()), wave.conj())
@@ -363,7 +365,7 @@ async def test_conjugate_and_gradient_travel_with_it(host: Trio) -> None:
     assert back.data_ptr() == weight.data_ptr()
 
 
-async def test_sent_back_it_is_the_senders_own_memory(host: Trio) -> None:
+async def test_shared_tensor_sent_back_is_the_original_memory(host: Trio) -> None:
     a, _, _ = host
     value = asyncrpc.share(torch.zeros(5000))
     back = await a.peer("b").call(remote.echo, value)
@@ -372,7 +374,7 @@ async def test_sent_back_it_is_the_senders_own_memory(host: Trio) -> None:
     assert (await a.peer("b").call(kept)).data_ptr() == value.data_ptr()
 
 
-async def test_passed_on_it_is_the_same_memory_everywhere(host: Trio) -> None:
+async def test_shared_tensor_passed_on_is_the_same_memory(host: Trio) -> None:
     a, _, c = host
     value = asyncrpc.share(torch.zeros(5000))
     await a.peer("b").call(pass_on, "c", value)
@@ -408,7 +410,7 @@ async def test_items_of_a_stream_may_be_shared(host: Trio) -> None:
     assert received[3].untyped_storage() is received[0].untyped_storage()
 
 
-async def test_an_array_over_it_travels_by_value(host: Trio) -> None:
+async def test_array_over_shared_memory_travels_by_value(host: Trio) -> None:
     a, _, _ = host
     value = asyncrpc.share(torch.zeros(5000))
     back = await a.peer("b").call(remote.echo, value.numpy())
@@ -417,7 +419,7 @@ async def test_an_array_over_it_travels_by_value(host: Trio) -> None:
     assert value.sum() == 0
 
 
-async def test_what_is_computed_from_it_travels_by_value(host: Trio) -> None:
+async def test_clone_of_a_shared_tensor_travels_by_value(host: Trio) -> None:
     a, _, _ = host
     value = asyncrpc.share(torch.zeros(5))
     back = await a.peer("b").call(remote.echo, value.clone())
@@ -425,7 +427,7 @@ async def test_what_is_computed_from_it_travels_by_value(host: Trio) -> None:
     assert value.sum() == 0
 
 
-async def test_a_codec_leaves_it_alone(host: Trio) -> None:
+async def test_codec_leaves_a_shared_tensor_unchanged(host: Trio) -> None:
     a, _, _ = host
     value = asyncrpc.share(torch.zeros(50_000))
     await a.peer("b").using(codec="bf16").call(add_in_place, value, 1.001)
@@ -435,16 +437,16 @@ async def test_a_codec_leaves_it_alone(host: Trio) -> None:
 # --- order ---------------------------------------------------------------------------
 
 
-async def test_calls_that_do_not_carry_it_pass_one_that_waits_for_it(
+async def test_plain_calls_pass_a_call_that_waits_for_shared_memory(
     host: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, _, _ = host
     may_go = asyncio.Event()
     passing = regions.Regions._pass_all  # noqa: SLF001
 
-    async def later(*given: Any) -> None:
+    async def later(*arguments: Any) -> None:
         await may_go.wait()
-        await passing(*given)
+        await passing(*arguments)
 
     monkeypatch.setattr(regions.Regions, "_pass_all", later)
     value = asyncrpc.share(torch.zeros(10))
@@ -455,7 +457,7 @@ async def test_calls_that_do_not_carry_it_pass_one_that_waits_for_it(
     assert (await waits).sum() == 10
 
 
-async def test_a_call_given_up_while_it_waits_never_runs(
+async def test_call_cancelled_while_waiting_never_runs(
     host: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b, _ = host
@@ -478,7 +480,7 @@ async def test_a_call_given_up_while_it_waits_never_runs(
 
 
 @pytest.mark.parametrize("network", ["mem", "tcp"])
-async def test_where_no_memory_is_common_the_error_says_what_to_do(
+async def test_sharing_without_common_memory_is_explained(
     network: Any,
 ) -> None:
     async with Cluster(2, network=network) as (a, _):
@@ -501,7 +503,7 @@ async def test_a_result_that_cannot_go_is_the_callers_error() -> None:
         ("PEER_REGIONS_MAX", "one peer can share at most 1 storages"),
     ],
 )
-async def test_a_peer_that_refuses_it_fails_the_call_alone(
+async def test_refusal_of_shared_memory_fails_its_call_alone(
     host: Trio, limit: str, refusal: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, _, _ = host
@@ -572,7 +574,7 @@ async def test_memory_is_kept_for_a_message_whose_peer_is_slow_to_map_it(
             assert await call == 5.0
 
 
-async def test_processes_train_one_model_and_a_death_takes_nothing_with_it() -> None:
+async def test_shared_model_survives_a_killed_process() -> None:
     cluster = ProcessCluster(["b", "c"], method="forkserver")
     async with cluster as a:
         model = asyncrpc.share(nn.Linear(500, 100))
@@ -589,5 +591,5 @@ async def test_processes_train_one_model_and_a_death_takes_nothing_with_it() -> 
         assert bool((result == 4).all())
         assert bool(((await a.peer("c").call(kept)) == 4).all())
         await a.peer("c").call(drop_kept)
-    left = [one.name for one in FILES.iterdir()]  # noqa: ASYNC240
+    left = [file.name for file in FILES.iterdir()]  # noqa: ASYNC240
     assert not [name for name in left if name.startswith("torch_")]

@@ -179,7 +179,7 @@ async def test_a_value_comes_and_goes_as_it_was(
 @pytest.mark.parametrize(
     "size", [1, 65_536, 65_537, 131_072, 2 * MIB, 2 * MIB + 1, 5 * MIB + 3]
 )
-async def test_every_size_arrives_whole(pair: Pair, size: int) -> None:
+async def test_payload_of_any_size_arrives_whole(pair: Pair, size: int) -> None:
     a, _ = pair
     await warm(a, "b", 8 * MIB)
     value = torch.randint(256, (size,), dtype=torch.uint8)
@@ -250,7 +250,7 @@ async def test_memory_is_free_again_when_the_receivers_tensors_are_dead(
     assert len(b.parts.memory.leases) == 0
 
 
-async def test_one_call_after_the_other_uses_the_same_memory(pair: Pair) -> None:
+async def test_consecutive_calls_reuse_the_same_memory(pair: Pair) -> None:
     a, _ = pair
     await warm(a, "b", 16 * MIB)
     size_bytes = a.parts.memory.pool.size_bytes
@@ -260,7 +260,7 @@ async def test_one_call_after_the_other_uses_the_same_memory(pair: Pair) -> None
     assert a.parts.memory.pool.size_bytes == size_bytes
 
 
-async def test_when_slabs_are_full_the_socket_takes_over(pair: Pair) -> None:
+async def test_payload_goes_by_socket_when_slabs_are_full(pair: Pair) -> None:
     a, _ = pair
     a.parts.memory.pool.limit_bytes = 16 * MIB
     await warm(a, "b", 4 * MIB)
@@ -277,7 +277,7 @@ async def test_when_slabs_are_full_the_socket_takes_over(pair: Pair) -> None:
     assert (await sent(a, remote.total, value)).bytes_copied == value.nbytes
 
 
-async def test_one_payload_of_more_than_half_of_the_limit_goes_by_socket() -> None:
+async def test_payload_over_half_the_limit_goes_by_socket() -> None:
     options = Options(
         limits=LimitOptions(shared_memory_bytes=16 * MIB), drain_timeout_s=2.0
     )
@@ -289,7 +289,7 @@ async def test_one_payload_of_more_than_half_of_the_limit_goes_by_socket() -> No
 
 
 @pytest.mark.parametrize("off", ["a", "b"])
-async def test_without_shared_memory_on_either_side_all_goes_by_socket(
+async def test_payload_goes_by_socket_without_shared_memory(
     off: str,
 ) -> None:
     names = ("a", "b")
@@ -313,9 +313,9 @@ async def test_without_shared_memory_on_either_side_all_goes_by_socket(
         for _ in range(3):
             stats = await sent(a, remote.total, torch.ones(MIB))
             assert stats.bytes_copied == 0
-            found = (await a.parts.link_to("b")).connection.payloads.mover
-            if isinstance(found, moving.SlabMover):
-                await until(lambda one=found: not one.is_busy)  # type: ignore[misc]
+            mover = (await a.parts.link_to("b")).connection.payloads.mover
+            if isinstance(mover, moving.SlabMover):
+                await until(lambda slab_mover=mover: not slab_mover.is_busy)  # type: ignore[misc]
     finally:
         await asyncio.gather(a.shutdown(), b.shutdown())
 
@@ -436,12 +436,12 @@ async def test_worker_empty_in_a_thread_is_of_the_same_memory(pair: Pair) -> Non
     await until(lambda: held_bytes(a.parts.memory.pool) == 0)
 
 
-async def test_without_room_worker_empty_makes_a_plain_tensor(pair: Pair) -> None:
+async def test_worker_empty_without_room_makes_a_plain_tensor(pair: Pair) -> None:
     a, _ = pair
     a.parts.memory.pool.limit_bytes = 16 * MIB
-    made = [a.empty(MIB) for _ in range(6)]
+    tensors = [a.empty(MIB) for _ in range(6)]
     assert held_bytes(a.parts.memory.pool) == 16 * MIB
-    assert made[5].fill_(1).sum() == MIB
+    assert tensors[5].fill_(1).sum() == MIB
 
 
 # --- processes -----------------------------------------------------------------------
@@ -479,7 +479,7 @@ async def test_a_receiver_that_is_killed_holds_nothing(signal_number: int) -> No
         assert await a.peer("c").call(kept_sum) == MIB
 
 
-async def test_what_a_killed_sender_sent_lives_and_nothing_else_of_it() -> None:
+async def test_received_tensors_outlive_a_killed_sender() -> None:
     cluster = ProcessCluster(["b"], method="forkserver")
     async with cluster as a:
         result = await a.peer("b").call(torch.ones, MIB)
@@ -526,13 +526,13 @@ async def test_a_slab_that_is_mapped_when_its_sender_is_gone_is_let_go(
         gc.enable()
 
 
-async def test_nothing_is_left_in_the_file_system() -> None:
+async def test_shared_memory_leaves_no_files() -> None:
     before = set(FILES.iterdir())  # noqa: ASYNC240
     async with ProcessCluster(["b"], method="forkserver") as a:
         await warm(a, "b", 4 * MIB)
         assert set(FILES.iterdir()) == before  # noqa: ASYNC240
         directory = Path(a.addresses[0].removeprefix("uds://")).parent
-        assert any(one.name.endswith(".fd") for one in directory.iterdir())
+        assert any(entry.name.endswith(".fd") for entry in directory.iterdir())
     assert not directory.exists()
 
 
