@@ -201,7 +201,7 @@ def says_the_cure(error: Exception, number: int) -> None:
 
 @pytest.mark.parametrize("transport", ["uds", "tcp"])
 @pytest.mark.parametrize("needs", NEEDS)
-async def test_what_needs_a_descriptor_says_that_none_is_left_and_works_later(
+async def test_exhausted_descriptors_are_reported_then_recovered(
     needs: str, transport: Literal["uds", "tcp"]
 ) -> None:
     async with three(transport) as worker:
@@ -292,7 +292,7 @@ class Exhausted(socket.socket):
 
 
 @pytest.mark.parametrize("needs", [dial, start_at_a_port])
-async def test_a_host_without_descriptors_is_named_and_recovered_from(
+async def test_host_out_of_descriptors_is_reported_then_recovered(
     needs: Callable[[Worker], Awaitable[object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with three("tcp") as worker:
@@ -326,7 +326,7 @@ async def test_connections_wait_while_the_host_has_no_descriptor(
     taken[0].close()
 
 
-async def test_who_cannot_be_accepted_is_refused_at_once_and_served_later(
+async def test_newcomer_without_a_descriptor_is_refused_then_served(
     worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
     b, newcomer = worker.peer("b"), as_newcomer(worker)

@@ -144,7 +144,7 @@ def let_end(worker: Worker, watch: Watch, finished: int) -> None:
         time.sleep(0.001)
 
 
-async def test_who_does_not_come_in_time_is_named(trio: Trio) -> None:
+async def test_missing_worker_is_named_after_the_timeout(trio: Trio) -> None:
     a, b, _ = trio
     with pytest.raises(TimeoutError, match=r"after 0.3 s 'b', 'c' had not asked"):
         await a.shutdown(graceful=True, timeout_s=0.3, drain_timeout_s=HOUR_S)
@@ -152,15 +152,15 @@ async def test_who_does_not_come_in_time_is_named(trio: Trio) -> None:
     assert await b.peer("c").call(remote.add, 1) == 2
 
 
-async def test_who_is_busy_is_named_and_its_call_cut_off(
+async def test_busy_worker_is_named_and_its_call_cancelled(
     trio: Trio, caplog: pytest.LogCaptureFixture
 ) -> None:
     remote.watches["w"] = watch = Watch()
     call = trio[0].parts.start_call("b", remote.wait_for_ever, ("w",))
     await watch.begun.wait()
     together = (
-        one.shutdown(graceful=True, timeout_s=HOUR_S, drain_timeout_s=0.3)
-        for one in trio
+        worker.shutdown(graceful=True, timeout_s=HOUR_S, drain_timeout_s=0.3)
+        for worker in trio
     )
     async with asyncio.timeout(LIMIT_S):
         await asyncio.gather(*together)
@@ -186,25 +186,25 @@ async def test_a_call_that_ends_late_is_waited_for(trio: Trio) -> None:
     await call
 
 
-async def test_one_that_leaves_alone_is_left_out(
+async def test_worker_that_left_alone_is_not_waited_for(
     trio: Trio, caplog: pytest.LogCaptureFixture
 ) -> None:
     a, b, c = trio
-    ending = [asyncio.create_task(one.shutdown(graceful=True)) for one in (a, b)]
+    ending = [asyncio.create_task(worker.shutdown(graceful=True)) for worker in (a, b)]
     assert await c.peer("a").call(remote.add, 1) == 2
     await c.shutdown()
     await asyncio.wait_for(asyncio.gather(*ending), LIMIT_S)
     assert "without the others that are gone: 'c'" in caplog.text
 
 
-async def test_who_is_left_of_a_group_of_many_ends(
+async def test_survivors_of_a_large_group_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Most were gone before, so that nobody was told of it: each is looked for."""
     async with Cluster(9, options=Options(drain_timeout_s=1.0)) as workers:
-        await asyncio.gather(*(one.shutdown() for one in workers[2:8]))
+        await asyncio.gather(*(worker.shutdown() for worker in workers[2:8]))
         left = (workers[0], workers[1], workers[8])
-        ending = (one.shutdown(graceful=True, timeout_s=15.0) for one in left)
+        ending = (worker.shutdown(graceful=True, timeout_s=15.0) for worker in left)
         await asyncio.gather(*ending)
     assert "'c', 'd', 'e', 'f', 'g', 'h'" in caplog.text
 
@@ -308,7 +308,7 @@ class TestInVirtualTime:
         assert "its rendezvous did not end in time" in caplog.text
         assert worker.parts.directory.links == []
 
-    async def test_who_is_impatient_twice_is_not_kept_waiting(self) -> None:
+    async def test_repeated_cancellation_hurries_the_shutdown(self) -> None:
         worker = sim_worker("a", Network(0), rank=0, rendezvous=Endless(1))
         await worker.__aenter__()
         worker.parts.add_service(Stuck("stuck", None))
@@ -359,9 +359,9 @@ async def test_a_stopped_peer_whose_buffers_are_full_keeps_nobody(
             os.kill(cluster.pid("b"), signal.SIGKILL)
 
 
-async def test_what_came_through_shared_memory_outlives_both_workers() -> None:
+async def test_result_by_shared_memory_outlives_both_workers() -> None:
     async with Cluster(2, network="uds") as (a, b):
         sent = torch.arange(float(1 << 20))
         got = await a.peer("b").call(remote.double, sent)
-        await asyncio.gather(*(one.shutdown(graceful=True) for one in (a, b)))
+        await asyncio.gather(*(worker.shutdown(graceful=True) for worker in (a, b)))
     assert torch.equal(got, 2 * sent)

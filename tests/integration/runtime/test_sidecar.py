@@ -98,7 +98,7 @@ def descriptor_of(pid: int, number: int) -> str:
 # --- a worker of this process --------------------------------------------------------
 
 
-async def test_a_worker_whose_loop_runs() -> None:
+async def test_running_loop_is_seen_as_ticking() -> None:
     async with started() as worker:
         assert set(await ask_both(worker.parts.hello())) == {Evidence.TICKING}
 
@@ -130,7 +130,7 @@ async def test_the_process_starts_when_a_peer_comes_that_needs_it() -> None:
         assert await early is Evidence.TICKING
 
 
-async def test_without_a_sidecar_there_is_a_pulse_still() -> None:
+async def test_pulse_works_without_a_sidecar() -> None:
     async with started(
         replace(TCP, liveness=replace(TCP.liveness, sidecar="off"))
     ) as worker:
@@ -140,19 +140,19 @@ async def test_without_a_sidecar_there_is_a_pulse_still() -> None:
         assert await ask_both(hello) == (Evidence.TICKING, Evidence.UNKNOWN)
 
 
-async def test_without_tcp_there_is_no_sidecar() -> None:
+async def test_sidecar_needs_tcp() -> None:
     async with started(Options(liveness=LivenessOptions(sidecar="on"))) as worker:
         assert worker.parts.sidecar.process is None
         assert await ask(worker.parts.hello()) is Evidence.TICKING
 
 
-async def test_in_memory_there_is_nothing_to_see() -> None:
+async def test_memory_transport_gives_no_evidence() -> None:
     async with Cluster(2) as (a, _):
         assert a.parts.hello().sidecar == ()
         assert await ask(a.parts.hello()) is Evidence.UNKNOWN
 
 
-async def test_two_workers_of_one_process_have_a_sidecar_each() -> None:
+async def test_workers_of_a_process_have_a_sidecar_each() -> None:
     async with Cluster(
         2,
         network="tcp",
@@ -161,8 +161,8 @@ async def test_two_workers_of_one_process_have_a_sidecar_each() -> None:
         assert a.parts.sidecar.process is not None
         assert b.parts.sidecar.process is not None
         assert a.parts.sidecar.process.pid != b.parts.sidecar.process.pid
-        for one in (a, b):
-            assert set(await ask_both(one.parts.hello())) == {Evidence.TICKING}
+        for worker in (a, b):
+            assert set(await ask_both(worker.parts.hello())) == {Evidence.TICKING}
 
 
 async def test_a_secret_is_needed_to_be_answered() -> None:
@@ -171,7 +171,7 @@ async def test_a_secret_is_needed_to_be_answered() -> None:
         assert await ask(hello, secret="another secret of it") is Evidence.UNREACHABLE
 
 
-async def test_another_life_of_the_worker_is_not_answered_for() -> None:
+async def test_sidecar_answers_for_its_own_incarnation_only() -> None:
     async with started() as worker:
         hello = replace(worker.parts.hello(), incarnation=worker.incarnation + 1)
         assert set(await ask_both(hello)) == {Evidence.UNREACHABLE}
@@ -223,10 +223,10 @@ async def test_a_start_that_fails_leaves_no_process() -> None:
         await worker.__aenter__()
 
 
-@pytest.mark.parametrize("given", ["yes", "", True])
-def test_only_what_is_known_can_be_asked_for(given: str) -> None:
+@pytest.mark.parametrize("option", ["yes", "", True])
+def test_invalid_sidecar_option_is_refused(option: str) -> None:
     with pytest.raises(UsageError, match=r"LivenessOptions\.sidecar"):
-        Options(liveness=LivenessOptions(sidecar=given))
+        Options(liveness=LivenessOptions(sidecar=option))
 
 
 @pytest.mark.parametrize(
@@ -327,15 +327,15 @@ async def test_the_first_of_several_addresses_that_answers_is_enough() -> None:
             assert found is Evidence.TICKING
 
 
-async def test_whoever_does_not_answer_in_time_is_unreachable() -> None:
+async def test_silent_sidecar_is_unreachable() -> None:
     async with started() as worker:
         with silent_listener() as silent:
             hello = replace(
                 worker.parts.hello(),
                 sidecar=(silent,),
             )
-            found = await ask(as_seen_from_elsewhere(hello), timeout_s=0.2)
-            assert found is Evidence.UNREACHABLE
+            evidence = await ask(as_seen_from_elsewhere(hello), timeout_s=0.2)
+            assert evidence is Evidence.UNREACHABLE
 
 
 async def test_a_question_that_is_cancelled_leaves_nothing() -> None:
@@ -431,7 +431,7 @@ class TestProcesses:
         [blocking.hold_interpreter, blocking.block_loop],
         ids=["lock", "loop"],
     )
-    async def test_one_that_does_not_turn_to_its_loop_is_busy(
+    async def test_blocked_process_is_seen_as_busy(
         self, stall: Stall, tmp_path: Path
     ) -> None:
         gate = str(tmp_path / "gate")
@@ -444,7 +444,7 @@ class TestProcesses:
             await stalled
             await until_seen(a, hello, Evidence.TICKING)
 
-    async def test_one_that_is_stopped(self) -> None:
+    async def test_stopped_process_is_seen_as_stopped(self) -> None:
         async with process() as (a, cluster, hello):
             await until_seen(a, hello, Evidence.TICKING)
             os.kill(cluster.pid("b"), signal.SIGSTOP)
@@ -454,7 +454,7 @@ class TestProcesses:
                 os.kill(cluster.pid("b"), signal.SIGCONT)
             await until_seen(a, hello, Evidence.TICKING)
 
-    async def test_one_that_was_killed(self) -> None:
+    async def test_killed_process_is_seen_as_gone(self) -> None:
         async with process() as (a, cluster, hello):
             pid = await a.peer("b").call(blocking.sidecar_pid)
             cluster.kill("b")
@@ -464,13 +464,13 @@ class TestProcesses:
             finally:
                 os.kill(pid, signal.SIGKILL)
 
-    async def test_on_a_unix_socket_only_this_host_sees_it(self) -> None:
+    async def test_unix_socket_gives_evidence_on_its_host_only(self) -> None:
         async with process("uds") as (a, cluster, hello):
             await until_seen(a, hello, Evidence.TICKING, is_far=False)
             cluster.kill("b")
             await until_seen(a, hello, Evidence.GONE, is_far=False)
-            found = await ask(as_seen_from_elsewhere(hello))
-            assert found is Evidence.UNKNOWN
+            evidence = await ask(as_seen_from_elsewhere(hello))
+            assert evidence is Evidence.UNKNOWN
 
 
 # --- one port ------------------------------------------------------------------------
@@ -486,7 +486,7 @@ async def test_calls_and_the_sidecar_go_by_one_port() -> None:
 class TestOnePort:
     loops = {"asyncio": asyncio.SelectorEventLoop}  # noqa: RUF012
 
-    async def test_who_dials_a_worker_that_stands_still_is_served_later(
+    async def test_dialer_of_a_blocked_worker_is_served_later(
         self, tmp_path: Path
     ) -> None:
         """Its sidecar accepts the connection, and passes it on unread."""

@@ -415,7 +415,7 @@ async def close_application() -> None:
 
 
 @pytest.mark.slow
-async def test_an_application_and_what_it_asks_are_stopped(
+async def test_stopped_application_answers_with_a_reason_or_later(
     transport: Transport,
 ) -> None:
     """Requests are answered with the reason, or later; the next ones as before."""

@@ -122,7 +122,7 @@ DIFFERENT = f"the two workers have different secrets; {ADVICE}"
     ],
     ids=["wrong", "none"],
 )
-async def test_who_does_not_know_the_secret_is_told_and_not_served(  # noqa: PLR0917
+async def test_worker_with_a_wrong_secret_is_told_and_not_served(  # noqa: PLR0917
     server: Worker,
     friend: Worker,
     tmp_path: Path,
@@ -427,9 +427,7 @@ async def test_a_hello_to_somebody_else_is_refused(
     assert b"this is worker 'ps', not 'another'" in read
 
 
-async def test_who_is_slow_to_introduce_himself_is_cut_off(
-    server: Worker, friend: Worker
-) -> None:
+async def test_slow_handshake_is_cut_off(server: Worker, friend: Worker) -> None:
     """Whether he says nothing, or a byte now and then."""
     async with dialed(server) as silent, dialed(server) as slow:
 
@@ -445,9 +443,7 @@ async def test_who_is_slow_to_introduce_himself_is_cut_off(
         await asyncio.wait([dripping])
 
 
-async def test_of_those_who_are_silent_only_so_many_are_kept(
-    listens: str, tmp_path: Path
-) -> None:
+async def test_silent_connections_are_limited(listens: str, tmp_path: Path) -> None:
     options = replace(
         QUICK,
         network=replace(QUICK.network, listen=(listens,), handshake_timeout_s=60),
@@ -459,7 +455,10 @@ async def test_of_those_who_are_silent_only_so_many_are_kept(
         contextlib.AsyncExitStack() as stack,
     ):
         streams = [await stack.enter_async_context(dialed(server)) for _ in range(8)]
-        reads = [asyncio.create_task(read_to_the_end(one[0])) for one in streams]
+        reads = [
+            asyncio.create_task(read_to_the_end(connection[0]))
+            for connection in streams
+        ]
         for ended in asyncio.as_completed(reads):
             await ended
             if sum(read.done() for read in reads) == 4:

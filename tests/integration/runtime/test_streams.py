@@ -27,9 +27,9 @@ def stream(trio: Trio, function: Any, *args: Any) -> AsyncGenerator[Any, None]:
 
 
 @pytest.mark.parametrize("function", GENERATORS)
-async def test_all_items_come_in_order(wired: Trio, function: Any) -> None:
-    found = [item async for item in stream(wired, function, 100)]
-    assert found == list(range(100))
+async def test_items_come_in_order(wired: Trio, function: Any) -> None:
+    items = [item async for item in stream(wired, function, 100)]
+    assert items == list(range(100))
     assert [item async for item in stream(wired, function, 0)] == []
 
 
@@ -122,7 +122,7 @@ async def test_a_deadline_ends_both_ends(trio: Trio, watch: Watch) -> None:
     await asyncio.wait_for(watch.ended.wait(), 30)
 
 
-async def test_the_producer_lost_is_an_error(trio: Trio) -> None:
+async def test_lost_producer_raises_an_error(trio: Trio) -> None:
     a, _, _ = trio
     items = stream(trio, remote.count_to, 1000)
     assert await anext(items) == 0
@@ -134,7 +134,7 @@ async def test_the_producer_lost_is_an_error(trio: Trio) -> None:
             pass
 
 
-async def test_what_is_no_generator_is_rejected_and_so_is_one_that_is_called(
+async def test_stream_needs_a_generator_and_call_a_function(
     trio: Trio,
 ) -> None:
     with pytest.raises(CallKindError, match=r"use `call`.*make it a generator"):
@@ -152,9 +152,9 @@ async def test_streams_of_one_connection_do_not_hold_each_other_up(
     assert [item async for item in slow] == list(range(1, 1000))
 
 
-async def test_tensors_in_arguments_and_to_oneself(trio: Trio) -> None:
+async def test_stream_from_the_own_worker_carries_tensors(trio: Trio) -> None:
     a, _, _ = trio
     rows = torch.arange(6.0).reshape(3, 2)
     items: Any = a.peer("a").stream(remote.rows_of, rows)
-    found = [row async for row in items]
-    assert torch.equal(torch.stack(found), rows)
+    received = [row async for row in items]
+    assert torch.equal(torch.stack(received), rows)

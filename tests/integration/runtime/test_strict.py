@@ -54,7 +54,7 @@ def bait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-async def test_what_is_exposed_can_be_called_and_nothing_else(
+async def test_strict_worker_runs_exposed_functions_only(
     lenient_and_strict: tuple[Worker, Worker],
 ) -> None:
     strict = lenient_and_strict[0].peer("strict")

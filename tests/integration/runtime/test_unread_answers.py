@@ -154,7 +154,7 @@ async def test_a_peer_that_reads_nothing_is_made_nothing_more(
         assert link.count_kept() < kept + ITEM_BYTES  # signs of life are sent
 
 
-async def test_what_waited_goes_on_once_the_peer_reads(server: Worker) -> None:
+async def test_waiting_answers_continue_once_the_peer_reads(server: Worker) -> None:
     async with dialed(server) as stream:
         reader, writer = stream
         await enter(stream)

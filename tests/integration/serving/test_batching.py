@@ -83,7 +83,7 @@ async def test_batches_grow_while_one_runs() -> None:
     assert gate.batches == [[0], [1, 2, 3, 4]]
 
 
-async def test_two_batches_may_run_at_once() -> None:
+async def test_batches_run_concurrently_up_to_the_limit() -> None:
     gate = Gate(is_open=False)
     async with Batcher(gate, 1, 0.0, batches_max=2) as batched:
         answers = asyncio.gather(*map(batched, range(3)))
@@ -209,13 +209,13 @@ async def test_results_that_are_no_list_are_refused_by_name(kind: str) -> None:
         np.array([1, 2]),
     ],
 )
-async def test_every_sequence_of_answers_is_taken_in_order(answers: Any) -> None:
+async def test_answers_of_any_sequence_type_keep_their_order(answers: Any) -> None:
     async def predict(numbers: list[int]) -> Any:
         return answers
 
     async with Batcher(predict, 2, FOREVER_S) as batched:
-        found = await asyncio.gather(*map(batched, range(2)))
-    assert [int(answer) for answer in found] == [1, 2]
+        results = await asyncio.gather(*map(batched, range(2)))
+    assert [int(answer) for answer in results] == [1, 2]
 
 
 async def test_a_function_that_is_no_coroutine_function_is_refused_by_name() -> None:
@@ -238,7 +238,7 @@ async def test_a_function_that_cancels_itself_does_not_cancel_its_members() -> N
     assert caught.value.outcome is Outcome.UNKNOWN
 
 
-async def test_too_many_that_wait_are_rejected() -> None:
+async def test_requests_beyond_waiting_max_are_rejected() -> None:
     gate = Gate(is_open=False)
     async with Batcher(gate, 1, 0.0, waiting_max=2) as batched:
         tasks = [asyncio.ensure_future(batched(number)) for number in range(3)]
@@ -278,7 +278,7 @@ async def test_a_block_that_raises_ends_everything_at_once() -> None:
     assert gate.was_cancelled
 
 
-async def test_one_members_deadline_is_not_the_others() -> None:
+async def test_deadline_of_a_member_spares_the_others() -> None:
     gate = Gate(is_open=False)
 
     async def hurried() -> None:
@@ -314,7 +314,7 @@ async def test_a_batch_has_the_latest_deadline_of_its_members() -> None:
     assert seen == [None, 50.0]
 
 
-async def test_before_it_is_entered_it_says_so() -> None:
+async def test_batcher_must_be_entered() -> None:
     with pytest.raises(NotStartedError, match="async with"):
         await Batcher(remote.double, 1, 0.0)(1)
 

@@ -130,7 +130,7 @@ async def test_a_bucket_must_be_hashable() -> None:
 # --- priorities and clients ----------------------------------------------------------
 
 
-async def test_priorities_and_shares() -> None:
+async def test_requests_run_by_priority_and_fair_share() -> None:
     model = Model()
     hold = asyncio.Event()
 
@@ -147,7 +147,14 @@ async def test_priorities_and_shares() -> None:
         await asyncio.sleep(0)
         hold.set()
         await asyncio.gather(first, others)
-    assert [one for (one,) in model.batches] == ["first", "high", "a0", "b", "a1", "a2"]
+    assert [item for (item,) in model.batches] == [
+        "first",
+        "high",
+        "a0",
+        "b",
+        "a1",
+        "a2",
+    ]
 
 
 async def test_a_full_queue_makes_room_for_a_client_without_a_place() -> None:
@@ -209,7 +216,7 @@ async def test_a_priority_is_a_small_integer(priority: Any) -> None:
 class TestInVirtualTime:
     loops = {"sim": SimLoop}  # noqa: RUF012  (read once, by the conftest)
 
-    async def test_what_has_passed_its_deadline_never_runs(self) -> None:
+    async def test_expired_request_never_runs(self) -> None:
         """Although nothing cancels it: the deadline is of a task that waits."""
         model = Model(takes_s=5.0)
 
@@ -219,13 +226,13 @@ class TestInVirtualTime:
                 return answer
 
         async with Batcher(model, 1, 0.0) as batched:
-            found = await ends(ask(0, None), ask(1, 2.0), ask(2, None))
+            results = await ends(ask(0, None), ask(1, 2.0), ask(2, None))
             stats = batched.stats()
-        assert found == [0, "DeadlineExceededError", 2]
+        assert results == [0, "DeadlineExceededError", 2]
         assert model.batches == [[0], [2]]
         assert stats.expired == 1
 
-    async def test_its_error_says_that_it_did_not_run(self) -> None:
+    async def test_expired_request_has_the_outcome_not_executed(self) -> None:
         async with Batcher(Model(takes_s=5.0), 1, 0.0, name="predict") as batched:
             first = asyncio.ensure_future(batched(0))
             await asyncio.sleep(0)
@@ -242,7 +249,7 @@ class TestInVirtualTime:
                     await batched(1)
             assert batched.stats().expired == 1
 
-    async def test_one_that_could_not_be_answered_in_time_is_refused_at_once(
+    async def test_hopeless_deadline_is_refused_at_once(
         self,
     ) -> None:
         model = Model(takes_s=1.0)
@@ -264,7 +271,7 @@ class TestInVirtualTime:
                 assert await batched(5) == 5
             await runs
 
-    async def test_what_is_too_old_is_shed(self) -> None:
+    async def test_request_over_its_queue_age_is_shed(self) -> None:
         """Before the rate is known it waits as long as it may."""
         model = Model(takes_s=5.0)
         async with Batcher(model, 1, 0.0, max_queue_age_s=2.0) as batched:
@@ -371,7 +378,7 @@ async def test_the_deadline_of_a_caller_on_another_worker_counts() -> None:
     assert model.batches == [[0], [2]]
 
 
-async def test_over_http_too_much_is_503_with_the_time_to_come_again(
+async def test_overload_over_http_is_503_with_retry_after(
     group: Group, serving_app: Serving
 ) -> None:
     hold = asyncio.Event()
@@ -407,8 +414,8 @@ async def test_over_http_too_much_is_503_with_the_time_to_come_again(
         (refused,) = done
         assert refused.result() == (503, 1)
         hold.set()
-        found = await asyncio.gather(*asked)
-    assert sorted(found) == [(200, 0), (200, 0), (503, 1)]
+        answers = await asyncio.gather(*asked)
+    assert sorted(answers) == [(200, 0), (200, 0), (503, 1)]
 
 
 async def test_a_warm_up_that_fails_is_told() -> None:
@@ -420,7 +427,7 @@ async def test_a_warm_up_that_fails_is_told() -> None:
             pass
 
 
-async def test_what_waits_and_runs_is_told() -> None:
+async def test_statistics_count_waiting_and_running_requests() -> None:
     hold = asyncio.Event()
 
     async def held(items: list[int]) -> list[int]:

@@ -71,7 +71,7 @@ print(asking.getresponse().status)
 # --- who may look --------------------------------------------------------------------
 
 
-async def test_who_knows_the_secret_may_look(
+async def test_secret_signs_in_and_logout_ends_the_session(
     workers: list[Worker],
 ) -> None:
     async with shown(workers[0]) as browser:
@@ -104,14 +104,14 @@ async def test_a_wrong_token_is_refused_and_so_are_many(workers: list[Worker]) -
 
 @pytest.mark.parametrize("text", ["\ud800", "é", "\0", "x" * 3000, ""])
 @pytest.mark.parametrize("field", ["proof", "token", "ticket"])
-async def test_any_text_is_a_wrong_token(
+async def test_arbitrary_text_is_a_wrong_token(
     workers: list[Worker], field: str, text: str
 ) -> None:
     async with shown(workers[0], token=TOKEN) as browser:
         assert (await browser.post("login", {field: text}))[0] == 403
 
 
-async def test_wrong_attempts_of_others_keep_no_right_one_out(
+async def test_wrong_attempts_do_not_lock_out_a_right_token(
     workers: list[Worker], caplog: pytest.LogCaptureFixture
 ) -> None:
     """They come from the same address, that of a proxy."""
@@ -123,7 +123,11 @@ async def test_wrong_attempts_of_others_keep_no_right_one_out(
         assert (await browser.get("api/calls", **BEARER))[0] == 200
         assert await browser.sign_in(SECRET) == 200
         assert (await browser.get("api/overview"))[0] == 200
-    lines = [one for one in caplog.messages if one.startswith("dashboard: a wrong")]
+    lines = [
+        message
+        for message in caplog.messages
+        if message.startswith("dashboard: a wrong")
+    ]
     assert 1 <= len(lines) < 40  # of as many attempts
 
 
@@ -162,7 +166,7 @@ async def test_a_page_of_another_site_signs_nobody_in_or_out(
 
 
 @pytest.mark.parametrize("content", [[], {"token": 1}, "text", {"ticket": {}}])
-async def test_what_is_no_object_of_strings_is_refused(
+async def test_malformed_login_is_refused(
     workers: list[Worker], content: object
 ) -> None:
     async with shown(workers[0]) as browser:
@@ -182,7 +186,7 @@ async def test_a_program_sends_the_token(workers: list[Worker]) -> None:
         assert (await browser.get("api/calls", **sent))[0] == 401
 
 
-async def test_without_a_secret_only_this_host_may_look() -> None:
+async def test_dashboard_without_a_secret_is_for_this_host_alone() -> None:
     async with Cluster(2) as (a, _), shown(a) as browser:
         assert (await browser.get("login"))[1]["takes"] == "nothing"
         assert (await browser.get("api/overview"))[0] == 200
@@ -198,7 +202,7 @@ async def test_without_a_secret_only_this_host_may_look() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("uid", [0, 65534])
-async def test_without_a_secret_only_this_user_may_look(uid: int) -> None:
+async def test_dashboard_without_a_secret_is_for_this_user_alone(uid: int) -> None:
     async with Cluster(2) as (a, _), shown(a) as browser:
         url = f"{browser.session._base_url}".rstrip("/") + browser.url("api/overview")  # noqa: SLF001
         asking = await asyncio.create_subprocess_exec(
@@ -235,7 +239,7 @@ async def test_the_page_is_there_and_lets_nothing_foreign_in(
                 assert answer.status == 404
 
 
-async def test_without_the_slash_it_leads_to_the_directory(
+async def test_path_without_slash_redirects_to_the_directory(
     workers: list[Worker],
 ) -> None:
     async with shown(workers[0]) as browser:
@@ -267,11 +271,11 @@ async def test_a_wrong_query_is_told(
             assert problem in found["error"]
 
 
-async def test_what_does_not_exist_is_told(workers: list[Worker]) -> None:
+async def test_unknown_worker_or_view_is_404(workers: list[Worker]) -> None:
     async with shown(workers[0], token=TOKEN) as browser:
-        status, found = await browser.get("api/worker?worker=nobody", **BEARER)
+        status, body = await browser.get("api/worker?worker=nobody", **BEARER)
         assert status == 404
-        assert "there is no worker 'nobody'; known: a, b, c" in found["error"]
+        assert "there is no worker 'nobody'; known: a, b, c" in body["error"]
         assert (await browser.get("api/nothing", **BEARER))[0] == 404
 
 
@@ -326,44 +330,44 @@ async def _train(worker: Worker) -> None:
             await autograd.backward(context, [loss])
 
 
-async def test_each_view_shows_what_there_is(workers: list[Worker]) -> None:
+async def test_views_show_calls_references_and_training(workers: list[Worker]) -> None:
     async with shown(workers[0], token=TOKEN) as browser, busy(workers):
-        found = {name: await browser.look(name, **BEARER) for name in LISTS}
-        one = await browser.look("worker?worker=b", **BEARER)
-    for name, look in found.items():
+        looks = {name: await browser.look(name, **BEARER) for name in LISTS}
+        details = await browser.look("worker?worker=b", **BEARER)
+    for name, look in looks.items():
         assert look["view"] == name
         assert look["group"] == {"workers": 3, "answering": 3, "silent": 0}
         assert look["total"] == len(look["rows"]) > 0
         assert look["first"] == 1
-    check_overview(found["overview"])
-    check_training(found["training"])
-    calls = [row for row in found["calls"]["rows"] if row["function"] == "wait"]
+    check_overview(looks["overview"])
+    check_training(looks["training"])
+    calls = [row for row in looks["calls"]["rows"] if row["function"] == "wait"]
     assert [(row["caller"], row["callee"]) for row in calls] == [("b", "c")]
     assert [(row["state"], row["kind"]) for row in calls] == [("runs", "call")]
-    (held,) = (row for row in found["references"]["rows"] if row["type"] == "Held")
+    (held,) = (row for row in looks["references"]["rows"] if row["type"] == "Held")
     assert (held["owner"], held["holders"]) == ("b", ["a"])
     reduced = [
-        row for row in found["collectives"]["rows"] if row["kind"] == "all_reduce"
+        row for row in looks["collectives"]["rows"] if row["kind"] == "all_reduce"
     ]
     assert [(row["state"], row["came"]) for row in reduced] == [("ok", [0, 1, 2])]
     assert reduced[0]["bytes"] == 32
-    assert one["versions"]["torch"] == torch.__version__
-    assert one["options"]["secret"] == "given"
-    assert {row["peer"] for row in one["links"]} >= {"a", "c"}
-    assert any("`wait` on 'c'" in row["waits_for"] for row in one["tasks"])
-    assert SECRET not in str(one)
+    assert details["versions"]["torch"] == torch.__version__
+    assert details["options"]["secret"] == "given"
+    assert {row["peer"] for row in details["links"]} >= {"a", "c"}
+    assert any("`wait` on 'c'" in row["waits_for"] for row in details["tasks"])
+    assert SECRET not in str(details)
 
 
-async def test_no_view_shows_the_calls_that_look(workers: list[Worker]) -> None:
+async def test_views_hide_the_dashboards_own_calls(workers: list[Worker]) -> None:
     async with shown(workers[0], token=TOKEN) as browser:
         for _ in range(2):  # the second would show the calls of the first
             looks = {name: await browser.look(name, **BEARER) for name in LISTS}
-            one = await browser.look("worker?worker=b", **BEARER)
+            details = await browser.look("worker?worker=b", **BEARER)
     asked = workers[1].parts.recorder.served.recent
     assert any(event.function.startswith("inspection.") for event in asked)
     assert (looks["calls"]["rows"], looks["calls"]["left_out"]) == ([], 0)
-    assert "inspection." not in str([looks, one["functions"], one["events"]])
-    own = {row["function"] for row in one["functions"]}
+    assert "inspection." not in str([looks, details["functions"], details["events"]])
+    own = {row["function"] for row in details["functions"]}
     assert own <= {"membership.sync", "membership.take"}, own
 
 

@@ -82,7 +82,7 @@ async def test_a_draining_worker_is_not_ready(
         await ending
 
 
-async def test_every_watched_worker_has_to_be_there(
+async def test_readiness_needs_all_watched_workers(
     group: Group, serving_app: Serving
 ) -> None:
     app = app_with_health(group, serving.WORKER, OTHER)
@@ -91,7 +91,7 @@ async def test_every_watched_worker_has_to_be_there(
         client.get("/readyz") as response,
     ):
         assert response.status == 503
-        names = [one["name"] for one in (await response.json())["workers"]]
+        names = [worker["name"] for worker in (await response.json())["workers"]]
         assert names == ["front"]
 
 
@@ -185,7 +185,7 @@ async def test_requests_that_are_not_http_do_not_fill_the_log(
     assert {one.name for one in lines} == {"asyncrpc"}
 
 
-async def test_a_port_that_is_taken_is_said(group: Group) -> None:
+async def test_port_in_use_is_reported(group: Group) -> None:
     back = group.back
     async with serving.serve_health(back, port=0, host="127.0.0.1") as port:
         with pytest.raises(UsageError, match=f"cannot listen at port {port} of host "):

@@ -68,20 +68,20 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
         yield made
 
 
-async def test_nothing_fails_while_each_replica_is_replaced(fleet: Fleet) -> None:
+async def test_calls_survive_a_rolling_replacement(fleet: Fleet) -> None:
     async with serving.Replicas(fleet.web, "model-*", options=AT_ONCE) as replicas:
         await replicas.wait_ready(3)
         ended = asyncio.Event()
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
 
         async def flood() -> None:
             while not ended.is_set():
-                found[await replicas.call(programs.work, 0.005)] += 1
+                counts[await replicas.call(programs.work, 0.005)] += 1
 
         async def read() -> None:
             while not ended.is_set():
                 items = replicas.stream(programs.count_up, 20)
-                assert [one async for one in items] == list(range(20))
+                assert [item async for item in items] == list(range(20))
 
         async with asyncio.TaskGroup() as clients:
             for _ in range(8):
@@ -91,12 +91,12 @@ async def test_nothing_fails_while_each_replica_is_replaced(fleet: Fleet) -> Non
                 await fleet.start(f"model-{number + 3}")
                 await replicas.wait_ready(4)
                 assert "ended in order" in await fleet.end(f"model-{number}")
-            before = sum(found.values())
-            while sum(found.values()) < before + 50:
+            before = sum(counts.values())
+            while sum(counts.values()) < before + 50:
                 await replicas.call(programs.work, 0.0)
             ended.set()
-        assert len(found) == 6
-        names = {one.name for one in replicas.statistics().replicas}
+        assert len(counts) == 6
+        names = {replica.name for replica in replicas.statistics().replicas}
         assert names == {"model-3", "model-4", "model-5"}
 
 
@@ -134,7 +134,7 @@ async def test_a_kill_fails_what_ran_there_or_moves_it(
                 assert one.outcome is Outcome.UNKNOWN
 
 
-async def test_another_worker_can_drain_a_replica(fleet: Fleet) -> None:
+async def test_replica_can_be_drained_by_another_worker(fleet: Fleet) -> None:
     async with serving.Replicas(fleet.web, "model-*", options=AT_ONCE) as replicas:
         await replicas.wait_ready(3)
         assert await fleet.web.peer("model-1").call(serving.drain)

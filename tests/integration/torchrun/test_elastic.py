@@ -157,7 +157,7 @@ def test_workers_of_a_lost_agent_come_back_as_new_incarnations(fleet: Fleet) -> 
 
 
 @pytest.mark.parametrize("has_own_stores", [True, False])
-def test_all_are_started_anew_when_one_fails(
+def test_failed_worker_restarts_all_workers(
     fleet: Fleet, *, has_own_stores: bool
 ) -> None:
     """The second life meets apart from the first, also at the store of the first."""
@@ -166,12 +166,12 @@ def test_all_are_started_anew_when_one_fails(
     names = {"worker0", "worker1"}
 
     def have_both_lives(notes: list[Note]) -> bool:
-        again = [one for one in notes if one["restart"] == "1"]
+        again = [note for note in notes if note["restart"] == "1"]
         return said(again, ["0", "1"]) == names
 
     notes = fleet.await_notes(have_both_lives)
-    lives = [(one["met"], one["restart"]) for one in notes if "met" in one]
+    lives = [(note["met"], note["restart"]) for note in notes if "met" in note]
     assert sorted(lives) == [(name, life) for name in sorted(names) for life in "01"]
-    assert len({one["incarnation"] for one in notes if "met" in one}) == 4
+    assert len({note["incarnation"] for note in notes if "met" in note}) == 4
     fleet.stop_file.touch()
     assert agent.wait(LIMIT_S) == 0

@@ -191,7 +191,7 @@ async def current_connections_are_lost(client: aiohttp.ClientSession) -> None:
         assert response.status == 404
 
 
-async def test_a_stream_has_a_background_task_too(group: Group) -> None:
+async def test_stream_may_have_a_background_task(group: Group) -> None:
     done = asyncio.Event()
 
     async def note() -> None:
@@ -234,7 +234,7 @@ async def test_a_plain_function_calls_from_its_thread(group: Group) -> None:
 
 
 @pytest.mark.parametrize("is_outside", [True, False])
-async def test_a_middleware_of_the_framework_around_or_inside(
+async def test_framework_middleware_works_around_or_inside(
     group: Group,
     is_outside: bool,  # noqa: FBT001
 ) -> None:
@@ -268,7 +268,7 @@ async def test_a_middleware_of_the_framework_around_or_inside(
             await group.watch.cancelled.wait()
 
 
-async def test_a_stream_without_the_middleware(group: Group) -> None:
+async def test_stream_without_middleware_notices_a_lost_client(group: Group) -> None:
     """A client that leaves is noticed all the same."""
     app = Starlette(lifespan=asgi.lifespan(group.back))
 
@@ -298,7 +298,7 @@ async def test_the_checks_may_be_mounted(group: Group) -> None:
                 assert response.status == status
 
 
-async def test_a_client_that_asks_before_it_sends(group: Group) -> None:
+async def test_expect_continue_is_answered_when_the_body_is_read(group: Group) -> None:
     """`Expect: 100-continue`: the body is not asked for before the handler reads."""
 
     async def handle(request: Request) -> Response:
@@ -367,9 +367,11 @@ async def nobody(scope: Any, receive: Any, send: Any) -> None:
     """Be an application that knows no lifespan, and does not say so."""
 
 
-async def test_an_application_that_returns_from_its_lifespan(group: Group) -> None:
+async def test_application_that_returns_from_its_lifespan_completes(
+    group: Group,
+) -> None:
     sent = await lifespan_of(asgi.WorkerMiddleware(nobody, group.front))
-    kinds = [one["type"] for one in sent]
+    kinds = [message["type"] for message in sent]
     assert kinds == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
@@ -392,8 +394,8 @@ async def test_a_worker_that_cannot_start_is_told_to_the_server(group: Group) ->
 
 
 @pytest.mark.parametrize("fails_at", ["startup", "shutdown"])
-async def test_an_application_whose_lifespan_fails(group: Group, fails_at: str) -> None:
-    made = group.front()
+async def test_failed_lifespan_closes_the_worker(group: Group, fails_at: str) -> None:
+    worker = group.front()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await receive()
@@ -402,10 +404,10 @@ async def test_an_application_whose_lifespan_fails(group: Group, fails_at: str) 
             await receive()
         await send({"type": f"lifespan.{fails_at}.failed", "message": "no luck"})
 
-    sent = await lifespan_of(asgi.WorkerMiddleware(app, made))
+    sent = await lifespan_of(asgi.WorkerMiddleware(app, worker))
     last = {"type": f"lifespan.{fails_at}.failed", "message": "no luck"}
     assert sent[-1] == last
-    assert made.is_closed
+    assert worker.is_closed
 
 
 async def test_an_application_without_a_worker_says_what_to_do() -> None:
@@ -428,7 +430,7 @@ async def test_a_maker_of_something_else_is_refused() -> None:
             pass
 
 
-async def test_two_workers_by_their_keys(group: Group) -> None:
+async def test_workers_are_kept_apart_by_their_keys(group: Group) -> None:
     second = group.front("second", 2)
 
     @asynccontextmanager
@@ -457,4 +459,4 @@ async def test_two_workers_by_their_keys(group: Group) -> None:
                 assert await response.text() == name
         async with client.get("/health/readyz") as response:
             shown = (await response.json())["workers"]
-            assert [one["name"] for one in shown] == ["front", "second"]
+            assert [worker["name"] for worker in shown] == ["front", "second"]

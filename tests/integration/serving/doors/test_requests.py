@@ -83,7 +83,7 @@ async def test_a_running_worker_is_left_running(group: Group, door: Door) -> Non
     assert not group.back.is_closed
 
 
-async def test_the_two_checks(group: Group, door: Door) -> None:
+async def test_health_checks_follow_the_worker(group: Group, door: Door) -> None:
     async def answer(asked: Asked) -> Any:
         await current_worker().shutdown()
         return None
@@ -93,7 +93,7 @@ async def test_the_two_checks(group: Group, door: Door) -> None:
             assert response.status == 200
             body = await response.json()
             assert body["ready"] is True
-            assert [one["name"] for one in body["workers"]] == ["front"]
+            assert [worker["name"] for worker in body["workers"]] == ["front"]
         async with client.get("/") as response:
             assert response.status == 200
         async with client.get("/readyz") as response:
@@ -167,7 +167,7 @@ async def test_a_client_that_leaves_cancels_the_remote_work(
         await leave_while_it_waits(group, client.get("/"))
 
 
-async def test_a_client_that_leaves_after_its_body_was_read(
+async def test_client_leaving_after_its_body_cancels_the_call(
     group: Group, door: Door
 ) -> None:
     async def answer(asked: Asked) -> Any:
@@ -178,7 +178,7 @@ async def test_a_client_that_leaves_after_its_body_was_read(
         await leave_while_it_waits(group, client.post("/", data=b"all"))
 
 
-async def test_a_client_that_leaves_during_the_response(
+async def test_client_leaving_during_the_response_cancels_the_call(
     group: Group, door: Door
 ) -> None:
     async def answer(asked: Asked) -> Any:

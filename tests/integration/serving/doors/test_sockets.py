@@ -109,7 +109,7 @@ async def test_messages_are_answered(group: Group, door: Door) -> None:
         assert await closed(websocket) == (1000, "")
 
 
-async def test_no_message_is_lost_where_few_may_wait(group: Group, door: Door) -> None:
+async def test_messages_survive_a_small_queue(group: Group, door: Door) -> None:
     async def answer(messages: AsyncIterator[str | bytes]) -> AsyncIterator[Any]:
         async for message in messages:
             await current_worker().peer("back").call(remote.double, [1])
@@ -203,7 +203,7 @@ async def test_a_client_that_leaves_runs_the_remote_finally(
         await ended(group)
 
 
-async def test_a_client_whose_connection_breaks(group: Group, door: Door) -> None:
+async def test_broken_connection_ends_the_generator(group: Group, door: Door) -> None:
     app = one_socket(group, lambda _: there(remote.give_and_wait, group.name, "one"))
     async with door.serve(app) as client:
         async with stalled(client, "/", upgrade=True), asyncio.timeout(30):

@@ -36,9 +36,7 @@ def entered(
     return webs
 
 
-def test_one_of_the_web_workers_starts_a_killed_model_again(
-    folder: Path, new_web: NewWeb
-) -> None:
+def test_killed_model_is_started_again_once(folder: Path, new_web: NewWeb) -> None:
     webs = entered(new_web, 3)
     pid = webs[0].do("call", ("pid",))
     os.kill(pid, signal.SIGKILL)
@@ -68,7 +66,7 @@ def test_a_call_in_flight_fails_when_the_model_is_killed(
     caller.do("wait_ready")
 
 
-def test_who_comes_while_the_process_shuts_down_waits_for_the_next_one(
+def test_web_worker_waits_for_the_next_model_process(
     folder: Path, new_web: NewWeb
 ) -> None:
     """That it refuses is no failure of the model."""
@@ -85,7 +83,7 @@ def test_who_comes_while_the_process_shuts_down_waits_for_the_next_one(
     assert "raised" not in late.do("status")[3]
 
 
-def test_in_between_calls_are_rejected(new_web: NewWeb) -> None:
+def test_calls_between_two_model_processes_are_rejected(new_web: NewWeb) -> None:
     """They say why; nothing was sent, so a retry is safe."""
     (web,) = entered(new_web, 1)
     pid = web.do("call", ("pid",))
@@ -110,7 +108,9 @@ def test_a_process_that_is_told_to_end_is_replaced(
     assert web.do("status")[2] == 0
 
 
-def test_all_are_told_why_there_is_no_model(folder: Path, new_web: NewWeb) -> None:
+def test_failed_model_is_explained_to_all_web_workers(
+    folder: Path, new_web: NewWeb
+) -> None:
     """With the traceback; and without making it anew for each."""
     webs = [new_web() for _ in range(3)]
     for web in webs:
@@ -147,9 +147,7 @@ def test_a_process_that_dies_again_and_again_is_not_started_for_ever(
 
 
 @pytest.mark.slow
-def test_who_waits_for_the_model_waits_no_longer_than_it_may(
-    folder: Path, new_web: NewWeb
-) -> None:
+def test_wait_for_the_model_is_limited(folder: Path, new_web: NewWeb) -> None:
     """The process ends although a thread of it may be making the model for ever."""
     os.mkfifo(folder / "go")
     web = new_web()
@@ -159,7 +157,7 @@ def test_who_waits_for_the_model_waits_no_longer_than_it_may(
 
 
 @pytest.mark.slow
-def test_there_is_no_such_function(new_web: NewWeb) -> None:
+def test_unknown_model_function_is_refused(new_web: NewWeb) -> None:
     web = new_web()
     with pytest.raises(UsageError, match="has no function 'make_other'"):
         web.enter("make_other", linger_s=0.0)

@@ -49,7 +49,7 @@ def test_the_model_outlives_who_started_it(folder: Path, new_web: NewWeb) -> Non
     assert len(lines_of(folder / "made")) == 1
 
 
-def test_what_was_there_with_the_model_is_nothing_to_the_collector(
+def test_objects_of_the_model_are_frozen_for_the_collector(
     new_web: NewWeb,
 ) -> None:
     """A full collection would go through all of torch, for 0.1 s."""
@@ -58,7 +58,7 @@ def test_what_was_there_with_the_model_is_nothing_to_the_collector(
     assert web.do("call", ("frozen",)) > 10_000
 
 
-def test_who_starts_it_may_be_killed_in_the_middle(
+def test_model_starts_though_its_first_starter_is_killed(
     folder: Path, new_web: NewWeb
 ) -> None:
     """Whatever it had done of the start: another web worker gets a model."""
@@ -105,7 +105,7 @@ def test_tensors_go_through_shared_memory(new_web: NewWeb) -> None:
 
 
 @pytest.mark.slow
-def test_what_the_function_makes_may_be_awaited(new_web: NewWeb) -> None:
+def test_model_function_may_be_a_coroutine(new_web: NewWeb) -> None:
     web = new_web()
     web.enter("make_in_coroutine", linger_s=0.0)
     assert web.do("status")[0] == "ready"
