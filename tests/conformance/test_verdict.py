@@ -29,7 +29,7 @@ PASS, FAIL, SKIP = (Result(one) for one in (Status.PASS, Status.FAIL, Status.SKI
 LISTED = {B: "a reason", C: "another"}
 
 
-def test_the_lists_name_tests_that_there_are() -> None:
+def test_lists_name_existing_tests() -> None:
     names = lists.names_in(lists.CI)
     assert set(names) <= KNOWN.keys()
     assert len(set(names)) == len(names)
@@ -67,11 +67,13 @@ def test_a_list_that_would_hide_something_is_refused(
         (C, PASS, True),
     ],
 )
-def test_what_a_run_must_be(name: str, result: Result, *, is_good: bool) -> None:
+def test_result_is_judged_by_the_lists(
+    name: str, result: Result, *, is_good: bool
+) -> None:
     assert judge({name: result}, KNOWN, LISTED).is_good is is_good
 
 
-def test_what_is_not_listed_must_pass_and_what_is_listed_and_passes_is_told() -> None:
+def test_unlisted_tests_must_pass_and_outdated_ones_are_named() -> None:
     assert judge({C: FAIL}, KNOWN, {}).unexpected == (C,)
     assert judge({C: FAIL}, KNOWN, LISTED).excused == (C,)
     assert judge({C: PASS}, KNOWN, LISTED).outdated == (C,)

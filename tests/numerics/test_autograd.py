@@ -77,7 +77,7 @@ async def check(
         assert all(one.grad is None for one in formulas.parameters[name])
 
 
-async def test_there_and_back_and_there_and_back(trio: Trio) -> None:
+async def test_gradients_of_a_zigzag_equal_one_process(trio: Trio) -> None:
     a, _, _ = trio
     x = leaf()
     async with autograd.context() as context:
@@ -129,7 +129,7 @@ async def test_a_result_that_is_not_used_costs_and_changes_nothing(trio: Trio) -
         await check(a, context, wanted, x)
 
 
-async def test_references_as_arguments_and_results(trio: Trio) -> None:
+async def test_gradients_flow_through_references(trio: Trio) -> None:
     a, _, _ = trio
     x = leaf()
     async with autograd.context() as context:
@@ -146,7 +146,7 @@ async def test_references_as_arguments_and_results(trio: Trio) -> None:
         await check(a, context, expected(whole, x), x)
 
 
-async def test_backward_of_a_reference(trio: Trio) -> None:
+async def test_backward_works_on_a_reference(trio: Trio) -> None:
     a, _, _ = trio
     x = leaf()
     async with autograd.context() as context:
@@ -157,22 +157,22 @@ async def test_backward_of_a_reference(trio: Trio) -> None:
         await check(a, context, wanted, x)
 
 
-async def test_several_roots(trio: Trio) -> None:
+async def test_gradients_of_several_roots_equal_one_process(trio: Trio) -> None:
     a, _, _ = trio
     x = leaf()
     async with autograd.context() as context:
-        one = await a.peer("b").call(formulas.combine, x, x, 0)
-        two = await a.peer("c").call(formulas.combine, one, x, 0)
-        await autograd.backward(context, [one.sum(), two.sum(), x.sum()])
+        first = await a.peer("b").call(formulas.combine, x, x, 0)
+        second = await a.peer("c").call(formulas.combine, first, x, 0)
+        await autograd.backward(context, [first.sum(), second.sum(), x.sum()])
 
         def whole(x: torch.Tensor, p: Any) -> torch.Tensor:
-            one = formulas.formula(x, x, p["b"][0])
-            return (one + formulas.formula(one, x, p["c"][0]) + x).sum()
+            first = formulas.formula(x, x, p["b"][0])
+            return (first + formulas.formula(first, x, p["c"][0]) + x).sum()
 
         await check(a, context, expected(whole, x), x)
 
 
-async def test_roots_of_any_shape_with_their_gradients(trio: Trio) -> None:
+async def test_roots_of_any_shape_take_gradients(trio: Trio) -> None:
     a, _, _ = trio
     x = leaf()
     weights = torch.tensor([1.0, -2.0, 3.0], dtype=torch.double)
@@ -335,7 +335,7 @@ async def test_contexts_of_two_tasks_never_mix(trio: Trio) -> None:
         assert_same([gradient], wanted["leaves"])
 
 
-async def test_a_context_inside_another_is_another(trio: Trio) -> None:
+async def test_nested_contexts_are_separate(trio: Trio) -> None:
     a, _, _ = trio
     x = leaf()
     async with autograd.context() as outer:

@@ -90,7 +90,7 @@ async def test_messages_of_several_tensors_go_to_and_fro() -> None:
     await check(program, "abc")
 
 
-async def test_only_one_tensor_of_a_message_goes_round() -> None:
+async def test_unused_tensor_of_a_message_is_not_waited_for() -> None:
     """The other has no part at all, so nothing may wait for it."""
 
     async def program(k: Keepers, x: torch.Tensor) -> Roots:
@@ -100,7 +100,7 @@ async def test_only_one_tensor_of_a_message_goes_round() -> None:
     await check(program)
 
 
-async def test_two_sends_share_nodes_that_their_worker_kept() -> None:
+async def test_kept_nodes_are_shared_by_two_sends() -> None:
     """The kept node gets its gradient in two parts, one of which goes round first."""
 
     async def program(k: Keepers, x: torch.Tensor) -> Roots:
@@ -163,12 +163,12 @@ async def test_a_received_tensor_goes_on_unchanged() -> None:
     await check(program, "abc")
 
 
-async def test_one_tensor_goes_to_a_worker_in_several_messages() -> None:
+async def test_tensor_sent_in_several_messages_gets_its_whole_gradient() -> None:
     async def program(k: Keepers, x: torch.Tensor) -> Roots:
         y = x.sin()
-        found = [await ask(k["b"], "times", y, index) for index in (0, 1, 0)]
-        found.append(await ask(k["b"], "join", found[0], y))
-        return [torch.stack(found).prod(0)]
+        results = [await ask(k["b"], "times", y, index) for index in (0, 1, 0)]
+        results.append(await ask(k["b"], "join", results[0], y))
+        return [torch.stack(results).prod(0)]
 
     await check(program)
 

@@ -269,7 +269,7 @@ def a_context(worker: Worker, context_id: tuple[int, int]) -> Any:
     return service.context_of(context_id)
 
 
-async def test_what_came_in_another_context_is_refused_with_a_reason() -> None:
+async def test_tensor_of_another_context_is_refused() -> None:
     async with group_of(2) as (_, keepers), context():
         y = await ask(keepers["b"], "times", leaf())
         async with context() as inner:

@@ -75,7 +75,7 @@ class TestDelays:
             assert x in get_gradients(ctx)
             await workers[2].shutdown(drain_timeout_s=0)
 
-    async def test_who_is_cancelled_while_it_asks_why_a_pass_is_late_has_ended_it(
+    async def test_pass_cancelled_while_asking_for_its_delay_has_ended(
         self,
     ) -> None:
         """As by an enclosing deadline, which is over at about the same time."""

@@ -81,7 +81,7 @@ async def test_a_node_that_fails_changes_nothing_anywhere(
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda one: type(one).__name__)
-async def test_the_first_node_may_fail_too(error: Exception) -> None:
+async def test_failed_first_node_is_named(error: Exception) -> None:
     async with group_of(2) as (_, keepers), context() as ctx:
         x = leaf()
         y = await ask(keepers["b"], "times", x)
@@ -137,7 +137,7 @@ async def test_a_worker_that_ends_while_it_runs_is_named() -> None:
         assert x in get_gradients(ctx)
 
 
-async def test_nobody_takes_part_when_a_worker_that_must_is_gone() -> None:
+async def test_pass_without_a_needed_worker_changes_nothing() -> None:
     async with group_of(3) as (workers, keepers), context() as ctx:
         x = leaf()
         y = await ask(keepers["b"], "times", x)

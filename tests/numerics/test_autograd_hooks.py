@@ -150,7 +150,7 @@ def watch(y: torch.Tensor, how: str, seen: list[torch.Tensor]) -> None:
 
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("how", ["tensor", "node", "into", "retained"])
-async def test_who_watches_a_tensor_that_is_sent_on_as_it_came_sees_its_gradient(
+async def test_hook_of_a_forwarded_tensor_sees_its_gradient(
     how: str, *, is_late: bool
 ) -> None:
     """The engine has nothing to do there, and does it if somebody looks."""

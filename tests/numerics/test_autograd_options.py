@@ -61,7 +61,7 @@ async def test_fast_says_what_it_waits_for() -> None:
         assert (await ask(keepers["b"], "report")).gradients == [None, None]
 
 
-async def test_there_are_two_modes() -> None:
+async def test_mode_must_be_smart_or_fast() -> None:
     async with group_of(1), context() as ctx:
         with pytest.raises(asyncrpc.UsageError, match="'smart' or 'fast', not 'slow'"):
             await backward(ctx, leaf().sum(), mode="slow")  # type: ignore[arg-type]

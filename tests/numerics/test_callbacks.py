@@ -564,12 +564,12 @@ def names_of_torch() -> Iterator[str]:
                 yield f"{place.__name__.rpartition('.')[2]}.{name}"
 
 
-def test_every_hook_of_torch_is_known() -> None:
+def test_hooks_of_torch_are_all_listed() -> None:
     """A new one of a later torch needs a way, or a reason why it has none."""
     assert sorted(set(names_of_torch()) - set(NAMES)) == []
 
 
-def test_every_way_is_named() -> None:
+def test_ways_are_all_named() -> None:
     named = [value for value in NAMES.values() if not isinstance(value, str)]
     unnamed = {name for name, make in {**WAYS, **STEPS}.items() if make not in named}
     assert unnamed == {

@@ -109,9 +109,7 @@ async def test_a_thread_may_call_under_a_mode_of_its_own(a: Worker) -> None:
 
 
 @pytest.mark.parametrize("name", MODES)
-async def test_it_counts_when_a_call_is_made_not_when_it_is_sent(
-    name: str, a: Worker
-) -> None:
+async def test_modes_are_those_at_the_making_of_a_call(name: str, a: Worker) -> None:
     """The first has to connect; one begins in a thread; one, anew after each loss."""
     with MODES[name]():
         wanted = seen()
@@ -128,7 +126,7 @@ async def test_it_counts_when_a_call_is_made_not_when_it_is_sent(
         assert await call == wanted
 
 
-async def test_what_waits_keeps_its_modes_and_gives_them_to_nobody(a: Worker) -> None:
+async def test_waiting_call_keeps_its_modes_to_itself(a: Worker) -> None:
     """All on one loop: each step has its own, and between steps there are none."""
     waiting = {name: modes.Waiting(name) for name in MODES}
     wanted, calls = {}, {}
@@ -136,8 +134,8 @@ async def test_what_waits_keeps_its_modes_and_gives_them_to_nobody(a: Worker) ->
         with mode():
             wanted[name] = seen()
             calls[name] = asyncrpc.rpc_async("b", modes.wait, (name,))
-    for one in waiting.values():
-        await one.begun.wait()
+    for step in waiting.values():
+        await step.begun.wait()
         assert seen() == NONE
     assert await a.peer("b").call(modes.coroutine) == NONE
     for name in reversed(MODES):
@@ -147,7 +145,7 @@ async def test_what_waits_keeps_its_modes_and_gives_them_to_nobody(a: Worker) ->
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-async def test_what_is_cancelled_ends_under_its_modes(mode: Mode, a: Worker) -> None:
+async def test_cancelled_call_ends_under_its_modes(mode: Mode, a: Worker) -> None:
     waiting = modes.Waiting("one")
     with mode():
         wanted = seen()
@@ -179,7 +177,7 @@ async def test_a_stream_that_is_left_early_is_closed_under_its_modes() -> None:
     assert closed == [(False, False, "")]
 
 
-async def test_what_a_coroutine_changes_is_its_own_until_it_ends(a: Worker) -> None:
+async def test_modes_changed_by_a_coroutine_are_its_own(a: Worker) -> None:
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         call = asyncrpc.rpc_async("b", modes.changing)
     outside = (False, True, "torch.bfloat16")
@@ -189,7 +187,7 @@ async def test_what_a_coroutine_changes_is_its_own_until_it_ends(a: Worker) -> N
     assert torch.get_autocast_dtype("cpu") == torch.bfloat16
 
 
-async def test_what_a_function_leaves_changed_does_not_stay(a: Worker) -> None:
+async def test_modes_left_by_a_function_are_reset(a: Worker) -> None:
     with torch.no_grad():
         assert await a.peer("b").call(modes.careless) == (False, False, "")
     assert await a.peer("b").call(modes.seen) == NONE

@@ -66,7 +66,9 @@ async def test_subtasks_of_a_served_coroutine_begin_with_the_defaults(
 
 
 @pytest.mark.parametrize("name", ["no_grad", "inference_mode", "autocast"])
-async def test_also_of_one_that_is_called_under_a_mode(name: str, a: Worker) -> None:
+async def test_subtasks_of_a_call_under_a_mode_begin_with_the_defaults(
+    name: str, a: Worker
+) -> None:
     with MODES[name]():
         call = a.peer("b").call(makes_tasks, "saved-tensor hooks")
     assert await call == [True] * 3

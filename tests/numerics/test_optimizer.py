@@ -59,7 +59,7 @@ def rates(optimizer: DistributedOptimizer) -> list[float]:
     ],
 )
 @pytest.mark.parametrize("on", ["b", "bc", "bca"])
-async def test_every_optimizer_steps_as_in_one_process(
+async def test_optimizer_steps_as_in_one_process(
     cls: Any, options: dict[str, Any], on: str
 ) -> None:
     model, local = one_process(len(on), lambda it: cls(it.parameters(), **options))
@@ -88,7 +88,7 @@ async def test_torchs_optimizers_go_by_their_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("wanted", ["Sgd", "lr_scheduler", "Optimizer", "", 3, Layer])
-async def test_what_is_no_optimizer_is_refused(wanted: Any) -> None:
+async def test_invalid_optimizer_class_is_refused(wanted: Any) -> None:
     async with layers("b") as group:
         with pytest.raises(
             UsageError, match=r"optimizer_class must be|has ASGD, .* SparseAdam"
@@ -215,19 +215,19 @@ async def test_parameters_of_others_are_left_alone() -> None:
         del mine
 
 
-async def test_what_the_program_keeps_in_grad_is_not_applied() -> None:
+async def test_grad_of_the_program_is_not_applied() -> None:
     async with Cluster(1) as (worker,):
         with acting_as(worker):
             used = torch.zeros(1, requires_grad=True)
             unused = torch.zeros(1, requires_grad=True)
-            for one in (used, unused):
-                one.grad = torch.full((1,), 5.0)
+            for parameter in (used, unused):
+                parameter.grad = torch.full((1,), 5.0)
             optimizer = DistributedOptimizer("SGD", [RRef(used), RRef(unused)], lr=1.0)
             async with context() as ctx:
                 await backward(ctx, [used.sum()])
                 await optimizer.step(ctx)
             assert (used.item(), unused.item()) == (-1.0, 0.0)
-            assert [one.grad for one in (used, unused)] == [5.0, 5.0]
+            assert [parameter.grad for parameter in (used, unused)] == [5.0, 5.0]
 
 
 async def test_grad_looks_untouched() -> None:

@@ -120,7 +120,7 @@ async def test_a_step_that_fails_on_one_owner_is_applied_nowhere(
             assert [turns_of(optimizers_of(one)) for one in group.workers] == [0, 0, 0]
 
 
-async def test_what_torchs_own_refuse_is_applied_nowhere() -> None:
+async def test_step_refused_by_torch_is_applied_nowhere() -> None:
     """Adam takes no sparse gradients; its step has run on the other owner by then."""
     async with group_of("b") as group:
         table = (
@@ -327,7 +327,7 @@ async def test_owners_let_go_of_the_optimizers_of_a_worker_that_ended() -> None:
         del optimizer, found, module
 
 
-async def test_what_cannot_be_made_is_refused_with_the_reason() -> None:
+async def test_invalid_optimizer_arguments_are_refused() -> None:
     async with group_of("bc") as group:
         with pytest.raises(UsageError, match="at least one parameter"):
             DistributedOptimizer(torch.optim.SGD, [])

@@ -150,19 +150,19 @@ async def test_an_optimizer_of_the_users_may_need_a_closure() -> None:
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
-async def test_others_call_the_closure_once(name: str) -> None:
+async def test_plain_optimizers_call_the_closure_once(name: str) -> None:
     cls = getattr(torch.optim, name)
     model, local = one_process(2, lambda it: cls(it.parameters(), lr=0.1))
     async with layers("bc") as group:
         optimizer = DistributedOptimizer(name, group.parameters, lr=0.1)
         for step in range(3):
             wanted: list[float] = []
-            found: list[float] = []
+            losses: list[float] = []
             local.step(local_closure(model, local, inputs(step), wanted))
             result = await optimizer.step(
-                closure=closure_of(group, inputs(step), found)
+                closure=closure_of(group, inputs(step), losses)
             )
-            assert found == wanted == [result.loss.item()]
+            assert losses == wanted == [result.loss.item()]
         assert_same(await group.weights(), model)
 
 
@@ -280,7 +280,7 @@ async def test_gradients_that_are_not_finite_skip_the_step() -> None:
             assert torch.equal(one, other)
 
 
-async def test_another_trainers_step_waits_for_the_whole_of_it() -> None:
+async def test_step_with_a_closure_delays_other_trainers() -> None:
     """It begins in the middle, and comes after: neither of the two is lost."""
     begun: list[asyncio.Task[Any]] = []
     async with group_of("bc") as group:
@@ -290,7 +290,8 @@ async def test_another_trainers_step_waits_for_the_whole_of_it() -> None:
             if not begun:
                 begun.append(asyncio.create_task(step_on_ones(group, sgd)))
             outs = [
-                await one.rpc_async()(torch.ones(3).double()) for one in group.modules
+                await module.rpc_async()(torch.ones(3).double())
+                for module in group.modules
             ]
             loss = (torch.cat(outs) - 3.0).square().sum()
             await backward(ctx, [loss])

@@ -153,11 +153,11 @@ async def test_a_state_with_tensors_of_other_shapes_fails_and_changes_nothing() 
         assert same(await group.weights(), before)
 
 
-async def test_what_belongs_to_no_parameter_is_had_per_owner() -> None:
+async def test_state_without_a_parameter_is_kept_per_owner() -> None:
     async with group_of("bc") as group:
         optimizer = DistributedOptimizer(Counting, group.parameters)
         await step_on_ones(group, optimizer)
         with pytest.raises(UsageError, match=r"'steps'.*per_owner=True"):
             await optimizer.state_dict()
-        found = await optimizer.state_dict(per_owner=True)
-        assert found["owners"]["c"]["state"] == {"steps": 1}
+        state = await optimizer.state_dict(per_owner=True)
+        assert state["owners"]["c"]["state"] == {"steps": 1}

@@ -122,7 +122,7 @@ async def test_gradients_are_those_of_one_process(
 
 
 @pytest.mark.parametrize("schedule", TRAINING)
-async def test_it_trains_as_one_process_does(schedule: str) -> None:
+async def test_pipeline_trains_as_one_process(schedule: str) -> None:
     same = model()
     local = torch.optim.SGD(same.parameters(), lr=0.1, momentum=0.9)
     wanted = []
@@ -143,13 +143,13 @@ async def test_it_trains_as_one_process_does(schedule: str) -> None:
         weights = [await stage.rpc_async().weights() for stage in stages]
     assert_close(losses, wanted)
     assert_close(
-        [one for stage in weights for one in stage],
-        [one.detach() for one in same.parameters()],
+        [parameter for stage in weights for parameter in stage],
+        [parameter.detach() for parameter in same.parameters()],
     )
     assert losses[-1] < losses[0]
 
 
-async def test_it_trains_over_processes() -> None:
+async def test_pipeline_trains_over_processes() -> None:
     x, y = batch()
     wanted = in_one_process(model(), x, y, squared)
     async with ProcessCluster(["b", "c"], method="forkserver") as worker:
@@ -489,7 +489,7 @@ async def test_stages_work_at_the_same_time(schedule: str) -> None:
 # --- what is refused -----------------------------------------------------------------
 
 
-async def test_what_makes_no_sense_is_refused_before_anything_runs() -> None:
+async def test_invalid_arguments_are_refused_before_anything_runs() -> None:
     x, y = batch()
     async with four_workers():
         stages = layers("bcd")
@@ -516,9 +516,11 @@ async def test_what_makes_no_sense_is_refused_before_anything_runs() -> None:
             (x, y, {"reduction": "none"}, "'mean' or 'sum', not 'none'"),
         ]
         async with context():
-            for given, target, more, words in refused:
+            for wrong_batch, target, more, words in refused:
                 with pytest.raises(asyncrpc.UsageError, match=words):
-                    await pipe.forward_backward(given, target, loss_fn=squared, **more)
+                    await pipe.forward_backward(
+                        wrong_batch, target, loss_fn=squared, **more
+                    )
             with pytest.raises(asyncrpc.errors.EncodeError, match="lambda"):
                 await pipe.forward_backward(x, y, loss_fn=lambda a, b: (a - b).sum())
             for loss_fn, words in (

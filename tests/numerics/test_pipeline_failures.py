@@ -322,7 +322,7 @@ async def test_a_driver_that_is_cancelled_while_it_commits_commits_everywhere() 
         assert len(await group.gradients()) == 6
 
 
-async def test_who_waits_for_a_stage_learns_that_its_step_is_over() -> None:
+async def test_waiter_for_a_stage_learns_that_its_step_is_over() -> None:
     """As a stage does whose driver is out of reach; also one that comes too late."""
     x, _ = batch(2)
     async with group_of(None, "", 0) as group, context():
@@ -349,7 +349,7 @@ STRICT = (
 )
 
 
-async def test_under_strict_what_is_allowed_trains_and_the_rest_is_refused() -> None:
+async def test_strict_pipeline_trains_with_allowed_functions_only() -> None:
     options = Options(policy=Policy.STRICT, allow=STRICT)
     async with group_of(None, "", 0, options=options) as group, context():
         torch.testing.assert_close(await group.step(), wanted_loss())

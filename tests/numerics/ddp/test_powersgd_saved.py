@@ -135,16 +135,16 @@ WAYS = [by_pickle, by_torch, by_values, copy.deepcopy]
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("at", [1, 2, 4])  # before it compresses, when it begins, later
-async def test_it_goes_on_with_the_same_bits(
+async def test_saved_state_continues_bitwise(
     hook: str, way: Callable[[PowerSGDState], PowerSGDState], at: int
 ) -> None:
     async with Cluster(2) as workers:
         ranks = ranks_of(workers, "all")
         await steps(ranks, HOOKS[hook], range(at))
-        others = loaded(ranks, [way(one.state) for one in ranks])
+        others = loaded(ranks, [way(rank.state) for rank in ranks])
         wanted = await steps(ranks, HOOKS[hook], range(at, 7))
-        found = await steps(others, HOOKS[hook], range(at, 7))
-        assert all(map(same, found, wanted))
+        results = await steps(others, HOOKS[hook], range(at, 7))
+        assert all(map(same, results, wanted))
         assert others[0].state.iter == 7
         stats = others[0].state.compression_stats()
         assert stats == ranks[0].state.compression_stats()
@@ -154,11 +154,13 @@ async def test_it_goes_on_with_the_same_bits(
 @pytest.mark.parametrize(
     "options", [{"use_error_feedback": False}, {"warm_start": False}]
 )
-async def test_it_does_without_errors_or_without_qs(options: dict[str, Any]) -> None:
+async def test_saved_state_continues_without_errors_or_qs(
+    options: dict[str, Any],
+) -> None:
     async with Cluster(2) as workers:
         ranks = ranks_of(workers, "all", **options)
         await steps(ranks, powerSGD_hook, range(4))
-        others = loaded(ranks, [by_pickle(one.state) for one in ranks])
+        others = loaded(ranks, [by_pickle(rank.state) for rank in ranks])
         wanted = await steps(ranks, powerSGD_hook, range(4, 7))
         assert all(map(same, await steps(others, powerSGD_hook, range(4, 7)), wanted))
         state = ranks[0].state
@@ -168,17 +170,17 @@ async def test_it_does_without_errors_or_without_qs(options: dict[str, Any]) -> 
         )
 
 
-async def test_other_buckets_go_on_with_the_same_bits() -> None:
+async def test_saved_state_continues_bitwise_in_other_buckets() -> None:
     """Errors and Qs belong to parameters: their buckets may be cut anew."""
     async with Cluster(2) as workers:
         ranks = ranks_of(workers, "all")
         await steps(ranks, powerSGD_hook, range(5))
-        others = loaded(ranks, [by_pickle(one.state) for one in ranks])
+        others = loaded(ranks, [by_pickle(rank.state) for rank in ranks])
         wanted = await steps(ranks, powerSGD_hook, range(5, 8))
         # As when a module is made anew: its buckets are cut once more after a step.
-        found = await steps(others, powerSGD_hook, range(5, 6), layout=OTHER)
-        found += await steps(others, powerSGD_hook, range(6, 8))
-        assert all(map(same, found, wanted))
+        results = await steps(others, powerSGD_hook, range(5, 6), layout=OTHER)
+        results += await steps(others, powerSGD_hook, range(6, 8))
+        assert all(map(same, results, wanted))
 
 
 async def test_batched_takes_errors_along_into_other_buckets() -> None:
@@ -254,7 +256,7 @@ async def test_a_state_of_another_module_is_refused() -> None:
                 await powerSGD_hook(state, bucket)
 
 
-async def test_it_says_that_the_group_is_left_out(
+async def test_pickled_state_warns_that_its_group_is_left_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with Cluster(1) as workers:
@@ -265,13 +267,13 @@ async def test_it_says_that_the_group_is_left_out(
             saved = pickle.dumps(state)
             assert "without its group" in caplog.text
             caplog.clear()
-            found = pickle.loads(saved)
+            restored = pickle.loads(saved)
             assert "process_group" in caplog.text
-        assert found.process_group is None
+        assert restored.process_group is None
         with pytest.raises(UsageError, match="has no group"):
-            _ = found.group
-        found.process_group = group
-        assert found.group is group
+            _ = restored.group
+        restored.process_group = group
+        assert restored.group is group
 
 
 class Crossed(nn.Module):
