@@ -87,7 +87,7 @@ def test_signing_out_ends_the_session(busy: ShownGroup, open_page: Open) -> None
     expect(page.page.locator("table")).to_have_count(0)
 
 
-def test_without_cryptography_the_page_takes_the_token_alone(
+def test_page_without_cryptography_takes_the_token_alone(
     busy: ShownGroup, open_page: Open
 ) -> None:
     """By plain HTTP from another host a browser has no crypto.subtle."""
@@ -102,7 +102,7 @@ def test_without_cryptography_the_page_takes_the_token_alone(
     sign_in(page, TOKEN)
     expect(page.page.locator("h1")).to_have_text("Overview")
     # What the browser says of a header that counts for HTTPS alone.
-    assert all("Cross-Origin-Opener-Policy" in one for one in page.troubles)
+    assert all("Cross-Origin-Opener-Policy" in trouble for trouble in page.troubles)
     page.troubles.clear()
 
 

@@ -70,7 +70,7 @@ def contrast(text: dict[str, Any]) -> float:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("view", VIEWS)
-def test_texts_stand_out(
+def test_texts_have_enough_contrast(
     busy: ShownGroup, open_page: Open, view: str, scheme: str
 ) -> None:
     page = open_page(busy, color_scheme=scheme)
@@ -79,9 +79,9 @@ def test_texts_stand_out(
     texts = page.page.evaluate(TEXTS)
     assert len(texts) > 20
     pale = {
-        one["text"]: round(contrast(one), 2)
-        for one in texts
-        if contrast(one) < (AA_LARGE if one["isLarge"] else AA)
+        entry["text"]: round(contrast(entry), 2)
+        for entry in texts
+        if contrast(entry) < (AA_LARGE if entry["isLarge"] else AA)
     }
     assert pale == {}
     ground = page.page.evaluate(
@@ -109,7 +109,7 @@ def test_a_page_does_not_scroll_to_the_side(
         assert box["x"] + box["width"] <= width
 
 
-def test_what_is_cut_is_scrolled_by_keys(busy: ShownGroup, open_page: Open) -> None:
+def test_cut_off_table_scrolls_by_keys(busy: ShownGroup, open_page: Open) -> None:
     page = open_page(busy, viewport={"width": 390, "height": 844})
     page.open("overview")
     place = (

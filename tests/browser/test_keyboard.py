@@ -63,7 +63,7 @@ def test_skip_leads_to_the_content(busy: ShownGroup, open_page: Open) -> None:
     expect(page.page).to_have_url(re.compile("#/calls$"))
 
 
-def test_what_has_the_focus_is_seen(busy: ShownGroup, open_page: Open) -> None:
+def test_focused_element_has_an_outline(busy: ShownGroup, open_page: Open) -> None:
     """Each stop of Tab has an outline, which is at least two pixels wide."""
     page = open_page(busy)
     page.open("overview")
@@ -76,7 +76,7 @@ def test_what_has_the_focus_is_seen(busy: ShownGroup, open_page: Open) -> None:
         assert outline == ["solid", "2px"], focused(page)
 
 
-def test_enter_sorts(busy: ShownGroup, open_page: Open) -> None:
+def test_enter_sorts_a_table(busy: ShownGroup, open_page: Open) -> None:
     page = open_page(busy)
     page.open("overview")
     button = page.table("Workers").get_by_role("button", name="Worker")
@@ -144,7 +144,7 @@ def test_arrows_read_a_chart(busy: ShownGroup, open_page: Open) -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_each_thing_has_a_name(busy: ShownGroup, open_page: Open, view: str) -> None:
+def test_controls_have_names(busy: ShownGroup, open_page: Open, view: str) -> None:
     """As Chromium tells it to a screen reader."""
     page = open_page(busy)
     page.open(view)

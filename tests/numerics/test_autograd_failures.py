@@ -50,7 +50,7 @@ async def failing_on(
     return await sum_by_way_of_b(k, x)
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("needs_gradient", [True, False])
 @pytest.mark.parametrize("where", ["a", "b", "c"])
 async def test_a_node_that_fails_changes_nothing_anywhere(
@@ -80,7 +80,7 @@ async def test_a_node_that_fails_changes_nothing_anywhere(
                 torch.testing.assert_close(2 * one, twice)
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 async def test_failed_first_node_is_named(error: Exception) -> None:
     async with group_of(2) as (_, keepers), context() as ctx:
         x = leaf()

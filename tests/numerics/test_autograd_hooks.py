@@ -169,7 +169,7 @@ async def test_hook_of_a_forwarded_tensor_sees_its_gradient(
 
     await check(program)
     if how == "retained":
-        seen = [one.grad for one in received if one.grad is not None]
+        seen = [tensor.grad for tensor in received if tensor.grad is not None]
     one_process, workers = seen
     torch.testing.assert_close(workers, one_process, rtol=1e-12, atol=1e-12)
 

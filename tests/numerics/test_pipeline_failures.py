@@ -120,7 +120,7 @@ def wanted_loss() -> torch.Tensor:
 ERRORS = [ValueError("no way"), StageError("no way")]
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("at", [1, 4])
 @pytest.mark.parametrize("special", [0, 1, 2])

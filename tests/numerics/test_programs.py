@@ -80,7 +80,7 @@ def test_unused_tensors_of_a_forwarded_message_take_no_part(
 
 @pytest.mark.slow
 def test_random_programs_cover_all_kinds() -> None:
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
 
     @settings(
         max_examples=DRAWN,
@@ -91,11 +91,11 @@ def test_random_programs_cover_all_kinds() -> None:
     @given(programs())
     def draw(program: Program) -> None:
         _, facts = asyncio.run(in_one_process(program))
-        found.update(kinds(program, facts))
+        counts.update(kinds(program, facts))
 
     draw()
-    assert len(found) == KINDS
-    assert min(found.values()) >= DRAWN // 20, found
+    assert len(counts) == KINDS
+    assert min(counts.values()) >= DRAWN // 20, counts
 
 
 KINDS = 25

@@ -123,7 +123,7 @@ def test_the_pod_of_the_meeting_point_comes_back_at_another_address(
     assert second.hears("worker0 is at ", since=since) == again.address
 
 
-def test_two_pods_of_three_come_back_while_one_goes_on(
+def test_two_restarted_pods_rejoin_the_third(
     cluster: SimulatedCluster,
 ) -> None:
     """They do not begin a group of their own."""
@@ -142,7 +142,7 @@ def test_two_pods_of_three_come_back_while_one_goes_on(
     assert pods[2].hears("worker1 is at ", since=since) == second.address
 
 
-def test_all_pods_of_a_job_come_back(cluster: SimulatedCluster) -> None:
+def test_restarted_job_forms_a_new_group(cluster: SimulatedCluster) -> None:
     """Nobody is left to join: it is as at the first start."""
     planned_pods = planned("job", 2, "meet")
     for _ in range(2):
@@ -154,7 +154,7 @@ def test_all_pods_of_a_job_come_back(cluster: SimulatedCluster) -> None:
             pod.kill()
 
 
-def test_all_pods_of_a_job_set_start_again(cluster: SimulatedCluster) -> None:
+def test_restarted_job_set_forms_a_new_group(cluster: SimulatedCluster) -> None:
     for attempt in range(2):
         planned_pods = planned("jobset", 2, "meet", attempt=attempt)
         pods = [cluster.start(plan) for plan in planned_pods]

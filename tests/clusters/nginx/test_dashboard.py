@@ -95,7 +95,7 @@ async def test_an_event_comes_through_before_the_next_one_is_there(
             await events.until_end()  # which comes through as well
 
 
-async def test_a_session_of_one_place_is_none_of_another(
+async def test_session_is_valid_for_its_own_path_only(
     site: str, jar: aiohttp.CookieJar
 ) -> None:
     async with aiohttp.ClientSession(site, cookie_jar=jar) as session:
@@ -104,7 +104,7 @@ async def test_a_session_of_one_place_is_none_of_another(
         assert (await Browser(session, "/added/").get("api/calls"))[0] == 401
 
 
-async def test_without_the_slash_nginx_and_we_agree(site: str) -> None:
+async def test_path_without_slash_redirects_behind_nginx(site: str) -> None:
     async with aiohttp.ClientSession(site) as session:
         for place in ("/stripped", "/added", "/deep/inside"):
             async with session.get(place) as answer:

@@ -9,7 +9,7 @@ from tests.bench import workloads as w
 from tests.bench.comparing import Comparison
 
 
-def test_all_libraries_are_installed_here() -> None:
+def test_libraries_to_compare_are_installed() -> None:
     assert not bench_peers.missing()
 
 

@@ -64,7 +64,7 @@ def started(
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
-def test_one_worker_per_node(tmp_path: Path) -> None:
+def test_page_starts_a_worker_per_node(tmp_path: Path) -> None:
     task, _ = tasks()
     assert task["num_nodes"] == len(ADDRESSES)
     with network(tmp_path) as net:
@@ -75,7 +75,7 @@ def test_one_worker_per_node(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
-def test_one_worker_per_gpu(tmp_path: Path) -> None:
+def test_page_starts_a_worker_per_gpu(tmp_path: Path) -> None:
     """No GPU is needed for it: SkyPilot's count says how many processes."""
     _, task = tasks()
     with network(tmp_path) as net:

@@ -67,7 +67,7 @@ def test_the_time_limit_is_announced_and_the_code_tells(
     job.wait_printed(rf"^rank . starts at step {saved}$", times=2)
 
 
-def test_at_the_time_limit_there_is_kill_wait(
+def test_time_limit_leaves_kill_wait_to_save(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
     """Without `--grace` the first signal is that of the limit: SIGTERM, then 30 s."""
