@@ -125,9 +125,7 @@ def test_cut_off_table_scrolls_by_keys(busy: ShownGroup, open_page: Open) -> Non
     expect(head).to_be_in_viewport()
 
 
-def test_the_state_of_the_group_stays_in_sight(
-    busy: ShownGroup, open_page: Open
-) -> None:
+def test_state_of_the_group_stays_visible(busy: ShownGroup, open_page: Open) -> None:
     page = open_page(busy, viewport={"width": 390, "height": 844})
     page.open("overview")
     page.page.mouse.wheel(0, 5000)
@@ -135,7 +133,7 @@ def test_the_state_of_the_group_stays_in_sight(
     expect(page.page.locator("#group-words")).to_be_in_viewport()
 
 
-def test_columns_stay_where_they_are_as_numbers_change(
+def test_columns_keep_their_width_as_numbers_change(
     busy: ShownGroup, open_page: Open
 ) -> None:
     page = open_page(busy)

@@ -160,18 +160,18 @@ def test_text_continues_on_another_replica_after_a_kill(
     expect(row.get_by_role("cell").nth(2)).to_have_text(LATER)  # it has caught up
 
 
-def test_versions_go_back_by_one_click(open_tab: OpenTab) -> None:
+def test_versions_are_rolled_back_by_one_click(open_tab: OpenTab) -> None:
     page = open_tab()
-    told = page.locator("#ordered")
+    order = page.locator("#ordered")
     row = page.get_by_role("row").filter(has_text="model-0")
     expect(row.get_by_role("cell").nth(2)).to_have_text(LATER)  # else none is before
     page.get_by_role("button", name="Back to the version before").click()
-    expect(told).to_have_text(re.compile(r"^Serving version \d+$"))
-    version = (told.text_content() or "").split()[-1]
+    expect(order).to_have_text(re.compile(r"^Serving version \d+$"))
+    version = (order.text_content() or "").split()[-1]
     begin(page, "20")
     expect(page.locator("#version")).to_have_text(version)
     page.get_by_role("button", name="Serve new versions again").click()
-    expect(told).to_have_text("New versions are served again")
+    expect(order).to_have_text("New versions are served again")
     expect(row.get_by_role("cell").nth(2)).to_have_text(LATER)
     expect(row.get_by_role("cell").nth(2)).not_to_have_text(version)
 

@@ -24,9 +24,9 @@ def sends(one: Faults, kind: MessageType, *messages: bytes) -> list[bool]:
 # --- the machine ---------------------------------------------------------------------
 
 
-def test_a_message_is_lost_so_often_and_goes_through_then() -> None:
-    one = Faults(["PYTHON_CALL"], {}, 2)
-    assert sends(one, PYTHON, b"a", b"a", b"a", b"a") == [False, False, True, True]
+def test_message_is_lost_the_given_number_of_times() -> None:
+    faults = Faults(["PYTHON_CALL"], {}, 2)
+    assert sends(faults, PYTHON, b"a", b"a", b"a", b"a") == [False, False, True, True]
 
 
 def test_messages_are_counted_separately() -> None:
@@ -46,9 +46,9 @@ def test_loss_count_of_zero_loses_nothing() -> None:
     assert sends(Faults(["PYTHON_CALL"], {}, 0), PYTHON, b"a") == [True]
 
 
-def test_a_type_is_held_back_for_its_time() -> None:
-    one = Faults([], {"SCRIPT_CALL": 1.5}, 0)
-    assert (one.delay_s(SCRIPT), one.delay_s(PYTHON)) == (1.5, 0.0)
+def test_message_type_is_delayed_for_its_time() -> None:
+    faults = Faults([], {"SCRIPT_CALL": 1.5}, 0)
+    assert (faults.delay_s(SCRIPT), faults.delay_s(PYTHON)) == (1.5, 0.0)
 
 
 def test_counted_messages_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def test_counted_messages_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sends(faults, PYTHON, b"a") == [False]  # forgotten, so it counts anew
 
 
-def test_a_name_that_is_no_type_is_refused_with_those_there_are() -> None:
+def test_unknown_message_type_is_refused_with_the_known_ones() -> None:
     assert message_type("RREF_USER_DELETE") is MessageType.RREF_USER_DELETE
     with pytest.raises(RuntimeError, match=r"exists for PYTHON_RET; .*PYTHON_CALL"):
         message_type("PYTHON_RET")
@@ -74,7 +74,7 @@ def options_with(**arguments: object) -> FaultyTensorPipeRpcBackendOptions:
     return options
 
 
-def test_options_hold_what_they_were_given() -> None:
+def test_options_keep_their_values() -> None:
     options = options_with(
         init_method="file:///x",
         num_worker_threads=3,
@@ -97,7 +97,7 @@ def test_default_options_simulate_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "error"),
+    ("arguments", "error"),
     [
         ({"messages_to_fail": ["NO_CALL"]}, "No mapping .* NO_CALL"),
         ({"messages_to_delay": {"NO_CALL": 1}}, "No mapping .* NO_CALL"),
@@ -106,11 +106,11 @@ def test_default_options_simulate_nothing() -> None:
         ({"num_fail_sends": -1}, "numFailSends should be non-negative"),
     ],
 )
-def test_options_that_cannot_be_are_refused(
-    given: dict[str, object], error: str
+def test_impossible_options_are_refused(
+    arguments: dict[str, object], error: str
 ) -> None:
     with pytest.raises(RuntimeError, match=error):
-        options_with(**given)
+        options_with(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_options_of_other_types_are_refused(given: dict[str, object]) -> None:
         options_with(**given)
 
 
-def test_the_backend_is_found_by_its_options_and_the_other_by_its_own() -> None:
+def test_backends_are_found_by_their_options() -> None:
     types = rpc.backend_registry.BackendType
     assert rpc._backend_of(options_with()) is types["FAULTY_TENSORPIPE"]  # noqa: SLF001
     plain = rpc.TensorPipeRpcBackendOptions()

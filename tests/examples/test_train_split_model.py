@@ -19,7 +19,7 @@ def test_model_reads_unseen_digits() -> None:
 
 
 @pytest.mark.slow
-def test_a_failure_ends_all_processes_and_shows_where_it_was() -> None:
+def test_failure_ends_all_processes_and_shows_its_origin() -> None:
     done = ran("train_split_model.py", "--fail-at", "3")
     assert done.returncode == 1
     assert "training failed: rank 2 of 4" in done.stderr

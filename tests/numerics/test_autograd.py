@@ -117,7 +117,7 @@ async def test_several_calls_to_one_worker_share_its_parameters(trio: Trio) -> N
         await check(a, context, expected(whole, x, y), x, y)
 
 
-async def test_a_result_that_is_not_used_costs_and_changes_nothing(trio: Trio) -> None:
+async def test_unused_result_costs_and_changes_nothing(trio: Trio) -> None:
     a, _, _ = trio
     x = leaf()
     async with autograd.context() as context:
@@ -204,7 +204,7 @@ async def test_passes_accumulate_while_the_graph_is_kept(trio: Trio) -> None:
         await check(a, context, expected(whole, x), x)
 
 
-async def test_a_graph_that_was_not_kept_cannot_be_used_again(trio: Trio) -> None:
+async def test_freed_graph_cannot_be_used_again(trio: Trio) -> None:
     a, _, _ = trio
     x = leaf()
     async with autograd.context() as context:
@@ -228,7 +228,7 @@ async def test_received_tensors_may_be_changed_in_place(trio: Trio) -> None:
         await check(a, context, wanted, x)
 
 
-async def test_a_tensor_changed_after_it_was_sent_has_the_gradient_of_what_was_sent(
+async def test_gradient_is_that_of_the_value_that_was_sent(
     trio: Trio,
 ) -> None:
     a, _, _ = trio
@@ -381,7 +381,7 @@ async def test_roots_without_a_gradient_are_refused(trio: Trio) -> None:
             await autograd.backward(context, [])
 
 
-async def test_a_worker_lost_in_mid_pass_fails_it(trio: Trio) -> None:
+async def test_worker_lost_during_a_pass_fails_it(trio: Trio) -> None:
     a, b, _ = trio
     x = leaf()
     async with autograd.context() as context:

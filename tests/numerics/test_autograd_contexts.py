@@ -82,7 +82,7 @@ async def test_contexts_at_once_share_parameters_and_nothing_else(
 
 
 @PROGRAMS
-async def test_a_pass_of_torch_alone_is_refused_and_does_not_count(
+async def test_plain_torch_pass_is_refused_and_does_not_count(
     program: Program,
 ) -> None:
     """It goes through the same nodes, up to what was received."""
@@ -90,7 +90,7 @@ async def test_a_pass_of_torch_alone_is_refused_and_does_not_count(
     async with group_of(2) as (_, keepers), context() as ctx:
         x = leaf()
         roots = await program(keepers, x)
-        ones = [torch.ones_like(one) for one in roots]
+        ones = [torch.ones_like(root) for root in roots]
         with pytest.raises(
             asyncrpc.errors.AutogradError, match="nothing on other workers"
         ):
@@ -109,7 +109,7 @@ async def through_a_gate(k: Keepers, x: torch.Tensor) -> torch.Tensor:
 
 
 @PROGRAMS
-async def test_a_cancelled_pass_leaves_nothing(program: Program) -> None:
+async def test_cancelled_pass_leaves_nothing_behind(program: Program) -> None:
     """Its engine call goes on in a thread, and ends when others run already."""
     wanted = await in_one_process(program, "ab")
     async with group_of(2) as (workers, keepers), context() as ctx:
@@ -123,7 +123,7 @@ async def test_a_cancelled_pass_leaves_nothing(program: Program) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await cancelled
             assert get_gradients(ctx) == {}
-            ones = [torch.ones_like(one) for one in roots]
+            ones = [torch.ones_like(root) for root in roots]
             after = asyncio.create_task(backward(ctx, roots, gradients=ones))
             await workers[0].peer("b").call(int)
             gate.let_go()
@@ -190,7 +190,7 @@ async def test_contexts_of_a_worker_that_ends_end_with_it() -> None:
         del keepers
 
 
-async def test_a_context_ends_where_a_worker_had_brought_it_that_is_lost() -> None:
+async def test_context_ends_where_its_lost_bearer_brought_it() -> None:
     """Only `b` knew that it had gone on to `c`: `c` asks the one who opened it."""
     async with group_of(3) as (workers, keepers):
         a, b, c = workers
@@ -206,7 +206,7 @@ async def test_a_context_ends_where_a_worker_had_brought_it_that_is_lost() -> No
         del keepers
 
 
-async def test_a_context_that_has_ended_ends_where_its_last_bearer_is_lost() -> None:
+async def test_ended_context_ends_where_its_last_bearer_is_lost() -> None:
     async with group_of(3) as (workers, keepers):
         a, b, c = workers
         async with context() as ctx:

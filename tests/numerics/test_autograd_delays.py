@@ -26,7 +26,7 @@ class TestDelays:
 
     loops = {"sim": SimLoop}  # noqa: RUF012  (read once, by the conftest)
 
-    async def test_an_answer_that_comes_after_the_end_of_its_context_is_plain(
+    async def test_answer_after_the_end_of_its_context_is_a_plain_tensor(
         self,
     ) -> None:
         """The end and the answer cross on the way."""
@@ -42,7 +42,7 @@ class TestDelays:
             assert open_contexts(workers[0]) == 0
             await all_released(workers)
 
-    async def test_gradients_of_a_worker_are_whole_although_word_of_the_end_is_late(
+    async def test_gradients_are_whole_though_the_end_is_known_late(
         self,
     ) -> None:
         """It comes to `c` by way of `b`; whoever asks there waits for it."""

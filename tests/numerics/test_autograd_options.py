@@ -34,25 +34,25 @@ async def there_and_back(k: Keepers, x: torch.Tensor) -> list[torch.Tensor]:
 # --- FAST ----------------------------------------------------------------------------
 
 
-async def test_fast_gives_what_smart_gives_where_all_is_used() -> None:
+async def test_fast_equals_smart_when_all_tensors_are_used() -> None:
     wanted = await in_one_process(there_and_back, "abc")
     async with group_of(3) as (workers, keepers):
         async with context() as ctx:
             x = leaf()
             roots = await there_and_back(keepers, x)
-            ones = [torch.ones_like(one) for one in roots]
+            ones = [torch.ones_like(root) for root in roots]
             await backward(ctx, roots, gradients=ones, mode="fast")
             assert_equal(await reports(keepers, ctx, x), wanted)
         await all_released(workers)
 
 
-async def test_fast_says_what_it_waits_for() -> None:
+async def test_fast_names_the_missing_gradients() -> None:
     """Torch's would wait for ever."""
     async with group_of(2) as (_, keepers), context() as ctx:
         x = leaf()
-        one, _ = await ask(keepers["b"], "both", x)
+        used, _ = await ask(keepers["b"], "both", x)
         with pytest.raises(asyncrpc.errors.AutogradError) as caught:
-            await backward(ctx, one.sum(), mode="fast")
+            await backward(ctx, used.sum(), mode="fast")
         words = str(caught.value)
         assert "worker 'b' waits for the gradient of tensor 1 of message" in words
         assert "to 'a'" in words
@@ -126,7 +126,7 @@ async def test_a_gradient_can_be_differentiated(program: Penalized) -> None:
 
 
 @pytest.mark.parametrize("where", ["a", "b"])
-async def test_a_pass_that_takes_too_long_says_where_it_is(where: str) -> None:
+async def test_expired_pass_names_its_position(where: str) -> None:
     async with group_of(2) as (_, keepers), context() as ctx:
         x = leaf()
         y = await ask(keepers["b"], "slowly", x, "gate")

@@ -214,7 +214,7 @@ async def test_callbacks_of_a_step_may_wait(make: Step) -> None:
             assert weight.tolist() == pytest.approx([0.3] * 3)  # 7 of 8 were applied
 
 
-async def test_the_loop_runs_what_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_loop_runs_torch_code_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the other tests would show nothing: a pass and a step run there."""
     ran: list[str] = []
     plain = Runner.run_here
@@ -396,7 +396,7 @@ ASKS: Final[list[tuple[Asks, Any]]] = [
 
 
 @pytest.mark.parametrize(("what", "kind"), ASKS, ids=[one.__name__ for one, _ in ASKS])
-async def test_a_tensor_of_the_users_class_is_not_asked_on_the_loop(
+async def test_tensor_subclass_code_does_not_run_on_the_loop(
     what: Asks, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Giving, "kind", kind)

@@ -202,12 +202,12 @@ async def test_results_record_nothing_under_no_grad(a: Worker) -> None:
         assert not (await silent).requires_grad
 
 
-async def test_values_made_in_inference_mode_are_of_it(a: Worker) -> None:
+async def test_values_made_in_inference_mode_are_inference_tensors(a: Worker) -> None:
     x = torch.ones(2)
     with torch.inference_mode():
-        made = a.peer("b").remote(modes.double, x)
-    assert await made.rpc_async().is_inference()
-    assert torch.equal(await made.to_here(), x * 2)
+        value = a.peer("b").remote(modes.double, x)
+    assert await value.rpc_async().is_inference()
+    assert torch.equal(await value.to_here(), x * 2)
     assert not await a.peer("b").remote(modes.double, x).rpc_async().is_inference()
 
 
@@ -224,7 +224,7 @@ async def test_torchs_own_functions_are_cast(a: Worker) -> None:
     assert elementwise.dtype == torch.float32
 
 
-async def test_casts_of_one_call_are_not_remembered_for_another() -> None:
+async def test_cached_casts_do_not_reach_another_call() -> None:
     """Autocast keeps what it has cast of parameters until it is left."""
     weight = torch.rand(4, 4, requires_grad=True)
 
@@ -242,7 +242,7 @@ async def test_casts_of_one_call_are_not_remembered_for_another() -> None:
     assert not torch.equal(first, second)
 
 
-async def test_calls_under_no_mode_bring_nothing(a: Worker) -> None:
+async def test_calls_without_modes_send_none(a: Worker) -> None:
     assert a.parts.meta_here() == {}
     with torch.no_grad():
         assert a.parts.meta_here() == {"m": [1, {}]}

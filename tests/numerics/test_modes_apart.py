@@ -387,7 +387,7 @@ class Left:
 
 @pytest.mark.parametrize("function", [leaves, leaves_in_thread])
 @each_mode
-async def test_modes_a_function_never_leaves_end_with_it(
+async def test_modes_left_open_end_with_their_function(
     function: Any, name: str, a: Worker
 ) -> None:
     await a.peer("b").call(function, name)
@@ -414,7 +414,7 @@ async def test_calls_of_subtasks_have_the_mode_of_the_task_that_awaits_them(
         assert seen == [[under] * 2] * 2
 
 
-async def test_modes_come_back_whatever_others_did_meanwhile() -> None:
+async def test_modes_are_restored_despite_other_tasks() -> None:
     """Every pair of modes: one is held by one step, the other by another's."""
     both = HELD.copy()
     del both["allow_mutation_on_saved_tensors"]  # one at a time in a process

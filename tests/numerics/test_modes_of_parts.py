@@ -226,7 +226,7 @@ async def set_threads_of_loop(count: int) -> None:
     torch.set_num_threads(count)
 
 
-async def test_the_number_of_threads_is_that_of_each_thread(a: Worker) -> None:
+async def test_number_of_threads_is_set_per_thread(a: Worker) -> None:
     """What is set on the loop is the loop's; what in a thread, that thread's."""
     peer, before = a.peer("b"), torch.get_num_threads()
     try:

@@ -75,7 +75,7 @@ async def test_optimizer_steps_as_in_one_process(
 
 
 @pytest.mark.parametrize("name", ["Adam", "SGD", "Adagrad"])
-async def test_torchs_optimizers_go_by_their_names(name: str) -> None:
+async def test_torch_optimizers_are_accepted_by_name(name: str) -> None:
     cls = getattr(torch.optim, name)
     model, local = one_process(2, lambda it: cls(it.parameters(), lr=0.1))
     async with layers("bc") as group:
@@ -190,7 +190,7 @@ async def test_a_gradient_is_never_applied_twice(cls: Any) -> None:
             assert unused.item() == pytest.approx(-0.1)
 
 
-async def test_an_owner_that_took_no_part_is_left_alone() -> None:
+async def test_owner_without_gradients_is_unchanged() -> None:
     async with group_of("bc") as group:
         optimizer = DistributedOptimizer(torch.optim.SGD, group.parameters, lr=1.0)
         async with context() as ctx:
@@ -202,7 +202,7 @@ async def test_an_owner_that_took_no_part_is_left_alone() -> None:
         assert left.tolist() == [1.0] * 3
 
 
-async def test_parameters_of_others_are_left_alone() -> None:
+async def test_parameters_of_other_optimizers_are_unchanged() -> None:
     async with layers("bc") as group:
         before = await group.weights()
         mine = group.parameters[:1]
@@ -210,8 +210,8 @@ async def test_parameters_of_others_are_left_alone() -> None:
         assert (await remote_step(group, optimizer, 0)).gradients == 1
         after = await group.weights()
         assert not torch.equal(before[0], after[0])
-        for one, other in zip(before[1:], after[1:], strict=True):
-            assert torch.equal(one, other)
+        for old, new in zip(before[1:], after[1:], strict=True):
+            assert torch.equal(old, new)
         del mine
 
 
@@ -242,7 +242,7 @@ async def test_grad_looks_untouched() -> None:
         del first, second
 
 
-async def test_clipping_leaves_the_gradients_of_the_context_as_they_are() -> None:
+async def test_clipping_keeps_the_gradients_of_the_context() -> None:
     async with Cluster(1) as (worker,):
         with acting_as(worker):
             x = torch.zeros(4, requires_grad=True)

@@ -217,7 +217,7 @@ async def test_values_between_stages_may_be_in_containers(schedule: str) -> None
         (nn.MSELoss(reduction="sum"), "sum"),
     ],
 )
-async def test_a_loss_says_how_it_sums_up(loss_fn: Any, reduction: str) -> None:
+async def test_reduction_of_the_loss_is_declared(loss_fn: Any, reduction: str) -> None:
     x, y = batch()
     wanted = in_one_process(model(), x, y, loss_fn)
     async with four_workers():
@@ -316,7 +316,7 @@ async def test_an_inference_inside_a_context_is_differentiable() -> None:
 
 
 @pytest.mark.parametrize("schedule", TRAINING)
-async def test_inputs_in_use_do_not_count_against_what_a_worker_takes_in(
+async def test_inputs_in_use_do_not_count_as_incoming_requests(
     schedule: str,
 ) -> None:
     """All activations of a stage together are more than a worker takes in at once."""
@@ -345,7 +345,7 @@ async def test_many_inferences_run_at_once() -> None:
 # --- modules of all sorts ------------------------------------------------------------
 
 
-async def test_stages_without_gradients_pass_them_by() -> None:
+async def test_stages_without_gradients_are_skipped() -> None:
     """A frozen first stage needs none; a frozen one in the middle lets them through."""
     x, y = batch()
     same = model()
@@ -356,13 +356,18 @@ async def test_stages_without_gradients_pass_them_by() -> None:
         async with four_workers():
             modules = [Layer(*shape) for shape in SHAPES]
             modules[frozen].requires_grad_(requires_grad=False)
-            pipe = Pipeline([RRef(one) for one in modules], chunks=4)
+            pipe = Pipeline([RRef(module) for module in modules], chunks=4)
             async with context() as ctx:
                 result = await pipe.forward_backward(x, y, loss_fn=squared)
-                found = get_gradients(ctx)
+                gradients = get_gradients(ctx)
                 assert_close(result.loss, wanted[0])
-                trained = [p for one in modules for p in one.parameters() if p in found]
-                assert_close([found[one] for one in trained], wanted[1])
+                trained = [
+                    p
+                    for module in modules
+                    for p in module.parameters()
+                    if p in gradients
+                ]
+                assert_close([gradients[parameter] for parameter in trained], wanted[1])
     assert len(list(same.parameters())) == len(trained) + 2
 
 
@@ -431,7 +436,7 @@ async def test_modes_are_set_on_all_stages() -> None:
         assert all(one.training for one in modules)
 
 
-async def test_gradients_do_not_follow_calls_of_a_module_and_say_so() -> None:
+async def test_gradient_through_calls_of_a_module_is_refused() -> None:
     x, y = batch()
     async with four_workers():
         stages = layers("bcd")
@@ -532,7 +537,7 @@ async def test_invalid_arguments_are_refused_before_anything_runs() -> None:
             assert await gradients_of(stages) == [None] * 6
 
 
-async def test_a_stage_that_is_no_module_or_cannot_be_made_says_so() -> None:
+async def test_invalid_or_failed_stage_is_named() -> None:
     x, _ = batch()
     async with four_workers():
         good = layers("bcd")

@@ -229,15 +229,15 @@ async def test_an_owner_that_has_called_on_is_asked_afterwards() -> None:
 # --- votes that come with the pass ---------------------------------------------------
 
 
-async def test_owners_vote_to_whoever_asked_them() -> None:
+async def test_owners_vote_to_the_worker_that_asked() -> None:
     async with group_of("c") as group:
         through = group.workers[0].peer("b").remote(Through, group.modules[0])
         group.modules[:] = [through]
         parameters = [*await parameters_there(through), *group.parameters]
         optimizer = DistributedOptimizer("SGD", parameters, lr=0.1)
-        found = await sent_for(group, optimizer)
-        assert not found["optim.prepare"]
-        assert found["optim.commit"] == 2
+        counts = await sent_for(group, optimizer)
+        assert not counts["optim.prepare"]
+        assert counts["optim.commit"] == 2
 
 
 async def test_an_owner_without_a_part_in_the_pass_is_asked() -> None:
@@ -249,7 +249,7 @@ async def test_an_owner_without_a_part_in_the_pass_is_asked() -> None:
         assert (await unused.rpc_async().weights())[0].tolist() == [1.0] * 3
 
 
-async def test_owners_are_asked_where_the_norm_is_needed() -> None:
+async def test_owners_are_asked_when_the_norm_is_needed() -> None:
     async with group_of("bc") as group:
         optimizer = DistributedOptimizer("SGD", group.parameters, lr=1.0)
         counts = count_messages(group)
@@ -260,7 +260,7 @@ async def test_owners_are_asked_where_the_norm_is_needed() -> None:
         assert counts["optim.prepare"] == 2
 
 
-async def test_owners_are_asked_where_a_pass_adds_to_another() -> None:
+async def test_owners_are_asked_when_gradients_of_passes_add_up() -> None:
     async with group_of("bc") as group:
         optimizer = DistributedOptimizer("SGD", group.parameters, lr=1.0)
         counts = count_messages(group)
@@ -270,7 +270,7 @@ async def test_owners_are_asked_where_a_pass_adds_to_another() -> None:
             result = await optimizer.backward_and_step(ctx, loss)
         assert result.gradients == 2
         assert counts["optim.prepare"] == 2
-        assert [one.tolist() for one in await group.weights()] == [[-1.0] * 3] * 2
+        assert [weight.tolist() for weight in await group.weights()] == [[-1.0] * 3] * 2
 
 
 class Looked(torch.nn.Module):

@@ -38,7 +38,7 @@ def planned(
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "lws", "trainjob"])
-def test_pods_meet_by_what_their_manifest_says(
+def test_pods_meet_by_the_variables_of_their_manifest(
     cluster: SimulatedCluster, kind: str
 ) -> None:
     """The last pod is the first to start, and the meeting point the last."""
@@ -64,7 +64,7 @@ def test_a_name_that_is_published_late_is_waited_for(
 
 
 @pytest.mark.slow
-def test_a_name_that_leads_to_a_pod_that_is_gone_is_asked_for_again(
+def test_name_of_a_gone_pod_is_resolved_again(
     cluster: SimulatedCluster,
 ) -> None:
     """As after a restart: the DNS still has the address of the former pod."""
@@ -167,7 +167,7 @@ def test_restarted_job_set_forms_a_new_group(cluster: SimulatedCluster) -> None:
 
 
 @pytest.mark.parametrize("first_rank", [0, 1])
-def test_a_name_of_all_pods_that_shows_one_first_gives_one_store(
+def test_headless_name_that_grows_gives_one_store(
     cluster: SimulatedCluster, first_rank: int
 ) -> None:
     """Each hosts a store while it sees itself alone.
@@ -191,7 +191,7 @@ def test_a_name_of_all_pods_that_shows_one_first_gives_one_store(
         pod.hears("has called all")
 
 
-def test_process_1_that_handles_no_signal_is_killed_after_its_grace(
+def test_process_1_without_a_signal_handler_is_killed_after_grace(
     cluster: SimulatedCluster,
 ) -> None:
     """Why the page asks for a handler: nobody tells such a program anything."""

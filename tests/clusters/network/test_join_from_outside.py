@@ -158,7 +158,7 @@ def test_inside_worker_calls_a_guest_and_hears_of_its_loss(impatient: World) -> 
         program.hears("lost laptop")
 
 
-def test_a_token_that_is_revoked_ends_what_it_let_in(impatient: World) -> None:
+def test_revoked_token_ends_its_guest(impatient: World) -> None:
     token = impatient.token()
     laptop = impatient.laptop(token)
     laptop.hears("ready")
@@ -176,7 +176,7 @@ def test_a_token_that_is_revoked_ends_what_it_let_in(impatient: World) -> None:
     impatient.far.hears("lost laptop")
 
 
-def test_a_token_is_for_one_name_and_ends_by_itself(world: World) -> None:
+def test_token_is_for_one_name_and_expires(world: World) -> None:
     other = world.laptop(world.token("laptop"), "notebook")
     assert other.process.wait() != 0
     assert other.process.stdout is not None

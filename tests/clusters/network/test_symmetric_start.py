@@ -61,7 +61,7 @@ def test_a_name_that_never_resolves_is_named_with_its_reason(net: Network) -> No
     assert "the name does not resolve" in told
 
 
-def test_a_host_that_is_not_there_is_told_from_one_that_refuses(net: Network) -> None:
+def test_absent_host_and_refused_port_are_reported_differently(net: Network) -> None:
     net.host("head", a="10.1.0.1")
     other = net.host("other", a="10.1.0.2")
     other.names(head="10.1.0.1")
@@ -86,7 +86,7 @@ for _ in range(3):
 """
 
 
-def test_connections_that_are_reset_are_tried_again(net: Network) -> None:
+def test_reset_connections_are_retried(net: Network) -> None:
     """Such as by a proxy whose backend is not there yet."""
     head, other = net.host("head", a="10.1.0.1"), net.host("other", a="10.1.0.2")
     for host in (head, other):

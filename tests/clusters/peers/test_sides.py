@@ -14,7 +14,7 @@ def test_libraries_to_compare_are_installed() -> None:
 
 
 @pytest.mark.parametrize("side", w.ALL)
-def test_a_side_measures_all_workloads_that_it_has(side: str) -> None:
+def test_sides_measure_all_their_workloads(side: str) -> None:
     comparison = Comparison(bench_peers.WORKLOADS, seconds=0.01, sides=[side])
     comparison.run(1)
     assert comparison.failures == {side: {}}

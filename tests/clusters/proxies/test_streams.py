@@ -79,7 +79,7 @@ async def one_event(response: aiohttp.ClientResponse) -> dict[str, str]:
     return event
 
 
-async def test_an_event_comes_when_it_is_made(
+async def test_event_passes_nginx_at_once(
     group: Group, door: Door, tmp_path: Path
 ) -> None:
     go_on = asyncio.Event()

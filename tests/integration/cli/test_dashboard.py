@@ -161,7 +161,7 @@ class TestServing:
             assert (await browser.get("api/overview", **wrong))[0] == 401
 
     @pytest.mark.slow
-    async def test_the_group_of_another_loop_may_have_no_secret(
+    async def test_dashboard_serves_a_group_without_a_secret(
         self,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:

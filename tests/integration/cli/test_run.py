@@ -114,7 +114,7 @@ def test_a_process_alone_has_our_terminal_and_no_prefix(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_torch_finds_its_rendezvous(tmp_path: Path) -> None:
+def test_torch_finds_its_rendezvous_in_the_environment(tmp_path: Path) -> None:
     code, lines, errors = run("run", "--nproc", "2", written(tmp_path, MEET))
     assert (code, sorted(lines)) == (0, ["[0] met 2", "[1] met 2"]), errors
 
@@ -133,7 +133,7 @@ def test_a_module_runs_by_its_name() -> None:
         (DIE, 137, "rank 1 was killed by SIGKILL"),
     ],
 )
-def test_the_first_failure_stops_the_others_and_is_our_exit_code(
+def test_first_failure_stops_the_others_and_sets_the_exit_code(
     tmp_path: Path, script: str, code: int, words: str
 ) -> None:
     got, _, errors = run("run", "--nproc", "2", written(tmp_path, script))
@@ -206,7 +206,7 @@ def read_pids(process: subprocess.Popen[str], nprocs: int) -> list[int]:
     return [int(line.split()[-1]) for line in lines]
 
 
-def test_mistakes_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "no/such.py"]) == 2
     assert "the file 'no/such.py' does not exist" in capsys.readouterr().err
     assert main(["run", "--nproc", "0", __file__]) == 2
@@ -215,7 +215,7 @@ def test_mistakes_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--threads must be an integer of at least 1" in capsys.readouterr().err
 
 
-def test_the_version_names_what_matters_in_a_report(
+def test_version_output_has_the_facts_of_a_report(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit) as caught:

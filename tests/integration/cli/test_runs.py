@@ -85,7 +85,7 @@ def run_verb(capsys: pytest.CaptureFixture[str]) -> VerbRunner:
     return VerbRunner(capsys)
 
 
-def test_the_only_run_is_found_by_every_verb(
+def test_single_run_is_found_by_all_verbs(
     tmp_path: Path, place: Path, run_verb: VerbRunner
 ) -> None:
     assert run_verb("runs")[0] == 1
@@ -106,7 +106,7 @@ def test_the_only_run_is_found_by_every_verb(
         status, printed = run_verb("runs", "--json")
         (run,) = json.loads(printed)["runs"]
         assert (status, run["run"], run["nprocs"]) == (0, name, 2)
-        assert [one["name"] for one in run["workers"]] == ["worker0", "worker1"]
+        assert [worker["name"] for worker in run["workers"]] == ["worker0", "worker1"]
     assert list(place.iterdir()) == []
 
 
@@ -122,7 +122,7 @@ asyncrpc.run(main())
 """
 
 
-def test_a_run_of_two_groups_shows_one_and_names_the_other(
+def test_run_of_two_groups_shows_the_first_and_names_the_second(
     tmp_path: Path, run_verb: VerbRunner
 ) -> None:
     end_s = time.monotonic() + 120.0  # that only a failure reaches

@@ -246,7 +246,9 @@ async def go_on(size: int) -> str:
 
 @pytest.mark.parametrize("size", [10, 3_000_000])
 @pytest.mark.parametrize("memory", ["shared", "not shared"])
-async def test_a_killed_rank_fails_it_for_all(size: int, memory: str) -> None:
+async def test_killed_rank_fails_the_collective_on_all_ranks(
+    size: int, memory: str
+) -> None:
     plain = Options(drain_timeout_s=0.5, limits=LimitOptions(shared_memory_bytes=0))
     options = OPTIONS if memory == "shared" else plain
     cluster = ProcessCluster(["b", "c"], options=options, method="forkserver")
@@ -315,7 +317,7 @@ async def test_subgroups_work_beside_each_other(groups: list[Group]) -> None:
         groups[1].subgroup([0, 2])
 
 
-async def test_the_first_collective_is_late_as_any_other() -> None:
+async def test_first_collective_times_out_as_later_ones() -> None:
     """It waits for another one, in which all agree on their way: that has no limit."""
     async with Cluster(2, options=OPTIONS) as workers:
         groups = [Group(worker, timeout_s=0.2) for worker in workers]
@@ -324,8 +326,8 @@ async def test_the_first_collective_is_late_as_any_other() -> None:
                 async with asyncio.timeout(60.0):
                     await groups[0].all_reduce(torch.ones(4))
         # Who comes at last is told, and can go on with the others.
-        found = await outcomes(*(groups[1].all_reduce(torch.ones(4)) for _ in "ab"))
-        assert [type(one) for one in found] == [CollectiveTimeoutError] * 2
+        errors = await outcomes(*(groups[1].all_reduce(torch.ones(4)) for _ in "ab"))
+        assert [type(error) for error in errors] == [CollectiveTimeoutError] * 2
         await works(groups)
 
 

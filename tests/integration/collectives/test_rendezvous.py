@@ -85,7 +85,7 @@ async def test_payloads_come_in_the_order_of_the_members(five: list[Worker]) -> 
     assert found == [[b"x"] * 5] * 5
 
 
-async def test_a_late_member_has_missed_nothing(five: list[Worker]) -> None:
+async def test_late_member_gets_all_payloads(five: list[Worker]) -> None:
     """It had not been connected to another worker when it was told."""
     *others, late = five
     coming = asyncio.create_task(all_meet(others, "tag"))
@@ -120,7 +120,7 @@ async def test_payloads_up_to_1_mib_arrive(five: list[Worker]) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8])
-async def test_a_worker_that_has_passed_may_leave_at_once(size: int) -> None:
+async def test_worker_may_leave_right_after_a_rendezvous(size: int) -> None:
     names = [b"%c" % (97 + rank) for rank in range(size)]
 
     async def pass_and_leave(worker: Worker) -> None:
@@ -150,7 +150,7 @@ async def test_a_worker_that_has_passed_may_leave_at_once(size: int) -> None:
         ("ab", UsageError, "members must be a list"),
     ],
 )
-async def test_wrong_members_are_refused(
+async def test_invalid_members_are_refused(
     members: Any, error: type[Exception], problem: str
 ) -> None:
     async with Cluster(5) as workers:
@@ -233,7 +233,7 @@ async def test_a_timeout_fails_for_all_and_names_the_missing(
     await settled(five, "tag")
 
 
-async def test_a_cancelled_member_fails_its_tag_for_all(five: list[Worker]) -> None:
+async def test_cancelled_member_fails_its_tag_on_all_ranks(five: list[Worker]) -> None:
     *others, last, late = five
     good = asyncio.create_task(all_meet(five[:4], "good"))
     coming = asyncio.create_task(all_meet(others, "tag"))
@@ -253,7 +253,7 @@ async def test_a_cancelled_member_fails_its_tag_for_all(five: list[Worker]) -> N
     assert await rendezvous(five[4], "good", b"e") == (await good)[0]
 
 
-async def test_a_call_that_gives_up_before_its_turn_does_not_count() -> None:
+async def test_call_cancelled_before_its_turn_does_not_count() -> None:
     async with Cluster(2) as (a, b):
         first = asyncio.create_task(rendezvous(a, "tag", b"1"))
         second = asyncio.create_task(rendezvous(a, "tag", b"2"))
@@ -266,7 +266,7 @@ async def test_a_call_that_gives_up_before_its_turn_does_not_count() -> None:
         assert await rendezvous(b, "tag", b"y") == await third == [b"3", b"y"]
 
 
-async def test_a_member_that_shuts_down_fails_it_for_all(five: list[Worker]) -> None:
+async def test_member_that_shuts_down_fails_the_rendezvous(five: list[Worker]) -> None:
     *others, last = five
     coming = asyncio.create_task(all_meet(others, "tag"))
     waiting = [
@@ -286,8 +286,8 @@ async def test_a_member_that_shuts_down_fails_it_for_all(five: list[Worker]) -> 
     assert isinstance(second, NotStartedError)
     with pytest.raises(WorkerLostError, match=r"rank 4 \('e'\) is gone"):
         await asyncio.wait_for(rendezvous(others[3], "another"), 30.0)
-    found = await all_meet(others, "tag", [3, 2, 1, 0])
-    assert found == [[b"d", b"c", b"b", b"a"]] * 4
+    payloads = await all_meet(others, "tag", [3, 2, 1, 0])
+    assert payloads == [[b"d", b"c", b"b", b"a"]] * 4
 
 
 async def meet_there(tag: str, members: list[int] | None) -> list[bytes]:
@@ -301,7 +301,7 @@ async def until_here(tag: str) -> None:
 
 
 @pytest.mark.parametrize("victim", ["b", "d"])
-async def test_a_killed_member_fails_it_for_all(victim: str) -> None:
+async def test_killed_member_fails_the_rendezvous(victim: str) -> None:
     """One in the middle of the tree, and a leaf of it."""
     names = ["b", "c", "d"]
     cluster = ProcessCluster(names, method="forkserver")
@@ -323,8 +323,8 @@ async def test_a_killed_member_fails_it_for_all(victim: str) -> None:
             worker.parts.start_call(name, meet_there, ("tag", left)) for name in living
         ]
         expected = [name.encode() for name in "abcd" if name != victim]
-        found = await outcomes(rendezvous(worker, "tag", b"a", left), *calls)
-        assert found == [expected] * 3
+        results = await outcomes(rendezvous(worker, "tag", b"a", left), *calls)
+        assert results == [expected] * 3
 
 
 # --- once all have come --------------------------------------------------------------
@@ -347,13 +347,15 @@ def has_passed(worker: Worker) -> bool:
     return any(one.passed >= 0 for one in series_of(worker.parts.rounds.machine))
 
 
-async def test_a_cancelled_call_fails_nothing_once_all_have_come(
+async def test_call_cancelled_after_all_arrived_fails_no_other(
     held: Callable[[], None],
 ) -> None:
     async with Cluster(5) as workers:
         a, b, *others = workers
-        calls = [asyncio.create_task(all_meet([one], "tag")) for one in others]
-        cancelled = [asyncio.create_task(rendezvous(one, "tag")) for one in (a, b)]
+        calls = [asyncio.create_task(all_meet([worker], "tag")) for worker in others]
+        cancelled = [
+            asyncio.create_task(rendezvous(worker, "tag")) for worker in (a, b)
+        ]
         await until(lambda: all(map(has_passed, workers)))
         for call in cancelled:
             call.cancel()
@@ -361,8 +363,8 @@ async def test_a_cancelled_call_fails_nothing_once_all_have_come(
         expected = [b"", b"", b"c", b"d", b"e"]
         assert await asyncio.gather(*calls) == [[expected]] * 3
         assert all(
-            isinstance(one, asyncio.CancelledError)
-            for one in await outcomes(*cancelled)
+            isinstance(result, asyncio.CancelledError)
+            for result in await outcomes(*cancelled)
         )
         await settled(workers, "tag")
 

@@ -122,7 +122,7 @@ async def test_memory_that_came_as_a_copy_is_not_taken_for_shared(
         assert all(await ranks.all(reduced_in_group_memory))
 
 
-async def test_expanded_tensors_are_refused_where_they_are_written() -> None:
+async def test_expanded_tensors_are_refused_as_outputs() -> None:
     async with Cluster(2) as workers:
         first, second = (Group(worker) for worker in workers)
         expanded = torch.ones(1, 3).expand(4, 3)
@@ -140,9 +140,9 @@ async def test_expanded_tensors_are_refused_where_they_are_written() -> None:
             first.broadcast(expanded, 0), second.broadcast(received, 0)
         )
         assert torch.equal(received, expanded)
-        one = torch.ones(1).expand(1)  # a stride of 0 that no other element shares
-        await asyncio.gather(first.all_reduce(one), second.all_reduce(torch.ones(1)))
-        assert one.item() == 2
+        single = torch.ones(1).expand(1)  # a stride of 0 that no other element shares
+        await asyncio.gather(first.all_reduce(single), second.all_reduce(torch.ones(1)))
+        assert single.item() == 2
 
 
 async def test_overflow_is_no_warning() -> None:

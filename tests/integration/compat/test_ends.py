@@ -118,7 +118,7 @@ def end_together(
 
 
 @pytest.mark.parametrize("roles", list(itertools.permutations(range(3))), ids=str)
-def test_a_worker_that_shuts_down_serves_the_living(
+def test_closing_worker_serves_the_survivors(
     tmp_path: Path, roles: tuple[int, int, int]
 ) -> None:
     context = multiprocessing.get_context("forkserver")
@@ -127,8 +127,8 @@ def test_a_worker_that_shuts_down_serves_the_living(
     try:
         for role, rank in named.items():
             ends[role], there = context.Pipe(duplex=False)
-            given = rank, str(tmp_path / "store"), named, there
-            members.append(context.Process(target=end_together, args=given))
+            arguments = rank, str(tmp_path / "store"), named, there
+            members.append(context.Process(target=end_together, args=arguments))
             members[-1].start()
             there.close()
         for role, wanted in (
@@ -166,7 +166,9 @@ atexit.register(lambda: print("ends", flush=True))
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_shutdown_at_exit_ends_with_the_others(when: str, tmp_path: Path) -> None:
+def test_shutdown_registered_at_exit_waits_for_the_group(
+    when: str, tmp_path: Path
+) -> None:
     """It is registered before `init_rpc` or after it; the host of the store waits."""
     program, port = tmp_path / "program.py", str(free_port())
     program.write_text(AT_EXIT)

@@ -164,7 +164,7 @@ def gather_steps() -> None:
     assert [names.count(f"{key}aten::{one}") for one in ("mul", "sub")] == [3, 3]
 
 
-def test_a_coroutine_brings_its_own_steps_and_no_others() -> None:
+def test_profile_of_a_coroutine_has_its_own_steps_only() -> None:
     play(gather_steps)
 
 

@@ -309,13 +309,13 @@ def test_install_is_refused_while_torchs_agent_runs(script: Path, meeting: str) 
     assert told.startswith("torch's own RPC is running in this process: call")
 
 
-def test_install_names_what_was_imported_too_early(script: Path) -> None:
+def test_install_names_modules_imported_too_early(script: Path) -> None:
     """Records that are the same for both are not among it."""
     script.write_text(TOO_LATE, encoding="utf-8")
-    (told,) = output_of(str(script))
+    (problem,) = output_of(str(script))
     early = ("PyRRef", "get_rpc_timeout", "rpc", "rpc_sync")
     names = ", ".join(f"__main__.{name}" for name in early)
-    assert f"still torch's own: {names}; call" in told
+    assert f"still torch's own: {names}; call" in problem
 
 
 @pytest.mark.slow  # likewise
@@ -339,9 +339,7 @@ def test_children_have_the_facade_before_their_first_import(script: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["module", "package", "directory"])
-def test_modules_and_directories_run_as_python_runs_them(
-    kind: str, tmp_path: Path
-) -> None:
+def test_modules_and_directories_run_as_by_python(kind: str, tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.mkdir()
     for name in ("inner.py", "__main__.py"):

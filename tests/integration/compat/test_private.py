@@ -140,7 +140,7 @@ def test_a_name_that_cannot_be_found_unpacks_as_an_error() -> None:
     assert "same name" in str(value)
 
 
-def test_a_packed_functions_error_is_a_value_that_raises_again() -> None:
+def test_error_of_a_packed_function_raises_again() -> None:
     failed = internal.RemoteException("text", KeyError)
     with pytest.raises(KeyError, match="text"):
         internal._handle_exception(failed)  # noqa: SLF001
@@ -183,7 +183,7 @@ def the_agent_answers() -> None:
     assert agent.sync() is None  # type: ignore[func-returns-value]
 
 
-def test_the_agent_has_what_torchs_has() -> None:
+def test_agent_has_the_attributes_of_torchs_agent() -> None:
     play(the_agent_answers)
 
 

@@ -448,7 +448,7 @@ def test_a_module_on_a_gpu_takes_and_gives_tensors_of_the_host() -> None:
 # --- the rest ------------------------------------------------------------------------
 
 
-def test_a_failure_of_a_scenario_is_seen() -> None:
+def test_failed_scenario_fails_its_test() -> None:
     with pytest.raises(ProcessFailedError, match="no such layer"):
         play(failing_scenario)
 

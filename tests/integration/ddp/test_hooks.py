@@ -55,7 +55,7 @@ class TestStates:
             assert bound(state, group, []) is state
             assert state.group is other
 
-    async def test_parameters_are_known_by_their_place_in_the_module(self) -> None:
+    async def test_parameters_are_numbered_by_their_order_in_the_module(self) -> None:
         async with groups_of(1) as (group,):
             parameters = [torch.empty(1) for _ in range(4)]
             state = HookState(None)
@@ -142,7 +142,7 @@ class TestWrongUse:
 
 
 class TestHooks:
-    async def test_a_wrapped_hook_sees_halves_and_returns_what_it_likes(self) -> None:
+    async def test_wrapped_hook_sees_halves_and_may_return_any_dtype(self) -> None:
         seen = []
 
         async def doubled(state: str, bucket: GradBucket) -> torch.Tensor:
@@ -151,9 +151,9 @@ class TestHooks:
 
         bucket = bucket_of(4)
         buffer = bucket.buffer()
-        found = await fp16_compress_wrapper(doubled)("mine", bucket)
-        assert found is buffer
-        assert found.tolist() == [2.0] * 4
+        result = await fp16_compress_wrapper(doubled)("mine", bucket)
+        assert result is buffer
+        assert result.tolist() == [2.0] * 4
         assert bucket.buffer() is buffer
         assert seen == [("mine", torch.float16)]
 
@@ -169,7 +169,7 @@ class TestHooks:
             await asyncio.gather(*map(allreduce_hook, groups, buckets))
             assert all((one.buffer() == 60_000.0).all() for one in buckets)
 
-    async def test_ranks_of_one_host_go_on_together(self) -> None:
+    async def test_local_sgd_averages_within_a_host(self) -> None:
         """They make a group of those of the host, once; here that is all of them."""
         async with groups_of(3) as groups:
             states = [PostLocalSGDState(None, None, 1) for _ in groups]
@@ -180,7 +180,7 @@ class TestHooks:
                 for group, bucket in zip(groups, buckets, strict=True):
                     bucket.buffer().fill_(group.rank)
                 await asyncio.gather(*map(post_localSGD_hook, states, buckets))
-                assert all((one.buffer() == 1.0).all() for one in buckets)
+                assert all((averaged.buffer() == 1.0).all() for averaged in buckets)
             assert [state.iter for state in states] == [1, 1, 1]
 
     @pytest.mark.parametrize("hook", [powerSGD_hook, batched_powerSGD_hook])
@@ -246,7 +246,7 @@ class TestHooks:
 
 
 class TestEnds:
-    async def test_a_thread_has_ended_when_its_waiter_is_cancelled(self) -> None:
+    async def test_cancelled_wait_lasts_until_its_thread_ends(self) -> None:
         begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
         def job() -> None:

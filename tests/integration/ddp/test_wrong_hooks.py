@@ -131,7 +131,7 @@ async def test_wrong_hook_fails_a_plain_pass(way: str) -> None:
         await misuse(a, kinds, is_plain=True)
 
 
-async def test_a_module_made_anew_trains_on_the_same_workers() -> None:
+async def test_new_module_trains_after_a_wrong_hook() -> None:
     async with (
         Cluster(3, options=OPTIONS) as (a, *_),
         company(a),

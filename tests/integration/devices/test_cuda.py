@@ -33,7 +33,7 @@ def counted(stream: Any) -> torch.Tensor:
     return value
 
 
-async def test_a_tensor_leaves_when_its_stream_has_made_it(pair: Pair) -> None:
+async def test_tensor_is_sent_after_its_stream_has_computed_it(pair: Pair) -> None:
     """The device computes, on that stream and another, while tensors are copied."""
     there = pair[0].peer("b")
     stream, other = cuda.Stream(), cuda.Stream()
@@ -47,8 +47,8 @@ async def test_a_tensor_leaves_when_its_stream_has_made_it(pair: Pair) -> None:
         with cuda.stream(other):
             for _ in range(20):
                 noise = noise @ noise.t() / 4096
-        found = await call
-        is_doubled = bool((found == 2 * STEPS).all())
+        result = await call
+        is_doubled = bool((result == 2 * STEPS).all())
         assert is_doubled
     assert await there.call(remote.where, value) == [HOME]
 
@@ -85,7 +85,7 @@ async def test_the_stream_of_the_thread_that_calls_counts(pair: Pair) -> None:
         assert is_doubled
 
 
-async def test_a_stream_that_a_coroutine_has_chosen_does_not_hide_the_default_one(
+async def test_stream_of_a_coroutine_does_not_hide_the_default_stream(
     pair: Pair,
 ) -> None:
     """Functions compute on the default stream, and their answers are sent from it."""
@@ -93,8 +93,8 @@ async def test_a_stream_that_a_coroutine_has_chosen_does_not_hide_the_default_on
     value = torch.zeros(ELEMENTS, device=HOME)
     with cuda.stream(cuda.Stream()):
         calls = [there.call(remote.counted_up, value, STEPS) for _ in range(4)]
-        for found in await asyncio.gather(*calls):
-            is_counted = bool((found == STEPS).all())
+        for result in await asyncio.gather(*calls):
+            is_counted = bool((result == STEPS).all())
             assert is_counted
 
 
@@ -116,7 +116,7 @@ async def test_received_tensor_is_ready_for_the_default_stream(pair: Pair) -> No
         assert is_same
 
 
-async def test_memory_that_is_freed_meanwhile_is_not_sent(pair: Pair) -> None:
+async def test_memory_freed_during_a_call_is_not_sent(pair: Pair) -> None:
     """The caller lets go of its tensor at once, and makes others in its place."""
     calls = []
     for number in range(20):
@@ -124,8 +124,8 @@ async def test_memory_that_is_freed_meanwhile_is_not_sent(pair: Pair) -> None:
         calls.append(pair[0].parts.start_call("b", remote.double, (value,)))
         del value
         torch.full((ELEMENTS // 16,), -1.0, device=HOME)
-    for number, found in enumerate(await asyncio.gather(*calls)):
-        is_doubled = bool((found == 2 * number).all())
+    for number, result in enumerate(await asyncio.gather(*calls)):
+        is_doubled = bool((result == 2 * number).all())
         assert is_doubled
 
 

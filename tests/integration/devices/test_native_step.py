@@ -160,14 +160,14 @@ async def with_gradients(
         return await hands.do(read)
 
 
-async def test_gradients_get_their_mean(pair: Pair) -> None:
+async def test_gradients_become_their_mean_over_ranks(pair: Pair) -> None:
     """And a parameter that has none at any rank still has none."""
 
     def gradients(rank: int) -> list[list[float] | None]:
         return [[1.0, rank], None, [4.0 * rank, -2.0]]
 
-    found = await at_both(pair, lambda w: with_gradients(w, "mean", gradients))
-    assert found == [[[1.0, 0.5], None, [2.0, -2.0]]] * 2
+    results = await at_both(pair, lambda w: with_gradients(w, "mean", gradients))
+    assert results == [[[1.0, 0.5], None, [2.0, -2.0]]] * 2
 
 
 async def test_memory_is_kept_for_the_next_step(pair: Pair) -> None:
@@ -286,7 +286,7 @@ async def test_sparse_gradients_are_refused(pair: Pair) -> None:
     await at_both(pair, run)
 
 
-async def test_a_group_of_one_has_nothing_to_reduce(pair: Pair) -> None:
+async def test_group_of_one_reduces_nothing(pair: Pair) -> None:
     worker = pair[0]
     hands = Hands(worker)
     async with Group(worker, ["a"], name="alone") as group:

@@ -58,10 +58,10 @@ async def test_rendezvous_may_be_of_all_or_some_replicas(pair: Pair) -> None:
     assert await meet(pair[1], [1]) == [b"b"]
 
 
-def test_replicas_have_random_numbers_of_their_own() -> None:
+def test_replicas_draw_different_random_numbers() -> None:
     def numbers(replica: int) -> list[float]:
-        made = xla.generator(7, replica=replica)
-        return torch.rand(4, generator=made).tolist()
+        generator = xla.generator(7, replica=replica)
+        return torch.rand(4, generator=generator).tolist()
 
     assert numbers(0) == numbers(0)
     assert len({tuple(numbers(replica)) for replica in range(100)}) == 100

@@ -202,13 +202,13 @@ async def test_simulation_has_no_stall_watch() -> None:
         assert stalls_of(worker) is None
 
 
-async def test_a_program_asks_for_itself(trainer: Worker) -> None:
+async def test_program_may_ask_for_its_own_stalls(trainer: Worker) -> None:
     assert await asyncrpc.inspection.why(worker=trainer) == []
     with running(hang(trainer, hanging.evict), "train"):
         async with asyncio.timeout(GENEROUS_S):
             while not (
-                found := await asyncrpc.inspection.why(after_s=0.2, worker=trainer)
-            ) or not found[0].endswith("which nothing can end"):
+                stalls := await asyncrpc.inspection.why(after_s=0.2, worker=trainer)
+            ) or not stalls[0].endswith("which nothing can end"):
                 pass
-    (said,) = found
+    (said,) = stalls
     assert said.startswith("trainer task `train` waits ")

@@ -61,12 +61,12 @@ def test_launch_without_a_store_sets_no_rendezvous() -> None:
     assert environment.get("MASTER_PORT") == os.environ.get("MASTER_PORT")
 
 
-def test_torch_finds_its_rendezvous() -> None:
+def test_torch_finds_its_rendezvous_in_the_environment() -> None:
     """`init_process_group` with its defaults: env://, served by the parent."""
     assert quick(targets.meet, nprocs=2) == [1, 1]
 
 
-def test_threads_are_an_equal_share_or_what_is_asked_for() -> None:
+def test_threads_are_an_equal_share_or_as_requested() -> None:
     share = max(1, len(os.sched_getaffinity(0)) // 2)
     assert quick(targets.thread_count, nprocs=2) == [share, share]
     assert quick(targets.thread_count, threads_per_process=3) == [3]
@@ -89,14 +89,14 @@ def test_the_first_exception_comes_with_its_traceback_and_cause(method: str) -> 
     assert isinstance(error.__cause__, ValueError)
 
 
-def test_an_exception_that_cannot_be_pickled_is_text() -> None:
+def test_unpicklable_exception_becomes_text() -> None:
     error = failure_of(targets.raise_unpicklable)
     assert "kept as text" in str(error)
     assert "raise_unpicklable" in error.remote_traceback
     assert error.__cause__ is None
 
 
-def test_a_result_that_cannot_be_pickled_says_so() -> None:
+def test_unpicklable_result_is_explained() -> None:
     error = failure_of(targets.return_unpicklable)
     assert "a function, cannot be pickled" in str(error)
 
@@ -141,7 +141,7 @@ def test_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     assert failure_of(targets.ignore_sigterm, str(tmp_path), nprocs=2).rank == 1
 
 
-def test_the_timeout_names_who_still_ran() -> None:
+def test_timeout_names_the_ranks_still_running() -> None:
     with pytest.raises(DeadlineExceededError, match="wait_forever on 'ranks 0, 1'"):
         quick(targets.wait_forever, nprocs=2, timeout_s=1.0)
     assert multiprocessing.active_children() == []
@@ -160,7 +160,7 @@ def test_launch_works_in_a_thread_and_outlives_it() -> None:
     assert handles[0].wait() == [0, 1]
 
 
-def test_fork_is_refused_with_its_reasons() -> None:
+def test_fork_is_refused_with_reasons() -> None:
     with pytest.raises(UsageError, match=r"OpenMP.*CUDA.*use 'spawn'"):
         launch(targets.square, (2,), method="fork")  # type: ignore[call-overload]
     with pytest.raises(

@@ -79,7 +79,7 @@ def test_special_tensors_modules_and_arrays_arrive(queue: Queue[Any]) -> None:
     assert received[1] == {"text": "x" * 5000}
 
 
-def test_views_of_one_storage_stay_so_and_only_what_they_span_is_copied(
+def test_views_stay_aliases_and_only_their_span_is_copied(
     queue: Queue[Any],
 ) -> None:
     base = torch.arange(1_000_000.0)
@@ -91,13 +91,13 @@ def test_views_of_one_storage_stay_so_and_only_what_they_span_is_copied(
     assert base[15] == 15.0  # the sender's own is another
 
 
-def test_gradients_go_along_and_graphs_do_not(queue: Queue[Any]) -> None:
+def test_tensors_carry_their_gradients_and_not_their_graphs(queue: Queue[Any]) -> None:
     parameter = nn.Parameter(torch.ones(3))
     parameter.grad = torch.full((3,), 2.0)
-    found = through(queue, parameter)
-    assert type(found) is nn.Parameter
-    assert found.grad is not None
-    assert found.grad.tolist() == [2.0] * 3
+    received = through(queue, parameter)
+    assert type(received) is nn.Parameter
+    assert received.grad is not None
+    assert received.grad.tolist() == [2.0] * 3
     assert through(queue, nn.Parameter(torch.ones(2))).grad is None
     assert through(queue, torch.ones(2, requires_grad=True)).requires_grad
     with pytest.raises(UsageError, match=r"send tensor\.detach\(\)"):
@@ -186,19 +186,19 @@ async def test_queue_can_be_awaited() -> None:
     assert received == [2.0 * value for value in range(20)]
 
 
-async def test_a_cancelled_get_takes_nothing(queue: Queue[Any]) -> None:
+async def test_cancelled_get_takes_no_item(queue: Queue[Any]) -> None:
     waiting = [asyncio.create_task(queue.get_async()) for _ in range(3)]
     for _ in range(5):
         await asyncio.sleep(0)
     queue.put_nowait("kept")
     for task in waiting:  # readable, and cancelled before it could look
         task.cancel()
-    found = await asyncio.gather(*waiting, return_exceptions=True)
-    assert all(isinstance(one, asyncio.CancelledError) for one in found)
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(result, asyncio.CancelledError) for result in results)
     assert await queue.get_async() == "kept"
 
 
-async def test_a_cancelled_put_puts_nothing() -> None:
+async def test_cancelled_put_adds_no_item() -> None:
     queue: Queue[int] = Queue(maxsize=1)
     queue.put_nowait(1)
     task = asyncio.create_task(queue.put_async(2))
@@ -210,7 +210,7 @@ async def test_a_cancelled_put_puts_nothing() -> None:
     assert queue.empty()
 
 
-def test_cancelled_tasks_of_another_process_lose_nothing() -> None:
+def test_cancelled_tasks_of_another_process_lose_no_item() -> None:
     queue: Queue[Any] = Queue(maxsize=8)
     with launch(
         targets.drain_async, (queue,), method="forkserver", join=False

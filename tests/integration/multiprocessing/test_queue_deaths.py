@@ -94,7 +94,7 @@ def test_the_memory_of_a_killed_consumer_comes_back() -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_producer_killed_at_any_time_stops_nobody(seed: int) -> None:
+def test_producer_killed_at_any_time_blocks_no_process(seed: int) -> None:
     """What came is whole and in order; then the queue is as good as new."""
     chance = random.Random(seed)
     queue: Queue[Any] = Queue(maxsize=16, memory_bytes=4 << 20)
@@ -131,7 +131,7 @@ def use_all_of(queue: Queue[Any]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_consumer_killed_at_any_time_stops_nobody(seed: int) -> None:
+def test_consumer_killed_at_any_time_blocks_no_process(seed: int) -> None:
     """Among those killed, one takes at most the item along that it was getting."""
     chance = random.Random(seed)
     queue: Queue[Any] = Queue(maxsize=16, memory_bytes=4 << 20)
@@ -289,7 +289,7 @@ queue.put(torch.zeros(5))
 """
 
 
-def test_a_program_that_closes_nothing_ends_quietly(tmp_path: Path) -> None:
+def test_program_with_an_open_queue_ends_quietly(tmp_path: Path) -> None:
     script = tmp_path / "forgotten.py"
     script.write_text(FORGOTTEN)
     done = run_script(script, "-X", "dev", "-W", "ignore::DeprecationWarning")

@@ -228,7 +228,7 @@ async def test_invalid_remote_device_is_refused_at_once() -> None:
 
 
 @pytest.mark.parametrize("device", ["abacus:0", "xpu:99"])
-async def test_a_device_that_is_not_there_is_an_error_of_the_owner(device: str) -> None:
+async def test_missing_device_is_an_error_of_the_owner(device: str) -> None:
     async with three_workers():
         module = RemoteModule(f"b/{device}", Doubling)
         with pytest.raises(UsageError, match=rf"worker 'b' has no device {device}"):
@@ -237,7 +237,7 @@ async def test_a_device_that_is_not_there_is_an_error_of_the_owner(device: str) 
             await module.forward_async(torch.ones(1))
 
 
-async def test_a_module_that_cannot_be_made_says_why_to_all_who_use_it() -> None:
+async def test_failed_construction_is_explained_to_all_holders() -> None:
     async with three_workers():
         module = RemoteModule("b", failing)
         for use in (module, module.remote_parameters(), module.state_dict()):
@@ -337,7 +337,7 @@ class Remembering(nn.Module):
         self.words = state["words"]
 
 
-async def test_a_state_that_is_no_tensor_travels_too() -> None:
+async def test_state_without_tensors_travels() -> None:
     async with three_workers():
         module = RemoteModule("a", Remembering)
         state: dict[str, Any] = await module.state_dict()

@@ -153,9 +153,7 @@ class NeedsLess(Protocol):
         (NeedsLess, r"Codec\.words\(x.* missing a required argument: 'x'"),
     ],
 )
-async def test_the_owner_says_what_the_module_lacks(
-    interface: Any, problem: str
-) -> None:
+async def test_owner_names_the_missing_methods(interface: Any, problem: str) -> None:
     async with three_workers():
         module = RemoteModule("b", Codec)
         with pytest.raises(UsageError, match=problem):
@@ -177,7 +175,7 @@ async def test_invalid_interface_is_refused(interface: Any) -> None:
             await RemoteModule("b", Codec).typed(interface)
 
 
-async def test_methods_must_be_declared_as_they_are_used() -> None:
+async def test_interface_methods_must_be_declared_as_used() -> None:
     async with three_workers():
         with pytest.raises(UsageError, match=r"Plain\.encode is not `async def`"):
             await RemoteModule("b", Codec).typed(Plain)
@@ -187,7 +185,7 @@ def broken() -> nn.Module:
     raise ArithmeticError("no such codec")
 
 
-async def test_a_module_that_cannot_be_made_says_why() -> None:
+async def test_failed_construction_is_explained() -> None:
     async with three_workers():
         with pytest.raises(ArithmeticError, match="no such codec"):
             await RemoteModule("b", broken).typed(Encoder)

@@ -36,7 +36,7 @@ async def until(read: Callable[[], Any], holds: Callable[[Scraped], bool]) -> Sc
     raise AssertionError("it was never told")
 
 
-async def test_calls_are_told_at_both_ends(pair: tuple[Worker, Worker]) -> None:
+async def test_calls_are_counted_at_both_ends(pair: tuple[Worker, Worker]) -> None:
     a, b = pair
     async with (
         observability.serve_metrics(a, port=0, peers_max=5) as at_a,
@@ -51,7 +51,7 @@ async def test_calls_are_told_at_both_ends(pair: tuple[Worker, Worker]) -> None:
         here = await scrape(f"http://127.0.0.1:{at_a}/metrics")
         there = await scrape(f"http://127.0.0.1:{at_b}/m")
     calls = "rpc_client_call_duration_seconds_count"
-    (double,) = (one for one in here.labels(calls, "rpc_method") if "double" in one)
+    (double,) = (call for call in here.labels(calls, "rpc_method") if "double" in call)
     assert here.value(calls, rpc_method=double, error_type="") == 1
     assert here.labels(calls, "error_type") == {"", "KeyError"}
     assert here.value("rpc_client_request_size_bytes_sum") == 4000
@@ -97,7 +97,7 @@ async def test_gauges_are_read_at_scrape_time(
         )
 
 
-async def test_refused_calls_are_told() -> None:
+async def test_refused_calls_are_counted() -> None:
     options = Options(limits=LimitOptions(inbound_calls_max=1))
     held = remote.waiting["held"] = asyncio.Event()
     async with (
@@ -110,8 +110,8 @@ async def test_refused_calls_are_told() -> None:
             await a.peer("b").call(remote.double, 1)
         held.set()
         await call
-        found = await scrape(f"http://127.0.0.1:{port}/metrics")
-    assert found.value("asyncrpc_server_calls_refused_total") == 1
+        scraped = await scrape(f"http://127.0.0.1:{port}/metrics")
+    assert scraped.value("asyncrpc_server_calls_refused_total") == 1
 
 
 HOSTS = {
@@ -153,37 +153,37 @@ async def test_a_port_at_all_interfaces_has_any_name(
         assert response.status == 200
 
 
-async def test_the_lag_of_the_loop_is_told(pair: tuple[Worker, Worker]) -> None:
+async def test_lag_of_the_loop_is_measured(pair: tuple[Worker, Worker]) -> None:
     async with observability.serve_metrics(pair[0], port=0) as port:
         url = f"http://127.0.0.1:{port}/metrics"
-        found = await until(
+        scraped = await until(
             lambda: scrape(url),
-            lambda one: one.value("asyncrpc_loop_lag_seconds_count") >= 2,
+            lambda page: page.value("asyncrpc_loop_lag_seconds_count") >= 2,
         )
-    assert found.value("asyncrpc_gil_lag_seconds_count") >= 2
+    assert scraped.value("asyncrpc_gil_lag_seconds_count") >= 2
 
 
-async def test_a_thread_tells_that_the_loop_is_blocked(
+async def test_metrics_thread_reports_a_blocked_loop(
     pair: tuple[Worker, Worker],
 ) -> None:
     """The metrics are served by another loop, so they are there meanwhile."""
-    told = threading.Event()
+    reported = threading.Event()
 
     async def watch() -> Scraped:
         async with observability.serve_metrics(pair[0], port=0) as port:
             url = f"http://127.0.0.1:{port}/metrics"
             started.set()
-            found = await until(
+            scraped = await until(
                 lambda: scrape(url),
-                lambda one: one.value("asyncrpc_loop_blocked_seconds") > 0.1,
+                lambda page: page.value("asyncrpc_loop_blocked_seconds") > 0.1,
             )
-            told.set()
-            return found
+            reported.set()
+            return scraped
 
     started = threading.Event()
     watching = asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(watch())))
     await asyncio.to_thread(started.wait)
-    assert told.wait(120)  # this blocks the loop
+    assert reported.wait(120)  # this blocks the loop
     await watching
 
 
@@ -215,25 +215,25 @@ async def served(app: web.Application) -> Scraped:
         await runner.cleanup()
 
 
-async def test_an_application_shows_the_worker_that_it_keeps() -> None:
+async def test_application_shows_its_own_worker() -> None:
     app = web.Application()
     meeting = asyncrpc.LocalRendezvous(1)
     worker = Worker("front", rank=0, rendezvous=meeting)
     app.cleanup_ctx.append(serving.worker_context(worker))
     observability.add_metrics(app)
-    found = await served(app)
-    assert found.value("asyncrpc_worker_info", worker="front") == 1
-    assert found.value("asyncrpc_worker_running") == 1
+    scraped = await served(app)
+    assert scraped.value("asyncrpc_worker_info", worker="front") == 1
+    assert scraped.value("asyncrpc_worker_running") == 1
 
 
-async def test_an_application_shows_a_worker_that_runs(
+async def test_application_shows_a_running_worker(
     pair: tuple[Worker, Worker],
 ) -> None:
     app = web.Application()
     observability.add_metrics(app, pair[0], with_process=True)
-    found = await served(app)
-    assert found.value("asyncrpc_worker_info", worker="a") == 1
-    assert found.value("process_resident_memory_bytes") > 0
+    scraped = await served(app)
+    assert scraped.value("asyncrpc_worker_info", worker="a") == 1
+    assert scraped.value("process_resident_memory_bytes") > 0
 
 
 async def test_an_application_without_a_worker_does_not_start() -> None:
@@ -243,7 +243,7 @@ async def test_an_application_without_a_worker_does_not_start() -> None:
         await served(app)
 
 
-async def test_an_application_that_runs_takes_no_metrics(
+async def test_running_application_refuses_metrics(
     pair: tuple[Worker, Worker],
 ) -> None:
     app = web.Application()

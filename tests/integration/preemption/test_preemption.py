@@ -117,7 +117,7 @@ async def test_a_callback_that_hangs_ends_with_its_share_of_the_grace() -> None:
     assert worker.is_closed
 
 
-async def test_a_step_ends_before_the_callbacks_and_no_other_begins() -> None:
+async def test_step_ends_before_the_callbacks_and_is_the_last() -> None:
     log = []
     with exits() as ended:
         async with alone() as worker, asyncrpc.Preemption(worker) as preemption:
@@ -133,7 +133,7 @@ async def test_a_step_ends_before_the_callbacks_and_no_other_begins() -> None:
     assert log == ["step", "saved"]
 
 
-async def test_a_step_that_hangs_is_not_waited_for_for_ever() -> None:
+async def test_hanging_step_is_waited_for_within_the_grace() -> None:
     log = []
     with exits() as ended:
         async with (
@@ -185,7 +185,7 @@ async def test_block_without_a_signal_changes_nothing() -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-async def test_an_error_of_the_program_is_passed_on() -> None:
+async def test_error_of_the_program_is_raised() -> None:
     log = []
     with pytest.raises(ZeroDivisionError):  # noqa: PT012  (a block, and its end)
         async with alone() as worker, asyncrpc.Preemption(worker) as preemption:
@@ -277,7 +277,7 @@ async def test_workers_in_lockstep_end_with_the_same_step(seed: int) -> None:
     assert len(set(saved.values())) == 1, saved
 
 
-async def test_a_worker_without_steps_agrees_with_those_that_make_some() -> None:
+async def test_worker_without_steps_agrees_with_workers_that_step() -> None:
     saved: list[int] = []
 
     async def member(worker: asyncrpc.Worker) -> None:
@@ -291,13 +291,13 @@ async def test_a_worker_without_steps_agrees_with_those_that_make_some() -> None
                     steps += 1
                 if steps == 3:
                     preemption.on_preempt(functools.partial(saved.append, steps))
-                    told.set()
+                    requested.set()
                     preemption.request()
-            await told.wait()
+            await requested.wait()
             preemption.request()
             await forever()
 
-    told = asyncio.Event()
+    requested = asyncio.Event()
     assert await run_group(2, member) == [SAVED] * 2
     assert saved == [3]
 

@@ -121,7 +121,7 @@ async def test_unsendable_result_has_the_outcome_executed(trio: Trio) -> None:
     assert caught.value.outcome is asyncrpc.Outcome.EXECUTED
 
 
-async def test_an_unknown_worker_is_named_with_those_there_are(trio: Trio) -> None:
+async def test_unknown_worker_is_named_with_the_known_ones(trio: Trio) -> None:
     with pytest.raises(UnknownWorkerError, match="'x' is unknown; known: 'a', 'b'"):
         trio[0].peer("x")
 
@@ -158,7 +158,9 @@ VALUES = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
-async def test_values_come_back_equal_and_of_their_type(trio: Trio, value: Any) -> None:
+async def test_values_come_back_equal_and_of_the_same_type(
+    trio: Trio, value: Any
+) -> None:
     back = await trio[0].peer("b").call(remote.echo, value)
     assert back == value
     assert type(back) is type(value)
@@ -212,7 +214,7 @@ async def test_views_of_one_storage_stay_aliases(trio: Trio) -> None:
     assert bool((base == 1).all())  # the callee has memory of its own
 
 
-async def test_a_call_says_what_it_moved_and_copied(wired: Trio) -> None:
+async def test_call_counts_moved_and_copied_bytes(wired: Trio) -> None:
     a, _, _ = wired
     sent = torch.rand(MIB)
     call = a.parts.start_call("b", remote.double, (sent,))
@@ -237,12 +239,12 @@ async def test_a_small_call_overtakes_a_large_one_that_named_its_function(
     assert await first == 8 * MIB
 
 
-async def test_many_calls_at_once_keep_their_answers_apart(wired: Trio) -> None:
+async def test_concurrent_calls_get_their_own_answers(wired: Trio) -> None:
     a, b, _ = wired
     calls = [
-        (one.parts.start_call(to, remote.add_on_loop, (i, i)), i)
+        (caller.parts.start_call(to, remote.add_on_loop, (i, i)), i)
         for i in range(300)
-        for one, to in ((a, "b"), (b, "a"), (a, "c"))
+        for caller, to in ((a, "b"), (b, "a"), (a, "c"))
     ]
     for call, i in calls:
         assert await call == 2 * i
@@ -260,7 +262,7 @@ async def test_torch_names_call_the_worker(trio: Trio) -> None:
             asyncrpc.rpc_sync("b", remote.add, (1,))
 
 
-async def test_a_worker_that_has_ended_says_so(trio: Trio) -> None:
+async def test_call_to_an_ended_worker_is_explained(trio: Trio) -> None:
     a, b, _ = trio
     await b.shutdown()
     with pytest.raises(asyncrpc.WorkerLostError) as caught:

@@ -14,7 +14,7 @@ from tests.integration.runtime.conftest import Trio
 from tests.integration.runtime.remote import Watch
 
 
-async def test_a_call_over_its_deadline_raises_a_timeout_that_says_which(
+async def test_expired_call_raises_a_timeout_that_names_its_limit(
     wired: Trio, watch: Watch
 ) -> None:
     a, _, _ = wired
@@ -29,7 +29,7 @@ async def test_a_call_over_its_deadline_raises_a_timeout_that_says_which(
     assert watch.notes == ["cancelled on b"]
 
 
-async def test_the_callee_and_what_it_calls_see_the_deadline(trio: Trio) -> None:
+async def test_callee_and_nested_calls_see_the_deadline(trio: Trio) -> None:
     a, _, _ = trio
     assert await a.peer("b").call(remote.time_left) is None
     async with asyncrpc.deadline(5):
@@ -84,9 +84,7 @@ async def test_default_timeout_applies_and_none_lifts_it() -> None:
             )
 
 
-async def test_a_deadline_that_has_passed_sends_nothing(
-    trio: Trio, watch: Watch
-) -> None:
+async def test_passed_deadline_sends_no_call(trio: Trio, watch: Watch) -> None:
     a, _, _ = trio
     for _ in range(2):  # not connected, then connected
         with pytest.raises(DeadlineExceededError) as caught:
@@ -97,7 +95,7 @@ async def test_a_deadline_that_has_passed_sends_nothing(
     assert watch.notes == []
 
 
-async def test_work_that_expired_while_it_queued_is_dropped(watch: Watch) -> None:
+async def test_call_expired_in_the_queue_is_dropped(watch: Watch) -> None:
     async with Cluster(2, options=Options(threads=1)) as (a, b):
         first = a.parts.start_call("b", remote.pass_gate, ("w",))
         await watch.begun.wait()

@@ -102,7 +102,7 @@ async def test_workers_connect_on_first_use(wired: Trio) -> None:
     assert [peers(worker) for worker in wired] == [["b"], ["a", "c"], ["b"]]
 
 
-async def test_many_calls_at_once_share_one_dial(wired: Trio) -> None:
+async def test_concurrent_calls_share_one_dial(wired: Trio) -> None:
     a, b, _ = wired
     calls = [
         a.parts.start_call("b", remote.add_async, (number,)) for number in range(50)
@@ -152,7 +152,7 @@ async def test_call_that_joins_a_dial_outlives_an_earlier_refusal() -> None:
 
 
 @pytest.mark.usefixtures("all_met")
-async def test_a_dial_that_failed_takes_what_the_peer_dialed_while_others_were_asked(
+async def test_failed_dial_uses_the_connection_the_peer_dialed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hub = MemoryHub()
@@ -191,7 +191,7 @@ async def test_cancelled_call_leaves_its_dial_to_other_calls(
     assert given_up.cancelled()
 
 
-async def test_a_dial_that_is_late_because_its_loop_stood_still_loses_no_call(
+async def test_dial_delayed_by_a_blocked_loop_loses_no_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The peer uses the connection before the dial has had its turn to end.
@@ -279,7 +279,7 @@ async def listed(
 
 
 @pytest.mark.parametrize("scheme", ["uds", "tcp"])
-async def test_a_worker_restarted_at_its_place_is_found_there(
+async def test_worker_restarted_at_its_address_is_found(
     scheme: str, tmp_path: Path
 ) -> None:
     where = {
@@ -304,7 +304,7 @@ async def test_a_worker_restarted_at_its_place_is_found_there(
         assert len(incarnations) == 3
 
 
-async def test_a_worker_that_moved_is_found_once_it_has_called(tmp_path: Path) -> None:
+async def test_moved_worker_is_found_after_its_first_call(tmp_path: Path) -> None:
     where = {name: f"uds://{tmp_path}/{name}" for name in "ab"}
     async with listed("a", where) as a:
         async with listed("b", where) as b:
@@ -316,7 +316,7 @@ async def test_a_worker_that_moved_is_found_once_it_has_called(tmp_path: Path) -
             assert await a.peer("b").call(remote.add, 1) == 2
 
 
-async def test_word_that_a_worker_moved_may_come_while_it_is_dialed(
+async def test_new_address_may_arrive_during_a_dial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Cluster(2, network="uds") as (a, _):
@@ -334,7 +334,7 @@ async def test_word_that_a_worker_moved_may_come_while_it_is_dialed(
         assert await a.peer("b").call(remote.add, 1) == 2
 
 
-async def test_a_restart_that_nobody_saw_does_not_mix_two_lives() -> None:
+async def test_unnoticed_restart_keeps_incarnations_apart() -> None:
     """The new life calls while the connection to the old one still looks open."""
     hub = MemoryHub()
     where = {"a": "mem://a", "b": "mem://b"}
@@ -355,8 +355,8 @@ async def test_a_restart_that_nobody_saw_does_not_mix_two_lives() -> None:
             with pytest.raises(WorkerLostError) as caught:
                 await waiting
             assert caught.value.outcome is Outcome.UNKNOWN
-            found = await a.peer("b").call(incarnation)
-            assert found == new.incarnation
+            answer = await a.peer("b").call(incarnation)
+            assert answer == new.incarnation
 
 
 # --- addresses -----------------------------------------------------------------------
@@ -479,7 +479,7 @@ async def test_unreachable_worker_is_lost_with_all_reasons(
     assert caught.value.outcome is Outcome.NOT_EXECUTED
 
 
-async def test_a_call_while_dialing_ends_at_its_deadline(tmp_path: Path) -> None:
+async def test_call_ends_at_its_deadline_while_dialing(tmp_path: Path) -> None:
     where = {"a": f"uds://{tmp_path}/a"}
     with deaf() as port:
         where["b"] = f"tcp://127.0.0.1:{port}"

@@ -29,7 +29,7 @@ async def raised(trio: Trio, function: Any, *args: Any) -> RemoteError:
     "function",
     [failures.with_text, failures.with_text_async, failures.with_text_on_loop],
 )
-async def test_the_error_is_both_classes_and_its_text_is_whole(
+async def test_remote_error_has_both_classes_and_its_whole_text(
     wired: Trio, function: Any
 ) -> None:
     error = await raised(wired, function)
@@ -66,7 +66,7 @@ async def test_errors_with_other_constructors_are_rebuilt(trio: Trio) -> None:
     assert vars(other)["code"] == 7
 
 
-async def test_causes_and_contexts_come_along(trio: Trio) -> None:
+async def test_causes_and_contexts_are_kept(trio: Trio) -> None:
     error = await raised(trio, failures.chained)
     assert isinstance(error.__cause__, KeyError)
     assert error.__cause__.args == ("missing",)
@@ -83,7 +83,7 @@ async def test_groups_can_be_split(trio: Trio) -> None:
     assert isinstance(rest.exceptions[0], ValueError)
 
 
-async def test_notes_come_along(trio: Trio) -> None:
+async def test_notes_are_kept(trio: Trio) -> None:
     error = await raised(trio, failures.noted)
     assert "the note" in error.__notes__
 
@@ -103,7 +103,7 @@ async def test_unrebuildable_error_keeps_its_name_and_text(
     assert "Error" in error.remote_type
 
 
-async def test_an_error_whose_text_fails_is_an_error_still(trio: Trio) -> None:
+async def test_error_without_a_text_is_raised(trio: Trio) -> None:
     assert "HostileError" in (await raised(trio, failures.hostile)).remote_type
 
 
@@ -157,7 +157,7 @@ async def test_arguments_that_do_not_fit_are_a_type_error(trio: Trio) -> None:
     assert isinstance(await raised(trio, remote.add_on_loop), TypeError)
 
 
-async def test_a_failed_future_that_nobody_awaits_is_logged_with_its_place(
+async def test_unawaited_failed_future_is_logged_with_its_origin(
     trio: Trio,
 ) -> None:
     a, _, _ = trio

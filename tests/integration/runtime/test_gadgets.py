@@ -284,7 +284,7 @@ async def test_forged_errors_become_errors(server: Worker, friend: Worker) -> No
 # --- the rules, by themselves --------------------------------------------------------
 
 
-def test_patterns_do_not_open_what_is_private() -> None:
+def test_allow_patterns_exclude_private_names() -> None:
     """It is allowed by its whole name, or not at all."""
     table = FunctionTable(Policy.STRICT, (f"{MODULE}:*",))
     assert table.is_allowed(gadgets.trace)

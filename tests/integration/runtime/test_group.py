@@ -116,7 +116,7 @@ async def test_replies_come_as_they_arrive(
     assert found == ["c", "d", "b"]
 
 
-async def test_a_group_of_none_has_no_results(four: list[Worker]) -> None:
+async def test_empty_group_has_no_results(four: list[Worker]) -> None:
     group = four[0].group([])
     assert await group.call(remote.add, 1) == []
     assert [reply async for reply in group.call(remote.add, 1)] == []
@@ -186,7 +186,7 @@ async def test_a_codec_is_applied_once(
         assert sorted(one.bytes_copied for one in stats) == [0, 0, tensor.nbytes // 2]
 
 
-async def test_a_value_that_a_codec_would_harm_fails_each_call_with_an_error_of_its_own(
+async def test_value_incompatible_with_the_codec_fails_each_call(
     four: list[Worker],
 ) -> None:
     harmed = torch.full((MIB,), 1e30)
@@ -230,7 +230,7 @@ async def test_gradients_come_back_from_every_peer(four: list[Worker]) -> None:
 # --- errors --------------------------------------------------------------------------
 
 
-async def test_an_error_leaves_the_other_replies(four: list[Worker]) -> None:
+async def test_failed_call_leaves_the_other_replies(four: list[Worker]) -> None:
     replies = {
         reply.peer: reply
         async for reply in four[0].group(OTHERS).call(fail_as_told, ["c"])
@@ -276,7 +276,7 @@ async def test_unsendable_argument_sends_no_call(four: list[Worker]) -> None:
     assert [calls_over(link) for link in a.parts.directory.links] == [[], [], []]
 
 
-async def test_an_argument_that_cannot_travel_fails_every_call_begun_unconnected(
+async def test_unsendable_argument_fails_calls_begun_unconnected(
     four: list[Worker],
 ) -> None:
     with pytest.raises(EncodeError):
@@ -360,7 +360,7 @@ async def test_cancelled_iteration_cancels_every_call(
         await asyncio.wait_for(watches[name].ended.wait(), 30)
 
 
-async def test_leaving_the_block_cancels_what_has_not_ended(
+async def test_leaving_the_block_cancels_pending_calls(
     four: list[Worker], watches: dict[str, Watch]
 ) -> None:
     async with four[0].group(OTHERS).call(wait_as_told, ["b", "c"]) as calls:

@@ -39,7 +39,7 @@ async def read(path: str) -> int:
 
 
 @pytest.mark.parametrize("declared", ["by decorator", "by option"])
-async def test_a_call_is_made_again_where_its_worker_was_restarted(
+async def test_idempotent_call_is_retried_on_the_restarted_worker(
     declared: str, tmp_path: Path
 ) -> None:
     log = str(tmp_path / "runs")

@@ -164,7 +164,7 @@ class TestOpening:
             assert torch.equal(await a.peer("b").call(remote.echo, large), large)
             assert lanes.arrivals.opened == opened + 1
 
-    async def test_a_call_given_up_while_they_open_is_never_sent(self) -> None:
+    async def test_call_cancelled_while_lanes_open_is_never_sent(self) -> None:
         async with two() as (a, b):
             await a.peer("b").call(remote.add, 1)
             call = a.parts.start_call("b", remote.total, (numbers(MIB),))
@@ -362,7 +362,7 @@ class TestFreshMemory:
 
 
 class TestTheEnd:
-    async def test_a_lane_that_breaks_breaks_the_link_and_says_so(self) -> None:
+    async def test_broken_lane_breaks_the_link_with_a_reason(self) -> None:
         async with two() as (a, b):
             await a.peer("b").call(remote.total, numbers(MIB))
             call = a.parts.start_call("b", remote.total, (numbers(64 * MIB),))
@@ -371,7 +371,7 @@ class TestTheEnd:
                 await call
             assert await a.peer("b").call(remote.total, torch.ones(MIB)) == MIB
 
-    async def test_a_peer_that_closes_its_lanes_alone_is_left(
+    async def test_peer_that_closes_only_its_lanes_is_lost(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("asyncrpc.runtime.payloads.lanes.LINGER_S", 0.01)
@@ -407,7 +407,7 @@ class TestTheEnd:
             await b.shutdown()
             assert len(await call) == 64 * MIB
 
-    async def test_a_killed_peer_takes_its_lanes_along(self) -> None:
+    async def test_killed_peer_closes_its_lanes(self) -> None:
         options = Options(limits=LimitOptions(shared_memory_bytes=0))
         cluster = ProcessCluster(
             ["b"], transport="tcp", options=options, method="forkserver"

@@ -53,7 +53,7 @@ def in_thread(function: Callable[[], Any]) -> list[Any]:
     return outcomes
 
 
-async def test_later_tasks_use_the_worker_of_an_earlier_one() -> None:
+async def test_later_tasks_use_the_worker_of_an_earlier_task() -> None:
     async with left_running("w") as [worker]:
         assert asyncrpc.current_worker() is worker
         assert asyncrpc.get_worker_info().name == "w"
@@ -69,7 +69,7 @@ async def test_later_tasks_use_the_worker_of_an_earlier_one() -> None:
             asyncrpc.current_worker()
 
 
-async def test_threads_of_their_own_use_the_only_worker_of_the_process() -> None:
+async def test_plain_threads_use_the_only_worker_of_the_process() -> None:
     async with left_running("w") as [worker]:
         call = asyncio.to_thread(
             in_thread, lambda: asyncrpc.rpc_sync("w", remote.add, (1, 2))
@@ -115,7 +115,7 @@ async def test_a_worker_that_a_block_ends_is_current_only_in_the_block() -> None
         leave.clear()
 
 
-async def test_the_same_name_is_refused_until_its_worker_has_ended() -> None:
+async def test_name_is_refused_until_its_worker_has_ended() -> None:
     async with left_running("w") as [worker]:
         with pytest.raises(AlreadyStartedError, match="already runs on") as refusal:
             await start("w")

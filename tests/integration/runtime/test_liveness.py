@@ -168,7 +168,7 @@ async def follow(name: str) -> AsyncIterator[str]:
         yield error.outcome.value
 
 
-async def test_a_worker_that_was_stopped_itself_blames_nobody() -> None:
+async def test_stopped_worker_blames_no_peer_afterwards() -> None:
     """Its own standstill is not the silence of its peers."""
     cluster = ProcessCluster(["b"], method="forkserver", options=OPTIONS)
     async with cluster as a:

@@ -100,19 +100,19 @@ async def killed(worker: Worker) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("wires", ["uds", "tcp"], indirect=True)
-async def test_a_late_worker_is_one_of_the_group(wired: Trio) -> None:
+async def test_late_worker_becomes_a_member(wired: Trio) -> None:
     changes = [worker.members_changed() for worker in wired]
     async with joining("late", wired[1]) as late:
-        for one in changes:
-            assert await next_of(one) == ("joined", "late")
+        for iterator in changes:
+            assert await next_of(iterator) == ("joined", "late")
         for worker in wired:
             assert WorkerInfo("late", -1) in worker.known_members
             assert await worker.peer("late").call(remote.add, 1) == 2
             assert await late.peer(worker.rank).call(remote.add, 2) == 3
         assert late.known_members == wired[0].known_members
         assert late.rank == -1
-    for one in changes:
-        assert await next_of(one) == ("left", "late")
+    for iterator in changes:
+        assert await next_of(iterator) == ("left", "late")
     assert WorkerInfo("late", -1) not in wired[2].known_members
 
 
@@ -132,21 +132,21 @@ async def test_joined_worker_admits_others(quick: Trio) -> None:
         ]
 
 
-async def test_many_join_at_once(quick: Trio) -> None:
+async def test_workers_may_join_at_once(quick: Trio) -> None:
     late = [
         joining(f"late{number}", quick[number % 3], rank=3 + number)
         for number in range(9)
     ]
     changes = [worker.members_changed() for worker in quick]
     async with started(*late):
-        for one in changes:
-            found = {await next_of(one) for _ in late}
-            assert found == {("joined", worker.name) for worker in late}
+        for iterator in changes:
+            joined = {await next_of(iterator) for _ in late}
+            assert joined == {("joined", worker.name) for worker in late}
         for worker in late:
             assert await quick[0].peer(worker.rank).call(remote.add, 1) == 2
 
 
-async def test_a_name_that_is_alive_is_not_given_away(quick: Trio) -> None:
+async def test_name_of_a_live_worker_is_refused(quick: Trio) -> None:
     a, b, c = quick
     before = await a.peer("c").call(remote.add, 1)
     for contact in (a, c):
@@ -157,7 +157,7 @@ async def test_a_name_that_is_alive_is_not_given_away(quick: Trio) -> None:
     assert b.parts.directory.find("c").member.incarnation == c.incarnation
 
 
-async def test_a_rank_that_is_alive_is_not_given_away(quick: Trio) -> None:
+async def test_rank_of_a_live_worker_is_refused(quick: Trio) -> None:
     with pytest.raises(UsageError, match=r"rank 2, of 'c', is taken"):
         await joining("late", quick[0], rank=2).__aenter__()
     async with joining("late", quick[0], rank=3):
@@ -233,9 +233,7 @@ async def test_a_dead_worker_comes_back_under_its_name_and_rank(quick: Trio) -> 
 
 
 @pytest.mark.parametrize("kind", ["file", "tcp"])
-async def test_a_worker_comes_back_by_the_place_where_they_met(
-    tmp_path: Path, kind: str
-) -> None:
+async def test_worker_returns_by_the_meeting_point(tmp_path: Path, kind: str) -> None:
     port = free_port()
 
     def seat(name: str, rank: int) -> Worker:
@@ -270,7 +268,7 @@ async def test_the_only_worker_of_a_group_comes_back_alone(tmp_path: Path) -> No
             assert a.known_members == [WorkerInfo("a", 0)]
 
 
-async def test_a_worker_of_a_list_comes_back(tmp_path: Path) -> None:
+async def test_worker_of_a_static_list_returns(tmp_path: Path) -> None:
     where = {name: f"uds://{tmp_path}/{name}" for name in "ab"}
 
     def seat(name: str) -> Worker:
@@ -284,7 +282,7 @@ async def test_a_worker_of_a_list_comes_back(tmp_path: Path) -> None:
 
     async with seat("a") as a:
         changes = a.members_changed()
-        assert [one.name for one in a.known_members] == ["a", "b"]
+        assert [member.name for member in a.known_members] == ["a", "b"]
         async with seat("b") as b:
             assert await b.peer("a").call(remote.add, 1) == 2
         assert await next_of(changes) == ("left", "b")
@@ -325,26 +323,26 @@ async def test_duplicate_name_is_reported_to_one_worker(
 # --- leaving and dying ---------------------------------------------------------------
 
 
-async def test_a_death_is_noticed_though_nobody_spoke_to_the_dead(quick: Trio) -> None:
+async def test_death_of_an_unconnected_worker_is_noticed(quick: Trio) -> None:
     a, b, c = quick
     changes = [a.members_changed(), b.members_changed()]
     # Until its neighbour on the ring has connected.
     await until(lambda: bool(c.parts.directory.links))
     async with killed(c):
-        for one in changes:
-            assert await next_of(one) == ("lost", "c")
-        assert [one.name for one in a.known_members] == ["a", "b"]
+        for iterator in changes:
+            assert await next_of(iterator) == ("lost", "c")
+        assert [member.name for member in a.known_members] == ["a", "b"]
 
 
-async def test_a_false_verdict_is_taken_back(quick: Trio) -> None:
+async def test_false_loss_is_corrected(quick: Trio) -> None:
     """One worker gives up another that lives; those who know better tell that one."""
     a, b, c = quick
     changes = [a.members_changed(), b.members_changed()]
     await b.peer("c").call(remote.add, 1)
     a.parts.membership.on_peer_lost(c.id, "the network was cut here")
-    for one in changes[:1]:
-        assert await next_of(one) == ("lost", "c")
-        assert await next_of(one) == ("back", "c")
+    for iterator in changes[:1]:
+        assert await next_of(iterator) == ("lost", "c")
+        assert await next_of(iterator) == ("back", "c")
     assert c.parts.membership.table.me.version >= 1
     link = b.parts.directory.link_of(c.incarnation)
     assert link is not None
@@ -397,7 +395,7 @@ async def test_a_call_goes_where_the_worker_is_now(quick: Trio) -> None:
 # --- static groups -------------------------------------------------------------------
 
 
-async def test_a_static_group_takes_nobody_in(tmp_path: Path) -> None:
+async def test_static_group_admits_no_worker(tmp_path: Path) -> None:
     options = replace(OPTIONS, membership="static")
     async with Cluster(2, network="uds", options=options) as (a, b):
         with pytest.raises(UsageError, match="the group is static"):
@@ -460,14 +458,14 @@ async def test_a_change_is_not_lost_with_a_cancelled_wait() -> None:
     assert await anext(changes) == change("b")
 
 
-async def test_a_program_that_is_far_behind_is_told_to_look_again() -> None:
+async def test_iterator_far_behind_reports_an_overflow() -> None:
     changes = MemberChanges(asyncio.get_running_loop())
     for number in range(CHANGES_MAX + 2):
         changes.put(change(f"w{number}"))
     changes.end()
-    found = [one async for one in changes]
-    assert [one.kind.value for one in found] == ["resync", "joined"]
-    assert found[1] == change(f"w{CHANGES_MAX + 1}")
+    received = [item async for item in changes]
+    assert [item.kind.value for item in received] == ["resync", "joined"]
+    assert received[1] == change(f"w{CHANGES_MAX + 1}")
 
 
 async def test_a_program_that_is_behind_gets_one_change_of_each_worker() -> None:
@@ -481,7 +479,7 @@ async def test_a_program_that_is_behind_gets_one_change_of_each_worker() -> None
     assert [one async for one in changes] == [lost]
 
 
-async def test_an_iterator_that_nobody_has_costs_nothing(quick: Trio) -> None:
+async def test_abandoned_iterator_costs_nothing(quick: Trio) -> None:
     worker = quick[0]
     for _ in range(10):
         worker.members_changed()

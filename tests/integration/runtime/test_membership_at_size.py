@@ -229,5 +229,5 @@ async def cut_in_two(network: Network) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_parts_of_a_group_find_each_other_again(seed: int) -> None:
+def test_parted_halves_of_a_group_reunite(seed: int) -> None:
     play(cut_in_two, seed)

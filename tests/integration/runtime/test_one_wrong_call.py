@@ -154,7 +154,9 @@ async def test_non_callable_is_refused_by_the_caller(
     await around(a, wrong)
 
 
-async def test_a_tensor_of_too_many_dimensions_is_refused_here(wired: Trio) -> None:
+async def test_tensor_of_too_many_dimensions_is_refused_by_the_caller(
+    wired: Trio,
+) -> None:
     a = wired[0]
     deepest = torch.ones([1] * 64)
 
@@ -350,7 +352,7 @@ async def test_a_timeout_that_is_no_number_is_named(trio: Trio, given: Any) -> N
         trio[0].peer("b").using(timeout_s=given)
 
 
-async def test_backward_names_what_is_wrong(trio: Trio) -> None:
+async def test_backward_names_the_wrong_argument(trio: Trio) -> None:
     with acting_as(trio[0]):
         context = asyncrpc.autograd.context()
     async with context:

@@ -89,9 +89,7 @@ class Cuts:
 @pytest.mark.slow
 @pytest.mark.parametrize("lanes", [0, 1])
 @pytest.mark.parametrize("reset", [True, False])
-async def test_a_cut_at_any_place_between_frames_or_inside_one_loses_nothing(
-    lanes: int, *, reset: bool
-) -> None:
+async def test_cut_at_any_byte_loses_no_call(lanes: int, *, reset: bool) -> None:
     options = replace(OPTIONS, network=replace(OPTIONS.network, bulk_lanes=lanes))
     async with proxied("a", "b", options=options) as (workers, proxies):
         cuts = Cuts(workers["a"], workers["b"], proxies["b"])
@@ -109,9 +107,7 @@ async def test_a_cut_at_any_place_between_frames_or_inside_one_loses_nothing(
         assert cuts.happened > 0.8 * cuts.tried
 
 
-async def test_a_cut_inside_the_handshake_of_a_resuming_connection_loses_nothing() -> (
-    None
-):
+async def test_cut_inside_a_resuming_handshake_loses_no_call() -> None:
     async with proxied("a", "b", options=OPTIONS) as (workers, proxies):
         cuts = Cuts(workers["a"], workers["b"], proxies["b"])
         await cuts.play()
@@ -137,7 +133,7 @@ async def test_a_dial_that_is_cut_inside_its_handshake_costs_no_call(
 
 
 @pytest.mark.parametrize("lanes", [0, 1])
-async def test_cuts_several_times_a_second_under_load_lose_nothing(lanes: int) -> None:
+async def test_frequent_cuts_under_load_lose_no_call(lanes: int) -> None:
     seed = random.randrange(1 << 30)
     rng = random.Random(seed)
     options = replace(OPTIONS, network=replace(OPTIONS.network, bulk_lanes=lanes))
@@ -245,7 +241,7 @@ async def test_connection_survives_a_refusal_for_a_while(pair: Pair) -> None:
     assert link_between(a, b) == before
 
 
-async def test_a_killed_peer_is_lost_though_the_proxy_before_it_still_answers() -> None:
+async def test_killed_peer_behind_a_live_proxy_is_lost() -> None:
     options = replace(
         OPTIONS, liveness=replace(OPTIONS.liveness, lost_after_s=4.0, heartbeat_s=1.0)
     )

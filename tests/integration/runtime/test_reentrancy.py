@@ -46,7 +46,7 @@ async def test_many_deep_chains_of_coroutines_finish(trio: Trio) -> None:
     assert await asyncio.gather(*chains) == [DEPTH] * CALLERS
 
 
-async def test_threads_that_wait_for_one_another_get_one_more() -> None:
+async def test_mutually_waiting_threads_get_another_thread() -> None:
     """The first call holds the only thread until the second one has run."""
     async with Cluster(2, options=Options(threads=1)) as (a, _):
         remote.watches["gate"] = watch = remote.Watch()

@@ -94,7 +94,7 @@ async def test_workers_meet_and_can_call_each_other(seat: Seat) -> None:
                 assert (await worker.peer(rank).call(remote.where))[0] == name
 
 
-async def test_a_worker_can_be_asked_who_is_who(seat: Seat) -> None:
+async def test_worker_knows_names_and_ranks_of_the_group(seat: Seat) -> None:
     a, b = seat("a", 0, 2), seat("b", 1, 2)
     async with started(a, b):
         with acting_as(b):
@@ -119,11 +119,11 @@ async def test_a_rank_beyond_the_world_of_a_local_rendezvous_is_refused(
 
 
 @pytest.mark.parametrize("seat", ["local", "file", "tcp"], indirect=True)
-async def test_a_missing_worker_is_named_to_those_who_came(seat: Seat) -> None:
+async def test_missing_worker_is_named_to_the_present_ones(seat: Seat) -> None:
     came = [seat(name, rank, 4, SHORT) for rank, name in ((0, "a"), (2, "c"))]
     async with asyncio.timeout(LIMIT_S):
-        found = await outcomes(*came)
-    for error in found:
+        errors = await outcomes(*came)
+    for error in errors:
         assert isinstance(error, RendezvousTimeoutError)
         assert tuple(error.missing) == (1, 3)
         assert "2 of 4 workers appeared within 4 s; missing: rank 1, 3" in str(error)
@@ -169,7 +169,7 @@ asyncrpc.run(main())
 """
 
 
-async def test_a_former_life_that_ended_before_all_had_met_is_replaced() -> None:
+async def test_worker_restarted_before_the_meeting_is_replaced() -> None:
     """As a pod that is started again: its record is at the store still."""
     port = free_port()
     where = f"tcp://127.0.0.1:{port}"
@@ -264,7 +264,7 @@ async def test_worker_started_before_the_host_waits() -> None:
         await b.shutdown()
 
 
-async def test_a_store_that_nobody_hosts_is_said_to_be_missing(
+async def test_missing_store_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(store_places, "GRACE_S", LIMIT_S)  # until it hosts it itself
@@ -310,7 +310,9 @@ def test_missing_arguments_are_named_before_the_start(
 
 
 @pytest.mark.parametrize("scheme", ["uds", "tcp"])
-async def test_a_static_list_needs_nobody_at_start(scheme: str, tmp_path: Path) -> None:
+async def test_static_list_needs_no_peer_at_the_start(
+    scheme: str, tmp_path: Path
+) -> None:
     """A call waits for a worker that begins later; one that never does is lost."""
     where = {name: f"uds://{tmp_path}/{name}" for name in "abc"}
     if scheme == "tcp":
@@ -351,7 +353,7 @@ async def test_a_wrong_address_in_the_static_list_is_named(tmp_path: Path) -> No
     assert "127.0.0.1:7000" in str(error)
 
 
-async def test_an_address_that_is_anothers_is_found_out(tmp_path: Path) -> None:
+async def test_address_of_another_worker_is_detected(tmp_path: Path) -> None:
     right = {"a": f"uds://{tmp_path}/a", "c": f"uds://{tmp_path}/c"}
     wrong = {"a": right["a"], "b": right["c"]}
     a = Worker(
@@ -397,7 +399,7 @@ def test_torchrun_starts_a_group(tmp_path: Path) -> None:
     assert lines == ["worker0 of 2 hears 10", "worker1 of 2 hears 10"]
 
 
-async def test_a_group_that_torchrun_starts_anew_meets_apart_from_the_former(
+async def test_group_restarted_by_torchrun_meets_separately(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its store has outlived the processes, and what they wrote there."""
@@ -412,7 +414,7 @@ async def test_a_group_that_torchrun_starts_anew_meets_apart_from_the_former(
             assert await pair[0].peer("b").call(remote.add, 1) == 2
 
 
-async def test_a_group_that_slurm_starts_anew_meets_apart_by_xla_too() -> None:
+async def test_group_restarted_by_slurm_meets_separately_by_xla() -> None:
     """A requeue of the job, whose port is the same; the name is that of the step."""
     store = serve_store()
     variables = {
@@ -532,7 +534,7 @@ async def end(worker: Worker) -> None:
         await asyncrpc.shutdown()
 
 
-async def test_a_graceful_end_waits_for_all(trio: Trio) -> None:
+async def test_graceful_shutdown_waits_for_all(trio: Trio) -> None:
     a, b, c = trio
     first = asyncio.create_task(end(a))
     second = asyncio.create_task(end(b))
@@ -542,7 +544,7 @@ async def test_a_graceful_end_waits_for_all(trio: Trio) -> None:
     assert a.is_closed
 
 
-async def test_a_graceful_end_does_without_a_worker_that_died(
+async def test_graceful_shutdown_ignores_a_dead_worker(
     trio: Trio, caplog: pytest.LogCaptureFixture
 ) -> None:
     a, b, c = trio

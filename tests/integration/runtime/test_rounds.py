@@ -26,7 +26,7 @@ async def settled(
     await asyncio.gather(*calls)
 
 
-async def test_series_that_are_forgotten_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forgotten_series_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "SERIES_MAX", 2)
     async with Cluster(3) as workers:
         for number in range(10):

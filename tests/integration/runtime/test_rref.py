@@ -238,7 +238,7 @@ async def test_reference_cannot_be_pickled(trio: Trio) -> None:
         pickle.dumps(rref)
 
 
-async def test_a_reference_is_not_blamed_for_what_cannot_travel_beside_it(
+async def test_reference_is_not_blamed_for_an_unsendable_neighbour(
     trio: Trio,
 ) -> None:
     a, b, c = trio

@@ -62,7 +62,7 @@ async def made(trio: Trio) -> RRef[Counter]:
     return rref
 
 
-async def test_owner_to_user_costs_nothing_but_the_release(trio: Trio) -> None:
+async def test_owner_to_user_costs_the_release_only(trio: Trio) -> None:
     a, b, c = trio
     await a.peer("b").call(asyncio.sleep, 0)
     seen = [messages_to(worker) for worker in trio]
@@ -117,7 +117,7 @@ async def test_user_to_third_not_kept_costs_nothing(trio: Trio) -> None:
     await all_freed(a, b, c)
 
 
-async def test_user_to_third_at_the_same_time_tells_the_owner_nothing(
+async def test_concurrent_shares_with_a_third_send_no_owner_message(
     trio: Trio,
 ) -> None:
     """However calls overlap: while one runs, its loan protects those of all."""
@@ -158,7 +158,7 @@ async def test_releases_of_one_turn_share_a_message(trio: Trio) -> None:
     assert seen == [{}, {("a", "release"): 1}, {("a", "release"): 1}]
 
 
-async def test_a_message_lets_go_of_no_more_than_its_bound(trio: Trio) -> None:
+async def test_releases_per_message_are_bounded(trio: Trio) -> None:
     a, b, c = trio
     rrefs = await a.peer("b").call(parts.make_many, BATCH_MAX + 10)
     seen = messages_to(b)
@@ -183,7 +183,7 @@ async def test_loans_of_one_turn_are_returned_in_one_message(trio: Trio) -> None
     await all_freed(a, b, c)
 
 
-async def test_a_reference_that_goes_home_beside_much_else_finds_its_value(
+async def test_reference_sent_home_with_large_data_finds_its_value(
     trio: Trio,
 ) -> None:
     """The release may be read while a thread unpacks the message sent before it."""

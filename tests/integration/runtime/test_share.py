@@ -193,7 +193,7 @@ WITHOUT_MEMORY: dict[str, Callable[[], torch.Tensor | nn.Module]] = {
 
 @pytest.mark.filterwarnings("ignore:.*(prototype|nested tensor)")
 @pytest.mark.parametrize("kind", WITHOUT_MEMORY)
-def test_a_tensor_without_memory_of_its_own_is_refused(kind: str) -> None:
+def test_tensor_without_its_own_memory_is_refused(kind: str) -> None:
     with pytest.raises(UsageError, match="value must"):
         asyncrpc.share(WITHOUT_MEMORY[kind]())
 
@@ -532,7 +532,7 @@ async def test_a_key_that_was_never_passed_is_an_error_of_that_call_alone(
 # --- the end -------------------------------------------------------------------------
 
 
-async def test_memory_that_nobody_uses_is_let_go_everywhere(
+async def test_unused_memory_is_released_on_all_workers(
     host: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(regions, "IDLE_S", 0.02)
@@ -540,7 +540,7 @@ async def test_memory_that_nobody_uses_is_let_go_everywhere(
     value = asyncrpc.share(torch.zeros(5))
     await a.peer("b").call(pass_on, "c", value)
     assert KEPT[-1].sum() == 0
-    everyone = [one.parts.memory.regions for one in (a, b, c)]
+    everyone = [worker.parts.memory.regions for worker in (a, b, c)]
     await until(lambda: len(b.parts.memory.regions) == 0)  # it has passed it on only
     await a.peer("b").call(add_in_place, value, 1.0)  # and gets it again
     assert KEPT[-1].sum() == 5

@@ -166,9 +166,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("make", VALUES.values(), ids=VALUES)
-async def test_a_value_comes_and_goes_as_it_was(
-    pair: Pair, make: Callable[[], Any]
-) -> None:
+async def test_value_comes_back_unchanged(pair: Pair, make: Callable[[], Any]) -> None:
     a, b = pair
     await warm(a, "b", 4 * MIB)
     await warm(b, "a", 4 * MIB)
@@ -210,7 +208,7 @@ async def test_a_payload_is_copied_once_into_the_slab_never_out(pair: Pair) -> N
     assert link.connection.bytes_copied == value.nbytes
 
 
-async def test_the_receiver_may_write_and_the_sender_sees_nothing(pair: Pair) -> None:
+async def test_write_of_the_receiver_is_not_seen_by_the_sender(pair: Pair) -> None:
     a, b = pair
     await warm(a, "b", 4 * MIB)
     await warm(b, "a", 4 * MIB)
@@ -379,7 +377,7 @@ async def test_small_calls_pass_a_payload_that_is_being_copied(pair: Pair) -> No
     assert await large == 32 * MIB
 
 
-async def test_the_peers_end_frees_what_it_held() -> None:
+async def test_end_of_a_peer_frees_its_memory() -> None:
     options = Options(drain_timeout_s=2.0)
     async with Cluster(2, network="uds", options=options) as (a, b):
         await warm(a, "b", 4 * MIB)
@@ -417,14 +415,12 @@ async def test_a_tensor_of_worker_empty_is_sent_without_a_copy(pair: Pair) -> No
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64]
 )
-async def test_worker_empty_makes_what_torch_empty_does(
-    pair: Pair, dtype: torch.dtype
-) -> None:
+async def test_worker_empty_equals_torch_empty(pair: Pair, dtype: torch.dtype) -> None:
     a, _ = pair
     for shape in ((300, 1000), (5,), (0, 3), ()):
-        made = a.empty(*shape, dtype=dtype)
-        assert (made.shape, made.dtype) == (torch.empty(shape).shape, dtype)
-        assert made.is_contiguous()
+        tensor = a.empty(*shape, dtype=dtype)
+        assert (tensor.shape, tensor.dtype) == (torch.empty(shape).shape, dtype)
+        assert tensor.is_contiguous()
     assert a.empty((300, 1000)).shape == (300, 1000)
 
 
@@ -463,7 +459,7 @@ async def test_workers_in_processes_share_memory_with_each_other() -> None:
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
-async def test_a_receiver_that_is_killed_holds_nothing(signal_number: int) -> None:
+async def test_killed_receiver_holds_no_memory(signal_number: int) -> None:
     cluster = ProcessCluster(["b", "c"], method="forkserver")
     async with cluster as a:
         await warm(a, "b", 4 * MIB)
@@ -497,7 +493,7 @@ async def test_received_tensors_outlive_a_killed_sender() -> None:
         assert open_slabs() == 0
 
 
-async def test_a_slab_that_is_mapped_when_its_sender_is_gone_is_let_go(
+async def test_slab_mapped_after_its_sender_is_gone_is_released(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = pair
@@ -515,7 +511,7 @@ async def test_a_slab_that_is_mapped_when_its_sender_is_gone_is_let_go(
     await came.wait()
     await a.shutdown()
     await until(lambda: b.parts.directory.find("a").link is None)
-    (attaching,) = (one for one in asyncio.all_tasks() if "._attach" in str(one))
+    (attaching,) = (task for task in asyncio.all_tasks() if "._attach" in str(task))
     gc.disable()  # links are in cycles: what they hold may stay for long
     try:
         go_on.set()
@@ -551,7 +547,7 @@ async def test_shared_memory_leaves_no_files() -> None:
         ("unheard of", []),
     ],
 )
-async def test_nonsense_about_slabs_is_dropped(
+async def test_invalid_slab_messages_are_dropped(
     pair: Pair, method: str, value: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     a, _ = pair
@@ -563,7 +559,7 @@ async def test_nonsense_about_slabs_is_dropped(
 
 
 @pytest.mark.parametrize("wire", ["uds", "mem"])
-async def test_giving_back_what_was_never_lent_ends_the_connection(wire: Any) -> None:
+async def test_return_of_a_slab_never_lent_ends_the_connection(wire: Any) -> None:
     options = Options(drain_timeout_s=2.0)
     async with Cluster(2, network=wire, options=options) as (a, _):
         link = await a.parts.link_to("b")
@@ -577,17 +573,17 @@ def note(told: list[Any], method: str, _link: PeerLink, value: Any) -> None:
 
 
 @pytest.mark.parametrize("token", [bytes(16), b"short"])
-async def test_a_slab_that_never_comes_is_refused_and_nothing_else_is(
+async def test_slab_that_never_arrives_fails_its_message_only(
     pair: Pair, token: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(descriptors, "CLAIM_TIMEOUT_S", 0.05)
     a, b = pair
     link = await a.parts.link_to("b")
-    told: list[Any] = []
+    notices: list[Any] = []
     for route in routes_of(a.parts.router, "memory"):
-        route.handle = partial(note, told, route.method)
+        route.handle = partial(note, notices, route.method)
     raw_messages.tell(link, "memory", "attach", [0, 4096, token])
-    await until(lambda: bool(told))
-    assert told == [("attached", [0, "its descriptor has not arrived"])]
+    await until(lambda: bool(notices))
+    assert notices == [("attached", [0, "its descriptor has not arrived"])]
     assert await a.peer("b").call(remote.add, 1) == 2
     assert not b.parts.active

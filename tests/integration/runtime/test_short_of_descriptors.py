@@ -218,7 +218,7 @@ async def test_exhausted_descriptors_are_reported_then_recovered(
 
 @pytest.mark.parametrize("left", [1, 3, 5])
 @pytest.mark.parametrize("needs", STORES)
-async def test_a_store_that_no_descriptor_is_left_for_is_named(
+async def test_store_without_a_descriptor_is_named(
     needs: Callable[[Worker], Awaitable[object]], left: int
 ) -> None:
     nobody = cast("Worker", None)
@@ -230,7 +230,7 @@ async def test_a_store_that_no_descriptor_is_left_for_is_named(
 
 
 @pytest.mark.parametrize("left", range(12))
-async def test_a_worker_starts_with_few_descriptors_or_says_so(left: int) -> None:
+async def test_worker_with_few_descriptors_starts_or_reports_it(left: int) -> None:
     """Wherever they run out, it ends in one of these two ways."""
     with short.descriptors_left(left):
         try:
@@ -252,7 +252,7 @@ async def test_large_tensors_go_by_socket_while_no_memory_can_be_shared() -> Non
         assert torch.equal(await echo(remote.echo, tensor), tensor)
 
 
-async def test_a_callee_without_descriptors_says_so_and_shares_memory_later() -> None:
+async def test_callee_without_descriptors_is_reported_then_recovers() -> None:
     """It cannot take what is passed to it; nobody waits for that."""
     async with three("uds") as worker:
         b, large = worker.peer("b"), torch.arange(1 << 18)

@@ -158,7 +158,7 @@ async def test_call_without_a_thread_is_rejected(pair: Worker) -> None:
     assert await peer.call(len, "abc") == 3
 
 
-async def test_a_call_waits_for_the_threads_that_there_are(pair: Worker) -> None:
+async def test_call_waits_for_an_existing_thread(pair: Worker) -> None:
     """One that is held ends, and then there is room; the worker ends in order, too."""
     peer = pair.peer("b")
     held = asyncio.ensure_future(peer.call(short.wait_at_gate))
@@ -171,7 +171,7 @@ async def test_a_call_waits_for_the_threads_that_there_are(pair: Worker) -> None
         assert await asyncio.gather(*waiting) == [2, 2, 2]
 
 
-async def test_a_call_that_waits_gets_a_thread_once_there_can_be_one(
+async def test_waiting_call_gets_a_thread_once_possible(
     pair: Worker,
 ) -> None:
     peer = pair.peer("b")

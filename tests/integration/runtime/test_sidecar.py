@@ -165,7 +165,7 @@ async def test_workers_of_a_process_have_a_sidecar_each() -> None:
             assert set(await ask_both(worker.parts.hello())) == {Evidence.TICKING}
 
 
-async def test_a_secret_is_needed_to_be_answered() -> None:
+async def test_sidecar_answers_peers_with_the_secret_only() -> None:
     async with started() as worker:
         hello = as_seen_from_elsewhere(worker.parts.hello())
         assert await ask(hello, secret="another secret of it") is Evidence.UNREACHABLE
@@ -177,7 +177,7 @@ async def test_sidecar_answers_for_its_own_incarnation_only() -> None:
         assert set(await ask_both(hello)) == {Evidence.UNREACHABLE}
 
 
-async def test_the_process_is_small() -> None:
+async def test_sidecar_process_is_small() -> None:
     """It loads neither torch nor OpenSSL."""
     async with started() as worker:
         await ask(as_seen_from_elsewhere(worker.parts.hello()))
@@ -187,7 +187,7 @@ async def test_the_process_is_small() -> None:
         assert "libcrypto" not in mapped
 
 
-async def test_the_terminal_means_the_worker_and_not_its_sidecar() -> None:
+async def test_ctrl_c_reaches_the_worker_and_not_its_sidecar() -> None:
     async with started() as worker:
         assert worker.parts.sidecar.process is not None
         pid = worker.parts.sidecar.process.pid
@@ -195,7 +195,7 @@ async def test_the_terminal_means_the_worker_and_not_its_sidecar() -> None:
         assert {descriptor_of(pid, number) for number in (1, 2)} == {"/dev/null"}
 
 
-async def test_a_sidecar_that_dies_is_warned_of_and_buried(
+async def test_dead_sidecar_is_logged_and_reaped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with started() as worker:
@@ -212,8 +212,8 @@ async def test_a_sidecar_that_dies_is_warned_of_and_buried(
         assert not runs(pid)
         assert "has ended with status -9" in caplog.text
         # The worker answers itself, as long as its loop runs.
-        found = await ask(as_seen_from_elsewhere(worker.parts.hello()))
-        assert found is Evidence.TICKING
+        evidence = await ask(as_seen_from_elsewhere(worker.parts.hello()))
+        assert evidence is Evidence.TICKING
 
 
 async def test_a_start_that_fails_leaves_no_process() -> None:
@@ -256,7 +256,7 @@ def test_a_peer_must_have_the_time_to_answer(
         ("file:///etc/passwd", "uds:///tmp/x", ""),
     ],
 )
-async def test_addresses_that_make_no_sense_tell_nothing(
+async def test_invalid_addresses_give_no_evidence(
     sidecar: tuple[str, ...],
 ) -> None:
     async with started(
@@ -291,7 +291,7 @@ async def test_the_kernel_may_tell_of_a_process_without_a_pulse() -> None:
             assert found is evidence
 
 
-async def test_a_process_of_another_namespace_is_not_looked_at() -> None:
+async def test_process_of_another_namespace_is_ignored() -> None:
     async with started(
         replace(TCP, liveness=replace(TCP.liveness, sidecar="off"))
     ) as worker:
@@ -338,7 +338,7 @@ async def test_silent_sidecar_is_unreachable() -> None:
             assert evidence is Evidence.UNREACHABLE
 
 
-async def test_a_question_that_is_cancelled_leaves_nothing() -> None:
+async def test_cancelled_question_leaves_nothing_behind() -> None:
     async with started() as worker:
         with silent_listener() as silent:
             hello = replace(
@@ -354,7 +354,7 @@ async def test_a_question_that_is_cancelled_leaves_nothing() -> None:
                 await asking
 
 
-async def test_strangers_are_neither_answered_nor_in_the_way() -> None:
+async def test_strangers_are_not_answered_and_delay_no_peer() -> None:
     """Even if they take every place there is: those who say nothing are closed."""
     async with started() as worker:
         hello = as_seen_from_elsewhere(worker.parts.hello())
@@ -363,8 +363,8 @@ async def test_strangers_are_neither_answered_nor_in_the_way() -> None:
             for _ in range(CONNECTIONS_MAX):
                 _, idle = await asyncio.open_connection(address.host, address.port)
                 stack.callback(idle.close)
-            found = await ask(hello, timeout_s=GENEROUS_S)
-            assert found is Evidence.TICKING
+            evidence = await ask(hello, timeout_s=GENEROUS_S)
+            assert evidence is Evidence.TICKING
         for junk in (b"\xff" * query.QUERY_BYTES, b"GET / HTTP/1.1\r\n" * 20):
             reader, writer = await asyncio.open_connection(address.host, address.port)
             writer.write(junk)

@@ -226,7 +226,7 @@ async def answer() -> str:
         return str(error)
 
 
-async def test_an_answer_that_came_while_its_caller_was_stopped_is_taken(
+async def test_answer_received_during_a_stop_counts(
     transport: Transport,
 ) -> None:
     """Its deadline has passed by then, too."""
@@ -241,10 +241,10 @@ async def test_an_answer_that_came_while_its_caller_was_stopped_is_taken(
                 passed_s = now_s() - begun_s
                 await asyncio.sleep(TIMEOUT_S + 0.5)  # the deadline is long over
             async with asyncio.timeout(LIMIT_S):
-                told = await c.call(answer)
+                received = await c.call(answer)
             if passed_s < TIMEOUT_S / 2:  # else the answer was late on a busy machine
                 rounds += 1
-                assert told == f"{len(ANSWER)} elements"
+                assert received == f"{len(ANSWER)} elements"
 
 
 # --- a consumer, ranks, and owners ----------------------------------------------------
@@ -283,7 +283,7 @@ async def consumed() -> str:
 
 
 @pytest.mark.slow
-async def test_a_stopped_consumer_ends_its_producer_and_hears_why(
+async def test_stopped_consumer_ends_its_producer_and_gets_the_reason(
     transport: Transport,
 ) -> None:
     async with three(transport, OPTIONS) as (cluster, a):

@@ -40,15 +40,15 @@ async def test_large_and_small_items_keep_their_order(wired: Trio) -> None:
 
 
 @pytest.mark.parametrize("function", GENERATORS)
-async def test_a_producer_runs_no_further_ahead_than_its_credit(
+async def test_producer_runs_ahead_within_its_credit(
     watch: Watch, function: Any
 ) -> None:
     limit = 4
     async with Cluster(
         2, options=Options(limits=LimitOptions(stream_items_max=limit))
     ) as (a, _):
-        made: Any = a.peer("b").stream(function, 100, "w")
-        async with aclosing(made) as items:
+        producer: Any = a.peer("b").stream(function, 100, "w")
+        async with aclosing(producer) as items:
             taken = 0
             async for _ in items:
                 taken += 1
@@ -143,7 +143,7 @@ async def test_stream_needs_a_generator_and_call_a_function(
         await trio[0].peer("b").call(remote.count_to, 1)
 
 
-async def test_streams_of_one_connection_do_not_hold_each_other_up(
+async def test_streams_of_a_connection_do_not_block_each_other(
     trio: Trio,
 ) -> None:
     slow = stream(trio, remote.count_to, 1000)

@@ -94,7 +94,7 @@ async def test_batches_run_concurrently_up_to_the_limit() -> None:
         assert await answers == [0, 2, 4]
 
 
-async def test_a_cancelled_member_leaves_the_others() -> None:
+async def test_cancelled_member_does_not_affect_the_others() -> None:
     gate = Gate(is_open=False)
     async with Batcher(gate, 3, FOREVER_S) as batched:
         tasks = [asyncio.ensure_future(batched(number)) for number in range(3)]
@@ -118,7 +118,7 @@ async def test_a_member_that_leaves_before_the_call_is_not_sent() -> None:
     assert gate.batches == [[2, 3]]
 
 
-async def test_a_batch_that_nobody_waits_for_is_cancelled(group: Group) -> None:
+async def test_batch_without_waiting_members_is_cancelled(group: Group) -> None:
     """And so the remote coroutine, on the other worker."""
 
     async def call(names: list[str]) -> list[str]:
@@ -136,7 +136,7 @@ async def test_a_batch_that_nobody_waits_for_is_cancelled(group: Group) -> None:
             await group.watch.cancelled.wait()
 
 
-async def test_an_error_is_given_to_every_member() -> None:
+async def test_error_reaches_every_member() -> None:
     async def fail(numbers: list[int]) -> list[int]:
         raise ValueError(f"no luck with {len(numbers)}")
 
@@ -250,7 +250,7 @@ async def test_requests_beyond_waiting_max_are_rejected() -> None:
         assert await asyncio.gather(*tasks) == [0, 2, 4]
 
 
-async def test_the_end_answers_what_has_come() -> None:
+async def test_leaving_the_block_answers_waiting_requests() -> None:
     gate = Gate()
     async with Batcher(gate, 2, FOREVER_S) as batched:
         tasks = [asyncio.ensure_future(batched(number)) for number in range(3)]

@@ -62,9 +62,11 @@ async def predict(name: str, number: int) -> int:
 # --- single errors -------------------------------------------------------------------
 
 
-async def test_an_exception_in_the_place_of_an_answer_is_of_that_item_alone() -> None:
+async def test_exception_as_an_answer_fails_its_item_alone() -> None:
     async def divide(numbers: list[int]) -> list[float | Exception]:
-        return [1 / one if one else ZeroDivisionError("no luck") for one in numbers]
+        return [
+            1 / number if number else ZeroDivisionError("no luck") for number in numbers
+        ]
 
     async with Batcher(divide, 3, FOREVER_S) as batched:
         assert await ends(*map(batched, (1, 0, 2))) == [1.0, "ZeroDivisionError", 0.5]
@@ -72,14 +74,14 @@ async def test_an_exception_in_the_place_of_an_answer_is_of_that_item_alone() ->
     assert (stats.answered, stats.failed, stats.running) == (2, 1, 0)
 
 
-async def test_a_tensor_is_its_rows() -> None:
+async def test_tensor_answer_is_split_into_rows() -> None:
     async def double(rows: list[torch.Tensor]) -> torch.Tensor:
         return torch.stack(rows) * 2
 
     async with Batcher(double, 2, FOREVER_S) as batched:
-        found = await asyncio.gather(batched(torch.ones(3)), batched(torch.zeros(3)))
-    assert torch.equal(found[0], torch.full((3,), 2.0))
-    assert torch.equal(found[1], torch.zeros(3))
+        answers = await asyncio.gather(batched(torch.ones(3)), batched(torch.zeros(3)))
+    assert torch.equal(answers[0], torch.full((3,), 2.0))
+    assert torch.equal(answers[1], torch.zeros(3))
 
 
 # --- bytes and buckets ---------------------------------------------------------------
@@ -99,7 +101,7 @@ async def test_an_item_that_never_fits_is_refused() -> None:
             await batched(bytes(101))
 
 
-async def test_a_size_is_what_the_program_says() -> None:
+async def test_size_function_of_the_program_counts() -> None:
     model = Model()
     batched: Batcher[str, str]
     async with Batcher(model, 9, FOREVER_S, max_bytes=3, size_of=len) as batched:
@@ -157,7 +159,7 @@ async def test_requests_run_by_priority_and_fair_share() -> None:
     ]
 
 
-async def test_a_full_queue_makes_room_for_a_client_without_a_place() -> None:
+async def test_full_queue_evicts_for_a_client_without_a_place() -> None:
     hold = asyncio.Event()
 
     async def held(items: list[Any]) -> list[Any]:
@@ -184,7 +186,7 @@ async def test_a_full_queue_makes_room_for_a_client_without_a_place() -> None:
     assert (stats.evicted, stats.refused, stats.answered) == (1, 1, 3)
 
 
-async def test_the_oldest_makes_room_if_the_program_wants_it_so() -> None:
+async def test_overflow_oldest_evicts_the_oldest_request() -> None:
     hold = asyncio.Event()
 
     async def held(items: list[Any]) -> list[Any]:
@@ -197,8 +199,8 @@ async def test_the_oldest_makes_room_if_the_program_wants_it_so() -> None:
         )
         await asyncio.sleep(0)
         hold.set()
-        (found,) = await asked
-    assert found == [0, *["OverloadedError"] * 3, 4, 5]
+        (results,) = await asked
+    assert results == [0, *["OverloadedError"] * 3, 4, 5]
 
 
 @pytest.mark.parametrize("priority", [101, -101, 1.0, True])
@@ -285,7 +287,7 @@ class TestInVirtualTime:
             await first
             assert batched.stats().shed == 1
 
-    async def test_a_flood_is_served_at_the_full_rate_and_nobody_waits_long(
+    async def test_flood_is_served_at_full_rate_with_short_waits(
         self,
     ) -> None:
         """20 times what can be done: nine of ten batches are full, all are quick."""
@@ -318,7 +320,7 @@ class TestInVirtualTime:
         assert stats.answered + stats.refused + stats.shed == 20 * size * 100
         assert stats.capacity_per_s == pytest.approx(size / takes_s, rel=0.01)
 
-    async def test_a_modest_client_does_not_notice_the_flood_of_another(self) -> None:
+    async def test_modest_client_is_unaffected_by_a_flood(self) -> None:
         model = Model(takes_s=1.0)
         modest: list[Any] = []
 
@@ -338,7 +340,7 @@ class TestInVirtualTime:
             tasks.create_task(ask())
         assert modest == ["mine"] * 20
 
-    async def test_a_batch_is_warmed_up_before_any_other(self) -> None:
+    async def test_warm_up_batches_run_first(self) -> None:
         model = Model(takes_s=1.0)
         async with Batcher(model, 2, 0.0, warm_up=[[7], [8, 9]]) as batched:
             assert model.batches == [[7], [8, 9]]
@@ -418,7 +420,7 @@ async def test_overload_over_http_is_503_with_retry_after(
     assert sorted(answers) == [(200, 0), (200, 0), (503, 1)]
 
 
-async def test_a_warm_up_that_fails_is_told() -> None:
+async def test_failed_warm_up_is_raised() -> None:
     async def fail(items: list[int]) -> list[int]:
         raise ValueError(f"no luck with {items}")
 
@@ -473,7 +475,7 @@ def test_wrong_limits_are_named(wrong: dict[str, Any], said: str) -> None:
         Batcher(Model(), 2, 0.0, **wrong)
 
 
-async def test_a_closed_batcher_says_so() -> None:
+async def test_closed_batcher_refuses_requests() -> None:
     async with Batcher(Model(), 1, 0.0) as batched:
         pass
     with pytest.raises(RejectedError, match="the batcher is closed"):

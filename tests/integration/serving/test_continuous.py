@@ -123,17 +123,21 @@ async def test_coroutines_run_on_the_loop_with_the_worker(group: Group) -> None:
     assert seen == ["front", "front"]
 
 
-async def test_an_error_of_one_sequence_is_its_own() -> None:
+async def test_error_of_a_sequence_does_not_affect_the_others() -> None:
     model = Counter()
     async with batcher_of(model, 4) as batcher:
         asked = [("a", 3), ("e", 3), ("f", 3), ("b", 3)]
-        found = await asyncio.gather(
-            *(take(batcher.generate(one)) for one in asked), return_exceptions=True
+        results = await asyncio.gather(
+            *(take(batcher.generate(request)) for request in asked),
+            return_exceptions=True,
         )
         stats = batcher.stats()
-    assert found[0] == ["a1", "a2", "a3"]
-    assert found[3] == ["b1", "b2", "b3"]
-    assert [str(one) for one in found[1:3]] == ["no luck", "f fails at its second step"]
+    assert results[0] == ["a1", "a2", "a3"]
+    assert results[3] == ["b1", "b2", "b3"]
+    assert [str(result) for result in results[1:3]] == [
+        "no luck",
+        "f fails at its second step",
+    ]
     assert sorted(model.left) == ["a", "b", "f"]
     assert (stats.requests.answered, stats.requests.failed) == (2, 2)
 
@@ -153,22 +157,22 @@ async def test_refused_sequence_does_not_block_the_others() -> None:
     assert model.entered == ["aXb", "a", "X", "b"]
 
 
-async def test_a_step_that_fails_fails_all_in_it_and_no_later_one() -> None:
+async def test_failed_step_fails_its_sequences_and_no_later_ones() -> None:
     class Model(Counter):
         def step(self, states: list[Any]) -> list[Any]:
-            found = super().step(states)
+            results = super().step(states)
             if len(self.steps) == 2:
                 raise RuntimeError("out of memory")
-            return found
+            return results
 
     model = Model()
     async with batcher_of(model) as batcher:
-        found = await asyncio.gather(
+        results = await asyncio.gather(
             *(take(batcher.generate((name, 3))) for name in "abc"),
             return_exceptions=True,
         )
-    assert [str(one) for one in found[:2]] == ["out of memory"] * 2
-    assert found[2] == ["c1", "c2", "c3"]
+    assert [str(result) for result in results[:2]] == ["out of memory"] * 2
+    assert results[2] == ["c1", "c2", "c3"]
     assert sorted(model.left) == ["a", "b", "c"]
 
 
@@ -266,7 +270,7 @@ async def test_warm_up_runs_before_any_request() -> None:
         assert batcher.stats().steps == 1
 
 
-async def test_a_warm_up_that_fails_is_told() -> None:
+async def test_failed_warm_up_is_raised() -> None:
     model = Counter()
     with pytest.raises(ValueError, match="X may not enter"):
         async with batcher_of(model, 1, warm_up=[[("X", 1)]], in_thread=True):
@@ -418,7 +422,7 @@ class TestInVirtualTime:
             await asyncio.gather(*asked, return_exceptions=True)
 
 
-async def test_errors_name_what_is_wrong() -> None:
+async def test_errors_name_the_wrong_result() -> None:
     class Wrong:
         def __init__(self, entered: Any, stepped: Any) -> None:
             self.entered, self.stepped = entered, stepped

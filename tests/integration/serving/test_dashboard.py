@@ -95,10 +95,10 @@ async def test_the_cookie_is_for_the_directory_alone(workers: list[Worker]) -> N
         assert "path=" not in cookie  # that of the request, whatever a proxy has made
 
 
-async def test_a_wrong_token_is_refused_and_so_are_many(workers: list[Worker]) -> None:
+async def test_wrong_tokens_are_refused_and_limited(workers: list[Worker]) -> None:
     async with shown(workers[0]) as browser:
-        found = [await browser.sign_in("something else") for _ in range(11)]
-        assert found == [403] * 10 + [429]
+        statuses = [await browser.sign_in("something else") for _ in range(11)]
+        assert statuses == [403] * 10 + [429]
         assert await browser.sign_in(SECRET) == 200
 
 
@@ -140,7 +140,7 @@ async def test_wrong_attempts_do_not_lock_out_a_right_token(
         {"Content-Type": "application/json", "Sec-Fetch-Site": "same-site"},
     ],
 )
-async def test_a_page_of_another_site_signs_nobody_in_or_out(
+async def test_page_of_another_site_cannot_sign_in_or_out(
     workers: list[Worker], headers: dict[str, str]
 ) -> None:
     async with shown(workers[0], token=TOKEN) as browser:
@@ -221,7 +221,7 @@ async def test_the_token_is_not_the_secret(workers: list[Worker]) -> None:
 # --- paths ---------------------------------------------------------------------------
 
 
-async def test_the_page_is_there_and_lets_nothing_foreign_in(
+async def test_page_is_served_with_a_strict_content_policy(
     workers: list[Worker],
 ) -> None:
     async with shown(workers[0]) as browser:
@@ -261,14 +261,14 @@ async def test_path_without_slash_redirects_to_the_directory(
         ("worker", "worker must be given once"),
     ],
 )
-async def test_a_wrong_query_is_told(
+async def test_invalid_query_is_reported(
     workers: list[Worker], path: str, problem: str
 ) -> None:
     async with shown(workers[0], token=TOKEN) as browser:
         for wanted in (path, path.replace("?", "/live?")):
-            status, found = await browser.get(f"api/{wanted}", **BEARER)
+            status, body = await browser.get(f"api/{wanted}", **BEARER)
             assert status == 400
-            assert problem in found["error"]
+            assert problem in body["error"]
 
 
 async def test_unknown_worker_or_view_is_404(workers: list[Worker]) -> None:
@@ -279,12 +279,12 @@ async def test_unknown_worker_or_view_is_404(workers: list[Worker]) -> None:
         assert (await browser.get("api/nothing", **BEARER))[0] == 404
 
 
-async def test_a_worker_that_has_not_started_is_told() -> None:
+async def test_worker_that_has_not_started_is_reported() -> None:
     worker = Worker("alone", rank=0, world_size=1, rendezvous="join://localhost:1")
     async with shown(worker) as browser:
-        status, found = await browser.get("api/overview")
+        status, body = await browser.get("api/overview")
         assert status == 503
-        assert "does not run" in found["error"]
+        assert "does not run" in body["error"]
 
 
 # --- what is shown -------------------------------------------------------------------
@@ -401,23 +401,25 @@ def check_training(look: Any) -> None:
     assert [one["owners"] for one in look["steps"]] == [["b", "c"]]
 
 
-async def test_a_hang_is_drawn_as_why_says_it() -> None:
+async def test_hang_is_drawn_as_stated_by_why() -> None:
     cluster = ProcessCluster(
         ["ps"], name="trainer", method="forkserver", options=SECURED
     )
     async with cluster as a:
         call = asyncio.create_task(evict(a), name="asks")
         async with shown(a, token=TOKEN, after_s=0.2) as browser:
-            found = await until_hang(browser)
+            hang = await until_hang(browser)
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
-    nodes = {one["id"]: one for one in found["nodes"]}
-    begun = nodes[found["edges"][0]["from"]]
+    nodes = {node["id"]: node for node in hang["nodes"]}
+    begun = nodes[hang["edges"][0]["from"]]
     assert (begun["worker"], begun["label"]) == ("trainer", "task `asks`")
-    assert found["at_fault"] in nodes
-    in_cycle = [nodes[one]["worker"] for one in found["cycle"]]
+    assert hang["at_fault"] in nodes
+    in_cycle = [nodes[node]["worker"] for node in hang["cycle"]]
     assert set(in_cycle) == {"ps", "trainer"}
-    assert any("hanging.py" in line for one in nodes.values() for line in one["detail"])
+    assert any(
+        "hanging.py" in line for value in nodes.values() for line in value["detail"]
+    )
 
 
 async def evict(worker: Worker) -> None:
@@ -499,7 +501,7 @@ async def test_streams_are_limited(workers: list[Worker]) -> None:
 # --- workers in processes ------------------------------------------------------------
 
 
-async def test_a_worker_that_hangs_or_dies_holds_up_no_other() -> None:
+async def test_hanging_or_dead_worker_delays_no_other() -> None:
     cluster = ProcessCluster(["b", "c"], method="forkserver", options=SECURED)
     async with cluster as a, shown(a, token=TOKEN) as browser:
         blocked = asyncio.ensure_future(a.peer("b").call(hanging.sleep_on_the_loop, 60))
@@ -507,9 +509,9 @@ async def test_a_worker_that_hangs_or_dies_holds_up_no_other() -> None:
             await until_state(events, "b", "stalled")
             cluster.kill("c")
             await until_gone(events, "c")
-        found = await browser.look("worker?worker=b", **BEARER)
-        assert found["trouble"] == "blocked"
-        assert "sleep_on_the_loop" in found["why"]
+        look = await browser.look("worker?worker=b", **BEARER)
+        assert look["trouble"] == "blocked"
+        assert "sleep_on_the_loop" in look["why"]
         blocked.cancel()
         await asyncio.gather(blocked, return_exceptions=True)
         cluster.kill("b")

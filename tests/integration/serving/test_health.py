@@ -28,7 +28,9 @@ def app_with_health(group: Group, *keys: web.AppKey[Any]) -> web.Application:
     return app
 
 
-async def test_ready_tells_peers_and_calls(group: Group, serving_app: Serving) -> None:
+async def test_readiness_shows_peers_and_calls(
+    group: Group, serving_app: Serving
+) -> None:
     app = app_with_health(group)
     async with serving_app(app) as client:
         back = app[serving.WORKER].peer("back")
@@ -46,7 +48,7 @@ async def test_ready_tells_peers_and_calls(group: Group, serving_app: Serving) -
     assert (state["calls_served"], state["draining"]) == (0, False)
 
 
-async def test_a_worker_that_ends_is_not_ready_but_the_process_lives(
+async def test_ending_worker_is_live_but_not_ready(
     group: Group, serving_app: Serving
 ) -> None:
     app = app_with_health(group)
@@ -135,7 +137,7 @@ async def test_a_worker_that_waits_for_the_others_is_not_ready(tmp_path: Path) -
         await starting
 
 
-async def test_a_thread_with_a_loop_of_its_own_can_serve_it(group: Group) -> None:
+async def test_health_may_be_served_by_another_thread(group: Group) -> None:
     async def ask() -> int:
         async with (
             serving.serve_health(group.back, port=0, host="127.0.0.1") as port,
@@ -200,7 +202,7 @@ async def test_port_in_use_is_reported(group: Group) -> None:
         (["a"], 65_536, "port must be an integer of at least 0 and at most 65535"),
     ],
 )
-async def test_serve_health_says_what_is_wrong(
+async def test_serve_health_names_wrong_arguments(
     workers: list[Any], port: int, words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):

@@ -85,7 +85,7 @@ async def test_blocks_run_by_priority_and_fair_share() -> None:
     assert order == ["high", "a1", "b", "a2"]
 
 
-async def test_a_block_that_raises_or_is_cancelled_lets_the_next_one_in() -> None:
+async def test_failed_or_cancelled_block_admits_the_next() -> None:
     limiter = Limiter(1)
     blocks = Blocks(limiter)
 

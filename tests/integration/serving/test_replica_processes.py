@@ -101,7 +101,7 @@ async def test_calls_survive_a_rolling_replacement(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
-async def test_a_kill_fails_what_ran_there_or_moves_it(
+async def test_killed_replica_fails_or_moves_its_calls(
     fleet: Fleet,
     idempotent: bool,  # noqa: FBT001
 ) -> None:
@@ -113,7 +113,7 @@ async def test_a_kill_fails_what_ran_there_or_moves_it(
         while sum(there.values()) < 9:  # they begin in the next turns
             await asyncio.sleep(0)
             found_now = replicas.statistics().replicas
-            there = {one.name: one.outstanding for one in found_now}
+            there = {item.name: item.outstanding for item in found_now}
         victim = max(there, key=lambda name: there[name])
         others = there.keys() - {victim}
         for name, count in there.items():
@@ -121,17 +121,17 @@ async def test_a_kill_fails_what_ran_there_or_moves_it(
         await asyncio.to_thread(fleet.running[victim].kill)
         for name in others:
             await fleet.web.peer(name).call(programs.let_go)
-        found = await asyncio.gather(*calls, return_exceptions=True)
-        lost = [one for one in found if isinstance(one, BaseException)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        lost = [result for result in results if isinstance(result, BaseException)]
         if idempotent:
             assert not lost
-            assert set(found) <= others
+            assert set(results) <= others
             assert replicas.statistics().retries == there[victim] > 0
         else:
             assert len(lost) == there[victim] > 0
-            for one in lost:
-                assert isinstance(one, WorkerLostError)
-                assert one.outcome is Outcome.UNKNOWN
+            for result in lost:
+                assert isinstance(result, WorkerLostError)
+                assert result.outcome is Outcome.UNKNOWN
 
 
 async def test_replica_can_be_drained_by_another_worker(fleet: Fleet) -> None:

@@ -149,13 +149,13 @@ async def test_codecs_and_options_do_not_lose_the_trace(
 # --- who is traced -------------------------------------------------------------------
 
 
-async def test_a_worker_that_is_not_traced_ignores_what_comes(
+async def test_untraced_worker_ignores_incoming_traces(
     plain: Trio, spans: Spans
 ) -> None:
     a, *_ = plain
     spans.trace(a)
     assert await a.peer("b").call(remote.here_async) == (0, 0)
-    assert [one.kind for one in spans.all] == ["CLIENT"]
+    assert [span.kind for span in spans.all] == ["CLIENT"]
 
 
 async def test_a_call_of_a_worker_that_is_not_traced_begins_a_trace(

@@ -73,7 +73,7 @@ def below(writer: asyncio.StreamWriter) -> socket.socket:
     return socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
 
 
-async def test_an_end_without_a_goodbye_is_a_cut(authority: Authority) -> None:
+async def test_tls_end_without_close_notify_is_a_cut(authority: Authority) -> None:
     """Else whoever is in the path could end a stream early, and look like the peer."""
     other, near = OtherEnd(authority), Recorder()
     connector = TcpConnector(tls=TlsContexts(authority.tls()))

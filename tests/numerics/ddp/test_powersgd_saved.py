@@ -183,7 +183,7 @@ async def test_saved_state_continues_bitwise_in_other_buckets() -> None:
         assert all(map(same, results, wanted))
 
 
-async def test_batched_takes_errors_along_into_other_buckets() -> None:
+async def test_batched_errors_move_into_other_buckets() -> None:
     async with Cluster(2) as workers:
         ranks = ranks_of(workers, "all")
         await steps(ranks, batched_powerSGD_hook, range(5))
@@ -193,10 +193,10 @@ async def test_batched_takes_errors_along_into_other_buckets() -> None:
             0, torch.zeros(126), [ranks[0].parameters[5]], is_last=False
         )
         state.begin(bucket)
-        found = state.error_for(bucket, 144)
-        assert found is not None
-        assert torch.equal(found[:126], before[:126])
-        assert (found[126:] == 0).all()
+        errors = state.error_for(bucket, 144)
+        assert errors is not None
+        assert torch.equal(errors[:126], before[:126])
+        assert (errors[126:] == 0).all()
 
 
 async def test_the_mean_of_all_errors_is_enough_for_any_number_of_ranks() -> None:
@@ -328,7 +328,7 @@ class Trainer:
         return found
 
 
-async def test_a_module_that_is_made_anew_goes_on_with_the_same_bits() -> None:
+async def test_new_module_continues_bitwise_from_a_state() -> None:
     """Its buckets are others at first, as they are cut anew after the first step."""
     layouts = []
 
@@ -346,5 +346,5 @@ async def test_a_module_that_is_made_anew_goes_on_with_the_same_bits() -> None:
         assert losses[6:] == wanted
 
     async with Cluster(2) as workers:
-        await asyncio.gather(*(resume(Group(one)) for one in workers))
+        await asyncio.gather(*(resume(Group(worker)) for worker in workers))
     assert layouts[0] != layouts[-1]

@@ -106,7 +106,7 @@ def by_every_way(rank: int) -> None:
     dist.destroy_process_group()
 
 
-def test_the_ranks_meet_where_torch_says() -> None:
+def test_ranks_meet_at_the_store_of_torch() -> None:
     launch(by_every_way, nprocs=2, method="forkserver", timeout_s=60.0)
 
 

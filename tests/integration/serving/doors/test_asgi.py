@@ -47,7 +47,7 @@ async def wait_there(group: Group) -> None:
 # --- what goes on --------------------------------------------------------------------
 
 
-async def test_a_background_task_goes_on_after_its_client(group: Group) -> None:
+async def test_background_task_outlives_its_client(group: Group) -> None:
     """The response is complete: what is done then is the application's own work."""
     may_end, has_ended = asyncio.Event(), asyncio.Event()
 
@@ -165,7 +165,7 @@ async def test_a_client_that_leaves_early_is_no_error_of_a_middleware_outside(
     assert "Traceback" not in caplog.text
 
 
-async def test_a_program_may_want_its_handlers_to_go_on(group: Group) -> None:
+async def test_handler_cancellation_can_be_switched_off(group: Group) -> None:
     begun, may_end, has_ended = (asyncio.Event() for _ in range(3))
 
     async def handle(_: Request) -> Response:
@@ -375,7 +375,7 @@ async def test_application_that_returns_from_its_lifespan_completes(
     assert kinds == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
-async def test_a_worker_that_cannot_start_is_told_to_the_server(group: Group) -> None:
+async def test_failed_start_of_the_worker_reaches_the_server(group: Group) -> None:
     async with group.front():
         second = group.front()  # of the same name: it is refused
         sent: list[dict[str, Any]] = []
@@ -389,7 +389,7 @@ async def test_a_worker_that_cannot_start_is_told_to_the_server(group: Group) ->
         app = asgi.WorkerMiddleware(nobody, second)
         with pytest.raises(asyncrpc.AsyncRpcError):
             await app({"type": "lifespan", "state": {}}, receive, send)
-    assert [one["type"] for one in sent] == ["lifespan.startup.failed"]
+    assert [event["type"] for event in sent] == ["lifespan.startup.failed"]
     assert "worker 'front' did not start: " in sent[0]["message"]
 
 
@@ -410,7 +410,7 @@ async def test_failed_lifespan_closes_the_worker(group: Group, fails_at: str) ->
     assert worker.is_closed
 
 
-async def test_an_application_without_a_worker_says_what_to_do() -> None:
+async def test_application_without_a_worker_is_told_the_remedy() -> None:
     async def receive() -> Any:
         return await asyncio.get_running_loop().create_future()
 
@@ -423,7 +423,7 @@ async def test_an_application_without_a_worker_says_what_to_do() -> None:
         await app(scope, receive, send)
 
 
-async def test_a_maker_of_something_else_is_refused() -> None:
+async def test_worker_factory_with_another_result_is_refused() -> None:
     maker: Any = dict
     with pytest.raises(UsageError, match=r"what worker\(\) returns must be a Worker"):
         async with asgi.lifespan(maker)(None):

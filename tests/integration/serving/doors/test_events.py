@@ -46,7 +46,7 @@ async def test_items_are_sent_as_events(group: Group, door: Door) -> None:
         ]
 
 
-async def test_a_lone_surrogate_arrives_as_it_was(group: Group, door: Door) -> None:
+async def test_lone_surrogate_arrives_unchanged(group: Group, door: Door) -> None:
     async def items(_: str) -> AsyncIterator[Any]:
         yield {"name": "a\ud800b"}
 
@@ -96,7 +96,7 @@ async def test_the_last_event_id_is_handed_on(group: Group, door: Door) -> None:
             assert len(await events_of(response)) == 1
 
 
-async def test_a_response_begins_without_an_item(group: Group, door: Door) -> None:
+async def test_response_begins_before_the_first_item(group: Group, door: Door) -> None:
     app = one_stream(
         group, lambda _: there(remote.give_and_wait, group.name), begin_within_s=0.0
     )
@@ -138,9 +138,7 @@ async def test_head_request_runs_no_generator(group: Group, door: Door) -> None:
 # --- errors --------------------------------------------------------------------------
 
 
-async def test_a_stream_that_is_refused_has_a_status_of_its_own(
-    group: Group, door: Door
-) -> None:
+async def test_refused_stream_has_its_own_status(group: Group, door: Door) -> None:
     app = one_stream(group, lambda _: there(remote.give_and_refuse))
     async with door.serve(app) as client, client.get("/") as response:
         assert response.status == 503

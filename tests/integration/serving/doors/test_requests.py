@@ -113,7 +113,7 @@ NAMED = ("tests.integration.serving.remote:double", "back", "builtins:list")
 
 
 @pytest.mark.parametrize("way", ["path", "query", "header", "body"])
-async def test_a_client_reaches_what_handlers_call_and_nothing_else(
+async def test_client_reaches_only_functions_that_handlers_call(
     group: Group, door: Door, way: str
 ) -> None:
     """Whatever it names, and wherever."""
@@ -137,7 +137,7 @@ async def test_a_client_reaches_what_handlers_call_and_nothing_else(
                     assert await response.json() == [2]
 
 
-async def test_answers_tell_no_traceback_and_no_value(group: Group, door: Door) -> None:
+async def test_answers_show_no_traceback_and_no_value(group: Group, door: Door) -> None:
     functions = [remote.refuse, remote.overload, remote.fail, remote.time_out]
 
     async def answer(_: Asked) -> Any:
@@ -150,8 +150,8 @@ async def test_answers_tell_no_traceback_and_no_value(group: Group, door: Door) 
             async with client.get("/") as response:
                 text = await response.text()
                 assert response.status >= 500
-                for told in ("value of", "Traceback", ".py", "no luck", "of its own"):
-                    assert told not in text
+                for secret in ("value of", "Traceback", ".py", "no luck", "of its own"):
+                    assert secret not in text
 
 
 # --- clients that leave --------------------------------------------------------------
@@ -228,9 +228,7 @@ async def test_a_refused_call_is_503_with_retry_after(group: Group, door: Door) 
     assert response.content_type == "application/json"
 
 
-async def test_an_overloaded_callee_says_when_to_come_again(
-    group: Group, door: Door
-) -> None:
+async def test_overloaded_callee_sets_retry_after(group: Group, door: Door) -> None:
     response, body = await answer_to(group, door, remote.overload)
     assert (response.status, body["error"]) == (503, "OverloadedError")
     assert response.headers["Retry-After"] == "8"
@@ -374,9 +372,7 @@ async def test_a_deadline_that_is_no_number_is_400(
     assert repr(value) in body["message"]
 
 
-async def test_the_header_has_the_name_that_the_program_gives_it(
-    group: Group, door: Door
-) -> None:
+async def test_deadline_header_has_the_chosen_name(group: Group, door: Door) -> None:
     async def answer(asked: Asked) -> Any:
         return "answered"
 

@@ -41,7 +41,7 @@ async def closed(websocket: aiohttp.ClientWebSocketResponse) -> tuple[int, str]:
     return message.data, message.extra or ""
 
 
-async def test_a_lone_surrogate_arrives_as_it_was(group: Group, door: Door) -> None:
+async def test_lone_surrogate_arrives_unchanged(group: Group, door: Door) -> None:
     async def items(_: Any) -> AsyncIterator[Any]:
         yield {"name": "a\ud800b"}
 

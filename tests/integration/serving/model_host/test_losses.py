@@ -96,9 +96,7 @@ def test_calls_between_two_model_processes_are_rejected(new_web: NewWeb) -> None
 
 
 @pytest.mark.slow
-def test_a_process_that_is_told_to_end_is_replaced(
-    folder: Path, new_web: NewWeb
-) -> None:
+def test_terminated_model_process_is_replaced(folder: Path, new_web: NewWeb) -> None:
     """It is no loss; calls in flight end first."""
     (web,) = entered(new_web, 1)
     web.do("call", ("end",))
@@ -126,7 +124,7 @@ def test_failed_model_is_explained_to_all_web_workers(
 
 
 @pytest.mark.slow
-def test_a_model_that_can_be_made_later_is(folder: Path, new_web: NewWeb) -> None:
+def test_failed_model_can_be_made_later(folder: Path, new_web: NewWeb) -> None:
     web = new_web()
     with pytest.raises(FileNotFoundError, match="weights"):
         web.enter("make_if_told", linger_s=0.0)
@@ -137,7 +135,7 @@ def test_a_model_that_can_be_made_later_is(folder: Path, new_web: NewWeb) -> Non
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_again_and_again_is_not_started_for_ever(
+def test_restarts_of_a_crashing_model_are_limited(
     folder: Path, new_web: NewWeb
 ) -> None:
     web = new_web()

@@ -36,7 +36,7 @@ def test_web_workers_that_come_at_once_share_one_model(
         assert web.do("forward", [0.0, 1.0, 2.0, 3.0]) == [0.0, 2.0, 4.0, 6.0]
 
 
-def test_the_model_outlives_who_started_it(folder: Path, new_web: NewWeb) -> None:
+def test_model_outlives_its_starter(folder: Path, new_web: NewWeb) -> None:
     first, second = new_web(), new_web()
     first.enter(linger_s=0.0)
     second.enter(linger_s=0.0)
@@ -111,7 +111,7 @@ def test_model_function_may_be_a_coroutine(new_web: NewWeb) -> None:
     assert web.do("status")[0] == "ready"
 
 
-def test_a_batcher_of_the_model_gathers_what_web_workers_ask(
+def test_batcher_of_the_model_gathers_calls_of_web_workers(
     folder: Path, new_web: NewWeb
 ) -> None:
     """Each of them alone would wait for an hour; the context is left at the end."""
@@ -128,7 +128,7 @@ def test_a_batcher_of_the_model_gathers_what_web_workers_ask(
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
-def test_killed_web_workers_cost_the_model_nothing(new_web: NewWeb, kills: int) -> None:
+def test_model_survives_killed_web_workers(new_web: NewWeb, kills: int) -> None:
     """Links, tasks, descriptors and references are what they were; memory nearly."""
     watch = new_web()
     watch.enter(linger_s=0.0)
