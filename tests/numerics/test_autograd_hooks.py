@@ -42,13 +42,13 @@ async def shared(k: Keepers, x: torch.Tensor) -> Roots:
     return [await ask(k["b"], "use", 0, z)]
 
 
-async def sent(k: Keepers, x: torch.Tensor) -> Roots:
+async def send_parameter_twice(k: Keepers, x: torch.Tensor) -> Roots:
     """Send the parameter itself, twice."""
     weights = [await ask(k["b"], "parameter", 0) for _ in range(2)]
     return [await ask(k["b"], "join", weights[0], weights[1] * x)]
 
 
-PROGRAMS = [straight, to_and_fro, shared, sent]
+PROGRAMS = [straight, to_and_fro, shared, send_parameter_twice]
 
 
 def watched(program: Program, clamp: float) -> Program:

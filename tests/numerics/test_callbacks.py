@@ -296,13 +296,13 @@ class Giving(torch.autograd.Function):
 watched: Any = Watching(torch.ones(3))
 
 
-def given(x: torch.Tensor) -> torch.Tensor:
+def apply_giving(x: torch.Tensor) -> torch.Tensor:
     result: torch.Tensor = Giving.apply(x)  # type: ignore[no-untyped-call]
     return result
 
 
 def given_weight(x: torch.Tensor) -> torch.Tensor:
-    return given(weight).sum() + (x * 0).sum()
+    return apply_giving(weight).sum() + (x * 0).sum()
 
 
 def times_watched(x: torch.Tensor) -> torch.Tensor:
@@ -353,7 +353,7 @@ async def is_a_gradient(peer: Any) -> None:
     x = torch.ones(3, requires_grad=True)
     async with autograd.context() as ctx:
         y = await peer.call(same, x)
-        z = await peer.call(given, y) + await peer.call(given, y)
+        z = await peer.call(apply_giving, y) + await peer.call(apply_giving, y)
         await autograd.backward(ctx, z.sum())
 
 

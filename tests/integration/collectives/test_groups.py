@@ -114,7 +114,7 @@ def shared_bytes() -> int:
     return total
 
 
-async def gone(wanted: int) -> None:
+async def wait_shared_bytes(wanted: int) -> None:
     """Wait until no more than so much is left."""
     async with asyncio.timeout(20.0):
         while shared_bytes() > wanted:  # noqa: ASYNC110  the kernel's map has no event
@@ -132,10 +132,11 @@ async def open_and_close(count: int, numel: int) -> bool:
         await group.all_reduce(kept)
         assert shared_bytes() >= 2 * kept.nbytes
         group.close()
-        await gone(kept.nbytes)  # not the board, nor what the other rank has
+        # Not the board, nor what the other rank has.
+        await wait_shared_bytes(kept.nbytes)
     is_whole = bool((kept == 3.0).all())
     del kept
-    await gone(0)
+    await wait_shared_bytes(0)
     regions.IDLE_S = patience_s  # type: ignore[misc]
     return is_whole
 

@@ -331,7 +331,7 @@ async def test_killed_member_fails_the_rendezvous(victim: str) -> None:
 
 
 @pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def release_payloads(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Hold up the exchange of payloads at each parent; return what lets it go on."""
     gate, collect = asyncio.Event(), vars(RendezvousService)["_collect"]
 
@@ -348,7 +348,7 @@ def has_passed(worker: Worker) -> bool:
 
 
 async def test_call_cancelled_after_all_arrived_fails_no_other(
-    held: Callable[[], None],
+    release_payloads: Callable[[], None],
 ) -> None:
     async with Cluster(5) as workers:
         a, b, *others = workers
@@ -359,7 +359,7 @@ async def test_call_cancelled_after_all_arrived_fails_no_other(
         await until(lambda: all(map(has_passed, workers)))
         for call in cancelled:
             call.cancel()
-        held()
+        release_payloads()
         expected = [b"", b"", b"c", b"d", b"e"]
         assert await asyncio.gather(*calls) == [[expected]] * 3
         assert all(
@@ -370,27 +370,27 @@ async def test_call_cancelled_after_all_arrived_fails_no_other(
 
 
 async def test_timeout_after_all_arrived_fails_its_caller_alone(
-    held: Callable[[], None],
+    release_payloads: Callable[[], None],
 ) -> None:
     async with Cluster(3) as (a, b, c):
         calls = [asyncio.create_task(rendezvous(worker, "tag")) for worker in (a, b)]
         with pytest.raises(BarrierTimeoutError, match="their payloads did not arrive"):
             await rendezvous(c, "tag", timeout_s=GIVES_UP_S)
-        held()
+        release_payloads()
         assert await outcomes(*calls) == [[b""] * 3] * 2
         await settled((a, b, c), "tag")
 
 
 @pytest.mark.parametrize("lost", [0, 2])
 async def test_member_lost_after_all_arrived_fails_the_others(
-    lost: int, held: Callable[[], None]
+    lost: int, release_payloads: Callable[[], None]
 ) -> None:
     """The root, which the others wait for, or one that the root waits for."""
     async with Cluster(3) as workers:
         calls = [asyncio.create_task(rendezvous(worker, "tag")) for worker in workers]
         await until(lambda: all(map(has_passed, workers)))
         await workers[lost].shutdown(drain_timeout_s=0.0)
-        held()
+        release_payloads()
         errors = await outcomes(*calls)
         del errors[lost]
         for error in errors:
@@ -416,7 +416,9 @@ async def test_request_from_a_non_parent_is_refused(method: str, value: Any) -> 
         await settled((a, b, c), "tag")
 
 
-async def test_shared_payloads_must_have_one_per_rank(held: Callable[[], None]) -> None:
+async def test_shared_payloads_must_have_one_per_rank(
+    release_payloads: Callable[[], None],
+) -> None:
     async with Cluster(3) as workers:
         a = workers[0]
         calls = asyncio.create_task(all_meet(workers, "tag"))
@@ -427,5 +429,5 @@ async def test_shared_payloads_must_have_one_per_rank(held: Callable[[], None]) 
             await raw_messages.request(link, "rendezvous", "share", value)
         early = ["tag", None, 7, [b""] * 3, ""]
         assert await raw_messages.request(link, "rendezvous", "share", early) is None
-        held()
+        release_payloads()
         assert await calls == [[b"a", b"b", b"c"]] * 3

@@ -41,10 +41,8 @@ async def test_checkup_shows_options_and_event_loop() -> None:
     assert findings["time-outs"].found.startswith("call 5 s")
     assert findings["secret"].found == "32 bytes by Options.secret, no TLS"
     assert findings["event loop"].state in CheckState
-    assert (checkup.ahead_s, checkup.error_s) == (
-        0.0,
-        0.0,
-    )  # it is the clock of this host
+    # It is the clock of this host.
+    assert (checkup.ahead_s, checkup.error_s) == (0.0, 0.0)
 
 
 async def test_the_clock_of_another_host_is_compared(

@@ -77,7 +77,7 @@ def absent() -> Any:
     return module.f
 
 
-async def taken(peer: asyncrpc.Peer, target: Any, args: Any) -> list[Any]:
+async def items_of(peer: asyncrpc.Peer, target: Any, args: Any) -> list[Any]:
     return [item async for item in peer.stream(target, *args)]
 
 
@@ -88,7 +88,7 @@ USES: Final[dict[str, Use]] = {
     "rpc_async": lambda _, f, x: asyncrpc.rpc_async("b", f, x),
     "asyncrpc.remote": lambda _, f, x: asyncrpc.remote("b", f, x).to_here(),
 }
-STREAM: Final[dict[str, Use]] = {"stream": lambda a, f, x: taken(a.peer("b"), f, x)}
+STREAM: Final[dict[str, Use]] = {"stream": lambda a, f, x: items_of(a.peer("b"), f, x)}
 METHODS: Final[dict[str, Callable[[RRef[Any], str, Any], Awaitable[Any]]]] = {
     "rpc_async": lambda ref, name, x: getattr(ref.rpc_async(), name)(*x),
     "remote": lambda ref, name, x: getattr(ref.remote(), name)(*x).to_here(),

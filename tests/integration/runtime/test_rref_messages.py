@@ -52,7 +52,7 @@ def count(
     take(link, value)
 
 
-async def made(trio: Trio) -> RRef[Counter]:
+async def confirmed_reference(trio: Trio) -> RRef[Counter]:
     """Return a confirmed reference of a to a value of b; all are connected."""
     a, b, _ = trio
     rref: RRef[Counter] = a.peer("b").remote(Counter, 1)
@@ -78,7 +78,7 @@ async def test_owner_to_user_costs_the_release_only(trio: Trio) -> None:
 
 async def test_user_to_owner_costs_nothing(trio: Trio) -> None:
     a, b, _ = trio
-    rref = await made(trio)
+    rref = await confirmed_reference(trio)
     seen = [messages_to(worker) for worker in trio]
     assert await a.peer("b").call(parts.look, rref) == "b"
     await a.peer("b").call(parts.keep, rref)
@@ -92,7 +92,7 @@ async def test_user_to_owner_costs_nothing(trio: Trio) -> None:
 
 async def test_user_to_owner_as_a_result_costs_one(trio: Trio) -> None:
     a, b, c = trio
-    rref = await made(trio)
+    rref = await confirmed_reference(trio)
     await a.peer("c").call(parts.keep, rref)
     await until(lambda: a.rrefs()[0].lent == 0)
     seen = [messages_to(worker) for worker in trio]
@@ -107,7 +107,7 @@ async def test_user_to_owner_as_a_result_costs_one(trio: Trio) -> None:
 
 async def test_user_to_third_not_kept_costs_nothing(trio: Trio) -> None:
     a, b, c = trio
-    rref = await made(trio)
+    rref = await confirmed_reference(trio)
     seen = [messages_to(worker) for worker in trio]
     for _ in range(10):
         assert await a.peer("c").call(parts.look_async, rref) == "b"
@@ -122,7 +122,7 @@ async def test_concurrent_shares_with_a_third_send_no_owner_message(
 ) -> None:
     """However calls overlap: while one runs, its loan protects those of all."""
     a, b, c = trio
-    rref = await made(trio)
+    rref = await confirmed_reference(trio)
     seen = [messages_to(worker) for worker in trio]
     calls = [a.peer("c").call(parts.count_of, rref) for _ in range(50)]
     assert await asyncio.gather(*calls) == [1] * 50
@@ -133,7 +133,7 @@ async def test_concurrent_shares_with_a_third_send_no_owner_message(
 
 async def test_user_to_third_kept_costs_three(trio: Trio) -> None:
     a, b, c = trio
-    rref = await made(trio)
+    rref = await confirmed_reference(trio)
     seen = [messages_to(worker) for worker in trio]
     await a.peer("c").call(parts.keep, rref)
     await until(lambda: a.rrefs()[0].lent == 0)

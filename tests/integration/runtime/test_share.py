@@ -40,7 +40,7 @@ def keep(value: Any) -> None:
     KEPT.append(value)
 
 
-def kept() -> Any:
+def last_kept() -> Any:
     return KEPT[-1]
 
 
@@ -371,7 +371,7 @@ async def test_shared_tensor_sent_back_is_the_original_memory(host: Trio) -> Non
     back = await a.peer("b").call(remote.echo, value)
     assert back.untyped_storage() is value.untyped_storage()
     await a.peer("b").call(keep, value)
-    assert (await a.peer("b").call(kept)).data_ptr() == value.data_ptr()
+    assert (await a.peer("b").call(last_kept)).data_ptr() == value.data_ptr()
 
 
 async def test_shared_tensor_passed_on_is_the_same_memory(host: Trio) -> None:
@@ -589,7 +589,7 @@ async def test_shared_model_survives_a_killed_process() -> None:
             await a.peer("b").call(remote.add, 1)
         await a.peer("c").call(add_in_place, result, 4.0)
         assert bool((result == 4).all())
-        assert bool(((await a.peer("c").call(kept)) == 4).all())
+        assert bool(((await a.peer("c").call(last_kept)) == 4).all())
         await a.peer("c").call(drop_kept)
     left = [file.name for file in FILES.iterdir()]  # noqa: ASYNC240
     assert not [name for name in left if name.startswith("torch_")]

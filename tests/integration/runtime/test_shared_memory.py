@@ -117,7 +117,9 @@ async def pair() -> AsyncIterator[Pair]:
         yield a, b
 
 
-async def sent(worker: Worker, function: Any, *args: Any) -> asyncrpc.CallStats:
+async def stats_of_call(
+    worker: Worker, function: Any, *args: Any
+) -> asyncrpc.CallStats:
     call = worker.parts.start_call("b", function, args)
     await call
     return call.stats
@@ -253,7 +255,7 @@ async def test_consecutive_calls_reuse_the_same_memory(pair: Pair) -> None:
     await warm(a, "b", 16 * MIB)
     size_bytes = a.parts.memory.pool.size_bytes
     for _ in range(20):  # each is given back before its answer
-        stats = await sent(a, remote.total, torch.ones(2 * MIB))
+        stats = await stats_of_call(a, remote.total, torch.ones(2 * MIB))
         assert stats.bytes_copied == 8 * MIB
     assert a.parts.memory.pool.size_bytes == size_bytes
 
@@ -268,11 +270,11 @@ async def test_payload_goes_by_socket_when_slabs_are_full(pair: Pair) -> None:
     assert held_bytes(a.parts.memory.pool) == 16 * MIB
     assert a.parts.memory.pool.size_bytes == 16 * MIB
     assert {float(tensor.sum()) for tensor in KEPT} == {float(MIB)}
-    stats = await sent(a, remote.total, value)
+    stats = await stats_of_call(a, remote.total, value)
     assert stats.bytes_copied == 0
     drop_kept()
     await until(lambda: held_bytes(a.parts.memory.pool) == 0)
-    assert (await sent(a, remote.total, value)).bytes_copied == value.nbytes
+    assert (await stats_of_call(a, remote.total, value)).bytes_copied == value.nbytes
 
 
 async def test_payload_over_half_the_limit_goes_by_socket() -> None:
@@ -281,7 +283,7 @@ async def test_payload_over_half_the_limit_goes_by_socket() -> None:
     )
     async with Cluster(2, network="uds", options=options) as (a, _):
         for _ in range(3):
-            stats = await sent(a, remote.total, torch.ones(2 * MIB + 1))
+            stats = await stats_of_call(a, remote.total, torch.ones(2 * MIB + 1))
             assert stats.bytes_copied == 0
         assert a.parts.memory.pool.size_bytes == 0
 
@@ -309,7 +311,7 @@ async def test_payload_goes_by_socket_without_shared_memory(
         starting.create_task(b.__aenter__())
     try:
         for _ in range(3):
-            stats = await sent(a, remote.total, torch.ones(MIB))
+            stats = await stats_of_call(a, remote.total, torch.ones(MIB))
             assert stats.bytes_copied == 0
             mover = (await a.parts.link_to("b")).connection.payloads.mover
             if isinstance(mover, moving.SlabMover):
@@ -336,7 +338,9 @@ async def test_slabs_that_are_not_used_are_given_back_to_the_system(
     await until(lambda: mapped_slabs() == 0)
     monkeypatch.setattr(sharing, "SWEEP_S", 30.0)
     await warm(a, "b", 4 * MIB)
-    assert (await sent(a, remote.total, torch.ones(MIB))).bytes_copied == 4 * MIB
+    assert (
+        await stats_of_call(a, remote.total, torch.ones(MIB))
+    ).bytes_copied == 4 * MIB
 
 
 # --- giving up -----------------------------------------------------------------------
@@ -400,7 +404,7 @@ async def test_a_tensor_of_worker_empty_is_sent_without_a_copy(pair: Pair) -> No
     await until(lambda: bool(mover.attached))
     await a.peer("b").call(keep, value[512:])
     received = KEPT.pop()
-    stats = await sent(a, remote.total, value)
+    stats = await stats_of_call(a, remote.total, value)
     assert (stats.bytes_sent, stats.bytes_copied) == (value.nbytes, 0)
     value.fill_(4.0)
     assert received.sum() == 4.0 * 512 * 1024  # it is the same memory

@@ -195,7 +195,7 @@ async def test_a_stop_that_is_soon_over_costs_calls_with_deadlines_alone(
 # --- one kind at a time ---------------------------------------------------------------
 
 
-async def held() -> torch.Tensor:
+async def answer_later() -> torch.Tensor:
     _held.append(asyncio.Event())
     await _held[-1].wait()
     return ANSWER
@@ -214,7 +214,7 @@ def let_go() -> None:
 async def ask(name: str) -> None:
     """Ask for what is answered once it is let go, within a time."""
     peer = current_worker().peer(name).using(timeout_s=TIMEOUT_S)
-    _asked.append(asyncio.ensure_future(peer.call(held)))
+    _asked.append(asyncio.ensure_future(peer.call(answer_later)))
     while not await peer.call(count_held):
         pass
 

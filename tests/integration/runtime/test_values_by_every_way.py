@@ -54,7 +54,7 @@ def own(parameter: nn.Parameter) -> nn.Parameter:
     return parameter
 
 
-def kept() -> dict[str, Any]:
+def contained_values() -> dict[str, Any]:
     tensor = torch.ones(2)
     values = {name: make(tensor) for name, (make, _) in CONTAINERS.items()}
     del values["itself"], values["iterator"]
@@ -67,7 +67,7 @@ class Keeping(torch.optim.SGD):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         super().step(closure)
         for parameter in self.param_groups[0]["params"]:
-            self.state[parameter].update(kept())
+            self.state[parameter].update(contained_values())
 
 
 def fail() -> None:
@@ -349,7 +349,7 @@ class TestOnOneLoop:
                     await autograd.backward(ctx, local.sum())
                     await optimizer.step(ctx)
                 state = await optimizer.state_dict()
-        for name, value in kept().items():
+        for name, value in contained_values().items():
             copied = state["state"][0][name]
             assert type(copied) is type(value), name
             if name in CONTAINERS:

@@ -41,10 +41,10 @@ async def workers() -> AsyncIterator[list[Worker]]:
 
 
 @asynccontextmanager
-async def shown(worker: Worker, **given: Any) -> AsyncIterator[Browser]:
+async def served_dashboard(worker: Worker, **options: Any) -> AsyncIterator[Browser]:
     """Serve the dashboard of a worker below a prefix."""
     app = web.Application()
-    app.add_subapp(PREFIX, serving.dashboard(worker, **{"every_s": 0.1, **given}))
+    app.add_subapp(PREFIX, serving.dashboard(worker, **{"every_s": 0.1, **options}))
     jar = aiohttp.CookieJar(unsafe=True)  # keeps cookies of hosts that are numbers
     async with (
         serve(app) as server,
@@ -74,7 +74,7 @@ print(asking.getresponse().status)
 async def test_secret_signs_in_and_logout_ends_the_session(
     workers: list[Worker],
 ) -> None:
-    async with shown(workers[0]) as browser:
+    async with served_dashboard(workers[0]) as browser:
         assert (await browser.get("api/overview"))[0] == 401
         _, state = await browser.get("login")
         assert (state["signed_in"], state["takes"]) == (False, "secret")
@@ -86,7 +86,7 @@ async def test_secret_signs_in_and_logout_ends_the_session(
 
 
 async def test_the_cookie_is_for_the_directory_alone(workers: list[Worker]) -> None:
-    async with shown(workers[0]) as browser:
+    async with served_dashboard(workers[0]) as browser:
         given = {"token": token_of(SECRET)}
         async with browser.session.post(browser.url("login"), json=given) as answer:
             cookie = answer.headers["Set-Cookie"].lower()
@@ -96,7 +96,7 @@ async def test_the_cookie_is_for_the_directory_alone(workers: list[Worker]) -> N
 
 
 async def test_wrong_tokens_are_refused_and_limited(workers: list[Worker]) -> None:
-    async with shown(workers[0]) as browser:
+    async with served_dashboard(workers[0]) as browser:
         statuses = [await browser.sign_in("something else") for _ in range(11)]
         assert statuses == [403] * 10 + [429]
         assert await browser.sign_in(SECRET) == 200
@@ -107,7 +107,7 @@ async def test_wrong_tokens_are_refused_and_limited(workers: list[Worker]) -> No
 async def test_arbitrary_text_is_a_wrong_token(
     workers: list[Worker], field: str, text: str
 ) -> None:
-    async with shown(workers[0], token=TOKEN) as browser:
+    async with served_dashboard(workers[0], token=TOKEN) as browser:
         assert (await browser.post("login", {field: text}))[0] == 403
 
 
@@ -115,7 +115,7 @@ async def test_wrong_attempts_do_not_lock_out_a_right_token(
     workers: list[Worker], caplog: pytest.LogCaptureFixture
 ) -> None:
     """They come from the same address, that of a proxy."""
-    async with shown(workers[0], token=TOKEN) as browser:
+    async with served_dashboard(workers[0], token=TOKEN) as browser:
         wrong = {"Authorization": "Bearer something-else-of-it"}
         for _ in range(20):
             assert await browser.sign_in("something else") in {403, 429}
@@ -143,7 +143,7 @@ async def test_wrong_attempts_do_not_lock_out_a_right_token(
 async def test_page_of_another_site_cannot_sign_in_or_out(
     workers: list[Worker], headers: dict[str, str]
 ) -> None:
-    async with shown(workers[0], token=TOKEN) as browser:
+    async with served_dashboard(workers[0], token=TOKEN) as browser:
         for path, body in (("logout", b"{}"), ("login", b'{"token": "x"}')):
             # As a browser: without the cookie, which is for pages of the site alone.
             async with (
@@ -169,12 +169,12 @@ async def test_page_of_another_site_cannot_sign_in_or_out(
 async def test_malformed_login_is_refused(
     workers: list[Worker], content: object
 ) -> None:
-    async with shown(workers[0]) as browser:
+    async with served_dashboard(workers[0]) as browser:
         assert (await browser.post("login", content))[0] == 400
 
 
 async def test_a_program_sends_the_token(workers: list[Worker]) -> None:
-    async with shown(workers[0], token=TOKEN) as browser:
+    async with served_dashboard(workers[0], token=TOKEN) as browser:
         assert (await browser.get("login"))[1]["takes"] == "either"
         assert (await browser.get("api/calls", **BEARER))[0] == 200
         wrong = {"Authorization": "Bearer something-else-of-it"}
@@ -187,7 +187,7 @@ async def test_a_program_sends_the_token(workers: list[Worker]) -> None:
 
 
 async def test_dashboard_without_a_secret_is_for_this_host_alone() -> None:
-    async with Cluster(2) as (a, _), shown(a) as browser:
+    async with Cluster(2) as (a, _), served_dashboard(a) as browser:
         assert (await browser.get("login"))[1]["takes"] == "nothing"
         assert (await browser.get("api/overview"))[0] == 200
         for headers in (
@@ -203,7 +203,7 @@ async def test_dashboard_without_a_secret_is_for_this_host_alone() -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("uid", [0, 65534])
 async def test_dashboard_without_a_secret_is_for_this_user_alone(uid: int) -> None:
-    async with Cluster(2) as (a, _), shown(a) as browser:
+    async with Cluster(2) as (a, _), served_dashboard(a) as browser:
         url = f"{browser.session._base_url}".rstrip("/") + browser.url("api/overview")  # noqa: SLF001
         asking = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-c", ASK_AS, str(uid), url),
@@ -224,7 +224,7 @@ async def test_the_token_is_not_the_secret(workers: list[Worker]) -> None:
 async def test_page_is_served_with_a_strict_content_policy(
     workers: list[Worker],
 ) -> None:
-    async with shown(workers[0]) as browser:
+    async with served_dashboard(workers[0]) as browser:
         async with browser.session.get(browser.url("")) as answer:
             page = await answer.text()
             policy = answer.headers["Content-Security-Policy"]
@@ -242,7 +242,7 @@ async def test_page_is_served_with_a_strict_content_policy(
 async def test_path_without_slash_redirects_to_the_directory(
     workers: list[Worker],
 ) -> None:
-    async with shown(workers[0]) as browser:
+    async with served_dashboard(workers[0]) as browser:
         url = browser.url("").rstrip("/")
         async with browser.session.get(url, allow_redirects=False) as answer:
             assert (answer.status, answer.headers["Location"]) == (308, "prefix/")
@@ -264,7 +264,7 @@ async def test_path_without_slash_redirects_to_the_directory(
 async def test_invalid_query_is_reported(
     workers: list[Worker], path: str, problem: str
 ) -> None:
-    async with shown(workers[0], token=TOKEN) as browser:
+    async with served_dashboard(workers[0], token=TOKEN) as browser:
         for wanted in (path, path.replace("?", "/live?")):
             status, body = await browser.get(f"api/{wanted}", **BEARER)
             assert status == 400
@@ -272,7 +272,7 @@ async def test_invalid_query_is_reported(
 
 
 async def test_unknown_worker_or_view_is_404(workers: list[Worker]) -> None:
-    async with shown(workers[0], token=TOKEN) as browser:
+    async with served_dashboard(workers[0], token=TOKEN) as browser:
         status, body = await browser.get("api/worker?worker=nobody", **BEARER)
         assert status == 404
         assert "there is no worker 'nobody'; known: a, b, c" in body["error"]
@@ -281,7 +281,7 @@ async def test_unknown_worker_or_view_is_404(workers: list[Worker]) -> None:
 
 async def test_worker_that_has_not_started_is_reported() -> None:
     worker = Worker("alone", rank=0, world_size=1, rendezvous="join://localhost:1")
-    async with shown(worker) as browser:
+    async with served_dashboard(worker) as browser:
         status, body = await browser.get("api/overview")
         assert status == 503
         assert "does not run" in body["error"]
@@ -331,7 +331,7 @@ async def _train(worker: Worker) -> None:
 
 
 async def test_views_show_calls_references_and_training(workers: list[Worker]) -> None:
-    async with shown(workers[0], token=TOKEN) as browser, busy(workers):
+    async with served_dashboard(workers[0], token=TOKEN) as browser, busy(workers):
         looks = {name: await browser.look(name, **BEARER) for name in LISTS}
         details = await browser.look("worker?worker=b", **BEARER)
     for name, look in looks.items():
@@ -359,7 +359,7 @@ async def test_views_show_calls_references_and_training(workers: list[Worker]) -
 
 
 async def test_views_hide_the_dashboards_own_calls(workers: list[Worker]) -> None:
-    async with shown(workers[0], token=TOKEN) as browser:
+    async with served_dashboard(workers[0], token=TOKEN) as browser:
         for _ in range(2):  # the second would show the calls of the first
             looks = {name: await browser.look(name, **BEARER) for name in LISTS}
             details = await browser.look("worker?worker=b", **BEARER)
@@ -407,7 +407,7 @@ async def test_hang_is_drawn_as_stated_by_why() -> None:
     )
     async with cluster as a:
         call = asyncio.create_task(evict(a), name="asks")
-        async with shown(a, token=TOKEN, after_s=0.2) as browser:
+        async with served_dashboard(a, token=TOKEN, after_s=0.2) as browser:
             hang = await until_hang(browser)
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
@@ -442,7 +442,7 @@ async def until_hang(browser: Browser) -> Any:
 async def test_browsers_share_one_look(workers: list[Worker]) -> None:
     a, b, _ = workers
     asked = b.parts.recorder.served
-    async with shown(a, token=TOKEN) as browser, AsyncExitStack() as stack:
+    async with served_dashboard(a, token=TOKEN) as browser, AsyncExitStack() as stack:
         streams = [
             await stack.enter_async_context(browser.live("overview/live", **BEARER))
             for _ in range(5)
@@ -459,7 +459,7 @@ async def test_browsers_share_one_look(workers: list[Worker]) -> None:
 
 
 async def test_a_stream_ends_with_the_session(workers: list[Worker]) -> None:
-    async with shown(workers[0], every_s=3600.0) as browser:
+    async with served_dashboard(workers[0], every_s=3600.0) as browser:
         assert await browser.sign_in(SECRET) == 200
         async with browser.live("overview/live") as events:
             await events.look()
@@ -488,7 +488,7 @@ async def test_the_end_of_the_application_waits_for_no_stream(
 
 async def test_streams_are_limited(workers: list[Worker]) -> None:
     async with (
-        shown(workers[0], token=TOKEN, every_s=3600.0) as browser,
+        served_dashboard(workers[0], token=TOKEN, every_s=3600.0) as browser,
         AsyncExitStack() as stack,
     ):
         for _ in range(STREAMS_OF_ONE_MAX):
@@ -503,7 +503,7 @@ async def test_streams_are_limited(workers: list[Worker]) -> None:
 
 async def test_hanging_or_dead_worker_delays_no_other() -> None:
     cluster = ProcessCluster(["b", "c"], method="forkserver", options=SECURED)
-    async with cluster as a, shown(a, token=TOKEN) as browser:
+    async with cluster as a, served_dashboard(a, token=TOKEN) as browser:
         blocked = asyncio.ensure_future(a.peer("b").call(hanging.sleep_on_the_loop, 60))
         async with browser.live("overview/live", **BEARER) as events:
             await until_state(events, "b", "stalled")

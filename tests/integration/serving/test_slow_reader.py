@@ -105,7 +105,7 @@ class SlowReader:
 
 
 @asynccontextmanager
-async def shown(worker: Worker) -> AsyncIterator[Served]:
+async def served_dashboard(worker: Worker) -> AsyncIterator[Served]:
     app = serving.dashboard(worker, token=TOKEN, every_s=0.1)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
     try:
@@ -157,7 +157,7 @@ class TestSlowReader:
     async def test_slow_reader_misses_looks_and_delays_no_other(self) -> None:
         async with (
             many_references() as worker,
-            shown(worker) as served,
+            served_dashboard(worker) as served,
             reader(served, **BEARER) as slow,
         ):
             await until(served, lambda: served.is_stuck(slow))
@@ -178,7 +178,7 @@ class TestSlowReader:
             assert set(times) - set(read)  # it has missed some
 
     async def test_slow_reader_is_dropped_when_its_session_ends(self) -> None:
-        async with many_references() as worker, shown(worker) as served:
+        async with many_references() as worker, served_dashboard(worker) as served:
             assert await served.browser.sign_in(SECRET) == 200
             (cookie,) = served.browser.session.cookie_jar
             cookies = {"Cookie": f"{cookie.key}={cookie.value}"}
@@ -188,7 +188,7 @@ class TestSlowReader:
                 await until(served, lambda: served.buffered(slow) is None)
 
     async def test_slow_reader_is_dropped_when_it_leaves(self) -> None:
-        async with many_references() as worker, shown(worker) as served:
+        async with many_references() as worker, served_dashboard(worker) as served:
             async with reader(served, **BEARER) as slow:
                 await until(served, lambda: served.is_stuck(slow))
             await until(served, lambda: served.buffered(slow) is None)
@@ -199,7 +199,7 @@ class TestSlowReader:
         monkeypatch.setattr(streams, "STALLED_S", 0.5)
         async with (
             many_references() as worker,
-            shown(worker) as served,
+            served_dashboard(worker) as served,
             reader(served, **BEARER) as slow,
         ):
             await until(served, lambda: served.is_stuck(slow))
@@ -209,7 +209,7 @@ class TestSlowReader:
         async with (
             AsyncExitStack() as stack,
             many_references() as worker,
-            shown(worker) as served,
+            served_dashboard(worker) as served,
         ):
             slow = await stack.enter_async_context(reader(served, **BEARER))
             await until(served, lambda: served.is_stuck(slow))
