@@ -93,7 +93,7 @@ def test_texts_have_enough_contrast(
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_page_does_not_scroll_to_the_side(
+def test_page_does_not_scroll_sideways(
     busy: ShownGroup, open_page: Open, view: str, size: str
 ) -> None:
     width, height = SIZES[size]

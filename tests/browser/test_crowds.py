@@ -171,7 +171,7 @@ def test_texts_of_a_crowd_have_enough_contrast(
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_page_with_a_large_matrix_does_not_scroll_to_the_side(
+def test_page_with_a_large_matrix_does_not_scroll_sideways(
     crowd: ShownGroup, open_page: Open, size: str
 ) -> None:
     width, height = SIZES[size]
@@ -180,9 +180,9 @@ def test_a_page_with_a_large_matrix_does_not_scroll_to_the_side(
     page.open("overview")
     page.stop()
     assert page.page.evaluate("document.documentElement.scrollWidth") <= width
-    for one in cells(page):
-        assert one["width"] >= 14  # can be pointed at
-        assert one["height"] >= 14
+    for cell in cells(page):
+        assert cell["width"] >= 14  # can be pointed at
+        assert cell["height"] >= 14
 
 
 # --- a group without a secret --------------------------------------------------------

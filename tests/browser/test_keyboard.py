@@ -177,7 +177,7 @@ def accessibility_tree(page: DashboardPage) -> list[tuple[str, str, Any]]:
     return found
 
 
-def test_rows_and_columns_are_heads(busy: ShownGroup, open_page: Open) -> None:
+def test_rows_and_columns_have_headers(busy: ShownGroup, open_page: Open) -> None:
     page = open_page(busy)
     page.open("overview")
     table = page.table("Workers")
@@ -188,7 +188,7 @@ def test_rows_and_columns_are_heads(busy: ShownGroup, open_page: Open) -> None:
     ).to_be_visible()
 
 
-def test_news_is_polite_and_rare(busy: ShownGroup, open_page: Open) -> None:
+def test_changing_numbers_are_not_announced(busy: ShownGroup, open_page: Open) -> None:
     """Numbers that change are not announced."""
     page = open_page(busy)
     page.open("overview")
@@ -200,7 +200,9 @@ def test_news_is_polite_and_rare(busy: ShownGroup, open_page: Open) -> None:
 
 
 @pytest.mark.parametrize("motion", ["reduce", "no-preference"])
-def test_motion_is_reduced(busy: ShownGroup, open_page: Open, motion: str) -> None:
+def test_motion_is_reduced_on_request(
+    busy: ShownGroup, open_page: Open, motion: str
+) -> None:
     page = open_page(busy, reduced_motion=motion)
     page.open("overview")
     moving = page.page.evaluate(

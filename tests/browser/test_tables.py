@@ -33,9 +33,7 @@ def test_a_head_sorts_and_sorts_back(busy: ShownGroup, open_page: Open) -> None:
     expect(page.table("Workers").locator("[aria-sort]")).to_have_count(1)
 
 
-def test_numbers_are_sorted_from_the_largest_on(
-    busy: ShownGroup, open_page: Open
-) -> None:
+def test_numbers_are_sorted_from_the_largest(busy: ShownGroup, open_page: Open) -> None:
     page = open_page(busy)
     page.open("overview")
     head = page.table("Workers").get_by_role("columnheader", name="Rank")
@@ -132,11 +130,11 @@ def test_small_tables_are_sorted_by_their_own_names(
     expect(page.page).to_have_url(re.compile(r"links\.sort=peer&links\.order=down"))
 
 
-def test_a_wrong_query_is_refused_in_words(busy: ShownGroup, open_page: Open) -> None:
+def test_invalid_query_is_refused_in_words(busy: ShownGroup, open_page: Open) -> None:
     page = open_page(busy)
     page.page.goto(f"{busy.url}#/overview?sort=nonsense")
     assert "nonsense" in page.alert()
-    assert all("400" in one for one in page.troubles)
+    assert all("400" in trouble for trouble in page.troubles)
     page.troubles.clear()
 
 

@@ -43,12 +43,12 @@ def run(folder: Path, *options: str) -> dict[str, Any]:
     [((), c10d.expected()), (("--ddp",), c10d.ddp_expected())],
     ids=["backend", "ddp"],
 )
-def test_the_suite_passes(
+def test_c10d_suite_passes(
     tmp_path: Path, options: tuple[str, ...], listed: dict[str, str]
 ) -> None:
     results = run(tmp_path, *options)
     # Were nothing in place, or all tests skipped, none of this would be so.
-    failed = {n for n, one in results["tests"].items() if one["status"] == "fail"}
+    failed = {n for n, result in results["tests"].items() if result["status"] == "fail"}
     assert failed == listed.keys() & results["tests"].keys()
     assert results["summary"]["pass"] > len(failed)
 

@@ -100,7 +100,7 @@ def test_failure_is_described_by_the_error_of_the_first_rank() -> None:
     assert last_line(text) == "ValueError: no y"
 
 
-def test_the_traceback_of_a_callee_is_not_taken_for_the_failure() -> None:
+def test_traceback_of_a_callee_is_not_the_failure() -> None:
     trace = "Traceback (most recent call last):\n  File ...\n"
     first = f"{trace}KeyError: 0\n"
     also = "\nDuring handling of the above exception, another exception occurred:\n\n"

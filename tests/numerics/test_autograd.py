@@ -245,7 +245,7 @@ async def test_gradient_is_that_of_the_value_that_was_sent(
         await check(a, context, expected(whole, x), x)
 
 
-async def test_existing_grad_is_left_alone(trio: Trio) -> None:
+async def test_existing_grad_is_unchanged(trio: Trio) -> None:
     a, _, _ = trio
     x = leaf()
     x.grad = torch.full_like(x, 7.0)
@@ -365,7 +365,7 @@ async def test_contexts_end_on_every_worker_that_they_reached(trio: Trio) -> Non
         await autograd.backward(context, [y.sum()])
 
 
-async def test_outside_of_a_context_results_need_no_gradient(trio: Trio) -> None:
+async def test_results_outside_a_context_need_no_gradient(trio: Trio) -> None:
     a, _, _ = trio
     y = await a.peer("b").call(formulas.combine, leaf(), leaf(1), 0)
     assert y.grad_fn is None

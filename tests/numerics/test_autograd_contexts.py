@@ -50,19 +50,19 @@ PROGRAMS = pytest.mark.parametrize("program", [straight, to_and_fro])
 
 
 @PROGRAMS
-async def test_passes_at_once_in_one_context_add_up(program: Program) -> None:
+async def test_concurrent_passes_of_a_context_add_up(program: Program) -> None:
     wanted = await in_one_process(program, "ab", passes=6)
     async with group_of(2) as (_, keepers), context() as ctx:
         x = leaf()
         roots = await program(keepers, x)
-        ones = [torch.ones_like(one) for one in roots]
+        ones = [torch.ones_like(root) for root in roots]
         run = partial(backward, ctx, roots, retain_graph=True, gradients=ones)
         await asyncio.gather(*(run() for _ in range(6)))
         assert_equal(await reports(keepers, ctx, x), wanted)
 
 
 @PROGRAMS
-async def test_contexts_at_once_share_parameters_and_nothing_else(
+async def test_concurrent_contexts_share_only_parameters(
     program: Program,
 ) -> None:
     wanted = await in_one_process(program, "ab")
@@ -72,12 +72,12 @@ async def test_contexts_at_once_share_parameters_and_nothing_else(
             x = leaf()
             async with context() as ctx:
                 roots = await program(keepers, x)
-                ones = [torch.ones_like(one) for one in roots]
+                ones = [torch.ones_like(root) for root in roots]
                 await backward(ctx, roots, gradients=ones)
                 return await reports(keepers, ctx, x)
 
-        for found in await asyncio.gather(*(one_context() for _ in range(6))):
-            assert_equal(found, wanted)
+        for reported in await asyncio.gather(*(one_context() for _ in range(6))):
+            assert_equal(reported, wanted)
         await all_released(workers)
 
 
@@ -157,7 +157,7 @@ async def test_leaving_the_context_fails_its_passes() -> None:
             await backward(ctx, root)
 
 
-async def test_a_function_that_runs_on_does_not_revive_its_context() -> None:
+async def test_late_function_does_not_revive_its_context() -> None:
     async with group_of(3) as (workers, keepers):
         with Gate("gate") as gate:
             async with context():
@@ -167,7 +167,7 @@ async def test_a_function_that_runs_on_does_not_revive_its_context() -> None:
             await all_released(workers)
             gate.let_go()
             await running
-        assert [open_contexts(one) for one in workers] == [0, 0, 0]
+        assert [open_contexts(worker) for worker in workers] == [0, 0, 0]
 
 
 async def test_contexts_of_a_worker_that_ends_end_with_it() -> None:

@@ -144,7 +144,7 @@ async def test_expired_pass_names_its_position(where: str) -> None:
         assert (await ask(keepers["b"], "report")).gradients == [None, None]
 
 
-async def test_an_enclosing_deadline_counts() -> None:
+async def test_enclosing_deadline_limits_the_pass() -> None:
     async with group_of(2) as (_, keepers), context() as ctx:
         y = await ask(keepers["b"], "slowly", leaf(), "gate")
         async with asyncio.timeout(60.0):

@@ -230,14 +230,14 @@ async def test_grad_of_the_program_is_not_applied() -> None:
             assert [parameter.grad for parameter in (used, unused)] == [5.0, 5.0]
 
 
-async def test_grad_looks_untouched() -> None:
+async def test_grad_attribute_stays_unchanged() -> None:
     async with layers("bc") as group:
         first, second = group.modules
         await group.workers[0].peer("b").call(set_grads, first, 3.0)
         optimizer = DistributedOptimizer(torch.optim.SGD, group.parameters, lr=0.1)
         await remote_step(group, optimizer, 0)
         kept = await group.workers[0].peer("b").call(grads, first)
-        assert all(one is not None and bool((one == 3.0).all()) for one in kept)
+        assert all(grad is not None and bool((grad == 3.0).all()) for grad in kept)
         assert await group.workers[0].peer("c").call(grads, second) == [None, None]
         del first, second
 

@@ -50,7 +50,7 @@ async def test_a_gradient_that_is_not_finite_skips_the_step_everywhere(
         assert not any(bool((one == 1).any()) for one in await group.weights())
 
 
-async def test_an_owner_that_refuses_keeps_all_from_stepping() -> None:
+async def test_refusing_owner_prevents_the_step_everywhere() -> None:
     async with group_of("bc") as group:
         optimizer = await DistributedOptimizer(
             torch.optim.SGD, group.parameters, lr=0.1
@@ -60,7 +60,7 @@ async def test_an_owner_that_refuses_keeps_all_from_stepping() -> None:
             OptimizerError, match=r"nothing was applied.*worker 'c'.*no"
         ):
             await step_on_ones(group, optimizer)
-        assert all(bool((one == 1).all()) for one in await group.weights())
+        assert all(bool((weight == 1).all()) for weight in await group.weights())
 
 
 async def test_other_owner_steps_first_when_the_maker_is_sure() -> None:
@@ -81,7 +81,7 @@ async def test_other_owner_steps_first_when_the_maker_is_sure() -> None:
         assert [weight.tolist() for weight in await group.weights()] == stepped
 
 
-async def test_an_owner_that_is_gone_keeps_all_from_stepping() -> None:
+async def test_lost_owner_prevents_the_step_everywhere() -> None:
     async with group_of("bc") as group:
         optimizer = await DistributedOptimizer(
             torch.optim.SGD, group.parameters, lr=0.1
@@ -297,25 +297,25 @@ class Between:
 # --- lifetime, and what is refused ---------------------------------------------------
 
 
-async def test_owners_let_go_of_an_optimizer_that_was_collected() -> None:
+async def test_owners_free_a_collected_optimizer() -> None:
     async with group_of("bca") as group:
         optimizer: DistributedOptimizer | None = await DistributedOptimizer(
             torch.optim.SGD, group.parameters, lr=0.1
         )
         services = [optimizers_of(worker) for worker in group.workers]
-        assert [optimizers_here(one) for one in services] == [1, 1, 1]
+        assert [optimizers_here(service) for service in services] == [1, 1, 1]
         del optimizer
         gc.collect()
         for name in "bca":  # behind the notes, on the same links
             await group.workers[0].peer(name).call(max, 1, 2)
-        assert [optimizers_here(one) for one in services] == [0, 0, 0]
+        assert [optimizers_here(service) for service in services] == [0, 0, 0]
 
 
-async def test_owners_let_go_of_the_optimizers_of_a_worker_that_ended() -> None:
+async def test_owners_free_optimizers_of_an_ended_worker() -> None:
     async with Cluster(3) as workers:
         with acting_as(workers[0]):
             module = workers[0].peer("b").remote(Scale)
-            found = await parameters_there(module)
+            parameters = await parameters_there(module)
         with acting_as(workers[2]):
             there = workers[2].peer("b").remote(Scale)
             own = await parameters_there(there)
@@ -326,7 +326,7 @@ async def test_owners_let_go_of_the_optimizers_of_a_worker_that_ended() -> None:
         await workers[2].shutdown()
         await lost.wait()
         assert optimizers_here(optimizers_of(workers[1])) == 0
-        del optimizer, found, module
+        del optimizer, parameters, module
 
 
 async def test_invalid_optimizer_arguments_are_refused() -> None:

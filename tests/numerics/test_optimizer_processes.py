@@ -132,7 +132,7 @@ class TestProcesses:
                     assert weights.tolist() == [1.0 - 3 * steps] * 3
                 del modules, module, found, flat, given
 
-    async def test_the_step_of_a_trainer_that_is_killed_is_undone(self) -> None:
+    async def test_step_of_a_killed_trainer_is_undone(self) -> None:
         cluster = ProcessCluster(["b", "t"], method="forkserver")
         async with cluster as worker:
             with acting_as(worker):

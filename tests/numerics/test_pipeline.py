@@ -104,9 +104,7 @@ def assert_close(found: Any, wanted: Any) -> None:
 @pytest.mark.parametrize("chunks", [1, 3, 4, 16])
 @pytest.mark.parametrize("schedule", TRAINING)
 @pytest.mark.parametrize("on", ["bcd", "bbb", "abc", "aaa", "bcb"])
-async def test_gradients_are_those_of_one_process(
-    on: str, schedule: str, chunks: int
-) -> None:
+async def test_gradients_equal_one_process(on: str, schedule: str, chunks: int) -> None:
     """On workers of their own, on one, partly here; also with more parts than rows."""
     x, y = batch()
     wanted = in_one_process(model(), x, y, squared)
@@ -115,8 +113,8 @@ async def test_gradients_are_those_of_one_process(
         pipe = await Pipeline(stages, schedule=schedule, chunks=chunks)
         async with context():
             result = await pipe.forward_backward(x, y, loss_fn=squared)
-            found = await gradients_of(stages)
-        assert_close((result.loss, found), wanted)
+            gradients = await gradients_of(stages)
+        assert_close((result.loss, gradients), wanted)
         assert result.report.chunks == min(chunks, ROWS)
         assert pipe.workers == list(on)
 
@@ -371,7 +369,7 @@ async def test_stages_without_gradients_are_skipped() -> None:
     assert len(list(same.parameters())) == len(trained) + 2
 
 
-async def test_hooks_run_and_grad_is_the_programs_own() -> None:
+async def test_hooks_run_and_grad_is_unchanged() -> None:
     x, y = batch()
     async with four_workers():
         module = Layer(*SHAPES[0])
@@ -379,7 +377,7 @@ async def test_hooks_run_and_grad_is_the_programs_own() -> None:
         kept = module.weight.grad = torch.full_like(module.weight, 7.0)
         module.weight.register_hook(seen.append)  # type: ignore[no-untyped-call]
         module.weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-            lambda one: seen.append(one.grad)
+            lambda parameter: seen.append(parameter.grad)
         )
         stages: list[Any] = [module, *layers("abc")[1:]]
         pipe = Pipeline(stages, chunks=5)

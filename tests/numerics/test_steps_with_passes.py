@@ -215,15 +215,15 @@ class Through(torch.nn.Module):
         return [self.w.detach(), *await self.module.rpc_async().weights()]
 
 
-async def test_an_owner_that_has_called_on_is_asked_afterwards() -> None:
+async def test_owner_with_nested_calls_is_asked_afterwards() -> None:
     async with group_of("c") as group:
         through = group.workers[0].peer("b").remote(Through, group.modules[0])
         group.modules[:] = [through]
         optimizer = DistributedOptimizer(
             "SGD", (await parameters_there(through))[:1], lr=0.1
         )
-        found = await sent_for(group, optimizer)
-        assert found["optim.step"] == 1
+        counts = await sent_for(group, optimizer)
+        assert counts["optim.step"] == 1
 
 
 # --- votes that come with the pass ---------------------------------------------------

@@ -80,7 +80,7 @@ def test_name_of_a_gone_pod_is_resolved_again(
         assert pod.hears("worker0 is at ") == first.address
 
 
-def test_a_pod_that_never_comes_is_named(cluster: SimulatedCluster) -> None:
+def test_missing_pod_is_named(cluster: SimulatedCluster) -> None:
     plan0, _ = planned("job", 2, "meet", "2")
     pod = cluster.start(plan0)
     assert "rank 1" in pod.hears("missing ")

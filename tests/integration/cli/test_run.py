@@ -144,7 +144,7 @@ def test_first_failure_stops_the_others_and_sets_the_exit_code(
 
 @pytest.mark.parametrize("manner", ["orderly", "stubborn"])
 @pytest.mark.parametrize("nprocs", [1, 2])
-def test_ctrl_c_ends_all(tmp_path: Path, manner: str, nprocs: int) -> None:
+def test_ctrl_c_ends_all_processes(tmp_path: Path, manner: str, nprocs: int) -> None:
     script = written(tmp_path, WAIT)
     with running("run", "--nproc", str(nprocs), script, manner) as process:
         pids = read_pids(process, nprocs)

@@ -74,10 +74,12 @@ async def test_the_first_members_are_ordered_by_rank(workers: list[Worker]) -> N
     await works(groups)
 
 
-async def test_a_newcomer_waits_for_the_next_border(workers: list[Worker]) -> None:
+async def test_newcomer_waits_for_the_next_reconfiguration(
+    workers: list[Worker],
+) -> None:
     groups = await join(workers[:3])
     late = asyncio.create_task(join(workers[3:], 1))
-    while not all(one.has_changed for one in groups):  # noqa: ASYNC110
+    while not all(group.has_changed for group in groups):  # noqa: ASYNC110
         await asyncio.sleep(0)
     assert groups[0].newcomers == ("d",)
     await works(groups)  # it does not disturb the present generation
@@ -204,7 +206,7 @@ async def test_group_below_its_minimum_does_not_begin(workers: list[Worker]) -> 
     )
 
 
-async def test_arguments_are_checked(workers: list[Worker]) -> None:
+async def test_wrong_arguments_are_refused(workers: list[Worker]) -> None:
     (group,) = await join(workers[:1])
     with pytest.raises(UsageError, match="step must be"):
         await group.reconfigure(step=-2)
@@ -287,7 +289,7 @@ async def test_survivors_name_killed_members_and_reconfigure(memory: str) -> Non
     kept.clear()
 
 
-async def test_a_minority_does_not_go_on_by_itself() -> None:
+async def test_minority_does_not_continue_alone() -> None:
     cluster = ProcessCluster(["b", "c"], options=OPTIONS, method="forkserver")
     async with cluster as worker:
         await on_all(worker, "bc", enter, 3)

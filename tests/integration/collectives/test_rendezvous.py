@@ -94,7 +94,7 @@ async def test_late_member_gets_all_payloads(five: list[Worker]) -> None:
     assert (await coming)[0] == [b"a", b"b", b"c", b"d", b"late"]
 
 
-async def test_many_tags_and_subsets_at_once(five: list[Worker]) -> None:
+async def test_tags_and_subsets_may_meet_at_once(five: list[Worker]) -> None:
     """Calls of one worker with the same tag and members take turns."""
     subsets: list[list[int] | None] = [None, [0, 1], [1, 0, 2], [4, 3], [2, 4, 0, 1]]
     calls, expected = [], []
@@ -105,7 +105,7 @@ async def test_many_tags_and_subsets_at_once(five: list[Worker]) -> None:
             for turn in range(2):
                 payload = f"{number} {turn} {rank}".encode()
                 calls.append(rendezvous(five[rank], f"{number}", payload, members))
-                expected.append([f"{number} {turn} {one}".encode() for one in ranks])
+                expected.append([f"{number} {turn} {rank}".encode() for rank in ranks])
     assert await outcomes(*calls) == expected
 
 
@@ -210,21 +210,21 @@ async def test_different_members_for_a_tag_fail_on_all_ranks(
 # --- what goes wrong -----------------------------------------------------------------
 
 
-async def test_a_timeout_fails_for_all_and_names_the_missing(
+async def test_timeout_fails_on_all_ranks_and_names_the_missing(
     five: list[Worker],
 ) -> None:
     a, *others = five
     calls = (
-        rendezvous(one, "tag", timeout_s=GIVES_UP_S if one is five[4] else None)
-        for one in others
+        rendezvous(worker, "tag", timeout_s=GIVES_UP_S if worker is five[4] else None)
+        for worker in others
     )
-    *found, error = await outcomes(*calls)
+    *errors, error = await outcomes(*calls)
     assert isinstance(error, BarrierTimeoutError)
     assert isinstance(error, TimeoutError)
     assert (error.number, error.missing) == (0, ("a",))
     absence = "within 2 s these members did not come: rank 0 ('a')"
     assert f"rendezvous 0 of 'tag': {absence}" in str(error)
-    for error in found:
+    for error in errors:
         assert type(error) is BarrierBrokenError
         assert "rank 4 ('e') gave up rendezvous 0 of 'tag': it waited 2 s" in str(error)
         assert error.missing == ("a",)

@@ -108,7 +108,7 @@ async def reduced_in_group_memory() -> bool:
 @pytest.mark.parametrize(
     ("modules", "way"), [(["path", "shared"], MessagePath), (["shared"], SharedPath)]
 )
-async def test_memory_that_came_as_a_copy_is_not_taken_for_shared(
+async def test_copied_memory_is_not_taken_for_shared(
     modules: list[str], way: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in modules:
@@ -145,15 +145,15 @@ async def test_expanded_tensors_are_refused_as_outputs() -> None:
         assert single.item() == 2
 
 
-async def test_overflow_is_no_warning() -> None:
+async def test_overflow_raises_no_warning() -> None:
     """Infinities are results like others: pytest makes errors of warnings."""
     async with Cluster(2) as workers:
         groups = [Group(worker) for worker in workers]
         most = torch.finfo(torch.float32).max
-        found = await asyncio.gather(
-            *(one.all_reduce(torch.full((5,), most)) for one in groups)
+        results = await asyncio.gather(
+            *(group.all_reduce(torch.full((5,), most)) for group in groups)
         )
-        assert all(one.isinf().all() for one in found)
+        assert all(result.isinf().all() for result in results)
 
 
 @pytest.mark.slow

@@ -228,5 +228,5 @@ def counted(to: Any, *args: Any, **kwargs: Any) -> Any:
     return rpc.rpc_sync(to, *args, **kwargs)
 
 
-def test_a_proxy_fails_where_the_method_is_called_and_as_torchs() -> None:
+def test_proxy_fails_at_the_method_call_as_torchs() -> None:
     play(methods_of_proxies)

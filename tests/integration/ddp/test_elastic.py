@@ -151,16 +151,16 @@ async def test_state_reaches_all_ranks() -> None:
             assert torch.equal(got["tensor"], torch.arange(5_000_000))
 
 
-async def test_a_state_that_cannot_be_saved_fails_for_all() -> None:
+async def test_unsavable_state_fails_on_all_ranks() -> None:
     async with Cluster(2, options=OPTIONS) as workers:
         groups = [Group(worker) for worker in workers]
         async with asyncio.timeout(LIMIT_S):
-            found = await asyncio.gather(
+            errors = await asyncio.gather(
                 *(broadcast_state(group, lambda: 1, 0) for group in groups),
                 return_exceptions=True,
             )
-        assert isinstance(found[0], UsageError)
-        assert isinstance(found[1], CollectiveError)
-        assert "cannot save its state" in str(found[1])
+        assert isinstance(errors[0], UsageError)
+        assert isinstance(errors[1], CollectiveError)
+        assert "cannot save its state" in str(errors[1])
         with pytest.raises(UsageError, match="source must be"):
             await broadcast_state(groups[0], 1, 2)

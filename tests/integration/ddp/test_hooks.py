@@ -161,13 +161,13 @@ class TestHooks:
         bucket = bucket_of(4)
         assert await noop_hook(None, bucket) is bucket.buffer()
 
-    async def test_sums_in_half_precision_do_not_get_infinite(self) -> None:
+    async def test_sums_in_half_precision_do_not_overflow(self) -> None:
         async with groups_of(4) as groups:
             buckets = [bucket_of(4, torch.float16) for _ in groups]
             for bucket in buckets:
                 bucket.buffer().fill_(60_000.0)
             await asyncio.gather(*map(allreduce_hook, groups, buckets))
-            assert all((one.buffer() == 60_000.0).all() for one in buckets)
+            assert all((summed.buffer() == 60_000.0).all() for summed in buckets)
 
     async def test_local_sgd_averages_within_a_host(self) -> None:
         """They make a group of those of the host, once; here that is all of them."""
@@ -204,7 +204,7 @@ class TestHooks:
                 found = await asyncio.gather(*map(hook, states, buckets))
                 assert all(torch.allclose(one, torch.tensor(0.5)) for one in found)
 
-    async def test_a_gradient_of_zeros_stays_zero_and_is_mentioned_once(
+    async def test_zero_gradient_stays_zero_and_is_logged_once(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         async with groups_of(2) as groups:
@@ -217,11 +217,11 @@ class TestHooks:
                     GradBucket(0, torch.zeros(600), [torch.empty(20, 30)], is_last=True)
                     for _ in groups
                 ]
-                found = await asyncio.gather(*map(powerSGD_hook, states, buckets))
-                assert all((one == 0).all() for one in found)
+                results = await asyncio.gather(*map(powerSGD_hook, states, buckets))
+                assert all((result == 0).all() for result in results)
         assert caplog.text.count("columns of zeros") == len(groups)
 
-    async def test_rates_are_logged_as_often_as_is_asked_for(
+    async def test_rates_are_logged_at_the_chosen_interval(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level("INFO", "asyncrpc")
@@ -238,8 +238,8 @@ class TestHooks:
                 )
                 await powerSGD_hook(state, bucket)
             assert state.compression_stats() == CompressionStats(12.0, 4200, 350)
-        said = [one for one in caplog.messages if "elements before" in one]
-        assert [one.split(":")[0] for one in said] == [
+        said = [message for message in caplog.messages if "elements before" in message]
+        assert [line.split(":")[0] for line in said] == [
             f"PowerSGD at step {step}" for step in (2, 5, 8)
         ]
         assert "after 2 steps" in caplog.text

@@ -257,34 +257,32 @@ async def test_compressing_needs_no_device(pair: Pair, hands: Hands) -> None:
     assert await using  # it held the device all the time
 
 
-async def test_a_call_is_cancelled_while_its_tensor_is_on_its_way(
+async def test_call_may_be_cancelled_during_its_transfer(
     pair: Pair, hands: Hands
 ) -> None:
     a, b = pair
-    given = await hands.put(torch.ones(4_000_000))
+    tensor = await hands.put(torch.ones(4_000_000))
     remote.let_go.clear()
     for after_s in (0.0, 0.001, 0.005, 0.02):  # in this or that moment of its way
-        call = a.parts.start_call("b", remote.hold, (given,))
+        call = a.parts.start_call("b", remote.hold, (tensor,))
         await asyncio.sleep(after_s)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
     remote.let_go.set()
-    found = await a.peer("b").call(remote.double, given)
-    assert torch.equal(await hands.take(found), torch.full((4_000_000,), 2.0))
+    result = await a.peer("b").call(remote.double, tensor)
+    assert torch.equal(await hands.take(result), torch.full((4_000_000,), 2.0))
     await until(lambda: not b.parts.active)
 
 
-async def test_a_deadline_passes_while_a_device_is_busy(
-    pair: Pair, hands: Hands
-) -> None:
-    given = await hands.put(X)
+async def test_deadline_passes_while_a_device_is_busy(pair: Pair, hands: Hands) -> None:
+    tensor = await hands.put(X)
     remote.let_go.clear()
     with pytest.raises(asyncrpc.DeadlineExceededError):
-        await pair[0].peer("b").using(timeout_s=0.05).call(remote.hold, given)
+        await pair[0].peer("b").using(timeout_s=0.05).call(remote.hold, tensor)
     remote.let_go.set()
-    found = await pair[0].peer("b").call(remote.double, given)
-    assert torch.equal(await hands.take(found), X * 2)
+    result = await pair[0].peer("b").call(remote.double, tensor)
+    assert torch.equal(await hands.take(result), X * 2)
 
 
 # --- device maps ---------------------------------------------------------------------

@@ -68,20 +68,20 @@ async def test_stream_is_kept_while_the_call_waits_for_a_connection() -> None:
             assert is_doubled
 
 
-async def test_the_stream_of_the_thread_that_calls_counts(pair: Pair) -> None:
+async def test_stream_of_the_calling_thread_counts(pair: Pair) -> None:
     await pair[0].peer("b").call(remote.where)
 
     def call() -> torch.Tensor:
         stream = cuda.Stream()
         value = counted(stream)
         with cuda.stream(stream):
-            found: torch.Tensor = (
+            result: torch.Tensor = (
                 pair[0].parts.start_call("b", remote.double, (value,)).wait()
             )
-        return found
+        return result
 
-    for found in await asyncio.gather(*(asyncio.to_thread(call) for _ in range(4))):
-        is_doubled = bool((found == 2 * STEPS).all())
+    for result in await asyncio.gather(*(asyncio.to_thread(call) for _ in range(4))):
+        is_doubled = bool((result == 2 * STEPS).all())
         assert is_doubled
 
 

@@ -117,11 +117,11 @@ CASES: dict[str, tuple[Register | None, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", list(CASES))
-async def test_training_is_that_of_the_host(pair: Pair, case: str) -> None:
+async def test_training_matches_the_host(pair: Pair, case: str) -> None:
     register, options = CASES[case]
-    found = await at_both(pair, lambda w: train(w, HOME, "dev", register, options))
+    results = await at_both(pair, lambda w: train(w, HOME, "dev", register, options))
     plain = await at_both(pair, lambda w: train(w, "cpu", "cpu", register, options))
-    for mine, theirs, wanted in zip(*found, plain[0], strict=True):
+    for mine, theirs, wanted in zip(*results, plain[0], strict=True):
         assert torch.equal(mine, theirs)
         if IS_FAKE:
             assert torch.equal(mine, wanted)

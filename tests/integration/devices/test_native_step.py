@@ -90,7 +90,7 @@ def assert_same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
             assert torch.allclose(one, other, rtol=near, atol=near)
 
 
-async def test_training_is_that_of_ddp_and_of_the_host(pair: Pair) -> None:
+async def test_training_matches_ddp_and_the_host(pair: Pair) -> None:
     native, other = await at_both(pair, lambda w: train(w, HOME, by_ddp=False))
     ddp, _ = await at_both(pair, lambda w: train(w, HOME, by_ddp=True))
     host, _ = await at_both(pair, lambda w: train(w, "cpu", by_ddp=False))
@@ -214,7 +214,7 @@ async def test_memory_is_kept_for_the_next_step(pair: Pair) -> None:
     await at_both(pair, run)
 
 
-async def test_memory_is_given_up_when_a_rank_fails_midway(pair: Pair) -> None:
+async def test_memory_is_freed_when_a_rank_fails_midway(pair: Pair) -> None:
     async def run(worker: Worker) -> None:
         group = Group(worker, ["a", "b"], name="midway")
         parameter = nn.Parameter(torch.zeros(2))

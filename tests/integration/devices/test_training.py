@@ -72,7 +72,7 @@ async def leaf(hands: Hands, x: torch.Tensor) -> torch.Tensor:
     return await hands.do(lambda: x.to(HOME).requires_grad_())
 
 
-async def test_gradients_are_those_of_one_process(net: Net, hands: Hands) -> None:
+async def test_gradients_equal_one_process(net: Net, hands: Hands) -> None:
     x = await leaf(hands, inputs())
     plain_x = inputs().requires_grad_()
     wanted = net.plain_forward(plain_x)
@@ -81,10 +81,10 @@ async def test_gradients_are_those_of_one_process(net: Net, hands: Hands) -> Non
         loss = await net.forward(x)
         assert str(loss.device) == HOME
         await autograd.backward(context, [loss])
-        found = autograd.get_gradients(context)
-        assert {str(one.device) for one in found.values()} == {HOME}
+        gradients = autograd.get_gradients(context)
+        assert {str(gradient.device) for gradient in gradients.values()} == {HOME}
         there = await net.first.rpc_async().gradient(list(context.id))
-        mine = {key: await hands.take(one) for key, one in found.items()}
+        mine = {key: await hands.take(gradient) for key, gradient in gradients.items()}
     assert close(mine[x], plain_x.grad)
     assert close(mine[net.second.weight], net.plain[1].weight.grad)
     assert close(there, net.plain[0].weight.grad)
@@ -138,7 +138,7 @@ async def test_gradients_of_a_tensor_used_twice_add_up(
 
 @pytest.mark.skipif(not IS_FAKE, reason="leaves of the host and of a device")
 @pytest.mark.parametrize(("mine", "theirs"), [("cpu", HOME), (HOME, "cpu")])
-async def test_gradients_come_back_by_the_map(
+async def test_gradients_come_back_by_the_device_map(
     ledger: fake_device.Ledger,
     is_exclusive: bool,  # noqa: FBT001
     mine: str,
@@ -159,13 +159,13 @@ async def test_gradients_come_back_by_the_map(
                 await autograd.backward(context, [loss])
                 gradient = autograd.get_gradients(context)[x]
                 assert str(gradient.device) == mine
-                found = await hands.take(gradient)
+                received = await hands.take(gradient)
                 there = await hands.take(
                     await layer.rpc_async().gradient(list(context.id))
                 )
     plain, plain_x = remote.Layer("cpu", 1), inputs().requires_grad_()
     plain(plain_x).pow(2).sum().backward()
-    assert close(found, plain_x.grad)
+    assert close(received, plain_x.grad)
     assert close(there, plain.weight.grad)
 
 
@@ -179,7 +179,7 @@ async def test_gradients_come_back_by_the_map(
         (torch.optim.Adam, {"lr": 0.05}),
     ],
 )
-async def test_steps_are_those_of_one_process(
+async def test_steps_equal_one_process(
     net: Net, hands: Hands, cls: Any, chosen: dict[str, Any]
 ) -> None:
     parameters = [
@@ -187,7 +187,7 @@ async def test_steps_are_those_of_one_process(
         asyncrpc.RRef(net.second.weight),
     ]
     optimizer = DistributedOptimizer(cls, parameters, **chosen)
-    plain_parameters = [one.weight for one in net.plain]
+    plain_parameters = [layer.weight for layer in net.plain]
     plain = cls(plain_parameters, **chosen)
     for step in range(4):
         x = inputs(step)
@@ -201,8 +201,8 @@ async def test_steps_are_those_of_one_process(
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(plain_parameters, clip)
         plain.step()
-    found = await net.first.rpc_async().weights()
-    assert torch.allclose(found, plain_parameters[0], rtol=1e-5, atol=1e-6)
+    weights = await net.first.rpc_async().weights()
+    assert torch.allclose(weights, plain_parameters[0], rtol=1e-5, atol=1e-6)
     mine = await hands.take(net.second.weight)
     assert torch.allclose(mine, plain_parameters[1], rtol=1e-5, atol=1e-6)
 
@@ -342,7 +342,7 @@ async def test_collective_may_mix_host_and_device(pair: Pair) -> None:
         assert torch.equal(total, torch.full((5,), 3.0))
 
 
-async def test_collectives_of_the_host_wait_for_no_turn(
+async def test_host_collectives_do_not_wait_for_a_device(
     pair: Pair, hands: Hands
 ) -> None:
     """What large ones do in threads touches no device."""
@@ -351,8 +351,8 @@ async def test_collectives_of_the_host_wait_for_no_turn(
 
     async def at(worker: Worker) -> None:
         async with asyncrpc.Group(worker, ["a", "b"], name="host") as group:
-            found = await group.all_reduce(torch.ones(1 << 20))
-            assert torch.equal(found, torch.full((1 << 20,), 2.0))
+            total = await group.all_reduce(torch.ones(1 << 20))
+            assert torch.equal(total, torch.full((1 << 20,), 2.0))
 
     await asyncio.gather(*map(at, pair))
     ended.set()

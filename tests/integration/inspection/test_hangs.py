@@ -198,7 +198,7 @@ async def test_a_worker_that_cannot_answer_is_named(
         assert pid
 
 
-async def test_work_that_goes_on_is_not_named(trainer: Worker) -> None:
+async def test_progressing_work_is_not_named(trainer: Worker) -> None:
     async def work() -> None:
         while True:
             await trainer.peer("ps").call(int)
@@ -206,7 +206,7 @@ async def test_work_that_goes_on_is_not_named(trainer: Worker) -> None:
     async def rest() -> None:
         await asyncio.Event().wait()
 
-    tasks = [asyncio.create_task(one()) for one in (work, work, rest)]
+    tasks = [asyncio.create_task(function()) for function in (work, work, rest)]
     for _ in range(20):
         view = await look(trainer)
         assert find_hangs(view.graph, after_s=GENEROUS_S) == [], view

@@ -255,7 +255,7 @@ async def test_stopped_rank_has_no_file(dump: Dump) -> None:
     assert report["missing"]["c"].startswith("its process is stopped")
 
 
-async def test_files_are_pickles_of_plain_data_alone(dump: Dump) -> None:
+async def test_dump_files_are_pickles_of_plain_data(dump: Dump) -> None:
     class Plain(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
             raise AssertionError(f"{module}.{name} in a dump")
@@ -268,8 +268,8 @@ async def test_files_are_pickles_of_plain_data_alone(dump: Dump) -> None:
     assert path.name == "job-7_1"
     with path.open("rb") as file:
         content = Plain(file).load()
-    assert [one["collective_seq_id"] for one in content["entries"]] == [0, 1, 2]
-    assert {one["state"] for one in content["entries"]} == {"completed"}
+    assert [entry["collective_seq_id"] for entry in content["entries"]] == [0, 1, 2]
+    assert {entry["state"] for entry in content["entries"]} == {"completed"}
 
 
 @pytest.mark.slow

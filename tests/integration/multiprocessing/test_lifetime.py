@@ -150,7 +150,7 @@ def script(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("target", ["tell_pid_and_wait", "tell_pid_and_hold_the_gil"])
-def test_ctrl_c_ends_all(script: Path, target: str) -> None:
+def test_ctrl_c_ends_all_processes(script: Path, target: str) -> None:
     with (
         running(script, target, "spawn") as process,
         opened(read_pids(process)) as children,

@@ -73,7 +73,7 @@ def test_terminated_ranks_are_named_as_stopped() -> None:
     assert multiprocessing.active_children() == []
 
 
-async def test_waiting_in_a_thread_is_not_for_loops() -> None:
+async def test_blocking_wait_on_a_loop_is_refused() -> None:
     async with start_waiting(1) as processes:
         with pytest.raises(UsageError, match="wait_async"):
             processes.wait()

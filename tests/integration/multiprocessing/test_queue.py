@@ -243,7 +243,7 @@ def test_queue_keeps_its_limits() -> None:
             Queue(**wrong)
 
 
-def test_memory_that_receivers_hold_counts_and_comes_back() -> None:
+def test_memory_held_by_receivers_counts_and_comes_back() -> None:
     queue: Queue[Any] = Queue(memory_bytes=4 << 20)
     mebibyte = torch.ones(1 << 18)
     held = [through(queue, mebibyte) for _ in range(4)]
@@ -254,7 +254,7 @@ def test_memory_that_receivers_hold_counts_and_comes_back() -> None:
     assert queue.get().eq(1.0).all()
 
 
-def test_the_system_gives_no_more_memory_than_the_limit() -> None:
+def test_memory_taken_from_the_system_stays_within_the_limit() -> None:
     queue: Queue[Any] = Queue(memory_bytes=16 << 20)
     for power in range(12, 23):
         held = []
@@ -276,7 +276,7 @@ def test_queue_is_pickled_at_process_start_only(queue: Queue[Any]) -> None:
         pickle.dumps(queue)
 
 
-async def test_waiting_in_a_thread_is_not_for_loops(queue: Queue[Any]) -> None:
+async def test_blocking_get_and_put_on_a_loop_are_refused(queue: Queue[Any]) -> None:
     with pytest.raises(UsageError, match="get_async"):
         queue.get()
     with pytest.raises(UsageError, match="put_async"):

@@ -130,7 +130,7 @@ HOSTS = {
 
 
 @pytest.mark.parametrize(("host", "status"), HOSTS.items())
-async def test_a_port_at_loopback_is_for_its_own_host(
+async def test_port_at_loopback_accepts_local_host_names_only(
     pair: tuple[Worker, Worker], host: str, status: int
 ) -> None:
     """A page of another site whose name leads here cannot read it."""
@@ -142,7 +142,7 @@ async def test_a_port_at_loopback_is_for_its_own_host(
         assert response.status == status
 
 
-async def test_a_port_at_all_interfaces_has_any_name(
+async def test_port_at_all_interfaces_accepts_any_host_name(
     pair: tuple[Worker, Worker],
 ) -> None:
     async with (

@@ -89,7 +89,7 @@ async def test_preemption_without_callbacks_leaves_at_once() -> None:
     assert ended == [SAVED]
 
 
-async def test_a_callback_that_fails_shows_in_the_code(
+async def test_failed_callback_sets_the_exit_code(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     log = []
@@ -104,7 +104,7 @@ async def test_a_callback_that_fails_shows_in_the_code(
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_a_callback_that_hangs_ends_with_its_share_of_the_grace() -> None:
+async def test_hanging_callback_ends_with_its_share_of_the_grace() -> None:
     with exits() as ended:
         async with (
             alone() as worker,

@@ -74,7 +74,7 @@ async def test_causes_and_contexts_are_kept(trio: Trio) -> None:
     assert isinstance(error.__context__, KeyError)
 
 
-async def test_groups_can_be_split(trio: Trio) -> None:
+async def test_exception_groups_can_be_split(trio: Trio) -> None:
     error = await raised(trio, failures.grouped)
     assert isinstance(error, ExceptionGroup)
     matching, rest = error.split(TwoArgumentsError)
@@ -111,7 +111,7 @@ async def test_error_without_a_text_is_raised(trio: Trio) -> None:
     "function",
     [failures.exit_at_once, failures.exit_async, failures.exit_on_loop],
 )
-async def test_a_function_that_exits_ends_neither_side(
+async def test_function_that_exits_ends_neither_worker(
     trio: Trio, function: Any
 ) -> None:
     error = await raised(trio, function)
@@ -151,7 +151,7 @@ async def test_errors_reach_a_thread_that_waits(trio: Trio) -> None:
     assert error.reason == "seven"
 
 
-async def test_arguments_that_do_not_fit_are_a_type_error(trio: Trio) -> None:
+async def test_mismatched_arguments_raise_a_type_error(trio: Trio) -> None:
     assert isinstance(await raised(trio, remote.add), TypeError)
     assert isinstance(await raised(trio, remote.add_async, 1, 2, 3), TypeError)
     assert isinstance(await raised(trio, remote.add_on_loop), TypeError)

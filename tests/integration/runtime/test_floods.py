@@ -147,7 +147,9 @@ async def test_silent_connections_keep_no_peer_out() -> None:
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-async def test_calls_go_on_in_a_flood(tmp_path: Path, *, encrypted: bool) -> None:
+async def test_calls_continue_during_a_flood(
+    tmp_path: Path, *, encrypted: bool
+) -> None:
     """A thousand say nothing, a thousand say nonsense, and friends are served."""
     tls = Authority(tmp_path).tls() if encrypted else None
     async with (

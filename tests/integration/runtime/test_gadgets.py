@@ -215,7 +215,7 @@ async def test_exposed_functions_work_in_raw_bytes(server: Worker) -> None:
         assert (kind, control[4:]) == (FrameKind.RESPONSE, msgpack.packb(1))
 
 
-async def test_a_trusting_worker_does_unpickle() -> None:
+async def test_trusting_worker_unpickles() -> None:
     """So the tests above can tell."""
     where = LocalRendezvous(1)
     options = replace(OPTIONS, policy=Policy.TRUSTED)

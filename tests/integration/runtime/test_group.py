@@ -297,13 +297,13 @@ async def test_a_group_is_checked_when_it_is_made(four: list[Worker]) -> None:
         a.group(["b"]).using(out=torch.zeros(1))
 
 
-async def test_a_fan_out_begins_on_the_loop(four: list[Worker]) -> None:
+async def test_group_call_off_the_loop_is_refused(four: list[Worker]) -> None:
     group = four[0].group(OTHERS)
     with pytest.raises(UsageError, match="event loop"):
         await asyncio.to_thread(group.call, remote.add, 1)
 
 
-async def test_a_peer_that_shuts_down_fails_alone(four: list[Worker]) -> None:
+async def test_closing_peer_fails_alone(four: list[Worker]) -> None:
     a, _, c, _ = four
     group = a.group(OTHERS)
     await group.call(remote.add, 1)
@@ -410,7 +410,7 @@ async def test_tensors_reach_every_process() -> None:
         assert all(torch.equal(one, tensor * 2) for one in back)
 
 
-async def test_a_process_that_is_killed_fails_alone() -> None:
+async def test_killed_process_fails_alone() -> None:
     cluster = ProcessCluster(OTHERS, method="forkserver")
     async with cluster as worker:
         group = worker.group(OTHERS)

@@ -92,7 +92,7 @@ async def test_several_workers_are_chosen_by_name_only() -> None:
             assert asyncrpc.get_worker_info().name == "c"
 
 
-async def test_a_worker_that_a_block_ends_is_current_only_in_the_block() -> None:
+async def test_worker_of_a_block_is_current_in_the_block_only() -> None:
     entered, leave = asyncio.Event(), asyncio.Event()
 
     async def hold(starting: Any) -> None:

@@ -162,7 +162,7 @@ async def test_worker_without_a_meeting_leaves_nothing(
 # --- ends ----------------------------------------------------------------------------
 
 
-async def test_a_shutdown_in_a_block_that_raises_is_at_once() -> None:
+async def test_shutdown_of_a_block_that_raises_is_immediate() -> None:
     remote.watches["w"] = watch = Watch()
     with contextlib.suppress(ZeroDivisionError):
         async with (
@@ -177,7 +177,7 @@ async def test_a_shutdown_in_a_block_that_raises_is_at_once() -> None:
         await call
 
 
-async def test_a_thread_that_does_not_end_is_named_and_left(
+async def test_endless_thread_is_named_and_left(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     remote.watches["w"] = watch = Watch()
@@ -194,7 +194,7 @@ async def test_a_thread_that_does_not_end_is_named_and_left(
         watch.gate.set()
 
 
-async def test_a_shutdown_that_is_cancelled_is_completed_first(trio: Trio) -> None:
+async def test_cancelled_shutdown_is_completed_first(trio: Trio) -> None:
     a, b, _ = trio
     remote.watches["w"] = watch = Watch()
     call = a.parts.start_call("b", remote.wait_for_ever, ("w",))

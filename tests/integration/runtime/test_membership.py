@@ -177,7 +177,7 @@ async def test_name_is_given_to_one_of_two_joining_workers(quick: Trio) -> None:
     await joined[0].shutdown()
 
 
-async def test_the_first_address_that_answers_is_enough(
+async def test_first_answering_address_suffices_to_join(
     quick: Trio, tmp_path: Path
 ) -> None:
     nobody = f"uds://{tmp_path}/nobody"
@@ -206,7 +206,7 @@ async def test_join_can_be_cancelled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("addresses", [[], "tcp://127.0.0.1:1", ["nonsense"]])
-def test_addresses_to_join_at_are_checked(addresses: list[str]) -> None:
+def test_invalid_join_addresses_are_refused(addresses: list[str]) -> None:
     with pytest.raises(UsageError):
         JoinRendezvous(addresses)
 
@@ -214,17 +214,17 @@ def test_addresses_to_join_at_are_checked(addresses: list[str]) -> None:
 # --- coming back ---------------------------------------------------------------------
 
 
-async def test_a_dead_worker_comes_back_under_its_name_and_rank(quick: Trio) -> None:
+async def test_dead_worker_returns_with_its_name_and_rank(quick: Trio) -> None:
     a, b, c = quick
     rref = a.peer("c").remote(remote.add, 1)
     assert await rref.to_here() == 2
     changes = b.members_changed()
     async with killed(c):
         async with joining("c", a) as again:
-            found = [await next_of(changes)]
-            if found == [("lost", "c")]:
-                found.append(await next_of(changes))
-            assert found[-1] == ("restarted", "c")
+            received = [await next_of(changes)]
+            if received == [("lost", "c")]:
+                received.append(await next_of(changes))
+            assert received[-1] == ("restarted", "c")
             assert again.rank == 2
             assert await b.peer(2).call(remote.add, 1) == 2
             assert await a.peer("c").call(remote.add, 1) == 2
@@ -261,7 +261,7 @@ async def test_worker_returns_by_the_meeting_point(tmp_path: Path, kind: str) ->
         await c.shutdown()
 
 
-async def test_the_only_worker_of_a_group_comes_back_alone(tmp_path: Path) -> None:
+async def test_only_worker_of_a_group_returns_alone(tmp_path: Path) -> None:
     where = f"file://{tmp_path}/store"
     for _ in range(2):
         async with Worker("a", rank=0, world_size=1, rendezvous=where) as a:
@@ -419,7 +419,7 @@ async def test_static_group_admits_no_worker(tmp_path: Path) -> None:
             await a.find("x")
 
 
-def test_the_kind_of_membership_is_checked() -> None:
+def test_unknown_kind_of_membership_is_refused() -> None:
     with pytest.raises(UsageError, match="membership"):
         Options(membership="elastic")
 
@@ -468,7 +468,7 @@ async def test_iterator_far_behind_reports_an_overflow() -> None:
     assert received[1] == change(f"w{CHANGES_MAX + 1}")
 
 
-async def test_a_program_that_is_behind_gets_one_change_of_each_worker() -> None:
+async def test_late_iterator_gets_changes_merged_per_worker() -> None:
     changes = MemberChanges(asyncio.get_running_loop())
     lost = MemberChange(ChangeKind.LOST, WorkerInfo("a", 0), 7)
     changes.put(lost)
@@ -476,7 +476,7 @@ async def test_a_program_that_is_behind_gets_one_change_of_each_worker() -> None
         kind = ChangeKind.LEFT if life % 2 else ChangeKind.JOINED
         changes.put(MemberChange(kind, WorkerInfo("b", -1), 1 + life // 2))
     changes.end()
-    assert [one async for one in changes] == [lost]
+    assert [item async for item in changes] == [lost]
 
 
 async def test_abandoned_iterator_costs_nothing(quick: Trio) -> None:

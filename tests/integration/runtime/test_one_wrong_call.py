@@ -182,7 +182,7 @@ async def returns_long_async() -> str:
 
 
 @pytest.mark.parametrize("function", [returns_deep, returns_long, returns_long_async])
-async def test_a_result_that_cannot_travel_is_answered(
+async def test_unsendable_result_is_answered_with_an_error(
     wired: Trio, function: Any
 ) -> None:
     a = wired[0]
@@ -346,10 +346,10 @@ async def test_wrong_arguments_raise_type_error_each_time(trio: Trio) -> None:
     await around(a, wrong)
 
 
-@pytest.mark.parametrize("given", ["a", float("nan"), [1], True, b"1"])
-async def test_a_timeout_that_is_no_number_is_named(trio: Trio, given: Any) -> None:
+@pytest.mark.parametrize("wrong", ["a", float("nan"), [1], True, b"1"])
+async def test_timeout_that_is_not_a_number_is_named(trio: Trio, wrong: Any) -> None:
     with pytest.raises(UsageError, match="timeout_s must be a number of seconds"):
-        trio[0].peer("b").using(timeout_s=given)
+        trio[0].peer("b").using(timeout_s=wrong)
 
 
 async def test_backward_names_the_wrong_argument(trio: Trio) -> None:

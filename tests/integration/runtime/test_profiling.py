@@ -106,9 +106,13 @@ async def test_functions_of_threads_are_shown_where_they_run(a: Worker) -> None:
     assert function.begin_us < added.begin_us < added.end_us < function.end_us
 
 
-async def test_a_stream_shows_where_it_is_made(a: Worker) -> None:
+async def test_stream_is_shown_where_it_is_produced(a: Worker) -> None:
     with new_profile() as profile:
-        assert [one async for one in a.peer("b").stream(profiled.count, 3)] == [0, 1, 2]
+        assert [item async for item in a.peer("b").stream(profiled.count, 3)] == [
+            0,
+            1,
+            2,
+        ]
     assert Trace(profile).names() == ["rpc_run#count(a -> b)"]
 
 

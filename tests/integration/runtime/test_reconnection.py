@@ -121,7 +121,7 @@ async def test_cut_inside_a_resuming_handshake_loses_no_call() -> None:
 
 @pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("way", Way)
-async def test_a_dial_that_is_cut_inside_its_handshake_costs_no_call(
+async def test_dial_cut_inside_its_handshake_loses_no_call(
     way: Way, *, reset: bool
 ) -> None:
     for nbytes in (0, 1, 39, 40, 41, 71, 72, 90, 112, 130):
@@ -213,7 +213,7 @@ async def test_silent_peer_is_lost_and_can_return(
     assert load.ran[unsent] == 0
 
 
-async def test_a_short_partition_costs_only_time(pair: Pair) -> None:
+async def test_short_partition_loses_no_call(pair: Pair) -> None:
     a, b, proxy = pair
     before = link_between(a, b)
     proxy.partition()

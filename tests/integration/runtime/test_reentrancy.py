@@ -28,17 +28,17 @@ async def test_a_callee_calls_back_while_its_caller_blocks(wired: Trio) -> None:
         assert found[0] == "b"
 
 
-async def test_many_deep_chains_of_blocking_calls_finish_with_two_threads() -> None:
+async def test_deep_chains_of_blocking_calls_finish_with_two_threads() -> None:
     async with Cluster(2, options=Options(threads=2)) as (a, b):
         chains = [
-            one.peer(to).call(remote.bounce, to, one.name, DEPTH)
+            caller.peer(to).call(remote.bounce, to, caller.name, DEPTH)
             for _ in range(CALLERS // 2)
-            for one, to in ((a, "b"), (b, "a"))
+            for caller, to in ((a, "b"), (b, "a"))
         ]
         assert await asyncio.gather(*chains) == [DEPTH] * CALLERS
 
 
-async def test_many_deep_chains_of_coroutines_finish(trio: Trio) -> None:
+async def test_deep_chains_of_coroutines_finish(trio: Trio) -> None:
     a, _, _ = trio
     chains = [
         a.peer("b").call(remote.bounce_async, "b", "a", DEPTH) for _ in range(CALLERS)

@@ -445,14 +445,14 @@ async def test_group_restarted_by_slurm_meets_separately_by_xla() -> None:
         ("join:///run/ps,mem://b", ["uds:///run/ps", "mem://b"]),
     ],
 )
-def test_members_to_join_by_are_given_as_text(text: str, addresses: list[str]) -> None:
-    found, rank, size = open_rendezvous(text, rank=None, world_size=None)
-    assert found == JoinRendezvous(addresses)
+def test_join_addresses_are_given_as_text(text: str, addresses: list[str]) -> None:
+    parsed, rank, size = open_rendezvous(text, rank=None, world_size=None)
+    assert parsed == JoinRendezvous(addresses)
     assert (rank, size) == (-1, 0)
     assert open_rendezvous(text, rank=1, world_size=3)[1:] == (1, 3)
 
 
-def test_members_to_join_by_are_needed() -> None:
+def test_join_addresses_are_required() -> None:
     with pytest.raises(UsageError, match="rendezvous must be join"):
         Worker("a", rendezvous="join://")
 
@@ -476,7 +476,7 @@ async def test_barrier_opens_after_the_last_arrival(wired: Trio) -> None:
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
 @pytest.mark.parametrize("connected", [True, False])
-async def test_a_lost_worker_fails_the_barrier_of_all(
+async def test_lost_worker_fails_the_barrier_of_all(
     trio: Trio, lost: int, *, connected: bool
 ) -> None:
     """Whoever it is, and whether or not anybody had called it before."""

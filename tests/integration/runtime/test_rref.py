@@ -46,15 +46,15 @@ async def test_reference_shows_owner_and_state(wired: Trio) -> None:
     await all_freed(a, b, c)
 
 
-async def test_a_thread_waits_for_a_value_that_is_still_being_made(wired: Trio) -> None:
+async def test_thread_waits_for_an_unfinished_value(wired: Trio) -> None:
     a, b, c = wired
     watch = remote.watches["made"] = remote.Watch()
-    made = a.peer("b").remote(remote.pass_gate, "made")
-    taken = asyncio.ensure_future(a.peer("b").call(remote.local_value_of, made))
+    rref = a.peer("b").remote(remote.pass_gate, "made")
+    taken = asyncio.ensure_future(a.peer("b").call(remote.local_value_of, rref))
     await watch.begun.wait()
     watch.gate.set()
     assert await taken == "through"
-    del made, taken
+    del rref, taken
     await all_freed(a, b, c)
     del remote.watches["made"]
 
@@ -262,7 +262,7 @@ async def test_tensor_is_used_by_reference(wired: Trio) -> None:
     await all_freed(a, b, c)
 
 
-async def test_many_forks_at_once_are_all_counted_down(trio: Trio) -> None:
+async def test_concurrent_forks_are_all_counted_down(trio: Trio) -> None:
     a, b, c = trio
     rref = a.peer("b").remote(Counter)
     calls = [

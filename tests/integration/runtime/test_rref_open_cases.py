@@ -86,14 +86,14 @@ async def test_case_01_a_dead_users_holdings_are_dropped() -> None:
 # --- 2: the owner dies ---------------------------------------------------------------
 
 
-async def test_case_02_every_handle_of_a_dead_owner_fails_unasked() -> None:
+async def test_case_02_handles_of_a_dead_owner_fail_at_once() -> None:
     cluster = ProcessCluster(["b", "c"], method="forkserver")
     async with cluster as a:
         rref = a.peer("b").remote(Counter, 7)
         assert (await rref).count == 7
         await a.peer("c").call(parts.keep_async, rref)
         cluster.kill("b")
-        await until(lambda: [one.state for one in a.rrefs()] == ["lost"])
+        await until(lambda: [reference.state for reference in a.rrefs()] == ["lost"])
         async with asyncio.timeout(30):
             while await a.peer("c").call(parts.states) != ["lost"]:  # noqa: ASYNC110  (nothing tells)
                 await asyncio.sleep(0.01)
@@ -213,7 +213,7 @@ def test_case_05_broken_connection_revives_no_released_value(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_case_06_ids_of_a_worker_that_starts_again_are_new(seed: int) -> None:
+def test_case_06_ids_of_a_restarted_worker_are_new(seed: int) -> None:
     async def scenario(network: Network) -> None:
         names = {name: f"mem://{name}" for name in "ab"}
         a, old, new = (
@@ -406,7 +406,7 @@ async def test_case_10_owner_reports_a_value_not_made_in_time(
     await all_freed(a, b, c)
 
 
-async def test_case_10_a_fetch_that_is_late_harms_no_reference(trio: Trio) -> None:
+async def test_case_10_late_fetch_harms_no_reference(trio: Trio) -> None:
     a, b, c = trio
     remote.watches["slow"] = watch = remote.Watch()
     rref = a.peer("b").remote(remote.pass_gate, "slow")

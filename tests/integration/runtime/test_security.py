@@ -61,7 +61,7 @@ async def test_listening_to_strangers_without_a_secret_is_refused() -> None:
 
 
 @pytest.mark.parametrize("listen", [None, ("tcp://0.0.0.0:0",), ("tcp://[::]:0",)])
-async def test_a_secret_that_can_be_guessed_is_not_enough_beyond_the_host(
+async def test_weak_secret_is_refused_beyond_the_host(
     listen: tuple[str, ...] | None,
 ) -> None:
     network = replace(TCP.network, listen=listen)
@@ -81,7 +81,7 @@ async def test_a_secret_that_can_be_guessed_is_not_enough_beyond_the_host(
     ],
     ids=["127.0.0.1", "::1", "lo"],
 )
-async def test_a_secret_that_can_be_guessed_is_warned_of_on_one_host(
+async def test_weak_secret_is_warned_of_on_one_host(
     network: NetworkOptions, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = replace(TCP, secret="letters", network=network)

@@ -266,7 +266,7 @@ def test_a_share_without_a_descriptor_left_moves_nothing() -> None:
     assert values_of(module) == values_of(many())
 
 
-def test_a_module_that_was_used_keeps_its_graph_and_its_storages() -> None:
+def test_used_module_keeps_its_graph_and_storages_when_shared() -> None:
     module: Any = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     tied = module[1].weight = module[0].weight
     view = module[0].bias.detach()
@@ -383,12 +383,16 @@ async def test_shared_tensor_passed_on_is_the_same_memory(host: Trio) -> None:
     assert KEPT[-1][-1] == 3
 
 
-@pytest.mark.parametrize("made", [lambda one: one, torch.jit.script])
-async def test_a_module_is_trained_where_it_is_sent(host: Trio, made: Any) -> None:
+@pytest.mark.parametrize("constructor", [lambda module: module, torch.jit.script])
+async def test_shared_module_is_trained_by_its_receiver(
+    host: Trio, constructor: Any
+) -> None:
     a, _, _ = host
-    model = asyncrpc.share(made(nn.Sequential(nn.Linear(30, 40), nn.Linear(40, 5))))
+    model = asyncrpc.share(
+        constructor(nn.Sequential(nn.Linear(30, 40), nn.Linear(40, 5)))
+    )
     assert await a.peer("b").call(fill_model, model, 7.0) == [True] * 4
-    assert all(bool((one == 7).all()) for one in model.parameters())
+    assert all(bool((parameter == 7).all()) for parameter in model.parameters())
     back = await a.peer("b").call(remote.echo, model)
     for mine, its in zip(model.parameters(), back.parameters(), strict=True):
         assert mine.data_ptr() == its.data_ptr()
@@ -490,7 +494,7 @@ async def test_sharing_without_common_memory_is_explained(
         assert (await a.peer("b").call(remote.echo, value.clone())).sum() == 0
 
 
-async def test_a_result_that_cannot_go_is_the_callers_error() -> None:
+async def test_unshareable_result_is_an_error_of_the_caller() -> None:
     async with Cluster(2, network="tcp") as (a, _):
         with pytest.raises(EncodeError, match=r"send tensor\.clone\(\)"):
             await a.peer("b").call(two_of_one, 10)
@@ -518,7 +522,7 @@ async def test_refusal_of_shared_memory_fails_its_call_alone(
     assert await a.peer("b").call(remote.add, 1) == 2
 
 
-async def test_a_key_that_was_never_passed_is_an_error_of_that_call_alone(
+async def test_unknown_key_of_shared_memory_fails_its_call_alone(
     host: Trio,
 ) -> None:
     a, _, _ = host

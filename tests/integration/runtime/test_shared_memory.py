@@ -320,7 +320,7 @@ async def test_payload_goes_by_socket_without_shared_memory(
         await asyncio.gather(a.shutdown(), b.shutdown())
 
 
-async def test_slabs_that_are_not_used_are_given_back_to_the_system(
+async def test_unused_slabs_are_returned_to_the_system(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sharing, "SWEEP_S", 3600.0)
@@ -347,9 +347,7 @@ async def test_slabs_that_are_not_used_are_given_back_to_the_system(
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 5])
-async def test_a_call_cancelled_while_it_is_copied_never_runs_and_leaves_no_block(
-    pair: Pair, turns: int
-) -> None:
+async def test_call_cancelled_while_copied_never_runs(pair: Pair, turns: int) -> None:
     a, b = pair
     await warm(a, "b", 32 * MIB)
     call = a.parts.start_call("b", keep, (torch.ones(8 * MIB),))
@@ -428,11 +426,11 @@ async def test_worker_empty_equals_torch_empty(pair: Pair, dtype: torch.dtype) -
     assert a.empty((300, 1000)).shape == (300, 1000)
 
 
-async def test_worker_empty_in_a_thread_is_of_the_same_memory(pair: Pair) -> None:
+async def test_worker_empty_in_a_thread_uses_the_same_memory(pair: Pair) -> None:
     a, _ = pair
-    made = await asyncio.to_thread(a.empty, MIB)
+    tensor = await asyncio.to_thread(a.empty, MIB)
     assert held_bytes(a.parts.memory.pool) == 4 * MIB
-    del made
+    del tensor
     await until(lambda: held_bytes(a.parts.memory.pool) == 0)
 
 

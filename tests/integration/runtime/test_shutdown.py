@@ -283,7 +283,7 @@ class TestInVirtualTime:
 
     loops = {"sim": SimLoop}  # noqa: RUF012  (read once, by the conftest)
 
-    async def test_a_coroutine_that_ignores_cancellation_is_left_behind(self) -> None:
+    async def test_coroutine_that_ignores_cancellation_is_left_behind(self) -> None:
         remote.watches["w"] = watch = Watch()
         async with Cluster(2, network=Network(0)) as (a, b):
             call = a.parts.start_call("b", ignore_cancellation, ("w",))
@@ -296,7 +296,7 @@ class TestInVirtualTime:
                 await call
         watch.ended.set()
 
-    async def test_parts_that_do_not_end_cost_a_second_in_all(
+    async def test_endless_parts_delay_the_shutdown_by_a_second(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         worker = sim_worker("a", Network(0), rank=0, rendezvous=Endless(1))

@@ -103,7 +103,7 @@ async def test_running_loop_is_seen_as_ticking() -> None:
         assert set(await ask_both(worker.parts.hello())) == {Evidence.TICKING}
 
 
-async def test_a_worker_that_has_ended_leaves_no_process() -> None:
+async def test_ended_worker_leaves_no_process() -> None:
     async with started() as worker:
         assert worker.parts.sidecar.process is not None
         pid, hello = worker.parts.sidecar.process.pid, worker.parts.hello()
@@ -216,7 +216,7 @@ async def test_dead_sidecar_is_logged_and_reaped(
         assert evidence is Evidence.TICKING
 
 
-async def test_a_start_that_fails_leaves_no_process() -> None:
+async def test_failed_start_leaves_no_process() -> None:
     options = replace(TCP, rendezvous_timeout_s=0.1)
     worker = Worker("w", rank=0, rendezvous=LocalRendezvous(2), options=options)
     with pytest.raises(TimeoutError):
@@ -269,7 +269,7 @@ async def test_invalid_addresses_give_no_evidence(
         assert await ask_both(hello) == (Evidence.UNKNOWN, Evidence.UNKNOWN)
 
 
-async def test_the_kernel_may_tell_of_a_process_without_a_pulse() -> None:
+async def test_kernel_may_report_a_process_without_a_pulse() -> None:
     child = await asyncio.create_subprocess_exec("true")
     await child.wait()
     async with started(
@@ -285,10 +285,10 @@ async def test_the_kernel_may_tell_of_a_process_without_a_pulse() -> None:
             (child.pid + 1, Evidence.UNKNOWN),  # of a proxy, say
             (0, Evidence.UNKNOWN),  # out of sight
         ):
-            found = await evidence_of(
+            answer = await evidence_of(
                 hello, credentials_pid=credentials_pid, secret=None, timeout_s=1
             )
-            assert found is evidence
+            assert answer is evidence
 
 
 async def test_process_of_another_namespace_is_ignored() -> None:
@@ -315,7 +315,7 @@ def silent_listener() -> Iterator[str]:
         yield f"tcp://127.0.0.1:{listening.getsockname()[1]}"
 
 
-async def test_the_first_of_several_addresses_that_answers_is_enough() -> None:
+async def test_first_answering_address_suffices() -> None:
     async with started() as worker:
         with silent_listener() as silent:
             real = worker.parts.hello().sidecar
@@ -323,8 +323,8 @@ async def test_the_first_of_several_addresses_that_answers_is_enough() -> None:
                 worker.parts.hello(),
                 sidecar=(silent, "tcp://[::1]:1", *real),
             )
-            found = await ask(as_seen_from_elsewhere(hello), timeout_s=GENEROUS_S)
-            assert found is Evidence.TICKING
+            evidence = await ask(as_seen_from_elsewhere(hello), timeout_s=GENEROUS_S)
+            assert evidence is Evidence.TICKING
 
 
 async def test_silent_sidecar_is_unreachable() -> None:
@@ -374,7 +374,7 @@ async def test_strangers_are_not_answered_and_delay_no_peer() -> None:
         assert await ask(hello) is Evidence.TICKING
 
 
-async def test_many_questions_at_once_are_all_answered() -> None:
+async def test_concurrent_questions_are_all_answered() -> None:
     async with started() as worker:
         hello = as_seen_from_elsewhere(worker.parts.hello())
         asked = (ask(hello, timeout_s=GENEROUS_S) for _ in range(200))
@@ -476,7 +476,7 @@ class TestProcesses:
 # --- one port ------------------------------------------------------------------------
 
 
-async def test_calls_and_the_sidecar_go_by_one_port() -> None:
+async def test_calls_and_the_sidecar_share_one_port() -> None:
     async with started() as worker:
         hello = worker.parts.hello()
         assert set(hello.sidecar[1:]) == set(worker.addresses)

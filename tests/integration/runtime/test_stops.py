@@ -171,7 +171,7 @@ async def test_work_with_a_stopped_worker_ends_and_names_it(
 
 
 @pytest.mark.slow
-async def test_a_stop_that_is_soon_over_costs_calls_with_deadlines_alone(
+async def test_short_stop_fails_only_calls_with_deadlines(
     transport: Transport,
 ) -> None:
     """It outlasts many heartbeats, and nobody gives the other up."""
@@ -327,27 +327,27 @@ def close_group() -> None:
 
 
 @pytest.mark.slow
-async def test_a_rank_that_is_stopped_is_lost_and_named_by_all(
+async def test_stopped_rank_is_lost_and_named_by_all(
     transport: Transport,
 ) -> None:
     async with three(transport, OPTIONS) as (cluster, a):
         with acting_as(a):
             peers = [a.peer(name) for name in "abc"]
-            sums = await asyncio.gather(*(one.call(reduce_anew) for one in peers))
+            sums = await asyncio.gather(*(peer.call(reduce_anew) for peer in peers))
             assert sums == [3.0] * 3
-            reducing = [asyncio.ensure_future(one.call(reduce_on)) for one in peers]
+            reducing = [asyncio.ensure_future(peer.call(reduce_on)) for peer in peers]
             with stopped(cluster, "b"):
                 async with asyncio.timeout(LIMIT_S):
                     for reduction in (reducing[0], reducing[2]):
                         text = await reduction
                         assert text.startswith("RankLostError ('b',)"), text
             async with asyncio.timeout(LIMIT_S):
-                (told,) = await asyncio.gather(reducing[1], return_exceptions=True)
+                (failure,) = await asyncio.gather(reducing[1], return_exceptions=True)
                 # Of `a`, if that has lost it itself; else its own word.
-                assert "LostError" in f"{type(told).__name__} {told}"
+                assert "LostError" in f"{type(failure).__name__} {failure}"
                 for peer in (peers[0], peers[2]):
                     await peer.call(greet, "b")  # it is there again
-                sums = await asyncio.gather(*(one.call(reduce_anew) for one in peers))
+                sums = await asyncio.gather(*(peer.call(reduce_anew) for peer in peers))
                 assert sums == [3.0] * 3
                 for peer in peers:
                     await peer.call(close_group)

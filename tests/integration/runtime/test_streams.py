@@ -73,7 +73,7 @@ async def test_closing_early_runs_the_generators_finally(
     assert len(watch.notes) < 100
 
 
-async def test_closing_while_a_step_runs_in_a_thread_ends_the_generator_after_it(
+async def test_close_during_a_step_in_a_thread_ends_the_generator_after_it(
     trio: Trio, watch: Watch
 ) -> None:
     items = stream(trio, remote.gated, "w")
@@ -111,7 +111,7 @@ async def test_cancelling_the_consumer_ends_the_producer(
     await asyncio.wait_for(watch.ended.wait(), 30)
 
 
-async def test_a_deadline_ends_both_ends(trio: Trio, watch: Watch) -> None:
+async def test_deadline_ends_producer_and_consumer(trio: Trio, watch: Watch) -> None:
     async def consume() -> None:
         async with asyncrpc.deadline(1):
             async for _ in stream(trio, remote.count_and_wait, "w"):

@@ -117,7 +117,7 @@ def test_call_may_start_between_two_runs_of_the_loop(
     assert program.home.run_until_complete(future) == "later"
 
 
-def test_a_future_that_is_done_is_awaited_on_any_loop(program: Program) -> None:
+def test_finished_future_is_awaited_on_any_loop(program: Program) -> None:
     future = program.worker.parts.start_call("w", note, ("later",))
     program.home.run_until_complete(future)
 
@@ -142,7 +142,7 @@ async def until_closed() -> AsyncGenerator[int, None]:
         CLOSED.set()
 
 
-async def test_a_stream_that_another_thread_closes_ends_at_its_producer() -> None:
+async def test_stream_closed_by_another_thread_ends_its_producer() -> None:
     async with Worker("w", rank=0, rendezvous=LocalRendezvous(1)) as worker:
         items: Any = worker.peer("w").stream(until_closed)
         await anext(items)

@@ -53,7 +53,7 @@ class Gate:
         return [2 * number for number in numbers]
 
 
-async def test_a_full_batch_goes_at_once() -> None:
+async def test_full_batch_is_sent_at_once() -> None:
     gate = Gate()
     async with Batcher(gate, 3, FOREVER_S) as batched:
         assert await asyncio.gather(*map(batched, range(6))) == [0, 2, 4, 6, 8, 10]
@@ -63,7 +63,7 @@ async def test_a_full_batch_goes_at_once() -> None:
 class TestInVirtualTime:
     loops = {"sim": SimLoop}  # noqa: RUF012  (read once, by the conftest)
 
-    async def test_a_batch_that_does_not_fill_goes_after_its_wait(self) -> None:
+    async def test_partial_batch_is_sent_after_its_wait(self) -> None:
         gate = Gate()
         async with Batcher(gate, 100, 0.02) as batched:
             loop = asyncio.get_running_loop()
@@ -145,7 +145,7 @@ async def test_error_reaches_every_member() -> None:
     assert [str(error) for error in errors] == ["no luck with 3"] * 3
 
 
-async def test_the_wrong_number_of_answers_is_named() -> None:
+async def test_wrong_number_of_answers_is_named() -> None:
     async def lose_one(numbers: list[int]) -> list[int]:
         return numbers[1:]
 
@@ -188,7 +188,7 @@ NO_ANSWERS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("kind", NO_ANSWERS)
-async def test_results_that_are_no_list_are_refused_by_name(kind: str) -> None:
+async def test_results_that_are_not_a_list_are_refused_by_name(kind: str) -> None:
     async def predict(numbers: list[int]) -> Any:
         return NO_ANSWERS[kind]()
 
@@ -218,7 +218,7 @@ async def test_answers_of_any_sequence_type_keep_their_order(answers: Any) -> No
     assert [int(answer) for answer in results] == [1, 2]
 
 
-async def test_a_function_that_is_no_coroutine_function_is_refused_by_name() -> None:
+async def test_plain_function_is_refused_by_name() -> None:
     def predict(numbers: list[int]) -> list[int]:
         return numbers
 

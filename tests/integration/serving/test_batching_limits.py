@@ -244,7 +244,7 @@ class TestInVirtualTime:
             assert caught.value.outcome is Outcome.NOT_EXECUTED
             await first
 
-    async def test_a_deadline_that_is_over_is_refused_at_once(self) -> None:
+    async def test_expired_deadline_is_refused_at_once(self) -> None:
         async with Batcher(Model(), 1, FOREVER_S) as batched:
             with pytest.raises(DeadlineExceededError):
                 async with deadline(0.0):

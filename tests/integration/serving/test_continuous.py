@@ -184,7 +184,7 @@ async def test_items_come_before_the_error() -> None:
             await anext(stream)
 
 
-async def test_a_consumer_that_is_behind_pauses_its_own_sequence_only() -> None:
+async def test_slow_consumer_pauses_its_own_sequence_only() -> None:
     model = Counter()
     async with batcher_of(model, 2, items_max=2) as batcher:
         slow = batcher.generate(("s", 6))
@@ -192,7 +192,7 @@ async def test_a_consumer_that_is_behind_pauses_its_own_sequence_only() -> None:
         quick = await asyncio.gather(
             *(take(batcher.generate((name, 5))) for name in "abc")
         )
-        assert [len(one) for one in quick] == [5, 5, 5]
+        assert [len(items) for items in quick] == [5, 5, 5]
         stats = batcher.stats()
         assert (stats.paused, stats.requests.running) == (1, 1)
         assert "".join(model.steps).count("s") == 3, "one taken, two wait"
@@ -361,7 +361,7 @@ async def test_sequence_entering_while_the_block_raises_leaves(
 class TestInVirtualTime:
     loops = {"sim": SimLoop}  # noqa: RUF012  (read once, by the conftest)
 
-    async def test_a_sequence_that_is_not_taken_is_given_up(self) -> None:
+    async def test_unconsumed_sequence_is_abandoned(self) -> None:
         model = AsyncCounter(step_s=1.0)
         async with batcher_of(model, 1, items_max=1, pause_max_s=10.0) as batcher:
             slow = batcher.generate(("a", 5))

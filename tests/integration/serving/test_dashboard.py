@@ -439,7 +439,7 @@ async def until_hang(browser: Browser) -> Any:
 # --- streams -------------------------------------------------------------------------
 
 
-async def test_browsers_share_one_look(workers: list[Worker]) -> None:
+async def test_browsers_share_one_snapshot(workers: list[Worker]) -> None:
     a, b, _ = workers
     asked = b.parts.recorder.served
     async with served_dashboard(a, token=TOKEN) as browser, AsyncExitStack() as stack:
@@ -448,14 +448,15 @@ async def test_browsers_share_one_look(workers: list[Worker]) -> None:
             for _ in range(5)
         ]
         times = [
-            [(await one.look())["taken_at_s"] for _ in range(4)] for one in streams
+            [(await stream.look())["taken_at_s"] for _ in range(4)]
+            for stream in streams
         ]
         seen = set().union(*times)
-        questions = [one for one in asked.recent if one.function == SUMMARY]
+        questions = [call for call in asked.recent if call.function == SUMMARY]
     # Others may have begun since, but no more than rounds that were shared.
     assert len(set(times[0]) & set(times[1])) >= 1
     assert len(questions) <= len(seen) + 2
-    assert all(one == sorted(one) for one in times)
+    assert all(moments == sorted(moments) for moments in times)
 
 
 async def test_a_stream_ends_with_the_session(workers: list[Worker]) -> None:
@@ -467,7 +468,7 @@ async def test_a_stream_ends_with_the_session(workers: list[Worker]) -> None:
             await events.until_end()
 
 
-async def test_the_end_of_the_application_waits_for_no_stream(
+async def test_shutdown_of_the_application_ends_open_streams(
     workers: list[Worker],
 ) -> None:
     """The limit of the server, an hour, would let the test hang."""

@@ -120,7 +120,7 @@ async def test_a_program_without_an_application_is_probed(group: Group) -> None:
             assert response.status == 503
 
 
-async def test_a_worker_that_waits_for_the_others_is_not_ready(tmp_path: Path) -> None:
+async def test_worker_waiting_for_the_others_is_not_ready(tmp_path: Path) -> None:
     where = f"file://{tmp_path}/meeting"
     worker = Worker("a", rank=0, world_size=2, rendezvous=where)
     starting = asyncio.create_task(worker.__aenter__())
@@ -173,7 +173,7 @@ async def test_silent_connections_keep_no_probe_out(
                     assert await reader.read() == b""
 
 
-async def test_requests_that_are_not_http_do_not_fill_the_log(
+async def test_non_http_requests_do_not_fill_the_log(
     group: Group, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving.serve_health(group.back, port=0, host="127.0.0.1") as port:
@@ -182,9 +182,9 @@ async def test_requests_that_are_not_http_do_not_fill_the_log(
             writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n")
             assert b" 400 " in await reader.read()
             writer.close()
-    lines = [one for one in caplog.records if one.exc_info]
+    lines = [record for record in caplog.records if record.exc_info]
     assert LINES_AT_ONCE <= len(lines) < 2 * LINES_AT_ONCE
-    assert {one.name for one in lines} == {"asyncrpc"}
+    assert {line.name for line in lines} == {"asyncrpc"}
 
 
 async def test_port_in_use_is_reported(group: Group) -> None:

@@ -158,15 +158,15 @@ async def test_untraced_worker_ignores_incoming_traces(
     assert [span.kind for span in spans.all] == ["CLIENT"]
 
 
-async def test_a_call_of_a_worker_that_is_not_traced_begins_a_trace(
+async def test_call_of_an_untraced_worker_begins_a_trace(
     plain: Trio, spans: Spans
 ) -> None:
     a, b, _ = plain
     spans.trace(b)
-    found = await a.peer("b").call(remote.here_async)
+    position = await a.peer("b").call(remote.here_async)
     server = spans.one("here_async")
     assert (server.kind, server.parent_id) == ("SERVER", None)
-    assert found == context_of(server)
+    assert position == context_of(server)
 
 
 async def test_traces_can_begin_before_the_worker_does(spans: Spans) -> None:
@@ -201,7 +201,7 @@ class Unsendable:
         raise TypeError("it stays")
 
 
-async def test_a_call_that_cannot_be_sent_has_ended(trio: Trio, spans: Spans) -> None:
+async def test_unsendable_call_has_an_ended_span(trio: Trio, spans: Spans) -> None:
     a, *_ = trio
     await a.peer("b").call(int)
     spans.clear()
@@ -209,12 +209,12 @@ async def test_a_call_that_cannot_be_sent_has_ended(trio: Trio, spans: Spans) ->
         await a.peer("b").call(remote.anything, Unsendable())
     with pytest.raises(EncodeError):
         await a.group(["b"]).call(remote.anything, Unsendable())
-    found = spans.named("anything")
-    assert [one.error_type for one in found] == ["EncodeError"] * 2
-    assert [one.status for one in found] == ["ERROR"] * 2
+    failed = spans.named("anything")
+    assert [span.error_type for span in failed] == ["EncodeError"] * 2
+    assert [span.status for span in failed] == ["ERROR"] * 2
 
 
-async def test_a_call_to_a_worker_that_is_not_known_has_ended(
+async def test_call_to_an_unknown_worker_has_an_ended_span(
     trio: Trio, spans: Spans
 ) -> None:
     a, *_ = trio

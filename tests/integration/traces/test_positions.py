@@ -87,7 +87,7 @@ async def test_a_long_tracestate_is_left_out(plain: Trio, spans: Spans) -> None:
     assert (server.parent_id, server.tracestate) == (SPAN_ID, "")
 
 
-async def test_a_state_goes_on_to_the_end(trio: Trio, spans: Spans) -> None:
+async def test_tracestate_travels_to_the_last_worker(trio: Trio, spans: Spans) -> None:
     a, *_ = trio
     state = TraceState([("vendor", "value"), ("other", "1")])
     parent = SpanContext(
@@ -95,8 +95,8 @@ async def test_a_state_goes_on_to_the_end(trio: Trio, spans: Spans) -> None:
     )
     with trace.use_span(NonRecordingSpan(parent)):
         await a.peer("b").call(remote.call_on, "c")
-    assert {one.tracestate for one in spans.all} == {"vendor=value,other=1"}
-    assert {one.trace_id for one in spans.all} == {1}
+    assert {span.tracestate for span in spans.all} == {"vendor=value,other=1"}
+    assert {span.trace_id for span in spans.all} == {1}
 
 
 async def test_unsampled_root_is_recorded_by_no_worker(

@@ -85,7 +85,7 @@ async def test_requests_of_one_connection_have_traces_of_their_own(
     assert (second.parent_id, second.trace_id != TRACE_ID) == (None, True)
 
 
-async def test_a_span_that_is_there_is_the_parent(trio: Trio, spans: Spans) -> None:
+async def test_existing_span_is_the_parent(trio: Trio, spans: Spans) -> None:
     """Of a middleware of the program's, before ours."""
 
     @web.middleware
@@ -120,9 +120,7 @@ async def test_error_answer_sets_the_request_span(
     assert request.status == ("UNSET" if error is None else "ERROR")
 
 
-async def test_headers_that_cannot_be_read_are_ignored(
-    trio: Trio, spans: Spans
-) -> None:
+async def test_unreadable_headers_are_ignored(trio: Trio, spans: Spans) -> None:
     headers = [("traceparent", PARENT), ("traceparent", PARENT)]
     async with (
         serve(app_of(trio[0])) as client,

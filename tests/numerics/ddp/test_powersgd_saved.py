@@ -225,15 +225,15 @@ async def test_the_mean_of_all_errors_is_enough_for_any_number_of_ranks() -> Non
                     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-async def test_errors_of_one_rank_are_not_those_of_all() -> None:
+async def test_state_of_a_single_rank_does_not_fit_all_ranks() -> None:
     """So it matters that each rank saves its own, or that they are averaged."""
     async with Cluster(2) as workers:
         ranks = ranks_of(workers, "all")
         await steps(ranks, powerSGD_hook, range(5))
         others = loaded(ranks, [by_pickle(ranks[0].state) for _ in ranks])
         (wanted,) = await steps(ranks, powerSGD_hook, range(5, 6))
-        (found,) = await steps(others, powerSGD_hook, range(5, 6))
-        assert not torch.allclose(found[1], wanted[1], rtol=1e-2, atol=1e-2)
+        (restored,) = await steps(others, powerSGD_hook, range(5, 6))
+        assert not torch.allclose(restored[1], wanted[1], rtol=1e-2, atol=1e-2)
 
 
 async def test_a_state_of_another_module_is_refused() -> None:

@@ -98,7 +98,7 @@ async def test_the_deadline_ends_with_the_complete_response(group: Group) -> Non
         await asyncio.gather(*left)
 
 
-async def test_a_task_that_was_left_outlives_a_deadline_that_passed(
+async def test_task_of_a_handler_outlives_a_passed_deadline(
     group: Group,
 ) -> None:
     left: list[asyncio.Task[Any]] = []
@@ -123,7 +123,7 @@ async def test_a_task_that_was_left_outlives_a_deadline_that_passed(
 
 @pytest.mark.parametrize("answers", ["waits", "streams"])
 @pytest.mark.parametrize("with_ours", [True, False])
-async def test_a_client_that_leaves_early_is_no_error_of_a_middleware_outside(
+async def test_early_client_departure_is_not_an_error_of_outer_middleware(
     group: Group, caplog: pytest.LogCaptureFixture, answers: str, *, with_ours: bool
 ) -> None:
     is_over = asyncio.Event()
@@ -220,7 +220,7 @@ async def test_stream_may_have_a_background_task(group: Group) -> None:
 # --- frameworks ----------------------------------------------------------------------
 
 
-async def test_a_plain_function_calls_from_its_thread(group: Group) -> None:
+async def test_plain_function_may_call_from_its_thread(group: Group) -> None:
     app = FastAPI(lifespan=asgi.lifespan(group.front))
     app.add_middleware(asgi.WorkerMiddleware, timeout_s=60.0)
 
@@ -287,7 +287,7 @@ async def test_stream_without_middleware_notices_a_lost_client(group: Group) -> 
             await group.watch.cancelled.wait()
 
 
-async def test_the_checks_may_be_mounted(group: Group) -> None:
+async def test_health_checks_may_be_mounted(group: Group) -> None:
     app = Starlette(
         lifespan=asgi.lifespan(group.front),
         routes=[Mount("/health", asgi.health_app(live="/live", ready="/ready"))],

@@ -184,7 +184,7 @@ async def test_item_that_is_not_json_ends_the_stream_with_an_error(
     assert "an item of type object cannot be written as JSON" in caplog.text
 
 
-async def test_a_call_that_is_too_late_is_an_event(group: Group, door: Door) -> None:
+async def test_expired_call_is_an_event(group: Group, door: Door) -> None:
     async def items(_: str) -> AsyncIterator[Any]:
         yield "one"
         async with asyncrpc.deadline(0.05):

@@ -73,7 +73,9 @@ async def test_the_worker_ends_with_the_application(group: Group, door: Door) ->
     assert made[0].is_closed
 
 
-async def test_a_running_worker_is_left_running(group: Group, door: Door) -> None:
+async def test_running_worker_outlives_the_application(
+    group: Group, door: Door
+) -> None:
     async def answer(asked: Asked) -> Any:
         return current_worker().name
 
@@ -284,9 +286,7 @@ async def test_an_error_of_the_function_is_500(group: Group, door: Door) -> None
     assert (response.status, body) == (500, {})
 
 
-async def test_a_response_that_has_begun_is_cut_off_not_answered_twice(
-    group: Group, door: Door
-) -> None:
+async def test_begun_response_is_cut_off_on_an_error(group: Group, door: Door) -> None:
     async def answer(asked: Asked) -> Any:
         await asked.begin(b"half")
         await asyncrpc.rpc_async("back", remote.refuse)
@@ -355,7 +355,7 @@ async def test_a_client_cannot_lengthen_the_deadline(group: Group, door: Door) -
 
 
 @pytest.mark.parametrize("value", ["soon", "-1", "1.5", "1e3", "", "9" * 11])
-async def test_a_deadline_that_is_no_number_is_400(
+async def test_deadline_that_is_not_a_number_is_400(
     group: Group, door: Door, value: str
 ) -> None:
     async def answer(asked: Asked) -> Any:

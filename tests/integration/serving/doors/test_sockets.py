@@ -51,7 +51,7 @@ async def test_lone_surrogate_arrives_unchanged(group: Group, door: Door) -> Non
         assert await closed(websocket) == (1000, "")
 
 
-async def test_a_text_that_cannot_be_sent_is_named(
+async def test_unsendable_text_is_named(
     group: Group, door: Door, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def items(_: Any) -> AsyncIterator[str]:
@@ -145,14 +145,14 @@ async def test_the_subprotocol_is_the_servers_choice(group: Group, door: Door) -
         (remote.give_and_fail, 1011, "InternalError: the server failed"),
     ],
 )
-async def test_an_error_is_the_code_of_the_closure(
+async def test_error_sets_the_code_of_the_closure(
     group: Group, door: Door, function: Any, code: int, reason: str
 ) -> None:
     app = one_socket(group, lambda _: there(function, "one"))
     async with door.serve(app) as client, client.ws_connect("/") as websocket:
         assert await websocket.receive_json() == "one"
-        found, text = await closed(websocket)
-    assert (found, text[: len(reason)]) == (code, reason)
+        closed_with, text = await closed(websocket)
+    assert (closed_with, text[: len(reason)]) == (code, reason)
 
 
 async def test_the_deadline_closes_the_websocket(group: Group, door: Door) -> None:
