@@ -230,7 +230,7 @@ def test_hang_is_shown_as_a_table(hanging: ShownGroup, open_page: Open) -> None:
 
 
 def test_drawing_is_made_once(hanging: ShownGroup, open_page: Open) -> None:
-    """What one reads in the drawing stays as looks come."""
+    """A selected box stays selected as looks come."""
     page = open_page(hanging)
     page.open("hangs")
     page.wait_for("look.cycle.length > 0")

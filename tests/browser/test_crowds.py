@@ -138,7 +138,7 @@ def test_arrows_go_through_the_large_matrix_and_tab_past_it(
 def test_controls_of_a_crowd_have_names(
     crowd: ShownGroup, open_page: Open, view: str
 ) -> None:
-    """As Chromium tells it to a screen reader."""
+    """The names that Chromium gives to a screen reader."""
     page = open_page(crowd, is_signed_in=False)
     page.open(view)
     page.stop()

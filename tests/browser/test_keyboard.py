@@ -64,7 +64,7 @@ def test_skip_leads_to_the_content(busy: ShownGroup, open_page: Open) -> None:
 
 
 def test_focused_element_has_an_outline(busy: ShownGroup, open_page: Open) -> None:
-    """Each stop of Tab has an outline, which is at least two pixels wide."""
+    """At each stop of Tab, at least two pixels wide."""
     page = open_page(busy)
     page.open("overview")
     for _ in range(40):
@@ -145,7 +145,7 @@ def test_arrows_read_a_chart(busy: ShownGroup, open_page: Open) -> None:
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_controls_have_names(busy: ShownGroup, open_page: Open, view: str) -> None:
-    """As Chromium tells it to a screen reader."""
+    """The names that Chromium gives to a screen reader."""
     page = open_page(busy)
     page.open(view)
     page.stop()

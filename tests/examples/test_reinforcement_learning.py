@@ -28,7 +28,7 @@ def reward(which: str, output: str) -> float:
 
 @pytest.mark.slow
 def test_agent_learns_to_balance_the_pole() -> None:
-    """By chance a pole stands for 20 steps; so these would be over in no time."""
+    """A pole pushed at random stands for 20 steps."""
     printed = run(
         "reinforcement_learning.py", "--num-episodes", "600", "--enough", "150"
     )

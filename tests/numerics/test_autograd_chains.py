@@ -198,7 +198,7 @@ async def test_received_tensors_may_change_in_place() -> None:
 
 @pytest.mark.parametrize("once", [False, True])
 async def test_nil_gradient_has_no_effect(*, once: bool) -> None:
-    """As in one process, where what gets no gradient has no `.grad`."""
+    """As in one process, where `.grad` stays None."""
 
     async def program(k: Keepers, x: torch.Tensor) -> Roots:
         nil = await ask(k["c"], "times", x.detach() if once else x)

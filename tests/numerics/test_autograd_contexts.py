@@ -85,7 +85,7 @@ async def test_concurrent_contexts_share_only_parameters(
 async def test_plain_torch_pass_is_refused_and_does_not_count(
     program: Program,
 ) -> None:
-    """It goes through the same nodes, up to what was received."""
+    """The plain pass runs the same nodes, up to the received tensors."""
     wanted = await in_one_process(program, "ab")
     async with group_of(2) as (_, keepers), context() as ctx:
         x = leaf()

@@ -45,7 +45,7 @@ class TestDelays:
     async def test_gradients_are_whole_though_the_end_is_known_late(
         self,
     ) -> None:
-        """It comes to `c` by way of `b`; whoever asks there waits for it."""
+        """The end reaches `c` by way of `b`; a question there waits for it."""
         network = Network(0)
         loop = asyncio.get_running_loop()
         async with group_of(3, network) as (_, keepers), context() as ctx:
@@ -78,7 +78,7 @@ class TestDelays:
     async def test_pass_cancelled_while_asking_for_its_delay_has_ended(
         self,
     ) -> None:
-        """As by an enclosing deadline, which is over at about the same time."""
+        """An enclosing deadline passes at about the same time."""
         network = Network(0)
         async with group_of(2, network) as (workers, keepers):
             async with context() as ctx:

@@ -200,7 +200,7 @@ async def open_on_b(workers: list[Worker], k: Keepers) -> tuple[PeerLink, torch.
 
 
 async def test_end_of_a_pass_may_overtake_its_requests() -> None:
-    """Theirs may have payloads, it has none; the pass must not start after its end."""
+    """The requests have payloads; the pass must not start after its end."""
     async with group_of(2) as (workers, keepers), context() as ctx:
         link, y = await open_on_b(workers, keepers)
         crossing = y.grad_fn.received.crossing  # type: ignore[union-attr]
@@ -271,7 +271,7 @@ def go_back_at_once(x: torch.Tensor) -> None:
 
 
 async def test_plain_backward_that_needs_another_worker_is_refused() -> None:
-    """It would compute nothing there."""
+    """The other worker would compute nothing."""
     said = "worker '.*'.*await asyncrpc.autograd.backward"
     async with group_of(2) as ((_, b), _), context() as ctx:
         x = torch.ones(3, requires_grad=True)

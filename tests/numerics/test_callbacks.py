@@ -215,7 +215,7 @@ async def test_callbacks_of_a_step_may_wait(make: Step) -> None:
 
 
 async def test_loop_runs_torch_code_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the other tests would show nothing: a pass and a step run there."""
+    """The control of the other tests: a pass and a step run there."""
     ran: list[str] = []
     plain = Runner.run_here
 

@@ -31,7 +31,7 @@ from tests.numerics.test_modes_apart import (
     a,
     check_calls,
     each_mode,
-    held,
+    hold_mode,
     is_plain,
     state,
     waiting,
@@ -107,7 +107,7 @@ async def test_steps_run_under_the_defaults(name: str, a: Worker) -> None:
         optimizer = await DistributedOptimizer(
             torch.optim.Adam, [reference], lr=0.1, foreach=False
         )
-        async with waiting(name, lambda: a.peer("b").call(held, name)):
+        async with waiting(name, lambda: a.peer("b").call(hold_mode, name)):
             for _ in range(6):
                 async with autograd.context() as ctx:
                     loss = await asyncrpc.rpc_async("b", weighed, (torch.ones(3),))
@@ -227,7 +227,6 @@ async def set_threads_of_loop(count: int) -> None:
 
 
 async def test_number_of_threads_is_set_per_thread(a: Worker) -> None:
-    """What is set on the loop is the loop's; what in a thread, that thread's."""
     peer, before = a.peer("b"), torch.get_num_threads()
     try:
         ident, there = await peer.call(threads_here)

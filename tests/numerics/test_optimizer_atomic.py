@@ -64,7 +64,7 @@ async def test_refusing_owner_prevents_the_step_everywhere() -> None:
 
 
 async def test_other_owner_steps_first_when_the_maker_is_sure() -> None:
-    """It does not vote; what it refuses leaves the maker's parameters as they were."""
+    """The owner does not vote; its refusal leaves the maker's parameters unchanged."""
     async with group_of("ac") as group:
         optimizer = await DistributedOptimizer(
             torch.optim.SGD, group.parameters, lr=0.1
@@ -181,7 +181,7 @@ async def test_a_step_that_has_begun_is_completed_after_its_deadline() -> None:
 
 
 async def test_slow_owner_rolls_its_step_back() -> None:
-    """It is given up while it runs in a thread there, which nothing interrupts."""
+    """The step runs in a thread, which cannot be interrupted."""
     async with Cluster(3, options=asyncrpc.Options(rpc_timeout_s=4.0)) as workers:
         with acting_as(workers[0]):
             group = await make(workers, "bc", Scale)

@@ -75,7 +75,7 @@ def local_closure(
     ],
 )
 async def test_lbfgs_equals_one_process(on: str, options: dict[str, Any]) -> None:
-    """Also every loss that it sees, and its state; for several steps and batches."""
+    """For several steps and batches, with each loss and the state."""
     model, local = one_process(
         len(on), lambda it: torch.optim.LBFGS(it.parameters(), **options)
     )
@@ -289,7 +289,7 @@ async def test_gradients_that_are_not_finite_skip_the_step() -> None:
 
 
 async def test_step_with_a_closure_delays_other_trainers() -> None:
-    """It begins in the middle, and comes after: neither of the two is lost."""
+    """The other step begins in the middle and is applied afterwards."""
     begun: list[asyncio.Task[Any]] = []
     async with group_of("bc") as group:
         sgd = await DistributedOptimizer("SGD", group.parameters, lr=1.0)

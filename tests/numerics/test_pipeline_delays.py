@@ -104,7 +104,7 @@ class TestDelays:
     async def test_step_that_loses_a_worker_fails_and_leaves_nothing(
         self, schedule: str, seed: int
     ) -> None:
-        """Whenever that is; or it had computed everything, and all committed it."""
+        """At any moment, unless all had computed: then all commit."""
         network, rng = Network(seed), random.Random(seed)
         lost = rng.choice(STAGES)
         async with pipeline_on(network, schedule) as (_, pipe, modules), context():

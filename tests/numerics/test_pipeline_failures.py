@@ -323,7 +323,7 @@ async def test_driver_cancelled_while_committing_commits_everywhere() -> None:
 
 
 async def test_waiter_for_a_stage_learns_that_its_step_is_over() -> None:
-    """As a stage does whose driver is out of reach; also one that comes too late."""
+    """Before the end of the step and after it; its driver is out of reach."""
     x, _ = batch(2)
     async with group_of(None, "", 0) as group, context():
         stage = group.pipe._stages[1].rpc_async()  # noqa: SLF001

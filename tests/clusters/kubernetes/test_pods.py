@@ -67,7 +67,7 @@ def test_a_name_that_is_published_late_is_waited_for(
 def test_name_of_a_gone_pod_is_resolved_again(
     cluster: SimulatedCluster,
 ) -> None:
-    """As after a restart: the DNS still has the address of the former pod."""
+    """After a restart the DNS still has the address of the former pod."""
     plan0, plan1 = planned("job", 2, "meet")
     former = cluster.start(plan0)
     former.hears("begins")
@@ -126,7 +126,6 @@ def test_the_pod_of_the_meeting_point_comes_back_at_another_address(
 def test_two_restarted_pods_rejoin_the_third(
     cluster: SimulatedCluster,
 ) -> None:
-    """They do not begin a group of their own."""
     plan0, plan1, plan2 = planned("job", 3, "meet")
     pods = [cluster.start(plan) for plan in (plan0, plan1, plan2)]
     for pod in pods:
@@ -143,7 +142,6 @@ def test_two_restarted_pods_rejoin_the_third(
 
 
 def test_restarted_job_forms_a_new_group(cluster: SimulatedCluster) -> None:
-    """Nobody is left to join: it is as at the first start."""
     planned_pods = planned("job", 2, "meet")
     for _ in range(2):
         pods = [cluster.start(plan) for plan in planned_pods]

@@ -72,5 +72,5 @@ def test_the_doctor_names_the_launcher(launcher: str) -> None:
 
 
 def test_mpi_launchers_are_installed() -> None:
-    """Else `tests/clusters/install.sh` has not been run."""
+    """`tests/clusters/install.sh` installs them."""
     assert all(shutil.which(launcher) for launcher in LAUNCHERS)

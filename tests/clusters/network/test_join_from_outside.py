@@ -148,7 +148,7 @@ def test_guests_of_two_networks_call_each_other(world: World) -> None:
 
 
 def test_inside_worker_calls_a_guest_and_hears_of_its_loss(impatient: World) -> None:
-    """Nobody inside but the gateway has a connection to the guest before."""
+    """Before, only the gateway was connected to the guest."""
     laptop = impatient.laptop(impatient.token())
     laptop.hears("ready")
     reply_to(impatient.far, "find laptop")

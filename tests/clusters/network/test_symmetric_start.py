@@ -31,7 +31,7 @@ def meet(host: Host, name: str, rank: int, place: str = PLACE, **more: str) -> P
 
 
 def test_process_at_the_address_hosts_the_meeting(net: Network) -> None:
-    """As srun does it: rank 0 is not on the host of MASTER_ADDR."""
+    """As under srun, rank 0 is not on the host of MASTER_ADDR."""
     head, other = net.host("head", a="10.1.0.1"), net.host("other", a="10.1.0.2")
     for host in (head, other):
         host.names(head="10.1.0.1")
@@ -87,7 +87,7 @@ for _ in range(3):
 
 
 def test_reset_connections_are_retried(net: Network) -> None:
-    """Such as by a proxy whose backend is not there yet."""
+    """A proxy resets them until its backend is there."""
     head, other = net.host("head", a="10.1.0.1"), net.host("other", a="10.1.0.2")
     for host in (head, other):
         host.names(head="10.1.0.1")

@@ -28,7 +28,7 @@ def test_misuse_of_a_gang_is_refused(session: Session, name: str) -> None:
 
 
 def test_gang_ends_with_its_driver(session: Session) -> None:
-    """Also if that is killed: workers and placement group belong to its job."""
+    """The driver is killed: workers and placement group belong to its job."""
     driver = subprocess.Popen(
         [sys.executable, "-m", "tests.clusters.ray.driver", session.address],
         cwd=ROOT,

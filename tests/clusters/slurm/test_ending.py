@@ -70,7 +70,7 @@ def test_announced_time_limit_requeues_a_saved_job(
 def test_time_limit_leaves_kill_wait_to_save(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
-    """Without `--grace` the first signal is that of the limit: SIGTERM, then 30 s."""
+    """Without `--grace` the limit sends SIGTERM, and 30 s later SIGKILL."""
     job = Job(cluster, tmp_path, [*NODES, "--time", "60"], TRAINING, "--steps", ENDLESS)
     job.wait_printed(r"^step 50:")
     cluster.run("scontrol", "update", f"JobId={job.number}", "TimeLimit=1")

@@ -175,7 +175,7 @@ class TestServing:
     async def test_signal_ends_the_command_while_no_worker_answers(
         self, by: signal.Signals
     ) -> None:
-        """Before it listens: a signal ends it as any program, without a traceback."""
+        """Before it listens, a signal ends it without a traceback."""
 
         async def say_nothing(
             _: asyncio.StreamReader, writer: asyncio.StreamWriter

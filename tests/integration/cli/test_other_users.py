@@ -112,7 +112,7 @@ def processes_of(pid: int) -> list[int]:
 
 @pytest.mark.parametrize("secret", ["", "a secret of sixteen letters and more"])
 def test_run_is_hidden_from_other_users(shared: Path, secret: str) -> None:
-    """Even where the run's umask takes no right from anybody."""
+    """The run has a umask of 0."""
     own = {"ASYNCRPC_SECRET": secret} if secret else {}
     before = os.umask(0)
     try:

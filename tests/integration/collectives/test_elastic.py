@@ -119,7 +119,7 @@ async def test_closed_group_is_not_waited_for(workers: list[Worker]) -> None:
 async def test_reconfiguration_fails_waiting_collectives_by_name(
     workers: list[Worker],
 ) -> None:
-    """Also in groups that were made of the members."""
+    """Groups made of the members fail, too."""
     groups = await join(workers)
     part = [group.current.duplicate() for group in groups]
     await all_of(group.barrier() for group in part)

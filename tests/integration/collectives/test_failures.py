@@ -100,7 +100,7 @@ class TestMismatch:
         await works(groups)
 
     async def test_crossed_roots_of_gather_fail(self, groups: list[Group]) -> None:
-        """Each is the root of its own gather: nobody sends anything."""
+        """Each rank is the root of its own gather, so that no rank sends."""
         errors = await outcomes(
             *(group.gather(torch.ones(4), group.rank) for group in groups)
         )
@@ -318,7 +318,7 @@ async def test_subgroups_work_beside_each_other(groups: list[Group]) -> None:
 
 
 async def test_first_collective_times_out_as_later_ones() -> None:
-    """It waits for another one, in which all agree on their way: that has no limit."""
+    """The first one waits for the choice of the path, which has no limit of its own."""
     async with Cluster(2, options=OPTIONS) as workers:
         groups = [Group(worker, timeout_s=0.2) for worker in workers]
         for number in (1, 2):

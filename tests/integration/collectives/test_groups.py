@@ -29,7 +29,7 @@ class TestDuplicates:
     async def test_collectives_of_duplicates_are_matched_separately(
         self, groups: list[Group]
     ) -> None:
-        """Each rank begins those of the two groups in an order of its own."""
+        """Each rank begins the collectives of the two groups in its own order."""
 
         async def both(mine: Group, other: Group, *, other_first: bool) -> list[float]:
             ours, theirs = torch.ones(5), torch.full((70,), 2.0)
@@ -69,7 +69,7 @@ class TestDuplicates:
     async def test_refused_group_closes_without_unhandled_errors(
         self, groups: list[Group]
     ) -> None:
-        """Nobody waits for its opening, which fails."""
+        """No task awaits the opening, which fails."""
         unhandled: list[dict[str, object]] = []
         asyncio.get_running_loop().set_exception_handler(
             lambda _, context: unhandled.append(context)
@@ -86,7 +86,7 @@ class TestDuplicates:
         assert not unhandled
 
     async def test_group_names_are_unique_while_open(self, groups: list[Group]) -> None:
-        """Those without a name get one each; a name is open once."""
+        """A group without a name gets one."""
         group = groups[0]
         names = [group.duplicate().name for _ in range(3)]
         assert len(set(names)) == 3

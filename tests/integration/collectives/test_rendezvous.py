@@ -86,7 +86,7 @@ async def test_payloads_come_in_the_order_of_the_members(five: list[Worker]) -> 
 
 
 async def test_late_member_gets_all_payloads(five: list[Worker]) -> None:
-    """It had not been connected to another worker when it was told."""
+    """The late member was not connected to another worker before."""
     *others, late = five
     coming = asyncio.create_task(all_meet(others, "tag"))
     await until_all_have_heard(five, "tag")
@@ -302,7 +302,7 @@ async def until_here(tag: str) -> None:
 
 @pytest.mark.parametrize("victim", ["b", "d"])
 async def test_killed_member_fails_the_rendezvous(victim: str) -> None:
-    """One in the middle of the tree, and a leaf of it."""
+    """The victim is in the middle of the tree, or a leaf of it."""
     names = ["b", "c", "d"]
     cluster = ProcessCluster(names, method="forkserver")
     async with cluster as worker:

@@ -74,7 +74,7 @@ def test_gather_names_a_killed_member(tmp_path: Path) -> None:
 
 
 async def test_future_completes_although_its_worker_ends() -> None:
-    """Its threads were busy: somebody waits for that future all the same."""
+    """The threads of the worker are busy."""
     options = Options(
         threads=1, devices=DeviceOptions(exclusive=True), drain_timeout_s=0.0
     )
@@ -169,7 +169,7 @@ atexit.register(lambda: print("ends", flush=True))
 def test_shutdown_registered_at_exit_waits_for_the_group(
     when: str, tmp_path: Path
 ) -> None:
-    """It is registered before `init_rpc` or after it; the host of the store waits."""
+    """Registered before `init_rpc` or after it; the host of the store waits."""
     program, port = tmp_path / "program.py", str(free_port())
     program.write_text(AT_EXIT)
     command = [sys.executable, "-m", "asyncrpc.compat", str(program), when]

@@ -151,7 +151,7 @@ def gather_nested() -> None:
 
 
 def test_nested_calls_are_part_of_the_profile() -> None:
-    """Also where it ends when the thread that ran it has long gone on."""
+    """A nested call may end after its thread has gone on."""
     play(gather_nested, nprocs=3)
 
 

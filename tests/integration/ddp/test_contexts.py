@@ -310,7 +310,7 @@ async def test_pass_failing_between_its_segments_fails_on_all_ranks() -> None:
 
 
 async def test_concurrent_passes_of_two_contexts_are_refused_or_right() -> None:
-    """They share the buckets: one that finds another between its segments fails."""
+    """They share buckets: a pass that meets another between its segments fails."""
 
     async def rank(worker: Worker, group: Group) -> list[Any]:
         module = Sides()

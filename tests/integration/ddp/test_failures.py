@@ -89,7 +89,7 @@ class TestPlainPasses:
         breaks: str,
         is_caught: bool,  # noqa: FBT001
     ) -> None:
-        """Also if the rank goes on at once, with its next pass."""
+        """The failing rank may begin its next pass at once."""
         models = await wrapped(groups, Breaking)
         mine: Any = models[1].module
         mine.breaks = breaks
@@ -131,7 +131,7 @@ class TestPlainPasses:
         assert identical([grads_of(model) for model in models])
 
     async def test_torch_autograd_grad_is_not_a_pass(self, groups: list[Group]) -> None:
-        """So the others need not know what comes of it."""
+        """Its failure is not sent to the other ranks."""
         models = await wrapped(groups, Breaking)
         mine: Any = models[1].module
         inputs = rows(1).requires_grad_()

@@ -170,7 +170,7 @@ class TestHooks:
             assert all((summed.buffer() == 60_000.0).all() for summed in buckets)
 
     async def test_local_sgd_averages_within_a_host(self) -> None:
-        """They make a group of those of the host, once; here that is all of them."""
+        """The hook makes a subgroup of the host once; here it has all ranks."""
         async with groups_of(3) as groups:
             states = [PostLocalSGDState(None, None, 1) for _ in groups]
             for group, state in zip(groups, states, strict=True):

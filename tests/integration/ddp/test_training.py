@@ -99,7 +99,7 @@ class TestGradients:
     async def test_gradients_of_a_loss_computed_in_the_pass_are_the_mean(
         self, pair: list[Group], options: dict[str, Any]
     ) -> None:
-        """In its thread, in the context of who asks for it."""
+        """The thread of the pass computes the loss in the caller's context."""
         models = await wrapped(pair, Mlp, **options)
         asked_by: ContextVar[int] = ContextVar("asked_by")
 
@@ -414,7 +414,7 @@ class TestModules:
         pair: list[Group],
         within: bool,  # noqa: FBT001
     ) -> None:
-        """Also those that the pass itself has changed, before anything is sent."""
+        """Also buffers that the pass itself has changed before the first message."""
 
         def make() -> nn.Module:
             return nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 2))

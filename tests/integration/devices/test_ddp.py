@@ -218,7 +218,7 @@ async def test_plain_backward_gives_equal_gradients() -> None:
 
 @pytest.mark.skipif(TYPE != "xla", reason="these devices are not exclusive")
 async def test_plain_backward_on_exclusive_devices_is_refused(pair: Pair) -> None:
-    """They would hold the device while they wait."""
+    """A pass would hold the device while it waits."""
 
     async def run(worker: Worker) -> None:
         await plainly(worker, is_refused=True)

@@ -161,7 +161,7 @@ async def with_gradients(
 
 
 async def test_gradients_become_their_mean_over_ranks(pair: Pair) -> None:
-    """And a parameter that has none at any rank still has none."""
+    """A parameter without a gradient on any rank still has none."""
 
     def gradients(rank: int) -> list[list[float] | None]:
         return [[1.0, rank], None, [4.0 * rank, -2.0]]

@@ -83,7 +83,7 @@ def _run(*command: str, **environment: str) -> str:
 @needs_xla
 @pytest.mark.parametrize("nprocs", [1, 2])
 def test_processes_of_torchrun_train_as_on_the_host(nprocs: int) -> None:
-    """They find each other by `xla://`, and train one model together."""
+    """The processes meet by `xla://`."""
     torchrun = ["-m", "torch.distributed.run", "--standalone"]
     output = _run(*torchrun, f"--nproc_per_node={nprocs}", str(RANKS))
     assert output.count("as on the host") == nprocs

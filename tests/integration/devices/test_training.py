@@ -267,7 +267,7 @@ async def mapped(
 
 
 async def test_device_map_keeps_results_on_devices(mapped: Hands) -> None:
-    """As torch has it."""
+    """PyTorch does the same."""
     module = await RemoteModule(f"b/{HOME}", remote.Layer, args=(HOME, 1))
     result = await module.forward_async(await mapped.put(inputs()))
     assert str(result.device) == HOME
@@ -345,7 +345,7 @@ async def test_collective_may_mix_host_and_device(pair: Pair) -> None:
 async def test_host_collectives_do_not_wait_for_a_device(
     pair: Pair, hands: Hands
 ) -> None:
-    """What large ones do in threads touches no device."""
+    """The threads of large collectives touch no device."""
     ended = threading.Event()
     using = asyncio.ensure_future(hands.do(lambda: ended.wait(10)))
 

@@ -155,7 +155,7 @@ async def test_observer_may_not_send_other_frames() -> None:
 
 @POLICIES
 async def test_permitted_sender_is_not_refused_for_its_kind(policy: Policy) -> None:
-    """Whatever a message says of nothing real; members and guests alike."""
+    """The subjects of the messages do not exist."""
     async with senders(policy) as peers:
         for kind in MESSAGES.values():
             content = content_of(kind, peers)

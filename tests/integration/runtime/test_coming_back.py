@@ -139,7 +139,7 @@ def test_restart_count_does_not_prevent_a_return(job: Job) -> None:
 
 
 def test_returning_half_rejoins_the_old_group(job: Job) -> None:
-    """They do not begin a group of their own, in whichever order they come."""
+    """In whichever order they return."""
     first, second, third = job.start_all()
     first.kill()
     second.kill()
@@ -151,7 +151,6 @@ def test_returning_half_rejoins_the_old_group(job: Job) -> None:
 
 
 def test_returning_ranks_form_a_new_group(job: Job) -> None:
-    """As if there had been no group before."""
     for rank in job.start_all():
         rank.kill()
     job.start_all()
@@ -189,7 +188,7 @@ def test_group_forms_anew_when_the_offering_members_die(job: Job) -> None:
 
 
 def test_survivors_ignore_another_run_at_their_address(job: Job) -> None:
-    """Those that are left do not take part in what comes after their store."""
+    """The other run hosts its own store there."""
     first, second, _ = job.start_all()
     first.kill()
     second.hears("lost worker0")

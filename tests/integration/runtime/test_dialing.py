@@ -72,7 +72,7 @@ async def cut(worker: Worker, to: str, other: Worker) -> None:
 async def test_simultaneous_dials_keep_one_connection_and_all_calls(
     network: str,
 ) -> None:
-    """In each of a hundred rounds, of which each begins without a connection."""
+    """A hundred rounds, each without a connection at its start."""
     async with Cluster(2, network=network) as (a, b):  # type: ignore[arg-type]
         connections: set[Connection] = set()
         for number in range(ROUNDS):
@@ -220,7 +220,7 @@ async def test_dial_delayed_by_a_blocked_loop_loses_no_call(
 async def test_unconfirmed_connection_carries_no_calls(
     wired: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It holds another by then, or has given up; what was sent would be lost."""
+    """Its dialer may hold another one by then, and would lose the calls."""
     a, b, _ = wired
     held: list[tuple[FirstMessage[Any], tuple[Any, ...]]] = []
     with monkeypatch.context() as patch:
@@ -242,7 +242,7 @@ async def test_unconfirmed_connection_carries_no_calls(
 async def test_end_of_an_unused_connection_loses_no_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its end is not the peer's: what the peer refers to stays."""
+    """References that the peer holds stay."""
     store = f"file://{tmp_path}/store"
     options = replace(
         OPTIONS, liveness=replace(OPTIONS.liveness, lost_after_s=1.0, heartbeat_s=0.3)

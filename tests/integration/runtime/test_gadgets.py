@@ -202,7 +202,7 @@ class TestGadgets:
 
 
 async def test_exposed_functions_work_in_raw_bytes(server: Worker) -> None:
-    """In the same bytes: so the tests above can tell."""
+    """The control of the tests above: the bytes have the same form."""
     async with authenticated(server) as peer:
         await with_values(peer)
         kind, _, control = await peer.answer_to(gadgets.request([1, 2]))
@@ -216,7 +216,7 @@ async def test_exposed_functions_work_in_raw_bytes(server: Worker) -> None:
 
 
 async def test_trusting_worker_unpickles() -> None:
-    """So the tests above can tell."""
+    """The control of the tests above."""
     where = LocalRendezvous(1)
     options = replace(OPTIONS, policy=Policy.TRUSTED)
     async with (
@@ -285,7 +285,7 @@ async def test_forged_errors_become_errors(server: Worker, friend: Worker) -> No
 
 
 def test_allow_patterns_exclude_private_names() -> None:
-    """It is allowed by its whole name, or not at all."""
+    """A private function is allowed by its whole name alone."""
     table = FunctionTable(Policy.STRICT, (f"{MODULE}:*",))
     assert table.is_allowed(gadgets.trace)
     assert not table.is_allowed(gadgets._private)  # noqa: SLF001

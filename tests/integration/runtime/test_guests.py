@@ -259,7 +259,7 @@ async def guests(gateway: Worker, *names: str) -> AsyncIterator[list[Worker]]:
 async def test_guest_stays_a_guest_to_other_guests(
     inside: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it says of itself: its gateway does not see what it answers."""
+    """The guest lies about itself in its hello."""
 
     def lying(self: Any, **more: Any) -> Hello:
         said: Hello = honest(self, **more)

@@ -270,7 +270,7 @@ async def test_incarnation_in_use_is_refused(
 async def test_record_with_a_foreign_incarnation_ends_no_link(
     trio: Trio, name: str
 ) -> None:
-    """As it was: the worker that has the name said so, and ended the other."""
+    """A regression: the owner of the name ended the link of the other worker."""
     ps, member, liar = trio
     token = ps.tokens.issue(valid_s=600.0, name="laptop")
     guest = Worker(
@@ -361,7 +361,7 @@ async def test_incarnation_of_another_worker_cannot_be_claimed(
 async def test_connection_is_continued_by_its_dialer_only(
     trio: Trio, sender: str, way: str
 ) -> None:
-    """Whoever listens in the path knows its number, and everybody that of the life."""
+    """An eavesdropper knows the connection id, and each peer the incarnation."""
     ps, member, _ = trio
     link: Any = ps.parts.directory.link_to("m")
     dialed_by, at = (
@@ -438,7 +438,7 @@ async def test_member_keeps_its_name_against_a_twin(
 async def test_member_denies_a_false_record_of_its_incarnation(
     *, is_linked: bool
 ) -> None:
-    """Whoever has believed it refuses the other one, until the first denies it."""
+    """A worker that believed the record refuses the other one until the denial."""
     meeting = LocalRendezvous(4)
     every = [
         Worker(name, rank=rank, rendezvous=meeting, options=options())

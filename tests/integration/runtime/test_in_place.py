@@ -120,7 +120,7 @@ async def test_large_payload_is_copied_on_neither_side(a: Worker, name: str) -> 
 
 
 async def test_first_call_copies_nothing(a: Worker) -> None:
-    """Also while there is no connection yet, or none for large payloads."""
+    """There is no connection yet, or none for large payloads."""
     value = torch.rand(2 * MIB)
     call = a.parts.start_call("b", echo, (value,))
     assert torch.equal(await call, value)

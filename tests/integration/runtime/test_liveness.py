@@ -169,7 +169,7 @@ async def follow(name: str) -> AsyncIterator[str]:
 
 
 async def test_stopped_worker_blames_no_peer_afterwards() -> None:
-    """Its own standstill is not the silence of its peers."""
+    """The worker heard nothing while it stood still itself."""
     cluster = ProcessCluster(["b"], method="forkserver", options=OPTIONS)
     async with cluster as a:
         link = await a.parts.link_to("b")

@@ -335,7 +335,7 @@ async def test_death_of_an_unconnected_worker_is_noticed(quick: Trio) -> None:
 
 
 async def test_false_loss_is_corrected(quick: Trio) -> None:
-    """One worker gives up another that lives; those who know better tell that one."""
+    """One worker gives up a live one; the others correct it."""
     a, b, c = quick
     changes = [a.members_changed(), b.members_changed()]
     await b.peer("c").call(remote.add, 1)

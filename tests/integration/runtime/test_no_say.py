@@ -73,7 +73,7 @@ def pass_on(x: torch.Tensor, to: str) -> Any:
 async def test_context_is_ended_only_by_its_opener_or_bearer(
     trio: Trio, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who joined it, or took it from a worker, does not end it there."""
+    """A worker that joined the context, or took it from another, does not end it."""
     a, b, c = trio
     with acting_as(a):
         async with context() as ctx:
@@ -96,7 +96,7 @@ async def test_context_is_ended_only_by_its_opener_or_bearer(
 
 
 async def test_context_its_creator_never_opened_is_not_opened(trio: Trio) -> None:
-    """It is not opened there by who says so: nobody would ever end it."""
+    """A context opened by a peer that is not its creator would never end."""
     a, _, c = trio
     service: Any = c.parts.service("autograd")
     with acting_as(c):
@@ -112,7 +112,7 @@ async def test_context_its_creator_never_opened_is_not_opened(trio: Trio) -> Non
 
 
 async def test_context_ended_by_others_works_for_its_creator(trio: Trio) -> None:
-    """Who brings it somewhere first cannot keep its tensors out of the graph there."""
+    """Another worker brings the context to `b` first, and ends it there."""
     a, _, c = trio
     with acting_as(a):
         async with context() as ctx:
@@ -135,7 +135,7 @@ async def test_context_ended_by_others_works_for_its_creator(trio: Trio) -> None
 async def test_later_pass_is_not_ended_by_a_participant(
     trio: Trio, method: str
 ) -> None:
-    """Who takes part in a context does not end the passes that others will begin."""
+    """A participant does not end the passes that others will begin."""
     a, b, c = trio
     with acting_as(a):
         async with context() as ctx:
@@ -154,7 +154,7 @@ async def test_later_pass_is_not_ended_by_a_participant(
 
 
 async def test_gradient_from_another_sender_is_dropped(trio: Trio) -> None:
-    """What a has sent to b, only b gives a gradient for."""
+    """Only `b` may send a gradient for a tensor that `a` sent to `b`."""
     a, b, c = trio
     with acting_as(a):
         async with context() as ctx:
@@ -232,7 +232,7 @@ async def reduce(workers: list[Worker]) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1, 77])
 async def test_early_messages_of_strangers_are_dropped(trio: Trio, rank: int) -> None:
-    """It is dropped when the group is made; before, who they are was not known."""
+    """The members are known once the group is made."""
     a, b, c = trio
     number = group_id("", ["a", "b"], 1)
     link = await c.parts.link_to("a")
@@ -249,7 +249,7 @@ async def test_early_messages_of_strangers_are_dropped(trio: Trio, rank: int) ->
 
 
 async def test_member_counts_after_a_stranger_claimed_its_rank(trio: Trio) -> None:
-    """Its messages are kept apart from those of the stranger, and count."""
+    """The early messages of each sender are kept apart."""
     a, b, c = trio
     number = group_id("", ["a", "b"], 1)
     for worker in (c, b):
@@ -358,7 +358,7 @@ async def test_generations_far_ahead_are_refused(
 
 
 async def test_false_news_of_a_death_is_refuted(trio: Trio) -> None:
-    """Whoever says so: the one who is named lives, and the others go on with it."""
+    """The worker that is named stays connected to the others."""
     a, b, c = trio
     link = await c.parts.link_to("a")
     service: Any = a.parts.service("membership")
@@ -467,7 +467,7 @@ def forging(liar: Worker, tree: list[Any]) -> Iterator[RRef[Any]]:
 async def test_forged_owner_of_a_reference_is_refused(
     trio: Trio, form: str, victim: str
 ) -> None:
-    """Who says that it is another's changes nothing: neither its count nor its use."""
+    """Neither the count of the reference nor its use changes."""
     a, b, c = trio
     rref: Any = await a.peer("b").call(counter_of, 7)
     service: Any = b.parts.references
@@ -492,7 +492,7 @@ def counter_of(count: int) -> RRef[Counter]:
 async def test_reference_id_of_a_later_value_cannot_be_reserved(
     trio: Trio, creator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever mentions it before keeps nobody from making it."""
+    """A stranger mentions the id before the value is made."""
     a, b, c = trio
     maker: Any = a if creator == "a" else b
     number = (1).to_bytes(8)

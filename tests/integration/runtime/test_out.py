@@ -91,7 +91,7 @@ class TestResultsThatLieOtherwise:
 
     @pytest.mark.parametrize("size", [16, 1024])
     async def test_transposed_result_is_received(self, wired: Trio, size: int) -> None:
-        """Its bytes come into the tensor first, in another order."""
+        """The bytes arrive in the tensor first, in another order."""
         value = torch.rand(size, size)
         out = torch.empty(size, size)
         call = start(wired[0], out, remote.echo, value.t())
@@ -327,7 +327,7 @@ class TestGivingUp:
     async def test_cancelled_call_writes_no_more_into_out(
         self, wired: Trio, turns: int
     ) -> None:
-        """Some of the result has landed, and some is on its way."""
+        """Part of the result has arrived."""
         a, _, _ = wired
         await a.peer("b").call(remote.add, 1)
         link = a.parts.directory.find("b").link

@@ -166,7 +166,7 @@ async def test_forbidden_call_has_a_fixed_outcome() -> None:
 
 
 async def test_failed_import_has_a_fixed_outcome() -> None:
-    """Neither the function, nor the methods of the value that it was to make."""
+    """For the function, and for methods of the value that it would make."""
     target = absent()
     async with ProcessCluster(["b"], method="forkserver") as a:
         with acting_as(a):

@@ -227,7 +227,7 @@ async def test_short_partition_loses_no_call(pair: Pair) -> None:
 
 
 async def test_connection_survives_a_refusal_for_a_while(pair: Pair) -> None:
-    """Nobody listens, and yet the process runs: the network may be at fault."""
+    """The port refuses while the process runs: the network may be at fault."""
     a, b, proxy = pair
     before = link_between(a, b)
     await proxy.refuse()

@@ -170,7 +170,7 @@ asyncrpc.run(main())
 
 
 async def test_worker_restarted_before_the_meeting_is_replaced() -> None:
-    """As a pod that is started again: its record is at the store still."""
+    """The record of a restarted pod is still at the store."""
     port = free_port()
     where = f"tcp://127.0.0.1:{port}"
     patient = Options(rendezvous_timeout_s=LIMIT_S)
@@ -402,7 +402,7 @@ def test_torchrun_starts_a_group(tmp_path: Path) -> None:
 async def test_group_restarted_by_torchrun_meets_separately(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its store has outlived the processes, and what they wrote there."""
+    """The store has outlived the processes, with what they wrote."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     store = serve_store()
     monkeypatch.setenv("MASTER_PORT", str(store.port))
@@ -479,7 +479,7 @@ async def test_barrier_opens_after_the_last_arrival(wired: Trio) -> None:
 async def test_lost_worker_fails_the_barrier_of_all(
     trio: Trio, lost: int, *, connected: bool
 ) -> None:
-    """Whoever it is, and whether or not anybody had called it before."""
+    """For each rank, connected before or not."""
     if connected:
         await asyncio.gather(*(worker.barrier(LIMIT_S) for worker in trio))
     left = [worker for worker in trio if worker.rank != lost]

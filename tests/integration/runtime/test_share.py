@@ -104,7 +104,7 @@ def test_a_tensor_is_moved_in_place_with_all_its_views() -> None:
 
 @pytest.mark.parametrize("kind", [nn.Linear, torch.zeros])
 def test_shared_memory_cannot_shrink(kind: Callable[[int, int], Any]) -> None:
-    """Else one process could end another, which touches it, with SIGBUS."""
+    """Otherwise a process could end another one by SIGBUS."""
     value = asyncrpc.share(kind(30, 100))
     tensor = value.weight if isinstance(value, nn.Linear) else value
     descriptor, _ = place_of(tensor.untyped_storage())

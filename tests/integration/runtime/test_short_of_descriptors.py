@@ -253,7 +253,7 @@ async def test_large_tensors_go_by_socket_while_no_memory_can_be_shared() -> Non
 
 
 async def test_callee_without_descriptors_is_reported_then_recovers() -> None:
-    """It cannot take what is passed to it; nobody waits for that."""
+    """No call waits for the memory that the callee cannot take."""
     async with three("uds") as worker:
         b, large = worker.peer("b"), torch.arange(1 << 18)
         shared = asyncrpc.share(large.clone())

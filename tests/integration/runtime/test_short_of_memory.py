@@ -159,7 +159,7 @@ async def test_call_without_a_thread_is_rejected(pair: Worker) -> None:
 
 
 async def test_call_waits_for_an_existing_thread(pair: Worker) -> None:
-    """One that is held ends, and then there is room; the worker ends in order, too."""
+    """A held thread ends, and the waiting calls run; the worker ends in order."""
     peer = pair.peer("b")
     held = asyncio.ensure_future(peer.call(short.wait_at_gate))
     await asyncio.sleep(0)  # its request goes first

@@ -117,7 +117,7 @@ async def test_graceful_shutdown_serves_until_all_have_arrived(trio: Trio) -> No
 
 
 async def test_shutdown_waits_for_a_call_just_made_by_a_thread() -> None:
-    """Its function has been answered for, in one go with another, and it not begun."""
+    """The function of the thread has answered, and its call has not begun."""
     first, second = remote.watches["1"], remote.watches["2"] = Watch(), Watch()
     async with Cluster(2) as (a, b):
         calls = [
@@ -202,7 +202,7 @@ async def test_worker_that_left_alone_is_not_waited_for(
 async def test_survivors_of_a_large_group_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Most were gone before, so that nobody was told of it: each is looked for."""
+    """Most workers left unnoticed before, so that each is looked for."""
     async with Cluster(9, options=Options(drain_timeout_s=1.0)) as workers:
         await asyncio.gather(*(worker.shutdown() for worker in workers[2:8]))
         left = (workers[0], workers[1], workers[8])

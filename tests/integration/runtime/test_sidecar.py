@@ -178,7 +178,7 @@ async def test_sidecar_answers_for_its_own_incarnation_only() -> None:
 
 
 async def test_sidecar_process_is_small() -> None:
-    """It loads neither torch nor OpenSSL."""
+    """The process loads neither torch nor OpenSSL."""
     async with started() as worker:
         await ask(as_seen_from_elsewhere(worker.parts.hello()))
         assert worker.parts.sidecar.process is not None
@@ -355,7 +355,7 @@ async def test_cancelled_question_leaves_nothing_behind() -> None:
 
 
 async def test_strangers_are_not_answered_and_delay_no_peer() -> None:
-    """Even if they take every place there is: those who say nothing are closed."""
+    """Silent connections are closed, even when they take every place."""
     async with started() as worker:
         hello = as_seen_from_elsewhere(worker.parts.hello())
         address = Address.parse(worker.addresses[0])
@@ -489,7 +489,7 @@ class TestOnePort:
     async def test_dialer_of_a_blocked_worker_is_served_later(
         self, tmp_path: Path
     ) -> None:
-        """Its sidecar accepts the connection, and passes it on unread."""
+        """The sidecar accepts the connection, and passes it on unread."""
         gate = str(tmp_path / "gate")
         os.mkfifo(gate)
         async with process() as (a, _, hello):

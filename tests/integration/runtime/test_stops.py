@@ -174,7 +174,7 @@ async def test_work_with_a_stopped_worker_ends_and_names_it(
 async def test_short_stop_fails_only_calls_with_deadlines(
     transport: Transport,
 ) -> None:
-    """It outlasts many heartbeats, and nobody gives the other up."""
+    """The stop outlasts many heartbeats, and no link is lost."""
     liveness = LivenessOptions(heartbeat_s=0.1, lost_after_s=LIMIT_S)
     options = replace(OPTIONS, liveness=liveness)
     async with three(transport, options) as (cluster, a):
@@ -229,7 +229,7 @@ async def answer() -> str:
 async def test_answer_received_during_a_stop_counts(
     transport: Transport,
 ) -> None:
-    """Its deadline has passed by then, too."""
+    """The deadline of the call has passed by then."""
     async with three(transport, Options(liveness=PATIENT)) as (cluster, a):
         b, c, now_s = a.peer("b"), a.peer("c"), asyncio.get_running_loop().time
         rounds = 0

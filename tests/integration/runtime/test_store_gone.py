@@ -133,7 +133,7 @@ async def test_killed_host_of_the_store_returns() -> None:
 
 @pytest.mark.slow
 async def test_killed_worker_returns_by_the_same_store() -> None:
-    """As a process is that is started again with the same environment."""
+    """The process is started again with the same environment."""
     where = f"tcp://127.0.0.1:{free_port()}"
     with ExitStack() as stack:
         group = Group(3, where, stack)

@@ -186,7 +186,7 @@ async def test_recorded_handshake_is_refused(server: Worker, friend: Worker) -> 
 async def test_proof_relayed_by_a_false_listener_is_refused(
     server: Worker, friend: Worker, tmp_path: Path
 ) -> None:
-    """Whoever listens at a stale address hears a proof, for his own nonce alone."""
+    """A listener at a stale address gets a proof for its own nonce alone."""
     heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     async def listen(
@@ -277,7 +277,7 @@ def open_to_all(folder: Path, path: Path) -> None:
 async def test_kernel_credentials_identify_the_dialer(
     uid: int, caplog: pytest.LogCaptureFixture, stack: contextlib.ExitStack
 ) -> None:
-    """Even where the files would let another user in; our own gets an answer."""
+    """The files would let another user in."""
     home = Path(stack.enter_context(TemporaryDirectory()))
     options = replace(
         QUICK, secret=None, network=replace(QUICK.network, listen=(f"uds://{home}/ps",))

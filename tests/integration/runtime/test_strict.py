@@ -82,7 +82,7 @@ async def test_strict_worker_imports_nothing_for_a_peer(
 
 
 async def test_trusting_worker_imports_for_a_peer(bait: ModuleType) -> None:
-    """So the test above can tell."""
+    """The control of the test above."""
     async with Cluster(2) as (a, _):
         sys.modules["bait_for_imports"] = bait
         a.parts.functions.name_of(bait.run)

@@ -180,7 +180,7 @@ async def is_over(a: Worker, b: Worker) -> None:
 async def test_function_that_awaits_its_own_shutdown_is_cancelled(
     name: str, drain_timeout_s: float
 ) -> None:
-    """It cannot see it: so it is given the time to drain, and then cancelled."""
+    """The function has the drain timeout, and is cancelled then."""
     options = Options(drain_timeout_s=drain_timeout_s, liveness=PATIENT)
     async with Cluster(2, network="uds", options=options) as (a, b):
         async with asyncio.timeout(LIMIT_S):
@@ -195,7 +195,7 @@ async def test_function_that_awaits_its_own_shutdown_is_cancelled(
 async def test_function_may_begin_its_own_shutdown(
     name: str, drain_timeout_s: float
 ) -> None:
-    """Without time to drain the answer may be lost, and then the caller hears that."""
+    """Without a drain timeout the answer may be lost, which the caller learns."""
     options = Options(drain_timeout_s=drain_timeout_s, liveness=PATIENT)
     async with Cluster(2, network="uds", options=options) as (a, b):
         async with asyncio.timeout(LIMIT_S):
@@ -222,7 +222,6 @@ async def test_dictionary_that_grows_while_encoded_is_refused() -> None:
 
 @pytest.mark.parametrize("function", [stubborn.changing_dict, stubborn.changing_list])
 async def test_container_changed_by_a_thread_is_torn_or_refused(function: Any) -> None:
-    """It may be torn, or refused; nothing else happens."""
     async with (
         ProcessCluster(["b"], options=OPTIONS, method="forkserver") as a,
         company(a),
@@ -239,7 +238,7 @@ async def test_container_changed_by_a_thread_is_torn_or_refused(function: Any) -
 
 
 async def test_tensor_written_by_a_thread_keeps_its_shape() -> None:
-    """Each element is one of those that were written; the shape is what it was."""
+    """Each element is a value that was written."""
     async with (
         ProcessCluster(["b"], options=OPTIONS, method="forkserver") as a,
         company(a),

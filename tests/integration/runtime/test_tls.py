@@ -84,7 +84,7 @@ async def refused(
 
 
 async def test_certificates_suffice_without_a_secret(authority: Authority) -> None:
-    """Without a secret; large payloads and calls in the other direction, too."""
+    """For large payloads and calls in the other direction, too."""
     ours, theirs = with_tls(authority.tls()), with_tls(authority.tls())
     large = torch.arange(4 << 20, dtype=torch.float32)
     async with pair(ours, theirs) as (me, ps):
@@ -360,7 +360,7 @@ async def with_somebody_between(
 async def test_eavesdropper_reads_no_plain_text(
     authority: Authority, *, encrypted: bool
 ) -> None:
-    """Without TLS it does read: so this test can tell."""
+    """Without TLS it reads the text: the control of this test."""
     options = with_tls(authority.tls() if encrypted else None, SECRET)
     async with with_somebody_between(options) as (me, _, between):
         await me.peer("ps").call(remote.echo, "the words")
@@ -370,7 +370,7 @@ async def test_eavesdropper_reads_no_plain_text(
 async def test_proxy_that_terminates_tls_cannot_relay_proofs(
     authority: Authority,
 ) -> None:
-    """Not even with a certificate of our own authority, for the right address."""
+    """The proxy has a certificate of the same authority, for the right address."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     for context in (server, client):

@@ -246,7 +246,7 @@ async def test_cancelled_large_request_releases_its_references(codec: str) -> No
 
 
 async def test_invalid_release_keeps_the_others_valid(trio: Trio) -> None:
-    """They come in one message: the good ones count, and nothing is freed early."""
+    """The releases come in one message; the valid ones count."""
     a, b, _ = trio
     with acting_as(b):
         kept = RRef(Counter(7))

@@ -132,7 +132,7 @@ class TestALinkLostAsItIsMade:
 
 
 async def test_failed_start_of_a_call_is_raised_in_its_thread(trio: Trio) -> None:
-    """Whatever it is that goes wrong on the loop: the thread waits for it."""
+    """Any error on the loop ends the wait of the thread."""
     a = trio[0]
     assert await a.peer("b").call(max, 1, 2) == 2
 
@@ -178,7 +178,7 @@ class TestTheEndOfAWorker:
         assert await in_time(held)
 
     async def test_shutdown_ends_a_waiting_barrier(self) -> None:
-        """Also one that is linked to none of those who have not come."""
+        """The worker is linked to no missing worker."""
         async with Cluster(12, options=AT_ONCE) as workers:
             a, absent = workers[0], 5
             barriers = [

@@ -111,7 +111,7 @@ async def test_step_waiting_for_its_turn_ends_with_the_worker() -> None:
 
 
 async def test_optimizer_closure_called_after_the_end_fails_again() -> None:
-    """It catches what `ask` raises, as a line search may, and evaluates once more."""
+    """The algorithm catches the first error, as a line search may."""
     asked = asyncio.Event()
 
     def algorithm(ask: Callable[[], Any]) -> Any:

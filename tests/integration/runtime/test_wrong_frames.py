@@ -345,7 +345,7 @@ async def test_broken_framing_ends_the_connection_with_a_reason(
 async def test_answer_of_a_wrong_kind_ends_the_wait(
     pair: Pair, function: Any, kind: FrameKind, head: list[Any]
 ) -> None:
-    """Nobody waits for ever for the one that it should have been."""
+    """The caller does not wait for a right answer."""
     a, b, link = pair
     back = await b.parts.link_to("a")
     if function is hold:

@@ -128,7 +128,7 @@ async def test_wrong_function_fails_its_call_across_processes() -> None:
     "way", ["thread", "coroutine", "generator", "remote", "method"]
 )
 async def test_wrong_function_fails_its_call_under_strict(way: str) -> None:
-    """What is fine may be refused here, and nothing is let through that was not."""
+    """Valid results may be refused here; nothing else is let through."""
     async with Cluster(2, options=STRICT) as (a, _), company(a):
         for kind in FINE | BAD:
             error = await error_of(CALLS[way], a, kind)
@@ -165,7 +165,7 @@ async def value_of(worker: Worker, kind: str) -> None:
 
 
 async def test_constructor_that_raises_fails_value_and_methods() -> None:
-    """Who asks for the value, or for a method of it, hears what its maker raised."""
+    """The caller gets the error of the constructor."""
     async with Cluster(2, options=OPTIONS) as (a, _), company(a):
         for kind in RAISED:
             is_told_on(await error_of(value_of, a, kind), kind)

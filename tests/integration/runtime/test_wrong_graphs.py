@@ -112,7 +112,7 @@ async def test_failing_worker_of_several_is_named(name: str) -> None:
 
 @pytest.mark.parametrize("name", RAISING)
 async def test_local_hook_that_raises_fails_the_pass(name: str) -> None:
-    """What ends a program is raised as it is, as by a pass of torch's own."""
+    """Exceptions that end a program are raised unchanged, as by torch."""
 
     async def here(x: torch.Tensor, kind: str) -> torch.Tensor:
         return RAISING[name](await a.peer("b").call(graphs.double, x), kind)
@@ -158,7 +158,7 @@ async def test_graph_that_raises_fails_across_processes() -> None:
 
 @pytest.mark.parametrize("where", ["a", "b"])
 async def test_failed_pass_leaves_no_reference_cycles(where: str) -> None:
-    """What it held goes with its error, on both workers: gradients may be large."""
+    """Gradients may be large: they are freed with the error, on both workers."""
     async with Cluster(2, options=OPTIONS) as (a, _), company(a):
         with acting_as(a):
             gc.collect()

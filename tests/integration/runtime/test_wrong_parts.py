@@ -63,7 +63,7 @@ async def batched(kind: str) -> Any:
 
 @pytest.mark.parametrize("kind", [*RAISED, *ENDS])
 async def test_wrong_batch_function_fails_its_batch_alone(kind: str) -> None:
-    """Its members hear; the next batch is another one."""
+    """All members of the batch get the error."""
     global batcher
     async with (
         Cluster(2, options=OPTIONS) as (a, _),

@@ -119,7 +119,7 @@ async def test_a_member_that_leaves_before_the_call_is_not_sent() -> None:
 
 
 async def test_batch_without_waiting_members_is_cancelled(group: Group) -> None:
-    """And so the remote coroutine, on the other worker."""
+    """The remote coroutine is cancelled on the other worker."""
 
     async def call(names: list[str]) -> list[str]:
         await current_worker().peer("back").call(remote.wait_forever, names[0])

@@ -219,7 +219,7 @@ class TestInVirtualTime:
     loops = {"sim": SimLoop}  # noqa: RUF012  (read once, by the conftest)
 
     async def test_expired_request_never_runs(self) -> None:
-        """Although nothing cancels it: the deadline is of a task that waits."""
+        """The task that waits is not cancelled by its deadline."""
         model = Model(takes_s=5.0)
 
         async def ask(number: int, timeout_s: float | None) -> int:
@@ -274,7 +274,7 @@ class TestInVirtualTime:
             await runs
 
     async def test_request_over_its_queue_age_is_shed(self) -> None:
-        """Before the rate is known it waits as long as it may."""
+        """Until the rate is known, requests wait for the whole age."""
         model = Model(takes_s=5.0)
         async with Batcher(model, 1, 0.0, max_queue_age_s=2.0) as batched:
             begun_s = asyncio.get_running_loop().time()

@@ -31,7 +31,7 @@ async def written(
 
 @pytest.mark.parametrize("slots", [1, 3, 6])
 async def test_batched_tokens_equal_those_written_alone(slots: int) -> None:
-    """Whoever enters and leaves beside it, and in which step."""
+    """Whichever texts enter and leave beside it, in whichever step."""
     decoder, alone = Decoder(), Decoder()
     asked = prompts(12, seed=slots)
     expected = [alone.alone(prompt) for prompt in asked]

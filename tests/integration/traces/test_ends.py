@@ -115,7 +115,7 @@ async def test_attempts_have_spans_below_the_call(
 async def test_unawaited_error_reaches_the_exception_handler(
     trio: Trio, spans: Spans
 ) -> None:
-    """To look at the error for a span does not count as taking note of it."""
+    """The span reads the error without marking it as retrieved."""
     a, *_ = trio
     errors: list[object] = []
     loop = asyncio.get_running_loop()

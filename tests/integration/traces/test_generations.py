@@ -51,7 +51,6 @@ async def test_failed_generation_has_an_error_span(trio: Trio, spans: Spans) -> 
 async def test_abandoned_generation_has_a_cancelled_span(
     trio: Trio, spans: Spans
 ) -> None:
-    """It has not failed."""
     with acting_as(trio[0]):
         async with (
             ContinuousBatcher(Countdown(), 2, in_thread=False) as counter,

@@ -86,7 +86,7 @@ async def test_requests_of_one_connection_have_traces_of_their_own(
 
 
 async def test_existing_span_is_the_parent(trio: Trio, spans: Spans) -> None:
-    """Of a middleware of the program's, before ours."""
+    """A middleware of the program made the span before ours."""
 
     @web.middleware
     async def own(

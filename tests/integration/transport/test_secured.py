@@ -74,7 +74,7 @@ def below(writer: asyncio.StreamWriter) -> socket.socket:
 
 
 async def test_tls_end_without_close_notify_is_a_cut(authority: Authority) -> None:
-    """Else whoever is in the path could end a stream early, and look like the peer."""
+    """Otherwise an attacker in the path could end a stream early."""
     other, near = OtherEnd(authority), Recorder()
     connector = TcpConnector(tls=TlsContexts(authority.tls()))
     async with other.listening() as address:

@@ -226,7 +226,7 @@ async def test_the_mean_of_all_errors_is_enough_for_any_number_of_ranks() -> Non
 
 
 async def test_state_of_a_single_rank_does_not_fit_all_ranks() -> None:
-    """So it matters that each rank saves its own, or that they are averaged."""
+    """Each rank saves its own errors, or their mean is saved."""
     async with Cluster(2) as workers:
         ranks = ranks_of(workers, "all")
         await steps(ranks, powerSGD_hook, range(5))
@@ -329,7 +329,7 @@ class Trainer:
 
 
 async def test_new_module_continues_bitwise_from_a_state() -> None:
-    """Its buckets are others at first, as they are cut anew after the first step."""
+    """The buckets differ at first: they are rebuilt after the first step."""
     layouts = []
 
     async def resume(group: Group) -> None:

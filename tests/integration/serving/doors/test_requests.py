@@ -118,7 +118,7 @@ NAMED = ("tests.integration.serving.remote:double", "back", "builtins:list")
 async def test_client_reaches_only_functions_that_handlers_call(
     group: Group, door: Door, way: str
 ) -> None:
-    """Whatever it names, and wherever."""
+    """Whatever function the client names, and wherever."""
 
     async def answer(_: Asked) -> Any:
         return await asyncrpc.rpc_async("back", remote.double, args=([1],))

@@ -69,7 +69,7 @@ def test_a_call_in_flight_fails_when_the_model_is_killed(
 def test_web_worker_waits_for_the_next_model_process(
     folder: Path, new_web: NewWeb
 ) -> None:
-    """That it refuses is no failure of the model."""
+    """A refusal during the shutdown is not a failure of the model."""
     (web,) = entered(new_web, 1)
     pid = web.do("call", ("pid",))
     web.do("call", ("refuse_calls",))
@@ -84,7 +84,7 @@ def test_web_worker_waits_for_the_next_model_process(
 
 
 def test_calls_between_two_model_processes_are_rejected(new_web: NewWeb) -> None:
-    """They say why; nothing was sent, so a retry is safe."""
+    """Nothing was sent, so that a retry is safe."""
     (web,) = entered(new_web, 1)
     pid = web.do("call", ("pid",))
     with pytest.raises(
@@ -97,7 +97,7 @@ def test_calls_between_two_model_processes_are_rejected(new_web: NewWeb) -> None
 
 @pytest.mark.slow
 def test_terminated_model_process_is_replaced(folder: Path, new_web: NewWeb) -> None:
-    """It is no loss; calls in flight end first."""
+    """It does not count as a loss; calls in flight end first."""
     (web,) = entered(new_web, 1)
     web.do("call", ("end",))
     while len(lines_of(folder / "made")) < 2:  # it is asked for nothing

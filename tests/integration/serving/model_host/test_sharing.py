@@ -61,7 +61,7 @@ def test_objects_of_the_model_are_frozen_for_the_collector(
 def test_model_starts_though_its_first_starter_is_killed(
     folder: Path, new_web: NewWeb
 ) -> None:
-    """Whatever it had done of the start: another web worker gets a model."""
+    """At any point of the start."""
     first = new_web()
     first.begin("enter", ("make_model", {"linger_s": 0.0}))
     lock = folder / "runs" / "models"
@@ -114,7 +114,7 @@ def test_model_function_may_be_a_coroutine(new_web: NewWeb) -> None:
 def test_batcher_of_the_model_gathers_calls_of_web_workers(
     folder: Path, new_web: NewWeb
 ) -> None:
-    """Each of them alone would wait for an hour; the context is left at the end."""
+    """A call alone would wait for an hour; the context is left at the end."""
     webs = [new_web() for _ in range(3)]
     for web in webs:
         web.enter("make_batched", linger_s=0.0)

@@ -35,7 +35,7 @@ def test_a_process_of_another_version_is_replaced(
 
 
 def test_web_workers_of_the_old_version_continue(folder: Path, new_web: NewWeb) -> None:
-    """As in a rolling reload: they are served until they leave."""
+    """They are served until they leave, as in a rolling reload."""
     old, new = new_web(), new_web()
     old.enter(version="1", linger_s=3600.0)
     pid = old.do("call", ("pid",))
