@@ -24,41 +24,41 @@ def sends(one: Faults, kind: MessageType, *messages: bytes) -> list[bool]:
 # --- the machine ---------------------------------------------------------------------
 
 
-def test_a_message_is_lost_so_often_and_goes_through_then() -> None:
-    one = Faults(["PYTHON_CALL"], {}, 2)
-    assert sends(one, PYTHON, b"a", b"a", b"a", b"a") == [False, False, True, True]
+def test_message_is_lost_the_given_number_of_times() -> None:
+    faults = Faults(["PYTHON_CALL"], {}, 2)
+    assert sends(faults, PYTHON, b"a", b"a", b"a", b"a") == [False, False, True, True]
 
 
-def test_each_message_is_counted_by_itself() -> None:
-    one = Faults(["PYTHON_CALL", "SCRIPT_CALL"], {}, 1)
-    assert sends(one, PYTHON, b"a", b"b", b"a") == [False, False, True]
-    assert sends(one, SCRIPT, b"a", b"a") == [False, True]
+def test_messages_are_counted_separately() -> None:
+    faults = Faults(["PYTHON_CALL", "SCRIPT_CALL"], {}, 1)
+    assert sends(faults, PYTHON, b"a", b"b", b"a") == [False, False, True]
+    assert sends(faults, SCRIPT, b"a", b"a") == [False, True]
 
 
-def test_other_types_are_not_lost_nor_looked_at() -> None:
+def test_other_types_are_neither_lost_nor_read() -> None:
     def unread() -> bytes:
         raise AssertionError("outlined")
 
     assert not Faults(["PYTHON_CALL"], {}, 2).is_lost(SCRIPT, unread)
 
 
-def test_nothing_is_lost_if_it_is_to_be_lost_no_time() -> None:
+def test_loss_count_of_zero_loses_nothing() -> None:
     assert sends(Faults(["PYTHON_CALL"], {}, 0), PYTHON, b"a") == [True]
 
 
-def test_a_type_is_held_back_for_its_time() -> None:
-    one = Faults([], {"SCRIPT_CALL": 1.5}, 0)
-    assert (one.delay_s(SCRIPT), one.delay_s(PYTHON)) == (1.5, 0.0)
+def test_message_type_is_delayed_for_its_time() -> None:
+    faults = Faults([], {"SCRIPT_CALL": 1.5}, 0)
+    assert (faults.delay_s(SCRIPT), faults.delay_s(PYTHON)) == (1.5, 0.0)
 
 
-def test_what_is_counted_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counted_messages_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faulty, "COUNTED_MAX", 2)
-    one = Faults(["PYTHON_CALL"], {}, 1)
-    assert sends(one, PYTHON, b"a", b"b", b"c", b"c") == [False, False, False, True]
-    assert sends(one, PYTHON, b"a") == [False]  # forgotten, so it counts anew
+    faults = Faults(["PYTHON_CALL"], {}, 1)
+    assert sends(faults, PYTHON, b"a", b"b", b"c", b"c") == [False, False, False, True]
+    assert sends(faults, PYTHON, b"a") == [False]  # forgotten, so it counts anew
 
 
-def test_a_name_that_is_no_type_is_refused_with_those_there_are() -> None:
+def test_unknown_message_type_is_refused_with_the_known_ones() -> None:
     assert message_type("RREF_USER_DELETE") is MessageType.RREF_USER_DELETE
     with pytest.raises(RuntimeError, match=r"exists for PYTHON_RET; .*PYTHON_CALL"):
         message_type("PYTHON_RET")
@@ -67,15 +67,15 @@ def test_a_name_that_is_no_type_is_refused_with_those_there_are() -> None:
 # --- the options ---------------------------------------------------------------------
 
 
-def made(**given: object) -> FaultyTensorPipeRpcBackendOptions:
+def options_with(**arguments: object) -> FaultyTensorPipeRpcBackendOptions:
     backend = rpc.backend_registry.BackendType["FAULTY_TENSORPIPE"]
-    options = rpc.construct_rpc_backend_options(backend, **given)  # type: ignore[arg-type]
+    options = rpc.construct_rpc_backend_options(backend, **arguments)  # type: ignore[arg-type]
     assert isinstance(options, FaultyTensorPipeRpcBackendOptions)
     return options
 
 
-def test_options_hold_what_they_were_given() -> None:
-    options = made(
+def test_options_keep_their_values() -> None:
+    options = options_with(
         init_method="file:///x",
         num_worker_threads=3,
         rpc_timeout=7.0,
@@ -90,14 +90,14 @@ def test_options_hold_what_they_were_given() -> None:
     assert options.num_fail_sends == 4
 
 
-def test_left_out_nothing_is_simulated() -> None:
-    options = made()
+def test_default_options_simulate_nothing() -> None:
+    options = options_with()
     assert (options.messages_to_fail, options.messages_to_delay) == ([], {})
     assert options.num_fail_sends == 0
 
 
 @pytest.mark.parametrize(
-    ("given", "error"),
+    ("arguments", "error"),
     [
         ({"messages_to_fail": ["NO_CALL"]}, "No mapping .* NO_CALL"),
         ({"messages_to_delay": {"NO_CALL": 1}}, "No mapping .* NO_CALL"),
@@ -106,11 +106,11 @@ def test_left_out_nothing_is_simulated() -> None:
         ({"num_fail_sends": -1}, "numFailSends should be non-negative"),
     ],
 )
-def test_options_that_cannot_be_are_refused(
-    given: dict[str, object], error: str
+def test_impossible_options_are_refused(
+    arguments: dict[str, object], error: str
 ) -> None:
     with pytest.raises(RuntimeError, match=error):
-        made(**given)
+        options_with(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -118,12 +118,12 @@ def test_options_that_cannot_be_are_refused(
 )
 def test_options_of_other_types_are_refused(given: dict[str, object]) -> None:
     with pytest.raises(TypeError, match="list of names"):
-        made(**given)
+        options_with(**given)
 
 
-def test_the_backend_is_found_by_its_options_and_the_other_by_its_own() -> None:
+def test_backends_are_found_by_their_options() -> None:
     types = rpc.backend_registry.BackendType
-    assert rpc._backend_of(made()) is types["FAULTY_TENSORPIPE"]  # noqa: SLF001
+    assert rpc._backend_of(options_with()) is types["FAULTY_TENSORPIPE"]  # noqa: SLF001
     plain = rpc.TensorPipeRpcBackendOptions()
     assert rpc._backend_of(plain) is types["TENSORPIPE"]  # noqa: SLF001
 

@@ -37,7 +37,7 @@ def configuration(tmp_path_factory: pytest.TempPathFactory) -> Path:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(made=host_lists(has_suffixes=False))
-def test_a_list_is_expanded_as_by_scontrol(
+def test_host_list_is_expanded_as_by_scontrol(
     configuration: Path, made: tuple[str, list[str]]
 ) -> None:
     text, _ = made

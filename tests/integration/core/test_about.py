@@ -40,7 +40,7 @@ DEAD = 0x0DEAD  # a life that has ended
 Send = Callable[[type[Message], Any], Awaitable[None]]
 
 
-def test_every_row_has_an_example() -> None:
+def test_table_of_messages_is_complete() -> None:
     assert set(ABOUT) == set(MESSAGES)
 
 
@@ -178,7 +178,9 @@ async def sending(kind: str, world: World, member: Worker) -> AsyncIterator[Send
 
 @pytest.mark.parametrize("policy", Policy)
 @pytest.mark.parametrize("kind", LIARS)
-async def test_nothing_of_a_third_party_changes(kind: str, policy: Policy) -> None:
+async def test_message_about_a_third_party_changes_nothing(
+    kind: str, policy: Policy
+) -> None:
     async with honest_ones(policy, kind) as (honest, member), AsyncExitStack() as stack:
         await stack.enter_async_context(serving.Replica(honest.ps))
         world = World(honest, "liar")

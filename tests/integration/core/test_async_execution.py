@@ -28,12 +28,12 @@ FORMS: dict[str, tuple[Any, tuple[Any, ...], int]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_the_result_is_the_futures(trio: Trio, form: str) -> None:
+async def test_call_returns_the_result_of_the_future(trio: Trio, form: str) -> None:
     function, args, expected = FORMS[form]
     assert await trio[0].peer("b").call(function, *args) == expected
 
 
-async def test_through_the_proxies_of_a_reference(trio: Trio) -> None:
+async def test_reference_proxies_await_the_future(trio: Trio) -> None:
     a, _, _ = trio
     rref = a.peer("b").remote(Elsewhere, 5)
     assert await rref.rpc_async().bound("c", 1) == 6
@@ -42,12 +42,12 @@ async def test_through_the_proxies_of_a_reference(trio: Trio) -> None:
     assert await rref.remote().bound("c", 2).to_here() == 7
 
 
-async def test_of_a_remote_call_the_result_is_kept_not_the_future(trio: Trio) -> None:
+async def test_remote_value_is_the_result_of_the_future(trio: Trio) -> None:
     rref = trio[0].peer("b").remote(remote.add_elsewhere, "c", 2, 3)
     assert await rref.to_here() == 5
 
 
-async def test_another_result_is_an_error_that_says_what_is_expected(
+async def test_result_without_a_future_is_explained(
     trio: Trio,
 ) -> None:
     with pytest.raises(RuntimeError, match=r"torch\.futures\.Future") as caught:
@@ -56,14 +56,14 @@ async def test_another_result_is_an_error_that_says_what_is_expected(
     assert "returned a int" in caught.value.remote_message
 
 
-async def test_errors_are_the_callers_now_and_later(trio: Trio) -> None:
+async def test_errors_reach_the_caller_at_once_and_later(trio: Trio) -> None:
     with pytest.raises(ValueError, match="at once"):
         await trio[0].peer("b").call(remote.raises_at_once)
     with pytest.raises(ValueError, match="later"):
         await trio[0].peer("b").call(remote.fails_later, "c")
 
 
-async def test_no_thread_is_held_while_the_future_is_pending() -> None:
+async def test_pending_future_holds_no_thread() -> None:
     async with Cluster(3, options=Options(threads=1)) as (a, _, _):
         calls = [a.peer("b").call(remote.chained, ["c", "b"] * 4, i) for i in range(64)]
         assert await asyncio.gather(*calls) == list(range(1, 65))

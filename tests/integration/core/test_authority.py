@@ -103,72 +103,72 @@ async def answer_of(link: Link, kind: type[Message], content: Any) -> str:
 
 @POLICIES
 @pytest.mark.parametrize("at", ["gateway", "other"])
-async def test_a_guest_is_refused_what_is_not_for_guests(
+async def test_guest_may_not_send_messages_of_members(
     policy: Policy, at: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with senders(policy, at) as found:
-        assert isinstance(found.guest, Link)
-        before = sizes(found.victim)
+    async with senders(policy, at) as peers:
+        assert isinstance(peers.guest, Link)
+        before = sizes(peers.victim)
         for kind in MESSAGES.values():
             if Sender.GUEST in kind.by:
                 continue
-            content = content_of(kind, found)
+            content = content_of(kind, peers)
             if issubclass(kind, Request):
-                said = await answer_of(found.guest, kind, content)
+                said = await answer_of(peers.guest, kind, content)
             else:
                 caplog.clear()
-                raw_messages.tell(found.guest, kind.service, kind.method, content)
-                await raw_messages.request(found.guest, "membership", "ping", [])
+                raw_messages.tell(peers.guest, kind.service, kind.method, content)
+                await raw_messages.request(peers.guest, "membership", "ping", [])
                 said = caplog.text
             assert refused(kind, Sender.GUEST) in said
             assert "'laptop'" in said
-        await until_same(found.victim, before)
-        assert not found.guest.is_lost
+        await until_same(peers.victim, before)
+        assert not peers.guest.is_lost
 
 
 @POLICIES
-async def test_an_observer_is_refused_what_is_not_for_observers(policy: Policy) -> None:
-    async with senders(policy) as found:
-        before = sizes(found.victim)
+async def test_observer_may_not_send_messages_of_members(policy: Policy) -> None:
+    async with senders(policy) as peers:
+        before = sizes(peers.victim)
         for kind in MESSAGES.values():
             if Sender.OBSERVER in kind.by or not issubclass(kind, Request):
                 continue
             ask: Any = raw_messages.RawMessage(kind.service, kind.method, [1, 2])
             with pytest.raises(AsyncRpcError) as refusal:
-                await found.observer.ask(ask, timeout_s=LIMIT_S)
+                await peers.observer.ask(ask, timeout_s=LIMIT_S)
             assert refused(kind, Sender.OBSERVER) in str(refusal.value)
-        await until_same(found.victim, before)
+        await until_same(peers.victim, before)
 
 
-async def test_an_observer_sends_no_other_frames() -> None:
-    async with senders(Policy.STRICT) as found:
-        before = sizes(found.victim)
+async def test_observer_may_not_send_other_frames() -> None:
+    async with senders(Policy.STRICT) as peers:
+        before = sizes(peers.victim)
         for kind in sorted(set(FrameKind) - FRAMES_OF_OBSERVERS):
             async with Observer(Options(secret=INSIDE.secret)) as observer:
-                observed = await observer.connect(found.victim.addresses[0])
+                observed = await observer.connect(peers.victim.addresses[0])
                 connection = observed.connection
                 connection.send(kind, 1, head=pack_head(["membership", "news"]))
                 async with asyncio.timeout(LIMIT_S):
                     await asyncio.wait([connection.ended])
-        await until_same(found.victim, before)
+        await until_same(peers.victim, before)
 
 
 @POLICIES
-async def test_who_may_is_not_refused_for_its_kind(policy: Policy) -> None:
-    """Whatever a message says of nothing real; members and guests alike."""
-    async with senders(policy) as found:
+async def test_permitted_sender_is_not_refused_for_its_kind(policy: Policy) -> None:
+    """The subjects of the messages do not exist."""
+    async with senders(policy) as peers:
         for kind in MESSAGES.values():
-            content = content_of(kind, found)
+            content = content_of(kind, peers)
             for link, sender in (
-                (found.member, Sender.MEMBER),
-                (found.guest, Sender.GUEST),
+                (peers.member, Sender.MEMBER),
+                (peers.guest, Sender.GUEST),
             ):
                 if sender in kind.by and issubclass(kind, Request):
                     said = await answer_of(link, kind, content)
                     assert "may not send" not in said
 
 
-def test_every_message_says_who_and_of_whom() -> None:
+def test_messages_declare_senders_and_subjects() -> None:
     assert len(MESSAGES) > 70
     for kind in MESSAGES.values():
         assert kind.about, kind.name

@@ -120,9 +120,7 @@ async def test_a_worker_busy_from_its_start_is_waited_for(
 
 
 @pytest.mark.parametrize("scheme", ["uds", "tcp"])
-async def test_if_it_dies_while_it_is_busy_it_is_lost(
-    scheme: str, tmp_path: Path
-) -> None:
+async def test_worker_that_dies_while_busy_is_lost(scheme: str, tmp_path: Path) -> None:
     async with busy_peer(scheme, tmp_path) as (worker, evidence, _, process):
         task = asyncio.ensure_future(call(worker))
         await evidence.until(Evidence.BUSY, times=1)

@@ -39,7 +39,7 @@ class Visits:
             self.files.append(file.removeprefix(PACKAGE))
 
 
-async def test_a_small_call_visits_few_files_and_seldom_changes_the_file() -> None:
+async def test_small_call_visits_few_files_and_rarely_switches() -> None:
     """Both ends are in this process; the shortest of some calls counts.
 
     The first calls introduce the function, and a heartbeat may fall into any.

@@ -27,7 +27,7 @@ class Color(enum.Enum):
 
 
 @pytest.mark.parametrize("function", [remote.add, remote.add_async, remote.add_on_loop])
-async def test_every_kind_of_function_gets_its_arguments(
+async def test_functions_of_each_kind_get_their_arguments(
     wired: Trio, function: Any
 ) -> None:
     a, b, _ = wired
@@ -37,7 +37,7 @@ async def test_every_kind_of_function_gets_its_arguments(
     assert await b.peer("a").call(function, x=1, y=1) == 2
 
 
-async def test_each_kind_runs_where_it_should(trio: Trio) -> None:
+async def test_functions_run_in_a_thread_or_on_the_loop(trio: Trio) -> None:
     a, _, _ = trio
     name, _, thread, on_loop = await a.peer("b").call(remote.where)
     assert (name, on_loop) == ("b", False)
@@ -46,7 +46,7 @@ async def test_each_kind_runs_where_it_should(trio: Trio) -> None:
     assert (await a.peer("c").call(remote.where_on_loop))[::3] == ("c", True)
 
 
-async def test_builtins_and_functions_of_libraries(trio: Trio) -> None:
+async def test_builtins_and_library_functions_are_callable(trio: Trio) -> None:
     peer = trio[0].peer("b")
     assert await peer.call(max, 1, 7) == 7
     assert await peer.call(len, "four") == 4
@@ -68,14 +68,14 @@ async def test_small_tensors_need_no_thread_for_torchs_own_functions(
     assert b.parts.pool.threads == 1
 
 
-async def test_that_can_be_switched_off() -> None:
+async def test_running_on_the_loop_can_be_switched_off() -> None:
     options = asyncrpc.Options(limits=asyncrpc.LimitOptions(on_loop_bytes_max=0))
     async with Cluster(2, options=options) as (a, b):
         assert await a.peer(b.name).call(torch.sum, torch.ones(2)) == 2
         assert b.parts.pool.threads == 1
 
 
-async def test_classes_and_methods(trio: Trio) -> None:
+async def test_classes_and_methods_are_callable(trio: Trio) -> None:
     peer = trio[0].peer("b")
     assert await peer.call(Point, 1, y=2) == Point(1, 2)
     assert await peer.call(Point.origin) == Point(0, 0)
@@ -84,7 +84,7 @@ async def test_classes_and_methods(trio: Trio) -> None:
     assert await peer.call(Point(1, 1).plus_async, Point(2, 2)) == Point(3, 3)
 
 
-async def test_keywords_arrive_as_they_were(trio: Trio) -> None:
+async def test_keyword_arguments_arrive_unchanged(trio: Trio) -> None:
     args, kwargs = await trio[0].peer("b").call(remote.keywords, 1, "ü", k=[2], _x={})
     assert (args, kwargs) == ((1, "ü"), {"k": [2], "_x": {}})
 
@@ -97,7 +97,7 @@ async def test_a_worker_may_call_itself(wired: Trio) -> None:
     assert torch.equal(await a.peer("a").call(remote.echo, large), large)
 
 
-async def test_what_cannot_travel_is_refused_and_nothing_is_sent(
+async def test_unsendable_argument_is_refused_and_nothing_is_sent(
     trio: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b, _ = trio
@@ -114,14 +114,14 @@ async def test_what_cannot_travel_is_refused_and_nothing_is_sent(
     assert len(seen) == 1
 
 
-async def test_what_cannot_travel_back_is_said_to_have_run(trio: Trio) -> None:
+async def test_unsendable_result_has_the_outcome_executed(trio: Trio) -> None:
     with pytest.raises(EncodeError) as caught:
         await trio[0].peer("b").call(remote.unsendable)
     assert caught.value.to == "b"
     assert caught.value.outcome is asyncrpc.Outcome.EXECUTED
 
 
-async def test_an_unknown_worker_is_named_with_those_there_are(trio: Trio) -> None:
+async def test_unknown_worker_is_named_with_the_known_ones(trio: Trio) -> None:
     with pytest.raises(UnknownWorkerError, match="'x' is unknown; known: 'a', 'b'"):
         trio[0].peer("x")
 
@@ -158,7 +158,9 @@ VALUES = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
-async def test_values_come_back_equal_and_of_their_type(trio: Trio, value: Any) -> None:
+async def test_values_come_back_equal_and_of_the_same_type(
+    trio: Trio, value: Any
+) -> None:
     back = await trio[0].peer("b").call(remote.echo, value)
     assert back == value
     assert type(back) is type(value)
@@ -195,24 +197,24 @@ async def test_tensors_come_back_equal(wired: Trio, name: str) -> None:
     assert torch.equal(back.to_dense(), tensor.to_dense())
 
 
-async def test_tensors_large_and_small_in_one_message(wired: Trio) -> None:
+async def test_message_may_hold_large_and_small_tensors(wired: Trio) -> None:
     sent: dict[str, Any] = {
         "large": torch.rand(MIB),
         "small": [torch.rand(3), torch.rand(1000)],
     }
     back = await wired[0].peer("b").call(remote.echo_async, sent)
     assert torch.equal(back["large"], sent["large"])
-    for one, other in zip(back["small"], sent["small"], strict=True):
-        assert torch.equal(one, other)
+    for received, expected in zip(back["small"], sent["small"], strict=True):
+        assert torch.equal(received, expected)
 
 
-async def test_two_views_of_one_storage_are_so_there_too(trio: Trio) -> None:
+async def test_views_of_one_storage_stay_aliases(trio: Trio) -> None:
     base = torch.ones(1000)
     assert await trio[0].peer("b").call(remote.alias_is_kept, [base, base[10:20]])
     assert bool((base == 1).all())  # the callee has memory of its own
 
 
-async def test_a_call_says_what_it_moved_and_copied(wired: Trio) -> None:
+async def test_call_counts_moved_and_copied_bytes(wired: Trio) -> None:
     a, _, _ = wired
     sent = torch.rand(MIB)
     call = a.parts.start_call("b", remote.double, (sent,))
@@ -237,18 +239,18 @@ async def test_a_small_call_overtakes_a_large_one_that_named_its_function(
     assert await first == 8 * MIB
 
 
-async def test_many_calls_at_once_keep_their_answers_apart(wired: Trio) -> None:
+async def test_concurrent_calls_get_their_own_answers(wired: Trio) -> None:
     a, b, _ = wired
     calls = [
-        (one.parts.start_call(to, remote.add_on_loop, (i, i)), i)
+        (caller.parts.start_call(to, remote.add_on_loop, (i, i)), i)
         for i in range(300)
-        for one, to in ((a, "b"), (b, "a"), (a, "c"))
+        for caller, to in ((a, "b"), (b, "a"), (a, "c"))
     ]
     for call, i in calls:
         assert await call == 2 * i
 
 
-async def test_the_names_that_torch_knows(trio: Trio) -> None:
+async def test_torch_names_call_the_worker(trio: Trio) -> None:
     a, _, _ = trio
     with acting_as(a):
         info = asyncrpc.get_worker_info("b")
@@ -260,7 +262,7 @@ async def test_the_names_that_torch_knows(trio: Trio) -> None:
             asyncrpc.rpc_sync("b", remote.add, (1,))
 
 
-async def test_a_worker_that_has_ended_says_so(trio: Trio) -> None:
+async def test_call_to_an_ended_worker_is_explained(trio: Trio) -> None:
     a, b, _ = trio
     await b.shutdown()
     with pytest.raises(asyncrpc.WorkerLostError) as caught:
@@ -270,9 +272,9 @@ async def test_a_worker_that_has_ended_says_so(trio: Trio) -> None:
         b.peer("a")
 
 
-async def test_fifty_workers_in_one_process() -> None:
+async def test_process_may_hold_fifty_workers() -> None:
     names = [f"w{i}" for i in range(50)]
     async with Cluster(names=names) as workers:
         first: Worker = workers[0]
-        found = [await first.peer(name).call(remote.where_async) for name in names]
-        assert [name for name, *_ in found] == names
+        places = [await first.peer(name).call(remote.where_async) for name in names]
+        assert [name for name, *_ in places] == names

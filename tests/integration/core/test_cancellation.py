@@ -37,7 +37,7 @@ async def test_a_task_two_hops_away_is_cancelled(wired: Trio, watch: Watch) -> N
     assert watch.notes == ["cancelled on c"]
 
 
-async def test_a_thread_can_ask_whether_it_is_still_wanted(
+async def test_thread_can_ask_whether_its_call_is_cancelled(
     wired: Trio, watch: Watch
 ) -> None:
     a, _, _ = wired
@@ -48,7 +48,7 @@ async def test_a_thread_can_ask_whether_it_is_still_wanted(
     assert watch.notes == ["saw it"]
 
 
-async def test_the_caller_does_not_wait_for_the_callees_consent(
+async def test_cancelled_caller_does_not_wait_for_the_callee(
     trio: Trio, watch: Watch
 ) -> None:
     a, _, _ = trio
@@ -61,7 +61,7 @@ async def test_the_caller_does_not_wait_for_the_callees_consent(
     watch.gate.set()
 
 
-async def test_a_call_given_up_before_a_thread_was_free_never_runs(
+async def test_call_cancelled_before_a_thread_is_free_never_runs(
     watch: Watch,
 ) -> None:
     async with Cluster(2, options=Options(threads=1)) as (a, b):
@@ -78,7 +78,7 @@ async def test_a_call_given_up_before_a_thread_was_free_never_runs(
         assert not b.parts.active
 
 
-async def test_a_call_given_up_while_connecting_never_runs(
+async def test_call_cancelled_while_connecting_never_runs(
     trio: Trio, watch: Watch
 ) -> None:
     a, _, _ = trio
@@ -89,7 +89,7 @@ async def test_a_call_given_up_while_connecting_never_runs(
 
 
 @pytest.mark.parametrize("turns", [0, 1, 3, 10])
-async def test_a_transfer_given_up_leaves_the_connection_usable(
+async def test_cancelled_transfer_leaves_the_connection_usable(
     wired: Trio, turns: int
 ) -> None:
     a, b, _ = wired
@@ -106,7 +106,7 @@ async def test_a_transfer_given_up_leaves_the_connection_usable(
     assert not b.parts.active
 
 
-async def test_a_result_given_up_while_it_comes_leaves_the_connection_usable(
+async def test_cancelled_result_leaves_the_connection_usable(
     wired: Trio,
 ) -> None:
     a, b, _ = wired
@@ -121,7 +121,7 @@ async def test_a_result_given_up_while_it_comes_leaves_the_connection_usable(
     assert not b.parts.active
 
 
-async def test_cancelling_many_of_many_leaves_the_rest(wired: Trio) -> None:
+async def test_cancelled_calls_leave_the_other_calls_running(wired: Trio) -> None:
     a, b, _ = wired
     calls = [a.parts.start_call("b", remote.add_async, (i,)) for i in range(200)]
     for call in calls[::2]:
@@ -131,7 +131,7 @@ async def test_cancelling_many_of_many_leaves_the_rest(wired: Trio) -> None:
     assert not b.parts.active
 
 
-async def test_across_processes() -> None:
+async def test_cancellation_crosses_processes() -> None:
     async with ProcessCluster(["b", "c"], method="forkserver") as a:
         counter = a.peer("c").remote(remote.Sleeper)
         call = asyncio.create_task(

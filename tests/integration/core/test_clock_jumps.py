@@ -20,7 +20,7 @@ LIMIT_S = 300.0  # only a hang reaches it
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="the clock needs a C compiler")
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_limits_in_seconds_do_not_see_the_clock_jump(loop: str, tmp_path: Path) -> None:
+def test_time_limits_ignore_clock_jumps(loop: str, tmp_path: Path) -> None:
     """Calls, deadlines, streams, collectives, liveness, resumption, tokens, the log."""
     library = tmp_path / "wall_clock.so"
     command = ["cc", "-shared", "-fPIC", "-o", str(library), str(CLOCK), "-ldl"]

@@ -72,7 +72,7 @@ async def test_a_codec_shortens_both_directions(
     assert stats.bytes_copied >= stats.bytes_sent + sent.nbytes
 
 
-async def test_codecs_between_processes() -> None:
+async def test_codecs_shorten_payloads_between_processes() -> None:
     async with ProcessCluster(["b"], transport="tcp", method="forkserver") as a:
         sent = payload(8 * MIB)
         for codec in CODECS:
@@ -84,7 +84,7 @@ async def test_codecs_between_processes() -> None:
         assert stats.bytes_sent == sent.nbytes
 
 
-async def test_a_worker_that_lacks_the_package_says_so_and_lives_on() -> None:
+async def test_missing_codec_package_is_reported_and_survived() -> None:
     async with ProcessCluster(["b"], method="forkserver") as a:
         peer = a.peer("b")
         await peer.call(lose, "zstandard")
@@ -94,13 +94,13 @@ async def test_a_worker_that_lacks_the_package_says_so_and_lives_on() -> None:
         # Its answers come without the codec.
         back, stats = await echoed(a, "zstd", [1])
         assert back == [1]
-        made = await peer.using(codec="zstd").call(torch.zeros, 100_000)
-        assert not made.any()
+        result = await peer.using(codec="zstd").call(torch.zeros, 100_000)
+        assert not result.any()
         back, stats = await echoed(a, "lz4", payload(MIB))
         assert stats.bytes_received < MIB
 
 
-async def test_the_codec_of_a_peer_is_an_option_and_a_call_overrules_it() -> None:
+async def test_codec_of_a_call_overrides_that_of_the_peer() -> None:
     options = Options(network=NetworkOptions(codecs={"b": "fp16", "*": "zstd"}))
     async with Cluster(3, options=options) as (a, _, _):
         third = torch.full((3000,), 1 / 3)
@@ -115,7 +115,7 @@ async def test_the_codec_of_a_peer_is_an_option_and_a_call_overrules_it() -> Non
 
 
 @pytest.mark.parametrize("size", [4, 1 << 20])
-async def test_an_argument_that_a_codec_would_harm_is_refused_by_name(
+async def test_argument_incompatible_with_the_codec_is_refused_by_name(
     trio: Trio, size: int
 ) -> None:
     lossy = trio[0].peer("b").using(codec="fp16")
@@ -128,7 +128,7 @@ async def test_an_argument_that_a_codec_would_harm_is_refused_by_name(
     assert await lossy.call(remote.add, 1, 2) == 3
 
 
-async def test_keep_sends_as_it_is_what_the_codec_would_harm(trio: Trio) -> None:
+async def test_keep_option_sends_incompatible_tensors_unchanged(trio: Trio) -> None:
     value = [payload(MIB), torch.arange(5), torch.tensor([1e5]), torch.ones(2).double()]
     back, stats = await echoed(trio[0], "bf16+keep", value)
     assert stats.bytes_sent < 0.6 * MIB
@@ -137,7 +137,7 @@ async def test_keep_sends_as_it_is_what_the_codec_would_harm(trio: Trio) -> None
         torch.testing.assert_close(its, mine, rtol=2**-8, atol=0)
 
 
-async def test_a_result_that_the_codec_would_harm_comes_as_it_is(trio: Trio) -> None:
+async def test_result_incompatible_with_the_codec_comes_unchanged(trio: Trio) -> None:
     lossy = trio[0].peer("b").using(codec="fp16")
     assert (await lossy.call(torch.arange, 5)).tolist() == [0, 1, 2, 3, 4]
     large = await lossy.call(torch.full, (100_000,), 1e5)
@@ -162,7 +162,7 @@ async def test_codecs_work_under_policy_strict() -> None:
             assert (back[2] == value[2]).all()
 
 
-async def test_what_a_payload_may_become_is_limited_at_both_ends() -> None:
+async def test_unpacked_size_is_limited_at_both_ends() -> None:
     small = MessageLimits(unpacked_bytes_max=MIB)
     async with Cluster(2, options=Options(limits=LimitOptions(message=small))) as (
         a,
@@ -174,7 +174,7 @@ async def test_what_a_payload_may_become_is_limited_at_both_ends() -> None:
         assert torch.equal(await a.peer("b").call(remote.echo, zeros), zeros)
 
 
-async def test_a_deadline_covers_the_preparing(trio: Trio) -> None:
+async def test_deadline_covers_the_packing(trio: Trio) -> None:
     late = trio[0].peer("b").using(codec="zstd", timeout_s=1e-6)
     with pytest.raises(DeadlineExceededError) as raised:
         await late.call(remote.echo, payload(4 * MIB))

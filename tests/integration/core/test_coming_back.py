@@ -129,7 +129,7 @@ def test_rank_0_comes_back_alone(job: Job) -> None:
             other.hears("restarted worker0")
 
 
-def test_a_count_of_restarts_does_not_keep_it_away(job: Job) -> None:
+def test_restart_count_does_not_prevent_a_return(job: Job) -> None:
     first, *others = job.start_all()
     first.kill()
     first = job.start(0, JOBSET_RESTART_ATTEMPT="1")
@@ -138,8 +138,8 @@ def test_a_count_of_restarts_does_not_keep_it_away(job: Job) -> None:
         other.hears("restarted worker0")
 
 
-def test_half_of_the_ranks_come_back(job: Job) -> None:
-    """They do not begin a group of their own, in whichever order they come."""
+def test_returning_half_rejoins_the_old_group(job: Job) -> None:
+    """In whichever order they return."""
     first, second, third = job.start_all()
     first.kill()
     second.kill()
@@ -150,14 +150,13 @@ def test_half_of_the_ranks_come_back(job: Job) -> None:
     third.hears("restarted worker0")
 
 
-def test_all_ranks_come_back(job: Job) -> None:
-    """As if there had been no group before."""
+def test_returning_ranks_form_a_new_group(job: Job) -> None:
     for rank in job.start_all():
         rank.kill()
     job.start_all()
 
 
-def test_a_rank_comes_back_after_the_one_that_came_back(job: Job) -> None:
+def test_second_rank_returns_after_the_first(job: Job) -> None:
     """The store that rank 0 hosts now has had no meeting of all."""
     first, second, third = job.start_all()
     first.kill()
@@ -171,14 +170,14 @@ def test_a_rank_comes_back_after_the_one_that_came_back(job: Job) -> None:
     second.hears("called")
 
 
-def test_the_members_of_an_offer_die_before_they_take_a_worker_in(job: Job) -> None:
+def test_group_forms_anew_when_the_offering_members_die(job: Job) -> None:
     """The word that a group runs is not the last one: all that are left meet anew."""
     first, second, third = job.start_all()
     first.kill()
     second.hears("lost worker0")
     third.hears("lost worker0")
-    for one in (second, third):
-        one.stop()
+    for member in (second, third):
+        member.stop()
     ranks = [job.start(0)]
     second.kill()
     third.kill()
@@ -188,8 +187,8 @@ def test_the_members_of_an_offer_die_before_they_take_a_worker_in(job: Job) -> N
         rank.hears("called")
 
 
-def test_another_run_at_the_same_address_is_left_alone(job: Job) -> None:
-    """Those that are left do not take part in what comes after their store."""
+def test_survivors_ignore_another_run_at_their_address(job: Job) -> None:
+    """The other run hosts its own store there."""
     first, second, _ = job.start_all()
     first.kill()
     second.hears("lost worker0")

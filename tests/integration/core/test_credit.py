@@ -101,7 +101,7 @@ async def nothing_is_held(worker: Worker) -> None:
 
 
 class TestWaiting:
-    async def test_what_does_not_fit_waits_and_small_calls_pass_it(
+    async def test_request_without_room_waits_and_small_calls_pass_it(
         self, gate: str
     ) -> None:
         async with group() as (a, b):
@@ -116,7 +116,7 @@ class TestWaiting:
             assert await asyncio.gather(*calls) == [BYTES] * 5
             await nothing_is_held(b)
 
-    async def test_requests_run_in_the_order_they_were_made_in(self) -> None:
+    async def test_requests_run_in_order(self) -> None:
         async with group() as (a, b):
             remote.watches["order"] = remote.Watch()
             await asyncio.gather(
@@ -131,18 +131,18 @@ class TestWaiting:
             notes.clear()
             await nothing_is_held(b)
 
-    async def test_peers_wait_for_one_another(self, wires: Wires) -> None:
+    async def test_requests_of_several_peers_take_turns(self, wires: Wires) -> None:
         async with group(3, wires) as (a, b, c):
             calls = [
-                one.peer("b").call(remote.echo_async, block())
+                caller.peer("b").call(remote.echo_async, block())
                 for _ in range(20)
-                for one in (a, c)
+                for caller in (a, c)
             ]
             for answer in await asyncio.gather(*calls):
                 assert answer.numel() == BYTES
             await nothing_is_held(b)
 
-    async def test_a_request_above_the_limit_is_taken_in_alone(
+    async def test_request_above_the_limit_is_admitted_alone(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         async with group() as (a, b):
@@ -150,13 +150,15 @@ class TestWaiting:
             calls = [a.peer("b").call(remote.total, value) for _ in range(3)]
             assert await asyncio.gather(*calls) == [3.0 * LIMIT_BYTES] * 3
             await nothing_is_held(b)
-        told = [one for one in caplog.records if "inbound_bytes_max" in one.message]
-        assert len(told) == 1
-        assert "one by one" in told[0].message
+        warnings = [
+            record for record in caplog.records if "inbound_bytes_max" in record.message
+        ]
+        assert len(warnings) == 1
+        assert "one by one" in warnings[0].message
 
 
 class TestNested:
-    async def test_a_chain_through_full_workers_goes_on(
+    async def test_chain_through_full_workers_completes(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Both workers are full with calls that wait for each other."""
@@ -164,10 +166,12 @@ class TestNested:
             assert await a.peer("b").call(relay, ["a", "b", "a"], block()) == BYTES + 3
             await nothing_is_held(a)
             await nothing_is_held(b)
-        beyond = [one for one in caplog.records if "exceeds the limit" in one.message]
+        beyond = [
+            record for record in caplog.records if "exceeds the limit" in record.message
+        ]
         assert len(beyond) == 2  # the second request to each
 
-    async def test_nested_requests_are_told_from_others(self, gate: str) -> None:
+    async def test_nested_requests_pass_waiting_requests(self, gate: str) -> None:
         async with group(3) as (a, b, c):
             full = a.parts.start_call("b", hold, (gate, block()))
             await CAME[gate].acquire()
@@ -185,7 +189,7 @@ class TestNested:
             await asyncio.gather(*others)
             await nothing_is_held(c)
 
-    async def test_calls_that_wait_for_calls_that_wait_are_told_of(
+    async def test_stalled_nested_requests_are_logged_once(
         self,
         gate: str,
         caplog: pytest.LogCaptureFixture,
@@ -215,9 +219,7 @@ class TestGivingUp:
             assert CAME[gate].locked()  # only two have come
             await nothing_is_held(b)
 
-    async def test_a_request_whose_time_is_over_was_not_executed(
-        self, gate: str
-    ) -> None:
+    async def test_expired_request_was_not_executed(self, gate: str) -> None:
         async with group() as (a, b):
             full = a.parts.start_call("b", hold, (gate, block()))
             await CAME[gate].acquire()
@@ -231,7 +233,7 @@ class TestGivingUp:
             assert await full == BYTES
             await nothing_is_held(b)
 
-    async def test_a_stream_that_is_closed_while_it_waits(self, gate: str) -> None:
+    async def test_stream_closed_while_waiting_holds_nothing(self, gate: str) -> None:
         async with group() as (a, b):
             full = a.parts.start_call("b", hold, (gate, block()))
             await CAME[gate].acquire()
@@ -247,7 +249,7 @@ class TestGivingUp:
             await nothing_is_held(b)
 
     @pytest.mark.parametrize("turns", range(8))
-    async def test_a_cancel_at_any_time_gives_everything_back(
+    async def test_cancellation_at_any_time_frees_all_room(
         self, wires: Wires, turns: int
     ) -> None:
         async with group(2, wires) as (a, b):
@@ -280,7 +282,7 @@ class TestGivingUp:
                 await full
             assert lost.value.outcome is Outcome.UNKNOWN
 
-    async def test_a_lost_caller_leaves_its_room_to_others(self, gate: str) -> None:
+    async def test_lost_caller_frees_its_room(self, gate: str) -> None:
         async with group(3) as (a, b, c):
             calls = [a.parts.start_call("b", hold, (gate, block())) for _ in range(3)]
             await CAME[gate].acquire()
@@ -303,7 +305,7 @@ class NoFunctionThere:
 
 
 class TestHolding:
-    async def test_a_thread_holds_its_request_after_the_caller_has_gone(self) -> None:
+    async def test_thread_holds_its_request_after_its_caller_is_gone(self) -> None:
         """A thread cannot be stopped: until it ends, the memory is in use."""
         remote.watches["held"] = watch = remote.Watch()
         async with group() as (a, b):
@@ -347,7 +349,7 @@ class TestHolding:
             (remote.count_to, RejectedError),
         ],
     )
-    async def test_a_call_that_fails_holds_nothing(
+    async def test_failed_call_holds_no_request(
         self, function: Any, error: type[Exception]
     ) -> None:
         async with group() as (a, b):
@@ -362,14 +364,16 @@ class TestHolding:
             await nothing_is_held(a)
             await nothing_is_held(b)
 
-    async def test_references_are_made_of_large_values(self) -> None:
+    async def test_remote_calls_with_large_values_wait_for_room(self) -> None:
         async with group() as (a, b):
-            made = [a.peer("b").remote(remote.echo_async, block()) for _ in range(4)]
-            for one in made:
-                assert (await one.to_here()).numel() == BYTES
+            references = [
+                a.peer("b").remote(remote.echo_async, block()) for _ in range(4)
+            ]
+            for reference in references:
+                assert (await reference.to_here()).numel() == BYTES
             await nothing_is_held(b)
 
-    async def test_packed_requests_count_as_they_travel(self) -> None:
+    async def test_packed_requests_count_by_their_packed_size(self) -> None:
         async with group() as (a, b):
             to = a.peer("b").using(codec="zstd")
             noise = torch.randint(0, 255, (BYTES,), dtype=torch.uint8)
@@ -378,7 +382,7 @@ class TestHolding:
             assert answers == [float(v.double().sum()) for v in values]
             await nothing_is_held(b)
 
-    async def test_shared_tensors_beside_large_ones(self) -> None:
+    async def test_shared_tensors_travel_beside_large_ones(self) -> None:
         async with group(2, "uds") as (a, b):
             shared = asyncrpc.share(torch.ones(1000))
             answers = await asyncio.gather(

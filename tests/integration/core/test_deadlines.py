@@ -14,7 +14,7 @@ from tests.integration.core.conftest import Trio
 from tests.integration.core.remote import Watch
 
 
-async def test_a_call_over_its_deadline_raises_a_timeout_that_says_which(
+async def test_expired_call_raises_a_timeout_that_names_its_limit(
     wired: Trio, watch: Watch
 ) -> None:
     a, _, _ = wired
@@ -29,7 +29,7 @@ async def test_a_call_over_its_deadline_raises_a_timeout_that_says_which(
     assert watch.notes == ["cancelled on b"]
 
 
-async def test_the_callee_and_what_it_calls_see_the_deadline(trio: Trio) -> None:
+async def test_callee_and_nested_calls_see_the_deadline(trio: Trio) -> None:
     a, _, _ = trio
     assert await a.peer("b").call(remote.time_left) is None
     async with asyncrpc.deadline(5):
@@ -73,7 +73,7 @@ async def test_the_argument_timeout_limits_one_call(trio: Trio, watch: Watch) ->
         assert 1 < left <= 3
 
 
-async def test_the_worker_has_a_default_and_none_lifts_it() -> None:
+async def test_default_timeout_applies_and_none_lifts_it() -> None:
     async with Cluster(2, options=Options(rpc_timeout_s=4.0)) as (a, _):
         left = await a.peer("b").call(remote.time_left)
         assert left is not None
@@ -84,9 +84,7 @@ async def test_the_worker_has_a_default_and_none_lifts_it() -> None:
             )
 
 
-async def test_a_deadline_that_has_passed_sends_nothing(
-    trio: Trio, watch: Watch
-) -> None:
+async def test_passed_deadline_sends_no_call(trio: Trio, watch: Watch) -> None:
     a, _, _ = trio
     for _ in range(2):  # not connected, then connected
         with pytest.raises(DeadlineExceededError) as caught:
@@ -97,7 +95,7 @@ async def test_a_deadline_that_has_passed_sends_nothing(
     assert watch.notes == []
 
 
-async def test_work_that_expired_while_it_queued_is_dropped(watch: Watch) -> None:
+async def test_call_expired_in_the_queue_is_dropped(watch: Watch) -> None:
     async with Cluster(2, options=Options(threads=1)) as (a, b):
         first = a.parts.start_call("b", remote.pass_gate, ("w",))
         await watch.begun.wait()
@@ -111,7 +109,7 @@ async def test_work_that_expired_while_it_queued_is_dropped(watch: Watch) -> Non
         assert not b.parts.active
 
 
-async def test_of_a_chain_the_last_one_is_ended_too(trio: Trio, watch: Watch) -> None:
+async def test_deadline_ends_the_last_call_of_a_chain(trio: Trio, watch: Watch) -> None:
     a, _, _ = trio
     await a.peer("b").call(remote.forward, ["c"], remote.add, 1)
     with pytest.raises(TimeoutError):
@@ -121,15 +119,15 @@ async def test_of_a_chain_the_last_one_is_ended_too(trio: Trio, watch: Watch) ->
     assert watch.notes == ["cancelled on c"]
 
 
-async def test_a_future_can_be_waited_for_a_while_and_goes_on(
+async def test_timed_out_wait_leaves_the_future_running(
     trio: Trio, watch: Watch
 ) -> None:
     a, _, _ = trio
-    found = await a.peer("b").call(remote.wait_briefly, "c", "w")
-    assert found == ("timed out", 1)
+    result = await a.peer("b").call(remote.wait_briefly, "c", "w")
+    assert result == ("timed out", 1)
 
 
-async def test_the_deadline_of_a_block_without_calls(trio: Trio) -> None:
+async def test_deadline_limits_a_block_without_calls(trio: Trio) -> None:
     async with asyncio.timeout(30):
         with pytest.raises(TimeoutError):
             async with asyncrpc.deadline(0.05):
@@ -137,7 +135,7 @@ async def test_the_deadline_of_a_block_without_calls(trio: Trio) -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [-1, float("nan"), float("inf")])
-async def test_what_is_no_time_is_refused(timeout_s: float) -> None:
+async def test_invalid_deadline_is_refused(timeout_s: float) -> None:
     with pytest.raises(asyncrpc.UsageError, match="number of seconds"):
         async with asyncrpc.deadline(timeout_s):
             pass

@@ -69,16 +69,16 @@ async def cut(worker: Worker, to: str, other: Worker) -> None:
 
 
 @pytest.mark.parametrize("network", ["mem", "uds"])
-async def test_of_two_dials_at_once_one_survives_and_no_call_is_lost(
+async def test_simultaneous_dials_keep_one_connection_and_all_calls(
     network: str,
 ) -> None:
-    """In each of a hundred rounds, of which each begins without a connection."""
+    """A hundred rounds, each without a connection at its start."""
     async with Cluster(2, network=network) as (a, b):  # type: ignore[arg-type]
-        made: set[Connection] = set()
+        connections: set[Connection] = set()
         for number in range(ROUNDS):
             calls = [
-                one.parts.start_call(to, remote.add_async, (number, side))
-                for side, (one, to) in enumerate([(a, "b"), (b, "a")] * 2)
+                worker.parts.start_call(to, remote.add_async, (number, side))
+                for side, (worker, to) in enumerate([(a, "b"), (b, "a")] * 2)
             ]
             async with asyncio.timeout(LIMIT_S):
                 assert await asyncio.gather(*calls) == [
@@ -86,12 +86,12 @@ async def test_of_two_dials_at_once_one_survives_and_no_call_is_lost(
                 ]
             assert peers(a) == ["b"]
             assert peers(b) == ["a"]
-            made.update(link.connection for link in a.parts.directory.links)
+            connections.update(link.connection for link in a.parts.directory.links)
             await cut(a, "b", b)
-        assert len(made) == ROUNDS
+        assert len(connections) == ROUNDS
 
 
-async def test_nobody_is_connected_before_he_is_needed(wired: Trio) -> None:
+async def test_workers_connect_on_first_use(wired: Trio) -> None:
     a, b, c = wired
     assert [peers(worker) for worker in wired] == [[], [], []]
     await a.peer("b").call(remote.add, 1)
@@ -102,7 +102,7 @@ async def test_nobody_is_connected_before_he_is_needed(wired: Trio) -> None:
     assert [peers(worker) for worker in wired] == [["b"], ["a", "c"], ["b"]]
 
 
-async def test_many_calls_at_once_share_one_dial(wired: Trio) -> None:
+async def test_concurrent_calls_share_one_dial(wired: Trio) -> None:
     a, b, _ = wired
     calls = [
         a.parts.start_call("b", remote.add_async, (number,)) for number in range(50)
@@ -134,7 +134,7 @@ def all_met(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("all_met")
-async def test_who_joins_a_dial_is_not_refused_for_what_was_before() -> None:
+async def test_call_that_joins_a_dial_outlives_an_earlier_refusal() -> None:
     hub = MemoryHub()
     where, network = {"a": "mem://a", "b": "mem://b"}, LateRefusal(hub)
     a = Worker("a", rendezvous=where, network=network, options=OPTIONS)
@@ -152,7 +152,7 @@ async def test_who_joins_a_dial_is_not_refused_for_what_was_before() -> None:
 
 
 @pytest.mark.usefixtures("all_met")
-async def test_a_dial_that_failed_takes_what_the_peer_dialed_while_others_were_asked(
+async def test_failed_dial_uses_the_connection_the_peer_dialed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hub = MemoryHub()
@@ -176,7 +176,7 @@ async def test_a_dial_that_failed_takes_what_the_peer_dialed_while_others_were_a
         assert await call == 2
 
 
-async def test_who_gives_up_while_dialing_leaves_the_dial_to_others(
+async def test_cancelled_call_leaves_its_dial_to_other_calls(
     wired: Trio,
 ) -> None:
     a, b, _ = wired
@@ -191,7 +191,7 @@ async def test_who_gives_up_while_dialing_leaves_the_dial_to_others(
     assert given_up.cancelled()
 
 
-async def test_a_dial_that_is_late_because_its_loop_stood_still_loses_no_call(
+async def test_dial_delayed_by_a_blocked_loop_loses_no_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The peer uses the connection before the dial has had its turn to end.
@@ -217,10 +217,10 @@ async def test_a_dial_that_is_late_because_its_loop_stood_still_loses_no_call(
         assert a.parts.directory.links == [link]
 
 
-async def test_nothing_is_sent_over_a_connection_that_its_dialer_may_not_take(
+async def test_unconfirmed_connection_carries_no_calls(
     wired: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It holds another by then, or has given up; what was sent would be lost."""
+    """Its dialer may hold another one by then, and would lose the calls."""
     a, b, _ = wired
     held: list[tuple[FirstMessage[Any], tuple[Any, ...]]] = []
     with monkeypatch.context() as patch:
@@ -239,29 +239,29 @@ async def test_nothing_is_sent_over_a_connection_that_its_dialer_may_not_take(
     assert [len(worker.parts.directory.links) for worker in (a, b)] == [1, 1]
 
 
-async def test_a_connection_that_was_never_used_says_nothing_of_its_dialer(
+async def test_end_of_an_unused_connection_loses_no_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its end is not the peer's: what the peer refers to stays."""
+    """References that the peer holds stay."""
     store = f"file://{tmp_path}/store"
     options = replace(
         OPTIONS, liveness=replace(OPTIONS.liveness, lost_after_s=1.0, heartbeat_s=0.3)
     )
-    one, other = (
+    first, second = (
         Worker(name, rank=rank, world_size=2, rendezvous=store, options=options)
         for rank, name in enumerate("ab")
     )
-    async with started(one, other):
+    async with started(first, second):
         with monkeypatch.context() as patch:
             patch.setattr(FirstMessage, "on_message", lambda *_: None)
-            link = await one.parts.directory.connect(one.parts.directory.find("b"))
-            await until(lambda: bool(other.parts.directory.links))
-            (taken,) = other.parts.directory.links
+            link = await first.parts.directory.connect(first.parts.directory.find("b"))
+            await until(lambda: bool(second.parts.directory.links))
+            (taken,) = second.parts.directory.links
             link.connection.fail(ConnectError("given up"))
             async with asyncio.timeout(LIMIT_S):
                 await taken.connection.ended
-        assert other.counters.workers_lost == 0
-        assert await other.peer("a").call(remote.add, 1) == 2
+        assert second.counters.workers_lost == 0
+        assert await second.peer("a").call(remote.add, 1) == 2
 
 
 # --- restarts ------------------------------------------------------------------------
@@ -279,7 +279,7 @@ async def listed(
 
 
 @pytest.mark.parametrize("scheme", ["uds", "tcp"])
-async def test_a_worker_restarted_at_its_place_is_found_there(
+async def test_worker_restarted_at_its_address_is_found(
     scheme: str, tmp_path: Path
 ) -> None:
     where = {
@@ -304,7 +304,7 @@ async def test_a_worker_restarted_at_its_place_is_found_there(
         assert len(incarnations) == 3
 
 
-async def test_a_worker_that_moved_is_found_once_it_has_called(tmp_path: Path) -> None:
+async def test_moved_worker_is_found_after_its_first_call(tmp_path: Path) -> None:
     where = {name: f"uds://{tmp_path}/{name}" for name in "ab"}
     async with listed("a", where) as a:
         async with listed("b", where) as b:
@@ -316,7 +316,7 @@ async def test_a_worker_that_moved_is_found_once_it_has_called(tmp_path: Path) -
             assert await a.peer("b").call(remote.add, 1) == 2
 
 
-async def test_word_that_a_worker_moved_may_come_while_it_is_dialed(
+async def test_new_address_may_arrive_during_a_dial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Cluster(2, network="uds") as (a, _):
@@ -334,7 +334,7 @@ async def test_word_that_a_worker_moved_may_come_while_it_is_dialed(
         assert await a.peer("b").call(remote.add, 1) == 2
 
 
-async def test_a_restart_that_nobody_saw_does_not_mix_two_lives() -> None:
+async def test_unnoticed_restart_keeps_incarnations_apart() -> None:
     """The new life calls while the connection to the old one still looks open."""
     hub = MemoryHub()
     where = {"a": "mem://a", "b": "mem://b"}
@@ -355,8 +355,8 @@ async def test_a_restart_that_nobody_saw_does_not_mix_two_lives() -> None:
             with pytest.raises(WorkerLostError) as caught:
                 await waiting
             assert caught.value.outcome is Outcome.UNKNOWN
-            found = await a.peer("b").call(incarnation)
-            assert found == new.incarnation
+            answer = await a.peer("b").call(incarnation)
+            assert answer == new.incarnation
 
 
 # --- addresses -----------------------------------------------------------------------
@@ -395,7 +395,7 @@ async def answers(
         ("tcp://[::]:0", {4, 6}),
     ],
 )
-async def test_every_published_address_reaches_the_worker(
+async def test_published_addresses_reach_the_worker(
     listen: str, versions: set[int], tmp_path: Path
 ) -> None:
     async with alone(listen) as b:
@@ -408,7 +408,7 @@ async def test_every_published_address_reaches_the_worker(
             assert await answers(address, tmp_path)
 
 
-async def test_with_a_secret_a_worker_listens_at_a_socket_and_everywhere(
+async def test_worker_with_a_secret_listens_on_uds_and_tcp(
     tmp_path: Path,
 ) -> None:
     options = replace(OPTIONS, network=replace(OPTIONS.network, listen=None))
@@ -420,7 +420,7 @@ async def test_with_a_secret_a_worker_listens_at_a_socket_and_everywhere(
             assert await answers(address, tmp_path)
 
 
-async def test_without_one_only_at_a_socket_of_its_own_user(
+async def test_worker_without_a_secret_listens_on_a_private_socket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("ASYNCRPC_SECRET", raising=False)
@@ -438,7 +438,7 @@ def kind_and_rights(path: Path) -> tuple[int, int]:
     return stat.S_IFMT(mode), stat.S_IMODE(mode)
 
 
-async def test_only_the_addresses_of_the_chosen_interface_are_published() -> None:
+async def test_chosen_interface_limits_the_published_addresses() -> None:
     async with alone("tcp://0.0.0.0:0", interface="lo") as b:
         hosts = {Address.parse(address).host for address in b.addresses}
         assert hosts == {"127.0.0.1"}
@@ -468,7 +468,7 @@ async def test_dead_addresses_cost_a_moment_and_not_the_call(tmp_path: Path) -> 
                     assert await answers((dead, *b.addresses), tmp_path, 3600.0)
 
 
-async def test_who_can_nowhere_be_reached_is_lost_with_all_reasons(
+async def test_unreachable_worker_is_lost_with_all_reasons(
     tmp_path: Path,
 ) -> None:
     dead = [f"tcp://127.0.0.1:{free_port()}", f"uds://{tmp_path}/nobody"]
@@ -479,7 +479,7 @@ async def test_who_can_nowhere_be_reached_is_lost_with_all_reasons(
     assert caught.value.outcome is Outcome.NOT_EXECUTED
 
 
-async def test_a_call_while_dialing_ends_at_its_deadline(tmp_path: Path) -> None:
+async def test_call_ends_at_its_deadline_while_dialing(tmp_path: Path) -> None:
     where = {"a": f"uds://{tmp_path}/a"}
     with deaf() as port:
         where["b"] = f"tcp://127.0.0.1:{port}"

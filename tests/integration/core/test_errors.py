@@ -29,7 +29,7 @@ async def raised(trio: Trio, function: Any, *args: Any) -> RemoteError:
     "function",
     [failures.with_text, failures.with_text_async, failures.with_text_on_loop],
 )
-async def test_the_error_is_both_classes_and_its_text_is_whole(
+async def test_remote_error_has_both_classes_and_its_whole_text(
     wired: Trio, function: Any
 ) -> None:
     error = await raised(wired, function)
@@ -41,7 +41,7 @@ async def test_the_error_is_both_classes_and_its_text_is_whole(
     assert error.outcome is Outcome.EXECUTED
 
 
-async def test_either_class_catches_it(trio: Trio) -> None:
+async def test_remote_error_is_caught_by_each_of_its_classes(trio: Trio) -> None:
     a, _, _ = trio
     for kind in (ValueError, RemoteError, asyncrpc.CallError, asyncrpc.AsyncRpcError):
         with pytest.raises(kind):
@@ -57,7 +57,7 @@ async def test_the_remote_traceback_is_shown_with_ours(trio: Trio) -> None:
     assert "failures.py" in error.remote_traceback
 
 
-async def test_constructors_with_other_arguments(trio: Trio) -> None:
+async def test_errors_with_other_constructors_are_rebuilt(trio: Trio) -> None:
     error = await raised(trio, failures.two_arguments)
     assert isinstance(error, TwoArgumentsError)
     assert (error.code, error.reason) == (7, "seven")
@@ -66,7 +66,7 @@ async def test_constructors_with_other_arguments(trio: Trio) -> None:
     assert vars(other)["code"] == 7
 
 
-async def test_causes_and_contexts_come_along(trio: Trio) -> None:
+async def test_causes_and_contexts_are_kept(trio: Trio) -> None:
     error = await raised(trio, failures.chained)
     assert isinstance(error.__cause__, KeyError)
     assert error.__cause__.args == ("missing",)
@@ -74,7 +74,7 @@ async def test_causes_and_contexts_come_along(trio: Trio) -> None:
     assert isinstance(error.__context__, KeyError)
 
 
-async def test_groups_can_be_split(trio: Trio) -> None:
+async def test_exception_groups_can_be_split(trio: Trio) -> None:
     error = await raised(trio, failures.grouped)
     assert isinstance(error, ExceptionGroup)
     matching, rest = error.split(TwoArgumentsError)
@@ -83,7 +83,7 @@ async def test_groups_can_be_split(trio: Trio) -> None:
     assert isinstance(rest.exceptions[0], ValueError)
 
 
-async def test_notes_come_along(trio: Trio) -> None:
+async def test_notes_are_kept(trio: Trio) -> None:
     error = await raised(trio, failures.noted)
     assert "the note" in error.__notes__
 
@@ -95,7 +95,7 @@ async def test_notes_come_along(trio: Trio) -> None:
         (failures.made_on_the_spot, "only this call knows"),
     ],
 )
-async def test_what_cannot_be_rebuilt_keeps_its_name_and_text(
+async def test_unrebuildable_error_keeps_its_name_and_text(
     trio: Trio, function: Any, text: str
 ) -> None:
     error = await raised(trio, function)
@@ -103,7 +103,7 @@ async def test_what_cannot_be_rebuilt_keeps_its_name_and_text(
     assert "Error" in error.remote_type
 
 
-async def test_an_error_whose_text_fails_is_an_error_still(trio: Trio) -> None:
+async def test_error_without_a_text_is_raised(trio: Trio) -> None:
     assert "HostileError" in (await raised(trio, failures.hostile)).remote_type
 
 
@@ -111,7 +111,7 @@ async def test_an_error_whose_text_fails_is_an_error_still(trio: Trio) -> None:
     "function",
     [failures.exit_at_once, failures.exit_async, failures.exit_on_loop],
 )
-async def test_a_function_that_exits_ends_neither_side(
+async def test_function_that_exits_ends_neither_worker(
     trio: Trio, function: Any
 ) -> None:
     error = await raised(trio, function)
@@ -119,7 +119,9 @@ async def test_a_function_that_exits_ends_neither_side(
     assert not isinstance(error, SystemExit)
 
 
-async def test_an_interrupt_in_a_thread_there_is_no_interrupt_here(trio: Trio) -> None:
+async def test_remote_keyboard_interrupt_does_not_interrupt_the_caller(
+    trio: Trio,
+) -> None:
     error = await raised(trio, failures.interrupt)
     assert "KeyboardInterrupt" in error.remote_type
 
@@ -136,7 +138,7 @@ async def test_a_function_that_cancels_itself_does_not_cancel_its_caller(
     assert "CancelledError" in error.remote_type
 
 
-async def test_through_another_worker_the_first_one_is_named(trio: Trio) -> None:
+async def test_relayed_error_names_the_first_worker(trio: Trio) -> None:
     error = await raised(trio, failures.relay, "c", failures.two_arguments)
     assert isinstance(error, TwoArgumentsError)
     assert error.worker == "c"
@@ -149,13 +151,13 @@ async def test_errors_reach_a_thread_that_waits(trio: Trio) -> None:
     assert error.reason == "seven"
 
 
-async def test_arguments_that_do_not_fit_are_a_type_error(trio: Trio) -> None:
+async def test_mismatched_arguments_raise_a_type_error(trio: Trio) -> None:
     assert isinstance(await raised(trio, remote.add), TypeError)
     assert isinstance(await raised(trio, remote.add_async, 1, 2, 3), TypeError)
     assert isinstance(await raised(trio, remote.add_on_loop), TypeError)
 
 
-async def test_a_failed_future_that_nobody_awaits_is_logged_with_its_place(
+async def test_unawaited_failed_future_is_logged_with_its_origin(
     trio: Trio,
 ) -> None:
     a, _, _ = trio
@@ -176,7 +178,7 @@ async def test_a_failed_future_that_nobody_awaits_is_logged_with_its_place(
     assert __file__ in repr(said[0]["future"])
 
 
-async def test_from_another_process() -> None:
+async def test_errors_cross_processes() -> None:
     async with ProcessCluster(["b"], transport="tcp", method="forkserver") as a:
         with pytest.raises(TwoArgumentsError) as caught:
             await a.peer("b").call(failures.two_arguments)

@@ -30,7 +30,7 @@ def hold(number: int) -> int:
     return number
 
 
-async def test_a_call_that_expires_before_it_has_a_thread_never_runs() -> None:
+async def test_call_expired_before_it_has_a_thread_never_runs() -> None:
     let_go.clear()
     ran.clear()
     async with Cluster(2, options=Options(threads=1)) as (a, b):
@@ -113,7 +113,7 @@ async def holding_pair() -> AsyncIterator[tuple[Worker, Worker]]:
 
 @pytest.mark.parametrize("surround", [contextlib.nullcontext, autograd.context])
 @pytest.mark.parametrize("wait", WAITS)
-async def test_the_deadline_of_a_function_that_goes_on_is_the_answer(
+async def test_call_expires_while_its_function_continues(
     wait: Any, surround: Any
 ) -> None:
     async with holding_pair() as (a, _):
@@ -124,7 +124,7 @@ async def test_the_deadline_of_a_function_that_goes_on_is_the_answer(
 
 
 @pytest.mark.parametrize("wait", WAITS)
-async def test_a_cancelled_call_whose_function_goes_on_ends(wait: Any) -> None:
+async def test_cancelled_call_ends_though_its_function_continues(wait: Any) -> None:
     async with holding_pair() as (a, _):
         task = asyncio.ensure_future(wait(a, None))
         await until(entered.is_set)

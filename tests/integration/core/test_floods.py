@@ -114,7 +114,7 @@ def resident_bytes() -> int:
 # --- the oldest goes -----------------------------------------------------------------
 
 
-async def test_when_there_are_too_many_the_oldest_stranger_goes() -> None:
+async def test_oldest_stranger_is_dropped_beyond_the_limit() -> None:
     async with (
         serving(
             replace(QUICK, limits=replace(QUICK.limits, handshakes_max=2))
@@ -132,7 +132,7 @@ async def test_when_there_are_too_many_the_oldest_stranger_goes() -> None:
         assert server.counters.connections_dropped_unauthenticated == 1
 
 
-async def test_a_flood_of_silence_keeps_nobody_out() -> None:
+async def test_silent_connections_keep_no_peer_out() -> None:
     async with (
         serving(
             replace(QUICK, limits=replace(QUICK.limits, handshakes_max=8))
@@ -147,7 +147,9 @@ async def test_a_flood_of_silence_keeps_nobody_out() -> None:
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-async def test_calls_go_on_in_a_flood(tmp_path: Path, *, encrypted: bool) -> None:
+async def test_calls_continue_during_a_flood(
+    tmp_path: Path, *, encrypted: bool
+) -> None:
     """A thousand say nothing, a thousand say nonsense, and friends are served."""
     tls = Authority(tmp_path).tls() if encrypted else None
     async with (
@@ -201,7 +203,7 @@ async def test_held_questions_of_strangers_keep_no_peer_out(
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-async def test_a_stranger_takes_little_memory_and_no_more_by_talking(
+async def test_stranger_takes_bounded_memory(
     tmp_path: Path, *, encrypted: bool
 ) -> None:
     """Of the 2,000 here, both ends of each are in this process."""
@@ -230,7 +232,7 @@ async def test_a_stranger_takes_little_memory_and_no_more_by_talking(
         assert resident_bytes() - silent < count * each_max
 
 
-async def test_nonsense_is_refused_at_its_first_byte() -> None:
+async def test_invalid_preface_is_refused_at_its_first_byte() -> None:
     """Not when 40 bytes are here, and not after a time."""
     async with serving(QUICK) as server:
         for nonsense in (b"G", b"AX", b"ARPX", b"\0"):

@@ -186,7 +186,7 @@ class TestGadgets:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("family", FAMILIES)
-    async def test_no_gadget_does_anything(
+    async def test_gadgets_have_no_effect(
         self, server: Worker, friend: Worker, family: str
     ) -> None:
         for codec in ("lz4", "zstd"):  # by these names alone, packages may be imported
@@ -201,8 +201,8 @@ class TestGadgets:
         assert await friend.peer("ps").call(gadgets.exposed, 1, 2) == 2
 
 
-async def test_what_is_exposed_works(server: Worker) -> None:
-    """In the same bytes: so the tests above can tell."""
+async def test_exposed_functions_work_in_raw_bytes(server: Worker) -> None:
+    """The control of the tests above: the bytes have the same form."""
     async with authenticated(server) as peer:
         await with_values(peer)
         kind, _, control = await peer.answer_to(gadgets.request([1, 2]))
@@ -215,8 +215,8 @@ async def test_what_is_exposed_works(server: Worker) -> None:
         assert (kind, control[4:]) == (FrameKind.RESPONSE, msgpack.packb(1))
 
 
-async def test_a_trusting_worker_does_unpickle() -> None:
-    """So the tests above can tell."""
+async def test_trusting_worker_unpickles() -> None:
+    """The control of the tests above."""
     where = LocalRendezvous(1)
     options = replace(OPTIONS, policy=Policy.TRUSTED)
     async with (
@@ -284,8 +284,8 @@ async def test_forged_errors_become_errors(server: Worker, friend: Worker) -> No
 # --- the rules, by themselves --------------------------------------------------------
 
 
-def test_patterns_do_not_open_what_is_private() -> None:
-    """It is allowed by its whole name, or not at all."""
+def test_allow_patterns_exclude_private_names() -> None:
+    """A private function is allowed by its whole name alone."""
     table = FunctionTable(Policy.STRICT, (f"{MODULE}:*",))
     assert table.is_allowed(gadgets.trace)
     assert not table.is_allowed(gadgets._private)  # noqa: SLF001
@@ -296,7 +296,7 @@ def test_patterns_do_not_open_what_is_private() -> None:
     assert spelled.is_allowed(gadgets._private)  # noqa: SLF001
 
 
-def test_only_methods_of_the_class_are_methods() -> None:
+def test_allowed_methods_are_defined_by_the_class() -> None:
     table = FunctionTable(Policy.STRICT)
     assert table.is_allowed_method(gadgets.Exposed, "method")
     for name in ("held", "computed", "count", "_private", "__call__", "missing"):

@@ -100,14 +100,12 @@ WORK: dict[str, Work] = {
 
 
 @pytest.mark.parametrize("name", WORK)
-async def test_a_call_that_has_ended_is_freed(
-    pair: list[asyncrpc.Worker], name: str
-) -> None:
+async def test_ended_call_is_freed(pair: list[asyncrpc.Worker], name: str) -> None:
     garbage = await garbage_of(WORK[name], pair[0].peer("b"))
     assert not {kind: n for kind, n in garbage.items() if n >= TIMES}
 
 
-async def test_a_training_step_that_has_ended_is_freed(
+async def test_ended_training_step_is_freed(
     pair: list[asyncrpc.Worker],
 ) -> None:
     with acting_as(pair[0]):

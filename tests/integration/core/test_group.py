@@ -116,7 +116,7 @@ async def test_replies_come_as_they_arrive(
     assert found == ["c", "d", "b"]
 
 
-async def test_a_group_of_none_has_no_results(four: list[Worker]) -> None:
+async def test_empty_group_has_no_results(four: list[Worker]) -> None:
     group = four[0].group([])
     assert await group.call(remote.add, 1) == []
     assert [reply async for reply in group.call(remote.add, 1)] == []
@@ -129,7 +129,7 @@ async def test_results_can_be_awaited_after_the_replies(four: list[Worker]) -> N
     assert list(calls.futures) == OTHERS
 
 
-async def test_two_tasks_may_share_the_replies(four: list[Worker]) -> None:
+async def test_replies_may_be_shared_by_two_tasks(four: list[Worker]) -> None:
     calls = four[0].group(OTHERS).call(remote.add, 1)
 
     async def take() -> list[str]:
@@ -156,7 +156,7 @@ async def test_arguments_are_encoded_once(
     assert len(found) == 1
 
 
-async def test_what_must_be_gathered_is_gathered_once(four: list[Worker]) -> None:
+async def test_strided_argument_is_gathered_once(four: list[Worker]) -> None:
     every_eighth = torch.arange(2 * MIB, dtype=torch.float32)[::8]
     calls = four[0].group(OTHERS).call(remote.total, every_eighth)
     assert await calls == [every_eighth.double().sum()] * 3
@@ -186,7 +186,7 @@ async def test_a_codec_is_applied_once(
         assert sorted(one.bytes_copied for one in stats) == [0, 0, tensor.nbytes // 2]
 
 
-async def test_a_value_that_a_codec_would_harm_fails_each_call_with_an_error_of_its_own(
+async def test_value_incompatible_with_the_codec_fails_each_call(
     four: list[Worker],
 ) -> None:
     harmed = torch.full((MIB,), 1e30)
@@ -230,7 +230,7 @@ async def test_gradients_come_back_from_every_peer(four: list[Worker]) -> None:
 # --- errors --------------------------------------------------------------------------
 
 
-async def test_an_error_leaves_the_other_replies(four: list[Worker]) -> None:
+async def test_failed_call_leaves_the_other_replies(four: list[Worker]) -> None:
     replies = {
         reply.peer: reply
         async for reply in four[0].group(OTHERS).call(fail_as_told, ["c"])
@@ -267,7 +267,7 @@ async def fail_or_wait(failing: str) -> None:
     raise ValueError(f"{name} fails")
 
 
-async def test_nothing_is_sent_if_an_argument_cannot_travel(four: list[Worker]) -> None:
+async def test_unsendable_argument_sends_no_call(four: list[Worker]) -> None:
     a = four[0]
     group = a.group(OTHERS)
     await group.call(remote.add, 1)
@@ -276,7 +276,7 @@ async def test_nothing_is_sent_if_an_argument_cannot_travel(four: list[Worker]) 
     assert [calls_over(link) for link in a.parts.directory.links] == [[], [], []]
 
 
-async def test_an_argument_that_cannot_travel_fails_every_call_begun_unconnected(
+async def test_unsendable_argument_fails_calls_begun_unconnected(
     four: list[Worker],
 ) -> None:
     with pytest.raises(EncodeError):
@@ -297,13 +297,13 @@ async def test_a_group_is_checked_when_it_is_made(four: list[Worker]) -> None:
         a.group(["b"]).using(out=torch.zeros(1))
 
 
-async def test_a_fan_out_begins_on_the_loop(four: list[Worker]) -> None:
+async def test_group_call_off_the_loop_is_refused(four: list[Worker]) -> None:
     group = four[0].group(OTHERS)
     with pytest.raises(UsageError, match="event loop"):
         await asyncio.to_thread(group.call, remote.add, 1)
 
 
-async def test_a_peer_that_shuts_down_fails_alone(four: list[Worker]) -> None:
+async def test_closing_peer_fails_alone(four: list[Worker]) -> None:
     a, _, c, _ = four
     group = a.group(OTHERS)
     await group.call(remote.add, 1)
@@ -319,7 +319,7 @@ async def test_a_peer_that_shuts_down_fails_alone(four: list[Worker]) -> None:
 
 
 @pytest.mark.parametrize("is_connected", [True, False])
-async def test_cancelling_who_waits_cancels_every_call(
+async def test_cancelled_wait_cancels_every_call(
     four: list[Worker], watches: dict[str, Watch], *, is_connected: bool
 ) -> None:
     group = four[0].group(OTHERS)
@@ -340,19 +340,19 @@ async def test_cancelling_who_waits_cancels_every_call(
         assert watches[name].notes == [f"cancelled on {name}"]
 
 
-async def test_cancelling_who_iterates_cancels_every_call(
+async def test_cancelled_iteration_cancels_every_call(
     four: list[Worker], watches: dict[str, Watch]
 ) -> None:
     calls = four[0].group(OTHERS).call(wait_as_told, ["b", "c"])
-    found: asyncio.Queue[str] = asyncio.Queue()
+    replied: asyncio.Queue[str] = asyncio.Queue()
 
     async def iterate() -> None:
         async for reply in calls:
-            found.put_nowait(reply.peer)
+            replied.put_nowait(reply.peer)
 
     task = asyncio.create_task(iterate())
     await asyncio.gather(*(watches[name].begun.wait() for name in ("b", "c")))
-    assert await found.get() == "d"
+    assert await replied.get() == "d"
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -360,7 +360,7 @@ async def test_cancelling_who_iterates_cancels_every_call(
         await asyncio.wait_for(watches[name].ended.wait(), 30)
 
 
-async def test_leaving_the_block_cancels_what_has_not_ended(
+async def test_leaving_the_block_cancels_pending_calls(
     four: list[Worker], watches: dict[str, Watch]
 ) -> None:
     async with four[0].group(OTHERS).call(wait_as_told, ["b", "c"]) as calls:
@@ -372,7 +372,7 @@ async def test_leaving_the_block_cancels_what_has_not_ended(
 
 
 @pytest.mark.parametrize("is_connected", [True, False])
-async def test_one_deadline_covers_all(
+async def test_deadline_covers_all_calls_of_the_group(
     four: list[Worker], watches: dict[str, Watch], *, is_connected: bool
 ) -> None:
     group = four[0].group(OTHERS)
@@ -387,7 +387,7 @@ async def test_one_deadline_covers_all(
     assert {type(reply.error) async for reply in late} == {DeadlineExceededError}
 
 
-async def test_more_peers_than_may_be_dialed_at_once(
+async def test_group_may_exceed_the_limit_of_dials(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(group_module, "DIALS_MAX", 2)
@@ -410,7 +410,7 @@ async def test_tensors_reach_every_process() -> None:
         assert all(torch.equal(one, tensor * 2) for one in back)
 
 
-async def test_a_process_that_is_killed_fails_alone() -> None:
+async def test_killed_process_fails_alone() -> None:
     cluster = ProcessCluster(OTHERS, method="forkserver")
     async with cluster as worker:
         group = worker.group(OTHERS)

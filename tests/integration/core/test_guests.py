@@ -87,12 +87,12 @@ def stranger(door: str, token: str | None, name: str = "laptop") -> Worker:
         ("join://http://10.0.0.1:80", "must be tcp://host:port"),
     ],
 )
-def test_a_door_that_is_mistyped_is_refused_at_once(door: str, words: str) -> None:
+def test_mistyped_join_address_is_refused_at_once(door: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         stranger(door, None)
 
 
-async def test_a_token_of_no_use_here_is_refused_at_once_and_says_why(
+async def test_unusable_token_is_refused_at_once_with_a_reason(
     inside: tuple[Worker, Worker],
 ) -> None:
     gateway, other = inside
@@ -112,7 +112,7 @@ async def test_a_token_of_no_use_here_is_refused_at_once_and_says_why(
             await stranger(door, token).__aenter__()
 
 
-async def test_a_token_lets_in_one_worker_at_a_time(
+async def test_token_admits_one_worker_at_a_time(
     inside: tuple[Worker, Worker],
 ) -> None:
     gateway, _other = inside
@@ -155,7 +155,7 @@ async def listening(answer: bytes) -> AsyncIterator[str]:
     ],
     ids=["http", "silent"],
 )
-async def test_a_port_of_another_service_is_told_from_a_worker(
+async def test_port_of_another_service_is_not_taken_for_a_worker(
     inside: tuple[Worker, Worker],
     answer: bytes,
     error: type[Exception],
@@ -167,10 +167,10 @@ async def test_a_port_of_another_service_is_told_from_a_worker(
             await stranger(door, token).__aenter__()
 
 
-async def test_workers_that_only_join_each_other_are_told_what_to_do() -> None:
+async def test_workers_that_only_join_each_other_are_told_the_remedy() -> None:
     ports = free_port(), free_port()
 
-    def one(number: int) -> Worker:
+    def worker(number: int) -> Worker:
         listen = (f"tcp://127.0.0.1:{ports[number]}",)
         return Worker(
             f"w{number}",
@@ -182,7 +182,7 @@ async def test_workers_that_only_join_each_other_are_told_what_to_do() -> None:
             ),
         )
 
-    for number, error in enumerate(await outcomes(one(0), one(1))):
+    for number, error in enumerate(await outcomes(worker(0), worker(1))):
         assert isinstance(error, RendezvousTimeoutError)
         assert f"'w{1 - number}' asked this worker for admission" in str(error)
         assert "Start one of them, or all, with another rendezvous" in str(error)
@@ -256,10 +256,10 @@ async def guests(gateway: Worker, *names: str) -> AsyncIterator[list[Worker]]:
         yield found
 
 
-async def test_a_guest_is_a_guest_to_other_guests(
+async def test_guest_stays_a_guest_to_other_guests(
     inside: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it says of itself: its gateway does not see what it answers."""
+    """The guest lies about itself in its hello."""
 
     def lying(self: Any, **more: Any) -> Hello:
         said: Hello = honest(self, **more)
@@ -270,8 +270,8 @@ async def test_a_guest_is_a_guest_to_other_guests(
     async with guests(inside[0], "a", "b") as (a, b):
         monkeypatch.setattr(WorkerIdentity, "hello", lying)
         assert await a.peer("b").call(len, "abc") == 3
-        for one, other in ((a, "b"), (b, "a")):
-            link = one.parts.directory.link_to(other)
+        for side, other in ((a, "b"), (b, "a")):
+            link = side.parts.directory.link_to(other)
             assert link is not None
             assert link.is_guest
             assert link.connection.peer is not None
@@ -338,7 +338,7 @@ async def test_a_connection_of_two_guests_is_resumed(
         assert a.parts.counters.connections_resumed > before
 
 
-async def test_a_token_that_ends_ends_what_its_guest_has_with_others(
+async def test_revoked_token_ends_all_connections_of_its_guest(
     inside: tuple[Worker, Worker],
 ) -> None:
     gateway, _other = inside
@@ -352,7 +352,7 @@ async def test_a_token_that_ends_ends_what_its_guest_has_with_others(
             await a.peer("b").call(len, "abc")
 
 
-async def test_without_their_gateway_guests_are_told_what_is_missing(
+async def test_guests_without_their_gateway_name_it(
     inside: tuple[Worker, Worker],
 ) -> None:
     gateway, _other = inside
@@ -362,18 +362,18 @@ async def test_without_their_gateway_guests_are_told_what_is_missing(
             await a.peer("b").call(len, "abc")
 
 
-async def test_guests_of_two_gateways_are_told_that_they_cannot_meet(
+async def test_guests_of_two_gateways_are_refused_to_each_other(
     inside: tuple[Worker, Worker],
 ) -> None:
     gateway, other = inside
     async with guests(gateway, "a") as (a,), guests(other, "b"):
-        for one in (gateway, a):
-            await one.find("b", timeout_s=LIMIT_S)
+        for worker in (gateway, a):
+            await worker.find("b", timeout_s=LIMIT_S)
         with pytest.raises(WorkerLostError, match="join through the same member"):
             await a.peer("b").call(len, "abc")
 
 
-async def test_who_leaves_while_its_gateway_is_held_up_has_left(
+async def test_guest_that_leaves_a_busy_gateway_has_left(
     inside: tuple[Worker, Worker],
 ) -> None:
     """The gateway writes to it before it has read the farewell."""

@@ -116,26 +116,28 @@ LIES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("lie", LIES)
 @pytest.mark.parametrize("to", ["ps", "m"])
-async def test_a_lie_about_a_worker_that_is_linked_ends_nothing(
+async def test_false_record_of_a_linked_worker_ends_no_link(
     trio: Trio, lie: str, to: str
 ) -> None:
     ps, member, liar = trio
     running = asyncio.create_task(ps.peer("m").call(wait_for_ever))
-    (told,) = (one for one in (ps, member) if one.name == to)
+    (target,) = (worker for worker in (ps, member) if worker.name == to)
     before = record(member, **LIES[lie])
-    await say(liar, told, before)
+    await say(liar, target, before)
     for _ in range(20):
         assert await ps.peer("m").call(add, 1, 1) == 2
         assert await ps.peer(1).call(add, 1, 1) == 2
         assert await member.peer("ps").call(add, 1, 1) == 2
     await until(lambda: status_of(ps, "m") == ALIVE)
-    await until(lambda: [one.name for one in ps.known_members] == ["ps", "m", "liar"])
+    await until(
+        lambda: [worker.name for worker in ps.known_members] == ["ps", "m", "liar"]
+    )
     assert not running.done()
     running.cancel()
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_a_lie_about_a_worker_that_is_not_linked_ends_with_a_call_and_without(
+async def test_false_record_of_an_unlinked_worker_is_corrected(
     lie: str,
 ) -> None:
     meeting = LocalRendezvous(3)
@@ -151,15 +153,15 @@ async def test_a_lie_about_a_worker_that_is_not_linked_ends_with_a_call_and_with
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_a_guest_says_nothing_of_others(trio: Trio, lie: str) -> None:
+async def test_guest_records_of_others_are_ignored(trio: Trio, lie: str) -> None:
     ps, member, _ = trio
     door = ps.addresses[0].replace("tcp://", "join://")
     token = ps.tokens.issue(valid_s=600.0, name="laptop")
     known = ps.parts.membership.table.get("m")
     guest = Worker("laptop", rendezvous=door, options=Options(token=token))
     async with guest:
-        for told in (ps, member):
-            await say(guest, told, record(member, **LIES[lie]))
+        for target in (ps, member):
+            await say(guest, target, record(member, **LIES[lie]))
         assert ps.parts.membership.table.get("m") == known
         ghost = record(member, name="ghost", incarnation=99, rank=-1)
         await say(guest, ps, ghost)
@@ -168,7 +170,7 @@ async def test_a_guest_says_nothing_of_others(trio: Trio, lie: str) -> None:
         assert await guest.peer("m").call(add, 1, 1) == 2
 
 
-async def test_invented_members_keep_nobody_out(trio: Trio) -> None:
+async def test_invented_members_keep_no_worker_out(trio: Trio) -> None:
     ps, member, liar = trio
     for start in range(0, 8000, 200):
         ghosts = [
@@ -183,7 +185,7 @@ async def test_invented_members_keep_nobody_out(trio: Trio) -> None:
         assert await ps.peer("honest").call(add, 1, 1) == 2
 
 
-async def test_names_that_only_a_lost_member_told_are_forgotten(trio: Trio) -> None:
+async def test_names_known_from_a_lost_member_are_forgotten(trio: Trio) -> None:
     ps, member, liar = trio
     ghosts = [
         record(member, name=f"ghost{n}", incarnation=n + 9, rank=-1, addresses=NOWHERE)
@@ -192,7 +194,7 @@ async def test_names_that_only_a_lost_member_told_are_forgotten(trio: Trio) -> N
     await say(liar, ps, *ghosts)
     assert len(ps.known_members) == 53
     await liar.shutdown()
-    await until(lambda: [one.name for one in ps.known_members] == ["ps", "m"])
+    await until(lambda: [known.name for known in ps.known_members] == ["ps", "m"])
 
 
 # --- names and ranks -----------------------------------------------------------------
@@ -226,7 +228,7 @@ def claim(name: str, incarnation: int, rank: int = -1, expects: str = "ps") -> H
     ("name", "rank"),
     [("m", 1), ("m", -1), ("stranger", 1), ("stranger", 0), ("ps", 0)],
 )
-async def test_a_name_and_a_rank_stay_with_the_worker_that_has_them(
+async def test_name_and_rank_in_use_are_refused(
     trio: Trio, name: str, rank: int
 ) -> None:
     ps, _, _ = trio
@@ -241,12 +243,12 @@ async def test_a_name_and_a_rank_stay_with_the_worker_that_has_them(
 @pytest.mark.parametrize("expects", ["ps", "m", ""])
 @pytest.mark.parametrize("of", ["ps", "m", "liar"])
 @pytest.mark.parametrize("name", ["laptop", "stranger"])
-async def test_an_incarnation_stays_with_the_worker_that_has_it(
+async def test_incarnation_in_use_is_refused(
     trio: Trio, name: str, of: str, expects: str
 ) -> None:
     """Services know a worker by it; for a guest of `ps`, and one with the secret."""
     ps, member, liar = trio
-    (whose,) = (one for one in trio if one.name == of)
+    (whose,) = (worker for worker in trio if worker.name == of)
     token = Token.parse(ps.tokens.issue(valid_s=600.0, name="laptop"))
     key, ticket = token.key, token.ticket
     if name == "stranger":
@@ -259,16 +261,16 @@ async def test_an_incarnation_stays_with_the_worker_that_has_it(
     for teller in (ps, member):
         link = teller.parts.directory.link_of(whose.incarnation)
         assert link is None or link.peer.name == of
-    for one in (ps, member, liar):
-        assert await one.peer("m").call(add, 1, 1) == 2
-    assert [one.name for one in ps.known_members] == ["ps", "m", "liar"]
+    for worker in (ps, member, liar):
+        assert await worker.peer("m").call(add, 1, 1) == 2
+    assert [worker.name for worker in ps.known_members] == ["ps", "m", "liar"]
 
 
 @pytest.mark.parametrize("name", ["m", "ps"])
-async def test_a_record_with_the_incarnation_of_another_ends_no_link(
+async def test_record_with_a_foreign_incarnation_ends_no_link(
     trio: Trio, name: str
 ) -> None:
-    """As it was: the worker that has the name said so, and ended the other."""
+    """A regression: the owner of the name ended the link of the other worker."""
     ps, member, liar = trio
     token = ps.tokens.issue(valid_s=600.0, name="laptop")
     guest = Worker(
@@ -277,14 +279,14 @@ async def test_a_record_with_the_incarnation_of_another_ends_no_link(
         options=Options(token=token, drain_timeout_s=1.0),
     )
     async with started(guest):
-        for one in (ps, member):
-            await one.find("laptop", timeout_s=LIMIT_S)
-            assert await guest.peer(one.name).call(add, 1, 1) == 2
+        for worker in (ps, member):
+            await worker.find("laptop", timeout_s=LIMIT_S)
+            assert await guest.peer(worker.name).call(add, 1, 1) == 2
         running = asyncio.create_task(guest.peer("m").call(wait_for_ever))
-        (of,) = (one for one in (ps, member) if one.name == name)
+        (of,) = (worker for worker in (ps, member) if worker.name == name)
         lie = {"incarnation": guest.incarnation, "generation": 2}
-        for told in (ps, member):
-            await say(liar, told, record(of, **lie))
+        for target in (ps, member):
+            await say(liar, target, record(of, **lie))
         await until(lambda: status_of(ps, "m") == status_of(member, "ps") == ALIVE)
         for caller in (ps, member, guest):
             for to in ("ps", "m"):
@@ -293,7 +295,7 @@ async def test_a_record_with_the_incarnation_of_another_ends_no_link(
         running.cancel()
 
 
-async def test_two_programs_with_one_rank_are_told_so(trio: Trio) -> None:
+async def test_duplicate_rank_is_explained_to_the_later_program(trio: Trio) -> None:
     ps, *_ = trio
     where = {"other": "tcp://127.0.0.1:0", "twin": "tcp://127.0.0.1:0"}
     where["ps"] = ps.addresses[0]
@@ -306,7 +308,7 @@ async def test_two_programs_with_one_rank_are_told_so(trio: Trio) -> None:
 
 @pytest.mark.parametrize("name", ["ps", "m", "notebook"])
 @pytest.mark.parametrize("expects", ["ps", "m", ""])
-async def test_a_token_is_of_one_name_on_every_way(
+async def test_token_is_valid_for_its_name_only(
     trio: Trio, name: str, expects: str
 ) -> None:
     ps, member, _ = trio
@@ -318,7 +320,7 @@ async def test_a_token_is_of_one_name_on_every_way(
         assert "its token is that of worker 'laptop'" in answer.verdict
 
 
-async def test_a_guest_gets_no_rank_that_another_has(trio: Trio) -> None:
+async def test_guest_is_refused_a_rank_in_use(trio: Trio) -> None:
     ps, *_ = trio
     issued = Token.parse(ps.tokens.issue(valid_s=600.0, name="laptop"))
     async with dialed(ps) as stream:
@@ -331,7 +333,7 @@ async def test_a_guest_gets_no_rank_that_another_has(trio: Trio) -> None:
 @pytest.mark.parametrize("whose", ["ps", "m"])
 @pytest.mark.parametrize("expects", ["ps", "m", ""])
 @pytest.mark.parametrize("sender", ["member", "guest"])
-async def test_the_number_of_a_life_is_of_one_worker(
+async def test_incarnation_of_another_worker_cannot_be_claimed(
     trio: Trio, sender: str, expects: str, whose: str
 ) -> None:
     """Everybody knows it, and what a worker holds is counted by it."""
@@ -356,10 +358,10 @@ async def test_the_number_of_a_life_is_of_one_worker(
 
 @pytest.mark.parametrize("way", ["lane", "resume"])
 @pytest.mark.parametrize("sender", ["member", "guest"])
-async def test_a_connection_is_of_the_worker_that_dialed_it(
+async def test_connection_is_continued_by_its_dialer_only(
     trio: Trio, sender: str, way: str
 ) -> None:
-    """Whoever listens in the path knows its number, and everybody that of the life."""
+    """An eavesdropper knows the connection id, and each peer the incarnation."""
     ps, member, _ = trio
     link: Any = ps.parts.directory.link_to("m")
     dialed_by, at = (
@@ -382,7 +384,7 @@ async def test_a_connection_is_of_the_worker_that_dialed_it(
     assert await ps.peer("m").call(add, 1, 1) == 2
 
 
-async def test_a_peer_with_the_incarnation_of_another_gets_no_call(
+async def test_peer_with_a_foreign_incarnation_gets_no_call(
     trio: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ps, member, liar = trio
@@ -397,7 +399,7 @@ async def test_a_peer_with_the_incarnation_of_another_gets_no_call(
 
 
 @pytest.mark.parametrize("status", [ALIVE, LOST, LEFT])
-async def test_news_give_no_incarnation_to_another_name(
+async def test_news_with_a_foreign_incarnation_are_dropped(
     trio: Trio, status: int
 ) -> None:
     ps, member, liar = trio
@@ -411,7 +413,7 @@ async def test_news_give_no_incarnation_to_another_name(
 
 
 @pytest.mark.parametrize("generation", [2, 9])
-async def test_a_member_keeps_its_name_though_another_answers_to_it(
+async def test_member_keeps_its_name_against_a_twin(
     trio: Trio, generation: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Somebody with the secret listens as `m`, and says so to everybody."""
@@ -423,8 +425,8 @@ async def test_a_member_keeps_its_name_though_another_answers_to_it(
     )
     async with started(twin):
         claimed = record(twin, generation=generation)
-        for told in (ps, member):
-            await say(liar, told, claimed)
+        for target in (ps, member):
+            await say(liar, target, claimed)
         await until(lambda: "another worker answers to its name" in caplog.text)
         assert await ps.peer("m").call(own_rank) == 1
         assert await ps.peer(1).call(own_rank) == 1
@@ -433,10 +435,10 @@ async def test_a_member_keeps_its_name_though_another_answers_to_it(
 
 
 @pytest.mark.parametrize("is_linked", [False, True])
-async def test_a_member_that_is_said_to_have_the_life_of_another_denies_it(
+async def test_member_denies_a_false_record_of_its_incarnation(
     *, is_linked: bool
 ) -> None:
-    """Whoever has believed it refuses the other one, until the first denies it."""
+    """A worker that believed the record refuses the other one until the denial."""
     meeting = LocalRendezvous(4)
     every = [
         Worker(name, rank=rank, rendezvous=meeting, options=options())
@@ -451,5 +453,5 @@ async def test_a_member_that_is_said_to_have_the_life_of_another_denies_it(
         mine: Any = ps.parts.membership.table
         await until(lambda: mine.get("m").generation > 2)
         assert mine.get("m").incarnation == member.parts.identity.incarnation
-        for one in (member, other):
-            assert await ps.peer(one.name).call(add, 1, 1) == 2
+        for worker in (member, other):
+            assert await ps.peer(worker.name).call(add, 1, 1) == 2

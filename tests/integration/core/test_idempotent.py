@@ -39,7 +39,7 @@ async def read(path: str) -> int:
 
 
 @pytest.mark.parametrize("declared", ["by decorator", "by option"])
-async def test_a_call_is_made_again_where_its_worker_was_restarted(
+async def test_idempotent_call_is_retried_on_the_restarted_worker(
     declared: str, tmp_path: Path
 ) -> None:
     log = str(tmp_path / "runs")
@@ -61,7 +61,7 @@ async def test_a_call_is_made_again_where_its_worker_was_restarted(
                 assert await call == 2
 
 
-async def test_no_other_call_is_made_again(tmp_path: Path) -> None:
+async def test_plain_call_is_not_retried(tmp_path: Path) -> None:
     log = str(tmp_path / "runs")
     cluster = ProcessCluster(["b"], method="forkserver", options=OPTIONS)
     async with cluster as a:
@@ -72,7 +72,7 @@ async def test_no_other_call_is_made_again(tmp_path: Path) -> None:
     assert (tmp_path / "runs").read_text() == "run\n"
 
 
-async def test_what_a_function_raises_is_final(tmp_path: Path) -> None:
+async def test_error_of_a_function_is_not_retried(tmp_path: Path) -> None:
     log = str(tmp_path / "runs")
     async with ProcessCluster(["b"], method="forkserver", options=OPTIONS) as a:
         with pytest.raises(ZeroDivisionError):

@@ -110,7 +110,7 @@ SOURCES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", SOURCES)
-async def test_nothing_is_copied_on_either_side(a: Worker, name: str) -> None:
+async def test_large_payload_is_copied_on_neither_side(a: Worker, name: str) -> None:
     value = SOURCES[name]()
     result, stats, there = await moved(a, echo, value)
     assert same(result, value)
@@ -119,8 +119,8 @@ async def test_nothing_is_copied_on_either_side(a: Worker, name: str) -> None:
     assert there == 0
 
 
-async def test_from_the_first_call_on(a: Worker) -> None:
-    """Also while there is no connection yet, or none for large payloads."""
+async def test_first_call_copies_nothing(a: Worker) -> None:
+    """There is no connection yet, or none for large payloads."""
     value = torch.rand(2 * MIB)
     call = a.parts.start_call("b", echo, (value,))
     assert torch.equal(await call, value)
@@ -128,7 +128,7 @@ async def test_from_the_first_call_on(a: Worker) -> None:
     assert await a.peer("b").call(bytes_copied) == 0
 
 
-async def test_in_both_directions_at_once(a: Worker) -> None:
+async def test_simultaneous_calls_copy_nothing(a: Worker) -> None:
     calls = [a.parts.start_call("b", echo, (torch.rand(MIB + 1),)) for _ in range(8)]
     for call in calls:
         await call
@@ -136,7 +136,7 @@ async def test_in_both_directions_at_once(a: Worker) -> None:
     assert await a.peer("b").call(bytes_copied) == 0
 
 
-async def test_what_has_large_holes_is_gathered_once_where_it_is(a: Worker) -> None:
+async def test_tensor_with_large_gaps_is_gathered_once_by_its_sender(a: Worker) -> None:
     value = torch.rand(8 * MIB)[::8]
     _, stats, there = await moved(a, shape_of, value)
     assert stats.bytes_sent == stats.bytes_copied == 4 * MIB
@@ -155,9 +155,7 @@ async def test_a_small_payload_is_copied_once_where_it_is_received(a: Worker) ->
 
 
 @pytest.mark.parametrize("elements", [(64 << 10) // 4 + 1, 4 * MIB])
-async def test_nothing_is_copied_into_the_callers_own_tensor(
-    a: Worker, elements: int
-) -> None:
+async def test_result_lands_in_out_without_a_copy(a: Worker, elements: int) -> None:
     value, out = torch.rand(elements), torch.empty(elements)
     result, stats, there = await moved(a, echo, value, out=out)
     assert result is out
@@ -165,7 +163,7 @@ async def test_nothing_is_copied_into_the_callers_own_tensor(
     assert stats.bytes_copied == there == 0
 
 
-async def test_one_copy_into_a_tensor_with_holes(a: Worker) -> None:
+async def test_result_is_copied_once_into_a_strided_out(a: Worker) -> None:
     table = torch.zeros(MIB, 2)
     value = torch.rand(MIB)
     _, stats, there = await moved(a, echo, value, out=table[:, 1])
@@ -196,7 +194,7 @@ async def test_a_gigabyte_takes_its_own_memory_and_little_more(a: Worker) -> Non
 
 
 @pytest.mark.slow
-async def test_shared_memory_makes_that_no_more() -> None:
+async def test_gigabyte_by_shared_memory_takes_little_more() -> None:
     async with ProcessCluster(["b"], method="forkserver") as a:
         await assert_a_gigabyte_takes_little_more(a)
 
@@ -212,7 +210,7 @@ async def assert_a_gigabyte_takes_little_more(a: Worker) -> None:
 
 
 @pytest.mark.slow
-async def test_half_a_gigabyte_into_a_tensor_takes_no_memory(a: Worker) -> None:
+async def test_large_result_in_out_takes_no_extra_memory(a: Worker) -> None:
     out = torch.empty(GIB // 8).fill_(7)
     await a.peer("b").call(echo, torch.rand(MIB))
     here = forget_peak()

@@ -103,14 +103,12 @@ async def use(a: Worker, way: Any) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_references_of_whatever_owner_are_the_callers(
-    a: Worker, way: Any
-) -> None:
+async def test_references_of_any_owner_become_the_callers(a: Worker, way: Any) -> None:
     async with company(a), third(a):
         await use(a, way)
 
 
-async def test_references_that_nobody_takes() -> None:
+async def test_references_of_a_cancelled_call_are_released() -> None:
     """The answer comes to nobody: what it lends is given back."""
     async with Cluster(3, options=OPTIONS) as (a, _, _), company(a), third(a):
         for _ in range(5):
@@ -142,7 +140,7 @@ async def streamed(a: Worker, kind: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", results.BELONGING)
-async def test_what_belongs_to_its_worker_is_named(a: Worker, kind: str) -> None:
+async def test_result_bound_to_its_worker_is_named(a: Worker, kind: str) -> None:
     async with company(a), third(a):
         attempts = [
             functools.partial(way, a, function, kind)
@@ -165,7 +163,7 @@ CANCELLED: Final = ["cancelled", "cancelled concurrent", "cancelled soon"]
 NEVER: Final = ["concurrent", "torch's", "this loop's", "call"]
 
 
-async def test_futures_of_other_loops(a: Worker) -> None:
+async def test_futures_of_other_loops_are_refused_until_done(a: Worker) -> None:
     async with company(a), third(a):
         for kind in ("another loop's", "a closed loop's"):
             error = await hears(lambda: called(a, results.by_future, kind))  # noqa: B023
@@ -177,7 +175,7 @@ async def test_futures_of_other_loops(a: Worker) -> None:
 
 
 @pytest.mark.parametrize("kind", [*CANCELLED, "cancelled call"])
-async def test_futures_that_are_cancelled(a: Worker, kind: str) -> None:
+async def test_cancelled_futures_are_remote_errors(a: Worker, kind: str) -> None:
     async with company(a), third(a):
         for way in WAYS:
             error = await hears(functools.partial(way, a, results.by_future, kind))
@@ -188,7 +186,7 @@ async def test_futures_that_are_cancelled(a: Worker, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", NEVER)
-async def test_futures_that_never_come_end_with_the_call(a: Worker, kind: str) -> None:
+async def test_endless_future_ends_with_its_call(a: Worker, kind: str) -> None:
     async with company(a), third(a):
         peer = a.peer("b")
         with pytest.raises(DeadlineExceededError) as caught:
@@ -202,7 +200,7 @@ async def test_futures_that_never_come_end_with_the_call(a: Worker, kind: str) -
         await peer.call(results.let_go)
 
 
-async def test_a_future_of_a_call_that_was_given_up_is_cancelled(a: Worker) -> None:
+async def test_future_of_a_cancelled_call_is_cancelled(a: Worker) -> None:
     async with company(a), third(a):
         peer = a.peer("b")
         call = asyncio.ensure_future(peer.call(results.call_behind_gate))
@@ -216,7 +214,7 @@ async def test_a_future_of_a_call_that_was_given_up_is_cancelled(a: Worker) -> N
 
 @pytest.mark.parametrize("kind", NEVER)
 @pytest.mark.parametrize("drain_timeout_s", [0.0, 0.2])
-async def test_futures_that_never_come_end_with_their_worker(
+async def test_endless_future_ends_with_its_worker(
     kind: str, drain_timeout_s: float
 ) -> None:
     options = Options(drain_timeout_s=drain_timeout_s, liveness=PATIENT)

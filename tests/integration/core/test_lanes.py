@@ -84,7 +84,7 @@ class TestOpening:
         ("network", "count", "host"),
         [("tcp", 1, HOST_ID), ("tcp", 2, "another"), ("uds", 1, "another")],
     )
-    async def test_the_first_large_payload_opens_them(
+    async def test_first_large_payload_opens_the_lanes(
         self, network: Wires, count: int, host: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(lane_dialer, "HOST_ID", host)
@@ -97,7 +97,7 @@ class TestOpening:
             await a.peer("b").call(remote.echo, large)
             assert len(lanes_of(a, "b").lanes) == len(lanes_of(b, "a").lanes) == count
 
-    async def test_the_side_that_was_dialed_asks_for_them(self) -> None:
+    async def test_acceptor_asks_for_lanes(self) -> None:
         async with two() as (a, b):
             await a.peer("b").call(remote.add, 1)
             large = numbers(MIB)
@@ -106,27 +106,27 @@ class TestOpening:
             assert lanes_of(a, "b").state is LanesState.UP
 
     @pytest.mark.parametrize("network", ["tcp", "uds", "mem"])
-    async def test_nothing_is_copied_in_user_space(self, network: Wires) -> None:
+    async def test_lanes_copy_nothing_in_user_space(self, network: Wires) -> None:
         async with two(network) as (a, b):
             for _ in range(2):
                 await a.peer("b").call(remote.total, numbers(4 * MIB))
             (link,) = b.parts.directory.links
             assert link.connection.bytes_copied == 0
 
-    async def test_no_lanes_if_the_options_say_so(self) -> None:
+    async def test_options_switch_lanes_off(self) -> None:
         async with two(chosen=NetworkOptions(bulk_lanes=0)) as (a, b):
             large = numbers(MIB)
             assert torch.equal(await a.peer("b").call(remote.echo, large), large)
             assert torch.equal(await b.peer("a").call(remote.echo, large), large)
             assert not lanes_of(a, "b").lanes
 
-    async def test_a_number_of_lanes_that_makes_no_sense(self) -> None:
+    async def test_invalid_number_of_lanes_is_refused(self) -> None:
         for count in (-1, 17):
             with pytest.raises(UsageError, match=r"bulk_lanes must be 0 to 16"):
                 Options(network=NetworkOptions(bulk_lanes=count))
 
     @pytest.mark.parametrize("who", ["dialer", "acceptor"])
-    async def test_without_them_payloads_take_the_connection_itself(
+    async def test_payloads_use_the_connection_when_lanes_fail(
         self, monkeypatch: pytest.MonkeyPatch, who: str
     ) -> None:
         async def dial(*_: object) -> None:
@@ -134,14 +134,14 @@ class TestOpening:
 
         async with two() as (a, b):
             await a.peer("b").call(remote.add, 1)
-            one, to = (a, "b") if who == "dialer" else (b, "a")
+            sender, to = (a, "b") if who == "dialer" else (b, "a")
             monkeypatch.setattr(a.parts.directory.lane_dialer, "dial", dial)
             large = numbers(MIB)
-            assert torch.equal(await one.peer(to).call(remote.echo, large), large)
-            assert lanes_of(one, to).state is LanesState.OFF
-            assert torch.equal(await one.peer(to).call(remote.echo, large), large)
+            assert torch.equal(await sender.peer(to).call(remote.echo, large), large)
+            assert lanes_of(sender, to).state is LanesState.OFF
+            assert torch.equal(await sender.peer(to).call(remote.echo, large), large)
 
-    async def test_no_payload_waits_long_for_the_first(
+    async def test_payload_does_not_wait_long_for_opening_lanes(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("asyncrpc.core.payloads.lanes.OPENING_WAIT_S", 0.01)
@@ -164,7 +164,7 @@ class TestOpening:
             assert torch.equal(await a.peer("b").call(remote.echo, large), large)
             assert lanes.arrivals.opened == opened + 1
 
-    async def test_a_call_given_up_while_they_open_is_never_sent(self) -> None:
+    async def test_call_cancelled_while_lanes_open_is_never_sent(self) -> None:
         async with two() as (a, b):
             await a.peer("b").call(remote.add, 1)
             call = a.parts.start_call("b", remote.total, (numbers(MIB),))
@@ -205,7 +205,7 @@ class TestOpening:
 
 
 class TestStriping:
-    async def test_every_lane_takes_its_part(
+    async def test_payload_is_striped_over_all_lanes(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         read = counted(monkeypatch)
@@ -219,24 +219,32 @@ class TestStriping:
             assert sum(read.values()) == 64 * MIB + 40 * (64 * MIB // CHUNK_BYTES)
 
     @pytest.mark.parametrize("network", ["tcp", "uds", "mem"])
-    async def test_both_directions_and_many_calls_at_once(self, network: Wires) -> None:
+    async def test_concurrent_payloads_in_both_directions_arrive(
+        self, network: Wires
+    ) -> None:
         async with two(network) as (a, b):
             large = [numbers((number + 1) * MIB) for number in range(6)]
-            calls = [a.parts.start_call("b", remote.echo, (one,)) for one in large]
-            calls += [b.parts.start_call("a", remote.echo, (one,)) for one in large]
+            calls = [
+                a.parts.start_call("b", remote.echo, (tensor,)) for tensor in large
+            ]
+            calls += [
+                b.parts.start_call("a", remote.echo, (tensor,)) for tensor in large
+            ]
             small = [await a.peer("b").call(remote.add, number) for number in range(9)]
             assert small == list(range(1, 10))
-            for call, one in zip(calls, large * 2, strict=True):
-                assert torch.equal(await call, one)
+            for call, tensor in zip(calls, large * 2, strict=True):
+                assert torch.equal(await call, tensor)
 
-    async def test_items_of_a_stream(self) -> None:
+    async def test_stream_items_travel_on_lanes(self) -> None:
         async with two() as (a, _):
-            items = [one async for one in a.peer("b").stream(remote.tensors, 9, MIB)]
-            assert [len(one) for one in items] == [4, MIB] * 4 + [4]
+            items = [
+                tensor async for tensor in a.peer("b").stream(remote.tensors, 9, MIB)
+            ]
+            assert [len(item) for item in items] == [4, MIB] * 4 + [4]
             assert lanes_of(a, "b").arrivals.opened == 4
 
     @pytest.mark.parametrize("seed", range(10))
-    def test_whatever_order_the_network_gives_them(self, seed: int) -> None:
+    def test_payloads_survive_reordering_and_loss(self, seed: int) -> None:
         """Chunks overtake each other, and the messages that they belong to."""
 
         async def scenario(network: Network) -> None:
@@ -244,8 +252,12 @@ class TestStriping:
             network.between("a", "b").lose(network.rng.choice([0.0, 0.05]))
             async with two(network, NetworkOptions(bulk_lanes=3)) as (a, b):
                 large = [numbers((number + 1) * 99_999) for number in range(8)]
-                calls = [a.parts.start_call("b", remote.echo, (one,)) for one in large]
-                calls += [b.parts.start_call("a", remote.echo, (one,)) for one in large]
+                calls = [
+                    a.parts.start_call("b", remote.echo, (tensor,)) for tensor in large
+                ]
+                calls += [
+                    b.parts.start_call("a", remote.echo, (tensor,)) for tensor in large
+                ]
                 for call in calls[::3]:
                     call.cancel()
                 for number, call in enumerate(calls):
@@ -295,19 +307,19 @@ class TestFreshMemory:
     """Long memory gets its pages from a thread, while the payload arrives."""
 
     @pytest.mark.parametrize("network", ["tcp", "uds"])
-    async def test_lanes_wait_for_its_pages_and_lose_nothing(
+    async def test_lanes_wait_for_memory_pages_and_lose_nothing(
         self, network: Wires, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         begun, waits = threading.Event(), threading.Event()
         is_ready = Prefaulting.is_ready
 
         def asked(self: Prefaulting, memory: memoryview, tell: Any) -> bool:
-            found = is_ready(self, memory, tell)
-            if not found:
+            answer = is_ready(self, memory, tell)
+            if not answer:
                 waits.set()
             elif self._blocks:  # read nothing before the thread has begun
                 assert begun.wait(LIMIT_S)
-            return found
+            return answer
 
         def late(address: int, nbytes: int) -> bool:
             """Make pages once a lane waits for them, in a thread."""
@@ -320,12 +332,14 @@ class TestFreshMemory:
             monkeypatch.setattr(prefaulting, "populate", late)
             monkeypatch.setattr(Prefaulting, "is_ready", asked)
             large = torch.randint(0, 256, (24 * MIB + 5,), dtype=torch.uint8)
-            one, other = await a.peer("b").call(remote.echo, [large, large[3:].clone()])
-            assert torch.equal(one, large)
-            assert torch.equal(other, large[3:])
+            whole, part = await a.peer("b").call(
+                remote.echo, [large, large[3:].clone()]
+            )
+            assert torch.equal(whole, large)
+            assert torch.equal(part, large[3:])
             assert waits.is_set()
 
-    async def test_they_do_not_wait_while_all_threads_are_busy(
+    async def test_lanes_do_not_wait_while_all_threads_are_busy(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A function that waits for the payload may have the last thread."""
@@ -348,7 +362,7 @@ class TestFreshMemory:
 
 
 class TestTheEnd:
-    async def test_a_lane_that_breaks_breaks_the_link_and_says_so(self) -> None:
+    async def test_broken_lane_breaks_the_link_with_a_reason(self) -> None:
         async with two() as (a, b):
             await a.peer("b").call(remote.total, numbers(MIB))
             call = a.parts.start_call("b", remote.total, (numbers(64 * MIB),))
@@ -357,7 +371,7 @@ class TestTheEnd:
                 await call
             assert await a.peer("b").call(remote.total, torch.ones(MIB)) == MIB
 
-    async def test_a_peer_that_closes_its_lanes_alone_is_left(
+    async def test_peer_that_closes_only_its_lanes_is_lost(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("asyncrpc.core.payloads.lanes.LINGER_S", 0.01)
@@ -373,7 +387,7 @@ class TestTheEnd:
             await watch.ended.wait()
             del remote.watches["w"]
 
-    async def test_what_is_no_chunk_breaks_the_link(self) -> None:
+    async def test_invalid_chunk_breaks_the_link(self) -> None:
         async with two() as (a, b):
             await a.peer("b").call(remote.total, numbers(MIB))
             link = b.parts.directory.links[0]
@@ -381,7 +395,7 @@ class TestTheEnd:
             await link.connection.ended
             assert "a frame on a lane must be DATA" in link.lost_because
 
-    async def test_a_large_answer_of_one_that_shuts_down_arrives(
+    async def test_large_answer_of_a_closing_worker_arrives(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async with two() as (a, b):
@@ -393,7 +407,7 @@ class TestTheEnd:
             await b.shutdown()
             assert len(await call) == 64 * MIB
 
-    async def test_a_killed_peer_takes_its_lanes_along(self) -> None:
+    async def test_killed_peer_closes_its_lanes(self) -> None:
         options = Options(limits=LimitOptions(shared_memory_bytes=0))
         cluster = ProcessCluster(
             ["b"], transport="tcp", options=options, method="forkserver"

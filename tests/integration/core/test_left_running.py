@@ -53,7 +53,7 @@ def in_thread(function: Callable[[], Any]) -> list[Any]:
     return outcomes
 
 
-async def test_later_tasks_use_the_worker_of_an_earlier_one() -> None:
+async def test_later_tasks_use_the_worker_of_an_earlier_task() -> None:
     async with left_running("w") as [worker]:
         assert asyncrpc.current_worker() is worker
         assert asyncrpc.get_worker_info().name == "w"
@@ -69,7 +69,7 @@ async def test_later_tasks_use_the_worker_of_an_earlier_one() -> None:
             asyncrpc.current_worker()
 
 
-async def test_threads_of_their_own_use_the_only_worker_of_the_process() -> None:
+async def test_plain_threads_use_the_only_worker_of_the_process() -> None:
     async with left_running("w") as [worker]:
         call = asyncio.to_thread(
             in_thread, lambda: asyncrpc.rpc_sync("w", remote.add, (1, 2))
@@ -78,7 +78,7 @@ async def test_threads_of_their_own_use_the_only_worker_of_the_process() -> None
         assert await asyncio.to_thread(in_thread, asyncrpc.current_worker) == [worker]
 
 
-async def test_of_several_workers_none_is_chosen_but_by_name() -> None:
+async def test_several_workers_are_chosen_by_name_only() -> None:
     async with left_running("b", "a") as [b, a]:
         with pytest.raises(NotStartedError, match=r"has started 'a', 'b': use what it"):
             asyncrpc.current_worker()
@@ -92,7 +92,7 @@ async def test_of_several_workers_none_is_chosen_but_by_name() -> None:
             assert asyncrpc.get_worker_info().name == "c"
 
 
-async def test_a_worker_that_a_block_ends_is_current_only_in_the_block() -> None:
+async def test_worker_of_a_block_is_current_in_the_block_only() -> None:
     entered, leave = asyncio.Event(), asyncio.Event()
 
     async def hold(starting: Any) -> None:
@@ -115,7 +115,7 @@ async def test_a_worker_that_a_block_ends_is_current_only_in_the_block() -> None
         leave.clear()
 
 
-async def test_the_same_name_is_refused_until_its_worker_has_ended() -> None:
+async def test_name_is_refused_until_its_worker_has_ended() -> None:
     async with left_running("w") as [worker]:
         with pytest.raises(AlreadyStartedError, match="already runs on") as refusal:
             await start("w")
@@ -128,7 +128,7 @@ async def test_the_same_name_is_refused_until_its_worker_has_ended() -> None:
             assert asyncrpc.current_worker() is again
 
 
-async def test_another_loop_has_none_and_is_told_so() -> None:
+async def test_worker_of_another_loop_is_not_current() -> None:
     async def elsewhere() -> None:
         asyncrpc.current_worker()
 
@@ -138,7 +138,7 @@ async def test_another_loop_has_none_and_is_told_so() -> None:
         assert "'w' runs on another event loop than this" in str(error)
 
 
-def test_where_the_loop_stands_still_no_call_waits_for_it() -> None:
+def test_call_refuses_a_loop_that_does_not_run() -> None:
     """A terminal runs its loop for each line that awaits, and not between them."""
     with asyncio.Runner() as runner:
         worker = runner.run(start("w"))

@@ -281,7 +281,7 @@ async def _lie(honest: Honest, say: Say) -> None:
 
 @pytest.mark.parametrize("policy", Policy)
 @pytest.mark.parametrize("kind", LIARS)
-async def test_nothing_honest_fails(kind: str, policy: Policy) -> None:
+async def test_honest_work_survives_a_lying_peer(kind: str, policy: Policy) -> None:
     async with honest_ones(policy, kind) as (honest, member):
         async with _liar(kind, honest, member) as say:
             lying = asyncio.create_task(_lie(honest, say))

@@ -51,12 +51,12 @@ QUICK = Options(drain_timeout_s=0.5, rendezvous_timeout_s=0.2)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256, "a\nb", "\x1b[2J", "\ud800"])
-def test_a_name_is_what_can_be_sent_and_shown(name: str) -> None:
+def test_unprintable_or_oversized_name_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match=r"^name must be a "):
         Worker(name, rank=0, rendezvous=LocalRendezvous(1))
 
 
-async def test_addresses_that_no_peer_would_take_are_refused_at_the_start() -> None:
+async def test_oversized_address_list_is_refused_at_the_start() -> None:
     advertise = tuple(f"tcp://{number}.example.org:7000" for number in range(400))
     options = Options(
         secret="of thirty-two characters or more",
@@ -68,7 +68,7 @@ async def test_addresses_that_no_peer_would_take_are_refused_at_the_start() -> N
             pass
 
 
-async def test_what_needs_a_running_worker_says_that_there_is_none() -> None:
+async def test_operations_need_a_running_worker() -> None:
     worker = Worker("a", rank=0, rendezvous=LocalRendezvous(1))
     with pytest.raises(NotStartedError, match="has not been started; use `async with`"):
         worker.peer("a")
@@ -99,7 +99,7 @@ async def test_what_needs_a_running_worker_says_that_there_is_none() -> None:
         await asyncrpc.shutdown()
 
 
-async def test_a_worker_starts_once_and_a_task_has_one() -> None:
+async def test_worker_starts_once_and_is_the_only_one_of_its_task() -> None:
     where = LocalRendezvous(1)
     async with Worker("a", rank=0, rendezvous=where) as worker:
         with pytest.raises(AlreadyStartedError, match="make a new Worker"):
@@ -127,7 +127,7 @@ async def failing(worker: Worker, error: type[BaseException]) -> None:
     await worker.shutdown()
 
 
-async def test_a_worker_that_cannot_listen_leaves_nothing(tmp_path: Path) -> None:
+async def test_failed_listen_leaves_nothing_behind(tmp_path: Path) -> None:
     first = f"uds://{tmp_path}/first"
     for second in (f"uds://{tmp_path}/{'x' * 200}", first):
         options = Options(network=NetworkOptions(listen=(first, second)))
@@ -139,7 +139,7 @@ async def test_a_worker_that_cannot_listen_leaves_nothing(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("where", ["local", "file", "tcp host", "tcp guest"])
-async def test_a_worker_that_meets_nobody_leaves_nothing(
+async def test_worker_without_a_meeting_leaves_nothing(
     where: str, tmp_path: Path
 ) -> None:
     places: dict[str, str | LocalRendezvous] = {
@@ -162,7 +162,7 @@ async def test_a_worker_that_meets_nobody_leaves_nothing(
 # --- ends ----------------------------------------------------------------------------
 
 
-async def test_a_shutdown_in_a_block_that_raises_is_at_once() -> None:
+async def test_shutdown_of_a_block_that_raises_is_immediate() -> None:
     remote.watches["w"] = watch = Watch()
     with contextlib.suppress(ZeroDivisionError):
         async with (
@@ -177,7 +177,7 @@ async def test_a_shutdown_in_a_block_that_raises_is_at_once() -> None:
         await call
 
 
-async def test_a_thread_that_does_not_end_is_named_and_left(
+async def test_endless_thread_is_named_and_left(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     remote.watches["w"] = watch = Watch()
@@ -194,7 +194,7 @@ async def test_a_thread_that_does_not_end_is_named_and_left(
         watch.gate.set()
 
 
-async def test_a_shutdown_that_is_cancelled_is_completed_first(trio: Trio) -> None:
+async def test_cancelled_shutdown_is_completed_first(trio: Trio) -> None:
     a, b, _ = trio
     remote.watches["w"] = watch = Watch()
     call = a.parts.start_call("b", remote.wait_for_ever, ("w",))
@@ -238,7 +238,7 @@ async def test_a_shutdown_does_not_wait_for_a_peer_that_is_stopped(
             os.kill(cluster.pid("b"), signal.SIGKILL)
 
 
-async def test_a_kill_while_all_leave_fails_nobody(
+async def test_kill_during_a_common_shutdown_fails_no_survivor(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cluster = ProcessCluster(["b", "c"], method="forkserver")
@@ -258,7 +258,7 @@ async def test_a_kill_while_all_leave_fails_nobody(
 # --- what nobody awaits --------------------------------------------------------------
 
 
-async def test_a_failed_call_that_nobody_awaits_is_logged_with_its_place(
+async def test_unawaited_failed_call_is_logged_with_its_origin(
     trio: Trio, caplog: pytest.LogCaptureFixture
 ) -> None:
     a, _, _ = trio
@@ -377,7 +377,7 @@ def scratch(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_a_program_whatever_it_is_at(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_program_in_any_state(tmp_path: Path) -> None:
     """Which would last an hour.  All start at once: each takes seconds to."""
     with contextlib.ExitStack() as stack:
         running = {
@@ -396,7 +396,7 @@ def test_ctrl_c_ends_a_program_whatever_it_is_at(tmp_path: Path) -> None:
     assert scratch(tmp_path) == []
 
 
-def test_a_second_ctrl_c_hurries_what_the_first_began(tmp_path: Path) -> None:
+def test_second_ctrl_c_hurries_the_shutdown(tmp_path: Path) -> None:
     """Nothing is left of the worker, though its end has been cut short."""
     with program("-c", PRELUDE + STUCK, TMPDIR=str(tmp_path)) as process:
         assert process.stdout is not None

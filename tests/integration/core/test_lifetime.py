@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[3]
 NEVER_S = 3600.0  # what waits for this hangs
 
 
-async def test_a_shutdown_lets_calls_in_flight_end(wired: Trio) -> None:
+async def test_shutdown_lets_incoming_calls_end(wired: Trio) -> None:
     a, b, _ = wired
     slow = a.parts.start_call("b", remote.slow_one)
     await a.peer("b").call(remote.add, 1)
@@ -39,7 +39,7 @@ async def test_a_shutdown_lets_calls_in_flight_end(wired: Trio) -> None:
     assert await slow == 1
 
 
-async def test_a_shutdown_waits_for_its_own_calls_too(trio: Trio) -> None:
+async def test_shutdown_waits_for_outgoing_calls(trio: Trio) -> None:
     a, _, _ = trio
     await a.peer("b").call(remote.add, 1)
     slow = a.parts.start_call("b", remote.slow_one)
@@ -47,7 +47,7 @@ async def test_a_shutdown_waits_for_its_own_calls_too(trio: Trio) -> None:
     assert await slow == 1
 
 
-async def test_a_call_that_had_no_connection_yet_ends_with_its_worker(
+async def test_unconnected_call_ends_with_its_worker(
     wired: Trio,
 ) -> None:
     a, _, _ = wired
@@ -57,13 +57,13 @@ async def test_a_call_that_had_no_connection_yet_ends_with_its_worker(
     await asyncio.sleep(0)
     await a.shutdown()
     async with asyncio.timeout(2):
-        found = await asyncio.gather(call, first, return_exceptions=True)
-    assert isinstance(found[0], WorkerLostError)
-    assert found[0].outcome is Outcome.NOT_EXECUTED
-    assert isinstance(found[1], WorkerLostError | asyncrpc.errors.ClosedError)
+        errors = await asyncio.gather(call, first, return_exceptions=True)
+    assert isinstance(errors[0], WorkerLostError)
+    assert errors[0].outcome is Outcome.NOT_EXECUTED
+    assert isinstance(errors[1], WorkerLostError | asyncrpc.errors.ClosedError)
 
 
-async def test_calls_to_one_who_shuts_down_are_rejected_as_not_executed(
+async def test_calls_to_a_closing_worker_are_not_executed(
     trio: Trio,
 ) -> None:
     a, b, _ = trio
@@ -78,7 +78,7 @@ async def test_calls_to_one_who_shuts_down_are_rejected_as_not_executed(
     await ending
 
 
-async def test_what_does_not_end_in_time_is_cancelled(trio: Trio) -> None:
+async def test_work_beyond_the_drain_timeout_is_cancelled(trio: Trio) -> None:
     a, b, _ = trio
     remote.watches["w"] = watch = Watch()
     call = a.parts.start_call("b", remote.wait_for_ever, ("w",))
@@ -97,7 +97,7 @@ async def test_shutdown_is_idempotent_and_a_worker_starts_once(trio: Trio) -> No
         await a.__aenter__()
 
 
-async def test_all_leave_together(wired: Trio) -> None:
+async def test_workers_leave_together(wired: Trio) -> None:
     async def leave(worker: asyncrpc.Worker) -> None:
         with acting_as(worker):
             await asyncrpc.shutdown()
@@ -107,25 +107,25 @@ async def test_all_leave_together(wired: Trio) -> None:
     assert all(worker.parts.active == 0 for worker in wired)
 
 
-async def test_a_barrier_opens_when_the_last_one_comes(trio: Trio) -> None:
+async def test_barrier_opens_when_the_last_worker_arrives(trio: Trio) -> None:
     a, b, c = trio
-    early = [asyncio.create_task(one.barrier()) for one in (a, b)]
+    early = [asyncio.create_task(worker.barrier()) for worker in (a, b)]
     for _ in range(10):
         await a.peer("b").call(remote.add, 1)
-    assert not any(one.done() for one in early)
+    assert not any(task.done() for task in early)
     await c.barrier(5)
     await asyncio.gather(*early)
 
 
-async def test_a_barrier_fails_when_one_is_lost(trio: Trio) -> None:
+async def test_barrier_fails_when_a_worker_is_lost(trio: Trio) -> None:
     a, b, c = trio
-    await asyncio.gather(*(one.barrier() for one in trio))
-    waiting = [asyncio.create_task(one.barrier(5)) for one in (a, b)]
+    await asyncio.gather(*(worker.barrier() for worker in trio))
+    waiting = [asyncio.create_task(worker.barrier(5)) for worker in (a, b)]
     await a.peer("b").call(remote.add, 1)
     await c.shutdown(drain_timeout_s=0)
     async with asyncio.timeout(3):
-        found = await asyncio.gather(*waiting, return_exceptions=True)
-    assert any(isinstance(one, WorkerLostError) for one in found)
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert any(isinstance(result, WorkerLostError) for result in results)
 
 
 async def test_connections_are_made_again_after_a_break(wired: Trio) -> None:
@@ -146,23 +146,23 @@ async def test_connections_are_made_again_after_a_break(wired: Trio) -> None:
 
 
 @pytest.mark.parametrize("network", ["mem", "uds"])
-async def test_both_sides_dial_at_once_and_one_connection_survives(
+async def test_dials_of_both_sides_leave_one_connection(
     network: Wires,
 ) -> None:
     for _ in range(50):
         async with Cluster(2, network=network) as (a, b):
             calls = [
-                asyncio.create_task(one.peer(to).call(remote.where_async))
-                for one, to in ((a, "b"), (b, "a")) * 2
+                asyncio.create_task(caller.peer(to).call(remote.where_async))
+                for caller, to in ((a, "b"), (b, "a")) * 2
             ]
-            found = await asyncio.gather(*calls)
-            assert [name for name, *_ in found] == ["b", "a", "b", "a"]
+            places = await asyncio.gather(*calls)
+            assert [name for name, *_ in places] == ["b", "a", "b", "a"]
             for worker, name in ((a, "b"), (b, "a")):
                 link = worker.parts.directory.find(name).link
                 assert [link] == worker.parts.directory.links
 
 
-async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
+async def test_cancelled_start_leaves_nothing_behind() -> None:
     worker = Worker("w", rank=0, rendezvous=LocalRendezvous(2))
     task = asyncio.create_task(worker.__aenter__())
     await asyncio.sleep(0)
@@ -172,7 +172,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
     assert worker.is_closed
 
 
-async def test_init_rpc_and_shutdown() -> None:
+async def test_init_rpc_and_shutdown_set_the_current_worker() -> None:
     where = LocalRendezvous(1)
     worker = await asyncrpc.init_rpc("w", rank=0, rendezvous=where)
     assert asyncrpc.current_worker() is worker
@@ -250,7 +250,7 @@ asyncrpc.run(main())
 """
 
 
-def test_ctrl_c_ends_a_program_whose_call_would_go_on() -> None:
+def test_ctrl_c_ends_a_program_with_a_pending_call() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM],
         cwd=ROOT,

@@ -168,8 +168,8 @@ async def follow(name: str) -> AsyncIterator[str]:
         yield error.outcome.value
 
 
-async def test_a_worker_that_was_stopped_itself_blames_nobody() -> None:
-    """Its own standstill is not the silence of its peers."""
+async def test_stopped_worker_blames_no_peer_afterwards() -> None:
+    """The worker heard nothing while it stood still itself."""
     cluster = ProcessCluster(["b"], method="forkserver", options=OPTIONS)
     async with cluster as a:
         link = await a.parts.link_to("b")

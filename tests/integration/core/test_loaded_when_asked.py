@@ -36,7 +36,7 @@ async def has_inspection(peer: Peer) -> bool:
     return found
 
 
-async def test_a_process_with_the_core_alone_answers(tmp_path: Path) -> None:
+async def test_process_with_the_core_alone_answers(tmp_path: Path) -> None:
     where = f"file://{tmp_path}/store"
     program = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", PROGRAM, where), cwd=Path(__file__).parents[3]

@@ -100,46 +100,53 @@ async def killed(worker: Worker) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("wires", ["uds", "tcp"], indirect=True)
-async def test_a_late_worker_is_one_of_the_group(wired: Trio) -> None:
+async def test_late_worker_becomes_a_member(wired: Trio) -> None:
     changes = [worker.members_changed() for worker in wired]
     async with joining("late", wired[1]) as late:
-        for one in changes:
-            assert await next_of(one) == ("joined", "late")
+        for iterator in changes:
+            assert await next_of(iterator) == ("joined", "late")
         for worker in wired:
             assert WorkerInfo("late", -1) in worker.known_members
             assert await worker.peer("late").call(remote.add, 1) == 2
             assert await late.peer(worker.rank).call(remote.add, 2) == 3
         assert late.known_members == wired[0].known_members
         assert late.rank == -1
-    for one in changes:
-        assert await next_of(one) == ("left", "late")
+    for iterator in changes:
+        assert await next_of(iterator) == ("left", "late")
     assert WorkerInfo("late", -1) not in wired[2].known_members
 
 
-async def test_who_joined_takes_others_in(quick: Trio) -> None:
+async def test_joined_worker_admits_others(quick: Trio) -> None:
     a, _, _ = quick
     changes = a.members_changed()
     async with joining("d", a) as d, joining("e", d) as e, joining("f", e):
         for name in "def":
             assert await next_of(changes) == ("joined", name)
-        assert [one.name for one in a.known_members] == ["d", "e", "f", "a", "b", "c"]
+        assert [member.name for member in a.known_members] == [
+            "d",
+            "e",
+            "f",
+            "a",
+            "b",
+            "c",
+        ]
 
 
-async def test_many_join_at_once(quick: Trio) -> None:
+async def test_workers_may_join_at_once(quick: Trio) -> None:
     late = [
         joining(f"late{number}", quick[number % 3], rank=3 + number)
         for number in range(9)
     ]
     changes = [worker.members_changed() for worker in quick]
     async with started(*late):
-        for one in changes:
-            found = {await next_of(one) for _ in late}
-            assert found == {("joined", worker.name) for worker in late}
+        for iterator in changes:
+            joined = {await next_of(iterator) for _ in late}
+            assert joined == {("joined", worker.name) for worker in late}
         for worker in late:
             assert await quick[0].peer(worker.rank).call(remote.add, 1) == 2
 
 
-async def test_a_name_that_is_alive_is_not_given_away(quick: Trio) -> None:
+async def test_name_of_a_live_worker_is_refused(quick: Trio) -> None:
     a, b, c = quick
     before = await a.peer("c").call(remote.add, 1)
     for contact in (a, c):
@@ -150,14 +157,14 @@ async def test_a_name_that_is_alive_is_not_given_away(quick: Trio) -> None:
     assert b.parts.directory.find("c").member.incarnation == c.incarnation
 
 
-async def test_a_rank_that_is_alive_is_not_given_away(quick: Trio) -> None:
+async def test_rank_of_a_live_worker_is_refused(quick: Trio) -> None:
     with pytest.raises(UsageError, match=r"rank 2, of 'c', is taken"):
         await joining("late", quick[0], rank=2).__aenter__()
     async with joining("late", quick[0], rank=3):
         assert (await quick[0].peer(3).call(remote.where))[0] == "late"
 
 
-async def test_two_that_want_one_name_do_not_both_get_it(quick: Trio) -> None:
+async def test_name_is_given_to_one_of_two_joining_workers(quick: Trio) -> None:
     async def attempt(contact: Worker) -> Worker | UsageError:
         try:
             return await joining("late", contact).__aenter__()
@@ -165,12 +172,12 @@ async def test_two_that_want_one_name_do_not_both_get_it(quick: Trio) -> None:
             return error
 
     first, second = await asyncio.gather(attempt(quick[0]), attempt(quick[0]))
-    joined = [one for one in (first, second) if isinstance(one, Worker)]
+    joined = [result for result in (first, second) if isinstance(result, Worker)]
     assert len(joined) == 1
     await joined[0].shutdown()
 
 
-async def test_the_first_address_that_answers_is_enough(
+async def test_first_answering_address_suffices_to_join(
     quick: Trio, tmp_path: Path
 ) -> None:
     nobody = f"uds://{tmp_path}/nobody"
@@ -179,7 +186,7 @@ async def test_the_first_address_that_answers_is_enough(
         assert len(late.known_members) == 4
 
 
-async def test_who_finds_no_member_is_told_where_it_looked(tmp_path: Path) -> None:
+async def test_failed_join_names_the_addresses_tried(tmp_path: Path) -> None:
     where = JoinRendezvous([f"uds://{tmp_path}/nobody"])
     options = replace(OPTIONS, rendezvous_timeout_s=0.3)
     with pytest.raises(RendezvousTimeoutError, match=r"within 0\.3 s") as caught:
@@ -187,7 +194,7 @@ async def test_who_finds_no_member_is_told_where_it_looked(tmp_path: Path) -> No
     assert caught.value.missing == (f"uds://{tmp_path}/nobody",)
 
 
-async def test_who_waits_to_be_taken_in_can_give_up(tmp_path: Path) -> None:
+async def test_join_can_be_cancelled(tmp_path: Path) -> None:
     where = JoinRendezvous([f"uds://{tmp_path}/nobody"])
     start = asyncio.create_task(
         Worker("late", rendezvous=where, options=OPTIONS).__aenter__()
@@ -199,7 +206,7 @@ async def test_who_waits_to_be_taken_in_can_give_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("addresses", [[], "tcp://127.0.0.1:1", ["nonsense"]])
-def test_addresses_to_join_at_are_checked(addresses: list[str]) -> None:
+def test_invalid_join_addresses_are_refused(addresses: list[str]) -> None:
     with pytest.raises(UsageError):
         JoinRendezvous(addresses)
 
@@ -207,17 +214,17 @@ def test_addresses_to_join_at_are_checked(addresses: list[str]) -> None:
 # --- coming back ---------------------------------------------------------------------
 
 
-async def test_a_dead_worker_comes_back_under_its_name_and_rank(quick: Trio) -> None:
+async def test_dead_worker_returns_with_its_name_and_rank(quick: Trio) -> None:
     a, b, c = quick
     rref = a.peer("c").remote(remote.add, 1)
     assert await rref.to_here() == 2
     changes = b.members_changed()
     async with killed(c):
         async with joining("c", a) as again:
-            found = [await next_of(changes)]
-            if found == [("lost", "c")]:
-                found.append(await next_of(changes))
-            assert found[-1] == ("restarted", "c")
+            received = [await next_of(changes)]
+            if received == [("lost", "c")]:
+                received.append(await next_of(changes))
+            assert received[-1] == ("restarted", "c")
             assert again.rank == 2
             assert await b.peer(2).call(remote.add, 1) == 2
             assert await a.peer("c").call(remote.add, 1) == 2
@@ -226,9 +233,7 @@ async def test_a_dead_worker_comes_back_under_its_name_and_rank(quick: Trio) -> 
 
 
 @pytest.mark.parametrize("kind", ["file", "tcp"])
-async def test_a_worker_comes_back_by_the_place_where_they_met(
-    tmp_path: Path, kind: str
-) -> None:
+async def test_worker_returns_by_the_meeting_point(tmp_path: Path, kind: str) -> None:
     port = free_port()
 
     def seat(name: str, rank: int) -> Worker:
@@ -256,14 +261,14 @@ async def test_a_worker_comes_back_by_the_place_where_they_met(
         await c.shutdown()
 
 
-async def test_the_only_worker_of_a_group_comes_back_alone(tmp_path: Path) -> None:
+async def test_only_worker_of_a_group_returns_alone(tmp_path: Path) -> None:
     where = f"file://{tmp_path}/store"
     for _ in range(2):
         async with Worker("a", rank=0, world_size=1, rendezvous=where) as a:
             assert a.known_members == [WorkerInfo("a", 0)]
 
 
-async def test_a_worker_of_a_list_comes_back(tmp_path: Path) -> None:
+async def test_worker_of_a_static_list_returns(tmp_path: Path) -> None:
     where = {name: f"uds://{tmp_path}/{name}" for name in "ab"}
 
     def seat(name: str) -> Worker:
@@ -277,7 +282,7 @@ async def test_a_worker_of_a_list_comes_back(tmp_path: Path) -> None:
 
     async with seat("a") as a:
         changes = a.members_changed()
-        assert [one.name for one in a.known_members] == ["a", "b"]
+        assert [member.name for member in a.known_members] == ["a", "b"]
         async with seat("b") as b:
             assert await b.peer("a").call(remote.add, 1) == 2
         assert await next_of(changes) == ("left", "b")
@@ -287,7 +292,7 @@ async def test_a_worker_of_a_list_comes_back(tmp_path: Path) -> None:
             assert b.parts.membership.table.me.generation == 2
 
 
-async def test_of_two_that_have_one_name_one_is_told(
+async def test_duplicate_name_is_reported_to_one_worker(
     patient: Trio, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two members have taken them in at the same moment, with no word between them."""
@@ -310,7 +315,7 @@ async def test_of_two_that_have_one_name_one_is_told(
                     worker.parts.membership.comparison.begin_round()
                 async with asyncio.timeout(LIMIT_S):
                     await is_told.wait()
-            stays = max(first, second, key=lambda one: one.incarnation)
+            stays = max(first, second, key=lambda twin: twin.incarnation)
             assert caplog.text.count("has taken its name") == 1
             assert await stays.peer("b").call(remote.add, 1) == 2
 
@@ -318,33 +323,33 @@ async def test_of_two_that_have_one_name_one_is_told(
 # --- leaving and dying ---------------------------------------------------------------
 
 
-async def test_a_death_is_noticed_though_nobody_spoke_to_the_dead(quick: Trio) -> None:
+async def test_death_of_an_unconnected_worker_is_noticed(quick: Trio) -> None:
     a, b, c = quick
     changes = [a.members_changed(), b.members_changed()]
     # Until its neighbour on the ring has connected.
     await until(lambda: bool(c.parts.directory.links))
     async with killed(c):
-        for one in changes:
-            assert await next_of(one) == ("lost", "c")
-        assert [one.name for one in a.known_members] == ["a", "b"]
+        for iterator in changes:
+            assert await next_of(iterator) == ("lost", "c")
+        assert [member.name for member in a.known_members] == ["a", "b"]
 
 
-async def test_a_false_verdict_is_taken_back(quick: Trio) -> None:
-    """One worker gives up another that lives; those who know better tell that one."""
+async def test_false_loss_is_corrected(quick: Trio) -> None:
+    """One worker gives up a live one; the others correct it."""
     a, b, c = quick
     changes = [a.members_changed(), b.members_changed()]
     await b.peer("c").call(remote.add, 1)
     a.parts.membership.on_peer_lost(c.id, "the network was cut here")
-    for one in changes[:1]:
-        assert await next_of(one) == ("lost", "c")
-        assert await next_of(one) == ("back", "c")
+    for iterator in changes[:1]:
+        assert await next_of(iterator) == ("lost", "c")
+        assert await next_of(iterator) == ("back", "c")
     assert c.parts.membership.table.me.version >= 1
     link = b.parts.directory.link_of(c.incarnation)
     assert link is not None
     assert not link.is_lost
 
 
-async def test_what_news_did_not_bring_comparing_does(
+async def test_comparison_finds_members_that_gossip_missed(
     quick: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b, c = quick
@@ -353,14 +358,14 @@ async def test_what_news_did_not_bring_comparing_does(
         # Whatever is to be told gets lost.
         monkeypatch.setattr(worker.parts.membership.gossip, "announce", id)
     async with joining("late", b):
-        for one in changes:
-            assert await next_of(one) == ("joined", "late")
+        for iterator in changes:
+            assert await next_of(iterator) == ("joined", "late")
 
 
 # --- where somebody is ---------------------------------------------------------------
 
 
-async def test_any_member_can_say_where_another_is(patient: Trio) -> None:
+async def test_find_asks_other_members(patient: Trio) -> None:
     a, b, c = patient
     for worker in (a, b, c):
         worker.parts.membership.gossip.pass_on = lambda *_: None  # type: ignore[method-assign]
@@ -390,7 +395,7 @@ async def test_a_call_goes_where_the_worker_is_now(quick: Trio) -> None:
 # --- static groups -------------------------------------------------------------------
 
 
-async def test_a_static_group_takes_nobody_in(tmp_path: Path) -> None:
+async def test_static_group_admits_no_worker(tmp_path: Path) -> None:
     options = replace(OPTIONS, membership="static")
     async with Cluster(2, network="uds", options=options) as (a, b):
         with pytest.raises(UsageError, match="the group is static"):
@@ -414,7 +419,7 @@ async def test_a_static_group_takes_nobody_in(tmp_path: Path) -> None:
             await a.find("x")
 
 
-def test_the_kind_of_membership_is_checked() -> None:
+def test_unknown_kind_of_membership_is_refused() -> None:
     with pytest.raises(UsageError, match="membership"):
         Options(membership="elastic")
 
@@ -453,17 +458,17 @@ async def test_a_change_is_not_lost_with_a_cancelled_wait() -> None:
     assert await anext(changes) == change("b")
 
 
-async def test_a_program_that_is_far_behind_is_told_to_look_again() -> None:
+async def test_iterator_far_behind_reports_an_overflow() -> None:
     changes = MemberChanges(asyncio.get_running_loop())
     for number in range(CHANGES_MAX + 2):
         changes.put(change(f"w{number}"))
     changes.end()
-    found = [one async for one in changes]
-    assert [one.kind.value for one in found] == ["resync", "joined"]
-    assert found[1] == change(f"w{CHANGES_MAX + 1}")
+    received = [item async for item in changes]
+    assert [item.kind.value for item in received] == ["resync", "joined"]
+    assert received[1] == change(f"w{CHANGES_MAX + 1}")
 
 
-async def test_a_program_that_is_behind_gets_one_change_of_each_worker() -> None:
+async def test_late_iterator_gets_changes_merged_per_worker() -> None:
     changes = MemberChanges(asyncio.get_running_loop())
     lost = MemberChange(ChangeKind.LOST, WorkerInfo("a", 0), 7)
     changes.put(lost)
@@ -471,10 +476,10 @@ async def test_a_program_that_is_behind_gets_one_change_of_each_worker() -> None
         kind = ChangeKind.LEFT if life % 2 else ChangeKind.JOINED
         changes.put(MemberChange(kind, WorkerInfo("b", -1), 1 + life // 2))
     changes.end()
-    assert [one async for one in changes] == [lost]
+    assert [item async for item in changes] == [lost]
 
 
-async def test_an_iterator_that_nobody_has_costs_nothing(quick: Trio) -> None:
+async def test_abandoned_iterator_costs_nothing(quick: Trio) -> None:
     worker = quick[0]
     for _ in range(10):
         worker.members_changed()

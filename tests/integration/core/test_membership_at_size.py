@@ -33,11 +33,11 @@ def newcomer(network: Network, name: str, contact: str) -> Worker:
     return sim_worker(name, network, rendezvous=where, options=OPTIONS)
 
 
-async def heard(changes: Sequence[MemberChanges]) -> Counter[tuple[str, str]]:
+async def next_changes(changes: Sequence[MemberChanges]) -> Counter[tuple[str, str]]:
     """Wait until everyone has heard of one change; return what they heard."""
     async with asyncio.timeout(LONG_S):
-        found = await asyncio.gather(*(anext(one) for one in changes))
-    return Counter((one.kind.value, one.member.name) for one in found)
+        received = await asyncio.gather(*(anext(one) for one in changes))
+    return Counter((one.kind.value, one.member.name) for one in received)
 
 
 def messages(workers: Sequence[Worker]) -> list[int]:
@@ -76,11 +76,11 @@ async def one_joins_and_leaves(network: Network) -> None:
         changes = [worker.members_changed() for worker in workers]
         losses = [Losses(worker) for worker in workers]
         async with newcomer(network, "late", "w7") as late:
-            assert await heard(changes) == {("joined", "late"): size}
+            assert await next_changes(changes) == {("joined", "late"): size}
             sent = messages([*workers, late])
             assert sum(sent) == size  # everyone is told once
             assert max(sent) <= 2 * math.log2(size)
-        assert await heard(changes) == {("left", "late"): size}
+        assert await next_changes(changes) == {("left", "late"): size}
         # Also those drop it who were never connected to it.
         assert all(one.gone == [late.id] for one in losses)
         assert sum("it has left" in one.reasons for one in losses) > size / 2
@@ -229,5 +229,5 @@ async def cut_in_two(network: Network) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_parts_of_a_group_find_each_other_again(seed: int) -> None:
+def test_parted_halves_of_a_group_reunite(seed: int) -> None:
     play(cut_in_two, seed)

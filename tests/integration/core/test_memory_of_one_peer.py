@@ -16,7 +16,7 @@ PEER_BYTES_MAX = 256 * MIB
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-async def test_what_one_peer_takes(name: str) -> None:
+async def test_memory_taken_by_a_peer_is_bounded(name: str) -> None:
     with victim() as target:
         await honest_call(target)
         target.forget_peak()

@@ -28,7 +28,7 @@ def try_to_make(worker: Worker, value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [numbers(), torch.ones([1] * 65), lambda: 1])
-async def test_what_cannot_be_sent_keeps_no_reference(trio: Trio, value: Any) -> None:
+async def test_unsendable_value_keeps_no_reference(trio: Trio, value: Any) -> None:
     a = trio[0]
     assert await a.peer("b").call(len, "ab") == 2
     for _ in range(3):
@@ -55,7 +55,7 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
-async def test_what_cannot_be_sent_is_let_go_at_once(
+async def test_unsendable_value_is_freed_at_once(
     trio: Trio, no_collector: None
 ) -> None:
     a = trio[0]
@@ -68,7 +68,7 @@ async def test_what_cannot_be_sent_is_let_go_at_once(
     assert seen() is None
 
 
-async def test_who_introduced_itself_in_time_is_not_dropped(trio: Trio) -> None:
+async def test_peer_introduced_in_time_is_not_dropped(trio: Trio) -> None:
     """The time may be over in the very turn of the loop in which it is known."""
     a = trio[0]
     connection: Any = a.parts.directory.accept()

@@ -45,7 +45,7 @@ async def tell(link: Link, service: str, method: str, value: Any) -> None:
 
 @pytest.mark.parametrize("method", ["release", "commit", "abort"])
 @pytest.mark.parametrize("of", ["a", "b"])
-async def test_a_context_of_others(
+async def test_context_is_not_ended_by_a_non_owner(
     trio: Trio, method: str, of: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A stranger, and a worker that takes part, cannot end what they did not begin."""
@@ -70,10 +70,10 @@ def pass_on(x: torch.Tensor, to: str) -> Any:
     return asyncrpc.current_worker().peer(to).call(double, x)
 
 
-async def test_a_context_of_who_opened_it_or_brought_it(
+async def test_context_is_ended_only_by_its_opener_or_bearer(
     trio: Trio, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who joined it, or took it from a worker, does not end it there."""
+    """A worker that joined the context, or took it from another, does not end it."""
     a, b, c = trio
     with acting_as(a):
         async with context() as ctx:
@@ -95,8 +95,8 @@ async def test_a_context_of_who_opened_it_or_brought_it(
             await asyncio.sleep(0.01)
 
 
-async def test_a_context_that_its_creator_never_opened(trio: Trio) -> None:
-    """It is not opened there by who says so: nobody would ever end it."""
+async def test_context_its_creator_never_opened_is_not_opened(trio: Trio) -> None:
+    """A context opened by a peer that is not its creator would never end."""
     a, _, c = trio
     service: Any = c.parts.service("autograd")
     with acting_as(c):
@@ -111,8 +111,8 @@ async def test_a_context_that_its_creator_never_opened(trio: Trio) -> None:
     assert theirs.open_contexts == 0
 
 
-async def test_a_context_that_others_end_goes_on_for_its_creator(trio: Trio) -> None:
-    """Who brings it somewhere first cannot keep its tensors out of the graph there."""
+async def test_context_ended_by_others_works_for_its_creator(trio: Trio) -> None:
+    """Another worker brings the context to `b` first, and ends it there."""
     a, _, c = trio
     with acting_as(a):
         async with context() as ctx:
@@ -132,8 +132,10 @@ async def test_a_context_that_others_end_goes_on_for_its_creator(trio: Trio) -> 
 
 
 @pytest.mark.parametrize("method", ["commit", "abort"])
-async def test_a_later_pass_of_others(trio: Trio, method: str) -> None:
-    """Who takes part in a context does not end the passes that others will begin."""
+async def test_later_pass_is_not_ended_by_a_participant(
+    trio: Trio, method: str
+) -> None:
+    """A participant does not end the passes that others will begin."""
     a, b, c = trio
     with acting_as(a):
         async with context() as ctx:
@@ -151,8 +153,8 @@ async def test_a_later_pass_of_others(trio: Trio, method: str) -> None:
             assert get_gradients(ctx)[x].tolist() == [4.0] * 3
 
 
-async def test_a_gradient_that_was_not_asked_of_its_sender(trio: Trio) -> None:
-    """What a has sent to b, only b gives a gradient for."""
+async def test_gradient_from_another_sender_is_dropped(trio: Trio) -> None:
+    """Only `b` may send a gradient for a tensor that `a` sent to `b`."""
     a, b, c = trio
     with acting_as(a):
         async with context() as ctx:
@@ -161,8 +163,8 @@ async def test_a_gradient_that_was_not_asked_of_its_sender(trio: Trio) -> None:
             service: Any = a.parts.service("autograd")
             (message,) = service.state(ctx).sent
             ids = [*ctx.id, int(c.incarnation), 1]
-            given = [message.serial, 0]
-            fields = [*ids, "c", False, False, False, [], given, None, None, None]
+            target = [message.serial, 0]
+            fields = [*ids, "c", False, False, False, [], target, None, None, None]
             for name, position in (("c", 0), ("b", 1), ("b", 99)):
                 link = await (b if name == "b" else c).parts.link_to("a")
                 fields[9] = [message.serial, position]
@@ -174,9 +176,11 @@ async def test_a_gradient_that_was_not_asked_of_its_sender(trio: Trio) -> None:
             assert get_gradients(ctx)[x].tolist() == [2.0] * 3
 
 
-async def test_a_group_of_others(trio: Trio, caplog: pytest.LogCaptureFixture) -> None:
+async def test_group_ignores_messages_of_non_members(
+    trio: Trio, caplog: pytest.LogCaptureFixture
+) -> None:
     a, b, c = trio
-    groups = [Group(one, members=["a", "b"], timeout_s=LIMIT_S) for one in (a, b)]
+    groups = [Group(member, members=["a", "b"], timeout_s=LIMIT_S) for member in (a, b)]
     service: Any = a.parts.service("collectives")
     (number,) = service._groups  # noqa: SLF001
     link = await c.parts.link_to("a")
@@ -195,7 +199,7 @@ async def test_a_group_of_others(trio: Trio, caplog: pytest.LogCaptureFixture) -
         await raw_messages.request(link, "collectives", "block", value)
     tensors = [torch.ones(2), torch.ones(2)]
     pairs = zip(groups, tensors, strict=True)
-    await asyncio.gather(*(one.all_reduce(each) for one, each in pairs))
+    await asyncio.gather(*(member.all_reduce(each) for member, each in pairs))
     assert tensors[0].tolist() == [2.0, 2.0]
     for group in groups:
         group.close()
@@ -227,10 +231,8 @@ async def reduce(workers: list[Worker]) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1, 77])
-async def test_what_strangers_said_of_a_group_before_it_was_made(
-    trio: Trio, rank: int
-) -> None:
-    """It is dropped when the group is made; before, who they are was not known."""
+async def test_early_messages_of_strangers_are_dropped(trio: Trio, rank: int) -> None:
+    """The members are known once the group is made."""
     a, b, c = trio
     number = group_id("", ["a", "b"], 1)
     link = await c.parts.link_to("a")
@@ -246,8 +248,8 @@ async def test_what_strangers_said_of_a_group_before_it_was_made(
             await answer
 
 
-async def test_a_member_that_came_after_a_stranger_said_its_rank(trio: Trio) -> None:
-    """Its messages are kept apart from those of the stranger, and count."""
+async def test_member_counts_after_a_stranger_claimed_its_rank(trio: Trio) -> None:
+    """The early messages of each sender are kept apart."""
     a, b, c = trio
     number = group_id("", ["a", "b"], 1)
     for worker in (c, b):
@@ -263,11 +265,11 @@ async def test_a_member_that_came_after_a_stranger_said_its_rank(trio: Trio) -> 
         await ours.broadcast(torch.zeros(2), root=1)
     with pytest.raises(AsyncRpcError, match="do not agree"):
         await waiting
-    for one in (group, ours):
-        one.close()
+    for each in (group, ours):
+        each.close()
 
 
-async def test_a_stranger_does_not_use_up_the_groups_of_others(trio: Trio) -> None:
+async def test_stranger_does_not_exhaust_the_groups_of_others(trio: Trio) -> None:
     a, b, c = trio
     link = await c.parts.link_to("a")
     for number in range(2 * UNKNOWN_MAX):
@@ -284,22 +286,22 @@ async def test_a_stranger_does_not_use_up_the_groups_of_others(trio: Trio) -> No
     assert not service.groups
 
 
-async def test_a_member_leaves_in_its_own_name(
+async def test_member_leaves_only_in_its_own_name(
     trio: Trio, caplog: pytest.LogCaptureFixture
 ) -> None:
     a, _b, c = trio
-    groups = [Group(one, timeout_s=LIMIT_S) for one in trio]
+    groups = [Group(worker, timeout_s=LIMIT_S) for worker in trio]
     service: Any = a.parts.service("collectives")
     (number,) = service._groups  # noqa: SLF001
     words = [number, 0, ["collective", "gone", ["b"]]]
     await tell(await c.parts.link_to("a"), "collectives", "left", words)
     assert "'c' left a group of 3 in the name of another" in caplog.text
-    await asyncio.gather(*(one.barrier() for one in groups))
-    for one in groups:
-        one.close()
+    await asyncio.gather(*(group.barrier() for group in groups))
+    for group in groups:
+        group.close()
 
 
-async def test_who_is_not_a_member_learns_nothing_of_a_group(trio: Trio) -> None:
+async def test_non_member_learns_nothing_of_a_group(trio: Trio) -> None:
     a, _b, c = trio
     group = Group(a, members=["a", "b"], timeout_s=LIMIT_S)
     service: Any = a.parts.service("collectives")
@@ -310,13 +312,13 @@ async def test_who_is_not_a_member_learns_nothing_of_a_group(trio: Trio) -> None
     group.close()
 
 
-async def test_an_elastic_group_of_others(trio: Trio) -> None:
+async def test_elastic_group_ignores_a_stranger(trio: Trio) -> None:
     """A stranger neither leaves it for a member, nor tells of a view after it."""
     a, b, c = trio
     groups = await asyncio.gather(
-        *(join_group(one, "g", min_size=2, timeout_s=LIMIT_S) for one in (a, b))
+        *(join_group(worker, "g", min_size=2, timeout_s=LIMIT_S) for worker in (a, b))
     )
-    ids = [[one.name, int(one.incarnation)] for one in trio]
+    ids = [[worker.name, int(worker.incarnation)] for worker in trio]
     link = await c.parts.link_to("a")
     for generation, members, departures in (
         (1, ids[:2], [[ids[1], 9]]),
@@ -328,20 +330,20 @@ async def test_an_elastic_group_of_others(trio: Trio) -> None:
         words = [generation, members, steps, True, [], [], departures]
         await tell(link, "collectives", "standing", ["g", *words])
     async with asyncio.timeout(LIMIT_S):
-        await asyncio.gather(*(one.reconfigure() for one in groups))
-    for one in groups:
-        assert one.generation == 2
-        assert one.current.members == ("a", "b")
-        one.close()
+        await asyncio.gather(*(group.reconfigure() for group in groups))
+    for group in groups:
+        assert group.generation == 2
+        assert group.current.members == ("a", "b")
+        group.close()
 
 
-async def test_the_generations_of_a_group_are_not_used_up(
+async def test_generations_far_ahead_are_refused(
     trio: Trio, caplog: pytest.LogCaptureFixture
 ) -> None:
     groups = await asyncio.gather(
-        *(join_group(one, "g", min_size=3, timeout_s=LIMIT_S) for one in trio)
+        *(join_group(worker, "g", min_size=3, timeout_s=LIMIT_S) for worker in trio)
     )
-    ids = [[one.name, int(one.incarnation)] for one in trio]
+    ids = [[worker.name, int(worker.incarnation)] for worker in trio]
     link = await trio[2].parts.link_to("a")
     far = [["g", (1 << 63) - 1, ids, [0] * 3, True, [], [], []]]
     far.append(["g", 1, ids, [0] * 3, True, [], [], [[ids[0], (1 << 63) - 1]]])
@@ -349,14 +351,14 @@ async def test_the_generations_of_a_group_are_not_used_up(
         await tell(link, "collectives", "standing", lie)
     assert caplog.text.count("more than 4294967296 ahead") == len(far)
     async with asyncio.timeout(LIMIT_S):
-        await asyncio.gather(*(one.reconfigure() for one in groups))
-    assert [one.generation for one in groups] == [2] * 3
-    for one in groups:
-        one.close()
+        await asyncio.gather(*(group.reconfigure() for group in groups))
+    assert [group.generation for group in groups] == [2] * 3
+    for group in groups:
+        group.close()
 
 
-async def test_news_of_a_death_are_refuted_by_the_dead(trio: Trio) -> None:
-    """Whoever says so: the one who is named lives, and the others go on with it."""
+async def test_false_news_of_a_death_is_refuted(trio: Trio) -> None:
+    """The worker that is named stays connected to the others."""
     a, b, c = trio
     link = await c.parts.link_to("a")
     service: Any = a.parts.service("membership")
@@ -369,7 +371,7 @@ async def test_news_of_a_death_are_refuted_by_the_dead(trio: Trio) -> None:
     assert await b.peer("a").call(len, "ab") == 2
 
 
-async def test_one_wrong_record_spoils_no_other(
+async def test_invalid_record_keeps_the_others_valid(
     trio: Trio, caplog: pytest.LogCaptureFixture
 ) -> None:
     a, _, c = trio
@@ -382,7 +384,7 @@ async def test_one_wrong_record_spoils_no_other(
     assert service.table.get("newcomer") is not None
 
 
-async def test_a_barrier_of_ranks_only() -> None:
+async def test_barrier_ignores_arrivals_of_no_rank() -> None:
     async with Cluster(2) as (a, b):
         link = await b.parts.link_to("a")
         for value in (
@@ -415,21 +417,21 @@ FAR = (1 << 63) - 1  # the last number that travels
         ("elsewhere", [0, 1, [[1, 0], FAR]]),
     ],
 )
-async def test_the_numbers_of_rounds_are_not_used_up(
+async def test_rounds_far_ahead_are_refused(
     method: str, value: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Cluster(2) as (a, b):
         link = await b.parts.link_to("a")
-        await asyncio.gather(*(rendezvous(one, "t", b"") for one in (a, b)))
+        await asyncio.gather(*(rendezvous(worker, "t", b"") for worker in (a, b)))
         await tell(link, "rounds", method, ["RENDEZVOUS", "t", None, *value])
         assert "is more than 4294967296 rounds ahead" in caplog.text
         async with asyncio.timeout(LIMIT_S):
-            found = await asyncio.gather(
-                *(rendezvous(one, "t", b"x") for one in (a, b))
+            payloads = await asyncio.gather(
+                *(rendezvous(worker, "t", b"x") for worker in (a, b))
             )
-        assert found == [[b"x", b"x"]] * 2
+        assert payloads == [[b"x", b"x"]] * 2
         service: Any = a.parts.service("rounds")
-        newest = [one.newest for one in service.machine._all.values()]  # noqa: SLF001
+        newest = [value.newest for value in service.machine._all.values()]  # noqa: SLF001
         assert max(newest) == 1
 
 
@@ -462,8 +464,10 @@ def forging(liar: Worker, tree: list[Any]) -> Iterator[RRef[Any]]:
 
 @pytest.mark.parametrize("form", ["fork", "loan"])
 @pytest.mark.parametrize("victim", ["a", "b"])
-async def test_a_reference_has_one_owner(trio: Trio, form: str, victim: str) -> None:
-    """Who says that it is another's changes nothing: neither its count nor its use."""
+async def test_forged_owner_of_a_reference_is_refused(
+    trio: Trio, form: str, victim: str
+) -> None:
+    """Neither the count of the reference nor its use changes."""
     a, b, c = trio
     rref: Any = await a.peer("b").call(counter_of, 7)
     service: Any = b.parts.references
@@ -485,10 +489,10 @@ def counter_of(count: int) -> RRef[Counter]:
 
 
 @pytest.mark.parametrize("creator", ["a", "b"])
-async def test_the_number_of_a_later_value_cannot_be_taken(
+async def test_reference_id_of_a_later_value_cannot_be_reserved(
     trio: Trio, creator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever mentions it before keeps nobody from making it."""
+    """A stranger mentions the id before the value is made."""
     a, b, c = trio
     maker: Any = a if creator == "a" else b
     number = (1).to_bytes(8)
@@ -506,10 +510,10 @@ async def test_the_number_of_a_later_value_cannot_be_taken(
     await all_freed(*trio)
 
 
-async def test_the_number_of_a_value_cannot_be_guessed(trio: Trio) -> None:
+async def test_reference_ids_are_unpredictable(trio: Trio) -> None:
     a, _, _ = trio
     with acting_as(a):
         serials = [RRef(None).rref_id.serial for _ in range(100)]
     assert len(set(serials)) == len(serials)
-    assert sum(one.bit_count() for one in serials) in range(2800, 3600)
+    assert sum(serial.bit_count() for serial in serials) in range(2800, 3600)
     assert serials != sorted(serials)

@@ -48,9 +48,7 @@ def printed(case: str, directory: Path, loop: str) -> list[str]:
 
 
 @mounts
-def test_a_worker_that_cannot_make_its_files_leaves_none(
-    tmp_path: Path, loop: str
-) -> None:
+def test_failed_start_without_space_leaves_no_files(tmp_path: Path, loop: str) -> None:
     lines = printed("no_inode", tmp_path, loop)
     assert lines[1::2] == ["again ran 2 0"] * 4
     tried = lines[::2]
@@ -61,9 +59,7 @@ def test_a_worker_that_cannot_make_its_files_leaves_none(
 
 
 @mounts
-def test_a_worker_says_that_no_directory_can_be_written(
-    tmp_path: Path, loop: str
-) -> None:
+def test_missing_writable_directory_is_reported(tmp_path: Path, loop: str) -> None:
     refused, again = printed("nowhere", tmp_path, loop)
     assert refused == (f"worker 'a' cannot start: no space is left where '/tmp' {CURE}")
     assert again == "again ran 2"
@@ -79,7 +75,7 @@ def test_a_full_log_costs_no_call(tmp_path: Path, loop: str) -> None:
     assert printed("log", tmp_path, loop) == ["2"]
 
 
-def test_a_command_says_that_its_output_has_no_room() -> None:
+def test_command_reports_a_full_output() -> None:
     command = [sys.executable, "-m", "asyncrpc", "doctor"]
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(

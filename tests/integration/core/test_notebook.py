@@ -40,7 +40,7 @@ def run(folder: Path, *cells: str) -> list[str]:
     return outputs
 
 
-def test_the_next_cells_have_the_worker_and_end_it(tmp_path: Path) -> None:
+def test_later_cells_use_and_end_the_worker(tmp_path: Path) -> None:
     outputs = run(
         tmp_path,
         "import asyncio, operator, asyncrpc",
@@ -62,7 +62,7 @@ def test_the_next_cells_have_the_worker_and_end_it(tmp_path: Path) -> None:
     assert ended.startswith("NotStartedError: there is no running worker here")
 
 
-def test_a_cell_that_runs_again_and_a_module_that_is_reloaded_are_called_as_they_are(
+def test_rerun_cells_and_reloaded_modules_are_called_anew(
     tmp_path: Path,
 ) -> None:
     module = tmp_path / "answers.py"

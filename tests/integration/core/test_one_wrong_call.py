@@ -102,7 +102,7 @@ async def use(peer: asyncrpc.Peer, how: str, function: Any, *args: Any) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-async def test_what_cannot_be_imported_fails_alike_each_time(
+async def test_failed_import_gives_the_same_error_each_time(
     wired: Trio, order: str
 ) -> None:
     a = wired[0]
@@ -127,7 +127,7 @@ async def hidden() -> int:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-async def test_what_is_not_exposed_is_rejected_each_time(order: str) -> None:
+async def test_unexposed_function_is_rejected_each_time(order: str) -> None:
     options = Options(policy=Policy.STRICT, allow=(f"{__name__}:hold", "builtins:len"))
     async with Cluster(2, options=options) as (a, _):
 
@@ -140,7 +140,7 @@ async def test_what_is_not_exposed_is_rejected_each_time(order: str) -> None:
 
 
 @pytest.mark.parametrize("wrong_function", [5, "name", None, 2.5, [len]])
-async def test_what_is_not_callable_is_refused_here(
+async def test_non_callable_is_refused_by_the_caller(
     trio: Trio, wrong_function: Any
 ) -> None:
     a = trio[0]
@@ -154,7 +154,9 @@ async def test_what_is_not_callable_is_refused_here(
     await around(a, wrong)
 
 
-async def test_a_tensor_of_too_many_dimensions_is_refused_here(wired: Trio) -> None:
+async def test_tensor_of_too_many_dimensions_is_refused_by_the_caller(
+    wired: Trio,
+) -> None:
     a = wired[0]
     deepest = torch.ones([1] * 64)
 
@@ -180,7 +182,7 @@ async def returns_long_async() -> str:
 
 
 @pytest.mark.parametrize("function", [returns_deep, returns_long, returns_long_async])
-async def test_a_result_that_cannot_travel_is_answered(
+async def test_unsendable_result_is_answered_with_an_error(
     wired: Trio, function: Any
 ) -> None:
     a = wired[0]
@@ -264,7 +266,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_whatever_is_raised_is_answered(trio: Trio, kind: str) -> None:
+async def test_exception_of_any_kind_is_answered(trio: Trio, kind: str) -> None:
     a = trio[0]
 
     async def wrong() -> None:
@@ -300,7 +302,9 @@ async def streams(kind: str) -> Any:
 @pytest.mark.parametrize(
     "kind", ["exit", "memory", "recursion", "base", "silent", "generator", "interrupt"]
 )
-async def test_a_value_that_raises_when_it_is_read(trio: Trio, kind: str) -> None:
+async def test_value_that_raises_while_encoded_fails_its_call(
+    trio: Trio, kind: str
+) -> None:
     a = trio[0]
 
     async def wrong() -> None:
@@ -329,7 +333,7 @@ async def counts(to: int) -> Any:
         yield number
 
 
-async def test_a_stream_with_wrong_arguments(trio: Trio) -> None:
+async def test_wrong_arguments_raise_type_error_each_time(trio: Trio) -> None:
     a = trio[0]
 
     async def wrong() -> None:
@@ -342,13 +346,13 @@ async def test_a_stream_with_wrong_arguments(trio: Trio) -> None:
     await around(a, wrong)
 
 
-@pytest.mark.parametrize("given", ["a", float("nan"), [1], True, b"1"])
-async def test_a_timeout_that_is_no_number_is_named(trio: Trio, given: Any) -> None:
+@pytest.mark.parametrize("wrong", ["a", float("nan"), [1], True, b"1"])
+async def test_timeout_that_is_not_a_number_is_named(trio: Trio, wrong: Any) -> None:
     with pytest.raises(UsageError, match="timeout_s must be a number of seconds"):
-        trio[0].peer("b").using(timeout_s=given)
+        trio[0].peer("b").using(timeout_s=wrong)
 
 
-async def test_backward_names_what_is_wrong(trio: Trio) -> None:
+async def test_backward_names_the_wrong_argument(trio: Trio) -> None:
     with acting_as(trio[0]):
         context = asyncrpc.autograd.context()
     async with context:

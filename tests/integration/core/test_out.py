@@ -46,9 +46,7 @@ async def begun(call: CallFuture[Any], out: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("elements", [0, 1, SMALL, 16384, 16385, LARGE])
-async def test_the_result_is_the_tensor_that_was_given(
-    wired: Trio, elements: int
-) -> None:
+async def test_result_is_the_out_tensor(wired: Trio, elements: int) -> None:
     a, _, _ = wired
     out = torch.empty(elements)
     where = out.data_ptr()
@@ -59,7 +57,7 @@ async def test_the_result_is_the_tensor_that_was_given(
     assert call.stats.bytes_received == out.nbytes
 
 
-async def test_it_may_be_used_again_and_again(wired: Trio) -> None:
+async def test_out_may_be_reused(wired: Trio) -> None:
     a, _, _ = wired
     out = torch.empty(LARGE)
     peer = a.peer("b").using(out=out)
@@ -80,7 +78,7 @@ async def test_a_small_result_is_copied_once_out_of_the_read_buffer(
     "dtype",
     [torch.float64, torch.bfloat16, torch.bool, torch.complex64, torch.float8_e4m3fn],
 )
-async def test_every_dtype(trio: Trio, dtype: torch.dtype) -> None:
+async def test_result_of_any_dtype_is_received(trio: Trio, dtype: torch.dtype) -> None:
     value = torch.arange(24.0).reshape(2, 3, 4).to(dtype)
     out = torch.empty(2, 3, 4, dtype=dtype)
     assert await trio[0].peer("b").using(out=out).call(remote.echo, value) is out
@@ -92,8 +90,8 @@ class TestResultsThatLieOtherwise:
     """They are copied into the tensor, which is counted."""
 
     @pytest.mark.parametrize("size", [16, 1024])
-    async def test_a_transposed_result(self, wired: Trio, size: int) -> None:
-        """Its bytes come into the tensor first, in another order."""
+    async def test_transposed_result_is_received(self, wired: Trio, size: int) -> None:
+        """The bytes arrive in the tensor first, in another order."""
         value = torch.rand(size, size)
         out = torch.empty(size, size)
         call = start(wired[0], out, remote.echo, value.t())
@@ -102,21 +100,21 @@ class TestResultsThatLieOtherwise:
         assert call.stats.bytes_copied >= 2 * out.nbytes
 
     @pytest.mark.parametrize("size", [16, 1024])
-    async def test_a_conjugate_result(self, trio: Trio, size: int) -> None:
+    async def test_conjugate_result_is_received(self, trio: Trio, size: int) -> None:
         value = torch.rand(size, size, dtype=torch.complex64)
         out = torch.empty_like(value)
         assert await start(trio[0], out, remote.echo, value.conj()) is out
         assert not out.is_conj()
         assert torch.equal(out, value.conj())
 
-    async def test_an_expanded_result(self, trio: Trio) -> None:
+    async def test_expanded_result_is_received(self, trio: Trio) -> None:
         out = torch.zeros(50, 20)
         value = torch.arange(20.0).expand(50, 20)
         assert await start(trio[0], out, remote.echo, value) is out
         assert torch.equal(out, value)
 
     @pytest.mark.parametrize("rows", [10, 30_000])
-    async def test_into_a_column(self, wired: Trio, rows: int) -> None:
+    async def test_column_receives_a_result(self, wired: Trio, rows: int) -> None:
         table = torch.zeros(rows, 4)
         call = start(wired[0], table[:, 2], torch.arange, float(rows))
         await call
@@ -124,20 +122,20 @@ class TestResultsThatLieOtherwise:
         assert not table[:, [0, 1, 3]].any()
         assert call.stats.bytes_copied >= 4 * rows
 
-    async def test_into_a_transposed_tensor(self, trio: Trio) -> None:
+    async def test_transposed_out_receives_a_result(self, trio: Trio) -> None:
         base = torch.zeros(7, 5)
         value = torch.rand(5, 7)
         await start(trio[0], base.t(), remote.echo, value)
         assert torch.equal(base, value.t())
 
-    async def test_a_result_that_comes_through_shared_memory(self) -> None:
+    async def test_result_by_shared_memory_is_received(self) -> None:
         async with Cluster(2, network="uds") as (a, _):
             out = torch.empty(LARGE)
             for value in (1.0, 2.0, 3.0, 4.0):
                 assert await start(a, out, torch.full, (LARGE,), value) is out
                 assert holds(out, value)
 
-    async def test_a_long_copy_lets_the_loop_go_on(self, trio: Trio) -> None:
+    async def test_long_copy_is_done_in_pieces(self, trio: Trio) -> None:
         """A result that comes some other way is copied in pieces."""
         a, _, _ = trio
         value = torch.rand(8 * MIB)
@@ -150,7 +148,7 @@ class TestResultsThatLieOtherwise:
         assert torch.equal(out, value)
         assert call.stats.bytes_copied == out.nbytes
 
-    async def test_a_copy_given_up_writes_no_more(self, trio: Trio) -> None:
+    async def test_cancelled_copy_writes_no_more(self, trio: Trio) -> None:
         a, _, _ = trio
         call: CallFuture[Any] = CallFuture(loop=a.loop, function="f", to="b")
         out = torch.zeros(8 * MIB)
@@ -183,7 +181,7 @@ class TestResultsThatDoNotFit:
             (remote.echo, (torch.eye(3, 4).to_sparse(),), "not a dense tensor"),
         ],
     )
-    async def test_the_error_says_both(
+    async def test_mismatch_error_names_result_and_out(
         self, trio: Trio, function: Any, args: tuple[Any, ...], text: str
     ) -> None:
         call = start(trio[0], torch.empty(3, 4), function, *args)
@@ -193,7 +191,7 @@ class TestResultsThatDoNotFit:
         assert caught.value.to == "b"
         assert caught.value.function in {"ones", "zeros", "echo"}
 
-    async def test_what_the_function_raised_is_raised(self, wired: Trio) -> None:
+    async def test_error_of_the_function_is_raised(self, wired: Trio) -> None:
         with pytest.raises(ValueError, match="later"):
             await start(wired[0], torch.empty(3), remote.fail)
         assert not wired[0].parts.directory.find("b").link.connection.incoming.claims  # type: ignore[union-attr]
@@ -217,15 +215,15 @@ class TestTensorsThatAreRefused:
             (lambda: torch.ones(3, dtype=torch.complex64).conj(), "conjugate"),
         ],
     )
-    async def test_before_anything_is_sent(
+    async def test_invalid_out_is_refused_before_sending(
         self, trio: Trio, make: Any, text: str
     ) -> None:
         a, b, _ = trio
         await a.peer("b").call(remote.add, 1)
-        made = a.parts.directory.find("b").link.pending._next_id  # type: ignore[union-attr]  # noqa: SLF001
+        calls_before = a.parts.directory.find("b").link.pending._next_id  # type: ignore[union-attr]  # noqa: SLF001
         with pytest.raises(UsageError, match=text):
             await a.peer("b").using(out=make()).call(remote.add, 1)
-        assert a.parts.directory.find("b").link.pending._next_id == made  # type: ignore[union-attr]  # noqa: SLF001
+        assert a.parts.directory.find("b").link.pending._next_id == calls_before  # type: ignore[union-attr]  # noqa: SLF001
         assert not b.parts.active
 
     @pytest.mark.parametrize(
@@ -239,13 +237,13 @@ class TestTensorsThatAreRefused:
             lambda: torch.ones(3, requires_grad=True).detach(),
         ],
     )
-    async def test_others_are_not(self, trio: Trio, make: Any) -> None:
+    async def test_unusual_out_is_accepted(self, trio: Trio, make: Any) -> None:
         out = make()
         value = torch.rand(out.shape)
         assert await trio[0].peer("b").using(out=out).call(remote.echo, value) is out
         assert torch.equal(out, value)
 
-    async def test_where_no_single_result_comes(self, trio: Trio) -> None:
+    async def test_remote_and_stream_refuse_out(self, trio: Trio) -> None:
         peer = trio[0].peer("b").using(out=torch.empty(3))
         with pytest.raises(UsageError, match="`remote` cannot receive a result"):
             peer.remote(torch.ones, 3)
@@ -264,7 +262,7 @@ class TestGradients:
                 ):
                     await start(a, torch.empty(3), remote.double, x)
 
-    async def test_a_result_without_one_is_received_in_a_context(
+    async def test_result_without_a_graph_is_received_in_a_context(
         self, trio: Trio
     ) -> None:
         a, _, _ = trio
@@ -274,7 +272,7 @@ class TestGradients:
                 assert await start(a, out, remote.double, torch.ones(3)) is out
                 assert torch.equal(out, torch.full((3,), 2.0))
 
-    async def test_of_a_parameter_the_numbers_come(self, trio: Trio) -> None:
+    async def test_parameter_is_received_as_a_plain_tensor(self, trio: Trio) -> None:
         out = torch.empty(2, 2)
         value = torch.nn.Parameter(torch.rand(2, 2))
         assert await start(trio[0], out, remote.echo, value) is out
@@ -282,7 +280,7 @@ class TestGradients:
         assert torch.equal(out, value)
 
     @pytest.mark.parametrize("elements", [SMALL, LARGE])
-    async def test_autograd_sees_that_the_tensor_has_changed(
+    async def test_autograd_sees_the_change_of_out(
         self, trio: Trio, elements: int
     ) -> None:
         out = torch.ones(elements)
@@ -295,16 +293,14 @@ class TestGradients:
 
 class TestReferences:
     @pytest.mark.parametrize("elements", [SMALL, LARGE])
-    async def test_a_value_is_fetched_into_a_tensor(
-        self, wired: Trio, elements: int
-    ) -> None:
+    async def test_to_here_fetches_into_out(self, wired: Trio, elements: int) -> None:
         a, _, _ = wired
         out = torch.empty(elements)
         rref = a.peer("b").remote(torch.ones, elements)
         assert await rref.to_here(out=out) is out
         assert torch.equal(out, torch.ones(elements))
 
-    async def test_on_the_owner_it_is_copied(self, trio: Trio) -> None:
+    async def test_to_here_on_the_owner_copies(self, trio: Trio) -> None:
         a, _, _ = trio
         with asyncrpc.testing.cluster.acting_as(a):
             value, out = torch.rand(3), torch.empty(3)
@@ -316,7 +312,7 @@ class TestReferences:
             with pytest.raises(UsageError, match="must not require a gradient"):
                 await rref.to_here(out=torch.empty(3, requires_grad=True))
 
-    async def test_the_same_refusals(self, trio: Trio) -> None:
+    async def test_to_here_refuses_an_invalid_out(self, trio: Trio) -> None:
         rref = trio[0].peer("b").remote(torch.ones, 3)
         with pytest.raises(UsageError, match="share memory"):
             await rref.to_here(out=torch.ones(1).expand(3))
@@ -328,10 +324,10 @@ class TestGivingUp:
     """However a call ends, its tensor is the caller's own again."""
 
     @pytest.mark.parametrize("turns", [0, 1, 3, 10])
-    async def test_nothing_is_written_after_a_cancelled_call_has_returned(
+    async def test_cancelled_call_writes_no_more_into_out(
         self, wired: Trio, turns: int
     ) -> None:
-        """Some of the result has landed, and some is on its way."""
+        """Part of the result has arrived."""
         a, _, _ = wired
         await a.peer("b").call(remote.add, 1)
         link = a.parts.directory.find("b").link
@@ -354,7 +350,7 @@ class TestGivingUp:
         assert holds(await a.peer("b").call(torch.ones, 16 * MIB), 1.0)
 
     @pytest.mark.parametrize("turns", [0, 1, 2, 5, 20])
-    async def test_nor_if_it_is_cancelled_before_its_result_comes(
+    async def test_call_cancelled_before_its_result_writes_nothing(
         self, wired: Trio, turns: int
     ) -> None:
         a, _, _ = wired
@@ -368,7 +364,7 @@ class TestGivingUp:
             await self.all_has_come(a)
             assert torch.equal(out, seen)
 
-    async def test_at_its_deadline(self, wired: Trio) -> None:
+    async def test_expired_call_writes_no_more_into_out(self, wired: Trio) -> None:
         a, _, _ = wired
         await a.peer("b").call(remote.add, 1)
         out = torch.zeros(16 * MIB)
@@ -381,7 +377,9 @@ class TestGivingUp:
         await self.all_has_come(a)
         assert holds(out, 7.0)
 
-    async def test_when_the_peer_is_lost(self, wired: Trio) -> None:
+    async def test_call_of_a_lost_peer_writes_no_more_into_out(
+        self, wired: Trio
+    ) -> None:
         a, b, _ = wired
         await a.peer("b").call(remote.add, 1)
         out = torch.zeros(16 * MIB)
@@ -396,7 +394,7 @@ class TestGivingUp:
             await asyncio.sleep(0)
         assert holds(out, 7.0)
 
-    async def test_nothing_of_it_is_kept(self) -> None:
+    async def test_cancelled_call_leaves_no_claims(self) -> None:
         async with Cluster(
             2, options=Options(limits=LimitOptions(receive_pool_bytes=0))
         ) as (a, _):

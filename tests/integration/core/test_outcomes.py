@@ -77,7 +77,7 @@ def absent() -> Any:
     return module.f
 
 
-async def taken(peer: asyncrpc.Peer, target: Any, args: Any) -> list[Any]:
+async def items_of(peer: asyncrpc.Peer, target: Any, args: Any) -> list[Any]:
     return [item async for item in peer.stream(target, *args)]
 
 
@@ -88,7 +88,7 @@ USES: Final[dict[str, Use]] = {
     "rpc_async": lambda _, f, x: asyncrpc.rpc_async("b", f, x),
     "asyncrpc.remote": lambda _, f, x: asyncrpc.remote("b", f, x).to_here(),
 }
-STREAM: Final[dict[str, Use]] = {"stream": lambda a, f, x: taken(a.peer("b"), f, x)}
+STREAM: Final[dict[str, Use]] = {"stream": lambda a, f, x: items_of(a.peer("b"), f, x)}
 METHODS: Final[dict[str, Callable[[RRef[Any], str, Any], Awaitable[Any]]]] = {
     "rpc_async": lambda ref, name, x: getattr(ref.rpc_async(), name)(*x),
     "remote": lambda ref, name, x: getattr(ref.remote(), name)(*x).to_here(),
@@ -120,7 +120,7 @@ async def check(use: Awaitable[Any], error: type[CallError], name: str) -> str:
         pytest.param(async_generator, (), CallKindError, USES, id="async generator"),
     ],
 )
-async def test_a_call_that_is_refused_has_one_outcome(
+async def test_refused_call_has_a_fixed_outcome(
     target: Any, args: Any, error: type[CallError], uses: dict[str, Use]
 ) -> None:
     async with Cluster(2) as (a, _):
@@ -140,7 +140,7 @@ async def test_a_call_that_is_refused_has_one_outcome(
         ("async_generator", (), CallKindError),
     ],
 )
-async def test_a_method_that_is_refused_has_one_outcome(
+async def test_refused_method_has_a_fixed_outcome(
     name: str, args: Any, error: type[CallError]
 ) -> None:
     async with Cluster(2) as (a, _):
@@ -154,7 +154,7 @@ async def test_a_method_that_is_refused_has_one_outcome(
     assert len(texts) == 1
 
 
-async def test_a_call_that_a_policy_forbids_has_one_outcome() -> None:
+async def test_forbidden_call_has_a_fixed_outcome() -> None:
     async with Cluster(2, options=STRICT) as (a, _):
         with acting_as(a):
             for use in (USES | STREAM).values():
@@ -165,8 +165,8 @@ async def test_a_call_that_a_policy_forbids_has_one_outcome() -> None:
             del rref
 
 
-async def test_a_function_that_cannot_be_imported_has_one_outcome() -> None:
-    """Neither the function, nor the methods of the value that it was to make."""
+async def test_failed_import_has_a_fixed_outcome() -> None:
+    """For the function, and for methods of the value that it would make."""
     target = absent()
     async with ProcessCluster(["b"], method="forkserver") as a:
         with acting_as(a):
@@ -224,5 +224,5 @@ def facade_says_it_once() -> None:
     assert str(caught.value).count(SAID) == 1
 
 
-def test_the_facade_says_the_outcome_once() -> None:
+def test_facade_states_the_outcome_once() -> None:
     play(facade_says_it_once)

@@ -52,7 +52,7 @@ async def test_calls_are_named_as_torch_names_them(a: Worker) -> None:
     ]
 
 
-async def test_a_range_lasts_until_the_answer_whatever_else_goes_on(a: Worker) -> None:
+async def test_range_lasts_until_the_answer(a: Worker) -> None:
     """Calls overlap on one thread, and end in another order than they began."""
     with new_profile() as profile:
         gates = {name: Gate(name) for name in ("first", "second", "third")}
@@ -74,11 +74,11 @@ async def test_a_range_lasts_until_the_answer_whatever_else_goes_on(a: Worker) -
         ends = sorted(shown, key=lambda name: shown[name].end_us)
         assert ends == ["second", "first", "third"]
     shown = dict(zip(gates, trace.of("rpc_async#wait"), strict=True))
-    for name, one in shown.items():
-        assert least_us[name] * 0.99 <= one.took_us <= most_us[name] * 1.01
+    for name, event in shown.items():
+        assert least_us[name] * 0.99 <= event.took_us <= most_us[name] * 1.01
 
 
-async def test_what_a_function_does_is_in_its_range(a: Worker) -> None:
+async def test_operations_of_a_function_are_in_its_range(a: Worker) -> None:
     with new_profile() as profile:
         await a.peer("b").call(profiled.add_later, X, 1.0)
     trace = Trace(profile)
@@ -106,9 +106,13 @@ async def test_functions_of_threads_are_shown_where_they_run(a: Worker) -> None:
     assert function.begin_us < added.begin_us < added.end_us < function.end_us
 
 
-async def test_a_stream_shows_where_it_is_made(a: Worker) -> None:
+async def test_stream_is_shown_where_it_is_produced(a: Worker) -> None:
     with new_profile() as profile:
-        assert [one async for one in a.peer("b").stream(profiled.count, 3)] == [0, 1, 2]
+        assert [item async for item in a.peer("b").stream(profiled.count, 3)] == [
+            0,
+            1,
+            2,
+        ]
     assert Trace(profile).names() == ["rpc_run#count(a -> b)"]
 
 
@@ -131,16 +135,16 @@ async def test_calls_that_fail_or_are_cancelled_end_their_ranges(a: Worker) -> N
             assert one.end_us < after.begin_us, one
 
 
-async def test_the_autograd_profiler_shows_them_too(a: Worker) -> None:
+async def test_autograd_profiler_shows_calls(a: Worker) -> None:
     with torch.autograd.profiler.profile() as profile:
         await a.peer("b").call(profiled.add, X, 1.0)
-    assert {one.name for one in profile.function_events} >= {
+    assert {event.name for event in profile.function_events} >= {
         "rpc_async#add(a -> b)",
         "rpc_run#add(a -> b)",
     }
 
 
-async def test_only_what_begins_under_a_profiler_is_shown(a: Worker) -> None:
+async def test_profile_shows_calls_begun_under_it_only(a: Worker) -> None:
     gate = Gate("open before")
     before = asyncrpc.rpc_async("b", profiled.wait, ("open before",))
     await gate.reached.wait()

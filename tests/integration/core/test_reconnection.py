@@ -89,9 +89,7 @@ class Cuts:
 @pytest.mark.slow
 @pytest.mark.parametrize("lanes", [0, 1])
 @pytest.mark.parametrize("reset", [True, False])
-async def test_a_cut_at_any_place_between_frames_or_inside_one_loses_nothing(
-    lanes: int, *, reset: bool
-) -> None:
+async def test_cut_at_any_byte_loses_no_call(lanes: int, *, reset: bool) -> None:
     options = replace(OPTIONS, network=replace(OPTIONS.network, bulk_lanes=lanes))
     async with proxied("a", "b", options=options) as (workers, proxies):
         cuts = Cuts(workers["a"], workers["b"], proxies["b"])
@@ -109,9 +107,7 @@ async def test_a_cut_at_any_place_between_frames_or_inside_one_loses_nothing(
         assert cuts.happened > 0.8 * cuts.tried
 
 
-async def test_a_cut_inside_the_handshake_of_a_resuming_connection_loses_nothing() -> (
-    None
-):
+async def test_cut_inside_a_resuming_handshake_loses_no_call() -> None:
     async with proxied("a", "b", options=OPTIONS) as (workers, proxies):
         cuts = Cuts(workers["a"], workers["b"], proxies["b"])
         await cuts.play()
@@ -125,7 +121,7 @@ async def test_a_cut_inside_the_handshake_of_a_resuming_connection_loses_nothing
 
 @pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("way", Way)
-async def test_a_dial_that_is_cut_inside_its_handshake_costs_no_call(
+async def test_dial_cut_inside_its_handshake_loses_no_call(
     way: Way, *, reset: bool
 ) -> None:
     for nbytes in (0, 1, 39, 40, 41, 71, 72, 90, 112, 130):
@@ -137,7 +133,7 @@ async def test_a_dial_that_is_cut_inside_its_handshake_costs_no_call(
 
 
 @pytest.mark.parametrize("lanes", [0, 1])
-async def test_cuts_several_times_a_second_under_load_lose_nothing(lanes: int) -> None:
+async def test_frequent_cuts_under_load_lose_no_call(lanes: int) -> None:
     seed = random.randrange(1 << 30)
     rng = random.Random(seed)
     options = replace(OPTIONS, network=replace(OPTIONS.network, bulk_lanes=lanes))
@@ -192,7 +188,7 @@ async def pair() -> AsyncIterator[Pair]:
         yield a, b, proxies["b"]
 
 
-async def test_what_is_silent_for_too_long_is_lost_and_can_come_back(
+async def test_silent_peer_is_lost_and_can_return(
     pair: Pair,
 ) -> None:
     a, b, proxy = pair
@@ -217,7 +213,7 @@ async def test_what_is_silent_for_too_long_is_lost_and_can_come_back(
     assert load.ran[unsent] == 0
 
 
-async def test_a_short_partition_costs_only_time(pair: Pair) -> None:
+async def test_short_partition_loses_no_call(pair: Pair) -> None:
     a, b, proxy = pair
     before = link_between(a, b)
     proxy.partition()
@@ -230,8 +226,8 @@ async def test_a_short_partition_costs_only_time(pair: Pair) -> None:
     assert link_between(a, b) == before
 
 
-async def test_who_is_refused_for_a_while_comes_back(pair: Pair) -> None:
-    """Nobody listens, and yet the process runs: the network may be at fault."""
+async def test_connection_survives_a_refusal_for_a_while(pair: Pair) -> None:
+    """The port refuses while the process runs: the network may be at fault."""
     a, b, proxy = pair
     before = link_between(a, b)
     await proxy.refuse()
@@ -245,7 +241,7 @@ async def test_who_is_refused_for_a_while_comes_back(pair: Pair) -> None:
     assert link_between(a, b) == before
 
 
-async def test_a_killed_peer_is_lost_though_the_proxy_before_it_still_answers() -> None:
+async def test_killed_peer_behind_a_live_proxy_is_lost() -> None:
     options = replace(
         OPTIONS, liveness=replace(OPTIONS.liveness, lost_after_s=4.0, heartbeat_s=1.0)
     )

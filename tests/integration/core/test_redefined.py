@@ -66,7 +66,7 @@ def answer(): return {0}
 """
 
 
-async def test_every_name_leads_to_what_is_there_now(write: Write) -> None:
+async def test_names_lead_to_the_redefined_functions(write: Write) -> None:
     async with Cluster(names=["a", "b"]) as (worker, _):
         assert await answers(worker, write(SOURCE.format(1))) == [1, 1, 1, 1]
         for now in (2, 3):
@@ -90,7 +90,7 @@ async def test_a_redefined_function_may_be_of_another_kind(
         assert [item async for item in peer.stream(module.answer)] == [3]
 
 
-async def test_a_function_that_is_gone_is_an_error_of_its_call(write: Write) -> None:
+async def test_deleted_function_is_an_error_of_its_call(write: Write) -> None:
     async with Cluster(names=["a"]) as (worker,):
         answer = write("def answer(): return 1").answer
         assert await worker.peer("a").call(answer) == 1
@@ -111,7 +111,7 @@ async def test_a_function_that_is_not_exposed_any_more_is_refused(write: Write) 
             await worker.peer("a").call(module.answer)
 
 
-async def test_a_worker_in_another_process_has_the_old_code_and_its_caller_learns_so(
+async def test_caller_learns_of_old_code_in_another_process(
     write: Write,
 ) -> None:
     async with ProcessCluster(["b"], method="forkserver") as worker:

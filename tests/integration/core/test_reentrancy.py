@@ -28,17 +28,17 @@ async def test_a_callee_calls_back_while_its_caller_blocks(wired: Trio) -> None:
         assert found[0] == "b"
 
 
-async def test_many_deep_chains_of_blocking_calls_finish_with_two_threads() -> None:
+async def test_deep_chains_of_blocking_calls_finish_with_two_threads() -> None:
     async with Cluster(2, options=Options(threads=2)) as (a, b):
         chains = [
-            one.peer(to).call(remote.bounce, to, one.name, DEPTH)
+            caller.peer(to).call(remote.bounce, to, caller.name, DEPTH)
             for _ in range(CALLERS // 2)
-            for one, to in ((a, "b"), (b, "a"))
+            for caller, to in ((a, "b"), (b, "a"))
         ]
         assert await asyncio.gather(*chains) == [DEPTH] * CALLERS
 
 
-async def test_many_deep_chains_of_coroutines_finish(trio: Trio) -> None:
+async def test_deep_chains_of_coroutines_finish(trio: Trio) -> None:
     a, _, _ = trio
     chains = [
         a.peer("b").call(remote.bounce_async, "b", "a", DEPTH) for _ in range(CALLERS)
@@ -46,7 +46,7 @@ async def test_many_deep_chains_of_coroutines_finish(trio: Trio) -> None:
     assert await asyncio.gather(*chains) == [DEPTH] * CALLERS
 
 
-async def test_threads_that_wait_for_one_another_get_one_more() -> None:
+async def test_mutually_waiting_threads_get_another_thread() -> None:
     """The first call holds the only thread until the second one has run."""
     async with Cluster(2, options=Options(threads=1)) as (a, _):
         remote.watches["gate"] = watch = remote.Watch()

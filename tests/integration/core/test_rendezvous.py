@@ -83,7 +83,7 @@ def seat(
 # --- who meets -----------------------------------------------------------------------
 
 
-async def test_all_meet_and_all_can_call_all(seat: Seat) -> None:
+async def test_workers_meet_and_can_call_each_other(seat: Seat) -> None:
     workers = [seat(name, rank, 3) for rank, name in enumerate("abc")]
     async with started(*workers):
         for worker in workers:
@@ -94,7 +94,7 @@ async def test_all_meet_and_all_can_call_all(seat: Seat) -> None:
                 assert (await worker.peer(rank).call(remote.where))[0] == name
 
 
-async def test_a_worker_can_be_asked_who_is_who(seat: Seat) -> None:
+async def test_worker_knows_names_and_ranks_of_the_group(seat: Seat) -> None:
     a, b = seat("a", 0, 2), seat("b", 1, 2)
     async with started(a, b):
         with acting_as(b):
@@ -119,11 +119,11 @@ async def test_a_rank_beyond_the_world_of_a_local_rendezvous_is_refused(
 
 
 @pytest.mark.parametrize("seat", ["local", "file", "tcp"], indirect=True)
-async def test_a_missing_worker_is_named_to_those_who_came(seat: Seat) -> None:
+async def test_missing_worker_is_named_to_the_present_ones(seat: Seat) -> None:
     came = [seat(name, rank, 4, SHORT) for rank, name in ((0, "a"), (2, "c"))]
     async with asyncio.timeout(LIMIT_S):
-        found = await outcomes(*came)
-    for error in found:
+        errors = await outcomes(*came)
+    for error in errors:
         assert isinstance(error, RendezvousTimeoutError)
         assert tuple(error.missing) == (1, 3)
         assert "2 of 4 workers appeared within 4 s; missing: rank 1, 3" in str(error)
@@ -169,8 +169,8 @@ asyncrpc.run(main())
 """
 
 
-async def test_a_former_life_that_ended_before_all_had_met_is_replaced() -> None:
-    """As a pod that is started again: its record is at the store still."""
+async def test_worker_restarted_before_the_meeting_is_replaced() -> None:
+    """The record of a restarted pod is still at the store."""
     port = free_port()
     where = f"tcp://127.0.0.1:{port}"
     patient = Options(rendezvous_timeout_s=LIMIT_S)
@@ -192,7 +192,7 @@ async def test_a_former_life_that_ended_before_all_had_met_is_replaced() -> None
             await a.shutdown()
 
 
-async def test_of_two_with_one_name_and_rank_the_first_is_told() -> None:
+async def test_first_of_two_equal_workers_is_told() -> None:
     port = free_port()
     first, second = (
         Worker(
@@ -223,7 +223,7 @@ def await_record(port: int, rank: int) -> None:
 
 
 @pytest.mark.parametrize("seat", ["file", "tcp"], indirect=True)
-async def test_who_gives_up_waiting_is_gone_at_once(seat: Seat) -> None:
+async def test_cancelled_start_ends_at_once(seat: Seat) -> None:
     a = seat("a", 0, 2, Options(rendezvous_timeout_s=3600.0))
     start = asyncio.create_task(a.__aenter__())
     await until(lambda: vars(a.parts.rendezvous)["_store"] is not None)
@@ -240,7 +240,7 @@ async def turns(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3, 9, 99])
-async def test_who_waits_for_a_store_to_be_hosted_can_give_up(count: int) -> None:
+async def test_start_without_a_store_can_be_cancelled(count: int) -> None:
     where = f"tcp://127.0.0.1:{free_port()}"
     for_an_hour = Options(rendezvous_timeout_s=3600.0)
     worker = Worker("a", rank=1, world_size=2, rendezvous=where, options=for_an_hour)
@@ -252,7 +252,7 @@ async def test_who_waits_for_a_store_to_be_hosted_can_give_up(count: int) -> Non
             await start
 
 
-async def test_who_comes_before_the_host_waits_for_it() -> None:
+async def test_worker_started_before_the_host_waits() -> None:
     where = f"tcp://127.0.0.1:{free_port()}"
     b = Worker("b", rank=1, world_size=2, rendezvous=where)
     start = asyncio.create_task(b.__aenter__())
@@ -264,7 +264,7 @@ async def test_who_comes_before_the_host_waits_for_it() -> None:
         await b.shutdown()
 
 
-async def test_a_store_that_nobody_hosts_is_said_to_be_missing(
+async def test_missing_store_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(store_places, "GRACE_S", LIMIT_S)  # until it hosts it itself
@@ -278,7 +278,7 @@ async def test_a_store_that_nobody_hosts_is_said_to_be_missing(
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("arguments", "words"),
     [
         (
             {"rendezvous": "tcp://h:1"},
@@ -297,20 +297,22 @@ async def test_a_store_that_nobody_hosts_is_said_to_be_missing(
         ({"rank": 0, "world_size": 1, "rendezvous": "env://"}, "needs MASTER_ADDR"),
     ],
 )
-def test_what_is_missing_is_said_before_anything_starts(
-    given: dict[str, str | int], words: str, monkeypatch: pytest.MonkeyPatch
+def test_missing_arguments_are_named_before_the_start(
+    arguments: dict[str, str | int], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(UsageError, match=re.escape(words)):
-        Worker("a", **given)  # type: ignore[arg-type]
+        Worker("a", **arguments)  # type: ignore[arg-type]
 
 
 # --- a static list -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scheme", ["uds", "tcp"])
-async def test_a_static_list_needs_nobody_at_start(scheme: str, tmp_path: Path) -> None:
+async def test_static_list_needs_no_peer_at_the_start(
+    scheme: str, tmp_path: Path
+) -> None:
     """A call waits for a worker that begins later; one that never does is lost."""
     where = {name: f"uds://{tmp_path}/{name}" for name in "abc"}
     if scheme == "tcp":
@@ -336,7 +338,7 @@ async def test_a_static_list_needs_nobody_at_start(scheme: str, tmp_path: Path) 
             assert await b.peer("a").call(remote.add, 2) == 3
 
 
-async def test_who_is_not_in_the_static_list_is_told_so(tmp_path: Path) -> None:
+async def test_worker_outside_the_static_list_is_refused(tmp_path: Path) -> None:
     x = Worker("x", rendezvous={"a": f"uds://{tmp_path}/a"})
     (error,) = await outcomes(x)
     assert isinstance(error, UsageError)
@@ -351,7 +353,7 @@ async def test_a_wrong_address_in_the_static_list_is_named(tmp_path: Path) -> No
     assert "127.0.0.1:7000" in str(error)
 
 
-async def test_an_address_that_is_anothers_is_found_out(tmp_path: Path) -> None:
+async def test_address_of_another_worker_is_detected(tmp_path: Path) -> None:
     right = {"a": f"uds://{tmp_path}/a", "c": f"uds://{tmp_path}/c"}
     wrong = {"a": right["a"], "b": right["c"]}
     a = Worker(
@@ -397,10 +399,10 @@ def test_torchrun_starts_a_group(tmp_path: Path) -> None:
     assert lines == ["worker0 of 2 hears 10", "worker1 of 2 hears 10"]
 
 
-async def test_a_group_that_torchrun_starts_anew_meets_apart_from_the_former(
+async def test_group_restarted_by_torchrun_meets_separately(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its store has outlived the processes, and what they wrote there."""
+    """The store has outlived the processes, with what they wrote."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     store = serve_store()
     monkeypatch.setenv("MASTER_PORT", str(store.port))
@@ -412,7 +414,7 @@ async def test_a_group_that_torchrun_starts_anew_meets_apart_from_the_former(
             assert await pair[0].peer("b").call(remote.add, 1) == 2
 
 
-async def test_a_group_that_slurm_starts_anew_meets_apart_by_xla_too() -> None:
+async def test_group_restarted_by_slurm_meets_separately_by_xla() -> None:
     """A requeue of the job, whose port is the same; the name is that of the step."""
     store = serve_store()
     variables = {
@@ -443,14 +445,14 @@ async def test_a_group_that_slurm_starts_anew_meets_apart_by_xla_too() -> None:
         ("join:///run/ps,mem://b", ["uds:///run/ps", "mem://b"]),
     ],
 )
-def test_members_to_join_by_are_given_as_text(text: str, addresses: list[str]) -> None:
-    found, rank, size = open_rendezvous(text, rank=None, world_size=None)
-    assert found == JoinRendezvous(addresses)
+def test_join_addresses_are_given_as_text(text: str, addresses: list[str]) -> None:
+    parsed, rank, size = open_rendezvous(text, rank=None, world_size=None)
+    assert parsed == JoinRendezvous(addresses)
     assert (rank, size) == (-1, 0)
     assert open_rendezvous(text, rank=1, world_size=3)[1:] == (1, 3)
 
 
-def test_members_to_join_by_are_needed() -> None:
+def test_join_addresses_are_required() -> None:
     with pytest.raises(UsageError, match="rendezvous must be join"):
         Worker("a", rendezvous="join://")
 
@@ -462,22 +464,22 @@ def is_at_barrier(worker: Worker) -> bool:
     return worker.parts.rounds.machine.series(BARRIER).is_waiting
 
 
-async def test_nobody_passes_a_barrier_before_all_have_come(wired: Trio) -> None:
+async def test_barrier_opens_after_the_last_arrival(wired: Trio) -> None:
     for late in range(3):
         others = [worker for worker in wired if worker.rank != late]
         waiting = [asyncio.create_task(worker.barrier()) for worker in others]
         await until(lambda: all(map(is_at_barrier, others)))  # noqa: B023  (awaited here)
-        assert not any(one.done() for one in waiting)
+        assert not any(task.done() for task in waiting)
         await wired[late].barrier(LIMIT_S)
         await asyncio.wait_for(asyncio.gather(*waiting), LIMIT_S)
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
 @pytest.mark.parametrize("connected", [True, False])
-async def test_a_lost_worker_fails_the_barrier_of_all(
+async def test_lost_worker_fails_the_barrier_of_all(
     trio: Trio, lost: int, *, connected: bool
 ) -> None:
-    """Whoever it is, and whether or not anybody had called it before."""
+    """For each rank, connected before or not."""
     if connected:
         await asyncio.gather(*(worker.barrier(LIMIT_S) for worker in trio))
     left = [worker for worker in trio if worker.rank != lost]
@@ -505,7 +507,7 @@ async def test_a_worker_lost_before_its_turn_fails_the_barrier(size: int) -> Non
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8])
-async def test_who_passed_a_barrier_may_leave_at_once(size: int) -> None:
+async def test_worker_may_leave_right_after_a_barrier(size: int) -> None:
     async def pass_and_leave(worker: Worker) -> None:
         await worker.barrier(LIMIT_S)
         await worker.shutdown(drain_timeout_s=0.0)
@@ -516,7 +518,7 @@ async def test_who_passed_a_barrier_may_leave_at_once(size: int) -> None:
                 leaving.create_task(pass_and_leave(worker))
 
 
-async def test_who_gives_up_a_barrier_fails_that_of_the_others(trio: Trio) -> None:
+async def test_barrier_timeout_fails_the_other_workers(trio: Trio) -> None:
     a, b, _ = trio
     patient = asyncio.create_task(b.barrier())
     with pytest.raises(TimeoutError):
@@ -532,7 +534,7 @@ async def end(worker: Worker) -> None:
         await asyncrpc.shutdown()
 
 
-async def test_a_graceful_end_waits_for_all(trio: Trio) -> None:
+async def test_graceful_shutdown_waits_for_all(trio: Trio) -> None:
     a, b, c = trio
     first = asyncio.create_task(end(a))
     second = asyncio.create_task(end(b))
@@ -542,7 +544,7 @@ async def test_a_graceful_end_waits_for_all(trio: Trio) -> None:
     assert a.is_closed
 
 
-async def test_a_graceful_end_does_without_a_worker_that_died(
+async def test_graceful_shutdown_ignores_a_dead_worker(
     trio: Trio, caplog: pytest.LogCaptureFixture
 ) -> None:
     a, b, c = trio

@@ -26,7 +26,7 @@ async def settled(
     await asyncio.gather(*calls)
 
 
-async def test_series_that_are_forgotten_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forgotten_series_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "SERIES_MAX", 2)
     async with Cluster(3) as workers:
         for number in range(10):
@@ -56,7 +56,7 @@ async def test_series_that_are_forgotten_go_on(monkeypatch: pytest.MonkeyPatch) 
         ("nothing", ["tag", None]),
     ],
 )
-async def test_what_makes_no_sense_is_dropped(
+async def test_invalid_notice_is_dropped(
     method: str, value: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """From a child to the root; the rounds that follow know nothing of it."""
@@ -70,7 +70,7 @@ async def test_what_makes_no_sense_is_dropped(
         await asyncio.gather(*(worker.barrier(60.0) for worker in (a, b, c)))
 
 
-async def test_nothing_is_asked_for_there() -> None:
+async def test_arrivals_message_as_a_request_is_refused() -> None:
     async with Cluster(2) as (a, _):
         link = await a.parts.link_to("b")
         text = "sent a wrong message: 'rounds\\.arrivals', which"

@@ -28,7 +28,7 @@ from tests.integration.core.remote import Counter
 from tests.integration.core.rref_parts import NOTHING, all_freed, counts
 
 
-async def test_everything_a_reference_says_of_itself(wired: Trio) -> None:
+async def test_reference_shows_owner_and_state(wired: Trio) -> None:
     a, b, c = wired
     rref = a.peer("b").remote(Counter, 5)
     assert (rref.owner_name(), rref.owner().id, rref.is_owner()) == ("b", 1, False)
@@ -46,15 +46,15 @@ async def test_everything_a_reference_says_of_itself(wired: Trio) -> None:
     await all_freed(a, b, c)
 
 
-async def test_a_thread_waits_for_a_value_that_is_still_being_made(wired: Trio) -> None:
+async def test_thread_waits_for_an_unfinished_value(wired: Trio) -> None:
     a, b, c = wired
     watch = remote.watches["made"] = remote.Watch()
-    made = a.peer("b").remote(remote.pass_gate, "made")
-    taken = asyncio.ensure_future(a.peer("b").call(remote.local_value_of, made))
+    rref = a.peer("b").remote(remote.pass_gate, "made")
+    taken = asyncio.ensure_future(a.peer("b").call(remote.local_value_of, rref))
     await watch.begun.wait()
     watch.gate.set()
     assert await taken == "through"
-    del made, taken
+    del rref, taken
     await all_freed(a, b, c)
     del remote.watches["made"]
 
@@ -133,7 +133,7 @@ async def test_references_travel_in_every_direction(wired: Trio) -> None:
     await all_freed(a, b, c)
 
 
-async def test_what_a_callee_keeps_stays_when_the_caller_lets_go(wired: Trio) -> None:
+async def test_reference_kept_by_a_callee_outlives_the_callers(wired: Trio) -> None:
     a, b, c = wired
     rref = a.peer("b").remote(Counter, 4)
     await a.peer("c").call(remote.keep, rref)
@@ -146,7 +146,7 @@ async def test_what_a_callee_keeps_stays_when_the_caller_lets_go(wired: Trio) ->
     await all_freed(a, b, c)
 
 
-async def test_passed_on_before_it_is_made(trio: Trio) -> None:
+async def test_reference_may_be_passed_on_before_its_value_exists(trio: Trio) -> None:
     a, b, c = trio
     rref = a.peer("b").remote(remote.slow_counter)
     assert await a.peer("c").call(remote.value_of, rref) == 1
@@ -154,7 +154,7 @@ async def test_passed_on_before_it_is_made(trio: Trio) -> None:
     await all_freed(a, b, c)
 
 
-async def test_what_failed_to_be_made_raises_for_everyone_who_asks(
+async def test_failed_construction_raises_for_every_holder(
     trio: Trio,
 ) -> None:
     a, b, c = trio
@@ -170,7 +170,7 @@ async def test_what_failed_to_be_made_raises_for_everyone_who_asks(
     await all_freed(a, b, c)
 
 
-async def test_values_of_which_nobody_ever_asks_are_freed(trio: Trio) -> None:
+async def test_unused_values_are_freed(trio: Trio) -> None:
     a, b, c = trio
     for _ in range(50):
         a.peer("b").remote(Counter)
@@ -178,7 +178,7 @@ async def test_values_of_which_nobody_ever_asks_are_freed(trio: Trio) -> None:
     await all_freed(a, b, c)
 
 
-async def test_references_to_oneself(trio: Trio) -> None:
+async def test_reference_to_the_own_worker_works(trio: Trio) -> None:
     a, b, c = trio
     rref = a.peer("a").remote(Counter, 2)
     assert (await rref.to_here()).count == 2
@@ -203,7 +203,7 @@ async def test_a_reference_to_a_lost_owner_fails_at_once(trio: Trio) -> None:
     await all_freed(a, c)
 
 
-async def test_what_could_not_be_made_is_let_go_with_all_who_asked_for_it(
+async def test_reference_to_an_unreachable_owner_is_freed(
     tmp_path: Path,
 ) -> None:
     """The error that both calls end with keeps neither of them, nor the reference."""
@@ -220,7 +220,7 @@ async def test_what_could_not_be_made_is_let_go_with_all_who_asked_for_it(
         await all_freed(a)
 
 
-async def test_a_lost_holder_holds_no_more(trio: Trio) -> None:
+async def test_lost_holder_releases_its_references(trio: Trio) -> None:
     a, b, c = trio
     rref = a.peer("b").remote(Counter)
     await rref.to_here()
@@ -229,7 +229,7 @@ async def test_a_lost_holder_holds_no_more(trio: Trio) -> None:
     del rref
 
 
-async def test_no_reference_is_pickled_behind_the_protocols_back(trio: Trio) -> None:
+async def test_reference_cannot_be_pickled(trio: Trio) -> None:
     import pickle  # noqa: PLC0415
 
     with acting_as(trio[0]):
@@ -238,7 +238,7 @@ async def test_no_reference_is_pickled_behind_the_protocols_back(trio: Trio) -> 
         pickle.dumps(rref)
 
 
-async def test_a_reference_is_not_blamed_for_what_cannot_travel_beside_it(
+async def test_reference_is_not_blamed_for_an_unsendable_neighbour(
     trio: Trio,
 ) -> None:
     a, b, c = trio
@@ -252,7 +252,7 @@ async def test_a_reference_is_not_blamed_for_what_cannot_travel_beside_it(
     await all_freed(a, b, c)
 
 
-async def test_tensors_by_reference(wired: Trio) -> None:
+async def test_tensor_is_used_by_reference(wired: Trio) -> None:
     a, b, c = wired
     rref = a.peer("b").remote(torch.ones, 300, 300)
     assert torch.equal(await rref.to_here(), torch.ones(300, 300))
@@ -262,7 +262,7 @@ async def test_tensors_by_reference(wired: Trio) -> None:
     await all_freed(a, b, c)
 
 
-async def test_many_forks_at_once_are_all_counted_down(trio: Trio) -> None:
+async def test_concurrent_forks_are_all_counted_down(trio: Trio) -> None:
     a, b, c = trio
     rref = a.peer("b").remote(Counter)
     calls = [
@@ -275,7 +275,7 @@ async def test_many_forks_at_once_are_all_counted_down(trio: Trio) -> None:
     await all_freed(a, b, c)
 
 
-async def test_between_processes() -> None:
+async def test_references_cross_processes() -> None:
     async with ProcessCluster(["b", "c"], method="forkserver") as a:
         rref = a.peer("b").remote(Counter, 1)
         assert await a.peer("c").call(remote.add_through, rref, 2) == 3

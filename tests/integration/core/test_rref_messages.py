@@ -52,7 +52,7 @@ def count(
     take(link, value)
 
 
-async def made(trio: Trio) -> RRef[Counter]:
+async def confirmed_reference(trio: Trio) -> RRef[Counter]:
     """Return a confirmed reference of a to a value of b; all are connected."""
     a, b, _ = trio
     rref: RRef[Counter] = a.peer("b").remote(Counter, 1)
@@ -62,7 +62,7 @@ async def made(trio: Trio) -> RRef[Counter]:
     return rref
 
 
-async def test_owner_to_user_costs_nothing_but_the_release(trio: Trio) -> None:
+async def test_owner_to_user_costs_the_release_only(trio: Trio) -> None:
     a, b, c = trio
     await a.peer("b").call(asyncio.sleep, 0)
     seen = [messages_to(worker) for worker in trio]
@@ -78,7 +78,7 @@ async def test_owner_to_user_costs_nothing_but_the_release(trio: Trio) -> None:
 
 async def test_user_to_owner_costs_nothing(trio: Trio) -> None:
     a, b, _ = trio
-    rref = await made(trio)
+    rref = await confirmed_reference(trio)
     seen = [messages_to(worker) for worker in trio]
     assert await a.peer("b").call(parts.look, rref) == "b"
     await a.peer("b").call(parts.keep, rref)
@@ -92,7 +92,7 @@ async def test_user_to_owner_costs_nothing(trio: Trio) -> None:
 
 async def test_user_to_owner_as_a_result_costs_one(trio: Trio) -> None:
     a, b, c = trio
-    rref = await made(trio)
+    rref = await confirmed_reference(trio)
     await a.peer("c").call(parts.keep, rref)
     await until(lambda: a.rrefs()[0].lent == 0)
     seen = [messages_to(worker) for worker in trio]
@@ -107,7 +107,7 @@ async def test_user_to_owner_as_a_result_costs_one(trio: Trio) -> None:
 
 async def test_user_to_third_not_kept_costs_nothing(trio: Trio) -> None:
     a, b, c = trio
-    rref = await made(trio)
+    rref = await confirmed_reference(trio)
     seen = [messages_to(worker) for worker in trio]
     for _ in range(10):
         assert await a.peer("c").call(parts.look_async, rref) == "b"
@@ -117,12 +117,12 @@ async def test_user_to_third_not_kept_costs_nothing(trio: Trio) -> None:
     await all_freed(a, b, c)
 
 
-async def test_user_to_third_at_the_same_time_tells_the_owner_nothing(
+async def test_concurrent_shares_with_a_third_send_no_owner_message(
     trio: Trio,
 ) -> None:
     """However calls overlap: while one runs, its loan protects those of all."""
     a, b, c = trio
-    rref = await made(trio)
+    rref = await confirmed_reference(trio)
     seen = [messages_to(worker) for worker in trio]
     calls = [a.peer("c").call(parts.count_of, rref) for _ in range(50)]
     assert await asyncio.gather(*calls) == [1] * 50
@@ -133,7 +133,7 @@ async def test_user_to_third_at_the_same_time_tells_the_owner_nothing(
 
 async def test_user_to_third_kept_costs_three(trio: Trio) -> None:
     a, b, c = trio
-    rref = await made(trio)
+    rref = await confirmed_reference(trio)
     seen = [messages_to(worker) for worker in trio]
     await a.peer("c").call(parts.keep, rref)
     await until(lambda: a.rrefs()[0].lent == 0)
@@ -148,7 +148,7 @@ async def test_user_to_third_kept_costs_three(trio: Trio) -> None:
     await all_freed(a, b, c)
 
 
-async def test_what_is_let_go_in_one_turn_goes_in_one_message(trio: Trio) -> None:
+async def test_releases_of_one_turn_share_a_message(trio: Trio) -> None:
     a, b, c = trio
     rrefs = await a.peer("b").call(parts.make_many, 500)
     rrefs += await a.peer("c").call(parts.make_many, 500)
@@ -158,7 +158,7 @@ async def test_what_is_let_go_in_one_turn_goes_in_one_message(trio: Trio) -> Non
     assert seen == [{}, {("a", "release"): 1}, {("a", "release"): 1}]
 
 
-async def test_a_message_lets_go_of_no_more_than_its_bound(trio: Trio) -> None:
+async def test_releases_per_message_are_bounded(trio: Trio) -> None:
     a, b, c = trio
     rrefs = await a.peer("b").call(parts.make_many, BATCH_MAX + 10)
     seen = messages_to(b)
@@ -183,7 +183,7 @@ async def test_loans_of_one_turn_are_returned_in_one_message(trio: Trio) -> None
     await all_freed(a, b, c)
 
 
-async def test_a_reference_that_goes_home_beside_much_else_finds_its_value(
+async def test_reference_sent_home_with_large_data_finds_its_value(
     trio: Trio,
 ) -> None:
     """The release may be read while a thread unpacks the message sent before it."""

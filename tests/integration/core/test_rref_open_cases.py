@@ -86,14 +86,14 @@ async def test_case_01_a_dead_users_holdings_are_dropped() -> None:
 # --- 2: the owner dies ---------------------------------------------------------------
 
 
-async def test_case_02_every_handle_of_a_dead_owner_fails_unasked() -> None:
+async def test_case_02_handles_of_a_dead_owner_fail_at_once() -> None:
     cluster = ProcessCluster(["b", "c"], method="forkserver")
     async with cluster as a:
         rref = a.peer("b").remote(Counter, 7)
         assert (await rref).count == 7
         await a.peer("c").call(parts.keep_async, rref)
         cluster.kill("b")
-        await until(lambda: [one.state for one in a.rrefs()] == ["lost"])
+        await until(lambda: [reference.state for reference in a.rrefs()] == ["lost"])
         async with asyncio.timeout(30):
             while await a.peer("c").call(parts.states) != ["lost"]:  # noqa: ASYNC110  (nothing tells)
                 await asyncio.sleep(0.01)
@@ -109,7 +109,7 @@ async def test_case_02_every_handle_of_a_dead_owner_fails_unasked() -> None:
 # --- 3: the creator dies -------------------------------------------------------------
 
 
-async def test_case_03_what_a_dead_creator_was_making_is_freed() -> None:
+async def test_case_03_value_of_a_dead_creator_is_freed() -> None:
     cluster = ProcessCluster(["b"], method="forkserver")
     async with cluster as a:
         await a.peer("b").call(parts.make_on, "a", 7)
@@ -119,21 +119,21 @@ async def test_case_03_what_a_dead_creator_was_making_is_freed() -> None:
         await all_freed(a)
 
 
-async def test_case_03_who_waits_for_what_a_dead_creator_was_making_is_told() -> None:
+async def test_case_03_waiter_for_a_dead_creators_value_gets_an_error() -> None:
     """Another worker that was lent it; and nothing of the creator's own wait stays."""
     cluster = ProcessCluster(["b", "c"], method="forkserver")
     async with cluster as a:
         await a.peer("b").call(parts.lend_for_ever, "a", "c")
         await until(lambda: holders_at(a) == {"b": 1, "c": 1})
         cluster.kill("b")
-        [found] = await a.peer("c").call(parts.fetched)
-        assert found.startswith("RRefDeletedError: ")
-        assert "never made: its creator 'b' was lost meanwhile" in found
+        [text] = await a.peer("c").call(parts.fetched)
+        assert text.startswith("RRefDeletedError: ")
+        assert "never made: its creator 'b' was lost meanwhile" in text
         await all_freed(a)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_case_03_who_waits_for_what_a_dead_creator_never_made_is_told(
+def test_case_03_waiter_for_a_value_never_made_gets_an_error(
     seed: int,
 ) -> None:
     """The creator lends what it is making; its own request never arrives."""
@@ -145,7 +145,9 @@ def test_case_03_who_waits_for_what_a_dead_creator_never_made_is_told(
             network.between("a", "b").partition()
             rref = b.peer("a").remote(Counter)
             lent = asyncio.create_task(b.peer("c").call(parts.count_of, rref))
-            await until(lambda: [one.state for one in a.rrefs()] == ["unborn"])
+            await until(
+                lambda: [reference.state for reference in a.rrefs()] == ["unborn"]
+            )
             await asyncio.sleep(network.rng.uniform(0.0, 0.5))
             network.crash("b")
             await b.shutdown(drain_timeout_s=0)
@@ -177,7 +179,7 @@ async def test_case_04_a_release_survives_a_broken_connection(trio: Trio) -> Non
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_case_05_no_connection_that_breaks_revives_what_was_let_go(seed: int) -> None:
+def test_case_05_broken_connection_revives_no_released_value(seed: int) -> None:
     async def scenario(network: Network) -> None:
         links = [network.between(*pair) for pair in ("ab", "bc", "ac")]
         async with Cluster(3, network=network, options=SIM_OPTIONS) as (a, b, c):
@@ -211,7 +213,7 @@ def test_case_05_no_connection_that_breaks_revives_what_was_let_go(seed: int) ->
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_case_06_ids_of_a_worker_that_starts_again_are_new(seed: int) -> None:
+def test_case_06_ids_of_a_restarted_worker_are_new(seed: int) -> None:
     async def scenario(network: Network) -> None:
         names = {name: f"mem://{name}" for name in "ab"}
         a, old, new = (
@@ -289,7 +291,7 @@ def value_at(worker: Worker) -> Any:
     return future.result()
 
 
-async def test_case_08_a_circle_goes_when_one_handle_in_it_is_released(
+async def test_case_08_cycle_is_freed_when_a_handle_is_released(
     trio: Trio,
 ) -> None:
     a, b, c = trio
@@ -298,22 +300,22 @@ async def test_case_08_a_circle_goes_when_one_handle_in_it_is_released(
     await all_freed(a, b, c)
 
 
-async def test_case_08_a_circle_goes_when_a_worker_in_it_leaves(trio: Trio) -> None:
+async def test_case_08_cycle_is_freed_when_a_worker_leaves(trio: Trio) -> None:
     a, b, c = trio
     await circle(a, b)
     await b.shutdown()
     await all_freed(a, c)
 
 
-async def test_case_08_a_released_handle_says_so(trio: Trio) -> None:
+async def test_case_08_released_handle_raises_on_use(trio: Trio) -> None:
     a, b, c = trio
     rref = a.peer("b").remote(Counter, 1)
     with acting_as(a):
         own = RRef(Counter(2))
     copy = await a.peer("a").call(parts.give, own)
     await rref
-    for one in (rref, own, rref):
-        one.release()
+    for handle in (rref, own, rref):
+        handle.release()
     await all_freed(b, c)
     assert counts(a)["owned"] == 1  # for the copy
     for use in (rref.to_here, own.to_here, rref.rpc_async().add):
@@ -325,7 +327,7 @@ async def test_case_08_a_released_handle_says_so(trio: Trio) -> None:
         await a.peer("c").call(parts.look, rref)
     assert not rref.confirmed_by_owner()
     assert copy.local_value().count == 2
-    del rref, own, one, use, copy
+    del rref, own, handle, use, copy
     await all_freed(a, b, c)
 
 
@@ -388,7 +390,7 @@ def test_case_09_a_handle_may_outlive_its_loop_and_the_interpreter() -> None:
 # --- 10: timeouts --------------------------------------------------------------------
 
 
-async def test_case_10_the_owner_says_that_a_value_was_not_made_in_time(
+async def test_case_10_owner_reports_a_value_not_made_in_time(
     trio: Trio,
 ) -> None:
     a, b, c = trio
@@ -404,7 +406,7 @@ async def test_case_10_the_owner_says_that_a_value_was_not_made_in_time(
     await all_freed(a, b, c)
 
 
-async def test_case_10_a_fetch_that_is_late_harms_no_reference(trio: Trio) -> None:
+async def test_case_10_late_fetch_harms_no_reference(trio: Trio) -> None:
     a, b, c = trio
     remote.watches["slow"] = watch = remote.Watch()
     rref = a.peer("b").remote(remote.pass_gate, "slow")
@@ -421,7 +423,7 @@ async def test_case_10_a_fetch_that_is_late_harms_no_reference(trio: Trio) -> No
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_case_11_two_that_were_parted_agree_on_what_is_over(seed: int) -> None:
+def test_case_11_parted_workers_agree_on_released_references(seed: int) -> None:
     options = replace(
         SIM_OPTIONS,
         liveness=replace(SIM_OPTIONS.liveness, heartbeat_s=1.0, lost_after_s=4.0),
@@ -516,7 +518,7 @@ async def test_case_12_values_beyond_the_limit_are_refused() -> None:
         Options(limits=LimitOptions(references_max=0))
 
 
-async def test_case_12_what_is_not_let_go_can_be_listed(trio: Trio) -> None:
+async def test_case_12_held_references_can_be_listed(trio: Trio) -> None:
     a, b, c = trio
     rref = a.peer("b").remote(Counter)
     await rref

@@ -79,7 +79,7 @@ class TestProcesses:
             _, _, later = await _hold_calls(worker)
         assert later - after < GROWTH_BYTES_MAX
 
-    async def test_10_000_calls_of_plain_functions_wait_for_a_few_threads(self) -> None:
+    async def test_10_000_plain_calls_wait_for_a_few_threads(self) -> None:
         async with _processes(["b"]) as worker:
             calls = [
                 worker.parts.start_call("b", fan_in.give_back, (number,))
@@ -90,7 +90,7 @@ class TestProcesses:
             assert await worker.peer("b").call(fan_in.threads_of_functions) <= most
 
 
-async def test_calls_beyond_the_cap_are_refused_and_the_others_answered() -> None:
+async def test_calls_over_the_limit_are_refused_and_others_answered() -> None:
     cap = 100
     async with Cluster(
         2, options=Options(limits=LimitOptions(inbound_calls_max=cap))

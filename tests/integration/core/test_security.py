@@ -61,7 +61,7 @@ async def test_listening_to_strangers_without_a_secret_is_refused() -> None:
 
 
 @pytest.mark.parametrize("listen", [None, ("tcp://0.0.0.0:0",), ("tcp://[::]:0",)])
-async def test_a_secret_that_can_be_guessed_is_not_enough_beyond_the_host(
+async def test_weak_secret_is_refused_beyond_the_host(
     listen: tuple[str, ...] | None,
 ) -> None:
     network = replace(TCP.network, listen=listen)
@@ -81,7 +81,7 @@ async def test_a_secret_that_can_be_guessed_is_not_enough_beyond_the_host(
     ],
     ids=["127.0.0.1", "::1", "lo"],
 )
-async def test_a_secret_that_can_be_guessed_is_warned_of_on_one_host(
+async def test_weak_secret_is_warned_of_on_one_host(
     network: NetworkOptions, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = replace(TCP, secret="letters", network=network)
@@ -94,7 +94,7 @@ async def test_a_secret_that_can_be_guessed_is_warned_of_on_one_host(
         assert not caplog.text
 
 
-async def test_a_wrong_secret_fails_at_both_ends_and_hurts_nobody(
+async def test_wrong_secret_fails_the_caller_and_spares_the_server(
     server: Worker,
 ) -> None:
     async with caller(server, replace(TCP, secret="a wrong one of many")) as me:
@@ -117,7 +117,7 @@ def hostile_bytes() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", hostile_bytes())
-async def test_bytes_of_strangers_end_their_connection_only(
+async def test_bytes_of_strangers_end_their_own_connection(
     server: Worker, name: str
 ) -> None:
     url = urlsplit(server.addresses[0])
@@ -152,7 +152,7 @@ async def test_a_flood_of_silent_connections_is_bounded_and_ends(
             writer.close()
 
 
-async def test_the_strict_policy_refuses_what_is_not_exposed() -> None:
+async def test_strict_policy_refuses_unexposed_functions() -> None:
     options = Options(policy=Policy.STRICT, allow=(f"{remote.__name__}:add",))
     async with Cluster(2, options=options) as (a, _):
         assert await a.peer("b").call(remote.add, 1) == 2
@@ -194,7 +194,7 @@ async def test_a_flooded_callee_rejects_and_recovers() -> None:
         assert await a.peer("b").call(remote.add, 1) == 2
 
 
-async def test_a_peer_has_half_of_the_calls_and_others_the_rest() -> None:
+async def test_peer_may_use_half_of_the_call_limit() -> None:
     options = Options(limits=LimitOptions(inbound_calls_max=1000), drain_timeout_s=0.0)
     cluster = ProcessCluster(["b", "c"], method="forkserver", options=options)
     async with cluster as a:

@@ -40,7 +40,7 @@ def keep(value: Any) -> None:
     KEPT.append(value)
 
 
-def kept() -> Any:
+def last_kept() -> Any:
     return KEPT[-1]
 
 
@@ -103,8 +103,8 @@ def test_a_tensor_is_moved_in_place_with_all_its_views() -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.Linear, torch.zeros])
-def test_its_memory_cannot_shrink(kind: Callable[[int, int], Any]) -> None:
-    """Else one process could end another, which touches it, with SIGBUS."""
+def test_shared_memory_cannot_shrink(kind: Callable[[int, int], Any]) -> None:
+    """Otherwise a process could end another one by SIGBUS."""
     value = asyncrpc.share(kind(30, 100))
     tensor = value.weight if isinstance(value, nn.Linear) else value
     descriptor, _ = place_of(tensor.untyped_storage())
@@ -128,7 +128,7 @@ def test_a_module_keeps_its_parameters_and_shares_all_state() -> None:
     "value",
     [5, [torch.ones(3)], torch.eye(3).to_sparse(), torch.ones(3, device="meta")],
 )
-def test_what_cannot_be_shared_is_refused(value: Any) -> None:
+def test_unshareable_value_is_refused(value: Any) -> None:
     with pytest.raises(UsageError, match="value must be"):
         asyncrpc.share(value)
 
@@ -193,7 +193,7 @@ WITHOUT_MEMORY: dict[str, Callable[[], torch.Tensor | nn.Module]] = {
 
 @pytest.mark.filterwarnings("ignore:.*(prototype|nested tensor)")
 @pytest.mark.parametrize("kind", WITHOUT_MEMORY)
-def test_a_tensor_without_memory_of_its_own_is_refused(kind: str) -> None:
+def test_tensor_without_its_own_memory_is_refused(kind: str) -> None:
     with pytest.raises(UsageError, match="value must"):
         asyncrpc.share(WITHOUT_MEMORY[kind]())
 
@@ -266,7 +266,7 @@ def test_a_share_without_a_descriptor_left_moves_nothing() -> None:
     assert values_of(module) == values_of(many())
 
 
-def test_a_module_that_was_used_keeps_its_graph_and_its_storages() -> None:
+def test_used_module_keeps_its_graph_and_storages_when_shared() -> None:
     module: Any = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     tied = module[1].weight = module[0].weight
     view = module[0].bias.detach()
@@ -320,7 +320,7 @@ async def test_an_update_in_place_is_seen_on_both_sides(host: Trio) -> None:
     assert KEPT[-1].data_ptr() != value.data_ptr()  # it is mapped twice
 
 
-async def test_a_call_with_it_moves_and_copies_no_payload(host: Trio) -> None:
+async def test_call_with_a_shared_tensor_moves_no_payload(host: Trio) -> None:
     a, _, _ = host
     value = asyncrpc.share(torch.ones(1 << 20))
     for _ in range(2):
@@ -343,7 +343,7 @@ async def test_a_call_with_it_moves_and_copies_no_payload(host: Trio) -> None:
         lambda value: value[:0],
     ],
 )
-async def test_every_view_of_it_arrives_as_it_is(host: Trio, view: Any) -> None:
+async def test_views_of_a_shared_tensor_arrive_as_views(host: Trio, view: Any) -> None:
     a, _, _ = host
     sent = view(asyncrpc.share(torch.randn(1000)))
     back = await a.peer("b").call(remote.echo, sent)
@@ -352,7 +352,9 @@ async def test_every_view_of_it_arrives_as_it_is(host: Trio, view: Any) -> None:
     assert not sent.numel() or back.data_ptr() == sent.data_ptr()
 
 
-async def test_conjugate_and_gradient_travel_with_it(host: Trio) -> None:
+async def test_conjugate_bit_and_gradient_travel_with_a_shared_tensor(
+    host: Trio,
+) -> None:
     a, _, _ = host
     wave = asyncrpc.share(torch.randn(10, dtype=torch.complex64))
     assert torch.equal(await a.peer("b").call(remote.echo, wave.conj()), wave.conj())
@@ -363,16 +365,16 @@ async def test_conjugate_and_gradient_travel_with_it(host: Trio) -> None:
     assert back.data_ptr() == weight.data_ptr()
 
 
-async def test_sent_back_it_is_the_senders_own_memory(host: Trio) -> None:
+async def test_shared_tensor_sent_back_is_the_original_memory(host: Trio) -> None:
     a, _, _ = host
     value = asyncrpc.share(torch.zeros(5000))
     back = await a.peer("b").call(remote.echo, value)
     assert back.untyped_storage() is value.untyped_storage()
     await a.peer("b").call(keep, value)
-    assert (await a.peer("b").call(kept)).data_ptr() == value.data_ptr()
+    assert (await a.peer("b").call(last_kept)).data_ptr() == value.data_ptr()
 
 
-async def test_passed_on_it_is_the_same_memory_everywhere(host: Trio) -> None:
+async def test_shared_tensor_passed_on_is_the_same_memory(host: Trio) -> None:
     a, _, c = host
     value = asyncrpc.share(torch.zeros(5000))
     await a.peer("b").call(pass_on, "c", value)
@@ -381,12 +383,16 @@ async def test_passed_on_it_is_the_same_memory_everywhere(host: Trio) -> None:
     assert KEPT[-1][-1] == 3
 
 
-@pytest.mark.parametrize("made", [lambda one: one, torch.jit.script])
-async def test_a_module_is_trained_where_it_is_sent(host: Trio, made: Any) -> None:
+@pytest.mark.parametrize("constructor", [lambda module: module, torch.jit.script])
+async def test_shared_module_is_trained_by_its_receiver(
+    host: Trio, constructor: Any
+) -> None:
     a, _, _ = host
-    model = asyncrpc.share(made(nn.Sequential(nn.Linear(30, 40), nn.Linear(40, 5))))
+    model = asyncrpc.share(
+        constructor(nn.Sequential(nn.Linear(30, 40), nn.Linear(40, 5)))
+    )
     assert await a.peer("b").call(fill_model, model, 7.0) == [True] * 4
-    assert all(bool((one == 7).all()) for one in model.parameters())
+    assert all(bool((parameter == 7).all()) for parameter in model.parameters())
     back = await a.peer("b").call(remote.echo, model)
     for mine, its in zip(model.parameters(), back.parameters(), strict=True):
         assert mine.data_ptr() == its.data_ptr()
@@ -408,7 +414,7 @@ async def test_items_of_a_stream_may_be_shared(host: Trio) -> None:
     assert received[3].untyped_storage() is received[0].untyped_storage()
 
 
-async def test_an_array_over_it_travels_by_value(host: Trio) -> None:
+async def test_array_over_shared_memory_travels_by_value(host: Trio) -> None:
     a, _, _ = host
     value = asyncrpc.share(torch.zeros(5000))
     back = await a.peer("b").call(remote.echo, value.numpy())
@@ -417,7 +423,7 @@ async def test_an_array_over_it_travels_by_value(host: Trio) -> None:
     assert value.sum() == 0
 
 
-async def test_what_is_computed_from_it_travels_by_value(host: Trio) -> None:
+async def test_clone_of_a_shared_tensor_travels_by_value(host: Trio) -> None:
     a, _, _ = host
     value = asyncrpc.share(torch.zeros(5))
     back = await a.peer("b").call(remote.echo, value.clone())
@@ -425,7 +431,7 @@ async def test_what_is_computed_from_it_travels_by_value(host: Trio) -> None:
     assert value.sum() == 0
 
 
-async def test_a_codec_leaves_it_alone(host: Trio) -> None:
+async def test_codec_leaves_a_shared_tensor_unchanged(host: Trio) -> None:
     a, _, _ = host
     value = asyncrpc.share(torch.zeros(50_000))
     await a.peer("b").using(codec="bf16").call(add_in_place, value, 1.001)
@@ -435,16 +441,16 @@ async def test_a_codec_leaves_it_alone(host: Trio) -> None:
 # --- order ---------------------------------------------------------------------------
 
 
-async def test_calls_that_do_not_carry_it_pass_one_that_waits_for_it(
+async def test_plain_calls_pass_a_call_that_waits_for_shared_memory(
     host: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, _, _ = host
     may_go = asyncio.Event()
     passing = regions.Regions._pass_all  # noqa: SLF001
 
-    async def later(*given: Any) -> None:
+    async def later(*arguments: Any) -> None:
         await may_go.wait()
-        await passing(*given)
+        await passing(*arguments)
 
     monkeypatch.setattr(regions.Regions, "_pass_all", later)
     value = asyncrpc.share(torch.zeros(10))
@@ -455,7 +461,7 @@ async def test_calls_that_do_not_carry_it_pass_one_that_waits_for_it(
     assert (await waits).sum() == 10
 
 
-async def test_a_call_given_up_while_it_waits_never_runs(
+async def test_call_cancelled_while_waiting_never_runs(
     host: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b, _ = host
@@ -478,7 +484,7 @@ async def test_a_call_given_up_while_it_waits_never_runs(
 
 
 @pytest.mark.parametrize("network", ["mem", "tcp"])
-async def test_where_no_memory_is_common_the_error_says_what_to_do(
+async def test_sharing_without_common_memory_is_explained(
     network: Any,
 ) -> None:
     async with Cluster(2, network=network) as (a, _):
@@ -488,7 +494,7 @@ async def test_where_no_memory_is_common_the_error_says_what_to_do(
         assert (await a.peer("b").call(remote.echo, value.clone())).sum() == 0
 
 
-async def test_a_result_that_cannot_go_is_the_callers_error() -> None:
+async def test_unshareable_result_is_an_error_of_the_caller() -> None:
     async with Cluster(2, network="tcp") as (a, _):
         with pytest.raises(EncodeError, match=r"send tensor\.clone\(\)"):
             await a.peer("b").call(two_of_one, 10)
@@ -501,7 +507,7 @@ async def test_a_result_that_cannot_go_is_the_callers_error() -> None:
         ("PEER_REGIONS_MAX", "one peer can share at most 1 storages"),
     ],
 )
-async def test_a_peer_that_refuses_it_fails_the_call_alone(
+async def test_refusal_of_shared_memory_fails_its_call_alone(
     host: Trio, limit: str, refusal: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, _, _ = host
@@ -516,7 +522,7 @@ async def test_a_peer_that_refuses_it_fails_the_call_alone(
     assert await a.peer("b").call(remote.add, 1) == 2
 
 
-async def test_a_key_that_was_never_passed_is_an_error_of_that_call_alone(
+async def test_unknown_key_of_shared_memory_fails_its_call_alone(
     host: Trio,
 ) -> None:
     a, _, _ = host
@@ -530,7 +536,7 @@ async def test_a_key_that_was_never_passed_is_an_error_of_that_call_alone(
 # --- the end -------------------------------------------------------------------------
 
 
-async def test_memory_that_nobody_uses_is_let_go_everywhere(
+async def test_unused_memory_is_released_on_all_workers(
     host: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(regions, "IDLE_S", 0.02)
@@ -538,7 +544,7 @@ async def test_memory_that_nobody_uses_is_let_go_everywhere(
     value = asyncrpc.share(torch.zeros(5))
     await a.peer("b").call(pass_on, "c", value)
     assert KEPT[-1].sum() == 0
-    everyone = [one.parts.memory.regions for one in (a, b, c)]
+    everyone = [worker.parts.memory.regions for worker in (a, b, c)]
     await until(lambda: len(b.parts.memory.regions) == 0)  # it has passed it on only
     await a.peer("b").call(add_in_place, value, 1.0)  # and gets it again
     assert KEPT[-1].sum() == 5
@@ -572,7 +578,7 @@ async def test_memory_is_kept_for_a_message_whose_peer_is_slow_to_map_it(
             assert await call == 5.0
 
 
-async def test_processes_train_one_model_and_a_death_takes_nothing_with_it() -> None:
+async def test_shared_model_survives_a_killed_process() -> None:
     cluster = ProcessCluster(["b", "c"], method="forkserver")
     async with cluster as a:
         model = asyncrpc.share(nn.Linear(500, 100))
@@ -587,7 +593,7 @@ async def test_processes_train_one_model_and_a_death_takes_nothing_with_it() -> 
             await a.peer("b").call(remote.add, 1)
         await a.peer("c").call(add_in_place, result, 4.0)
         assert bool((result == 4).all())
-        assert bool(((await a.peer("c").call(kept)) == 4).all())
+        assert bool(((await a.peer("c").call(last_kept)) == 4).all())
         await a.peer("c").call(drop_kept)
-    left = [one.name for one in FILES.iterdir()]  # noqa: ASYNC240
+    left = [file.name for file in FILES.iterdir()]  # noqa: ASYNC240
     assert not [name for name in left if name.startswith("torch_")]

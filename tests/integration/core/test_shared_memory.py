@@ -117,7 +117,9 @@ async def pair() -> AsyncIterator[Pair]:
         yield a, b
 
 
-async def sent(worker: Worker, function: Any, *args: Any) -> asyncrpc.CallStats:
+async def stats_of_call(
+    worker: Worker, function: Any, *args: Any
+) -> asyncrpc.CallStats:
     call = worker.parts.start_call("b", function, args)
     await call
     return call.stats
@@ -166,9 +168,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("make", VALUES.values(), ids=VALUES)
-async def test_a_value_comes_and_goes_as_it_was(
-    pair: Pair, make: Callable[[], Any]
-) -> None:
+async def test_value_comes_back_unchanged(pair: Pair, make: Callable[[], Any]) -> None:
     a, b = pair
     await warm(a, "b", 4 * MIB)
     await warm(b, "a", 4 * MIB)
@@ -179,7 +179,7 @@ async def test_a_value_comes_and_goes_as_it_was(
 @pytest.mark.parametrize(
     "size", [1, 65_536, 65_537, 131_072, 2 * MIB, 2 * MIB + 1, 5 * MIB + 3]
 )
-async def test_every_size_arrives_whole(pair: Pair, size: int) -> None:
+async def test_payload_of_any_size_arrives_whole(pair: Pair, size: int) -> None:
     a, _ = pair
     await warm(a, "b", 8 * MIB)
     value = torch.randint(256, (size,), dtype=torch.uint8)
@@ -210,7 +210,7 @@ async def test_a_payload_is_copied_once_into_the_slab_never_out(pair: Pair) -> N
     assert link.connection.bytes_copied == value.nbytes
 
 
-async def test_the_receiver_may_write_and_the_sender_sees_nothing(pair: Pair) -> None:
+async def test_write_of_the_receiver_is_not_seen_by_the_sender(pair: Pair) -> None:
     a, b = pair
     await warm(a, "b", 4 * MIB)
     await warm(b, "a", 4 * MIB)
@@ -250,17 +250,17 @@ async def test_memory_is_free_again_when_the_receivers_tensors_are_dead(
     assert len(b.parts.memory.leases) == 0
 
 
-async def test_one_call_after_the_other_uses_the_same_memory(pair: Pair) -> None:
+async def test_consecutive_calls_reuse_the_same_memory(pair: Pair) -> None:
     a, _ = pair
     await warm(a, "b", 16 * MIB)
     size_bytes = a.parts.memory.pool.size_bytes
     for _ in range(20):  # each is given back before its answer
-        stats = await sent(a, remote.total, torch.ones(2 * MIB))
+        stats = await stats_of_call(a, remote.total, torch.ones(2 * MIB))
         assert stats.bytes_copied == 8 * MIB
     assert a.parts.memory.pool.size_bytes == size_bytes
 
 
-async def test_when_slabs_are_full_the_socket_takes_over(pair: Pair) -> None:
+async def test_payload_goes_by_socket_when_slabs_are_full(pair: Pair) -> None:
     a, _ = pair
     a.parts.memory.pool.limit_bytes = 16 * MIB
     await warm(a, "b", 4 * MIB)
@@ -270,26 +270,26 @@ async def test_when_slabs_are_full_the_socket_takes_over(pair: Pair) -> None:
     assert held_bytes(a.parts.memory.pool) == 16 * MIB
     assert a.parts.memory.pool.size_bytes == 16 * MIB
     assert {float(tensor.sum()) for tensor in KEPT} == {float(MIB)}
-    stats = await sent(a, remote.total, value)
+    stats = await stats_of_call(a, remote.total, value)
     assert stats.bytes_copied == 0
     drop_kept()
     await until(lambda: held_bytes(a.parts.memory.pool) == 0)
-    assert (await sent(a, remote.total, value)).bytes_copied == value.nbytes
+    assert (await stats_of_call(a, remote.total, value)).bytes_copied == value.nbytes
 
 
-async def test_one_payload_of_more_than_half_of_the_limit_goes_by_socket() -> None:
+async def test_payload_over_half_the_limit_goes_by_socket() -> None:
     options = Options(
         limits=LimitOptions(shared_memory_bytes=16 * MIB), drain_timeout_s=2.0
     )
     async with Cluster(2, network="uds", options=options) as (a, _):
         for _ in range(3):
-            stats = await sent(a, remote.total, torch.ones(2 * MIB + 1))
+            stats = await stats_of_call(a, remote.total, torch.ones(2 * MIB + 1))
             assert stats.bytes_copied == 0
         assert a.parts.memory.pool.size_bytes == 0
 
 
 @pytest.mark.parametrize("off", ["a", "b"])
-async def test_without_shared_memory_on_either_side_all_goes_by_socket(
+async def test_payload_goes_by_socket_without_shared_memory(
     off: str,
 ) -> None:
     names = ("a", "b")
@@ -311,16 +311,16 @@ async def test_without_shared_memory_on_either_side_all_goes_by_socket(
         starting.create_task(b.__aenter__())
     try:
         for _ in range(3):
-            stats = await sent(a, remote.total, torch.ones(MIB))
+            stats = await stats_of_call(a, remote.total, torch.ones(MIB))
             assert stats.bytes_copied == 0
-            found = (await a.parts.link_to("b")).connection.payloads.mover
-            if isinstance(found, moving.SlabMover):
-                await until(lambda one=found: not one.is_busy)  # type: ignore[misc]
+            mover = (await a.parts.link_to("b")).connection.payloads.mover
+            if isinstance(mover, moving.SlabMover):
+                await until(lambda slab_mover=mover: not slab_mover.is_busy)  # type: ignore[misc]
     finally:
         await asyncio.gather(a.shutdown(), b.shutdown())
 
 
-async def test_slabs_that_are_not_used_are_given_back_to_the_system(
+async def test_unused_slabs_are_returned_to_the_system(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sharing, "SWEEP_S", 3600.0)
@@ -338,16 +338,16 @@ async def test_slabs_that_are_not_used_are_given_back_to_the_system(
     await until(lambda: mapped_slabs() == 0)
     monkeypatch.setattr(sharing, "SWEEP_S", 30.0)
     await warm(a, "b", 4 * MIB)
-    assert (await sent(a, remote.total, torch.ones(MIB))).bytes_copied == 4 * MIB
+    assert (
+        await stats_of_call(a, remote.total, torch.ones(MIB))
+    ).bytes_copied == 4 * MIB
 
 
 # --- giving up -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 5])
-async def test_a_call_cancelled_while_it_is_copied_never_runs_and_leaves_no_block(
-    pair: Pair, turns: int
-) -> None:
+async def test_call_cancelled_while_copied_never_runs(pair: Pair, turns: int) -> None:
     a, b = pair
     await warm(a, "b", 32 * MIB)
     call = a.parts.start_call("b", keep, (torch.ones(8 * MIB),))
@@ -379,7 +379,7 @@ async def test_small_calls_pass_a_payload_that_is_being_copied(pair: Pair) -> No
     assert await large == 32 * MIB
 
 
-async def test_the_peers_end_frees_what_it_held() -> None:
+async def test_end_of_a_peer_frees_its_memory() -> None:
     options = Options(drain_timeout_s=2.0)
     async with Cluster(2, network="uds", options=options) as (a, b):
         await warm(a, "b", 4 * MIB)
@@ -402,7 +402,7 @@ async def test_a_tensor_of_worker_empty_is_sent_without_a_copy(pair: Pair) -> No
     await until(lambda: bool(mover.attached))
     await a.peer("b").call(keep, value[512:])
     received = KEPT.pop()
-    stats = await sent(a, remote.total, value)
+    stats = await stats_of_call(a, remote.total, value)
     assert (stats.bytes_sent, stats.bytes_copied) == (value.nbytes, 0)
     value.fill_(4.0)
     assert received.sum() == 4.0 * 512 * 1024  # it is the same memory
@@ -417,31 +417,29 @@ async def test_a_tensor_of_worker_empty_is_sent_without_a_copy(pair: Pair) -> No
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64]
 )
-async def test_worker_empty_makes_what_torch_empty_does(
-    pair: Pair, dtype: torch.dtype
-) -> None:
+async def test_worker_empty_equals_torch_empty(pair: Pair, dtype: torch.dtype) -> None:
     a, _ = pair
     for shape in ((300, 1000), (5,), (0, 3), ()):
-        made = a.empty(*shape, dtype=dtype)
-        assert (made.shape, made.dtype) == (torch.empty(shape).shape, dtype)
-        assert made.is_contiguous()
+        tensor = a.empty(*shape, dtype=dtype)
+        assert (tensor.shape, tensor.dtype) == (torch.empty(shape).shape, dtype)
+        assert tensor.is_contiguous()
     assert a.empty((300, 1000)).shape == (300, 1000)
 
 
-async def test_worker_empty_in_a_thread_is_of_the_same_memory(pair: Pair) -> None:
+async def test_worker_empty_in_a_thread_uses_the_same_memory(pair: Pair) -> None:
     a, _ = pair
-    made = await asyncio.to_thread(a.empty, MIB)
+    tensor = await asyncio.to_thread(a.empty, MIB)
     assert held_bytes(a.parts.memory.pool) == 4 * MIB
-    del made
+    del tensor
     await until(lambda: held_bytes(a.parts.memory.pool) == 0)
 
 
-async def test_without_room_worker_empty_makes_a_plain_tensor(pair: Pair) -> None:
+async def test_worker_empty_without_room_makes_a_plain_tensor(pair: Pair) -> None:
     a, _ = pair
     a.parts.memory.pool.limit_bytes = 16 * MIB
-    made = [a.empty(MIB) for _ in range(6)]
+    tensors = [a.empty(MIB) for _ in range(6)]
     assert held_bytes(a.parts.memory.pool) == 16 * MIB
-    assert made[5].fill_(1).sum() == MIB
+    assert tensors[5].fill_(1).sum() == MIB
 
 
 # --- processes -----------------------------------------------------------------------
@@ -463,7 +461,7 @@ async def test_workers_in_processes_share_memory_with_each_other() -> None:
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
-async def test_a_receiver_that_is_killed_holds_nothing(signal_number: int) -> None:
+async def test_killed_receiver_holds_no_memory(signal_number: int) -> None:
     cluster = ProcessCluster(["b", "c"], method="forkserver")
     async with cluster as a:
         await warm(a, "b", 4 * MIB)
@@ -479,7 +477,7 @@ async def test_a_receiver_that_is_killed_holds_nothing(signal_number: int) -> No
         assert await a.peer("c").call(kept_sum) == MIB
 
 
-async def test_what_a_killed_sender_sent_lives_and_nothing_else_of_it() -> None:
+async def test_received_tensors_outlive_a_killed_sender() -> None:
     cluster = ProcessCluster(["b"], method="forkserver")
     async with cluster as a:
         result = await a.peer("b").call(torch.ones, MIB)
@@ -497,7 +495,7 @@ async def test_what_a_killed_sender_sent_lives_and_nothing_else_of_it() -> None:
         assert open_slabs() == 0
 
 
-async def test_a_slab_that_is_mapped_when_its_sender_is_gone_is_let_go(
+async def test_slab_mapped_after_its_sender_is_gone_is_released(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = pair
@@ -515,7 +513,7 @@ async def test_a_slab_that_is_mapped_when_its_sender_is_gone_is_let_go(
     await came.wait()
     await a.shutdown()
     await until(lambda: b.parts.directory.find("a").link is None)
-    (attaching,) = (one for one in asyncio.all_tasks() if "._attach" in str(one))
+    (attaching,) = (task for task in asyncio.all_tasks() if "._attach" in str(task))
     gc.disable()  # links are in cycles: what they hold may stay for long
     try:
         go_on.set()
@@ -526,13 +524,13 @@ async def test_a_slab_that_is_mapped_when_its_sender_is_gone_is_let_go(
         gc.enable()
 
 
-async def test_nothing_is_left_in_the_file_system() -> None:
+async def test_shared_memory_leaves_no_files() -> None:
     before = set(FILES.iterdir())  # noqa: ASYNC240
     async with ProcessCluster(["b"], method="forkserver") as a:
         await warm(a, "b", 4 * MIB)
         assert set(FILES.iterdir()) == before  # noqa: ASYNC240
         directory = Path(a.addresses[0].removeprefix("uds://")).parent
-        assert any(one.name.endswith(".fd") for one in directory.iterdir())
+        assert any(entry.name.endswith(".fd") for entry in directory.iterdir())
     assert not directory.exists()
 
 
@@ -551,7 +549,7 @@ async def test_nothing_is_left_in_the_file_system() -> None:
         ("unheard of", []),
     ],
 )
-async def test_nonsense_about_slabs_is_dropped(
+async def test_invalid_slab_messages_are_dropped(
     pair: Pair, method: str, value: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     a, _ = pair
@@ -563,7 +561,7 @@ async def test_nonsense_about_slabs_is_dropped(
 
 
 @pytest.mark.parametrize("wire", ["uds", "mem"])
-async def test_giving_back_what_was_never_lent_ends_the_connection(wire: Any) -> None:
+async def test_return_of_a_slab_never_lent_ends_the_connection(wire: Any) -> None:
     options = Options(drain_timeout_s=2.0)
     async with Cluster(2, network=wire, options=options) as (a, _):
         link = await a.parts.link_to("b")
@@ -577,17 +575,17 @@ def note(told: list[Any], method: str, _link: PeerLink, value: Any) -> None:
 
 
 @pytest.mark.parametrize("token", [bytes(16), b"short"])
-async def test_a_slab_that_never_comes_is_refused_and_nothing_else_is(
+async def test_slab_that_never_arrives_fails_its_message_only(
     pair: Pair, token: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(descriptors, "CLAIM_TIMEOUT_S", 0.05)
     a, b = pair
     link = await a.parts.link_to("b")
-    told: list[Any] = []
+    notices: list[Any] = []
     for route in routes_of(a.parts.router, "memory"):
-        route.handle = partial(note, told, route.method)
+        route.handle = partial(note, notices, route.method)
     raw_messages.tell(link, "memory", "attach", [0, 4096, token])
-    await until(lambda: bool(told))
-    assert told == [("attached", [0, "its descriptor has not arrived"])]
+    await until(lambda: bool(notices))
+    assert notices == [("attached", [0, "its descriptor has not arrived"])]
     assert await a.peer("b").call(remote.add, 1) == 2
     assert not b.parts.active

@@ -201,7 +201,7 @@ def says_the_cure(error: Exception, number: int) -> None:
 
 @pytest.mark.parametrize("transport", ["uds", "tcp"])
 @pytest.mark.parametrize("needs", NEEDS)
-async def test_what_needs_a_descriptor_says_that_none_is_left_and_works_later(
+async def test_exhausted_descriptors_are_reported_then_recovered(
     needs: str, transport: Literal["uds", "tcp"]
 ) -> None:
     async with three(transport) as worker:
@@ -218,7 +218,7 @@ async def test_what_needs_a_descriptor_says_that_none_is_left_and_works_later(
 
 @pytest.mark.parametrize("left", [1, 3, 5])
 @pytest.mark.parametrize("needs", STORES)
-async def test_a_store_that_no_descriptor_is_left_for_is_named(
+async def test_store_without_a_descriptor_is_named(
     needs: Callable[[Worker], Awaitable[object]], left: int
 ) -> None:
     nobody = cast("Worker", None)
@@ -230,7 +230,7 @@ async def test_a_store_that_no_descriptor_is_left_for_is_named(
 
 
 @pytest.mark.parametrize("left", range(12))
-async def test_a_worker_starts_with_few_descriptors_or_says_so(left: int) -> None:
+async def test_worker_with_few_descriptors_starts_or_reports_it(left: int) -> None:
     """Wherever they run out, it ends in one of these two ways."""
     with short.descriptors_left(left):
         try:
@@ -252,8 +252,8 @@ async def test_large_tensors_go_by_socket_while_no_memory_can_be_shared() -> Non
         assert torch.equal(await echo(remote.echo, tensor), tensor)
 
 
-async def test_a_callee_without_descriptors_says_so_and_shares_memory_later() -> None:
-    """It cannot take what is passed to it; nobody waits for that."""
+async def test_callee_without_descriptors_is_reported_then_recovers() -> None:
+    """No call waits for the memory that the callee cannot take."""
     async with three("uds") as worker:
         b, large = worker.peer("b"), torch.arange(1 << 18)
         shared = asyncrpc.share(large.clone())
@@ -292,7 +292,7 @@ class Exhausted(socket.socket):
 
 
 @pytest.mark.parametrize("needs", [dial, start_at_a_port])
-async def test_a_host_without_descriptors_is_named_and_recovered_from(
+async def test_host_out_of_descriptors_is_reported_then_recovered(
     needs: Callable[[Worker], Awaitable[object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with three("tcp") as worker:
@@ -326,7 +326,7 @@ async def test_connections_wait_while_the_host_has_no_descriptor(
     taken[0].close()
 
 
-async def test_who_cannot_be_accepted_is_refused_at_once_and_served_later(
+async def test_newcomer_without_a_descriptor_is_refused_then_served(
     worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
     b, newcomer = worker.peer("b"), as_newcomer(worker)

@@ -75,7 +75,7 @@ async def hears(call: Callable[[], Any]) -> CallError:
     return heard[1]
 
 
-async def test_a_function_that_takes_too_much(pair: Worker) -> None:
+async def test_function_out_of_memory_fails_its_call_alone(pair: Worker) -> None:
     functions = [
         short.allocate,
         short.allocate_on_loop,
@@ -96,7 +96,7 @@ async def test_a_function_that_takes_too_much(pair: Worker) -> None:
 @pytest.mark.parametrize(
     ("how", "nbytes", "step"), [("texts", 40 * MIB, 1), ("torch", 300 * MIB, 3)]
 )
-async def test_a_result_that_cannot_be_encoded(
+async def test_result_out_of_memory_fails_its_call_alone(
     pair: Worker, how: str, nbytes: int, step: int
 ) -> None:
     peer = pair.peer("b")
@@ -130,7 +130,7 @@ REQUESTS: dict[str, tuple[int, Callable[[], Any]]] = {
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
-async def test_a_request_that_there_is_no_memory_for(pair: Worker, kind: str) -> None:
+async def test_request_out_of_memory_is_not_executed(pair: Worker, kind: str) -> None:
     more_mib, make = REQUESTS[kind]
     value = make()
     async with limited(pair, more_mib * MIB) as peer:
@@ -146,7 +146,7 @@ async def test_a_request_that_there_is_no_memory_for(pair: Worker, kind: str) ->
     assert await pair.peer("b").call(short.size, value) == len(value)
 
 
-async def test_the_first_call_for_which_no_thread_can_be_had(pair: Worker) -> None:
+async def test_call_without_a_thread_is_rejected(pair: Worker) -> None:
     peer = pair.peer("b")
     await peer.call(short.limit_threads)
     error = await hears(lambda: peer.call(len, "ab"))
@@ -158,8 +158,8 @@ async def test_the_first_call_for_which_no_thread_can_be_had(pair: Worker) -> No
     assert await peer.call(len, "abc") == 3
 
 
-async def test_a_call_waits_for_the_threads_that_there_are(pair: Worker) -> None:
-    """One that is held ends, and then there is room; the worker ends in order, too."""
+async def test_call_waits_for_an_existing_thread(pair: Worker) -> None:
+    """A held thread ends, and the waiting calls run; the worker ends in order."""
     peer = pair.peer("b")
     held = asyncio.ensure_future(peer.call(short.wait_at_gate))
     await asyncio.sleep(0)  # its request goes first
@@ -171,7 +171,7 @@ async def test_a_call_waits_for_the_threads_that_there_are(pair: Worker) -> None
         assert await asyncio.gather(*waiting) == [2, 2, 2]
 
 
-async def test_a_call_that_waits_gets_a_thread_once_there_can_be_one(
+async def test_waiting_call_gets_a_thread_once_possible(
     pair: Worker,
 ) -> None:
     peer = pair.peer("b")

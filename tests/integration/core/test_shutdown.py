@@ -63,7 +63,7 @@ def now_s() -> float:
         call_chains.by_turns,
     ],
 )
-def test_a_graceful_end_waits_for_a_chain_that_nobody_awaits(
+def test_graceful_shutdown_waits_for_an_unawaited_chain(
     chain: Chain,
     tmp_path: Path,
     *,
@@ -86,7 +86,7 @@ def test_a_graceful_end_waits_for_a_chain_that_nobody_awaits(
 
 
 @pytest.mark.parametrize("chains", [1, 3, 30])
-async def test_a_graceful_end_waits_for_chains_in_threads_that_never_pause(
+async def test_graceful_shutdown_waits_for_busy_chains_in_threads(
     chains: int,
 ) -> None:
     """A thread hands the next call to the loop, and then its own answer."""
@@ -96,41 +96,43 @@ async def test_a_graceful_end_waits_for_chains_in_threads_that_never_pause(
             for number in range(chains):
                 caller = workers[number % call_chains.WORLD_SIZE]
                 caller.parts.start_call(workers[0].name, call_chains.pass_on, (DEPTH,))
-            ending = (one.shutdown(graceful=True, timeout_s=15.0) for one in workers)
+            ending = (
+                worker.shutdown(graceful=True, timeout_s=15.0) for worker in workers
+            )
             await asyncio.gather(*ending)
         assert len(call_chains.passed) == chains * (DEPTH + 1)
 
 
-async def test_a_graceful_end_serves_until_all_have_come(trio: Trio) -> None:
+async def test_graceful_shutdown_serves_until_all_have_arrived(trio: Trio) -> None:
     a, b, c = trio
-    ending = [asyncio.create_task(one.shutdown(graceful=True)) for one in (a, b)]
+    ending = [asyncio.create_task(worker.shutdown(graceful=True)) for worker in (a, b)]
     assert await c.peer("a").call(remote.add, 1) == 2
     rref = c.peer("b").remote(remote.Counter, 3)
     assert await rref.rpc_async().get() == 3
     del rref
-    assert not any(one.done() for one in ending)
+    assert not any(task.done() for task in ending)
     await asyncio.gather(*ending, c.shutdown(graceful=True))
     assert a.is_closed
     assert b.is_closed
 
 
-async def test_a_call_that_a_thread_has_just_handed_over_is_not_overlooked() -> None:
-    """Its function has been answered for, in one go with another, and it not begun."""
-    one, two = remote.watches["1"], remote.watches["2"] = Watch(), Watch()
+async def test_shutdown_waits_for_a_call_just_made_by_a_thread() -> None:
+    """The function of the thread has answered, and its call has not begun."""
+    first, second = remote.watches["1"], remote.watches["2"] = Watch(), Watch()
     async with Cluster(2) as (a, b):
         calls = [
             a.parts.start_call("b", call_chains.call_on, (test, to))
             for test, to in (("1", ""), ("2", "a"))
         ]
-        await asyncio.gather(one.begun.wait(), two.begun.wait())
+        await asyncio.gather(first.begun.wait(), second.begun.wait())
         ending = b.parts.graceful_shutdown
         ending.machine.enter()
         assert ending.machine.join(busy=True, started=0)
         # From here on the loop stands still, and these come to wait in this order: the
         # answers, the look at what is in flight, the call.
-        let_end(b, one, 1)
+        let_end(b, first, 1)
         coming = asyncio.ensure_future(ending._mark(None))  # noqa: SLF001
-        let_end(b, two, 2)
+        let_end(b, second, 2)
         assert await coming is True
         assert ending._count_started() == 1  # noqa: SLF001
         assert not ending._is_busy()  # noqa: SLF001
@@ -144,7 +146,7 @@ def let_end(worker: Worker, watch: Watch, finished: int) -> None:
         time.sleep(0.001)
 
 
-async def test_who_does_not_come_in_time_is_named(trio: Trio) -> None:
+async def test_missing_worker_is_named_after_the_timeout(trio: Trio) -> None:
     a, b, _ = trio
     with pytest.raises(TimeoutError, match=r"after 0.3 s 'b', 'c' had not asked"):
         await a.shutdown(graceful=True, timeout_s=0.3, drain_timeout_s=HOUR_S)
@@ -152,15 +154,15 @@ async def test_who_does_not_come_in_time_is_named(trio: Trio) -> None:
     assert await b.peer("c").call(remote.add, 1) == 2
 
 
-async def test_who_is_busy_is_named_and_its_call_cut_off(
+async def test_busy_worker_is_named_and_its_call_cancelled(
     trio: Trio, caplog: pytest.LogCaptureFixture
 ) -> None:
     remote.watches["w"] = watch = Watch()
     call = trio[0].parts.start_call("b", remote.wait_for_ever, ("w",))
     await watch.begun.wait()
     together = (
-        one.shutdown(graceful=True, timeout_s=HOUR_S, drain_timeout_s=0.3)
-        for one in trio
+        worker.shutdown(graceful=True, timeout_s=HOUR_S, drain_timeout_s=0.3)
+        for worker in trio
     )
     async with asyncio.timeout(LIMIT_S):
         await asyncio.gather(*together)
@@ -170,46 +172,46 @@ async def test_who_is_busy_is_named_and_its_call_cut_off(
         await call
 
 
-async def test_a_call_that_ends_late_is_waited_for(trio: Trio) -> None:
+async def test_late_call_is_waited_for(trio: Trio) -> None:
     remote.watches["w"] = watch = Watch()
     call = trio[0].parts.start_call("b", remote.pass_gate, ("w",))
     await watch.begun.wait()
     ending = [
-        asyncio.create_task(one.shutdown(graceful=True, timeout_s=LIMIT_S))
-        for one in trio
+        asyncio.create_task(worker.shutdown(graceful=True, timeout_s=LIMIT_S))
+        for worker in trio
     ]
     machine = trio[1].parts.graceful_shutdown.machine
     await until(lambda: machine.phase is Phase.DRAINING)
-    assert not any(one.done() for one in ending)
+    assert not any(task.done() for task in ending)
     watch.gate.set()
     await asyncio.gather(*ending)
     await call
 
 
-async def test_one_that_leaves_alone_is_left_out(
+async def test_worker_that_left_alone_is_not_waited_for(
     trio: Trio, caplog: pytest.LogCaptureFixture
 ) -> None:
     a, b, c = trio
-    ending = [asyncio.create_task(one.shutdown(graceful=True)) for one in (a, b)]
+    ending = [asyncio.create_task(worker.shutdown(graceful=True)) for worker in (a, b)]
     assert await c.peer("a").call(remote.add, 1) == 2
     await c.shutdown()
     await asyncio.wait_for(asyncio.gather(*ending), LIMIT_S)
     assert "without the others that are gone: 'c'" in caplog.text
 
 
-async def test_who_is_left_of_a_group_of_many_ends(
+async def test_survivors_of_a_large_group_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Most were gone before, so that nobody was told of it: each is looked for."""
+    """Most workers left unnoticed before, so that each is looked for."""
     async with Cluster(9, options=Options(drain_timeout_s=1.0)) as workers:
-        await asyncio.gather(*(one.shutdown() for one in workers[2:8]))
+        await asyncio.gather(*(worker.shutdown() for worker in workers[2:8]))
         left = (workers[0], workers[1], workers[8])
-        ending = (one.shutdown(graceful=True, timeout_s=15.0) for one in left)
+        ending = (worker.shutdown(graceful=True, timeout_s=15.0) for worker in left)
         await asyncio.gather(*ending)
     assert "'c', 'd', 'e', 'f', 'g', 'h'" in caplog.text
 
 
-async def test_a_graceful_end_that_is_cancelled_is_at_once(trio: Trio) -> None:
+async def test_cancelled_graceful_shutdown_ends_at_once(trio: Trio) -> None:
     a, b, _ = trio
     ending = asyncio.create_task(a.shutdown(graceful=True))
     assert await b.peer("a").call(remote.add, 1) == 2
@@ -219,7 +221,7 @@ async def test_a_graceful_end_that_is_cancelled_is_at_once(trio: Trio) -> None:
     assert a.is_closed
 
 
-async def test_an_end_alone_cuts_a_graceful_one_short(trio: Trio) -> None:
+async def test_plain_shutdown_ends_a_graceful_one(trio: Trio) -> None:
     a, b, _ = trio
     graceful = asyncio.create_task(a.shutdown(graceful=True))
     assert await b.peer("a").call(remote.add, 1) == 2
@@ -281,7 +283,7 @@ class TestInVirtualTime:
 
     loops = {"sim": SimLoop}  # noqa: RUF012  (read once, by the conftest)
 
-    async def test_a_coroutine_that_ignores_cancellation_is_left_behind(self) -> None:
+    async def test_coroutine_that_ignores_cancellation_is_left_behind(self) -> None:
         remote.watches["w"] = watch = Watch()
         async with Cluster(2, network=Network(0)) as (a, b):
             call = a.parts.start_call("b", ignore_cancellation, ("w",))
@@ -294,7 +296,7 @@ class TestInVirtualTime:
                 await call
         watch.ended.set()
 
-    async def test_parts_that_do_not_end_cost_a_second_in_all(
+    async def test_endless_parts_delay_the_shutdown_by_a_second(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         worker = sim_worker("a", Network(0), rank=0, rendezvous=Endless(1))
@@ -308,7 +310,7 @@ class TestInVirtualTime:
         assert "its rendezvous did not end in time" in caplog.text
         assert worker.parts.directory.links == []
 
-    async def test_who_is_impatient_twice_is_not_kept_waiting(self) -> None:
+    async def test_repeated_cancellation_hurries_the_shutdown(self) -> None:
         worker = sim_worker("a", Network(0), rank=0, rendezvous=Endless(1))
         await worker.__aenter__()
         worker.parts.add_service(Stuck("stuck", None))
@@ -331,7 +333,7 @@ class TestInVirtualTime:
 
 
 @pytest.mark.parametrize("transport", ["uds", "tcp"])
-async def test_a_stopped_peer_whose_buffers_are_full_keeps_nobody(
+async def test_stopped_peer_with_full_buffers_delays_no_shutdown(
     transport: Any,
 ) -> None:
     options = Options(
@@ -354,14 +356,14 @@ async def test_a_stopped_peer_whose_buffers_are_full_keeps_nobody(
             async with asyncio.timeout(LIMIT_S):
                 await a.shutdown()  # as much is written meanwhile as the kernel takes
             ended = await asyncio.gather(*calls, return_exceptions=True)
-            assert all(isinstance(one, asyncrpc.CallError) for one in ended)
+            assert all(isinstance(result, asyncrpc.CallError) for result in ended)
         finally:
             os.kill(cluster.pid("b"), signal.SIGKILL)
 
 
-async def test_what_came_through_shared_memory_outlives_both_workers() -> None:
+async def test_result_by_shared_memory_outlives_both_workers() -> None:
     async with Cluster(2, network="uds") as (a, b):
         sent = torch.arange(float(1 << 20))
         got = await a.peer("b").call(remote.double, sent)
-        await asyncio.gather(*(one.shutdown(graceful=True) for one in (a, b)))
+        await asyncio.gather(*(worker.shutdown(graceful=True) for worker in (a, b)))
     assert torch.equal(got, 2 * sent)

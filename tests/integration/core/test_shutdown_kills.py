@@ -26,7 +26,7 @@ def shared_memory() -> set[str]:
 
 
 @pytest.mark.parametrize("first", range(0, POINTS, AT_A_TIME))
-def test_each_survivor_leaves_and_leaves_nothing(first: int, tmp_path: Path) -> None:
+def test_survivors_leave_and_leave_nothing_behind(first: int, tmp_path: Path) -> None:
     points = [Point.of(seed) for seed in range(first, min(first + AT_A_TIME, POINTS))]
     folders = [tmp_path / str(point.seed) for point in points]
     for folder in folders:

@@ -98,12 +98,12 @@ def descriptor_of(pid: int, number: int) -> str:
 # --- a worker of this process --------------------------------------------------------
 
 
-async def test_a_worker_whose_loop_runs() -> None:
+async def test_running_loop_is_seen_as_ticking() -> None:
     async with started() as worker:
         assert set(await ask_both(worker.parts.hello())) == {Evidence.TICKING}
 
 
-async def test_a_worker_that_has_ended_leaves_no_process() -> None:
+async def test_ended_worker_leaves_no_process() -> None:
     async with started() as worker:
         assert worker.parts.sidecar.process is not None
         pid, hello = worker.parts.sidecar.process.pid, worker.parts.hello()
@@ -130,7 +130,7 @@ async def test_the_process_starts_when_a_peer_comes_that_needs_it() -> None:
         assert await early is Evidence.TICKING
 
 
-async def test_without_a_sidecar_there_is_a_pulse_still() -> None:
+async def test_pulse_works_without_a_sidecar() -> None:
     async with started(
         replace(TCP, liveness=replace(TCP.liveness, sidecar="off"))
     ) as worker:
@@ -140,19 +140,19 @@ async def test_without_a_sidecar_there_is_a_pulse_still() -> None:
         assert await ask_both(hello) == (Evidence.TICKING, Evidence.UNKNOWN)
 
 
-async def test_without_tcp_there_is_no_sidecar() -> None:
+async def test_sidecar_needs_tcp() -> None:
     async with started(Options(liveness=LivenessOptions(sidecar="on"))) as worker:
         assert worker.parts.sidecar.process is None
         assert await ask(worker.parts.hello()) is Evidence.TICKING
 
 
-async def test_in_memory_there_is_nothing_to_see() -> None:
+async def test_memory_transport_gives_no_evidence() -> None:
     async with Cluster(2) as (a, _):
         assert a.parts.hello().sidecar == ()
         assert await ask(a.parts.hello()) is Evidence.UNKNOWN
 
 
-async def test_two_workers_of_one_process_have_a_sidecar_each() -> None:
+async def test_workers_of_a_process_have_a_sidecar_each() -> None:
     async with Cluster(
         2,
         network="tcp",
@@ -161,24 +161,24 @@ async def test_two_workers_of_one_process_have_a_sidecar_each() -> None:
         assert a.parts.sidecar.process is not None
         assert b.parts.sidecar.process is not None
         assert a.parts.sidecar.process.pid != b.parts.sidecar.process.pid
-        for one in (a, b):
-            assert set(await ask_both(one.parts.hello())) == {Evidence.TICKING}
+        for worker in (a, b):
+            assert set(await ask_both(worker.parts.hello())) == {Evidence.TICKING}
 
 
-async def test_a_secret_is_needed_to_be_answered() -> None:
+async def test_sidecar_answers_peers_with_the_secret_only() -> None:
     async with started() as worker:
         hello = as_seen_from_elsewhere(worker.parts.hello())
         assert await ask(hello, secret="another secret of it") is Evidence.UNREACHABLE
 
 
-async def test_another_life_of_the_worker_is_not_answered_for() -> None:
+async def test_sidecar_answers_for_its_own_incarnation_only() -> None:
     async with started() as worker:
         hello = replace(worker.parts.hello(), incarnation=worker.incarnation + 1)
         assert set(await ask_both(hello)) == {Evidence.UNREACHABLE}
 
 
-async def test_the_process_is_small() -> None:
-    """It loads neither torch nor OpenSSL."""
+async def test_sidecar_process_is_small() -> None:
+    """The process loads neither torch nor OpenSSL."""
     async with started() as worker:
         await ask(as_seen_from_elsewhere(worker.parts.hello()))
         assert worker.parts.sidecar.process is not None
@@ -187,7 +187,7 @@ async def test_the_process_is_small() -> None:
         assert "libcrypto" not in mapped
 
 
-async def test_the_terminal_means_the_worker_and_not_its_sidecar() -> None:
+async def test_ctrl_c_reaches_the_worker_and_not_its_sidecar() -> None:
     async with started() as worker:
         assert worker.parts.sidecar.process is not None
         pid = worker.parts.sidecar.process.pid
@@ -195,7 +195,7 @@ async def test_the_terminal_means_the_worker_and_not_its_sidecar() -> None:
         assert {descriptor_of(pid, number) for number in (1, 2)} == {"/dev/null"}
 
 
-async def test_a_sidecar_that_dies_is_warned_of_and_buried(
+async def test_dead_sidecar_is_logged_and_reaped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with started() as worker:
@@ -212,21 +212,21 @@ async def test_a_sidecar_that_dies_is_warned_of_and_buried(
         assert not runs(pid)
         assert "has ended with status -9" in caplog.text
         # The worker answers itself, as long as its loop runs.
-        found = await ask(as_seen_from_elsewhere(worker.parts.hello()))
-        assert found is Evidence.TICKING
+        evidence = await ask(as_seen_from_elsewhere(worker.parts.hello()))
+        assert evidence is Evidence.TICKING
 
 
-async def test_a_start_that_fails_leaves_no_process() -> None:
+async def test_failed_start_leaves_no_process() -> None:
     options = replace(TCP, rendezvous_timeout_s=0.1)
     worker = Worker("w", rank=0, rendezvous=LocalRendezvous(2), options=options)
     with pytest.raises(TimeoutError):
         await worker.__aenter__()
 
 
-@pytest.mark.parametrize("given", ["yes", "", True])
-def test_only_what_is_known_can_be_asked_for(given: str) -> None:
+@pytest.mark.parametrize("option", ["yes", "", True])
+def test_invalid_sidecar_option_is_refused(option: str) -> None:
     with pytest.raises(UsageError, match=r"LivenessOptions\.sidecar"):
-        Options(liveness=LivenessOptions(sidecar=given))
+        Options(liveness=LivenessOptions(sidecar=option))
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_a_peer_must_have_the_time_to_answer(
         ("file:///etc/passwd", "uds:///tmp/x", ""),
     ],
 )
-async def test_addresses_that_make_no_sense_tell_nothing(
+async def test_invalid_addresses_give_no_evidence(
     sidecar: tuple[str, ...],
 ) -> None:
     async with started(
@@ -269,7 +269,7 @@ async def test_addresses_that_make_no_sense_tell_nothing(
         assert await ask_both(hello) == (Evidence.UNKNOWN, Evidence.UNKNOWN)
 
 
-async def test_the_kernel_may_tell_of_a_process_without_a_pulse() -> None:
+async def test_kernel_may_report_a_process_without_a_pulse() -> None:
     child = await asyncio.create_subprocess_exec("true")
     await child.wait()
     async with started(
@@ -285,13 +285,13 @@ async def test_the_kernel_may_tell_of_a_process_without_a_pulse() -> None:
             (child.pid + 1, Evidence.UNKNOWN),  # of a proxy, say
             (0, Evidence.UNKNOWN),  # out of sight
         ):
-            found = await evidence_of(
+            answer = await evidence_of(
                 hello, credentials_pid=credentials_pid, secret=None, timeout_s=1
             )
-            assert found is evidence
+            assert answer is evidence
 
 
-async def test_a_process_of_another_namespace_is_not_looked_at() -> None:
+async def test_process_of_another_namespace_is_ignored() -> None:
     async with started(
         replace(TCP, liveness=replace(TCP.liveness, sidecar="off"))
     ) as worker:
@@ -315,7 +315,7 @@ def silent_listener() -> Iterator[str]:
         yield f"tcp://127.0.0.1:{listening.getsockname()[1]}"
 
 
-async def test_the_first_of_several_addresses_that_answers_is_enough() -> None:
+async def test_first_answering_address_suffices() -> None:
     async with started() as worker:
         with silent_listener() as silent:
             real = worker.parts.hello().sidecar
@@ -323,22 +323,22 @@ async def test_the_first_of_several_addresses_that_answers_is_enough() -> None:
                 worker.parts.hello(),
                 sidecar=(silent, "tcp://[::1]:1", *real),
             )
-            found = await ask(as_seen_from_elsewhere(hello), timeout_s=GENEROUS_S)
-            assert found is Evidence.TICKING
+            evidence = await ask(as_seen_from_elsewhere(hello), timeout_s=GENEROUS_S)
+            assert evidence is Evidence.TICKING
 
 
-async def test_whoever_does_not_answer_in_time_is_unreachable() -> None:
+async def test_silent_sidecar_is_unreachable() -> None:
     async with started() as worker:
         with silent_listener() as silent:
             hello = replace(
                 worker.parts.hello(),
                 sidecar=(silent,),
             )
-            found = await ask(as_seen_from_elsewhere(hello), timeout_s=0.2)
-            assert found is Evidence.UNREACHABLE
+            evidence = await ask(as_seen_from_elsewhere(hello), timeout_s=0.2)
+            assert evidence is Evidence.UNREACHABLE
 
 
-async def test_a_question_that_is_cancelled_leaves_nothing() -> None:
+async def test_cancelled_question_leaves_nothing_behind() -> None:
     async with started() as worker:
         with silent_listener() as silent:
             hello = replace(
@@ -354,8 +354,8 @@ async def test_a_question_that_is_cancelled_leaves_nothing() -> None:
                 await asking
 
 
-async def test_strangers_are_neither_answered_nor_in_the_way() -> None:
-    """Even if they take every place there is: those who say nothing are closed."""
+async def test_strangers_are_not_answered_and_delay_no_peer() -> None:
+    """Silent connections are closed, even when they take every place."""
     async with started() as worker:
         hello = as_seen_from_elsewhere(worker.parts.hello())
         address = Address.parse(worker.addresses[0])
@@ -363,8 +363,8 @@ async def test_strangers_are_neither_answered_nor_in_the_way() -> None:
             for _ in range(CONNECTIONS_MAX):
                 _, idle = await asyncio.open_connection(address.host, address.port)
                 stack.callback(idle.close)
-            found = await ask(hello, timeout_s=GENEROUS_S)
-            assert found is Evidence.TICKING
+            evidence = await ask(hello, timeout_s=GENEROUS_S)
+            assert evidence is Evidence.TICKING
         for junk in (b"\xff" * query.QUERY_BYTES, b"GET / HTTP/1.1\r\n" * 20):
             reader, writer = await asyncio.open_connection(address.host, address.port)
             writer.write(junk)
@@ -374,7 +374,7 @@ async def test_strangers_are_neither_answered_nor_in_the_way() -> None:
         assert await ask(hello) is Evidence.TICKING
 
 
-async def test_many_questions_at_once_are_all_answered() -> None:
+async def test_concurrent_questions_are_all_answered() -> None:
     async with started() as worker:
         hello = as_seen_from_elsewhere(worker.parts.hello())
         asked = (ask(hello, timeout_s=GENEROUS_S) for _ in range(200))
@@ -431,7 +431,7 @@ class TestProcesses:
         [blocking.hold_interpreter, blocking.block_loop],
         ids=["lock", "loop"],
     )
-    async def test_one_that_does_not_turn_to_its_loop_is_busy(
+    async def test_blocked_process_is_seen_as_busy(
         self, stall: Stall, tmp_path: Path
     ) -> None:
         gate = str(tmp_path / "gate")
@@ -444,7 +444,7 @@ class TestProcesses:
             await stalled
             await until_seen(a, hello, Evidence.TICKING)
 
-    async def test_one_that_is_stopped(self) -> None:
+    async def test_stopped_process_is_seen_as_stopped(self) -> None:
         async with process() as (a, cluster, hello):
             await until_seen(a, hello, Evidence.TICKING)
             os.kill(cluster.pid("b"), signal.SIGSTOP)
@@ -454,7 +454,7 @@ class TestProcesses:
                 os.kill(cluster.pid("b"), signal.SIGCONT)
             await until_seen(a, hello, Evidence.TICKING)
 
-    async def test_one_that_was_killed(self) -> None:
+    async def test_killed_process_is_seen_as_gone(self) -> None:
         async with process() as (a, cluster, hello):
             pid = await a.peer("b").call(blocking.sidecar_pid)
             cluster.kill("b")
@@ -464,19 +464,19 @@ class TestProcesses:
             finally:
                 os.kill(pid, signal.SIGKILL)
 
-    async def test_on_a_unix_socket_only_this_host_sees_it(self) -> None:
+    async def test_unix_socket_gives_evidence_on_its_host_only(self) -> None:
         async with process("uds") as (a, cluster, hello):
             await until_seen(a, hello, Evidence.TICKING, is_far=False)
             cluster.kill("b")
             await until_seen(a, hello, Evidence.GONE, is_far=False)
-            found = await ask(as_seen_from_elsewhere(hello))
-            assert found is Evidence.UNKNOWN
+            evidence = await ask(as_seen_from_elsewhere(hello))
+            assert evidence is Evidence.UNKNOWN
 
 
 # --- one port ------------------------------------------------------------------------
 
 
-async def test_calls_and_the_sidecar_go_by_one_port() -> None:
+async def test_calls_and_the_sidecar_share_one_port() -> None:
     async with started() as worker:
         hello = worker.parts.hello()
         assert set(hello.sidecar[1:]) == set(worker.addresses)
@@ -486,10 +486,10 @@ async def test_calls_and_the_sidecar_go_by_one_port() -> None:
 class TestOnePort:
     loops = {"asyncio": asyncio.SelectorEventLoop}  # noqa: RUF012
 
-    async def test_who_dials_a_worker_that_stands_still_is_served_later(
+    async def test_dialer_of_a_blocked_worker_is_served_later(
         self, tmp_path: Path
     ) -> None:
-        """Its sidecar accepts the connection, and passes it on unread."""
+        """The sidecar accepts the connection, and passes it on unread."""
         gate = str(tmp_path / "gate")
         os.mkfifo(gate)
         async with process() as (a, _, hello):

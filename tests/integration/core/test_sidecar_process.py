@@ -65,7 +65,7 @@ def with_sidecar(
         sidecar.kill()
 
 
-async def test_a_sidecar_tells_of_a_death_for_a_while_and_ends() -> None:
+async def test_sidecar_reports_a_death_for_a_while_and_ends() -> None:
     with with_sidecar(incarnation=7) as (process, sidecar, address):
         hello = Hello("b", 7, 0, 1, sidecar=(address,))
         assert await ask(hello) is Evidence.BUSY  # it has no loop
@@ -80,7 +80,7 @@ async def test_a_sidecar_tells_of_a_death_for_a_while_and_ends() -> None:
 
 
 @pytest.mark.parametrize("said", [b"", query.ASKED[:1], query.ASKED, b"x"])
-async def test_connections_that_are_held_keep_nobody_from_asking(said: bytes) -> None:
+async def test_held_connections_block_no_question(said: bytes) -> None:
     """Four times as many as it holds, while the worker accepts nothing itself."""
     with with_sidecar(incarnation=7) as (_, _, address):
         where = Address.parse(address)

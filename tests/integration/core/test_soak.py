@@ -32,7 +32,7 @@ class TestSoak:
         assert outcome.leaks == []
 
 
-def test_a_leak_is_seen() -> None:
+def test_leak_is_detected() -> None:
     before = Reading(100 * MIB, {"threads": 4, "tasks": 1})
     assert Reading(101 * MIB, {"threads": 4, "tasks": 0}).leaks_since(before) == []
     assert Reading(130 * MIB, {"threads": 5, "tasks": 1}).leaks_since(before) == [

@@ -171,10 +171,10 @@ async def test_work_with_a_stopped_worker_ends_and_names_it(
 
 
 @pytest.mark.slow
-async def test_a_stop_that_is_soon_over_costs_calls_with_deadlines_alone(
+async def test_short_stop_fails_only_calls_with_deadlines(
     transport: Transport,
 ) -> None:
-    """It outlasts many heartbeats, and nobody gives the other up."""
+    """The stop outlasts many heartbeats, and no link is lost."""
     liveness = LivenessOptions(heartbeat_s=0.1, lost_after_s=LIMIT_S)
     options = replace(OPTIONS, liveness=liveness)
     async with three(transport, options) as (cluster, a):
@@ -195,7 +195,7 @@ async def test_a_stop_that_is_soon_over_costs_calls_with_deadlines_alone(
 # --- one kind at a time ---------------------------------------------------------------
 
 
-async def held() -> torch.Tensor:
+async def answer_later() -> torch.Tensor:
     _held.append(asyncio.Event())
     await _held[-1].wait()
     return ANSWER
@@ -214,7 +214,7 @@ def let_go() -> None:
 async def ask(name: str) -> None:
     """Ask for what is answered once it is let go, within a time."""
     peer = current_worker().peer(name).using(timeout_s=TIMEOUT_S)
-    _asked.append(asyncio.ensure_future(peer.call(held)))
+    _asked.append(asyncio.ensure_future(peer.call(answer_later)))
     while not await peer.call(count_held):
         pass
 
@@ -226,10 +226,10 @@ async def answer() -> str:
         return str(error)
 
 
-async def test_an_answer_that_came_while_its_caller_was_stopped_is_taken(
+async def test_answer_received_during_a_stop_counts(
     transport: Transport,
 ) -> None:
-    """Its deadline has passed by then, too."""
+    """The deadline of the call has passed by then."""
     async with three(transport, Options(liveness=PATIENT)) as (cluster, a):
         b, c, now_s = a.peer("b"), a.peer("c"), asyncio.get_running_loop().time
         rounds = 0
@@ -241,10 +241,10 @@ async def test_an_answer_that_came_while_its_caller_was_stopped_is_taken(
                 passed_s = now_s() - begun_s
                 await asyncio.sleep(TIMEOUT_S + 0.5)  # the deadline is long over
             async with asyncio.timeout(LIMIT_S):
-                told = await c.call(answer)
+                received = await c.call(answer)
             if passed_s < TIMEOUT_S / 2:  # else the answer was late on a busy machine
                 rounds += 1
-                assert told == f"{len(ANSWER)} elements"
+                assert received == f"{len(ANSWER)} elements"
 
 
 # --- a consumer, ranks, and owners ----------------------------------------------------
@@ -283,7 +283,7 @@ async def consumed() -> str:
 
 
 @pytest.mark.slow
-async def test_a_stopped_consumer_ends_its_producer_and_hears_why(
+async def test_stopped_consumer_ends_its_producer_and_gets_the_reason(
     transport: Transport,
 ) -> None:
     async with three(transport, OPTIONS) as (cluster, a):
@@ -327,27 +327,27 @@ def close_group() -> None:
 
 
 @pytest.mark.slow
-async def test_a_rank_that_is_stopped_is_lost_and_named_by_all(
+async def test_stopped_rank_is_lost_and_named_by_all(
     transport: Transport,
 ) -> None:
     async with three(transport, OPTIONS) as (cluster, a):
         with acting_as(a):
             peers = [a.peer(name) for name in "abc"]
-            sums = await asyncio.gather(*(one.call(reduce_anew) for one in peers))
+            sums = await asyncio.gather(*(peer.call(reduce_anew) for peer in peers))
             assert sums == [3.0] * 3
-            reducing = [asyncio.ensure_future(one.call(reduce_on)) for one in peers]
+            reducing = [asyncio.ensure_future(peer.call(reduce_on)) for peer in peers]
             with stopped(cluster, "b"):
                 async with asyncio.timeout(LIMIT_S):
                     for reduction in (reducing[0], reducing[2]):
                         text = await reduction
                         assert text.startswith("RankLostError ('b',)"), text
             async with asyncio.timeout(LIMIT_S):
-                (told,) = await asyncio.gather(reducing[1], return_exceptions=True)
+                (failure,) = await asyncio.gather(reducing[1], return_exceptions=True)
                 # Of `a`, if that has lost it itself; else its own word.
-                assert "LostError" in f"{type(told).__name__} {told}"
+                assert "LostError" in f"{type(failure).__name__} {failure}"
                 for peer in (peers[0], peers[2]):
                     await peer.call(greet, "b")  # it is there again
-                sums = await asyncio.gather(*(one.call(reduce_anew) for one in peers))
+                sums = await asyncio.gather(*(peer.call(reduce_anew) for peer in peers))
                 assert sums == [3.0] * 3
                 for peer in peers:
                     await peer.call(close_group)
@@ -415,7 +415,7 @@ async def close_application() -> None:
 
 
 @pytest.mark.slow
-async def test_an_application_and_what_it_asks_are_stopped(
+async def test_stopped_application_answers_with_a_reason_or_later(
     transport: Transport,
 ) -> None:
     """Requests are answered with the reason, or later; the next ones as before."""

@@ -95,7 +95,7 @@ async def until(changes: MemberChanges, kind: str, name: str) -> list[str]:
 
 
 @pytest.mark.slow
-async def test_the_host_of_the_store_is_killed_and_comes_back() -> None:
+async def test_killed_host_of_the_store_returns() -> None:
     where = f"tcp://127.0.0.1:{free_port()}"
     with ExitStack() as stack:
         group = Group(4, where, stack)
@@ -106,7 +106,7 @@ async def test_the_host_of_the_store_is_killed_and_comes_back() -> None:
         )
         async with driver:
             changes = driver.members_changed()
-            pids = {name: one.pid for name, one in group.processes.items()}
+            pids = {name: process.pid for name, process in group.processes.items()}
             contact = [await group.address(f"w{rank}") for rank in range(3)][2]
             assert await pid_by_way_of(driver, "w1", "w2") == pids["w2"]
 
@@ -132,8 +132,8 @@ async def test_the_host_of_the_store_is_killed_and_comes_back() -> None:
 
 
 @pytest.mark.slow
-async def test_a_killed_worker_comes_back_by_the_same_store() -> None:
-    """As a process is that is started again with the same environment."""
+async def test_killed_worker_returns_by_the_same_store() -> None:
+    """The process is started again with the same environment."""
     where = f"tcp://127.0.0.1:{free_port()}"
     with ExitStack() as stack:
         group = Group(3, where, stack)
@@ -153,7 +153,7 @@ async def test_a_killed_worker_comes_back_by_the_same_store() -> None:
 
 
 @pytest.mark.slow
-async def test_the_host_of_the_store_is_stopped_and_goes_on() -> None:
+async def test_stopped_host_of_the_store_continues() -> None:
     """The others go on; who wants to come in meanwhile waits, or is told for what."""
     where = f"tcp://127.0.0.1:{free_port()}"
     with ExitStack() as stack:

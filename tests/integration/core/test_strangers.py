@@ -122,7 +122,7 @@ DIFFERENT = f"the two workers have different secrets; {ADVICE}"
     ],
     ids=["wrong", "none"],
 )
-async def test_who_does_not_know_the_secret_is_told_and_not_served(  # noqa: PLR0917
+async def test_worker_with_a_wrong_secret_is_told_and_not_served(  # noqa: PLR0917
     server: Worker,
     friend: Worker,
     tmp_path: Path,
@@ -146,7 +146,7 @@ async def test_who_does_not_know_the_secret_is_told_and_not_served(  # noqa: PLR
     assert await is_served(server, tmp_path)
 
 
-async def test_a_worker_without_a_secret_tells_who_has_one(tmp_path: Path) -> None:
+async def test_worker_without_a_secret_names_the_peer_with_one(tmp_path: Path) -> None:
     where = {"a": f"uds://{tmp_path}/a", "b": f"uds://{tmp_path}/b"}
     options = {
         name: Options(network=NetworkOptions(listen=(where[name],))) for name in where
@@ -161,9 +161,7 @@ async def test_a_worker_without_a_secret_tells_who_has_one(tmp_path: Path) -> No
 # --- proofs of others ----------------------------------------------------------------
 
 
-async def test_a_recorded_handshake_opens_nothing(
-    server: Worker, friend: Worker
-) -> None:
+async def test_recorded_handshake_is_refused(server: Worker, friend: Worker) -> None:
     """Byte for byte what one who knows the secret has said, said again."""
     recorded = bytearray()
     dialer = Handshake(Role.DIALER, SECRET.encode(), os.urandom(32))
@@ -185,10 +183,10 @@ async def test_a_recorded_handshake_opens_nothing(
     await until(lambda: server.counters.authentications_failed == 1)
 
 
-async def test_a_proof_shown_to_a_false_listener_opens_nothing(
+async def test_proof_relayed_by_a_false_listener_is_refused(
     server: Worker, friend: Worker, tmp_path: Path
 ) -> None:
-    """Whoever listens at a stale address hears a proof, for his own nonce alone."""
+    """A listener at a stale address gets a proof for its own nonce alone."""
     heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     async def listen(
@@ -219,7 +217,7 @@ async def _fails(caller: Worker) -> None:
         await caller.peer("ps").call(remote.add, 1)
 
 
-async def test_a_dialer_that_hears_its_own_words_believes_nothing(
+async def test_echoed_handshake_is_refused(
     tmp_path: Path,
 ) -> None:
     """Somebody at the address says back whatever is said."""
@@ -276,10 +274,10 @@ def open_to_all(folder: Path, path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("uid", [0, OTHER_UID])
-async def test_the_kernel_is_asked_who_dials(
+async def test_kernel_credentials_identify_the_dialer(
     uid: int, caplog: pytest.LogCaptureFixture, stack: contextlib.ExitStack
 ) -> None:
-    """Even where the files would let another user in; our own gets an answer."""
+    """The files would let another user in."""
     home = Path(stack.enter_context(TemporaryDirectory()))
     options = replace(
         QUICK, secret=None, network=replace(QUICK.network, listen=(f"uds://{home}/ps",))
@@ -297,8 +295,8 @@ async def test_the_kernel_is_asked_who_dials(
         assert answer.strip() == (b"" if uid else MAGIC.hex().encode())
         await until(lambda: server.counters.authentications_failed == bool(uid))
         assert len(server.parts.directory.links) == (0 if uid else 1)
-    told = f"the peer runs as user {uid}, this worker as 0"
-    assert (told in caplog.text) is bool(uid)
+    words = f"the peer runs as user {uid}, this worker as 0"
+    assert (words in caplog.text) is bool(uid)
 
 
 # --- bytes ---------------------------------------------------------------------------
@@ -337,7 +335,7 @@ PROVED = {
 
 
 @pytest.mark.parametrize("what", UNPROVED)
-async def test_bytes_of_strangers_end_their_connection_only(
+async def test_bytes_of_strangers_end_their_own_connection(
     server: Worker, friend: Worker, what: str
 ) -> None:
     async with dialed(server) as (reader, writer):
@@ -358,7 +356,7 @@ async def test_a_peer_that_breaks_the_protocol_is_cut_off(
 
 
 @pytest.mark.parametrize(("service", "method"), [("x", "y"), ("rounds", "arrivals")])
-async def test_a_notice_of_no_service_or_of_another_form_is_dropped(
+async def test_notice_of_an_unknown_service_or_form_is_dropped(
     server: Worker,
     friend: Worker,
     service: str,
@@ -396,7 +394,7 @@ async def test_a_peer_cannot_fill_the_log(
     assert LINES_AT_ONCE <= max(lines.values()) <= LINES_AT_ONCE + PEERS_MAX + took_s
 
 
-async def test_messages_without_a_payload_refuse_one_before_it_comes(
+async def test_payload_of_a_message_without_one_is_refused_early(
     server: Worker, friend: Worker
 ) -> None:
     for service, kind, method in WITHOUT_PAYLOAD:
@@ -417,7 +415,7 @@ async def test_messages_without_a_payload_refuse_one_before_it_comes(
         assert f"{service}.{method}', which takes none".encode() in said
 
 
-async def test_a_hello_to_somebody_else_is_refused(
+async def test_hello_for_another_worker_is_refused(
     server: Worker, friend: Worker
 ) -> None:
     async with dialed(server) as stream:
@@ -427,9 +425,7 @@ async def test_a_hello_to_somebody_else_is_refused(
     assert b"this is worker 'ps', not 'another'" in read
 
 
-async def test_who_is_slow_to_introduce_himself_is_cut_off(
-    server: Worker, friend: Worker
-) -> None:
+async def test_slow_handshake_is_cut_off(server: Worker, friend: Worker) -> None:
     """Whether he says nothing, or a byte now and then."""
     async with dialed(server) as silent, dialed(server) as slow:
 
@@ -445,9 +441,7 @@ async def test_who_is_slow_to_introduce_himself_is_cut_off(
         await asyncio.wait([dripping])
 
 
-async def test_of_those_who_are_silent_only_so_many_are_kept(
-    listens: str, tmp_path: Path
-) -> None:
+async def test_silent_connections_are_limited(listens: str, tmp_path: Path) -> None:
     options = replace(
         QUICK,
         network=replace(QUICK.network, listen=(listens,), handshake_timeout_s=60),
@@ -459,7 +453,10 @@ async def test_of_those_who_are_silent_only_so_many_are_kept(
         contextlib.AsyncExitStack() as stack,
     ):
         streams = [await stack.enter_async_context(dialed(server)) for _ in range(8)]
-        reads = [asyncio.create_task(read_to_the_end(one[0])) for one in streams]
+        reads = [
+            asyncio.create_task(read_to_the_end(connection[0]))
+            for connection in streams
+        ]
         for ended in asyncio.as_completed(reads):
             await ended
             if sum(read.done() for read in reads) == 4:

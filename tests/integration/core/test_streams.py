@@ -27,9 +27,9 @@ def stream(trio: Trio, function: Any, *args: Any) -> AsyncGenerator[Any, None]:
 
 
 @pytest.mark.parametrize("function", GENERATORS)
-async def test_all_items_come_in_order(wired: Trio, function: Any) -> None:
-    found = [item async for item in stream(wired, function, 100)]
-    assert found == list(range(100))
+async def test_items_come_in_order(wired: Trio, function: Any) -> None:
+    items = [item async for item in stream(wired, function, 100)]
+    assert items == list(range(100))
     assert [item async for item in stream(wired, function, 0)] == []
 
 
@@ -40,15 +40,15 @@ async def test_large_and_small_items_keep_their_order(wired: Trio) -> None:
 
 
 @pytest.mark.parametrize("function", GENERATORS)
-async def test_a_producer_runs_no_further_ahead_than_its_credit(
+async def test_producer_runs_ahead_within_its_credit(
     watch: Watch, function: Any
 ) -> None:
     limit = 4
     async with Cluster(
         2, options=Options(limits=LimitOptions(stream_items_max=limit))
     ) as (a, _):
-        made: Any = a.peer("b").stream(function, 100, "w")
-        async with aclosing(made) as items:
+        producer: Any = a.peer("b").stream(function, 100, "w")
+        async with aclosing(producer) as items:
             taken = 0
             async for _ in items:
                 taken += 1
@@ -73,7 +73,7 @@ async def test_closing_early_runs_the_generators_finally(
     assert len(watch.notes) < 100
 
 
-async def test_closing_while_a_step_runs_in_a_thread_ends_the_generator_after_it(
+async def test_close_during_a_step_in_a_thread_ends_the_generator_after_it(
     trio: Trio, watch: Watch
 ) -> None:
     items = stream(trio, remote.gated, "w")
@@ -111,7 +111,7 @@ async def test_cancelling_the_consumer_ends_the_producer(
     await asyncio.wait_for(watch.ended.wait(), 30)
 
 
-async def test_a_deadline_ends_both_ends(trio: Trio, watch: Watch) -> None:
+async def test_deadline_ends_producer_and_consumer(trio: Trio, watch: Watch) -> None:
     async def consume() -> None:
         async with asyncrpc.deadline(1):
             async for _ in stream(trio, remote.count_and_wait, "w"):
@@ -122,7 +122,7 @@ async def test_a_deadline_ends_both_ends(trio: Trio, watch: Watch) -> None:
     await asyncio.wait_for(watch.ended.wait(), 30)
 
 
-async def test_the_producer_lost_is_an_error(trio: Trio) -> None:
+async def test_lost_producer_raises_an_error(trio: Trio) -> None:
     a, _, _ = trio
     items = stream(trio, remote.count_to, 1000)
     assert await anext(items) == 0
@@ -134,7 +134,7 @@ async def test_the_producer_lost_is_an_error(trio: Trio) -> None:
             pass
 
 
-async def test_what_is_no_generator_is_rejected_and_so_is_one_that_is_called(
+async def test_stream_needs_a_generator_and_call_a_function(
     trio: Trio,
 ) -> None:
     with pytest.raises(CallKindError, match=r"use `call`.*make it a generator"):
@@ -143,7 +143,7 @@ async def test_what_is_no_generator_is_rejected_and_so_is_one_that_is_called(
         await trio[0].peer("b").call(remote.count_to, 1)
 
 
-async def test_streams_of_one_connection_do_not_hold_each_other_up(
+async def test_streams_of_a_connection_do_not_block_each_other(
     trio: Trio,
 ) -> None:
     slow = stream(trio, remote.count_to, 1000)
@@ -152,9 +152,9 @@ async def test_streams_of_one_connection_do_not_hold_each_other_up(
     assert [item async for item in slow] == list(range(1, 1000))
 
 
-async def test_tensors_in_arguments_and_to_oneself(trio: Trio) -> None:
+async def test_stream_from_the_own_worker_carries_tensors(trio: Trio) -> None:
     a, _, _ = trio
     rows = torch.arange(6.0).reshape(3, 2)
     items: Any = a.peer("a").stream(remote.rows_of, rows)
-    found = [row async for row in items]
-    assert torch.equal(torch.stack(found), rows)
+    received = [row async for row in items]
+    assert torch.equal(torch.stack(received), rows)

@@ -54,7 +54,7 @@ def bait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-async def test_what_is_exposed_can_be_called_and_nothing_else(
+async def test_strict_worker_runs_exposed_functions_only(
     lenient_and_strict: tuple[Worker, Worker],
 ) -> None:
     strict = lenient_and_strict[0].peer("strict")
@@ -66,7 +66,7 @@ async def test_what_is_exposed_can_be_called_and_nothing_else(
     assert await strict.call(exposed) == 1
 
 
-async def test_a_strict_worker_imports_nothing_on_a_peers_word(
+async def test_strict_worker_imports_nothing_for_a_peer(
     lenient_and_strict: tuple[Worker, Worker], bait: ModuleType
 ) -> None:
     lenient, _ = lenient_and_strict
@@ -81,8 +81,8 @@ async def test_a_strict_worker_imports_nothing_on_a_peers_word(
     assert await lenient.peer("strict").call(exposed) == 1
 
 
-async def test_a_trusting_worker_does_import(bait: ModuleType) -> None:
-    """So the test above can tell."""
+async def test_trusting_worker_imports_for_a_peer(bait: ModuleType) -> None:
+    """The control of the test above."""
     async with Cluster(2) as (a, _):
         sys.modules["bait_for_imports"] = bait
         a.parts.functions.name_of(bait.run)

@@ -34,7 +34,7 @@ OPTIONS = Options(drain_timeout_s=0.5, liveness=PATIENT)
 @pytest.mark.parametrize(
     "function", [stubborn.block_in_coroutine, stubborn.block_on_loop]
 )
-async def test_a_blocked_loop_loses_nobody(function: Any) -> None:
+async def test_blocked_loop_loses_no_worker(function: Any) -> None:
     async with (
         ProcessCluster(["b"], options=OPTIONS, method="forkserver") as a,
         company(a),
@@ -56,7 +56,7 @@ def gate() -> Any:
 
 
 @pytest.mark.usefixtures("gate")
-async def test_a_cancellation_that_is_swallowed() -> None:
+async def test_caller_ends_though_the_cancellation_is_swallowed() -> None:
     """The caller hears at its deadline, or at once; the function ends in its time."""
     async with Cluster(2, options=OPTIONS) as (a, _), company(a):
         peer = a.peer("b")
@@ -72,7 +72,7 @@ async def test_a_cancellation_that_is_swallowed() -> None:
         stubborn.open_gate.set()
 
 
-async def test_one_that_waits_after_its_cancellation_ends_with_the_worker() -> None:
+async def test_function_that_waits_in_finally_ends_with_its_worker() -> None:
     async with Cluster(2, options=OPTIONS) as (a, _):
         peer = a.peer("b")
         with pytest.raises(DeadlineExceededError):
@@ -89,7 +89,7 @@ async def test_one_that_waits_after_its_cancellation_ends_with_the_worker() -> N
     ],
 )
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_a_generator_that_will_not_be_closed(generator: Any) -> None:
+async def test_unclosable_generator_ends_its_stream(generator: Any) -> None:
     async with Cluster(2, options=OPTIONS) as (a, _):
         peer = a.peer("b")
         for _ in range(2):
@@ -99,7 +99,7 @@ async def test_a_generator_that_will_not_be_closed(generator: Any) -> None:
     gc.collect()  # which closes it in vain, as Python says then
 
 
-async def test_a_stream_whose_task_is_cancelled_by_its_function() -> None:
+async def test_generator_that_cancels_its_task_is_a_remote_error() -> None:
     async with Cluster(2, options=OPTIONS) as (a, _), company(a):
         items = a.peer("b").stream(stubborn.close_itself)
         assert await anext(items) == 1
@@ -108,7 +108,7 @@ async def test_a_stream_whose_task_is_cancelled_by_its_function() -> None:
 
 
 @pytest.mark.usefixtures("gate")
-async def test_threads_that_outlive_their_call() -> None:
+async def test_threads_that_outlive_their_call_are_harmless() -> None:
     async with Cluster(2, options=OPTIONS) as (a, b), company(a):
         for _ in range(3):
             assert await a.peer("b").call(stubborn.leave_a_thread) == "it runs on"
@@ -117,7 +117,7 @@ async def test_threads_that_outlive_their_call() -> None:
 
 
 @pytest.mark.usefixtures("gate")
-async def test_a_thread_that_outlives_its_worker(
+async def test_thread_that_outlives_its_worker_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The worker ends in time, warns, and the caller hears."""
@@ -138,7 +138,7 @@ def hold_a_thread() -> None:
     stubborn.open_gate.wait()
 
 
-async def test_a_process_that_ends_at_once() -> None:
+async def test_process_exit_loses_its_call_alone() -> None:
     cluster = ProcessCluster(["b", "c"], options=OPTIONS, method="forkserver")
     async with cluster as a:
         cluster.expect_death("b")
@@ -177,10 +177,10 @@ async def is_over(a: Worker, b: Worker) -> None:
 
 @pytest.mark.parametrize("drain_timeout_s", [0.0, 0.3])
 @pytest.mark.parametrize("name", WAITS)
-async def test_one_that_waits_for_the_end_of_its_own_worker(
+async def test_function_that_awaits_its_own_shutdown_is_cancelled(
     name: str, drain_timeout_s: float
 ) -> None:
-    """It cannot see it: so it is given the time to drain, and then cancelled."""
+    """The function has the drain timeout, and is cancelled then."""
     options = Options(drain_timeout_s=drain_timeout_s, liveness=PATIENT)
     async with Cluster(2, network="uds", options=options) as (a, b):
         async with asyncio.timeout(LIMIT_S):
@@ -192,8 +192,10 @@ async def test_one_that_waits_for_the_end_of_its_own_worker(
 
 @pytest.mark.parametrize("drain_timeout_s", [0.0, 0.3])
 @pytest.mark.parametrize("name", DOES_NOT_WAIT)
-async def test_one_that_only_begins_it(name: str, drain_timeout_s: float) -> None:
-    """Without time to drain the answer may be lost, and then the caller hears that."""
+async def test_function_may_begin_its_own_shutdown(
+    name: str, drain_timeout_s: float
+) -> None:
+    """Without a drain timeout the answer may be lost, which the caller learns."""
     options = Options(drain_timeout_s=drain_timeout_s, liveness=PATIENT)
     async with Cluster(2, network="uds", options=options) as (a, b):
         async with asyncio.timeout(LIMIT_S):
@@ -210,7 +212,7 @@ async def test_one_that_only_begins_it(name: str, drain_timeout_s: float) -> Non
 # --- it changes what it gave ---------------------------------------------------------
 
 
-async def test_a_dictionary_that_grows_while_it_is_encoded() -> None:
+async def test_dictionary_that_grows_while_encoded_is_refused() -> None:
     async with Cluster(2, options=OPTIONS) as (a, _), company(a):
         for _ in range(2):
             with pytest.raises(EncodeError, match="changed size") as caught:
@@ -219,8 +221,7 @@ async def test_a_dictionary_that_grows_while_it_is_encoded() -> None:
 
 
 @pytest.mark.parametrize("function", [stubborn.changing_dict, stubborn.changing_list])
-async def test_what_another_thread_changes_meanwhile(function: Any) -> None:
-    """It may be torn, or refused; nothing else happens."""
+async def test_container_changed_by_a_thread_is_torn_or_refused(function: Any) -> None:
     async with (
         ProcessCluster(["b"], options=OPTIONS, method="forkserver") as a,
         company(a),
@@ -236,16 +237,16 @@ async def test_what_another_thread_changes_meanwhile(function: Any) -> None:
             await peer.call(stubborn.stop_changing)
 
 
-async def test_a_tensor_that_another_thread_writes_to_meanwhile() -> None:
-    """Each element is one of those that were written; the shape is what it was."""
+async def test_tensor_written_by_a_thread_keeps_its_shape() -> None:
+    """Each element is a value that was written."""
     async with (
         ProcessCluster(["b"], options=OPTIONS, method="forkserver") as a,
         company(a),
     ):
         peer = a.peer("b")
         for elements in (3, 5_000, 1 << 20):
-            given = torch.full((elements,), -1.0)
-            value = await peer.call(stubborn.changing_tensor, given)
+            tensor = torch.full((elements,), -1.0)
+            value = await peer.call(stubborn.changing_tensor, tensor)
             await peer.call(stubborn.stop_changing)
-            assert value.shape == given.shape
+            assert value.shape == tensor.shape
             assert bool(((value >= -1) & (value == value.round())).all())

@@ -83,8 +83,8 @@ async def refused(
 # --- who gets in ---------------------------------------------------------------------
 
 
-async def test_certificates_are_enough(authority: Authority) -> None:
-    """Without a secret; large payloads and calls in the other direction, too."""
+async def test_certificates_suffice_without_a_secret(authority: Authority) -> None:
+    """For large payloads and calls in the other direction, too."""
     ours, theirs = with_tls(authority.tls()), with_tls(authority.tls())
     large = torch.arange(4 << 20, dtype=torch.float32)
     async with pair(ours, theirs) as (me, ps):
@@ -95,7 +95,7 @@ async def test_certificates_are_enough(authority: Authority) -> None:
         assert me.counters == ps.counters == asyncrpc.Counters()
 
 
-async def test_certificates_and_a_secret(
+async def test_certificates_do_not_replace_the_secret(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     tls = authority.tls()
@@ -105,7 +105,9 @@ async def test_certificates_and_a_secret(
         assert "the two workers have different secrets, or a proxy" in text
 
 
-async def test_a_secret_and_a_certificate_at_one_end(authority: Authority) -> None:
+async def test_secret_suffices_with_one_trusted_certificate(
+    authority: Authority,
+) -> None:
     """The end that dials needs none, where the secret vouches for it."""
     theirs = replace(authority.tls(), verify_peer=False)
     stray = Authority(authority.path.parent, "stray").issue()
@@ -114,7 +116,7 @@ async def test_a_secret_and_a_certificate_at_one_end(authority: Authority) -> No
         assert await me.peer("ps").call(remote.add, 1) == 2
 
 
-async def test_contexts_of_ones_own(authority: Authority) -> None:
+async def test_custom_ssl_contexts_work(authority: Authority) -> None:
     path = authority.issue()
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -128,7 +130,7 @@ async def test_contexts_of_ones_own(authority: Authority) -> None:
         assert await me.peer("ps").call(remote.add, 1) == 2
 
 
-async def test_a_name_in_place_of_addresses(authority: Authority) -> None:
+async def test_certificate_may_name_a_host_name(authority: Authority) -> None:
     tls = authority.tls("workers.example", server_hostname="workers.example")
     async with pair(with_tls(tls), with_tls(tls)) as (me, _):
         assert await me.peer("ps").call(remote.add, 1) == 2
@@ -149,7 +151,7 @@ async def test_a_unix_socket_needs_no_certificate(
 # --- who does not --------------------------------------------------------------------
 
 
-async def test_an_acceptors_certificate_of_another_authority(
+async def test_acceptor_certificate_of_another_authority_is_refused(
     authority: Authority, stranger: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     theirs = Tls(certificate=stranger.issue(), ca=authority.path)
@@ -159,7 +161,7 @@ async def test_an_acceptors_certificate_of_another_authority(
     assert "refused this worker's certificate: the authority that signed it" in logged
 
 
-async def test_a_dialers_certificate_of_another_authority(
+async def test_dialer_certificate_of_another_authority_is_refused(
     authority: Authority, stranger: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     ours = Tls(certificate=stranger.issue(), ca=authority.path)
@@ -169,7 +171,7 @@ async def test_a_dialers_certificate_of_another_authority(
 
 
 @pytest.mark.parametrize("expired", ["dialer", "acceptor"])
-async def test_a_certificate_that_has_expired(
+async def test_expired_certificate_is_refused(
     authority: Authority, expired: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     ours = with_tls(authority.tls(expired=expired == "dialer"))
@@ -182,7 +184,7 @@ async def test_a_certificate_that_has_expired(
 
 
 @pytest.mark.parametrize("named", [None, "workers.example"])
-async def test_a_certificate_for_another_host(
+async def test_certificate_for_another_host_is_refused(
     authority: Authority, named: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     ours = replace(authority.tls(), server_hostname=named)
@@ -195,7 +197,7 @@ async def test_a_certificate_for_another_host(
     assert "refused this worker's certificate" in logged
 
 
-async def test_a_dialer_without_a_certificate(
+async def test_dialer_without_a_certificate_is_refused(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     context = ssl.create_default_context(cafile=str(authority.path))
@@ -213,7 +215,7 @@ async def test_a_dialer_without_a_certificate(
     assert "has no certificate and this worker demands one" in caplog.text
 
 
-async def test_tls_at_one_end_only(
+async def test_tls_at_one_end_only_is_explained(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain, secured = with_tls(None, SECRET), with_tls(authority.tls(), SECRET)
@@ -230,7 +232,7 @@ async def test_tls_at_one_end_only(
 # --- what cannot be set up -----------------------------------------------------------
 
 
-async def test_listening_to_everybody_is_refused(authority: Authority) -> None:
+async def test_listening_without_verification_is_refused(authority: Authority) -> None:
     """Encryption alone does not tell friend from stranger."""
     tls = replace(authority.tls(), verify_peer=False)
     worker = Worker("a", rank=0, rendezvous=LocalRendezvous(1), options=with_tls(tls))
@@ -239,14 +241,14 @@ async def test_listening_to_everybody_is_refused(authority: Authority) -> None:
             pass
 
 
-def test_verifying_against_every_public_authority_is_refused(
+def test_tls_without_a_ca_is_refused(
     authority: Authority,
 ) -> None:
     with pytest.raises(UsageError, match="public authority"):
         Tls(certificate=authority.issue())
 
 
-async def test_files_that_do_not_hold_what_they_should_are_named(
+async def test_invalid_certificate_files_are_named(
     authority: Authority, tmp_path: Path
 ) -> None:
     good = authority.tls()
@@ -355,20 +357,20 @@ async def with_somebody_between(
 
 
 @pytest.mark.parametrize("encrypted", [True, False])
-async def test_who_listens_in_the_path_reads_nothing(
+async def test_eavesdropper_reads_no_plain_text(
     authority: Authority, *, encrypted: bool
 ) -> None:
-    """Without TLS it does read: so this test can tell."""
+    """Without TLS it reads the text: the control of this test."""
     options = with_tls(authority.tls() if encrypted else None, SECRET)
     async with with_somebody_between(options) as (me, _, between):
         await me.peer("ps").call(remote.echo, "the words")
         assert (b"the words" in between.seen) is not encrypted
 
 
-async def test_who_ends_tls_in_the_path_cannot_pass_proofs_on(
+async def test_proxy_that_terminates_tls_cannot_relay_proofs(
     authority: Authority,
 ) -> None:
-    """Not even with a certificate of our own authority, for the right address."""
+    """The proxy has a certificate of the same authority, for the right address."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     for context in (server, client):
@@ -385,7 +387,7 @@ async def test_who_ends_tls_in_the_path_cannot_pass_proofs_on(
         assert ps.parts.directory.links == []
 
 
-async def test_a_connection_that_is_cut_is_made_again_and_encrypted(
+async def test_cut_connection_is_made_again_with_tls(
     authority: Authority,
 ) -> None:
     """A call that is under way does not notice."""
@@ -408,14 +410,14 @@ PAGE = REPOSITORY / "docs" / "explanation" / "security.md"
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl")
-async def test_the_commands_of_the_page_make_certificates_that_work(
+async def test_commands_of_the_page_make_valid_certificates(
     tmp_path: Path,
 ) -> None:
     commands = PAGE.read_text("utf-8").split("```sh\n")[1].split("```")[0]
-    made = await asyncio.create_subprocess_shell(
+    shell = await asyncio.create_subprocess_shell(
         f"set -e\n{commands}", cwd=tmp_path, stderr=asyncio.subprocess.DEVNULL
     )
-    assert await made.wait() == 0
+    assert await shell.wait() == 0
     tls = Tls(
         certificate=tmp_path / "worker.pem",
         key=tmp_path / "worker.key",

@@ -55,7 +55,7 @@ def wrong(program: Program, did: dict[str, str], right: str) -> dict[str, str]:
     return others | ({"afterwards": f"ran {RAN}"} if RAN else {})
 
 
-def test_a_second_loop_of_the_thread_is_refused_and_nothing_runs(
+def test_second_loop_of_the_thread_is_refused(
     program: Program,
 ) -> None:
     did = outcomes(program, ON_SECOND, on_second_loop)
@@ -63,7 +63,7 @@ def test_a_second_loop_of_the_thread_is_refused_and_nothing_runs(
     assert wrong(program, did, "on another one") == {}
 
 
-def test_a_loop_of_another_thread_is_refused_and_nothing_runs(
+def test_loop_of_another_thread_is_refused(
     program: Program,
 ) -> None:
     did = program.home.run_until_complete(
@@ -73,7 +73,7 @@ def test_a_loop_of_another_thread_is_refused_and_nothing_runs(
     assert wrong(program, did, "on another one") == {}
 
 
-def test_a_coroutine_that_no_loop_runs_is_refused_and_nothing_runs(
+def test_coroutine_without_a_running_loop_is_refused(
     program: Program,
 ) -> None:
     doors = {name: door for name, door in DOORS.items() if name != "two calls"}
@@ -86,7 +86,7 @@ def test_a_coroutine_that_no_loop_runs_is_refused_and_nothing_runs(
     assert not RAN
 
 
-def test_a_future_that_a_thread_without_a_loop_has_started_is_awaited_on_the_loop(
+def test_future_started_by_a_plain_thread_is_awaited_on_the_loop(
     program: Program,
 ) -> None:
     did = program.home.run_until_complete(
@@ -95,7 +95,7 @@ def test_a_future_that_a_thread_without_a_loop_has_started_is_awaited_on_the_loo
     assert all(OWNER in what for what in did.values()), did
 
 
-def test_a_worker_whose_loop_was_closed_is_refused_and_nothing_runs() -> None:
+def test_worker_with_a_closed_loop_is_refused() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "tests.integration.core.two_loops"],
         capture_output=True,
@@ -110,14 +110,14 @@ def test_a_worker_whose_loop_was_closed_is_refused_and_nothing_runs() -> None:
     assert "and ran" not in ended.stdout
 
 
-def test_the_thread_itself_may_start_a_call_between_two_runs_of_its_loop(
+def test_call_may_start_between_two_runs_of_the_loop(
     program: Program,
 ) -> None:
     future = program.worker.parts.start_call("w", note, ("later",))
     assert program.home.run_until_complete(future) == "later"
 
 
-def test_a_future_that_is_done_is_awaited_on_any_loop(program: Program) -> None:
+def test_finished_future_is_awaited_on_any_loop(program: Program) -> None:
     future = program.worker.parts.start_call("w", note, ("later",))
     program.home.run_until_complete(future)
 
@@ -142,7 +142,7 @@ async def until_closed() -> AsyncGenerator[int, None]:
         CLOSED.set()
 
 
-async def test_a_stream_that_another_thread_closes_ends_at_its_producer() -> None:
+async def test_stream_closed_by_another_thread_ends_its_producer() -> None:
     async with Worker("w", rank=0, rendezvous=LocalRendezvous(1)) as worker:
         items: Any = worker.peer("w").stream(until_closed)
         await anext(items)
@@ -150,7 +150,7 @@ async def test_a_stream_that_another_thread_closes_ends_at_its_producer() -> Non
         await CLOSED.wait()
 
 
-async def test_a_context_and_a_deadline_end_in_another_task_than_they_began() -> None:
+async def test_context_and_deadline_may_end_in_another_task() -> None:
     async def hold() -> AsyncGenerator[None, None]:
         async with asyncrpc.autograd.context(), asyncrpc.deadline(3600.0):
             yield

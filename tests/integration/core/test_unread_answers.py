@@ -133,7 +133,7 @@ async def ask_in_turn(server: Worker) -> None:
 @pytest.mark.parametrize(
     "function", ["tensors", "tensors_of_a_thread", "tensor", "tensor_of_a_thread"]
 )
-async def test_a_peer_that_reads_nothing_is_made_nothing_more(
+async def test_answers_pause_for_a_peer_that_does_not_read(
     server: Worker, function: str
 ) -> None:
     args = (1000,) if function.startswith("tensors") else ()
@@ -145,16 +145,16 @@ async def test_a_peer_that_reads_nothing_is_made_nothing_more(
         await until(lambda: link.responder.backlog.is_pressed)
         # Whoever else asks is served meanwhile, so that what could be made has been.
         await ask_in_turn(server)
-        made, kept = MADE, link.count_kept()
+        made_before, kept = MADE, link.count_kept()
         for call_id in range(CALLS + 1, 2 * CALLS + 1):
             stream[1].write(request(function, call_id, *args))
         await until(lambda: link.served.get(2 * CALLS) is not None)
         await ask_in_turn(server)
-        assert made == MADE
+        assert made_before == MADE
         assert link.count_kept() < kept + ITEM_BYTES  # signs of life are sent
 
 
-async def test_what_waited_goes_on_once_the_peer_reads(server: Worker) -> None:
+async def test_waiting_answers_continue_once_the_peer_reads(server: Worker) -> None:
     async with dialed(server) as stream:
         reader, writer = stream
         await enter(stream)
@@ -174,7 +174,7 @@ async def test_what_waited_goes_on_once_the_peer_reads(server: Worker) -> None:
         assert not link.served
 
 
-async def test_the_calls_of_others_go_on(server: Worker) -> None:
+async def test_calls_of_other_peers_continue(server: Worker) -> None:
     options = Options(secret=SECRET, policy=asyncrpc.Policy.STRICT)
     where = {"me": "tcp://127.0.0.1:0", "ps": server.addresses[0]}
     async with (
@@ -199,7 +199,7 @@ def large() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("network", ["uds", "tcp", "mem"])
-async def test_answers_beyond_the_part_of_a_peer_follow_each_other(
+async def test_answers_over_the_limit_of_a_peer_follow_in_turn(
     network: Wires,
 ) -> None:
     """Once one has been copied to shared memory, next to nothing is left to take."""

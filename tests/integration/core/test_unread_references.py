@@ -99,57 +99,61 @@ def arranged(order: str, found: list[RRef[Counter]]) -> list[Any]:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-async def test_a_request_that_cannot_be_read(trio: Trio, order: str) -> None:
+async def test_unreadable_request_releases_its_references(
+    trio: Trio, order: str
+) -> None:
     a = trio[0]
-    found = await references_of(trio)
+    references = await references_of(trio)
     for _ in range(3):
         with pytest.raises(CallError, match="it cannot be read"):
-            await a.peer("b").call(take, *arranged(order, found))
+            await a.peer("b").call(take, *arranged(order, references))
     assert await a.peer("b").call(len, "ab") == 2
-    found.clear()
+    references.clear()
     await all_freed(*trio)
 
 
-async def test_a_request_that_is_refused_before_it_is_read() -> None:
+async def test_refused_request_releases_its_references() -> None:
     global _release  # noqa: PLW0603  (of this test's loop)
     _release = asyncio.Event()
     options = Options(drain_timeout_s=2.0, limits=LimitOptions(inbound_calls_max=2))
     async with Cluster(3, options=options) as (a, b, c):
         trio = a, b, c
-        found = await references_of(trio)
+        references = await references_of(trio)
         held = [asyncio.ensure_future(a.peer("b").call(hold)) for _ in range(2)]
         await until(lambda: b.parts.active == 2)
         for _ in range(3):
             with pytest.raises(RejectedError):
-                await a.peer("b").call(take, found, {"x": found})
+                await a.peer("b").call(take, references, {"x": references})
         _release.set()
         await asyncio.gather(*held)
-        found.clear()
+        references.clear()
         await all_freed(*trio)
 
 
-async def test_a_remote_that_is_refused_before_it_is_read() -> None:
+async def test_refused_remote_releases_its_references() -> None:
     options = Options(drain_timeout_s=2.0, limits=LimitOptions(references_max=2))
     async with Cluster(3, options=options) as (a, b, c):
         held = [a.peer("b").remote(Counter, number) for number in range(2)]
-        for one in held:
-            await one
+        for reference in held:
+            await reference
         with acting_as(a):
             mine = RRef(Counter(5))
         for _ in range(3):
             with pytest.raises(AsyncRpcError, match="references_max"):
                 await a.peer("b").remote(take, mine, held)
         held.clear()
-        del mine, one
+        del mine, reference
         await all_freed(a, b, c)
 
 
-async def test_a_request_for_nothing_that_is_here(trio: Trio) -> None:
+async def test_request_for_a_missing_function_releases_its_references(
+    trio: Trio,
+) -> None:
     a = trio[0]
-    found = await references_of(trio)
+    references = await references_of(trio)
     with pytest.raises(CallError):
-        await a.peer("b").call(hidden, *found)
-    found.clear()
+        await a.peer("b").call(hidden, *references)
+    references.clear()
     await all_freed(*trio)
 
 
@@ -160,17 +164,17 @@ def hidden() -> None:
 hidden.__qualname__ = "not_at_all"
 
 
-async def test_a_result_that_cannot_be_read(trio: Trio) -> None:
+async def test_unreadable_result_releases_its_references(trio: Trio) -> None:
     a = trio[0]
-    found = await references_of(trio)
+    references = await references_of(trio)
     for _ in range(3):
         with pytest.raises(CallError, match="it cannot be read"):
-            await a.peer("b").call(unreadable_result, *found)
-    found.clear()
+            await a.peer("b").call(unreadable_result, *references)
+    references.clear()
     await all_freed(*trio)
 
 
-async def test_a_stream_that_is_given_up_with_items_on_their_way(trio: Trio) -> None:
+async def test_closed_stream_releases_items_on_their_way(trio: Trio) -> None:
     a = trio[0]
     for _ in range(3):
         stream = a.peer("b").stream(many, 12)
@@ -180,7 +184,7 @@ async def test_a_stream_that_is_given_up_with_items_on_their_way(trio: Trio) -> 
     await all_freed(*trio)
 
 
-async def test_an_item_that_crosses_the_end_of_its_stream(trio: Trio) -> None:
+async def test_item_after_the_end_of_its_stream_is_released(trio: Trio) -> None:
     a, b, _ = trio
     stream = a.peer("b").stream(held_references)
     first = await anext(stream)
@@ -198,7 +202,7 @@ async def held_references() -> AsyncIterator[RRef[Counter]]:
     await asyncio.Event().wait()
 
 
-async def test_a_stream_with_an_item_that_cannot_be_read(trio: Trio) -> None:
+async def test_unreadable_item_releases_its_references(trio: Trio) -> None:
     a = trio[0]
     stream = a.peer("b").stream(unreadable_items)
     with pytest.raises(CallError, match="it cannot be read"):
@@ -206,43 +210,43 @@ async def test_a_stream_with_an_item_that_cannot_be_read(trio: Trio) -> None:
     await all_freed(*trio)
 
 
-async def test_an_error_with_a_reference_says_what_it_says(trio: Trio) -> None:
+async def test_error_with_a_reference_keeps_its_text(trio: Trio) -> None:
     a = trio[0]
-    found = await references_of(trio)
+    references = await references_of(trio)
     with pytest.raises(ValueError, match="it has a reference") as caught:
-        await a.peer("b").call(raise_with, found[0])
+        await a.peer("b").call(raise_with, references[0])
     assert isinstance(caught.value, RemoteError)
     del caught
-    found.clear()
+    references.clear()
     await all_freed(*trio)
 
 
 @pytest.mark.parametrize("codec", ["", "zstd"])
-async def test_a_large_request_that_is_cancelled(codec: str) -> None:
+async def test_cancelled_large_request_releases_its_references(codec: str) -> None:
     """At every point that it may have come to; with a codec it is also in a thread."""
     options = Options(drain_timeout_s=2.0)
     async with Cluster(3, network="uds", options=options) as (a, b, c):
         trio = a, b, c
-        found = await references_of(trio)
+        references = await references_of(trio)
         peer = a.peer("b").using(codec=codec) if codec else a.peer("b")
         bulk = torch.zeros(2 << 20)
         for turns in range(0, 60, 3):
-            call = asyncio.ensure_future(peer.call(take, bulk, *found))
+            call = asyncio.ensure_future(peer.call(take, bulk, *references))
             for _ in range(turns):
                 await asyncio.sleep(0)
             call.cancel()
             await asyncio.wait([call])
         del call
         assert await a.peer("b").call(len, "ab") == 2
-        found.clear()
+        references.clear()
         await all_freed(*trio)
 
 
 # --- what a peer says that has no say ------------------------------------------------
 
 
-async def test_one_wrong_release_spoils_no_other(trio: Trio) -> None:
-    """They come in one message: the good ones count, and nothing is freed early."""
+async def test_invalid_release_keeps_the_others_valid(trio: Trio) -> None:
+    """The releases come in one message; the valid ones count."""
     a, b, _ = trio
     with acting_as(b):
         kept = RRef(Counter(7))
@@ -250,7 +254,7 @@ async def test_one_wrong_release_spoils_no_other(trio: Trio) -> None:
     link = await a.parts.link_to("b")
     service: Any = b.parts.references
     assert counts(b)["owned"] == 4
-    entries = [[*one.rref_id, 1] for one in lent]
+    entries = [[*rref.rref_id, 1] for rref in lent]
     wrong = [[*kept.rref_id, 1], [*lent[0].rref_id, 99], [1, 2, 3]]
     raw_messages.tell(link, "rref", "release", [[entries[0], *wrong, *entries[1:]]])
     await until(lambda: counts(b)["owned"] == 1)
@@ -268,13 +272,15 @@ def make(number: int) -> RRef[Counter]:
 
 
 @pytest.mark.parametrize("forks", [0, -1, 2, 2**63, 0.5, True, None])
-async def test_a_release_of_what_is_not_held(trio: Trio, forks: Any) -> None:
+async def test_release_of_a_reference_not_held_is_dropped(
+    trio: Trio, forks: Any
+) -> None:
     a, _, c = trio
     rref: Any = await a.peer("b").call(make, 1)
     for worker in (a, c):  # c holds nothing
         link = await worker.parts.link_to("b")
-        one = 1 if worker is c else forks
-        raw_messages.tell(link, "rref", "release", [[[*rref.rref_id, one]]])
+        count = 1 if worker is c else forks
+        raw_messages.tell(link, "rref", "release", [[[*rref.rref_id, count]]])
         assert await worker.peer("b").call(len, "ab") == 2
     assert (await rref.to_here()).count == 1
     assert await a.parts.link_to("b") is not None
@@ -283,7 +289,9 @@ async def test_a_release_of_what_is_not_held(trio: Trio, forks: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["gone", "registered"])
-async def test_only_its_owner_speaks_of_a_value(trio: Trio, method: str) -> None:
+async def test_notices_about_a_value_come_from_its_owner_only(
+    trio: Trio, method: str
+) -> None:
     a, _, c = trio
     rref: Any = await a.peer("b").call(make, 1)
     link = await c.parts.link_to("a")
@@ -294,7 +302,7 @@ async def test_only_its_owner_speaks_of_a_value(trio: Trio, method: str) -> None
     await all_freed(*trio)
 
 
-async def test_hearsay_gives_nobody_another_name(trio: Trio) -> None:
+async def test_forged_owner_name_renames_no_worker(trio: Trio) -> None:
     """A reference names its owner; one that lies takes nobody else's references."""
     a, b, c = trio
     await a.peer("b").call(len, "ab")

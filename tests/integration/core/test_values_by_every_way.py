@@ -54,7 +54,7 @@ def own(parameter: nn.Parameter) -> nn.Parameter:
     return parameter
 
 
-def kept() -> dict[str, Any]:
+def contained_values() -> dict[str, Any]:
     tensor = torch.ones(2)
     values = {name: make(tensor) for name, (make, _) in CONTAINERS.items()}
     del values["itself"], values["iterator"]
@@ -67,7 +67,7 @@ class Keeping(torch.optim.SGD):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         super().step(closure)
         for parameter in self.param_groups[0]["params"]:
-            self.state[parameter].update(kept())
+            self.state[parameter].update(contained_values())
 
 
 def fail() -> None:
@@ -276,7 +276,7 @@ class TestOnOneLoop:
     loops: ClassVar = {"uvloop": uvloop.new_event_loop}
 
     @pytest.mark.parametrize("way", WAYS)
-    async def test_a_value_arrives_as_itself_by_every_way(self, way: str) -> None:
+    async def test_value_arrives_unchanged_by_every_way(self, way: str) -> None:
         with one_rank():
             values = contents()
             like = {name: shown(value) for name, value in values.items()}
@@ -288,7 +288,7 @@ class TestOnOneLoop:
                     check(await WAYS[way](a, sent), sent, container, like)
             Shelf.value = None
 
-    async def test_values_arrive_as_themselves_between_processes(self) -> None:
+    async def test_values_arrive_unchanged_between_processes(self) -> None:
         """There and back, so that the other process has to build and to send each."""
         values = contents(without=NEEDS_A_GROUP)
         like = {name: shown(value) for name, value in values.items()}
@@ -298,7 +298,7 @@ class TestOnOneLoop:
                 check(await a.peer("b").call(returned, sent), sent, container, like)
 
     @pytest.mark.parametrize("way", SUMS)
-    async def test_the_gradient_comes_back_by_every_way(self, way: str) -> None:
+    async def test_gradient_comes_back_by_every_way(self, way: str) -> None:
         async with Cluster(2) as (a, _):
             with acting_as(a):
                 for container, source in gradient_sources():
@@ -313,7 +313,7 @@ class TestOnOneLoop:
     @pytest.mark.parametrize(
         "container", ["list", "dataclass", "Mylist", "round about"]
     )
-    async def test_a_tensor_that_loses_its_gradient_is_named_by_every_way(
+    async def test_tensor_that_loses_its_gradient_is_named_by_every_way(
         self, container: str
     ) -> None:
         make = CONTAINERS[container][0]
@@ -349,7 +349,7 @@ class TestOnOneLoop:
                     await autograd.backward(ctx, local.sum())
                     await optimizer.step(ctx)
                 state = await optimizer.state_dict()
-        for name, value in kept().items():
+        for name, value in contained_values().items():
             copied = state["state"][0][name]
             assert type(copied) is type(value), name
             if name in CONTAINERS:

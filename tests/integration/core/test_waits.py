@@ -110,7 +110,7 @@ class Cut:
 class TestALinkLostAsItIsMade:
     """Between the end of a dial and the turn of who waits for it, it may be lost."""
 
-    async def test_a_call_goes_over_the_next_one(self, trio: Trio) -> None:
+    async def test_call_uses_the_next_link_after_a_loss(self, trio: Trio) -> None:
         a = trio[0]
         cut = Cut(a.parts.directory.find("b"))
         call = a.peer("b").call(max, 1, 2)
@@ -118,7 +118,7 @@ class TestALinkLostAsItIsMade:
         assert await in_time(call) == 2
         assert [link.is_lost for link in cut.links] == [True]
 
-    async def test_so_does_a_stream(self, trio: Trio) -> None:
+    async def test_stream_uses_the_next_link_after_a_loss(self, trio: Trio) -> None:
         a = trio[0]
         cut = Cut(a.parts.directory.find("b"))
 
@@ -131,8 +131,8 @@ class TestALinkLostAsItIsMade:
         assert [link.is_lost for link in cut.links] == [True]
 
 
-async def test_a_call_of_a_thread_that_cannot_begin_says_why(trio: Trio) -> None:
-    """Whatever it is that goes wrong on the loop: the thread waits for it."""
+async def test_failed_start_of_a_call_is_raised_in_its_thread(trio: Trio) -> None:
+    """Any error on the loop ends the wait of the thread."""
     a = trio[0]
     assert await a.peer("b").call(max, 1, 2) == 2
 
@@ -148,7 +148,7 @@ async def test_a_call_of_a_thread_that_cannot_begin_says_why(trio: Trio) -> None
         await asyncio.to_thread(begin)
 
 
-async def test_a_limit_counts_while_others_have_their_turn_at_a_barrier(
+async def test_barrier_timeout_counts_while_another_barrier_runs(
     trio: Trio,
 ) -> None:
     first = asyncio.create_task(trio[0].barrier())
@@ -157,11 +157,11 @@ async def test_a_limit_counts_while_others_have_their_turn_at_a_barrier(
         await in_time(trio[0].barrier(timeout_s=0.01))
     await asyncio.gather(trio[1].barrier(), trio[2].barrier())
     await first
-    await asyncio.gather(*(one.barrier() for one in trio))  # none was left out
+    await asyncio.gather(*(worker.barrier() for worker in trio))  # none was left out
 
 
 class TestTheEndOfAWorker:
-    async def test_a_job_that_never_found_a_thread_is_given_up(self) -> None:
+    async def test_job_without_a_thread_fails_at_shutdown(self) -> None:
         # In turns: else another thread would be started for the second one.
         options = Options(
             threads=1, devices=DeviceOptions(exclusive=True), drain_timeout_s=0.0
@@ -177,8 +177,8 @@ class TestTheEndOfAWorker:
             go.set()
         assert await in_time(held)
 
-    async def test_who_waits_at_a_barrier_leaves_it(self) -> None:
-        """Also one that is linked to none of those who have not come."""
+    async def test_shutdown_ends_a_waiting_barrier(self) -> None:
+        """The worker is linked to no missing worker."""
         async with Cluster(12, options=AT_ONCE) as workers:
             a, absent = workers[0], 5
             barriers = [
@@ -196,7 +196,7 @@ class TestTheEndOfAWorker:
         await in_time(asyncio.gather(*barriers, return_exceptions=True))
 
     @pytest.mark.usefixtures("gate")
-    async def test_who_waits_here_for_a_value_is_told(self) -> None:
+    async def test_shutdown_ends_a_wait_for_a_local_value(self) -> None:
         async with Cluster(1, options=AT_ONCE) as (a,):
             with acting_as(a):
                 rref = a.peer("a").remote(number)
@@ -205,7 +205,7 @@ class TestTheEndOfAWorker:
         with pytest.raises(ClosedError):
             await in_time(waiting)
 
-    async def test_nor_does_one_wait_for_its_turn_at_one(self) -> None:
+    async def test_shutdown_ends_queued_barriers(self) -> None:
         async with Cluster(2, options=AT_ONCE) as (a, _):
             barriers = [asyncio.create_task(a.barrier()) for _ in "12"]
             await asyncio.sleep(0)
@@ -216,9 +216,7 @@ class TestTheEndOfAWorker:
             assert isinstance(first, BarrierBrokenError)
             assert isinstance(second, NotStartedError)
 
-    async def test_nobody_waits_for_a_message_whose_dial_did_not_begin(
-        self, trio: Trio
-    ) -> None:
+    async def test_wait_sent_ends_when_the_dial_is_cancelled(self, trio: Trio) -> None:
         a = trio[0]
         before = asyncio.all_tasks()
         messenger = PeerMessenger(
@@ -235,9 +233,7 @@ class TestTheEndOfAWorker:
 
 @pytest.mark.usefixtures("gate")
 class TestAValueThatIsStillToBeMade:
-    async def test_who_waits_for_it_is_told_that_its_reference_was_given_back(
-        self, trio: Trio
-    ) -> None:
+    async def test_release_ends_a_wait_for_the_value(self, trio: Trio) -> None:
         a = trio[0]
         with acting_as(a):
             rref = a.peer("a").remote(number)
@@ -249,7 +245,7 @@ class TestAValueThatIsStillToBeMade:
             _go.set()
 
     @pytest.mark.parametrize("name", ["broken", "nameless"])
-    async def test_a_property_of_it_that_raises_is_told_to_who_asked(
+    async def test_property_that_raises_reaches_its_caller(
         self, trio: Trio, name: str
     ) -> None:
         a = trio[0]
@@ -294,7 +290,7 @@ Aside = Callable[[Callable[[], Any]], list[BaseException]]
 class TestAThreadThatWaitsForALoop:
     """A loop that is closed calls nobody back."""
 
-    def test_is_told_that_it_was_closed_before_a_call_ended(self, aside: Aside) -> None:
+    def test_wait_fails_when_its_loop_is_closed(self, aside: Aside) -> None:
         loop = asyncio.new_event_loop()
         call: CallFuture[int] = CallFuture(loop=loop, function="f", to="b")
         raised = aside(call.wait)
@@ -304,21 +300,21 @@ class TestAThreadThatWaitsForALoop:
         _await(lambda: raised)
         assert isinstance(raised[0], ClosedError)
 
-    def test_is_told_if_it_was_closed_before(self) -> None:
+    def test_wait_on_a_closed_loop_fails(self) -> None:
         loop = asyncio.new_event_loop()
         call: CallFuture[int] = CallFuture(loop=loop, function="f", to="b")
         loop.close()
         with pytest.raises(ClosedError):
             call.wait()
 
-    def test_still_gets_what_had_come(self) -> None:
+    def test_wait_on_a_closed_loop_returns_a_finished_result(self) -> None:
         loop = asyncio.new_event_loop()
         call: CallFuture[int] = CallFuture(loop=loop, function="f", to="b")
         call.succeed(7)
         loop.close()
         assert call.wait() == 7
 
-    def test_is_told_that_a_loop_in_a_thread_was_stopped(self, aside: Aside) -> None:
+    def test_stopped_loop_thread_fails_its_waiters(self, aside: Aside) -> None:
         thread, begun = LoopThread("a loop of a test"), threading.Event()
 
         def never() -> asyncio.Future[None]:

@@ -33,7 +33,7 @@ LIMIT_S: Final = 60.0
 AT_ONCE = Options(drain_timeout_s=0.0)
 
 
-async def test_a_pass_whose_segment_never_found_a_thread_ends() -> None:
+async def test_pass_without_a_thread_for_its_segment_ends() -> None:
     # In turns: else other threads would be started.
     options = Options(
         threads=1, devices=DeviceOptions(exclusive=True), drain_timeout_s=0.0
@@ -55,7 +55,7 @@ async def test_a_pass_whose_segment_never_found_a_thread_ends() -> None:
         go.set()
 
 
-async def test_a_pass_whose_dial_is_cut_off_ends() -> None:
+async def test_pass_with_a_cancelled_dial_ends() -> None:
     async with proxied("a", "b", options=AT_ONCE) as (workers, proxies):
         a = workers["a"]
         with acting_as(a):
@@ -75,7 +75,7 @@ async def test_a_pass_whose_dial_is_cut_off_ends() -> None:
         proxies["b"].heal()
 
 
-async def test_a_step_that_waits_for_its_turn_ends() -> None:
+async def test_step_waiting_for_its_turn_ends_with_the_worker() -> None:
     async with Cluster(1, options=AT_ONCE) as (a,):
         with acting_as(a):
             parameter = torch.nn.Parameter(torch.ones(2))
@@ -95,7 +95,10 @@ async def test_a_step_that_waits_for_its_turn_ends() -> None:
                 central = DistributedOptimizer(torch.optim.LBFGS, [rref])
                 stepping = asyncio.create_task(central.step(closure=closure))
                 await inside.wait()
-                steps = [asyncio.create_task(one.step(ctx)) for one in (first, second)]
+                steps = [
+                    asyncio.create_task(optimizer.step(ctx))
+                    for optimizer in (first, second)
+                ]
                 service: Any = a.parts.service("optim")
                 await until(lambda: turns_of(service) == 3)
                 await a.shutdown()
@@ -107,8 +110,8 @@ async def test_a_step_that_waits_for_its_turn_ends() -> None:
                 await asyncio.wait([stepping])
 
 
-async def test_an_algorithm_that_asks_on_after_its_end_is_told_so_again() -> None:
-    """It catches what `ask` raises, as a line search may, and evaluates once more."""
+async def test_optimizer_closure_called_after_the_end_fails_again() -> None:
+    """The algorithm catches the first error, as a line search may."""
     asked = asyncio.Event()
 
     def algorithm(ask: Callable[[], Any]) -> Any:
@@ -130,7 +133,7 @@ async def test_an_algorithm_that_asks_on_after_its_end_is_told_so_again() -> Non
 
 
 @pytest.mark.parametrize("optimizer_class", ["SGD", "LBFGS"])
-async def test_an_optimizer_waits_until_it_knows_where_its_parameters_are(
+async def test_optimizer_waits_for_the_owners_of_its_parameters(
     optimizer_class: str,
 ) -> None:
     """While a connection is broken it is not known which life will make a value."""

@@ -13,7 +13,7 @@ from asyncrpc.testing import acting_as
 from tests.integration.core.conftest import Trio
 
 
-async def test_a_remote_that_cannot_be_sent(trio: Trio) -> None:
+async def test_unsendable_remote_raises_in_its_thread(trio: Trio) -> None:
     peer = trio[0].peer("b")
     assert await peer.call(len, "ab") == 2
     rref: RRef[int] = await asyncio.to_thread(peer.remote, len, threading.Lock())
@@ -24,7 +24,7 @@ async def test_a_remote_that_cannot_be_sent(trio: Trio) -> None:
     assert not trio[0].rrefs()
 
 
-async def test_a_wait_for_longer_than_the_system_can(trio: Trio) -> None:
+async def test_wait_accepts_huge_timeouts(trio: Trio) -> None:
     with acting_as(trio[0]):
         call: CallFuture[int] = trio[0].parts.start_call("b", len, ("ab",))
         for limit in (float("inf"), 1 << 70):

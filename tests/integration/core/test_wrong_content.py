@@ -197,12 +197,12 @@ def methods_of(worker: Worker) -> Iterable[tuple[str, str, str]]:
             yield name, kind, route.method
 
 
-async def test_every_message_has_an_example() -> None:
+async def test_examples_cover_all_messages() -> None:
     """A new method, or a new service, has to come here to be attacked."""
     async with Cluster(2) as (a, b):
         known = {(service, method) for service, _, method in methods_of(b)}
         assert known == set(examples(a, b))
-        assert {one.name for one in b.parts.services} == {*SERVICES, "presence"}
+        assert {served.name for served in b.parts.services} == {*SERVICES, "presence"}
         assert not routes_of(b.parts.router, "presence")
 
 
@@ -263,7 +263,7 @@ async def tell_wrongly(
 
 
 @pytest.mark.parametrize("service", SERVICES)
-async def test_the_messages_of_a_service(
+async def test_wrong_content_costs_its_message_alone(
     service: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with attacked() as (a, b, link):
@@ -279,7 +279,7 @@ async def test_the_messages_of_a_service(
 @pytest.mark.parametrize(
     "services", [SERVICES, ("unheard of", "", 5, None, ["rref"])], ids=["known", "not"]
 )
-async def test_what_no_service_knows(
+async def test_unknown_method_is_refused(
     services: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     methods = ("", "unheard of", "__class__", "on_request", 5, None, [1])
@@ -308,7 +308,7 @@ SENDABLE = st.recursive(
 )
 
 
-async def test_whatever_a_message_holds() -> None:
+async def test_random_content_is_refused() -> None:
     """Hypothesis draws the values; all of them go over one connection."""
     drawn: list[Any] = []
 

@@ -90,7 +90,7 @@ META = [
 
 
 @pytest.mark.parametrize("meta", META, ids=str)
-async def test_what_is_beside_a_request_is_its_own_matter(
+async def test_wrong_meta_of_a_request_fails_its_call_alone(
     pair: Pair, meta: dict[str, Any]
 ) -> None:
     a, b, link = pair
@@ -124,7 +124,9 @@ async def test_what_is_beside_a_request_is_its_own_matter(
     ],
     ids=str,
 )
-async def test_a_target_that_is_none_is_answered(pair: Pair, target: Any) -> None:
+async def test_invalid_target_is_answered_with_an_error(
+    pair: Pair, target: Any
+) -> None:
     a, _, link = pair
     for _ in range(2):
         async with asyncio.timeout(LIMIT_S):
@@ -136,7 +138,9 @@ async def test_a_target_that_is_none_is_answered(pair: Pair, target: Any) -> Non
 
 
 @pytest.mark.parametrize("value", [5, [], [1], [[], []], [{}, []], [5, {}], {"a": 1}])
-async def test_arguments_that_are_none_are_answered(pair: Pair, value: Any) -> None:
+async def test_invalid_arguments_are_answered_with_an_error(
+    pair: Pair, value: Any
+) -> None:
     _, _, link = pair
     with pytest.raises(DecodeError, match="argument"):
         await send_request(link, [NAMED], value)
@@ -157,7 +161,7 @@ CONTROLS = [
 
 
 @pytest.mark.parametrize("control", CONTROLS, ids=range(len(CONTROLS)))
-async def test_a_value_that_is_none_costs_its_message(
+async def test_undecodable_value_costs_its_message_alone(
     pair: Pair, control: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In a request, a service's, a notice, an answer, an error and an item."""
@@ -210,7 +214,7 @@ async def test_a_value_that_is_none_costs_its_message(
     [{"l": 5}, {"l": ["x"]}, {"l": [999]}, {"l": [-1]}, {"o": 5}, {"o": []}, {"a": 5}],
     ids=str,
 )
-async def test_what_is_beside_an_answer_is_its_own_matter(
+async def test_wrong_meta_of_an_answer_keeps_its_value(
     pair: Pair, meta: dict[str, Any]
 ) -> None:
     """A value is not lost because loans are returned that were never made."""
@@ -261,7 +265,7 @@ class Stopping:
         return stop, ()
 
 
-async def test_a_notice_whose_value_would_end_the_process(
+async def test_notice_that_would_end_the_process_is_dropped(
     pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     a, _, link = pair
@@ -310,7 +314,7 @@ FRAMES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", FRAMES)
-async def test_broken_framing_ends_the_connection_and_says_why(
+async def test_broken_framing_ends_the_connection_with_a_reason(
     pair: Pair, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     a, _, link = pair
@@ -338,10 +342,10 @@ async def test_broken_framing_ends_the_connection_and_says_why(
         (held_items, FrameKind.ERROR, []),
     ],
 )
-async def test_an_answer_that_its_call_cannot_have(
+async def test_answer_of_a_wrong_kind_ends_the_wait(
     pair: Pair, function: Any, kind: FrameKind, head: list[Any]
 ) -> None:
-    """Nobody waits for ever for the one that it should have been."""
+    """The caller does not wait for a right answer."""
     a, b, link = pair
     back = await b.parts.link_to("a")
     if function is hold:

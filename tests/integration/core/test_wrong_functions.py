@@ -50,7 +50,7 @@ STRICT = Options(
 NAMES = {"sys.exit": "SystemExit", "endless recursion": "RecursionError"}
 
 
-async def told(way: Way, worker: Worker, kind: str) -> CallError | None:
+async def error_of(way: Way, worker: Worker, kind: str) -> CallError | None:
     """Return what the caller is told, which is the same each time."""
     errors: list[CallError | None] = []
     for _ in range(2):
@@ -94,27 +94,27 @@ def is_told_on(error: CallError | None, kind: str) -> None:
 async def misuse(worker: Worker, way: Way) -> None:
     """Have a function misbehave in every manner, in one way to run it."""
     for kind in FINE:
-        assert await told(way, worker, kind) is None, kind
+        assert await error_of(way, worker, kind) is None, kind
     for kind in BAD:
-        is_said_well(await told(way, worker, kind), kind)
+        is_said_well(await error_of(way, worker, kind), kind)
     for kind in RAISED:
-        is_told_on(await told(way, worker, kind), kind)
+        is_told_on(await error_of(way, worker, kind), kind)
 
 
 @pytest.mark.parametrize("way", CALLS)
-async def test_the_caller_hears_and_all_else_goes_on(way: str) -> None:
+async def test_wrong_function_fails_its_call_alone(way: str) -> None:
     async with Cluster(2, options=OPTIONS) as (a, _), company(a):
         await misuse(a, CALLS[way])
 
 
 @pytest.mark.parametrize("way", ["thread", "coroutine", "on loop", "generator"])
-async def test_training_and_collectives_go_on(way: str) -> None:
+async def test_training_survives_wrong_functions(way: str) -> None:
     async with Cluster(2, network="tcp", options=OPTIONS) as (a, _), work(a):
         await misuse(a, CALLS[way])
 
 
 @pytest.mark.slow
-async def test_between_processes() -> None:
+async def test_wrong_function_fails_its_call_across_processes() -> None:
     async with (
         ProcessCluster(["b"], options=OPTIONS, method="forkserver") as a,
         company(a),
@@ -127,36 +127,36 @@ async def test_between_processes() -> None:
 @pytest.mark.parametrize(
     "way", ["thread", "coroutine", "generator", "remote", "method"]
 )
-async def test_where_nothing_is_pickled(way: str) -> None:
-    """What is fine may be refused here, and nothing is let through that was not."""
+async def test_wrong_function_fails_its_call_under_strict(way: str) -> None:
+    """Valid results may be refused here; nothing else is let through."""
     async with Cluster(2, options=STRICT) as (a, _), company(a):
         for kind in FINE | BAD:
-            error = await told(CALLS[way], a, kind)
+            error = await error_of(CALLS[way], a, kind)
             if error is not None or kind in BAD:
                 is_said_well(error, kind)
         for kind in RAISED:
-            error = await told(CALLS[way], a, kind)
+            error = await error_of(CALLS[way], a, kind)
             assert isinstance(error, RemoteError), (kind, error)
             assert error.outcome is Outcome.EXECUTED, (kind, error)
 
 
 @pytest.mark.parametrize("way", ["thread", "generator"])
 @pytest.mark.parametrize("kind", misbehaving.TOO_MUCH)
-async def test_too_much_of_a_result(way: str, kind: str) -> None:
+async def test_oversized_result_fails_its_call(way: str, kind: str) -> None:
     async with Cluster(2, network="uds", options=OPTIONS) as (a, _), company(a):
-        error = await told(CALLS[way], a, kind)
+        error = await error_of(CALLS[way], a, kind)
         is_said_well(error, kind)
         if kind == "long text":
             assert "the limit is 67108864" in str(error)
 
 
-async def test_a_future_that_was_promised_and_is_none() -> None:
+async def test_missing_future_of_a_marked_function_is_an_error() -> None:
     async with Cluster(2, options=OPTIONS) as (a, _), company(a):
         for kind in (FINE | BAD).keys() - {"foreign future"}:
-            error = await told(ways.calling(ways.by_no_future), a, kind)
+            error = await error_of(ways.calling(ways.by_no_future), a, kind)
             assert isinstance(error, RuntimeError), (kind, error)
         for kind in RAISED:
-            is_told_on(await told(ways.calling(ways.by_no_future), a, kind), kind)
+            is_told_on(await error_of(ways.calling(ways.by_no_future), a, kind), kind)
 
 
 async def value_of(worker: Worker, kind: str) -> None:
@@ -164,12 +164,12 @@ async def value_of(worker: Worker, kind: str) -> None:
     await worker.peer("b").remote(ways.Maker, kind).to_here()
 
 
-async def test_a_constructor_that_raises() -> None:
-    """Who asks for the value, or for a method of it, hears what its maker raised."""
+async def test_constructor_that_raises_fails_value_and_methods() -> None:
+    """The caller gets the error of the constructor."""
     async with Cluster(2, options=OPTIONS) as (a, _), company(a):
         for kind in RAISED:
-            is_told_on(await told(value_of, a, kind), kind)
-            error = await told(ways.by_constructor, a, kind)
+            is_told_on(await error_of(value_of, a, kind), kind)
+            error = await error_of(ways.by_constructor, a, kind)
             assert isinstance(error, RemoteError), (kind, error)
             assert error.outcome is Outcome.NOT_EXECUTED  # the method
 
@@ -191,6 +191,6 @@ async def settled_rref(worker: Worker) -> RRef[Any]:
 
 
 @pytest.mark.parametrize("way", [method_of, method_of_made])
-async def test_a_property_that_raises_where_a_method_was_wanted(way: Way) -> None:
+async def test_property_that_raises_fails_the_method_call(way: Way) -> None:
     async with Cluster(2, options=OPTIONS) as (a, _), company(a):
-        is_told_on(await told(way, a, "value"), "value")
+        is_told_on(await error_of(way, a, "value"), "value")

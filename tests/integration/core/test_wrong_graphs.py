@@ -89,7 +89,7 @@ def is_told(error: BaseException, where: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", RAISING)
-async def test_the_caller_hears_and_all_else_goes_on(name: str) -> None:
+async def test_graph_that_raises_fails_its_pass_alone(name: str) -> None:
     async with Cluster(2, options=OPTIONS) as (a, _), company(a):
         with acting_as(a):
             for kind in [*RAISED, *GIVEN]:
@@ -99,7 +99,7 @@ async def test_the_caller_hears_and_all_else_goes_on(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["function", "tensor hook", "accumulating hook"])
-async def test_of_several_workers_the_one_is_named(name: str) -> None:
+async def test_failing_worker_of_several_is_named(name: str) -> None:
     async with Cluster(3, network="uds", options=OPTIONS) as (a, *_), company(a):
         with acting_as(a):
             for kind in FEW:
@@ -111,8 +111,8 @@ async def test_of_several_workers_the_one_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RAISING)
-async def test_what_its_own_hooks_raise_whoever_began_hears_too(name: str) -> None:
-    """What ends a program is raised as it is, as by a pass of torch's own."""
+async def test_local_hook_that_raises_fails_the_pass(name: str) -> None:
+    """Exceptions that end a program are raised unchanged, as by torch."""
 
     async def here(x: torch.Tensor, kind: str) -> torch.Tensor:
         return RAISING[name](await a.peer("b").call(graphs.double, x), kind)
@@ -135,7 +135,7 @@ def misbehaving_error(kind: str) -> BaseException:
     return caught.value
 
 
-async def test_training_and_collectives_go_on() -> None:
+async def test_training_survives_graphs_that_raise() -> None:
     async with Cluster(2, network="tcp", options=OPTIONS) as (a, _), work(a):
         with acting_as(a):
             for name in RAISING:
@@ -143,7 +143,7 @@ async def test_training_and_collectives_go_on() -> None:
                     is_told(await raised_by(at(a, "b", name), kind), "b", kind)
 
 
-async def test_between_processes() -> None:
+async def test_graph_that_raises_fails_across_processes() -> None:
     async with (
         ProcessCluster(["b"], options=OPTIONS, method="forkserver") as a,
         company(a),
@@ -157,8 +157,8 @@ async def test_between_processes() -> None:
 
 
 @pytest.mark.parametrize("where", ["a", "b"])
-async def test_a_pass_that_failed_leaves_nothing_to_the_collector(where: str) -> None:
-    """What it held goes with its error, on both workers: gradients may be large."""
+async def test_failed_pass_leaves_no_reference_cycles(where: str) -> None:
+    """Gradients may be large: they are freed with the error, on both workers."""
     async with Cluster(2, options=OPTIONS) as (a, _), company(a):
         with acting_as(a):
             gc.collect()
@@ -168,7 +168,7 @@ async def test_a_pass_that_failed_leaves_nothing_to_the_collector(where: str) ->
                 for _ in range(2):  # word of the end has come, and is taken
                     await a.peer("b").call(len, "")
                 # A thread that has just run a part of it may still hold it.
-                await until(lambda: all(one() is None for one in kept))
+                await until(lambda: all(reference() is None for reference in kept))
             finally:
                 gc.enable()
 

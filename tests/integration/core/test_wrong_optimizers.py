@@ -110,18 +110,18 @@ async def misuse(
 
 
 @pytest.mark.parametrize(("owners", "at"), OWNERS)
-async def test_a_step_that_raises_is_applied_nowhere(owners: str, at: str) -> None:
+async def test_failed_step_is_applied_nowhere(owners: str, at: str) -> None:
     async with Cluster(3, options=OPTIONS) as (a, *_), company(a):
         await misuse(a, owners, at, FEW)
 
 
-async def test_whatever_a_step_raises() -> None:
+async def test_step_error_of_any_kind_is_applied_nowhere() -> None:
     async with Cluster(2, options=OPTIONS) as (a, _), company(a):
         for owners in ("b", "ab"):
             await misuse(a, owners, owners[0], RAISED)
 
 
-async def test_a_stale_step_that_raises() -> None:
+async def test_failed_stale_step_is_applied_nowhere() -> None:
     async with Cluster(2, options=OPTIONS) as (a, _), company(a):
         await misuse(a, "ab", "b", FEW, allow_stale=True)
 
@@ -142,7 +142,9 @@ async def never_made(a: Worker, where: str, owners: str, at: str, kind: str) -> 
 
 @pytest.mark.parametrize(("owners", "at"), OWNERS)
 @pytest.mark.parametrize("where", ["constructor", "constructor's end"])
-async def test_a_constructor_that_raises(where: str, owners: str, at: str) -> None:
+async def test_constructor_that_raises_makes_no_optimizer(
+    where: str, owners: str, at: str
+) -> None:
     async with Cluster(3, options=OPTIONS) as (a, *_), company(a):
         with acting_as(a):
             for kind in RAISED if owners == "b" else FEW:
@@ -165,13 +167,13 @@ async def state_is_kept(a: Worker, owners: str, at: str) -> None:
 
 
 @pytest.mark.parametrize(("owners", "at"), OWNERS)
-async def test_a_state_that_cannot_be_had_or_taken(owners: str, at: str) -> None:
+async def test_failed_state_call_keeps_the_state(owners: str, at: str) -> None:
     async with Cluster(3, options=OPTIONS) as (a, *_), company(a):
         with acting_as(a):
             await state_is_kept(a, owners, at)
 
 
-async def test_between_processes() -> None:
+async def test_failed_step_is_applied_nowhere_across_processes() -> None:
     async with (
         ProcessCluster(["b"], options=OPTIONS, method="forkserver") as a,
         company(a),

@@ -45,7 +45,7 @@ async def forward(worker: Worker, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [*RAISED, *ENDS, *list(BAD)[::5]])
-async def test_the_forward_of_a_remote_module(kind: str) -> None:
+async def test_wrong_forward_of_a_remote_module_fails_its_call(kind: str) -> None:
     async with Cluster(2, options=OPTIONS) as (a, _), company(a):
         await hears(lambda: forward(a, kind))
 
@@ -62,8 +62,8 @@ async def batched(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", [*RAISED, *ENDS])
-async def test_the_function_of_a_batcher(kind: str) -> None:
-    """Its members hear; the next batch is another one."""
+async def test_wrong_batch_function_fails_its_batch_alone(kind: str) -> None:
+    """All members of the batch get the error."""
     global batcher
     async with (
         Cluster(2, options=OPTIONS) as (a, _),

@@ -39,11 +39,11 @@ async def drain(source: AsyncIterator[Any], items: list[Any]) -> None:
         items.append(item)  # noqa: PERF401  (those before the error count)
 
 
-async def test_an_item_that_cannot_be_read_says_that_the_function_ran(
+async def test_unreadable_item_has_the_outcome_executed(
     trio: Trio,
 ) -> None:
-    told = r"streams on 'b': .*while it is read"
-    with pytest.raises(CallError, match=told) as caught:
+    words = r"streams on 'b': .*while it is read"
+    with pytest.raises(CallError, match=words) as caught:
         await drain(trio[0].peer("b").stream(streams), [])
     assert caught.value.outcome is Outcome.EXECUTED
 
@@ -65,7 +65,7 @@ async def test_an_infinite_timeout_is_no_limit(trio: Trio) -> None:
         break
 
 
-async def test_no_timeout_of_a_stream_stands_for_no_limit(trio: Trio) -> None:
+async def test_stream_timeout_none_means_no_limit(trio: Trio) -> None:
     async for item in trio[0].peer("b").using(timeout_s=None).stream(waits):
         assert item == 1
         break

@@ -184,9 +184,11 @@ async def compare(rank: int, folder: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_gathered_gradients_are_those_of_torch(tmp_path: Path) -> None:
-    found = launch(compare, (str(tmp_path),), 2, method="forkserver", timeout_s=200)
-    assert found == [[], []]
+def test_gathered_gradients_match_torch(tmp_path: Path) -> None:
+    differences = launch(
+        compare, (str(tmp_path),), 2, method="forkserver", timeout_s=200
+    )
+    assert differences == [[], []]
 
 
 @pytest.fixture

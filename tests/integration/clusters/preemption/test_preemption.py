@@ -81,7 +81,7 @@ async def test_callbacks_run_in_order_then_the_worker_leaves() -> None:
     assert worker.is_closed
 
 
-async def test_without_callbacks_there_is_nothing_to_save() -> None:
+async def test_preemption_without_callbacks_leaves_at_once() -> None:
     with exits() as ended:
         async with alone() as worker, asyncrpc.Preemption(worker):
             tell()
@@ -89,7 +89,7 @@ async def test_without_callbacks_there_is_nothing_to_save() -> None:
     assert ended == [SAVED]
 
 
-async def test_a_callback_that_fails_shows_in_the_code(
+async def test_failed_callback_sets_the_exit_code(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     log = []
@@ -104,7 +104,7 @@ async def test_a_callback_that_fails_shows_in_the_code(
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_a_callback_that_hangs_ends_with_its_share_of_the_grace() -> None:
+async def test_hanging_callback_ends_with_its_share_of_the_grace() -> None:
     with exits() as ended:
         async with (
             alone() as worker,
@@ -117,7 +117,7 @@ async def test_a_callback_that_hangs_ends_with_its_share_of_the_grace() -> None:
     assert worker.is_closed
 
 
-async def test_a_step_ends_before_the_callbacks_and_no_other_begins() -> None:
+async def test_step_ends_before_the_callbacks_and_is_the_last() -> None:
     log = []
     with exits() as ended:
         async with alone() as worker, asyncrpc.Preemption(worker) as preemption:
@@ -133,7 +133,7 @@ async def test_a_step_ends_before_the_callbacks_and_no_other_begins() -> None:
     assert log == ["step", "saved"]
 
 
-async def test_a_step_that_hangs_is_not_waited_for_for_ever() -> None:
+async def test_hanging_step_is_waited_for_within_the_grace() -> None:
     log = []
     with exits() as ended:
         async with (
@@ -172,7 +172,7 @@ async def test_a_program_may_go_on_after_the_block() -> None:
         assert worker.is_closed
 
 
-async def test_without_a_signal_nothing_happens() -> None:
+async def test_block_without_a_signal_changes_nothing() -> None:
     async with alone() as worker:
         async with asyncrpc.Preemption(worker, grace_s=9) as preemption:
             preemption.on_preempt(forever)
@@ -185,7 +185,7 @@ async def test_without_a_signal_nothing_happens() -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-async def test_an_error_of_the_program_is_passed_on() -> None:
+async def test_error_of_the_program_is_raised() -> None:
     log = []
     with pytest.raises(ZeroDivisionError):  # noqa: PT012  (a block, and its end)
         async with alone() as worker, asyncrpc.Preemption(worker) as preemption:
@@ -196,7 +196,7 @@ async def test_an_error_of_the_program_is_passed_on() -> None:
     assert log == ["saved"]
 
 
-async def test_an_error_of_a_call_is_a_consequence(
+async def test_call_error_after_a_signal_does_not_change_the_code(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with exits() as ended:
@@ -208,7 +208,7 @@ async def test_an_error_of_a_call_is_a_consequence(
     assert "b is gone" in caplog.text
 
 
-async def test_the_current_worker_is_meant() -> None:
+async def test_preemption_defaults_to_the_current_worker() -> None:
     with exits():
         async with alone("current") as worker, asyncrpc.Preemption() as preemption:
             preemption.request("a cloud said so")
@@ -218,7 +218,7 @@ async def test_the_current_worker_is_meant() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-async def test_other_signals(number: signal.Signals) -> None:
+async def test_chosen_signal_sets_the_exit_code(number: signal.Signals) -> None:
     with exits() as ended:
         async with (
             alone() as worker,
@@ -239,16 +239,18 @@ async def run_group(size: int, member: Any) -> list[str | int | None]:
     """Run `member(worker)` in a worker for each rank; return their exit codes."""
     where = asyncrpc.LocalRendezvous(size)
 
-    async def one(rank: int) -> str | int | None:
+    async def run_member(rank: int) -> str | int | None:
         try:
-            async with asyncrpc.Worker(f"w{rank}", rank=rank, rendezvous=where) as made:
-                await member(made)
+            async with asyncrpc.Worker(
+                f"w{rank}", rank=rank, rendezvous=where
+            ) as worker:
+                await member(worker)
         except SystemExit as ended:
             return ended.code
         return 0
 
     async with asyncio.TaskGroup() as tasks:
-        codes = [tasks.create_task(one(rank)) for rank in range(size)]
+        codes = [tasks.create_task(run_member(rank)) for rank in range(size)]
     return [code.result() for code in codes]
 
 
@@ -275,7 +277,7 @@ async def test_workers_in_lockstep_end_with_the_same_step(seed: int) -> None:
     assert len(set(saved.values())) == 1, saved
 
 
-async def test_a_worker_without_steps_agrees_with_those_that_make_some() -> None:
+async def test_worker_without_steps_agrees_with_workers_that_step() -> None:
     saved: list[int] = []
 
     async def member(worker: asyncrpc.Worker) -> None:
@@ -289,13 +291,13 @@ async def test_a_worker_without_steps_agrees_with_those_that_make_some() -> None
                     steps += 1
                 if steps == 3:
                     preemption.on_preempt(functools.partial(saved.append, steps))
-                    told.set()
+                    requested.set()
                     preemption.request()
-            await told.wait()
+            await requested.wait()
             preemption.request()
             await forever()
 
-    told = asyncio.Event()
+    requested = asyncio.Event()
     assert await run_group(2, member) == [SAVED] * 2
     assert saved == [3]
 
@@ -325,7 +327,7 @@ async def test_a_worker_serves_until_the_others_have_saved() -> None:
     assert served == ["w0", "left in order"]
 
 
-async def test_one_alone_leaves_without_the_others() -> None:
+async def test_worker_alone_leaves_without_the_others() -> None:
     others_saw: list[tuple[str, str]] = []
 
     async def member(worker: asyncrpc.Worker) -> None:
@@ -351,7 +353,7 @@ async def test_one_alone_leaves_without_the_others() -> None:
 # --- mistakes -------------------------------------------------------------------------
 
 
-async def test_another_handler_is_not_replaced() -> None:
+async def test_existing_signal_handler_is_not_replaced() -> None:
     loop = running_loop()
     assert loop is not None
     loop.add_signal_handler(signal.SIGTERM, lambda: None)
@@ -363,7 +365,7 @@ async def test_another_handler_is_not_replaced() -> None:
         loop.remove_signal_handler(signal.SIGTERM)
 
 
-async def test_it_is_entered_once() -> None:
+async def test_preemption_is_entered_once() -> None:
     async with alone() as worker:
         preemption = asyncrpc.Preemption(worker)
         with pytest.raises(NotStartedError):
@@ -373,7 +375,7 @@ async def test_it_is_entered_once() -> None:
                 await preemption.__aenter__()
 
 
-async def test_two_of_them_cannot_share_a_signal() -> None:
+async def test_two_preemptions_cannot_share_a_signal() -> None:
     async with alone() as worker, asyncrpc.Preemption(worker):
         with pytest.raises(UsageError, match="SIGTERM"):
             await asyncrpc.Preemption(worker).__aenter__()
@@ -418,6 +420,6 @@ async def test_a_callback_must_be_callable() -> None:
         asyncrpc.Preemption().on_preempt("save")  # type: ignore[type-var]
 
 
-async def test_there_must_be_a_worker() -> None:
+async def test_preemption_needs_a_worker() -> None:
     with pytest.raises(NotStartedError):
         await asyncrpc.Preemption().__aenter__()

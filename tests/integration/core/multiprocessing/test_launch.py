@@ -37,7 +37,7 @@ def test_results_come_back_by_rank(method: Any) -> None:
     assert launch(targets.square, (3,), nprocs=3, method=method) == [0, 1, 8]
 
 
-def test_what_the_fork_server_imported_is_left_shared() -> None:
+def test_imports_of_the_fork_server_stay_shared() -> None:
     """To look for circles would write to every page of it: a copy in each process."""
     assert min(quick(targets.frozen_count, nprocs=2)) > 10_000
 
@@ -46,33 +46,33 @@ def test_a_coroutine_function_runs_on_a_loop() -> None:
     assert quick(targets.square_async, nprocs=2) == [0, 1]
 
 
-def test_all_share_one_secret_and_know_their_rank() -> None:
-    told = quick(targets.environment, nprocs=2)
-    secrets = {environment["ASYNCRPC_SECRET"] for environment in told}
+def test_processes_share_a_secret_and_know_their_rank() -> None:
+    environments = quick(targets.environment, nprocs=2)
+    secrets = {environment["ASYNCRPC_SECRET"] for environment in environments}
     assert len(secrets) == 1
-    assert [environment["RANK"] for environment in told] == ["0", "1"]
+    assert [environment["RANK"] for environment in environments] == ["0", "1"]
     assert "ASYNCRPC_SECRET" not in os.environ
     secret = "given to all of them"
     assert quick(targets.environment, secret=secret)[0]["ASYNCRPC_SECRET"] == secret
 
 
-def test_without_a_hosted_store_no_rendezvous_is_set() -> None:
-    (told,) = quick(targets.environment, host_store=False)
-    assert told.get("MASTER_PORT") == os.environ.get("MASTER_PORT")
+def test_launch_without_a_store_sets_no_rendezvous() -> None:
+    (environment,) = quick(targets.environment, host_store=False)
+    assert environment.get("MASTER_PORT") == os.environ.get("MASTER_PORT")
 
 
-def test_torch_finds_its_rendezvous() -> None:
+def test_torch_finds_its_rendezvous_in_the_environment() -> None:
     """`init_process_group` with its defaults: env://, served by the parent."""
     assert quick(targets.meet, nprocs=2) == [1, 1]
 
 
-def test_threads_are_an_equal_share_or_what_is_asked_for() -> None:
+def test_threads_are_an_equal_share_or_as_requested() -> None:
     share = max(1, len(os.sched_getaffinity(0)) // 2)
     assert quick(targets.thread_count, nprocs=2) == [share, share]
     assert quick(targets.thread_count, threads_per_process=3) == [3]
 
 
-def test_tensors_go_in_shared_and_come_back_as_copies() -> None:
+def test_arguments_are_shared_and_results_are_copies() -> None:
     shared = torch.zeros(2)  # `launch` moves it to shared memory
     returned = quick(targets.add_to, (shared,), nprocs=2)
     assert shared.tolist() == [1.0, 2.0]
@@ -89,14 +89,14 @@ def test_the_first_exception_comes_with_its_traceback_and_cause(method: str) -> 
     assert isinstance(error.__cause__, ValueError)
 
 
-def test_an_exception_that_cannot_be_pickled_is_text() -> None:
+def test_unpicklable_exception_becomes_text() -> None:
     error = failure_of(targets.raise_unpicklable)
     assert "kept as text" in str(error)
     assert "raise_unpicklable" in error.remote_traceback
     assert error.__cause__ is None
 
 
-def test_a_result_that_cannot_be_pickled_says_so() -> None:
+def test_unpicklable_result_is_explained() -> None:
     error = failure_of(targets.return_unpicklable)
     assert "a function, cannot be pickled" in str(error)
 
@@ -110,7 +110,7 @@ def test_a_death_by_signal_is_named(method: str, signum: signal.Signals) -> None
     assert f"rank 1 of 2 was killed by {signum.name}" in str(error)
 
 
-def test_the_death_is_blamed_and_not_who_noticed_it() -> None:
+def test_dead_process_is_blamed_not_its_observer() -> None:
     error = failure_of(targets.follow_the_dead, nprocs=2)
     assert (error.rank, error.exit_code) == (0, -signal.SIGKILL)
 
@@ -129,25 +129,25 @@ def test_an_exit_that_skips_the_return_is_a_failure(code: int) -> None:
     )
 
 
-def test_the_stopped_run_their_finally_blocks(tmp_path: Path) -> None:
+def test_stopped_processes_run_their_finally_blocks(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "meeting")
     assert failure_of(targets.clean_up, str(tmp_path), nprocs=2).rank == 1
     assert (tmp_path / "cleaned").exists()
 
 
-def test_who_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+def test_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     """After how long, the supervisor's own tests check."""
     os.mkfifo(tmp_path / "meeting")
     assert failure_of(targets.ignore_sigterm, str(tmp_path), nprocs=2).rank == 1
 
 
-def test_the_timeout_names_who_still_ran() -> None:
+def test_timeout_names_the_ranks_still_running() -> None:
     with pytest.raises(DeadlineExceededError, match="wait_forever on 'ranks 0, 1'"):
         quick(targets.wait_forever, nprocs=2, timeout_s=1.0)
     assert multiprocessing.active_children() == []
 
 
-def test_it_runs_in_any_thread_and_outlives_it() -> None:
+def test_launch_works_in_a_thread_and_outlives_it() -> None:
     """The kernel ties a child to the thread that made it: only the main one will do."""
     handles = []
     thread = threading.Thread(
@@ -160,7 +160,7 @@ def test_it_runs_in_any_thread_and_outlives_it() -> None:
     assert handles[0].wait() == [0, 1]
 
 
-def test_fork_is_refused_with_its_reasons() -> None:
+def test_fork_is_refused_with_reasons() -> None:
     with pytest.raises(UsageError, match=r"OpenMP.*CUDA.*use 'spawn'"):
         launch(targets.square, (2,), method="fork")  # type: ignore[call-overload]
     with pytest.raises(
@@ -169,7 +169,7 @@ def test_fork_is_refused_with_its_reasons() -> None:
         launch(targets.square, (2,), method="thread")  # type: ignore[call-overload]
 
 
-def test_nonsense_is_refused_before_anything_starts() -> None:
+def test_invalid_arguments_are_refused_before_any_start() -> None:
     with pytest.raises(
         UsageError, match=r"nprocs must be an integer of at least 1 .* not 0"
     ):
@@ -179,7 +179,7 @@ def test_nonsense_is_refused_before_anything_starts() -> None:
     assert multiprocessing.active_children() == []
 
 
-async def test_it_does_not_block_a_running_loop() -> None:
+async def test_launch_refuses_to_block_a_running_loop() -> None:
     with pytest.raises(UsageError, match=r"join=False.*wait_async"):
         launch(targets.square, (2,))
 

@@ -150,7 +150,7 @@ def script(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("target", ["tell_pid_and_wait", "tell_pid_and_hold_the_gil"])
-def test_ctrl_c_ends_all(script: Path, target: str) -> None:
+def test_ctrl_c_ends_all_processes(script: Path, target: str) -> None:
     with (
         running(script, target, "spawn") as process,
         opened(read_pids(process)) as children,
@@ -238,7 +238,7 @@ def test_a_process_of_a_foreign_pool_may_launch(
     assert "Error" not in errors
 
 
-def test_no_process_outlives_a_daemonic_parent(tmp_path: Path) -> None:
+def test_processes_die_with_a_daemonic_parent(tmp_path: Path) -> None:
     script = written(tmp_path / "script.py", ORPHANING)
     with running(script) as process, opened(read_pids(process)) as watched:
         process.communicate("end\n", timeout=LIMIT_S)

@@ -17,7 +17,7 @@ PROGRAMS = re.findall(r"```python no-run\n(.*?)```", PAGE.read_text("utf-8"), re
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=["launch", "hogwild"])
 @pytest.mark.slow
-def test_a_program_of_the_page_does_what_it_asserts(
+def test_program_of_the_page_passes_its_assertions(
     tmp_path: Path, program: str
 ) -> None:
     assert "assert " in program

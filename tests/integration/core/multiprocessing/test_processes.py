@@ -16,7 +16,7 @@ def start_waiting(nprocs: int = 2) -> Processes[None]:
     return launch(targets.wait_forever, nprocs=nprocs, method="forkserver", join=False)
 
 
-async def test_it_is_awaited_while_the_loop_runs() -> None:
+async def test_wait_async_keeps_the_loop_running() -> None:
     async with launch(
         targets.square, (2,), nprocs=2, method="forkserver", join=False
     ) as processes:
@@ -43,20 +43,20 @@ async def test_cancelling_the_wait_leaves_the_processes_alone() -> None:
     assert await processes.wait_async() == [0, 1]
 
 
-async def test_an_exception_in_the_block_stops_them() -> None:
+async def test_exception_in_the_block_stops_the_processes() -> None:
     with pytest.raises(KeyError):
         async with start_waiting():
             raise KeyError("mine")
     assert multiprocessing.active_children() == []
 
 
-def test_an_exception_in_a_plain_block_stops_them() -> None:
+def test_exception_in_a_plain_block_stops_the_processes() -> None:
     with pytest.raises(KeyError), start_waiting():
         raise KeyError("mine")
     assert multiprocessing.active_children() == []
 
 
-def test_a_block_waits_for_their_failure() -> None:
+def test_block_raises_the_failure_of_its_processes() -> None:
     with (
         pytest.raises(ProcessFailedError, match="no luck"),
         launch(targets.fail_at, (1,), nprocs=2, method="forkserver", join=False),
@@ -64,7 +64,7 @@ def test_a_block_waits_for_their_failure() -> None:
         pass
 
 
-def test_terminate_is_an_end_that_was_asked_for() -> None:
+def test_terminated_ranks_are_named_as_stopped() -> None:
     with start_waiting() as processes:
         processes.terminate()
     with pytest.raises(ProcessFailedError, match=r"ranks 0, 1 stopped.*terminate"):
@@ -73,14 +73,14 @@ def test_terminate_is_an_end_that_was_asked_for() -> None:
     assert multiprocessing.active_children() == []
 
 
-async def test_waiting_in_a_thread_is_not_for_loops() -> None:
+async def test_blocking_wait_on_a_loop_is_refused() -> None:
     async with start_waiting(1) as processes:
         with pytest.raises(UsageError, match="wait_async"):
             processes.wait()
         processes.terminate()
 
 
-def test_a_grace_that_is_no_time_ends_nothing() -> None:
+def test_invalid_grace_ends_no_process() -> None:
     queue: Queue[int] = Queue()
     with launch(targets.take, (queue,), method="forkserver", join=False) as processes:
         with pytest.raises(UsageError, match="grace_s must be a finite number"):

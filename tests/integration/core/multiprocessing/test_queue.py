@@ -50,36 +50,36 @@ def through(queue: Queue[Any], value: Any) -> Any:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_and_form_arrives(
+def test_tensor_of_any_dtype_and_form_arrives(
     queue: Queue[Any], dtype: torch.dtype, form: str
 ) -> None:
     sent = FORMS[form](torch.arange(48).reshape(6, 8).to(dtype))
-    found = through(queue, sent)
-    assert found.dtype == dtype
-    assert found.shape == sent.shape
-    assert found.stride() == sent.stride()
-    assert torch.equal(found.to(torch.complex128), sent.to(torch.complex128))
+    received = through(queue, sent)
+    assert received.dtype == dtype
+    assert received.shape == sent.shape
+    assert received.stride() == sent.stride()
+    assert torch.equal(received.to(torch.complex128), sent.to(torch.complex128))
 
 
-def test_what_is_no_plain_tensor_arrives_too(queue: Queue[Any]) -> None:
+def test_special_tensors_modules_and_arrays_arrive(queue: Queue[Any]) -> None:
     eye = torch.eye(4)
     for sent in (eye.to_sparse(), torch.tensor([1 + 2j]).conj()):
-        found = through(queue, sent)
-        assert found.layout == sent.layout
-        assert torch.equal(found.to_dense(), sent.to_dense())
+        received = through(queue, sent)
+        assert received.layout == sent.layout
+        assert torch.equal(received.to_dense(), sent.to_dense())
     model = through(queue, nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
     assert isinstance(model[0].weight, nn.Parameter)
     assert [name for name, _ in model.named_buffers()] == [
         *("1.running_mean", "1.running_var", "1.num_batches_tracked"),
     ]
     array = np.arange(10_000).reshape(100, 100)
-    found = through(queue, (array, {"text": "x" * 5000}))
-    assert np.array_equal(found[0], array)
-    found[0][0, 0] = 5  # it is writable
-    assert found[1] == {"text": "x" * 5000}
+    received = through(queue, (array, {"text": "x" * 5000}))
+    assert np.array_equal(received[0], array)
+    received[0][0, 0] = 5  # it is writable
+    assert received[1] == {"text": "x" * 5000}
 
 
-def test_views_of_one_storage_stay_so_and_only_what_they_span_is_copied(
+def test_views_stay_aliases_and_only_their_span_is_copied(
     queue: Queue[Any],
 ) -> None:
     base = torch.arange(1_000_000.0)
@@ -91,13 +91,13 @@ def test_views_of_one_storage_stay_so_and_only_what_they_span_is_copied(
     assert base[15] == 15.0  # the sender's own is another
 
 
-def test_gradients_go_along_and_graphs_do_not(queue: Queue[Any]) -> None:
+def test_tensors_carry_their_gradients_and_not_their_graphs(queue: Queue[Any]) -> None:
     parameter = nn.Parameter(torch.ones(3))
     parameter.grad = torch.full((3,), 2.0)
-    found = through(queue, parameter)
-    assert type(found) is nn.Parameter
-    assert found.grad is not None
-    assert found.grad.tolist() == [2.0] * 3
+    received = through(queue, parameter)
+    assert type(received) is nn.Parameter
+    assert received.grad is not None
+    assert received.grad.tolist() == [2.0] * 3
     assert through(queue, nn.Parameter(torch.ones(2))).grad is None
     assert through(queue, torch.ones(2, requires_grad=True)).requires_grad
     with pytest.raises(UsageError, match=r"send tensor\.detach\(\)"):
@@ -105,11 +105,11 @@ def test_gradients_go_along_and_graphs_do_not(queue: Queue[Any]) -> None:
     assert queue.empty()
 
 
-def test_what_is_shared_already_is_not_copied(queue: Queue[Any]) -> None:
+def test_shared_tensor_is_not_copied(queue: Queue[Any]) -> None:
     shared = asyncrpc.share(torch.zeros(4))
-    found = through(queue, [shared, shared[1:]])
-    assert found[0].untyped_storage() is shared.untyped_storage()
-    assert found[1].data_ptr() == shared[1:].data_ptr()
+    received = through(queue, [shared, shared[1:]])
+    assert received[0].untyped_storage() is shared.untyped_storage()
+    assert received[1].data_ptr() == shared[1:].data_ptr()
     once = through(queue, torch.ones(100))
     twice = through(queue, once)
     twice[3] = 5.0
@@ -141,7 +141,7 @@ def test_memory_is_the_same_in_both_processes(method: Any) -> None:
 
 
 @pytest.mark.parametrize("package", [multiprocessing, torch.multiprocessing])
-def test_a_process_of_multiprocessing_can_have_it(package: Any) -> None:
+def test_queue_works_in_a_process_of_multiprocessing(package: Any) -> None:
     inbox: Queue[Any] = Queue()
     outbox: Queue[Any] = Queue()
     context = package.get_context("forkserver")
@@ -155,7 +155,7 @@ def test_a_process_of_multiprocessing_can_have_it(package: Any) -> None:
     process.close()
 
 
-def test_many_put_and_many_get() -> None:
+def test_queue_serves_many_producers_and_consumers() -> None:
     work: Queue[Any] = Queue(maxsize=16, memory_bytes=1 << 20)
     counts: Queue[int] = Queue()
     with launch(
@@ -164,12 +164,12 @@ def test_many_put_and_many_get() -> None:
         launch(targets.produce, (work, 150), nprocs=3, method="forkserver")
         work.put(None)
         work.put(None)
-        found = [counts.get(timeout_s=60.0) for _ in range(2)]
-    assert sum(found) == 3 * 150
+        received = [counts.get(timeout_s=60.0) for _ in range(2)]
+    assert sum(received) == 3 * 150
     assert work.empty()
 
 
-async def test_it_is_awaited() -> None:
+async def test_queue_can_be_awaited() -> None:
     inbox: Queue[Any] = Queue(maxsize=1)
     outbox: Queue[Any] = Queue(maxsize=1)
     arguments = (inbox, outbox)
@@ -182,23 +182,23 @@ async def test_it_is_awaited() -> None:
 
         async with asyncio.timeout(60.0), asyncio.TaskGroup() as tasks:
             tasks.create_task(feed())
-            found = [(await outbox.get_async()).item() for _ in range(20)]
-    assert found == [2.0 * value for value in range(20)]
+            received = [(await outbox.get_async()).item() for _ in range(20)]
+    assert received == [2.0 * value for value in range(20)]
 
 
-async def test_a_cancelled_get_takes_nothing(queue: Queue[Any]) -> None:
+async def test_cancelled_get_takes_no_item(queue: Queue[Any]) -> None:
     waiting = [asyncio.create_task(queue.get_async()) for _ in range(3)]
     for _ in range(5):
         await asyncio.sleep(0)
     queue.put_nowait("kept")
     for task in waiting:  # readable, and cancelled before it could look
         task.cancel()
-    found = await asyncio.gather(*waiting, return_exceptions=True)
-    assert all(isinstance(one, asyncio.CancelledError) for one in found)
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(result, asyncio.CancelledError) for result in results)
     assert await queue.get_async() == "kept"
 
 
-async def test_a_cancelled_put_puts_nothing() -> None:
+async def test_cancelled_put_adds_no_item() -> None:
     queue: Queue[int] = Queue(maxsize=1)
     queue.put_nowait(1)
     task = asyncio.create_task(queue.put_async(2))
@@ -210,7 +210,7 @@ async def test_a_cancelled_put_puts_nothing() -> None:
     assert queue.empty()
 
 
-def test_cancelled_tasks_of_another_process_lose_nothing() -> None:
+def test_cancelled_tasks_of_another_process_lose_no_item() -> None:
     queue: Queue[Any] = Queue(maxsize=8)
     with launch(
         targets.drain_async, (queue,), method="forkserver", join=False
@@ -221,7 +221,7 @@ def test_cancelled_tasks_of_another_process_lose_nothing() -> None:
         assert there.wait() == [500]
 
 
-def test_limits_are_kept_and_told() -> None:
+def test_queue_keeps_its_limits() -> None:
     queue: Queue[Any] = Queue(maxsize=2, memory_bytes=1 << 20)
     queue.put_nowait(1)
     queue.put_nowait(2)
@@ -243,7 +243,7 @@ def test_limits_are_kept_and_told() -> None:
             Queue(**wrong)
 
 
-def test_memory_that_receivers_hold_counts_and_comes_back() -> None:
+def test_memory_held_by_receivers_counts_and_comes_back() -> None:
     queue: Queue[Any] = Queue(memory_bytes=4 << 20)
     mebibyte = torch.ones(1 << 18)
     held = [through(queue, mebibyte) for _ in range(4)]
@@ -254,7 +254,7 @@ def test_memory_that_receivers_hold_counts_and_comes_back() -> None:
     assert queue.get().eq(1.0).all()
 
 
-def test_the_system_gives_no_more_memory_than_the_limit() -> None:
+def test_memory_taken_from_the_system_stays_within_the_limit() -> None:
     queue: Queue[Any] = Queue(memory_bytes=16 << 20)
     for power in range(12, 23):
         held = []
@@ -271,12 +271,12 @@ def test_the_system_gives_no_more_memory_than_the_limit() -> None:
     assert used_bytes <= (16 << 20) + control_bytes
 
 
-def test_it_is_passed_only_when_a_process_starts(queue: Queue[Any]) -> None:
+def test_queue_is_pickled_at_process_start_only(queue: Queue[Any]) -> None:
     with pytest.raises(UsageError, match="only when the process starts"):
         pickle.dumps(queue)
 
 
-async def test_waiting_in_a_thread_is_not_for_loops(queue: Queue[Any]) -> None:
+async def test_blocking_get_and_put_on_a_loop_are_refused(queue: Queue[Any]) -> None:
     with pytest.raises(UsageError, match="get_async"):
         queue.get()
     with pytest.raises(UsageError, match="put_async"):
@@ -301,13 +301,13 @@ def test_a_forked_process_is_refused(queue: Queue[Any]) -> None:
     assert held.sum() == 10.0
 
 
-def test_what_cannot_be_pickled_fails_at_once(queue: Queue[Any]) -> None:
+def test_unpicklable_item_fails_at_once(queue: Queue[Any]) -> None:
     with pytest.raises(UsageError, match="the item cannot be put into a queue"):
         queue.put(lambda: None)
     assert through(queue, "next") == "next"
 
 
-def test_closed_is_closed_and_what_came_out_stays() -> None:
+def test_closed_queue_refuses_and_received_items_stay() -> None:
     queue: Queue[Any] = Queue()
     held = through(queue, torch.ones(5000))
     queue.close()

@@ -64,7 +64,7 @@ def named_memory(*pids: int) -> set[str]:
     }
 
 
-def test_what_a_process_has_put_is_there_when_it_is_gone() -> None:
+def test_items_outlive_their_killed_producer() -> None:
     queue: Queue[Any] = Queue()
     with running(targets.put_and_die, queue) as process:
         process.join()
@@ -94,7 +94,7 @@ def test_the_memory_of_a_killed_consumer_comes_back() -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_producer_killed_at_any_time_stops_nobody(seed: int) -> None:
+def test_producer_killed_at_any_time_blocks_no_process(seed: int) -> None:
     """What came is whole and in order; then the queue is as good as new."""
     chance = random.Random(seed)
     queue: Queue[Any] = Queue(maxsize=16, memory_bytes=4 << 20)
@@ -131,7 +131,7 @@ def use_all_of(queue: Queue[Any]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_consumer_killed_at_any_time_stops_nobody(seed: int) -> None:
+def test_consumer_killed_at_any_time_blocks_no_process(seed: int) -> None:
     """Among those killed, one takes at most the item along that it was getting."""
     chance = random.Random(seed)
     queue: Queue[Any] = Queue(maxsize=16, memory_bytes=4 << 20)
@@ -199,7 +199,7 @@ print("whole")
 """
 
 
-def test_an_exception_from_a_signal_at_any_step_leaves_it_whole(tmp_path: Path) -> None:
+def test_queue_survives_an_exception_from_a_signal_anywhere(tmp_path: Path) -> None:
     """Some hundred times, wherever it strikes: an item is put or not, got or not."""
     script = tmp_path / "struck.py"
     script.write_text(STRUCK)
@@ -221,7 +221,7 @@ def test_thousands_of_tensors_need_no_descriptors() -> None:
     queue.close()
 
 
-def test_without_descriptors_an_item_that_needs_one_stays() -> None:
+def test_item_stays_while_no_descriptor_is_left() -> None:
     queue: Queue[Any] = Queue()
     with running(targets.put_and_die, queue) as process:
         process.join()
@@ -256,7 +256,7 @@ if __name__ == "__main__":
 """
 
 
-def test_nothing_is_left_when_all_are_killed(tmp_path: Path) -> None:
+def test_killed_processes_leave_no_memory(tmp_path: Path) -> None:
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
     done = run_script(script)
@@ -289,7 +289,7 @@ queue.put(torch.zeros(5))
 """
 
 
-def test_a_program_that_closes_nothing_ends_quietly(tmp_path: Path) -> None:
+def test_program_with_an_open_queue_ends_quietly(tmp_path: Path) -> None:
     script = tmp_path / "forgotten.py"
     script.write_text(FORGOTTEN)
     done = run_script(script, "-X", "dev", "-W", "ignore::DeprecationWarning")

@@ -16,16 +16,16 @@ from asyncrpc.multiprocessing import Queue, launch
 from tests.integration.core.multiprocessing import queue_targets as targets
 
 
-def test_launch_shares_the_gradients_that_are_there() -> None:
+def test_launch_shares_existing_gradients() -> None:
     parameter = nn.Parameter(torch.zeros(2))
     parameter.grad = torch.zeros(2)
     alone = nn.Parameter(torch.ones(3))
-    found = launch(
+    results = launch(
         targets.write_gradients, (parameter, alone), nprocs=2, method="forkserver"
     )
     assert parameter.grad.tolist() == [3.0, 3.0]  # what both have added
     assert alone.grad is None
-    assert [one.tolist() for one in found] == [[1.0] * 3] * 2
+    assert [result.tolist() for result in results] == [[1.0] * 3] * 2
 
 
 def test_launch_refuses_a_tensor_of_a_graph() -> None:
@@ -77,7 +77,7 @@ def test_launch_takes_one_descriptor_for_all_tensors(shared: bool) -> None:  # n
     assert [float(view) for view in views] == [number + 2.0 for number in range(200)]
 
 
-def test_a_queue_takes_one_descriptor_for_what_was_shared_together() -> None:
+def test_queue_takes_one_descriptor_for_tensors_shared_together() -> None:
     tensors, queue = many(shared=True), Queue[Any]()
     with launch(
         targets.put_twice, (queue, tensors), join=False, method="forkserver"

@@ -19,20 +19,20 @@ REPOSITORY = Path(__file__).parents[4]
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_it_takes_the_arguments_of_torch_in_order(method: Any) -> None:
+def test_spawn_takes_the_arguments_of_torch_in_order(method: Any) -> None:
     shared = torch.zeros(2)
-    found: object = spawn(targets.count_up, (shared,), 2, True, False, method)  # noqa: FBT003  as torch's callers do
-    assert found is None
+    result: object = spawn(targets.count_up, (shared,), 2, True, False, method)  # noqa: FBT003  as torch's callers do
+    assert result is None
     assert shared.tolist() == [1.0, 2.0]
 
 
-def test_coroutines_run_and_what_is_returned_is_dropped() -> None:
+def test_coroutines_run_and_their_results_are_dropped() -> None:
     shared = torch.zeros(1)
     spawn(targets.count_up_async, (shared,), start_method="forkserver")
     assert shared.tolist() == [1.0]
 
 
-def test_it_can_be_joined_bit_by_bit() -> None:
+def test_join_with_a_timeout_may_be_repeated() -> None:
     context = spawn(targets.wait_for_one, (shared := torch.zeros(1),), 2, join=False)
     assert len(context.pids) == 2
     assert not context.join(timeout_s=0.01)
@@ -42,7 +42,7 @@ def test_it_can_be_joined_bit_by_bit() -> None:
     assert context.join()
 
 
-def test_a_failure_is_raised_by_both_ways_to_wait() -> None:
+def test_failure_is_raised_by_wait_and_join() -> None:
     with pytest.raises(ProcessFailedError, match="no luck at 0"):
         spawn(targets.fail, start_method="forkserver")
     context = spawn(targets.fail, start_method="forkserver", join=False)
@@ -67,7 +67,7 @@ spawn(work, nprocs=1, start_method="{method}")
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_an_unguarded_program_is_told_what_to_do(tmp_path: Path, method: str) -> None:
+def test_unguarded_program_is_told_the_remedy(tmp_path: Path, method: str) -> None:
     script = tmp_path / "unguarded.py"
     script.write_text(UNGUARDED.format(method=method))
     done = subprocess.run(

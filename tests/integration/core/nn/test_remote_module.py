@@ -73,7 +73,7 @@ async def is_same_object(module: RemoteModule, rref: RRef[nn.Module]) -> bool:
 
 
 @pytest.mark.parametrize("where", ["b", "b/cpu", "1", "1/cpu", "rank:1/cpu"])
-async def test_it_runs_where_it_was_put(where: str) -> None:
+async def test_module_runs_on_its_worker(where: str) -> None:
     async with three_workers():
         module = RemoteModule(where, Doubling, args=(3.0,), kwargs={"offset": 1.0})
         result = await module.forward_async(torch.ones(2), more=0.5)
@@ -82,14 +82,14 @@ async def test_it_runs_where_it_was_put(where: str) -> None:
         assert repr(module) == "<RemoteModule on 'b/cpu'>"
 
 
-async def test_a_module_on_its_own_worker_is_no_exception() -> None:
+async def test_module_on_the_local_worker_works() -> None:
     async with three_workers():
         module = await RemoteModule("a", Doubling)
         assert (await module.forward_async(torch.ones(1)))["where"] == "a"
         assert len(await module.remote_parameters()) == 3
 
 
-async def test_it_trains() -> None:
+async def test_module_trains_as_a_local_one() -> None:
     async with three_workers():
         torch.manual_seed(0)
         module = RemoteModule("b", nn.Linear, (3, 2))
@@ -115,17 +115,17 @@ async def test_it_trains() -> None:
             assert torch.equal(value, local.state_dict()[name])
 
 
-async def test_its_parameters_are_those_of_torch_in_order() -> None:
+async def test_parameters_come_in_the_order_of_torch() -> None:
     async with three_workers():
         module = RemoteModule("b", Doubling, (5.0,))
-        found = await module.remote_parameters()
-        assert [one.owner_name() for one in found] == ["b"] * 3
-        assert (await found[0].to_here()).item() == 5.0
+        parameters = await module.remote_parameters()
+        assert [parameter.owner_name() for parameter in parameters] == ["b"] * 3
+        assert (await parameters[0].to_here()).item() == 5.0
         assert len(await module.remote_parameters(recurse=False)) == 1
-        del found
+        del parameters
 
 
-async def test_it_may_be_called_from_a_thread_and_not_from_a_loop() -> None:
+async def test_blocking_call_works_in_threads_only() -> None:
     async with three_workers() as (a, _, _):
         module = RemoteModule("b", Doubling)
         first, second = await a.peer("c").call(forward_blocking, module, torch.ones(1))
@@ -135,7 +135,7 @@ async def test_it_may_be_called_from_a_thread_and_not_from_a_loop() -> None:
                 blocking(torch.ones(1))
 
 
-async def test_all_who_hold_it_use_the_same_module() -> None:
+async def test_holders_share_one_module() -> None:
     async with three_workers() as (a, _, _):
         module = RemoteModule("b", Doubling)
         result = await a.peer("c").call(forward_of, module, torch.ones(1))
@@ -147,7 +147,7 @@ async def test_all_who_hold_it_use_the_same_module() -> None:
         assert (await returned.forward_async(torch.ones(1)))["out"].item() == 3.0
 
 
-async def test_it_may_be_passed_on_before_its_owner_has_heard_of_it() -> None:
+async def test_module_may_be_passed_on_before_its_owner_knows() -> None:
     """`b` learns of it from `c`, as `a` is still connecting, and asks `a` to wait."""
     async with three_workers() as (a, b, c):
         await a.peer("c").call(max, 1, 2)
@@ -172,7 +172,7 @@ async def test_a_reference_to_a_module_is_enough() -> None:
         del rref
 
 
-async def test_its_mode_is_set_where_it_is() -> None:
+async def test_training_mode_is_set_on_the_owner() -> None:
     async with three_workers():
         module = RemoteModule("b", Doubling)
 
@@ -189,7 +189,7 @@ async def test_its_mode_is_set_where_it_is() -> None:
         assert not await is_training()
 
 
-async def test_its_state_is_a_copy_and_comes_back() -> None:
+async def test_state_is_a_copy_and_can_be_loaded_back() -> None:
     async with three_workers():
         module = RemoteModule("a", Doubling, (5.0,), {"offset": 1.0})
         state = await module.state_dict()
@@ -218,7 +218,7 @@ async def test_a_state_that_does_not_fit_is_refused_or_reported() -> None:
 # --- what goes wrong -----------------------------------------------------------------
 
 
-async def test_what_is_wrong_with_the_place_is_said_at_once() -> None:
+async def test_invalid_remote_device_is_refused_at_once() -> None:
     async with three_workers():
         with pytest.raises(UsageError, match=r"remote_device must be .* not 'b/cpu/0'"):
             RemoteModule("b/cpu/0", Doubling)
@@ -229,7 +229,7 @@ async def test_what_is_wrong_with_the_place_is_said_at_once() -> None:
 
 
 @pytest.mark.parametrize("device", ["abacus:0", "xpu:99"])
-async def test_a_device_that_is_not_there_is_an_error_of_the_owner(device: str) -> None:
+async def test_missing_device_is_an_error_of_the_owner(device: str) -> None:
     async with three_workers():
         module = RemoteModule(f"b/{device}", Doubling)
         with pytest.raises(UsageError, match=rf"worker 'b' has no device {device}"):
@@ -238,7 +238,7 @@ async def test_a_device_that_is_not_there_is_an_error_of_the_owner(device: str) 
             await module.forward_async(torch.ones(1))
 
 
-async def test_a_module_that_cannot_be_made_says_why_to_all_who_use_it() -> None:
+async def test_failed_construction_is_explained_to_all_holders() -> None:
     async with three_workers():
         module = RemoteModule("b", failing)
         for use in (module, module.remote_parameters(), module.state_dict()):
@@ -271,7 +271,7 @@ METHODS = {
 
 
 @pytest.mark.parametrize("name", sorted(METHODS - OFFERED))
-async def test_what_would_be_a_lie_is_refused_by_name(name: str) -> None:
+async def test_unsupported_method_is_refused_by_name(name: str) -> None:
     """Every method that torch's modules have, so that none is missing in silence."""
     async with three_workers():
         module = RemoteModule("b", Doubling)
@@ -280,17 +280,19 @@ async def test_what_would_be_a_lie_is_refused_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(OFFERED))
-def test_what_is_no_lie_is_there_by_its_name(name: str) -> None:
+def test_supported_method_is_present(name: str) -> None:
     assert inspect.isfunction(getattr(RemoteModule, name))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-async def test_it_is_cast_for_all_who_share_it(dtype: torch.dtype) -> None:
+async def test_cast_applies_to_all_holders(dtype: torch.dtype) -> None:
     async with three_workers() as (a, _, _):
         module = RemoteModule("b", Doubling)
         (first, *_) = await module.remote_parameters()
         assert await module.to(dtype) is module
-        assert {one.dtype for one in (await module.state_dict()).values()} == {dtype}
+        assert {value.dtype for value in (await module.state_dict()).values()} == {
+            dtype
+        }
         assert (await first.to_here()).dtype == dtype  # of before, and still the same
         x = torch.ones(1, dtype=dtype)
         result = await a.peer("c").call(forward_of, module, x)
@@ -336,7 +338,7 @@ class Remembering(nn.Module):
         self.words = state["words"]
 
 
-async def test_a_state_that_is_no_tensor_travels_too() -> None:
+async def test_state_without_tensors_travels() -> None:
     async with three_workers():
         module = RemoteModule("a", Remembering)
         state: dict[str, Any] = await module.state_dict()
@@ -368,7 +370,7 @@ async def test_a_module_on_a_gpu_takes_and_gives_tensors_of_the_host(gpu: str) -
         assert {one.device.type for one in state.values()} == {"cpu"}
 
 
-async def test_it_cannot_be_pickled_out_of_a_call() -> None:
+async def test_pickle_outside_a_call_is_refused() -> None:
     async with three_workers():
         with pytest.raises(UsageError, match="as an argument"):
             pickle.dumps(RemoteModule("b", Doubling))
@@ -381,7 +383,7 @@ async def look_at(module: RemoteModule) -> None:
     held[:] = [weakref.ref(await module.module_rref.to_here())]
 
 
-async def test_it_is_freed_with_its_last_handle() -> None:
+async def test_module_is_freed_with_its_last_handle() -> None:
     async with three_workers() as (a, _, _):
         module = RemoteModule("b", Doubling)
         await a.peer("b").call(look_at, module)

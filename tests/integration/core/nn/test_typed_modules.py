@@ -98,24 +98,24 @@ async def use(encoder: Encoder, x: torch.Tensor) -> tuple[torch.Tensor, str]:
     return await encoder.encode(x), await encoder.where()
 
 
-async def test_it_travels_in_calls_and_keeps_the_module() -> None:
+async def test_typed_module_travels_in_calls() -> None:
     async with three_workers() as (a, _, _):
         encoder = await RemoteModule("b", Codec).typed(Encoder)
         for name in "bc":
-            found, where = await a.peer(name).call(use, encoder, X)
-            assert (found.tolist(), where) == ([0.0, 2.0, 4.0], "b")
+            output, where = await a.peer(name).call(use, encoder, X)
+            assert (output.tolist(), where) == ([0.0, 2.0, 4.0], "b")
 
 
-async def test_it_travels_between_processes() -> None:
+async def test_typed_module_travels_between_processes() -> None:
     async with ProcessCluster(["b"], method="forkserver") as worker:
         with acting_as(worker):
             encoder = await RemoteModule("b", Codec).typed(Encoder)
-            found, where = await worker.peer("b").call(use, encoder, X)
-            assert (found.tolist(), where) == ([0.0, 2.0, 4.0], "b")
+            output, where = await worker.peer("b").call(use, encoder, X)
+            assert (output.tolist(), where) == ([0.0, 2.0, 4.0], "b")
             del encoder
 
 
-async def test_a_method_is_run_by_its_name_too() -> None:
+async def test_run_method_takes_a_name() -> None:
     async with three_workers():
         module = RemoteModule("b", Codec)
         assert (await module.run_method("encode", [X], {"scale": 3.0}))[
@@ -153,9 +153,7 @@ class NeedsLess(Protocol):
         (NeedsLess, r"Codec\.words\(x.* missing a required argument: 'x'"),
     ],
 )
-async def test_the_owner_says_what_the_module_lacks(
-    interface: Any, problem: str
-) -> None:
+async def test_owner_names_the_missing_methods(interface: Any, problem: str) -> None:
     async with three_workers():
         module = RemoteModule("b", Codec)
         with pytest.raises(UsageError, match=problem):
@@ -171,13 +169,13 @@ class Empty(Protocol):
 
 
 @pytest.mark.parametrize("interface", [Codec, Empty, 3, use])
-async def test_what_is_no_interface_is_refused(interface: Any) -> None:
+async def test_invalid_interface_is_refused(interface: Any) -> None:
     async with three_workers():
         with pytest.raises(UsageError, match="interface must be an abstract class"):
             await RemoteModule("b", Codec).typed(interface)
 
 
-async def test_methods_must_be_declared_as_they_are_used() -> None:
+async def test_interface_methods_must_be_declared_as_used() -> None:
     async with three_workers():
         with pytest.raises(UsageError, match=r"Plain\.encode is not `async def`"):
             await RemoteModule("b", Codec).typed(Plain)
@@ -187,7 +185,7 @@ def broken() -> nn.Module:
     raise ArithmeticError("no such codec")
 
 
-async def test_a_module_that_cannot_be_made_says_why() -> None:
+async def test_failed_construction_is_explained() -> None:
     async with three_workers():
         with pytest.raises(ArithmeticError, match="no such codec"):
             await RemoteModule("b", broken).typed(Encoder)

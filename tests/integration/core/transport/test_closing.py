@@ -32,7 +32,7 @@ def dialed(address: Address) -> socket.socket:
 @pytest.mark.parametrize(
     "connector", [TcpConnector(), UdsConnector()], ids=["tcp", "uds"]
 )
-async def test_nothing_that_was_accepted_is_left_open(
+async def test_closed_listener_closes_accepted_connections(
     connector: Connector, turns: int
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="arpc-") as directory:
@@ -53,8 +53,8 @@ async def test_nothing_that_was_accepted_is_left_open(
             await listener.close()
             for _ in range(5):
                 await asyncio.sleep(0)
-            for one in handlers:
-                one.transport.abort()
+            for handler in handlers:
+                handler.transport.abort()
             sock.settimeout(5)
             with contextlib.suppress(ConnectionResetError):
                 assert await asyncio.to_thread(sock.recv, 1) == b""
@@ -63,7 +63,7 @@ async def test_nothing_that_was_accepted_is_left_open(
 @pytest.mark.parametrize(
     "connector", [TcpConnector(), UdsConnector()], ids=["tcp", "uds"]
 )
-async def test_what_a_peer_said_before_its_end_is_read_although_a_write_fails(
+async def test_last_words_of_a_peer_are_read_despite_a_failed_write(
     connector: Connector,
 ) -> None:
     """A loop that is held up may write before it reads."""

@@ -73,8 +73,8 @@ def below(writer: asyncio.StreamWriter) -> socket.socket:
     return socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
 
 
-async def test_an_end_without_a_goodbye_is_a_cut(authority: Authority) -> None:
-    """Else whoever is in the path could end a stream early, and look like the peer."""
+async def test_tls_end_without_close_notify_is_a_cut(authority: Authority) -> None:
+    """Otherwise an attacker in the path could end a stream early."""
     other, near = OtherEnd(authority), Recorder()
     connector = TcpConnector(tls=TlsContexts(authority.tls()))
     async with other.listening() as address:
@@ -104,7 +104,7 @@ async def test_changed_bytes_end_the_connection(authority: Authority) -> None:
     assert not near.received
 
 
-async def test_who_falls_silent_in_the_handshake_is_waited_for_and_left(
+async def test_silent_tls_handshake_can_be_cancelled(
     authority: Authority,
 ) -> None:
     other, near = OtherEnd(authority), Recorder()
@@ -123,9 +123,7 @@ async def test_who_falls_silent_in_the_handshake_is_waited_for_and_left(
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
-async def test_who_does_not_speak_tls_is_named(
-    authority: Authority, answer: bytes
-) -> None:
+async def test_peer_without_tls_is_named(authority: Authority, answer: bytes) -> None:
     other, near = OtherEnd(authority), Recorder()
     connector = TcpConnector(tls=TlsContexts(authority.tls()))
     async with other.listening(with_tls=False) as address:

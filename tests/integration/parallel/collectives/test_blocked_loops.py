@@ -70,7 +70,7 @@ async def take_turns(
 
 
 @pytest.mark.parametrize("step", [meet, reduce, reduce_more, meet_all])
-def test_nobody_waits_for_a_loop_that_computes(
+def test_collective_does_not_wait_for_a_busy_loop(
     step: Callable[[Group], Coroutine[Any, Any, None]], tmp_path: Path
 ) -> None:
     launch(take_turns, (step, tmp_path), nprocs=2, method="forkserver")

@@ -74,10 +74,12 @@ async def test_the_first_members_are_ordered_by_rank(workers: list[Worker]) -> N
     await works(groups)
 
 
-async def test_a_newcomer_waits_for_the_next_border(workers: list[Worker]) -> None:
+async def test_newcomer_waits_for_the_next_reconfiguration(
+    workers: list[Worker],
+) -> None:
     groups = await join(workers[:3])
     late = asyncio.create_task(join(workers[3:], 1))
-    while not all(one.has_changed for one in groups):  # noqa: ASYNC110
+    while not all(group.has_changed for group in groups):  # noqa: ASYNC110
         await asyncio.sleep(0)
     assert groups[0].newcomers == ("d",)
     await works(groups)  # it does not disturb the present generation
@@ -91,13 +93,15 @@ async def test_a_newcomer_waits_for_the_next_border(workers: list[Worker]) -> No
     await works(groups)
 
 
-async def test_who_closes_it_is_not_waited_for(workers: list[Worker]) -> None:
+async def test_closed_group_is_not_waited_for(workers: list[Worker]) -> None:
     groups = await join(workers)
     groups[0].close()
     groups[0].close()
-    found = await outcomes(one.current.all_reduce(torch.ones(1)) for one in groups[1:])
-    assert all(isinstance(one, GroupChangedError) for one in found)
-    assert all("'a') has left group 'training'" in str(one) for one in found)
+    results = await outcomes(
+        group.current.all_reduce(torch.ones(1)) for group in groups[1:]
+    )
+    assert all(isinstance(result, GroupChangedError) for result in results)
+    assert all("'a') has left group 'training'" in str(result) for result in results)
     rest = groups[1:]
     await renewed(rest)
     assert rest[0].current.members == NAMES[1:]
@@ -112,20 +116,22 @@ async def test_who_closes_it_is_not_waited_for(workers: list[Worker]) -> None:
     await works(rest)
 
 
-async def test_what_others_wait_in_fails_by_name(workers: list[Worker]) -> None:
-    """Also in groups that were made of the members."""
+async def test_reconfiguration_fails_waiting_collectives_by_name(
+    workers: list[Worker],
+) -> None:
+    """Groups made of the members fail, too."""
     groups = await join(workers)
-    part = [one.current.duplicate() for one in groups]
-    await all_of(one.barrier() for one in part)
-    waiting = [asyncio.create_task(one.barrier()) for one in part[1:]]
-    waiting += [asyncio.create_task(one.current.barrier()) for one in groups[1:]]
+    part = [group.current.duplicate() for group in groups]
+    await all_of(group.barrier() for group in part)
+    waiting = [asyncio.create_task(group.barrier()) for group in part[1:]]
+    waiting += [asyncio.create_task(group.current.barrier()) for group in groups[1:]]
     await asyncio.sleep(0)
     first = asyncio.create_task(groups[0].reconfigure())
     for error in await outcomes(waiting):
         assert isinstance(error, GroupChangedError)
         assert "rank 0 ('a') reconfigures group 'training" in str(error)
         assert error.ranks == ("a",)
-    await all_of([first, *(one.reconfigure() for one in groups[1:])])
+    await all_of([first, *(group.reconfigure() for group in groups[1:])])
     await works(groups)
 
 
@@ -144,12 +150,12 @@ async def test_a_group_is_reconfigured_once_at_a_time(workers: list[Worker]) -> 
         await groups[0].reconfigure()
 
 
-async def test_who_is_late_is_named_and_the_call_may_be_repeated(
+async def test_late_member_is_named_and_reconfigure_may_be_repeated(
     workers: list[Worker],
 ) -> None:
     groups = await join(workers[:3])
-    found = await outcomes(one.reconfigure(timeout_s=0.05) for one in groups[:2])
-    for error in found:
+    errors = await outcomes(group.reconfigure(timeout_s=0.05) for group in groups[:2])
+    for error in errors:
         assert isinstance(error, CollectiveTimeoutError)
         assert "c" in error.ranks
         assert "did not come" in str(error)
@@ -189,7 +195,7 @@ async def test_a_newcomer_that_gives_up_is_not_waited_for(
     await works(groups)
 
 
-async def test_too_few_to_begin(workers: list[Worker]) -> None:
+async def test_group_below_its_minimum_does_not_begin(workers: list[Worker]) -> None:
     coroutines = [
         join_group(worker, "training", min_size=5, timeout_s=0.1) for worker in workers
     ]
@@ -200,7 +206,7 @@ async def test_too_few_to_begin(workers: list[Worker]) -> None:
     )
 
 
-async def test_arguments_are_checked(workers: list[Worker]) -> None:
+async def test_wrong_arguments_are_refused(workers: list[Worker]) -> None:
     (group,) = await join(workers[:1])
     with pytest.raises(UsageError, match="step must be"):
         await group.reconfigure(step=-2)
@@ -255,7 +261,7 @@ async def on_all(worker: Worker, names: Sequence[str], call: Any, *args: Any) ->
 
 
 @pytest.mark.parametrize("memory", ["shared", "not shared"])
-async def test_members_that_are_killed(memory: str) -> None:
+async def test_survivors_name_killed_members_and_reconfigure(memory: str) -> None:
     """While others wait for them, and while all reconfigure."""
     plain = Options(drain_timeout_s=0.5, limits=LimitOptions(shared_memory_bytes=0))
     options = OPTIONS if memory == "shared" else plain
@@ -268,14 +274,14 @@ async def test_members_that_are_killed(memory: str) -> None:
             assert "'c'" in text
         change = await anext(changes)
         assert (change.kind.value, change.member.name) == ("lost", "c")
-        for found in await on_all(worker, "bd", renew, 7):
-            assert found == (("a", "b", "d"), 2, (7, 7, 7), 3.0)
+        for view in await on_all(worker, "bd", renew, 7):
+            assert view == (("a", "b", "d"), 2, (7, 7, 7), 3.0)
         with acting_as(worker):
             here = asyncio.create_task(renew(8))
             there = worker.peer("b").call(renew, 8)
             cluster.kill("d")  # it never comes
-            for found in await all_of([here, there]):
-                assert found == (("a", "b"), 3, (8, 8), 2.0)
+            for view in await all_of([here, there]):
+                assert view == (("a", "b"), 3, (8, 8), 2.0)
             cluster.kill("b")
             assert "'b'" in await reduce()
             # Half of two, with rank 0.
@@ -283,7 +289,7 @@ async def test_members_that_are_killed(memory: str) -> None:
     kept.clear()
 
 
-async def test_a_minority_does_not_go_on_by_itself() -> None:
+async def test_minority_does_not_continue_alone() -> None:
     cluster = ProcessCluster(["b", "c"], options=OPTIONS, method="forkserver")
     async with cluster as worker:
         await on_all(worker, "bc", enter, 3)

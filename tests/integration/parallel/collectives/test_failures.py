@@ -78,7 +78,7 @@ class TestMismatch:
         ],
     )
     @pytest.mark.parametrize("rank", [0, 1, 2])
-    async def test_all_are_told_who_and_what(
+    async def test_mismatch_is_named_to_every_rank(
         self,
         groups: list[Group],
         odd: Callable[[Group], Awaitable[Any]],
@@ -86,35 +86,35 @@ class TestMismatch:
         rank: int,
     ) -> None:
         await works(groups)
-        found = await outcomes(
+        errors = await outcomes(
             *(
-                odd(one) if one.rank == rank else one.all_reduce(torch.ones(4))
-                for one in groups
+                odd(group) if group.rank == rank else group.all_reduce(torch.ones(4))
+                for group in groups
             )
         )
-        for error in found:
+        for error in errors:
             assert type(error) is CollectiveError
             assert f"rank {rank} (" in str(error)
             assert says in str(error)
             assert groups[rank].members[rank] in error.ranks
         await works(groups)
 
-    async def test_those_who_wait_for_each_other_find_out(
-        self, groups: list[Group]
-    ) -> None:
-        """Each is the root of its own gather: nobody sends anything."""
-        found = await outcomes(*(one.gather(torch.ones(4), one.rank) for one in groups))
-        assert all(type(error) is CollectiveError for error in found)
+    async def test_crossed_roots_of_gather_fail(self, groups: list[Group]) -> None:
+        """Each rank is the root of its own gather, so that no rank sends."""
+        errors = await outcomes(
+            *(group.gather(torch.ones(4), group.rank) for group in groups)
+        )
+        assert all(type(error) is CollectiveError for error in errors)
         await works(groups)
 
 
 class TestLateness:
-    async def test_who_does_not_come_is_named(self) -> None:
+    async def test_timeout_names_the_missing_rank(self) -> None:
         async with Cluster(3, options=OPTIONS) as workers:
             groups = [Group(worker, timeout_s=3.0) for worker in workers]
             await works(groups)
-            found = await outcomes(*(one.barrier() for one in groups[:2]))
-            for error in found:
+            errors = await outcomes(*(group.barrier() for group in groups[:2]))
+            for error in errors:
                 assert type(error) is CollectiveTimeoutError
                 assert isinstance(error, TimeoutError)
                 assert error.ranks == ("c",)
@@ -124,35 +124,37 @@ class TestLateness:
                 await groups[2].barrier()
             await works(groups)
 
-    async def test_a_cancelled_one_fails_for_all(self, groups: list[Group]) -> None:
+    async def test_cancelled_collective_fails_on_every_rank(
+        self, groups: list[Group]
+    ) -> None:
         await works(groups)
-        waiting = [asyncio.ensure_future(one.barrier()) for one in groups[:2]]
+        waiting = [asyncio.ensure_future(group.barrier()) for group in groups[:2]]
         await asyncio.sleep(0)  # they begin
         waiting[1].cancel()
-        found = await outcomes(*waiting, groups[2].barrier())
-        assert isinstance(found[1], asyncio.CancelledError)
-        for error in (found[0], found[2]):
+        errors = await outcomes(*waiting, groups[2].barrier())
+        assert isinstance(errors[1], asyncio.CancelledError)
+        for error in (errors[0], errors[2]):
             assert type(error) is CollectiveError
             assert "rank 1 ('b') cancelled it" in str(error)
         await works(groups)
 
 
 class TestLeaving:
-    async def test_who_closes_the_group_ends_it_for_all(
+    async def test_closed_group_ends_collectives_of_all_ranks(
         self, groups: list[Group]
     ) -> None:
         await works(groups)
-        waiting = [asyncio.ensure_future(one.barrier()) for one in groups[:2]]
+        waiting = [asyncio.ensure_future(group.barrier()) for group in groups[:2]]
         await asyncio.sleep(0)  # they begin
         groups[2].close()
         for error in await outcomes(*waiting):
             assert type(error) is GroupChangedError
             assert error.ranks == ("c",)
-        for one in groups:
+        for group in groups:
             with pytest.raises(GroupChangedError, match="rank 2"):
-                await one.barrier()
+                await group.barrier()
 
-    async def test_who_has_ended_a_collective_may_leave(
+    async def test_rank_may_leave_after_its_last_collective(
         self, groups: list[Group]
     ) -> None:
         async def last(group: Group) -> None:
@@ -161,11 +163,11 @@ class TestLeaving:
 
         for _ in range(3):
             assert await outcomes(*map(last, groups)) == [None] * 3
-            groups = [Group(one.worker) for one in groups]
+            groups = [Group(former.worker) for former in groups]
         await works(groups)
 
     @pytest.mark.parametrize("how", ["closes the group", "shuts down"])
-    async def test_one_that_goes_later_ends_what_an_earlier_one_had_ended(
+    async def test_departure_fails_an_earlier_collective_still_open(
         self, groups: list[Group], how: str
     ) -> None:
         await works(groups)
@@ -180,7 +182,7 @@ class TestLeaving:
         assert isinstance(error, CollectiveError)
         assert error.ranks == ("c",)
 
-    async def test_who_leaves_answers_what_came_early(
+    async def test_leaving_rank_answers_early_requests(
         self, groups: list[Group]
     ) -> None:
         say_left(groups[1], ahead=5)
@@ -194,7 +196,7 @@ class TestLeaving:
         (error,) = await outcomes(sending)
         assert type(error) is GroupChangedError
 
-    async def test_who_shuts_down_fails_it_for_all(self) -> None:
+    async def test_shutdown_fails_collectives_of_all_ranks(self) -> None:
         async with all_end(LIMIT_S), Cluster(2) as (a, b):
             staying = asyncio.ensure_future(a.peer("b").call(stay))
             await a.peer("b").call(len, "ab")  # so the other has arrived
@@ -202,17 +204,17 @@ class TestLeaving:
             closing = asyncio.ensure_future(b.shutdown(drain_timeout_s=60.0))
             await asyncio.sleep(0)
             await b.peer("a").call(len, "ab")  # it comes after the goodbye
-            found = await outcomes(groups[0].send(torch.ones(1), 1))
-            found += await outcomes(*(one.barrier() for one in groups))
+            errors = await outcomes(groups[0].send(torch.ones(1), 1))
+            errors += await outcomes(*(group.barrier() for group in groups))
             _stays.pop().set()
             await staying
             await closing
         # These errors are kept meanwhile, and keep nothing that would wait.
-        for error in found:
+        for error in errors:
             assert isinstance(error, CollectiveError)
             assert "shutting down" in str(error)
 
-    async def test_a_group_is_open_once(self, groups: list[Group]) -> None:
+    async def test_group_name_is_open_once(self, groups: list[Group]) -> None:
         worker = groups[0].worker
         with pytest.raises(UsageError, match="open on worker"):
             Group(worker)
@@ -244,7 +246,9 @@ async def go_on(size: int) -> str:
 
 @pytest.mark.parametrize("size", [10, 3_000_000])
 @pytest.mark.parametrize("memory", ["shared", "not shared"])
-async def test_a_killed_rank_fails_it_for_all(size: int, memory: str) -> None:
+async def test_killed_rank_fails_the_collective_on_all_ranks(
+    size: int, memory: str
+) -> None:
     plain = Options(drain_timeout_s=0.5, limits=LimitOptions(shared_memory_bytes=0))
     options = OPTIONS if memory == "shared" else plain
     cluster = ProcessCluster(["b", "c"], options=options, method="forkserver")
@@ -264,7 +268,7 @@ async def test_a_killed_rank_fails_it_for_all(size: int, memory: str) -> None:
 
 
 class TestUsage:
-    async def test_what_is_wrong_here_is_said_here(self, groups: list[Group]) -> None:
+    async def test_local_mistake_is_raised_locally(self, groups: list[Group]) -> None:
         group = groups[0]
         cases: list[tuple[Callable[[], Awaitable[Any]], str]] = [
             (
@@ -290,7 +294,7 @@ class TestUsage:
                 await call()
         await works(groups)
 
-    async def test_members(self, groups: list[Group]) -> None:
+    async def test_invalid_members_are_refused(self, groups: list[Group]) -> None:
         worker = groups[0].worker
         with pytest.raises(UsageError, match="distinct; repeated: 'b'"):
             Group(worker, ["a", "b", "b"])
@@ -313,8 +317,8 @@ async def test_subgroups_work_beside_each_other(groups: list[Group]) -> None:
         groups[1].subgroup([0, 2])
 
 
-async def test_the_first_collective_is_late_as_any_other() -> None:
-    """It waits for another one, in which all agree on their way: that has no limit."""
+async def test_first_collective_times_out_as_later_ones() -> None:
+    """The first one waits for the choice of the path, which has no limit of its own."""
     async with Cluster(2, options=OPTIONS) as workers:
         groups = [Group(worker, timeout_s=0.2) for worker in workers]
         for number in (1, 2):
@@ -322,8 +326,8 @@ async def test_the_first_collective_is_late_as_any_other() -> None:
                 async with asyncio.timeout(60.0):
                     await groups[0].all_reduce(torch.ones(4))
         # Who comes at last is told, and can go on with the others.
-        found = await outcomes(*(groups[1].all_reduce(torch.ones(4)) for _ in "ab"))
-        assert [type(one) for one in found] == [CollectiveTimeoutError] * 2
+        errors = await outcomes(*(groups[1].all_reduce(torch.ones(4)) for _ in "ab"))
+        assert [type(error) for error in errors] == [CollectiveTimeoutError] * 2
         await works(groups)
 
 
@@ -338,7 +342,7 @@ async def test_the_first_collective_ends_with_its_worker() -> None:
 
 
 class TestPoints:
-    async def test_nobody_sends(self) -> None:
+    async def test_unmatched_send_and_recv_time_out(self) -> None:
         async with Cluster(2, options=OPTIONS) as workers:
             groups = [Group(worker, timeout_s=0.2) for worker in workers]
             with pytest.raises(CollectiveTimeoutError, match="recv from rank 1"):
@@ -349,9 +353,9 @@ class TestPoints:
             with pytest.raises(CollectiveTimeoutError):
                 await groups[1].recv(0)
 
-    async def test_out_has_to_fit(self, groups: list[Group]) -> None:
-        found = await outcomes(
+    async def test_out_of_another_shape_is_refused(self, groups: list[Group]) -> None:
+        errors = await outcomes(
             groups[0].send(torch.ones(3), 1), groups[1].recv(0, out=torch.ones(4))
         )
-        assert found[0] is None
-        assert "shape (3,), but `out` is" in str(found[1])
+        assert errors[0] is None
+        assert "shape (3,), but `out` is" in str(errors[1])

@@ -26,8 +26,10 @@ async def groups() -> AsyncIterator[list[Group]]:
 
 
 class TestDuplicates:
-    async def test_they_are_matched_by_themselves(self, groups: list[Group]) -> None:
-        """Each rank begins those of the two groups in an order of its own."""
+    async def test_collectives_of_duplicates_are_matched_separately(
+        self, groups: list[Group]
+    ) -> None:
+        """Each rank begins the collectives of the two groups in its own order."""
 
         async def both(mine: Group, other: Group, *, other_first: bool) -> list[float]:
             ours, theirs = torch.ones(5), torch.full((70,), 2.0)
@@ -37,33 +39,37 @@ class TestDuplicates:
             await asyncio.gather(*calls)
             return [ours[0].item(), theirs[0].item()]
 
-        others = [one.duplicate() for one in groups]
-        assert {(one.rank, one.size) for one in others} == {(0, 3), (1, 3), (2, 3)}
-        found = await asyncio.gather(
+        others = [group.duplicate() for group in groups]
+        assert {(group.rank, group.size) for group in others} == {
+            (0, 3),
+            (1, 3),
+            (2, 3),
+        }
+        results = await asyncio.gather(
             *(
                 both(mine, other, other_first=mine.rank == 1)
                 for mine, other in zip(groups, others, strict=True)
             )
         )
-        assert found == [[3.0, 2.0]] * 3
+        assert results == [[3.0, 2.0]] * 3
 
-    async def test_one_fails_and_closes_without_the_other(
+    async def test_duplicate_fails_without_its_original(
         self, groups: list[Group]
     ) -> None:
-        others = [one.duplicate() for one in groups]
+        others = [group.duplicate() for group in groups]
         others[0].refuse("has no time")
-        found = await asyncio.gather(
-            *(one.barrier() for one in others[1:]), return_exceptions=True
+        errors = await asyncio.gather(
+            *(group.barrier() for group in others[1:]), return_exceptions=True
         )
-        assert all("rank 0 ('a') has no time" in str(error) for error in found)
-        for one in others:
-            one.close()
-        await asyncio.gather(*(one.barrier() for one in groups))
+        assert all("rank 0 ('a') has no time" in str(error) for error in errors)
+        for group in others:
+            group.close()
+        await asyncio.gather(*(group.barrier() for group in groups))
 
-    async def test_a_group_that_is_refused_and_closed_before_it_opens(
+    async def test_refused_group_closes_without_unhandled_errors(
         self, groups: list[Group]
     ) -> None:
-        """Nobody waits for its opening, which fails."""
+        """No task awaits the opening, which fails."""
         unhandled: list[dict[str, object]] = []
         asyncio.get_running_loop().set_exception_handler(
             lambda _, context: unhandled.append(context)
@@ -79,8 +85,8 @@ class TestDuplicates:
         gc.collect()
         assert not unhandled
 
-    async def test_names_and_numbers(self, groups: list[Group]) -> None:
-        """Those without a name get one each; a name is open once."""
+    async def test_group_names_are_unique_while_open(self, groups: list[Group]) -> None:
+        """A group without a name gets one."""
         group = groups[0]
         names = [group.duplicate().name for _ in range(3)]
         assert len(set(names)) == 3
@@ -90,11 +96,9 @@ class TestDuplicates:
         named.close()
         group.duplicate(name="of a library").close()
 
-    async def test_a_duplicate_is_no_subgroup_of_the_same_name(
-        self, groups: list[Group]
-    ) -> None:
-        again = [one.duplicate().duplicate() for one in groups]
-        await asyncio.gather(*(one.barrier() for one in again))
+    async def test_duplicate_of_a_duplicate_works(self, groups: list[Group]) -> None:
+        again = [group.duplicate().duplicate() for group in groups]
+        await asyncio.gather(*(group.barrier() for group in again))
         assert again[0].timeout_s == groups[0].timeout_s
 
 
@@ -108,7 +112,7 @@ def shared_bytes() -> int:
     return total
 
 
-async def gone(wanted: int) -> None:
+async def wait_shared_bytes(wanted: int) -> None:
     """Wait until no more than so much is left."""
     async with asyncio.timeout(20.0):
         while shared_bytes() > wanted:  # noqa: ASYNC110  the kernel's map has no event
@@ -126,10 +130,11 @@ async def open_and_close(count: int, numel: int) -> bool:
         await group.all_reduce(kept)
         assert shared_bytes() >= 2 * kept.nbytes
         group.close()
-        await gone(kept.nbytes)  # not the board, nor what the other rank has
+        # Not the board, nor what the other rank has.
+        await wait_shared_bytes(kept.nbytes)
     is_whole = bool((kept == 3.0).all())
     del kept
-    await gone(0)
+    await wait_shared_bytes(0)
     regions.IDLE_S = patience_s  # type: ignore[misc]
     return is_whole
 

@@ -85,8 +85,8 @@ async def test_payloads_come_in_the_order_of_the_members(five: list[Worker]) -> 
     assert found == [[b"x"] * 5] * 5
 
 
-async def test_a_late_member_has_missed_nothing(five: list[Worker]) -> None:
-    """It had not been connected to another worker when it was told."""
+async def test_late_member_gets_all_payloads(five: list[Worker]) -> None:
+    """The late member was not connected to another worker before."""
     *others, late = five
     coming = asyncio.create_task(all_meet(others, "tag"))
     await until_all_have_heard(five, "tag")
@@ -94,7 +94,7 @@ async def test_a_late_member_has_missed_nothing(five: list[Worker]) -> None:
     assert (await coming)[0] == [b"a", b"b", b"c", b"d", b"late"]
 
 
-async def test_many_tags_and_subsets_at_once(five: list[Worker]) -> None:
+async def test_tags_and_subsets_may_meet_at_once(five: list[Worker]) -> None:
     """Calls of one worker with the same tag and members take turns."""
     subsets: list[list[int] | None] = [None, [0, 1], [1, 0, 2], [4, 3], [2, 4, 0, 1]]
     calls, expected = [], []
@@ -105,22 +105,22 @@ async def test_many_tags_and_subsets_at_once(five: list[Worker]) -> None:
             for turn in range(2):
                 payload = f"{number} {turn} {rank}".encode()
                 calls.append(rendezvous(five[rank], f"{number}", payload, members))
-                expected.append([f"{number} {turn} {one}".encode() for one in ranks])
+                expected.append([f"{number} {turn} {rank}".encode() for rank in ranks])
     assert await outcomes(*calls) == expected
 
 
-async def test_long_payloads(five: list[Worker]) -> None:
+async def test_payloads_up_to_1_mib_arrive(five: list[Worker]) -> None:
     sizes = [MIB, 0, 256 << 10, 16 << 10, 1]
     payloads = [bytes([rank]) * size for rank, size in enumerate(sizes)]
     calls = (
-        rendezvous(one, "tag", payload)
-        for one, payload in zip(five, payloads, strict=True)
+        rendezvous(worker, "tag", payload)
+        for worker, payload in zip(five, payloads, strict=True)
     )
     assert await outcomes(*calls) == [payloads] * 5
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8])
-async def test_a_worker_that_has_passed_may_leave_at_once(size: int) -> None:
+async def test_worker_may_leave_right_after_a_rendezvous(size: int) -> None:
     names = [b"%c" % (97 + rank) for rank in range(size)]
 
     async def pass_and_leave(worker: Worker) -> None:
@@ -150,7 +150,7 @@ async def test_a_worker_that_has_passed_may_leave_at_once(size: int) -> None:
         ("ab", UsageError, "members must be a list"),
     ],
 )
-async def test_wrong_members_are_refused(
+async def test_invalid_members_are_refused(
     members: Any, error: type[Exception], problem: str
 ) -> None:
     async with Cluster(5) as workers:
@@ -159,7 +159,7 @@ async def test_wrong_members_are_refused(
         await settled(workers, "tag")
 
 
-async def test_other_wrong_arguments_cost_that_call_only() -> None:
+async def test_wrong_arguments_fail_their_own_call_only() -> None:
     async with Cluster(5) as workers:
         *others, last = workers
         coming = asyncio.create_task(all_meet(others, "tag"))
@@ -171,12 +171,12 @@ async def test_other_wrong_arguments_cost_that_call_only() -> None:
                 await rendezvous(last, "tag", payload)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match=r"1,048,577 bytes; .* have 1,048,576"):
             await rendezvous(last, "tag", bytes(MIB + 1))
-        found = await rendezvous(last, "tag", b"e")
-        assert await coming == [found] * 4
+        payloads = await rendezvous(last, "tag", b"e")
+        assert await coming == [payloads] * 4
         await settled(workers, "tag")
 
 
-def test_limit_of_a_payload() -> None:
+def test_payload_limit_shrinks_with_the_number_of_ranks() -> None:
     assert payload_bytes_max(1) == payload_bytes_max(16) == PAYLOAD_BYTES_MAX
     assert payload_bytes_max(4096) == ALL_BYTES_MAX // 4096 == 4096
 
@@ -190,7 +190,7 @@ async def test_a_rendezvous_needs_ranks_and_a_running_worker() -> None:
 
 
 @pytest.mark.parametrize("wrong", [[0, 1], [4, 0], [4, 3, 2, 1, 0]])
-async def test_other_members_under_the_tag_fail_for_all(
+async def test_different_members_for_a_tag_fail_on_all_ranks(
     five: list[Worker], wrong: list[int]
 ) -> None:
     erring = five[wrong[0]]
@@ -210,21 +210,21 @@ async def test_other_members_under_the_tag_fail_for_all(
 # --- what goes wrong -----------------------------------------------------------------
 
 
-async def test_a_timeout_fails_for_all_and_names_the_missing(
+async def test_timeout_fails_on_all_ranks_and_names_the_missing(
     five: list[Worker],
 ) -> None:
     a, *others = five
     calls = (
-        rendezvous(one, "tag", timeout_s=GIVES_UP_S if one is five[4] else None)
-        for one in others
+        rendezvous(worker, "tag", timeout_s=GIVES_UP_S if worker is five[4] else None)
+        for worker in others
     )
-    *found, error = await outcomes(*calls)
+    *errors, error = await outcomes(*calls)
     assert isinstance(error, BarrierTimeoutError)
     assert isinstance(error, TimeoutError)
     assert (error.number, error.missing) == (0, ("a",))
     absence = "within 2 s these members did not come: rank 0 ('a')"
     assert f"rendezvous 0 of 'tag': {absence}" in str(error)
-    for error in found:
+    for error in errors:
         assert type(error) is BarrierBrokenError
         assert "rank 4 ('e') gave up rendezvous 0 of 'tag': it waited 2 s" in str(error)
         assert error.missing == ("a",)
@@ -233,7 +233,7 @@ async def test_a_timeout_fails_for_all_and_names_the_missing(
     await settled(five, "tag")
 
 
-async def test_a_cancelled_member_fails_its_tag_for_all(five: list[Worker]) -> None:
+async def test_cancelled_member_fails_its_tag_on_all_ranks(five: list[Worker]) -> None:
     *others, last, late = five
     good = asyncio.create_task(all_meet(five[:4], "good"))
     coming = asyncio.create_task(all_meet(others, "tag"))
@@ -253,7 +253,7 @@ async def test_a_cancelled_member_fails_its_tag_for_all(five: list[Worker]) -> N
     assert await rendezvous(five[4], "good", b"e") == (await good)[0]
 
 
-async def test_a_call_that_gives_up_before_its_turn_does_not_count() -> None:
+async def test_call_cancelled_before_its_turn_does_not_count() -> None:
     async with Cluster(2) as (a, b):
         first = asyncio.create_task(rendezvous(a, "tag", b"1"))
         second = asyncio.create_task(rendezvous(a, "tag", b"2"))
@@ -266,7 +266,7 @@ async def test_a_call_that_gives_up_before_its_turn_does_not_count() -> None:
         assert await rendezvous(b, "tag", b"y") == await third == [b"3", b"y"]
 
 
-async def test_a_member_that_shuts_down_fails_it_for_all(five: list[Worker]) -> None:
+async def test_member_that_shuts_down_fails_the_rendezvous(five: list[Worker]) -> None:
     *others, last = five
     coming = asyncio.create_task(all_meet(others, "tag"))
     waiting = [
@@ -286,8 +286,8 @@ async def test_a_member_that_shuts_down_fails_it_for_all(five: list[Worker]) -> 
     assert isinstance(second, NotStartedError)
     with pytest.raises(WorkerLostError, match=r"rank 4 \('e'\) is gone"):
         await asyncio.wait_for(rendezvous(others[3], "another"), 30.0)
-    found = await all_meet(others, "tag", [3, 2, 1, 0])
-    assert found == [[b"d", b"c", b"b", b"a"]] * 4
+    payloads = await all_meet(others, "tag", [3, 2, 1, 0])
+    assert payloads == [[b"d", b"c", b"b", b"a"]] * 4
 
 
 async def meet_there(tag: str, members: list[int] | None) -> list[bytes]:
@@ -301,8 +301,8 @@ async def until_here(tag: str) -> None:
 
 
 @pytest.mark.parametrize("victim", ["b", "d"])
-async def test_a_killed_member_fails_it_for_all(victim: str) -> None:
-    """One in the middle of the tree, and a leaf of it."""
+async def test_killed_member_fails_the_rendezvous(victim: str) -> None:
+    """The victim is in the middle of the tree, or a leaf of it."""
     names = ["b", "c", "d"]
     cluster = ProcessCluster(names, method="forkserver")
     async with cluster as worker:
@@ -323,15 +323,15 @@ async def test_a_killed_member_fails_it_for_all(victim: str) -> None:
             worker.parts.start_call(name, meet_there, ("tag", left)) for name in living
         ]
         expected = [name.encode() for name in "abcd" if name != victim]
-        found = await outcomes(rendezvous(worker, "tag", b"a", left), *calls)
-        assert found == [expected] * 3
+        results = await outcomes(rendezvous(worker, "tag", b"a", left), *calls)
+        assert results == [expected] * 3
 
 
 # --- once all have come --------------------------------------------------------------
 
 
 @pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def release_payloads(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Hold up the exchange of payloads at each parent; return what lets it go on."""
     gate, collect = asyncio.Event(), vars(RendezvousService)["_collect"]
 
@@ -347,46 +347,50 @@ def has_passed(worker: Worker) -> bool:
     return any(one.passed >= 0 for one in series_of(worker.parts.rounds.machine))
 
 
-async def test_a_cancelled_call_fails_nothing_once_all_have_come(
-    held: Callable[[], None],
+async def test_call_cancelled_after_all_arrived_fails_no_other(
+    release_payloads: Callable[[], None],
 ) -> None:
     async with Cluster(5) as workers:
         a, b, *others = workers
-        calls = [asyncio.create_task(all_meet([one], "tag")) for one in others]
-        cancelled = [asyncio.create_task(rendezvous(one, "tag")) for one in (a, b)]
+        calls = [asyncio.create_task(all_meet([worker], "tag")) for worker in others]
+        cancelled = [
+            asyncio.create_task(rendezvous(worker, "tag")) for worker in (a, b)
+        ]
         await until(lambda: all(map(has_passed, workers)))
         for call in cancelled:
             call.cancel()
-        held()
+        release_payloads()
         expected = [b"", b"", b"c", b"d", b"e"]
         assert await asyncio.gather(*calls) == [[expected]] * 3
         assert all(
-            isinstance(one, asyncio.CancelledError)
-            for one in await outcomes(*cancelled)
+            isinstance(result, asyncio.CancelledError)
+            for result in await outcomes(*cancelled)
         )
         await settled(workers, "tag")
 
 
-async def test_a_timeout_once_all_have_come(held: Callable[[], None]) -> None:
+async def test_timeout_after_all_arrived_fails_its_caller_alone(
+    release_payloads: Callable[[], None],
+) -> None:
     async with Cluster(3) as (a, b, c):
-        calls = [asyncio.create_task(rendezvous(one, "tag")) for one in (a, b)]
+        calls = [asyncio.create_task(rendezvous(worker, "tag")) for worker in (a, b)]
         with pytest.raises(BarrierTimeoutError, match="their payloads did not arrive"):
             await rendezvous(c, "tag", timeout_s=GIVES_UP_S)
-        held()
+        release_payloads()
         assert await outcomes(*calls) == [[b""] * 3] * 2
         await settled((a, b, c), "tag")
 
 
 @pytest.mark.parametrize("lost", [0, 2])
-async def test_a_member_lost_once_all_have_come(
-    lost: int, held: Callable[[], None]
+async def test_member_lost_after_all_arrived_fails_the_others(
+    lost: int, release_payloads: Callable[[], None]
 ) -> None:
     """The root, which the others wait for, or one that the root waits for."""
     async with Cluster(3) as workers:
-        calls = [asyncio.create_task(rendezvous(one, "tag")) for one in workers]
+        calls = [asyncio.create_task(rendezvous(worker, "tag")) for worker in workers]
         await until(lambda: all(map(has_passed, workers)))
         await workers[lost].shutdown(drain_timeout_s=0.0)
-        held()
+        release_payloads()
         errors = await outcomes(*calls)
         del errors[lost]
         for error in errors:
@@ -404,9 +408,7 @@ async def test_a_member_lost_once_all_have_come(
         ("share", ["tag", None, 0, [7], ""]),
     ],
 )
-async def test_requests_that_are_no_parents_are_refused(
-    method: str, value: Any
-) -> None:
+async def test_request_from_a_non_parent_is_refused(method: str, value: Any) -> None:
     async with Cluster(3) as (a, b, c):
         link = await b.parts.link_to("a")
         with pytest.raises(asyncrpc.AsyncRpcError, match=f"rendezvous.{method}"):
@@ -414,7 +416,9 @@ async def test_requests_that_are_no_parents_are_refused(
         await settled((a, b, c), "tag")
 
 
-async def test_shared_payloads_must_be_one_of_each(held: Callable[[], None]) -> None:
+async def test_shared_payloads_must_have_one_per_rank(
+    release_payloads: Callable[[], None],
+) -> None:
     async with Cluster(3) as workers:
         a = workers[0]
         calls = asyncio.create_task(all_meet(workers, "tag"))
@@ -425,5 +429,5 @@ async def test_shared_payloads_must_be_one_of_each(held: Callable[[], None]) -> 
             await raw_messages.request(link, "rendezvous", "share", value)
         early = ["tag", None, 7, [b""] * 3, ""]
         assert await raw_messages.request(link, "rendezvous", "share", early) is None
-        held()
+        release_payloads()
         assert await calls == [[b"a", b"b", b"c"]] * 3

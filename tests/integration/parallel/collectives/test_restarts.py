@@ -42,7 +42,7 @@ def where() -> dict[str, str]:
     return {name: f"tcp://127.0.0.1:{free_port()}" for name in NAMES}
 
 
-async def test_a_group_with_a_restarted_worker(where: dict[str, str]) -> None:
+async def test_restarted_worker_joins_a_new_group(where: dict[str, str]) -> None:
     async with worker("a", where) as a:
         async with worker("b", where) as first:
             assert await reduce_in((a, first), "first") == [2.0, 2.0]
@@ -55,17 +55,19 @@ async def test_a_group_with_a_restarted_worker(where: dict[str, str]) -> None:
             assert await reduce_in((a, second), "second") == [2.0, 2.0]
 
 
-async def test_late_word_of_a_former_life(where: dict[str, str]) -> None:
+async def test_late_loss_of_a_former_incarnation_changes_nothing(
+    where: dict[str, str],
+) -> None:
     async with worker("a", where) as a, worker("b", where) as b:
         assert await a.peer("b").call(len, "ab") == 2
-        groups = [Group(one, NAMES, name="open") for one in (a, b)]
+        groups = [Group(member, NAMES, name="open") for member in (a, b)]
         former = WorkerId("b", Incarnation(1))
         a.parts.service(SERVICE).on_peer_lost(former, "it has been restarted")
         async with asyncio.timeout(LIMIT_S):
             sums = await asyncio.gather(
                 *(group.all_reduce(torch.ones(1)) for group in groups)
             )
-        assert [float(one[0]) for one in sums] == [2.0, 2.0]
+        assert [float(total[0]) for total in sums] == [2.0, 2.0]
         assert await reduce_in((a, b), "another") == [2.0, 2.0]
         for group in groups:
             group.close()

@@ -65,7 +65,7 @@ async def work(numel: int) -> bool:
     ("numel", "has_begun"), [(10, False), (3_000_000, False), (3_000_000, True)]
 )
 @pytest.mark.parametrize("memory_bytes", [0, LimitOptions().shared_memory_bytes])
-async def test_who_stands_still_is_named_and_may_go_on(
+async def test_stopped_rank_is_named_and_continues(
     numel: int,
     memory_bytes: int,
     has_begun: bool,  # noqa: FBT001
@@ -83,8 +83,8 @@ async def test_who_stands_still_is_named_and_may_go_on(
                 await c.call(begin, numel)
             os.kill(cluster.pid("c"), signal.SIGSTOP)
             c_ends = c.call(end, numel)
-            found = await asyncio.gather(fail(numel), b.call(fail, numel))
-            for text, ranks in found:
+            failures = await asyncio.gather(fail(numel), b.call(fail, numel))
+            for text, ranks in failures:
                 assert "rank 2 ('c')" in text
                 assert ranks == ("c",)
             os.kill(cluster.pid("c"), signal.SIGCONT)

@@ -79,7 +79,7 @@ async def ranks(way: str, request: pytest.FixtureRequest) -> AsyncIterator[Ranks
         yield Ranks([worker], names)
 
 
-async def test_the_way_is_what_this_test_believes(ranks: Ranks, way: str) -> None:
+async def test_group_uses_the_path_under_test(ranks: Ranks, way: str) -> None:
     wanted = SharedPath if way == "shared memory" else MessagePath
     assert set(await ranks.all(way_of, "which")) == {wanted.__name__}
 
@@ -108,7 +108,7 @@ async def reduced_in_group_memory() -> bool:
 @pytest.mark.parametrize(
     ("modules", "way"), [(["path", "shared"], MessagePath), (["shared"], SharedPath)]
 )
-async def test_memory_that_came_as_a_copy_is_not_taken_for_shared(
+async def test_copied_memory_is_not_taken_for_shared(
     modules: list[str], way: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in modules:
@@ -122,7 +122,7 @@ async def test_memory_that_came_as_a_copy_is_not_taken_for_shared(
         assert all(await ranks.all(reduced_in_group_memory))
 
 
-async def test_expanded_tensors_are_refused_where_they_are_written() -> None:
+async def test_expanded_tensors_are_refused_as_outputs() -> None:
     async with Cluster(2) as workers:
         first, second = (Group(worker) for worker in workers)
         expanded = torch.ones(1, 3).expand(4, 3)
@@ -140,29 +140,31 @@ async def test_expanded_tensors_are_refused_where_they_are_written() -> None:
             first.broadcast(expanded, 0), second.broadcast(received, 0)
         )
         assert torch.equal(received, expanded)
-        one = torch.ones(1).expand(1)  # a stride of 0 that no other element shares
-        await asyncio.gather(first.all_reduce(one), second.all_reduce(torch.ones(1)))
-        assert one.item() == 2
+        single = torch.ones(1).expand(1)  # a stride of 0 that no other element shares
+        await asyncio.gather(first.all_reduce(single), second.all_reduce(torch.ones(1)))
+        assert single.item() == 2
 
 
-async def test_overflow_is_no_warning() -> None:
+async def test_overflow_raises_no_warning() -> None:
     """Infinities are results like others: pytest makes errors of warnings."""
     async with Cluster(2) as workers:
         groups = [Group(worker) for worker in workers]
         most = torch.finfo(torch.float32).max
-        found = await asyncio.gather(
-            *(one.all_reduce(torch.full((5,), most)) for one in groups)
+        results = await asyncio.gather(
+            *(group.all_reduce(torch.full((5,), most)) for group in groups)
         )
-        assert all(one.isinf().all() for one in found)
+        assert all(result.isinf().all() for result in results)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
-async def test_every_rank_gets_what_it_should(ranks: Ranks, scenario: str) -> None:
+async def test_collective_gives_the_expected_values(
+    ranks: Ranks, scenario: str
+) -> None:
     await ranks.all(scenarios.play, scenario)
 
 
 @pytest.mark.slow
-async def test_reductions(ranks: Ranks, way: str) -> None:
+async def test_reductions_give_the_expected_sums(ranks: Ranks, way: str) -> None:
     in_order = way == "shared memory"
     await ranks.all(scenarios.play, "check_sums", in_rank_order=in_order)

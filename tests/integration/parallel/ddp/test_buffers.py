@@ -76,7 +76,9 @@ def rows_of(rank: int) -> torch.Tensor:
 
 
 class TestBuffersAssignedAnew:
-    async def test_in_forward(self, pair: list[Group]) -> None:
+    async def test_buffer_assigned_in_forward_is_that_of_rank_0(
+        self, pair: list[Group]
+    ) -> None:
         models = await wrapped(pair, Assigned)
         for expected in (rows_of(0).mean(0) / 2, rows_of(0).mean(0) * 3 / 4):
 
@@ -87,7 +89,9 @@ class TestBuffersAssignedAnew:
             for model in models:
                 assert torch.allclose(model.module.get_buffer("mean"), expected)
 
-    async def test_by_another_dtype(self, pair: list[Group]) -> None:
+    async def test_regroup_sends_buffers_of_a_new_dtype(
+        self, pair: list[Group]
+    ) -> None:
         """The ranks meet again for new buckets, and the buffers are those of now."""
         models = await wrapped(pair, Assigned)
 
@@ -105,7 +109,7 @@ class TestBuffersAssignedAnew:
             expected = rows_of(0).double().mean(0) / 2
             assert torch.equal(model.module.get_buffer("mean"), expected)
 
-    async def test_by_another_dtype_without_meeting_again(
+    async def test_changed_dtype_without_regroup_is_named(
         self, pair: list[Group]
     ) -> None:
         models = await wrapped(pair, Assigned)
@@ -116,11 +120,15 @@ class TestBuffersAssignedAnew:
 
         errors = await outcomes(*(run(r, m) for r, m in enumerate(models)))
         assert any(isinstance(error, UsageError) for error in errors)
-        text = next(str(one) for one in errors if isinstance(one, UsageError))
+        text = next(
+            str(candidate) for candidate in errors if isinstance(candidate, UsageError)
+        )
         assert "has dtype torch.float64 now, but had torch.float32" in text
         assert "regroup" in text
 
-    async def test_before_the_ranks_meet(self, pair: list[Group]) -> None:
+    async def test_buffer_assigned_before_the_meeting_is_sent(
+        self, pair: list[Group]
+    ) -> None:
         models = [DistributedDataParallel(Assigned(), group) for group in pair]
         for rank, model in enumerate(models):
             model.double()
@@ -130,7 +138,11 @@ class TestBuffersAssignedAnew:
             assert model.module.get_buffer("mean").tolist() == [7.0, 7.0]
 
     @pytest.mark.parametrize("are_sent", [True, False])
-    async def test_within_join(self, pair: list[Group], are_sent: bool) -> None:  # noqa: FBT001
+    async def test_buffers_within_join_are_those_of_a_rank_with_inputs(
+        self,
+        pair: list[Group],
+        are_sent: bool,  # noqa: FBT001
+    ) -> None:
         models = await wrapped(pair, Assigned, broadcast_buffers=are_sent)
 
         async def run(rank: int, model: Model) -> torch.Tensor:
@@ -195,7 +207,7 @@ class TestGraphsThatAreNeededAgain:
             (normed, two_graphs),
         ],
     )
-    async def test_have_the_buffers_that_their_forward_pass_saw(
+    async def test_kept_graphs_use_the_buffers_of_their_forward_pass(
         self,
         pair: list[Group],
         make: Callable[[], nn.Module],
@@ -211,7 +223,7 @@ class TestGraphsThatAreNeededAgain:
         first, second = (list(model.buffers()) for model in models)
         assert all(map(torch.equal, first, second))
 
-    async def test_leave_the_buffers_to_the_next_forward_pass(
+    async def test_kept_graph_leaves_buffers_to_the_next_forward_pass(
         self, pair: list[Group]
     ) -> None:
         models = await wrapped(pair, Divided)
@@ -225,7 +237,7 @@ class TestGraphsThatAreNeededAgain:
         for largest in await at_all(models, run):
             assert torch.equal(largest, rows_of(0).amax(0).clamp(min=1))
 
-    async def test_fail_if_a_pass_has_replaced_a_buffer_that_they_need(
+    async def test_kept_graph_fails_when_its_buffer_was_replaced(
         self, pair: list[Group]
     ) -> None:
         """Autograd's own error, in place of gradients by the buffer of another rank."""
@@ -234,14 +246,16 @@ class TestGraphsThatAreNeededAgain:
         async def run(rank: int, model: Model) -> None:
             model.module.get_buffer("largest").fill_(1.0 + rank)
             needed = model(torch.zeros(1, 2)).mean()
-            loss = torch.stack([one.sum() for one in model.parameters()]).sum()
+            loss = torch.stack(
+                [parameter.sum() for parameter in model.parameters()]
+            ).sum()
             await model.backward(loss)
             await model.backward(needed)
 
-        found = await outcomes(*(run(r, m) for r, m in enumerate(models)))
-        assert isinstance(found[0], CollectiveError)
-        assert isinstance(found[1], RuntimeError)
-        assert "modified by an inplace operation" in str(found[1])
+        errors = await outcomes(*(run(r, m) for r, m in enumerate(models)))
+        assert isinstance(errors[0], CollectiveError)
+        assert isinstance(errors[1], RuntimeError)
+        assert "modified by an inplace operation" in str(errors[1])
 
 
 class Holding(nn.Module):
@@ -282,7 +296,7 @@ class TestUnusualTensors:
         ],
         ids=["conj", "neg", "expanded", "twice", "scalar", "t", "bool", "empty"],
     )
-    async def test_are_sent(
+    async def test_unusual_buffer_is_sent(
         self, pair: list[Group], make: Callable[[int], torch.Tensor]
     ) -> None:
         models = [DistributedDataParallel(Holding(make(g.rank)), g) for g in pair]
@@ -295,9 +309,7 @@ class TestUnusualTensors:
         for special in await at_all(models, run):
             assert torch.equal(special, make(0))
 
-    async def test_parameters_that_are_conjugated_are_trained(
-        self, pair: list[Group]
-    ) -> None:
+    async def test_conjugated_parameters_are_trained(self, pair: list[Group]) -> None:
         def make() -> nn.Module:
             torch.manual_seed(1)
             return Holding(None, UNIT.conj())
@@ -306,7 +318,7 @@ class TestUnusualTensors:
 
         async def run(rank: int, model: Model) -> list[torch.Tensor]:
             await model.backward(model(rows_of(rank)))
-            return [torch.as_tensor(one.grad) for one in model.parameters()]
+            return [torch.as_tensor(trained.grad) for trained in model.parameters()]
 
         alone = make()
         for rank in range(2):
@@ -338,7 +350,7 @@ class TestUnusualTensors:
         ],
         ids=["coo", "csr", "quantized", "nested", "wrapper", "lazy", "meta"],
     )
-    async def test_that_cannot_be_sent_are_named(
+    async def test_unsendable_buffer_is_named(
         self, pair: list[Group], make: Callable[[], torch.Tensor], text: str
     ) -> None:
         with pytest.raises(UsageError, match=text) as caught:

@@ -123,7 +123,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("way", "options", "mode"), CASES)
-async def test_a_module_around_a_call_is_reduced(
+async def test_module_around_a_call_is_reduced(
     way: str, options: str, mode: Any
 ) -> None:
     """Each context keeps its gradients while later passes go on."""
@@ -131,15 +131,15 @@ async def test_a_module_around_a_call_is_reduced(
     async def rank(worker: Worker, group: Group) -> list[Grads]:
         module = Sides()
         model = await DistributedDataParallel(module, group, **OPTIONS[options])  # type: ignore[arg-type]  # bools alone
-        found = []
+        results = []
         for step in range(STEPS):
             async with autograd.context() as context:
                 output = await outputs(worker, model, rows_of(group.rank, step), way)
                 await autograd.backward(context, [loss_of(output)], mode=mode)
-                found.append(gradients(context, module))
-        assert all(one.grad is None for one in module.parameters())
+                results.append(gradients(context, module))
+        assert all(parameter.grad is None for parameter in module.parameters())
         assert model.statistics().passes == STEPS
-        return found
+        return results
 
     for steps in await at_ranks(rank):
         for step, grads in enumerate(steps):
@@ -288,7 +288,7 @@ def failed(_rows: torch.Tensor) -> torch.Tensor:
     return result
 
 
-async def test_a_pass_that_fails_between_its_segments_fails_at_all_ranks() -> None:
+async def test_pass_failing_between_its_segments_fails_on_all_ranks() -> None:
     async def rank(worker: Worker, group: Group) -> Exception:
         module = Sides()
         model = await DistributedDataParallel(module, group)
@@ -309,8 +309,8 @@ async def test_a_pass_that_fails_between_its_segments_fails_at_all_ranks() -> No
     assert isinstance(second.__cause__, CollectiveError)
 
 
-async def test_passes_of_two_contexts_at_once_are_refused_or_right() -> None:
-    """They share the buckets: one that finds another between its segments fails."""
+async def test_concurrent_passes_of_two_contexts_are_refused_or_right() -> None:
+    """They share buckets: a pass that meets another between its segments fails."""
 
     async def rank(worker: Worker, group: Group) -> list[Any]:
         module = Sides()
@@ -326,7 +326,7 @@ async def test_passes_of_two_contexts_at_once_are_refused_or_right() -> None:
         return list(await asyncio.gather(step(0), step(1), return_exceptions=True))
 
     (outcomes,) = await at_ranks(rank, 1)
-    assert any(not isinstance(one, BaseException) for one in outcomes), outcomes
+    assert any(not isinstance(result, BaseException) for result in outcomes), outcomes
     for number, outcome in enumerate(outcomes):
         if isinstance(outcome, BaseException):
             assert isinstance(outcome, AutogradError)

@@ -90,71 +90,77 @@ def same(left: nn.Module, right: nn.Module) -> None:
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-async def test_members_that_come_and_go_change_nothing() -> None:
+async def test_training_with_changing_members_equals_one_process() -> None:
     async with Cluster(5, options=OPTIONS) as workers:
         # Buckets so small that their order counts.
-        found = [Trainer(group, 1e-4) for group in await members(workers[:3])]
-        await all_of(one.catch_up() for one in found)
-        await all_of(one.train(3) for one in found)
-        found.pop(0).group.close()  # the first rank leaves
+        trainers = [Trainer(group, 1e-4) for group in await members(workers[:3])]
+        await all_of(trainer.catch_up() for trainer in trainers)
+        await all_of(trainer.train(3) for trainer in trainers)
+        trainers.pop(0).group.close()  # the first rank leaves
         with pytest.raises(CollectiveError):
-            await found[0].train(1)
-        await all_of(one.group.reconfigure(step=one.step) for one in found)
-        assert found[0].group.source is None
-        await all_of(one.catch_up() for one in found)
-        await all_of(one.train(2) for one in found)
-        late = asyncio.gather(*(join_group(one, "training") for one in workers[3:]))
-        while len(found[0].group.newcomers) + len(found[1].group.newcomers) < 4:  # noqa: ASYNC110
+            await trainers[0].train(1)
+        await all_of(
+            trainer.group.reconfigure(step=trainer.step) for trainer in trainers
+        )
+        assert trainers[0].group.source is None
+        await all_of(trainer.catch_up() for trainer in trainers)
+        await all_of(trainer.train(2) for trainer in trainers)
+        late = asyncio.gather(
+            *(join_group(worker, "training") for worker in workers[3:])
+        )
+        while len(trainers[0].group.newcomers) + len(trainers[1].group.newcomers) < 4:  # noqa: ASYNC110
             await asyncio.sleep(0)
-        await all_of(one.group.reconfigure(step=one.step) for one in found)
-        found += [Trainer(group, 1e-4) for group in await late]
-        await all_of(one.catch_up() for one in found)
-        assert [one.step for one in found] == [5] * 4
-        await all_of(one.train(4) for one in found)
-        for one in found:
-            same(one.net, alone(9))
+        await all_of(
+            trainer.group.reconfigure(step=trainer.step) for trainer in trainers
+        )
+        trainers += [Trainer(group, 1e-4) for group in await late]
+        await all_of(trainer.catch_up() for trainer in trainers)
+        assert [trainer.step for trainer in trainers] == [5] * 4
+        await all_of(trainer.train(4) for trainer in trainers)
+        for trainer in trainers:
+            same(trainer.net, alone(9))
 
 
-async def test_a_hook_stays_with_its_module() -> None:
+async def test_hook_survives_a_reconfiguration() -> None:
     async with Cluster(2, options=OPTIONS) as workers:
-        found = [Trainer(group) for group in await members(workers)]
-        for one in found:
-            one.model.register_comm_hook(None, fp16_compress_hook)
-        await all_of(one.catch_up() for one in found)
-        await all_of(one.train(1) for one in found)
-        await all_of(one.group.reconfigure(step=1) for one in found)
-        await all_of(one.catch_up() for one in found)
-        await all_of(one.train(1) for one in found)
+        trainers = [Trainer(group) for group in await members(workers)]
+        for trainer in trainers:
+            trainer.model.register_comm_hook(None, fp16_compress_hook)
+        await all_of(trainer.catch_up() for trainer in trainers)
+        await all_of(trainer.train(1) for trainer in trainers)
+        await all_of(trainer.group.reconfigure(step=1) for trainer in trainers)
+        await all_of(trainer.catch_up() for trainer in trainers)
+        await all_of(trainer.train(1) for trainer in trainers)
         with pytest.raises(UsageError, match="already"):
-            found[0].model.register_comm_hook(None, fp16_compress_hook)
-        pairs = zip(found[0].net.parameters(), alone(2).parameters(), strict=True)
+            trainers[0].model.register_comm_hook(None, fp16_compress_hook)
+        pairs = zip(trainers[0].net.parameters(), alone(2).parameters(), strict=True)
         for got, wanted in pairs:
             torch.testing.assert_close(got, wanted, rtol=1e-2, atol=1e-3)
 
 
-async def test_a_state_reaches_all_ranks() -> None:
+async def test_state_reaches_all_ranks() -> None:
     async with Cluster(3, options=OPTIONS) as workers:
         groups = [Group(worker) for worker in workers]
         state = {"numbers": [1, 2.5, "x"], "tensor": torch.arange(5_000_000)}
-        given = [None, state, None]
+        states = [None, state, None]
         for got in await all_of(
-            broadcast_state(group, one, 1)
-            for group, one in zip(groups, given, strict=True)
+            broadcast_state(group, own_state, 1)
+            for group, own_state in zip(groups, states, strict=True)
         ):
             assert got["numbers"] == state["numbers"]
             assert torch.equal(got["tensor"], torch.arange(5_000_000))
 
 
-async def test_a_state_that_cannot_be_saved_fails_for_all() -> None:
+async def test_unsavable_state_fails_on_all_ranks() -> None:
     async with Cluster(2, options=OPTIONS) as workers:
         groups = [Group(worker) for worker in workers]
         async with asyncio.timeout(LIMIT_S):
-            found = await asyncio.gather(
+            errors = await asyncio.gather(
                 *(broadcast_state(group, lambda: 1, 0) for group in groups),
                 return_exceptions=True,
             )
-        assert isinstance(found[0], UsageError)
-        assert isinstance(found[1], CollectiveError)
-        assert "cannot save its state" in str(found[1])
+        assert isinstance(errors[0], UsageError)
+        assert isinstance(errors[1], CollectiveError)
+        assert "cannot save its state" in str(errors[1])
         with pytest.raises(UsageError, match="source must be"):
             await broadcast_state(groups[0], 1, 2)

@@ -83,13 +83,13 @@ class Breaking(Mlp):
 class TestPlainPasses:
     @pytest.mark.parametrize("is_caught", [False, True])
     @pytest.mark.parametrize("breaks", ["at first", "later"])
-    async def test_that_fail_in_autograd_are_known_to_all(
+    async def test_failed_plain_pass_is_known_to_all_ranks(
         self,
         groups: list[Group],
         breaks: str,
         is_caught: bool,  # noqa: FBT001
     ) -> None:
-        """Also if the rank goes on at once, with its next pass."""
+        """The failing rank may begin its next pass at once."""
         models = await wrapped(groups, Breaking)
         mine: Any = models[1].module
         mine.breaks = breaks
@@ -111,11 +111,11 @@ class TestPlainPasses:
                 return str(error)
             return "none"
 
-        found = await asyncio.gather(
+        results = await asyncio.gather(
             *(asyncio.to_thread(run, rank, m) for rank, m in enumerate(models))
         )
-        assert found[1] == "mine"
-        for text in (found[0], found[2]):
+        assert results[1] == "mine"
+        for text in (results[0], results[2]):
             assert "rank 1" in text
             assert "raised an error in" in text or "cancelled it" in text
         for model in models:
@@ -130,10 +130,8 @@ class TestPlainPasses:
         assert same(grads_of(models[0]), mean_grads(Mlp, 3))
         assert identical([grads_of(model) for model in models])
 
-    async def test_are_not_what_computes_other_gradients(
-        self, groups: list[Group]
-    ) -> None:
-        """So the others need not know what comes of it."""
+    async def test_torch_autograd_grad_is_not_a_pass(self, groups: list[Group]) -> None:
+        """Its failure is not sent to the other ranks."""
         models = await wrapped(groups, Breaking)
         mine: Any = models[1].module
         inputs = rows(1).requires_grad_()
@@ -152,29 +150,29 @@ class TestPlainPasses:
 
 
 class TestModules:
-    async def test_that_differ_are_named(self, groups: list[Group]) -> None:
+    async def test_different_modules_are_named(self, groups: list[Group]) -> None:
         modules = [Mlp(), Mlp(), Mlp(41)]
-        found = await outcomes(
+        errors = await outcomes(
             *(
                 DistributedDataParallel(m, g)
                 for m, g in zip(modules, groups, strict=True)
             )
         )
-        for error in found:
+        for error in errors:
             assert type(error) is UsageError
             assert "rank 2 ('c') has 'first.weight: torch.float32 (41, 6)'" in str(
                 error
             )
             assert "rank 0 has 'first.weight: torch.float32 (40, 6)'" in str(error)
 
-    async def test_with_other_options_are_named(self, groups: list[Group]) -> None:
-        found = await outcomes(
+    async def test_different_options_are_named(self, groups: list[Group]) -> None:
+        errors = await outcomes(
             *(
                 DistributedDataParallel(Mlp(), g, static_graph=g.rank == 1)
                 for g in groups
             )
         )
-        assert all("rank 1 ('b') has 'static_graph = True'" in str(e) for e in found)
+        assert all("rank 1 ('b') has 'static_graph = True'" in str(e) for e in errors)
 
     @pytest.mark.parametrize(
         ("module", "options", "says"),
@@ -185,18 +183,18 @@ class TestModules:
             (nn.Linear(2, 2, device="meta"), {}, "'weight' is on meta"),
         ],
     )
-    async def test_that_make_no_sense(
+    async def test_invalid_module_or_option_is_refused(
         self, groups: list[Group], module: nn.Module, options: Any, says: str
     ) -> None:
         with pytest.raises(UsageError, match=says):
             DistributedDataParallel(module, groups[0], **options)
 
-    async def test_have_to_be_awaited(self, groups: list[Group]) -> None:
+    async def test_module_must_be_awaited_before_use(self, groups: list[Group]) -> None:
         model = DistributedDataParallel(Mlp(), groups[0])
         with pytest.raises(UsageError, match="await the module first"):
             model(rows(0))
 
-    async def test_cannot_be_copied(self, groups: list[Group]) -> None:
+    async def test_module_cannot_be_copied(self, groups: list[Group]) -> None:
         model = DistributedDataParallel(Mlp(), groups[0])
         with pytest.raises(UsageError, match="state_dict"):
             copy.deepcopy(model)
@@ -205,7 +203,7 @@ class TestModules:
 
 
 class TestPasses:
-    async def test_without_a_gradient_name_the_parameter(
+    async def test_pass_names_a_parameter_without_a_gradient(
         self, groups: list[Group]
     ) -> None:
         models = await wrapped(groups, Branches)
@@ -216,10 +214,10 @@ class TestPasses:
         for error in await outcomes(*(run(r, m) for r, m in enumerate(models))):
             assert isinstance(error, UsageError | CollectiveError)
             assert "'never', 'branches.1.weight', 'branches.1.bias'" in str(error)
-        assert all(one.grad is None for one in models[0].parameters())
+        assert all(parameter.grad is None for parameter in models[0].parameters())
 
     @pytest.mark.parametrize("is_plain", [True, False])
-    async def test_that_raise_fail_everywhere(
+    async def test_pass_that_raises_fails_on_every_rank(
         self,
         groups: list[Group],
         is_plain: bool,  # noqa: FBT001
@@ -246,10 +244,10 @@ class TestPasses:
         for rank in (0, 2):
             with pytest.raises(CollectiveError, match=r"rank 1 \('b'\)"):
                 await passes[rank]
-        assert all(one.grad is None for one in models[0].parameters())
+        assert all(parameter.grad is None for parameter in models[0].parameters())
         await goes_well(models)
 
-    async def test_whose_loss_cannot_be_computed_fail_everywhere(
+    async def test_failed_loss_fails_the_pass_on_every_rank(
         self, groups: list[Group]
     ) -> None:
         models = await wrapped(groups, Mlp)
@@ -263,15 +261,15 @@ class TestPasses:
 
             await model.backward(compute)
 
-        found = await outcomes(*(run(r, m) for r, m in enumerate(models)))
-        assert str(found[1]) == "no loss today"
+        errors = await outcomes(*(run(r, m) for r, m in enumerate(models)))
+        assert str(errors[1]) == "no loss today"
         for rank in (0, 2):
-            assert isinstance(found[rank], CollectiveError)
-            assert "rank 1 ('b')" in str(found[rank])
+            assert isinstance(errors[rank], CollectiveError)
+            assert "rank 1 ('b')" in str(errors[rank])
         await goes_well(models)
 
     @pytest.mark.parametrize("result", [None, torch.ones(1), torch.ones(2, 3)])
-    async def test_whose_loss_is_none_name_it_and_fail_everywhere(
+    async def test_invalid_loss_is_named_and_fails_on_every_rank(
         self, groups: list[Group], result: Any
     ) -> None:
         models = await wrapped(groups, Mlp)
@@ -282,12 +280,12 @@ class TestPasses:
                 lambda: result if rank == 1 else loss_of(model(rows(rank)))
             )
 
-        found = await outcomes(*(run(r, m) for r, m in enumerate(models)))
+        errors = await outcomes(*(run(r, m) for r, m in enumerate(models)))
         with pytest.raises(UsageError, match=r"^loss must "):
-            raise cast("BaseException", found[1])
+            raise cast("BaseException", errors[1])
         for rank in (0, 2):
-            assert isinstance(found[rank], CollectiveError)
-            assert "rank 1 ('b')" in str(found[rank])
+            assert isinstance(errors[rank], CollectiveError)
+            assert "rank 1 ('b')" in str(errors[rank])
         await goes_well(models)
 
     @pytest.mark.parametrize(
@@ -304,7 +302,7 @@ class TestPasses:
             ),
         ],
     )
-    async def test_that_cannot_begin_cost_nobody_anything(
+    async def test_refused_pass_changes_no_rank(
         self, groups: list[Group], loss: Any, gradient: Any, says: str
     ) -> None:
         models = await wrapped(groups, Mlp)
@@ -312,7 +310,7 @@ class TestPasses:
             await models[1].backward(loss, gradient)
         await goes_well(models)
 
-    async def test_that_are_cancelled_while_a_loss_is_computed(
+    async def test_pass_cancelled_in_its_loss_fails_on_every_rank(
         self, groups: list[Group]
     ) -> None:
         models = await wrapped(groups, Mlp)
@@ -332,14 +330,14 @@ class TestPasses:
         passes[0].cancel()
         await asyncio.sleep(0)
         may_go.set()
-        found = await outcomes(*passes)
-        assert type(found[0]) is asyncio.CancelledError
-        for error in found[1:]:
+        errors = await outcomes(*passes)
+        assert type(errors[0]) is asyncio.CancelledError
+        for error in errors[1:]:
             assert isinstance(error, CollectiveError)
             assert "rank 0 ('a')" in str(error)
         await goes_well(models)
 
-    async def test_that_are_cancelled_fail_everywhere(
+    async def test_cancelled_pass_fails_on_every_rank(
         self, groups: list[Group]
     ) -> None:
         models = await wrapped(groups, Mlp)
@@ -347,48 +345,48 @@ class TestPasses:
         waiting = [asyncio.ensure_future(backward(r, models[r])) for r in (0, 1)]
         await asyncio.sleep(0)  # they begin
         waiting[0].cancel()
-        found = await outcomes(*waiting, backward(2, models[2]))
-        assert type(found[0]) is asyncio.CancelledError
-        for error in found[1:]:
+        errors = await outcomes(*waiting, backward(2, models[2]))
+        assert type(errors[0]) is asyncio.CancelledError
+        for error in errors[1:]:
             assert isinstance(error, CollectiveError)
             assert "rank 0 ('a')" in str(error)
         await goes_well(models)
 
-    async def test_on_the_loop_are_refused(self, groups: list[Group]) -> None:
+    async def test_plain_pass_on_the_loop_is_refused(self, groups: list[Group]) -> None:
         models = await wrapped(groups, Mlp)
         loss = loss_of(models[0](rows(0)))
         with pytest.raises(UsageError, match=r"await module.backward\(loss\)"):
             torch.autograd.backward(loss)
         await goes_well(models)
 
-    async def test_come_one_after_the_other(self, groups: list[Group]) -> None:
+    async def test_second_pass_at_once_is_refused(self, groups: list[Group]) -> None:
         models = await wrapped(groups, Mlp)
 
         async def run(rank: int, model: Model) -> None:
-            one = asyncio.ensure_future(backward(rank, model))
+            running = asyncio.ensure_future(backward(rank, model))
             await asyncio.sleep(0)  # it begins
             with pytest.raises(UsageError, match="is running"):
                 await backward(rank, model)
-            await one
+            await running
 
         await at_all(models, run)
         assert same(grads_of(models[0]), mean_grads(Mlp, 3))
 
-    async def test_whose_gradients_come_twice_are_refused(
+    async def test_pass_with_repeated_gradients_is_refused(
         self, groups: list[Group]
     ) -> None:
         class Twice(Mlp):
             def forward(self, rows: torch.Tensor) -> torch.Tensor:
                 rows = rows.requires_grad_()
-                one: torch.Tensor
-                other: torch.Tensor
-                one, other = (
+                first: torch.Tensor
+                second: torch.Tensor
+                first, second = (
                     torch.utils.checkpoint.checkpoint(
                         super(Twice, self).forward, rows, use_reentrant=True
                     )
                     for _ in range(2)
                 )
-                return one + other
+                return first + second
 
         models = await wrapped(groups, Twice)
         for error in await outcomes(*(backward(r, m) for r, m in enumerate(models))):
@@ -396,20 +394,18 @@ class TestPasses:
         with pytest.raises(UsageError, match="use_reentrant"):
             await outcomes_of_first(models)
 
-    async def test_with_another_graph_than_the_static_one(
-        self, groups: list[Group]
-    ) -> None:
+    async def test_changed_static_graph_is_refused(self, groups: list[Group]) -> None:
         models = await wrapped(groups, Branches, static_graph=True)
 
         async def run(rank: int, model: Model, branch: int) -> None:
             await model.backward(loss_of(model(rows(rank), branch)))
 
         await at_all(models, lambda rank, model: run(rank, model, 0))
-        found = await outcomes(*(run(r, m, int(r == 1)) for r, m in enumerate(models)))
-        for error in found:
+        errors = await outcomes(*(run(r, m, int(r == 1)) for r, m in enumerate(models)))
+        for error in errors:
             assert isinstance(error, UsageError | CollectiveError)
-        assert isinstance(found[1], UsageError)
-        assert "the graph is not static: 'branches.1." in str(found[1])
+        assert isinstance(errors[1], UsageError)
+        assert "the graph is not static: 'branches.1." in str(errors[1])
 
 
 kept: dict[str, Model] = {}  # of a process, between two calls
@@ -438,7 +434,7 @@ async def go_on() -> str:
     return str(caught.value)
 
 
-async def test_a_killed_rank_fails_a_pass_for_all_and_those_left_go_on() -> None:
+async def test_killed_rank_fails_the_pass_and_survivors_train_on() -> None:
     options = Options(drain_timeout_s=0.5)
     cluster = ProcessCluster(["b", "c"], options=options, method="forkserver")
     async with cluster as worker:

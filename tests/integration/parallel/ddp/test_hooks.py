@@ -38,7 +38,7 @@ def bucket_of(numel: int, dtype: torch.dtype = torch.float32) -> GradBucket:
 
 
 class TestStates:
-    async def test_none_stands_for_the_group_of_the_module(self) -> None:
+    async def test_state_none_means_the_group_of_the_module(self) -> None:
         async with groups_of(1) as (group,):
             assert bound(None, group, []) is group
             own = object()
@@ -48,14 +48,14 @@ class TestStates:
             assert state.group is group
             assert state.process_group is None
 
-    async def test_a_group_that_is_given_comes_first(self) -> None:
+    async def test_group_of_the_state_overrides_that_of_the_module(self) -> None:
         async with groups_of(1) as (group,):
             other = group.subgroup([0], name="other")
             state = PostLocalSGDState(other, None, 1)
             assert bound(state, group, []) is state
             assert state.group is other
 
-    async def test_parameters_are_known_by_their_place_in_the_module(self) -> None:
+    async def test_parameters_are_numbered_by_their_order_in_the_module(self) -> None:
         async with groups_of(1) as (group,):
             parameters = [torch.empty(1) for _ in range(4)]
             state = HookState(None)
@@ -66,13 +66,13 @@ class TestStates:
             state.bind(group, parameters[2:])
             assert state.numbers_of(parameters[2:]) == (0, 1)
 
-    def test_without_a_module_they_are_numbered_as_they_come(self) -> None:
+    def test_parameters_without_a_module_are_numbered_in_order(self) -> None:
         parameters = [torch.empty(1) for _ in range(4)]
         state = HookState(None)
         assert state.numbers_of(parameters[2:]) == (0, 1)
         assert state.numbers_of(parameters) == (2, 3, 0, 1)
 
-    def test_options_that_make_no_sense(self) -> None:
+    def test_invalid_options_of_states_are_refused(self) -> None:
         for options in (
             {"start_powerSGD_iter": 1},
             {"start_powerSGD_iter": 0, "warm_start": False},
@@ -92,14 +92,18 @@ class TestWrongUse:
         "hook", [allreduce_hook, fp16_compress_hook, bf16_compress_hook]
     )
     @pytest.mark.parametrize("state", [None, 3])
-    async def test_a_state_that_is_no_group(self, hook: Any, state: Any) -> None:
+    async def test_state_without_a_group_is_refused(
+        self, hook: Any, state: Any
+    ) -> None:
         with pytest.raises(
             UsageError, match="not None" if state is None else "of type int"
         ):
             await hook(state, bucket_of(4))
 
     @pytest.mark.parametrize("dtype", [torch.complex64, torch.int32])
-    async def test_what_is_not_real(self, dtype: torch.dtype) -> None:
+    async def test_hooks_refuse_buckets_that_are_not_real(
+        self, dtype: torch.dtype
+    ) -> None:
         async with groups_of(1) as (group,):
             for hook in (
                 fp16_compress_hook,
@@ -112,7 +116,7 @@ class TestWrongUse:
                 with pytest.raises(UsageError, match="real numbers"):
                     await power(state, bucket_of(4, dtype))
 
-    async def test_a_wrapper_around_what_is_no_hook(self) -> None:
+    async def test_wrapper_refuses_an_invalid_hook(self) -> None:
         def plain(state: Any, bucket: GradBucket) -> Any:
             return bucket.buffer()
 
@@ -126,19 +130,19 @@ class TestWrongUse:
                 await fp16_compress_wrapper(hook)(None, bucket)
             assert bucket.buffer() is buffer
 
-    async def test_a_subgroup_that_was_not_set_again(self) -> None:
+    async def test_restored_state_needs_its_subgroup_set(self) -> None:
         async with groups_of(1) as (group,):
             state = PostLocalSGDState(group, group.subgroup([0], name="s"), 0)
-            found = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(state))))
-            found.process_group = group
+            restored = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(state))))
+            restored.process_group = group
             with pytest.raises(UsageError, match="set `subgroup`"):
-                await post_localSGD_hook(found, bucket_of(4))
-            found.subgroup = group
-            await post_localSGD_hook(found, bucket_of(4))
+                await post_localSGD_hook(restored, bucket_of(4))
+            restored.subgroup = group
+            await post_localSGD_hook(restored, bucket_of(4))
 
 
 class TestHooks:
-    async def test_a_wrapped_hook_sees_halves_and_returns_what_it_likes(self) -> None:
+    async def test_wrapped_hook_sees_halves_and_may_return_any_dtype(self) -> None:
         seen = []
 
         async def doubled(state: str, bucket: GradBucket) -> torch.Tensor:
@@ -147,26 +151,26 @@ class TestHooks:
 
         bucket = bucket_of(4)
         buffer = bucket.buffer()
-        found = await fp16_compress_wrapper(doubled)("mine", bucket)
-        assert found is buffer
-        assert found.tolist() == [2.0] * 4
+        result = await fp16_compress_wrapper(doubled)("mine", bucket)
+        assert result is buffer
+        assert result.tolist() == [2.0] * 4
         assert bucket.buffer() is buffer
         assert seen == [("mine", torch.float16)]
 
-    async def test_nothing_is_sent_by_noop(self) -> None:
+    async def test_noop_hook_sends_nothing(self) -> None:
         bucket = bucket_of(4)
         assert await noop_hook(None, bucket) is bucket.buffer()
 
-    async def test_sums_in_half_precision_do_not_get_infinite(self) -> None:
+    async def test_sums_in_half_precision_do_not_overflow(self) -> None:
         async with groups_of(4) as groups:
             buckets = [bucket_of(4, torch.float16) for _ in groups]
             for bucket in buckets:
                 bucket.buffer().fill_(60_000.0)
             await asyncio.gather(*map(allreduce_hook, groups, buckets))
-            assert all((one.buffer() == 60_000.0).all() for one in buckets)
+            assert all((summed.buffer() == 60_000.0).all() for summed in buckets)
 
-    async def test_ranks_of_one_host_go_on_together(self) -> None:
-        """They make a group of those of the host, once; here that is all of them."""
+    async def test_local_sgd_averages_within_a_host(self) -> None:
+        """The hook makes a subgroup of the host once; here it has all ranks."""
         async with groups_of(3) as groups:
             states = [PostLocalSGDState(None, None, 1) for _ in groups]
             for group, state in zip(groups, states, strict=True):
@@ -176,7 +180,7 @@ class TestHooks:
                 for group, bucket in zip(groups, buckets, strict=True):
                     bucket.buffer().fill_(group.rank)
                 await asyncio.gather(*map(post_localSGD_hook, states, buckets))
-                assert all((one.buffer() == 1.0).all() for one in buckets)
+                assert all((averaged.buffer() == 1.0).all() for averaged in buckets)
             assert [state.iter for state in states] == [1, 1, 1]
 
     @pytest.mark.parametrize("hook", [powerSGD_hook, batched_powerSGD_hook])
@@ -200,7 +204,7 @@ class TestHooks:
                 found = await asyncio.gather(*map(hook, states, buckets))
                 assert all(torch.allclose(one, torch.tensor(0.5)) for one in found)
 
-    async def test_a_gradient_of_zeros_stays_zero_and_is_mentioned_once(
+    async def test_zero_gradient_stays_zero_and_is_logged_once(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         async with groups_of(2) as groups:
@@ -213,11 +217,11 @@ class TestHooks:
                     GradBucket(0, torch.zeros(600), [torch.empty(20, 30)], is_last=True)
                     for _ in groups
                 ]
-                found = await asyncio.gather(*map(powerSGD_hook, states, buckets))
-                assert all((one == 0).all() for one in found)
+                results = await asyncio.gather(*map(powerSGD_hook, states, buckets))
+                assert all((result == 0).all() for result in results)
         assert caplog.text.count("columns of zeros") == len(groups)
 
-    async def test_rates_are_logged_as_often_as_is_asked_for(
+    async def test_rates_are_logged_at_the_chosen_interval(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level("INFO", "asyncrpc")
@@ -234,15 +238,15 @@ class TestHooks:
                 )
                 await powerSGD_hook(state, bucket)
             assert state.compression_stats() == CompressionStats(12.0, 4200, 350)
-        said = [one for one in caplog.messages if "elements before" in one]
-        assert [one.split(":")[0] for one in said] == [
+        said = [message for message in caplog.messages if "elements before" in message]
+        assert [line.split(":")[0] for line in said] == [
             f"PowerSGD at step {step}" for step in (2, 5, 8)
         ]
         assert "after 2 steps" in caplog.text
 
 
 class TestEnds:
-    async def test_a_thread_has_ended_when_its_waiter_is_cancelled(self) -> None:
+    async def test_cancelled_wait_lasts_until_its_thread_ends(self) -> None:
         begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
         def job() -> None:
@@ -262,7 +266,7 @@ class TestEnds:
             await task
         assert ended.is_set()
 
-    async def test_an_error_in_a_thread_comes_out(self) -> None:
+    async def test_error_in_a_thread_is_raised(self) -> None:
         def job() -> None:
             raise ValueError("here")
 
@@ -270,7 +274,7 @@ class TestEnds:
             await in_thread(job)
 
     @pytest.mark.parametrize("hook", [powerSGD_hook, batched_powerSGD_hook])
-    async def test_one_that_is_cancelled_fails_for_all(self, hook: Any) -> None:
+    async def test_cancelled_hook_fails_on_every_rank(self, hook: Any) -> None:
         async with groups_of(2) as groups:
             states = [
                 PowerSGDState(group, start_powerSGD_iter=2, min_compression_rate=1)

@@ -82,7 +82,7 @@ def trained_here(*, divides_by_all: bool) -> nn.Module:
         {"bucket_cap_mb": 1e-4, "first_bucket_cap_mb": 1e-4},
     ],
 )
-async def test_all_come_to_the_same(
+async def test_uneven_ranks_reach_the_same_parameters(
     groups: list[Group],
     options: dict[str, Any],
     divides_by_all: bool,  # noqa: FBT001
@@ -96,13 +96,15 @@ async def test_all_come_to_the_same(
     )
     wanted = trained_here(divides_by_all=divides_by_all)
     for model in models:
-        for one, other in zip(model.parameters(), wanted.parameters(), strict=True):
-            assert torch.allclose(one, other, atol=1e-6)
+        for mine, other in zip(model.parameters(), wanted.parameters(), strict=True):
+            assert torch.allclose(mine, other, atol=1e-6)
     first, *rest = (model.module.state_dict() for model in models)
-    assert all(torch.equal(first[name], one[name]) for one in rest for name in first)
+    assert all(
+        torch.equal(first[name], state[name]) for state in rest for name in first
+    )
 
 
-async def test_twice_and_passes_in_between(groups: list[Group]) -> None:
+async def test_join_may_be_repeated_with_passes_in_between(groups: list[Group]) -> None:
     models = await wrapped(groups, make)
 
     async def run(rank: int, model: Model) -> None:
@@ -112,10 +114,12 @@ async def test_twice_and_passes_in_between(groups: list[Group]) -> None:
 
     await at_all(models, run)
     first, *rest = (model.module.state_dict() for model in models)
-    assert all(torch.equal(first[name], one[name]) for one in rest for name in first)
+    assert all(
+        torch.equal(first[name], state[name]) for state in rest for name in first
+    )
 
 
-async def test_buffers_come_from_one_that_has_inputs(groups: list[Group]) -> None:
+async def test_buffers_come_from_a_rank_with_inputs(groups: list[Group]) -> None:
     models = await wrapped(groups, make)
     await at_all(models, train)
     # Rank 1 has seen all four steps.
@@ -123,20 +127,22 @@ async def test_buffers_come_from_one_that_has_inputs(groups: list[Group]) -> Non
         assert model.module.get_buffer("1.num_batches_tracked") == max(INPUTS)
 
 
-async def test_the_first_without_inputs_may_end_it(groups: list[Group]) -> None:
+async def test_first_rank_without_inputs_may_end_the_join(groups: list[Group]) -> None:
     models = await wrapped(groups, Mlp)
-    found = await outcomes(
+    errors = await outcomes(
         *(
             train(rank, model, throw_on_early_termination=True)
             for rank, model in enumerate(models)
         )
     )
-    for error in found:
+    for error in errors:
         assert isinstance(error, UsageError)
         assert "rank 0 ('a') has no more inputs" in str(error)
 
 
-async def test_one_that_raises_lets_the_others_fail(groups: list[Group]) -> None:
+async def test_rank_that_raises_fails_the_join_of_the_others(
+    groups: list[Group],
+) -> None:
     models = await wrapped(groups, Mlp)
 
     async def run(rank: int, model: Model) -> None:
@@ -146,16 +152,16 @@ async def test_one_that_raises_lets_the_others_fail(groups: list[Group]) -> None
         async with model.join():
             raise ArithmeticError("no input today")
 
-    found = await outcomes(*(run(rank, model) for rank, model in enumerate(models)))
-    assert isinstance(found[1], ArithmeticError)
-    for error in (found[0], found[2]):
+    errors = await outcomes(*(run(rank, model) for rank, model in enumerate(models)))
+    assert isinstance(errors[1], ArithmeticError)
+    for error in (errors[0], errors[2]):
         assert isinstance(error, CollectiveError)
         assert "rank 1 ('b')" in str(error)
     await at_all(models, train)
     assert grads_of(models[1])
 
 
-async def test_is_not_nested(groups: list[Group]) -> None:
+async def test_nested_join_is_refused(groups: list[Group]) -> None:
     (model, *_) = await wrapped(groups, Mlp)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(model.close)
@@ -192,7 +198,7 @@ class TestOptimizersWhoseStepsWait:
     @pytest.mark.parametrize("divides_by_all", [True, False])
     @pytest.mark.parametrize("as_view", [True, False])
     @pytest.mark.parametrize("make_optimizer", [zero_of, local_of])
-    async def test_come_to_what_one_rank_comes_to(
+    async def test_waiting_optimizer_steps_match_one_rank(
         self,
         groups: list[Group],
         make_optimizer: Callable[[Model], Any],
@@ -216,11 +222,11 @@ class TestOptimizersWhoseStepsWait:
                 torch.autograd.backward(loss_of(alone(rows(rank, step))).div(count))
             optimizer.step()
         for model in models:
-            for one, other in zip(model.parameters(), alone.parameters(), strict=True):
-                assert torch.allclose(one, other, atol=1e-6)
+            for mine, other in zip(model.parameters(), alone.parameters(), strict=True):
+                assert torch.allclose(mine, other, atol=1e-6)
 
     @pytest.mark.parametrize("make_optimizer", [zero_of, local_of])
-    async def test_are_refused_if_the_join_does_not_know_them(
+    async def test_optimizer_outside_the_join_is_refused(
         self, groups: list[Group], make_optimizer: Callable[[Model], Any]
     ) -> None:
         models = await wrapped(groups, Mlp)
@@ -236,7 +242,9 @@ class TestOptimizersWhoseStepsWait:
             assert isinstance(error, UsageError | CollectiveError)
             assert "Join([model, optimizer])" in str(error)
 
-    async def test_are_told_where_ranks_differ(self, groups: list[Group]) -> None:
+    async def test_different_order_of_joinables_is_named(
+        self, groups: list[Group]
+    ) -> None:
         models = await wrapped(groups, Mlp)
 
         async def run(rank: int, model: Model) -> None:
@@ -251,7 +259,9 @@ class TestOptimizersWhoseStepsWait:
             assert isinstance(error, UsageError)
             assert "rank 0 begins a step of joinables[1], and rank 1 of" in str(error)
 
-    async def test_of_which_one_fails_end_it_for_all(self, groups: list[Group]) -> None:
+    async def test_failed_optimizer_ends_the_join_on_every_rank(
+        self, groups: list[Group]
+    ) -> None:
         models = await wrapped(groups, Mlp)
 
         class Failing(torch.optim.SGD):
@@ -268,10 +278,10 @@ class TestOptimizersWhoseStepsWait:
                     await model.backward(loss_of(model(rows(rank, step))))
                     await optimizer.step()
 
-        found = await outcomes(*(run(r, m) for r, m in enumerate(models)))
-        assert all(isinstance(one, UsageError | CollectiveError) for one in found)
+        errors = await outcomes(*(run(r, m) for r, m in enumerate(models)))
+        assert all(isinstance(error, UsageError | CollectiveError) for error in errors)
 
-    async def test_need_a_module_beside_them(self, groups: list[Group]) -> None:
+    async def test_join_needs_a_module(self, groups: list[Group]) -> None:
         (model, *_) = await wrapped(groups, Mlp)
         with pytest.raises(UsageError, match="must contain a DistributedDataParallel"):
             Join([zero_of(model)])

@@ -78,7 +78,7 @@ class Called:
 @pytest.mark.parametrize(
     "options", [{}, SMALL, {"gradient_as_bucket_view": False}, {"static_graph": True}]
 )
-async def test_gives_the_gradients(
+async def test_hook_gives_the_gradients(
     groups: list[Group], hook: Any, options: dict[str, Any]
 ) -> None:
     models = await wrapped(groups, Mlp, **options)
@@ -95,7 +95,7 @@ async def test_gives_the_gradients(
     assert identical([grads_of(model) for model in models])
 
 
-async def test_is_given_each_bucket_once_and_the_last_is_known(
+async def test_hook_gets_each_bucket_once_and_knows_the_last(
     groups: list[Group],
 ) -> None:
     seen: list[list[GradBucket]] = [[], []]
@@ -112,15 +112,15 @@ async def test_is_given_each_bucket_once_and_the_last_is_known(
         assert [bucket.index() for bucket in state] == list(range(len(state)))
         last = [bucket.is_last() for bucket in state]
         assert last == [*[False] * (len(state) - 1), True]
-        parameters = {id(one) for bucket in state for one in bucket.parameters()}
-        assert parameters == {id(one) for one in model.parameters()}
+        parameters = {id(tensor) for bucket in state for tensor in bucket.parameters()}
+        assert parameters == {id(tensor) for tensor in model.parameters()}
         for bucket in state:
-            shapes = [one.shape for one in bucket.parameters()]
-            assert [one.shape for one in bucket.gradients()] == shapes
+            shapes = [tensor.shape for tensor in bucket.parameters()]
+            assert [tensor.shape for tensor in bucket.gradients()] == shapes
             assert sum(map(torch.Size.numel, shapes)) == bucket.buffer().numel()
 
 
-async def test_a_state_gets_the_group_of_the_module(groups: list[Group]) -> None:
+async def test_state_gets_the_group_of_the_module(groups: list[Group]) -> None:
     async def hook(state: HookState, bucket: GradBucket) -> torch.Tensor:
         return await mean(state.group, bucket)
 
@@ -132,7 +132,7 @@ async def test_a_state_gets_the_group_of_the_module(groups: list[Group]) -> None
 
 
 class TestThoseOfTorch:
-    async def test_that_give_a_future(self, groups: list[Group]) -> None:
+    async def test_torch_hook_may_return_a_future(self, groups: list[Group]) -> None:
         models = await wrapped(groups, Mlp, **SMALL)
         for model in models:
             model.register_comm_hook(None, debugging_hooks.noop_hook)
@@ -142,7 +142,9 @@ class TestThoseOfTorch:
             torch.autograd.backward(loss_of(alone(rows(rank))))
             assert same(grads_of(model), grads_of(alone))
 
-    async def test_that_give_it_later_and_in_a_list(self, groups: list[Group]) -> None:
+    async def test_torch_hook_may_return_a_chained_future_of_a_list(
+        self, groups: list[Group]
+    ) -> None:
         def double(_: object, bucket: GradBucket) -> Any:
             future: Any = torch.futures.Future()
             future.set_result(bucket.buffer())
@@ -165,7 +167,7 @@ class TestErrors:
             (torch.ones(3), r"returned a tensor of shape \(3,\)"),
         ],
     )
-    async def test_of_what_it_returns(
+    async def test_invalid_result_of_a_hook_is_refused(
         self, groups: list[Group], result: Any, says: str
     ) -> None:
         async def hook(_: object, bucket: GradBucket) -> Any:
@@ -174,13 +176,15 @@ class TestErrors:
         models = await wrapped(groups, Mlp)
         for model in models:
             model.register_comm_hook(None, hook)
-        found = await outcomes(*(backward(r, m) for r, m in enumerate(models)))
-        own = [error for error in found if isinstance(error, UsageError)]
+        results = await outcomes(*(backward(r, m) for r, m in enumerate(models)))
+        own = [error for error in results if isinstance(error, UsageError)]
         assert own
         with pytest.raises(UsageError, match=says):
             raise own[0]
 
-    async def test_that_it_raises_fail_everywhere(self, groups: list[Group]) -> None:
+    async def test_hook_that_raises_fails_on_every_rank(
+        self, groups: list[Group]
+    ) -> None:
         async def hook(state: Group, bucket: GradBucket) -> torch.Tensor:
             if state.rank == 1 and fails:
                 raise ArithmeticError("no sum today")
@@ -190,22 +194,24 @@ class TestErrors:
         models = await wrapped(groups, Mlp)
         for model in models:
             model.register_comm_hook(None, hook)
-        found = await outcomes(*(backward(r, m) for r, m in enumerate(models)))
-        assert isinstance(found[1], ArithmeticError)
-        assert isinstance(found[0], CollectiveError)
-        assert "rank 1 ('b') failed in its communication hook" in str(found[0])
-        assert "no sum today" in str(found[0])
+        errors = await outcomes(*(backward(r, m) for r, m in enumerate(models)))
+        assert isinstance(errors[1], ArithmeticError)
+        assert isinstance(errors[0], CollectiveError)
+        assert "rank 1 ('b') failed in its communication hook" in str(errors[0])
+        assert "no sum today" in str(errors[0])
         fails.clear()
         await at_all(models, backward)
         assert same(grads_of(models[0]), mean_grads(Mlp, 2))
 
-    async def test_of_a_second_hook(self, groups: list[Group]) -> None:
+    async def test_second_hook_is_refused(self, groups: list[Group]) -> None:
         (model, _) = await wrapped(groups, Mlp)
         model.register_comm_hook(None, mean)
         with pytest.raises(UsageError, match="already"):
             model.register_comm_hook(None, mean)
 
-    async def test_of_sparse_gradients(self, groups: list[Group]) -> None:
+    async def test_hook_for_sparse_gradients_is_refused(
+        self, groups: list[Group]
+    ) -> None:
         (model, _) = await wrapped(groups, lambda: nn.Embedding(3, 2, sparse=True))
         with pytest.raises(UsageError, match="sparse=False"):
             model.register_comm_hook(None, mean)

@@ -63,7 +63,7 @@ async def backward(rank: int, model: Model, step: int = 0) -> None:
 
 class TestGradients:
     @pytest.mark.parametrize("options", OPTIONS)
-    async def test_are_the_mean_pass_after_pass(
+    async def test_gradients_are_the_mean_in_every_pass(
         self, groups: list[Group], options: dict[str, Any]
     ) -> None:
         models = await wrapped(groups, Mlp, **options)
@@ -72,16 +72,16 @@ class TestGradients:
             for step in range(4):
                 model.zero_grad(set_to_none=step % 2 == 0)
                 await backward(rank, model, step)
-                found.setdefault(step, []).append(grads_of(model))
+                gradients.setdefault(step, []).append(grads_of(model))
 
-        found: dict[int, list[Any]] = {}
+        gradients: dict[int, list[Any]] = {}
         await at_all(models, run)
-        for step, all_ in found.items():
+        for step, all_ in gradients.items():
             assert identical(all_)
             assert same(all_[0], mean_grads(Mlp, len(groups), step))
 
     @pytest.mark.parametrize("options", OPTIONS)
-    async def test_are_the_same_by_a_plain_backward_in_a_thread(
+    async def test_gradients_of_plain_backward_in_a_thread_are_the_mean(
         self, pair: list[Group], options: dict[str, Any]
     ) -> None:
         models = await wrapped(pair, Mlp, **options)
@@ -96,10 +96,10 @@ class TestGradients:
         await at_all(models, run)
 
     @pytest.mark.parametrize("options", OPTIONS)
-    async def test_are_the_same_of_a_loss_that_the_pass_computes(
+    async def test_gradients_of_a_loss_computed_in_the_pass_are_the_mean(
         self, pair: list[Group], options: dict[str, Any]
     ) -> None:
-        """In its thread, in the context of who asks for it."""
+        """The thread of the pass computes the loss in the caller's context."""
         models = await wrapped(pair, Mlp, **options)
         asked_by: ContextVar[int] = ContextVar("asked_by")
 
@@ -122,7 +122,11 @@ class TestGradients:
         await at_all(models, run)
 
     @pytest.mark.parametrize("as_view", [True, False])
-    async def test_add_up_over_passes(self, pair: list[Group], as_view: bool) -> None:  # noqa: FBT001
+    async def test_gradients_add_up_over_passes(
+        self,
+        pair: list[Group],
+        as_view: bool,  # noqa: FBT001
+    ) -> None:
         models = await wrapped(pair, Mlp, gradient_as_bucket_view=as_view)
 
         async def run(rank: int, model: Model) -> None:
@@ -135,10 +139,12 @@ class TestGradients:
             sum(g for g in grads if g is not None)
             for grads in zip(*wanted, strict=True)
         ]
-        assert same(grads_of(models[0]), [torch.as_tensor(one) for one in total])
+        assert same(grads_of(models[0]), [torch.as_tensor(grad) for grad in total])
         assert identical([grads_of(model) for model in models])
 
-    async def test_of_several_losses(self, pair: list[Group]) -> None:
+    async def test_gradients_of_several_losses_are_the_sum(
+        self, pair: list[Group]
+    ) -> None:
         models = await wrapped(pair, Mlp)
 
         async def run(rank: int, model: Model) -> None:
@@ -151,7 +157,7 @@ class TestGradients:
             torch.autograd.backward(module(rows(rank)).sum())
         assert same(grads_of(models[1]), grads_of(module))
 
-    async def test_stay_here_within_no_sync(self, pair: list[Group]) -> None:
+    async def test_gradients_within_no_sync_stay_local(self, pair: list[Group]) -> None:
         models = await wrapped(pair, Mlp)
 
         async def run(rank: int, model: Model) -> None:
@@ -170,9 +176,11 @@ class TestGradients:
         total = [
             sum(g for g in grads if g is not None) for grads in zip(*steps, strict=True)
         ]
-        assert same(grads_of(models[0]), [torch.as_tensor(one) for one in total])
+        assert same(grads_of(models[0]), [torch.as_tensor(grad) for grad in total])
 
-    async def test_have_their_own_memory_if_wanted(self, pair: list[Group]) -> None:
+    async def test_gradients_have_their_own_memory_on_request(
+        self, pair: list[Group]
+    ) -> None:
         models = await wrapped(pair, Mlp, gradient_as_bucket_view=False)
         await at_all(models, backward)
         weight = next(models[0].parameters())
@@ -200,7 +208,7 @@ class Cut(torch.autograd.Function):
 
 
 class TestUnused:
-    async def test_are_found(self, pair: list[Group]) -> None:
+    async def test_unused_parameters_are_found(self, pair: list[Group]) -> None:
         """Each rank uses another branch; what no rank uses has no gradient."""
         models = await wrapped(pair, Branches, find_unused_parameters=True)
 
@@ -221,7 +229,9 @@ class TestUnused:
         assert identical([grads_of(model) for model in models])
         assert models[0].module.never.grad is None
 
-    async def test_keep_what_they_have(self, pair: list[Group]) -> None:
+    async def test_unused_parameters_keep_their_gradients(
+        self, pair: list[Group]
+    ) -> None:
         models = await wrapped(pair, Branches, find_unused_parameters=True)
         never = [model.get_parameter("module.never") for model in models]
         for parameter in never:
@@ -232,13 +242,13 @@ class TestUnused:
 
         await at_all(models, run)
         assert all(
-            torch.equal(torch.as_tensor(one.grad), torch.full((3,), 5.0))
-            for one in never
+            torch.equal(torch.as_tensor(unused.grad), torch.full((3,), 5.0))
+            for unused in never
         )
 
     @pytest.mark.parametrize("is_plain", [False, True])
     @pytest.mark.parametrize("at", [{0, 1}, {1}, set()])
-    async def test_are_those_that_autograd_reaches_with_nothing(
+    async def test_parameters_with_a_none_gradient_count_as_unused(
         self,
         pair: list[Group],
         at: set[int],
@@ -263,7 +273,9 @@ class TestUnused:
         assert same(grads_of(models[0]), grads_of(alone))
         assert identical([grads_of(model) for model in models])
 
-    async def test_of_a_static_graph_are_learned(self, pair: list[Group]) -> None:
+    async def test_unused_parameters_of_a_static_graph_are_learned(
+        self, pair: list[Group]
+    ) -> None:
         models = await wrapped(pair, Branches, static_graph=True)
 
         async def run(rank: int, model: Model) -> None:
@@ -278,7 +290,7 @@ class TestUnused:
         assert same(grads_of(models[0]), grads_of(alone))
         assert identical([grads_of(model) for model in models])
 
-    async def test_reentrant_checkpoints_of_a_static_graph(
+    async def test_reentrant_checkpoints_work_in_a_static_graph(
         self, pair: list[Group]
     ) -> None:
         class Twice(Mlp):
@@ -331,7 +343,7 @@ class Mixed(nn.Module):
 
 class TestModules:
     @pytest.mark.parametrize("as_view", [True, False])
-    async def test_of_mixed_dtypes_and_layouts(
+    async def test_module_of_mixed_dtypes_and_layouts_trains(
         self,
         pair: list[Group],
         as_view: bool,  # noqa: FBT001
@@ -345,17 +357,19 @@ class TestModules:
 
         await at_all(models, run)
         wanted = mean_grads(Mixed, 2, 2)
-        for one, other in zip(grads_of(models[0]), wanted, strict=True):
-            if other is None:
-                assert one is None
+        for grad, expected in zip(grads_of(models[0]), wanted, strict=True):
+            if expected is None:
+                assert grad is None
                 continue
-            assert one is not None
-            assert one.dtype == other.dtype
-            tolerance = 0.02 if one.dtype == torch.bfloat16 else 1e-5
-            assert torch.allclose(one, other, rtol=tolerance, atol=tolerance)
+            assert grad is not None
+            assert grad.dtype == expected.dtype
+            tolerance = 0.02 if grad.dtype == torch.bfloat16 else 1e-5
+            assert torch.allclose(grad, expected, rtol=tolerance, atol=tolerance)
         assert identical([grads_of(model) for model in models])
 
-    async def test_with_sparse_gradients(self, groups: list[Group]) -> None:
+    async def test_module_with_sparse_gradients_trains(
+        self, groups: list[Group]
+    ) -> None:
         def make() -> nn.Module:
             torch.manual_seed(4)
             return nn.Sequential(nn.Embedding(20, 4, sparse=True), nn.Linear(4, 2))
@@ -373,13 +387,17 @@ class TestModules:
             loss = loss_of(alone(torch.tensor([rank, 3, 3])))
             torch.autograd.backward(loss.div(len(groups)))
         for model in models:
-            for one, other in zip(model.parameters(), alone.parameters(), strict=True):
-                assert one.grad is not None
-                assert other.grad is not None
-                assert one.grad.is_sparse == other.grad.is_sparse
-                assert torch.allclose(one.grad.to_dense(), other.grad.to_dense())
+            for parameter, expected in zip(
+                model.parameters(), alone.parameters(), strict=True
+            ):
+                assert parameter.grad is not None
+                assert expected.grad is not None
+                assert parameter.grad.is_sparse == expected.grad.is_sparse
+                assert torch.allclose(
+                    parameter.grad.to_dense(), expected.grad.to_dense()
+                )
 
-    async def test_are_made_the_same_at_the_start(self, pair: list[Group]) -> None:
+    async def test_modules_are_equal_after_the_start(self, pair: list[Group]) -> None:
         modules = [nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)) for _ in range(2)]
         modules[0].get_buffer("1.running_mean").fill_(7)
         models = await asyncio.gather(
@@ -391,12 +409,12 @@ class TestModules:
         assert second["module.1.running_mean"].tolist() == [7, 7]
 
     @pytest.mark.parametrize("within", [False, True])
-    async def test_take_the_buffers_of_rank_0(
+    async def test_modules_take_the_buffers_of_rank_0(
         self,
         pair: list[Group],
         within: bool,  # noqa: FBT001
     ) -> None:
-        """Also those that the pass itself has changed, before anything is sent."""
+        """Also buffers that the pass itself has changed before the first message."""
 
         def make() -> nn.Module:
             return nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 2))
@@ -415,37 +433,41 @@ class TestModules:
             for name, wanted in alone.named_buffers():
                 assert torch.equal(model.module.get_buffer(name), wanted)
 
-    async def test_keep_their_buffers_if_wanted(self, pair: list[Group]) -> None:
+    async def test_modules_keep_their_buffers_on_request(
+        self, pair: list[Group]
+    ) -> None:
         models = await wrapped(pair, lambda: nn.BatchNorm1d(6), broadcast_buffers=False)
         await at_all(models, backward)
         first, second = (model.module.get_buffer("running_mean") for model in models)
         assert not torch.equal(first, second)
 
-    async def test_leave_alone_what_is_ignored(self, pair: list[Group]) -> None:
+    async def test_ignored_parameters_are_not_reduced(self, pair: list[Group]) -> None:
         models = await wrapped(pair, Mlp, ignored=["second.bias"])
         await at_all(models, backward)
-        one, other = map(grads_of, models)
+        first, second = map(grads_of, models)
         names = [name for name, _ in models[0].module.named_parameters()]
         differ = [
             name
-            for name, a, b in zip(names, one, other, strict=True)
+            for name, a, b in zip(names, first, second, strict=True)
             if not torch.equal(torch.as_tensor(a), torch.as_tensor(b))
         ]
         assert differ == ["second.bias"]
 
-    async def test_two_of_one_group(self, pair: list[Group]) -> None:
+    async def test_two_modules_of_a_group_train_at_once(
+        self, pair: list[Group]
+    ) -> None:
         """Their passes may run at the same time, in any order."""
-        one, other = await wrapped(pair, Mlp), await wrapped(pair, Mlp)
+        first_models, second_models = await wrapped(pair, Mlp), await wrapped(pair, Mlp)
 
         async def run(rank: int, model: Model) -> None:
-            both = [backward(rank, model), backward(rank, other[rank])]
+            both = [backward(rank, model), backward(rank, second_models[rank])]
             await asyncio.gather(*(both if rank else reversed(both)))
 
-        await at_all(one, run)
-        assert same(grads_of(one[0]), mean_grads(Mlp, 2))
-        assert identical([grads_of(model) for model in [*one, *other]])
+        await at_all(first_models, run)
+        assert same(grads_of(first_models[0]), mean_grads(Mlp, 2))
+        assert identical([grads_of(model) for model in [*first_models, *second_models]])
 
-    async def test_let_go_when_they_are_wrapped_again(self, pair: list[Group]) -> None:
+    async def test_former_wrapper_is_freed_at_once(self, pair: list[Group]) -> None:
         """At once: a cycle would be collected at another moment at each rank."""
         models = await wrapped(pair, Mlp)
         await at_all(models, backward)
@@ -454,7 +476,7 @@ class TestModules:
         gc.disable()
         try:
             models.clear()
-            assert [one() for one in former] == [None, None]
+            assert [reference() for reference in former] == [None, None]
         finally:
             gc.enable()
         again = [Model(module, pair[rank]) for rank, module in enumerate(modules)]
@@ -464,7 +486,7 @@ class TestModules:
         await at_all(again, backward)
         assert same(grads_of(again[0]), mean_grads(Mlp, 2))
 
-    async def test_let_go_when_closed(self, pair: list[Group]) -> None:
+    async def test_closed_module_trains_alone(self, pair: list[Group]) -> None:
         models = await wrapped(pair, Mlp)
         await at_all(models, backward)
         for model in models:
@@ -479,7 +501,7 @@ class TestModules:
 
 class TestOptimizersInThePass:
     @pytest.mark.parametrize("options", OPTIONS)
-    async def test_step_with_the_mean_of_all(
+    async def test_optimizers_in_the_pass_use_the_mean(
         self, groups: list[Group], options: dict[str, Any]
     ) -> None:
         def stepping() -> nn.Module:
@@ -516,7 +538,7 @@ class TestOptimizersInThePass:
 
 
 class TestBuckets:
-    async def test_are_rebuilt_by_the_order_of_gradients(
+    async def test_buckets_follow_the_order_of_gradients(
         self, pair: list[Group]
     ) -> None:
         class Reversed(Mlp):
@@ -535,17 +557,21 @@ class TestBuckets:
         await at_all(models, backward)
         kept = [grads_of(model) for model in models]
         sizes = models[0].statistics().bucket_bytes
-        assert sum(sizes) == 4 * sum(one.numel() for one in models[0].parameters())
+        assert sum(sizes) == 4 * sum(
+            number.numel() for number in models[0].parameters()
+        )
         # The last layer's bias and weight, 32 bytes, are not enough to fill one.
         names = [
-            [models[0]._gradients.learned[one].name for one in bucket]  # noqa: SLF001
+            [models[0]._gradients.learned[number].name for number in bucket]  # noqa: SLF001
             for bucket in models[0]._gradients.numbers  # noqa: SLF001
         ]
         assert {*names[0]} >= {"first.bias", "first.weight"}
         assert same(kept[0], mean_grads(Reversed, 2))
         assert identical(kept)
 
-    async def test_hide_their_communication(self, pair: list[Group]) -> None:
+    async def test_statistics_count_passes_and_communication(
+        self, pair: list[Group]
+    ) -> None:
         models = await wrapped(pair, Mlp)
         await at_all(models, backward)
         statistics = models[0].statistics()

@@ -92,7 +92,7 @@ async def misuse(a: Worker, kinds: Sequence[str], **how: Any) -> None:
 
 
 @pytest.mark.parametrize("way", hooks.WAYS)
-async def test_every_rank_hears_and_all_else_goes_on(way: str) -> None:
+async def test_wrong_hook_fails_on_every_rank_and_nothing_else(way: str) -> None:
     async with Cluster(3, options=OPTIONS) as (a, *_), company(a), ranks(a, way):
         raised = set(misbehaving.RAISED) - {"worker inside"}  # of a call alone
         if way == "by_torch_future":
@@ -101,18 +101,18 @@ async def test_every_rank_hears_and_all_else_goes_on(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", hooks.OTHERS)
-async def test_what_a_hook_waits_for_and_never_gets(way: str) -> None:
+async def test_hook_that_waits_forever_is_named(way: str) -> None:
     async with Cluster(3, options=OPTIONS) as (a, *_), company(a), ranks(a, way):
-        found = await steps(a, ["", "wrong", ""])
-        assert isinstance(found[1], CollectiveError), found
-        assert isinstance(found[1], RemoteError), found
-        for error in (found[0], found[2]):
+        errors = await steps(a, ["", "wrong", ""])
+        assert isinstance(errors[1], CollectiveError), errors
+        assert isinstance(errors[1], RemoteError), errors
+        for error in (errors[0], errors[2]):
             assert isinstance(error, CollectiveError), error
             assert "rank 1 ('b')" in str(error)
         assert await steps(a, ["", "", ""]) == [True] * 3
 
 
-async def test_a_hook_that_fails_at_every_rank() -> None:
+async def test_hook_that_fails_on_every_rank_ends_the_pass() -> None:
     async with (
         Cluster(3, options=OPTIONS) as (a, *_),
         company(a),
@@ -125,13 +125,13 @@ async def test_a_hook_that_fails_at_every_rank() -> None:
 
 
 @pytest.mark.parametrize("way", ["in_coroutine", "in_thread"])
-async def test_a_pass_that_autograd_begins(way: str) -> None:
+async def test_wrong_hook_fails_a_plain_pass(way: str) -> None:
     async with Cluster(2, options=OPTIONS) as (a, _), company(a), ranks(a, way):
         kinds = ["value", "exit", "generator exit", "exiting", "cancelled", "text"]
         await misuse(a, kinds, is_plain=True)
 
 
-async def test_a_module_made_anew_trains_on_the_same_workers() -> None:
+async def test_new_module_trains_after_a_wrong_hook() -> None:
     async with (
         Cluster(3, options=OPTIONS) as (a, *_),
         company(a),
@@ -147,7 +147,7 @@ async def test_a_module_made_anew_trains_on_the_same_workers() -> None:
 
 
 @pytest.mark.parametrize("others", [["b"], ["b", "c"]])
-async def test_between_processes(others: list[str]) -> None:
+async def test_wrong_hook_fails_across_processes(others: list[str]) -> None:
     async with AsyncExitStack() as stack:
         a = await stack.enter_async_context(
             ProcessCluster(others, options=OPTIONS, method="forkserver")

@@ -45,7 +45,7 @@ def state_numel(optimizer: torch.optim.Optimizer) -> int:
 @pytest.mark.parametrize("as_views", [False, True])
 class TestSteps:
     @pytest.mark.parametrize("dtypes", [DTYPES[:1], DTYPES])
-    async def test_give_the_bits_of_one_rank(
+    async def test_steps_are_bitwise_those_of_one_rank(
         self,
         groups: list[Group],
         dtypes: tuple[torch.dtype, ...],
@@ -61,7 +61,7 @@ class TestSteps:
         for step in range(3):
             await ranks.step(step)
 
-    async def test_send_many_in_several_packs(
+    async def test_many_parameters_are_sent_in_several_packs(
         self,
         groups: list[Group],
         as_views: bool,  # noqa: FBT001
@@ -78,11 +78,11 @@ class TestSteps:
         )
         packs = [piece for owned in ranks.zeros[0]._shards._pieces for piece in owned]  # noqa: SLF001
         assert len(packs) == 3 if as_views else len(packs) > 3
-        assert any(len(one.parameters) > 1 and one.nbytes > 1 << 18 for one in packs)
+        assert any(len(pack.parameters) > 1 and pack.nbytes > 1 << 18 for pack in packs)
         await ranks.step(0)
         await ranks.step(1)
 
-    async def test_do_with_fewer_parameters_than_ranks(
+    async def test_steps_work_with_fewer_parameters_than_ranks(
         self,
         groups: list[Group],
         as_views: bool,  # noqa: FBT001
@@ -100,7 +100,7 @@ class TestSteps:
         state = await ranks.consolidate(2)
         assert list(state["state"]) == [0]
 
-    async def test_follow_parameters_that_are_frozen_and_thawed(
+    async def test_steps_follow_frozen_and_thawed_parameters(
         self,
         groups: list[Group],
         as_views: bool,  # noqa: FBT001
@@ -112,7 +112,7 @@ class TestSteps:
                 parameters[0].grad = None
             await ranks.step(step)
 
-    async def test_apply_a_gradient_that_was_left_as_torch_does(
+    async def test_step_applies_a_leftover_gradient_as_torch_does(
         self,
         groups: list[Group],
         as_views: bool,  # noqa: FBT001
@@ -128,18 +128,18 @@ class TestSteps:
             parameters[1].grad = None
         await ranks.step(2)
 
-    async def test_find_parameters_whose_memory_is_another(
+    async def test_step_finds_parameters_with_new_memory(
         self,
         groups: list[Group],
         as_views: bool,  # noqa: FBT001
     ) -> None:
         ranks = Ranks(groups, torch.optim.SGD, as_views=as_views, lr=0.1)
         await ranks.step(0)
-        for one in ranks.parameters[1]:
-            one.data = one.detach().clone()
+        for parameter in ranks.parameters[1]:
+            parameter.data = parameter.detach().clone()
         await ranks.step(1)
 
-    async def test_make_a_graph_of_before_stale(
+    async def test_step_makes_earlier_graphs_stale(
         self,
         groups: list[Group],
         as_views: bool,  # noqa: FBT001
@@ -151,7 +151,7 @@ class TestSteps:
             with pytest.raises(RuntimeError, match="modified by an inplace operation"):
                 torch.autograd.backward(loss)
 
-    async def test_take_in_groups_later(
+    async def test_step_includes_groups_added_later(
         self,
         groups: list[Group],
         as_views: bool,  # noqa: FBT001
@@ -173,19 +173,21 @@ class TestSteps:
 
 
 class TestBuckets:
-    async def test_hold_the_parameters_of_each_owner(self, groups: list[Group]) -> None:
+    async def test_bucket_holds_the_parameters_of_each_owner(
+        self, groups: list[Group]
+    ) -> None:
         ranks = Ranks(
             groups, torch.optim.SGD, lambda: make_parameters(DTYPES), as_views=True
         )
         for mine in ranks.parameters:
             storages = {
-                one.untyped_storage().data_ptr(): one.untyped_storage().nbytes()
-                for one in mine
-                if one.numel()
+                storage.data_ptr(): storage.nbytes()
+                for parameter in mine
+                if parameter.numel() and (storage := parameter.untyped_storage())
             }
             assert len(storages) == len(groups)
             # They took the place of the memory that was there, but for alignment.
-            nbytes = sum(one.nbytes for one in mine)
+            nbytes = sum(parameter.nbytes for parameter in mine)
             assert nbytes <= sum(storages.values()) < nbytes + 64 * len(mine)
         await ranks.step()
 
@@ -219,25 +221,25 @@ class TestSchedulers:
             ),
         ],
     )
-    async def test_take_it_for_an_optimizer(
+    async def test_schedulers_accept_the_optimizer(
         self,
         groups: list[Group],
         kind: type[torch.optim.Optimizer],
         make: Callable[[Any], Any],
     ) -> None:
         ranks = Ranks(groups, kind, lr=0.1)
-        schedulers = [make(one) for one in (ranks.alone, *ranks.zeros)]
+        schedulers = [make(rank) for rank in (ranks.alone, *ranks.zeros)]
         for step in range(5):
             await ranks.step(step)
             for scheduler in schedulers:
                 scheduler.step()
-        lrs = [one.param_groups[0]["lr"] for one in (ranks.alone, *ranks.zeros)]
+        lrs = [rank.param_groups[0]["lr"] for rank in (ranks.alone, *ranks.zeros)]
         assert len(set(lrs)) == 1
         assert lrs[0] != 0.1
 
 
 class TestMemory:
-    async def test_of_the_state_is_shared_out(self, groups: list[Group]) -> None:
+    async def test_state_is_divided_among_ranks(self, groups: list[Group]) -> None:
         shapes = [(40, 50)] * 9 + [(13,)] * 3
         ranks = Ranks(
             groups, torch.optim.Adam, lambda: make_parameters(shapes=shapes), lr=0.1
@@ -247,12 +249,12 @@ class TestMemory:
         shares = [state_numel(zero) for zero in ranks.zeros]
         assert shares == [whole // 3] * 3
         for mine, zero in zip(ranks.parameters, ranks.zeros, strict=True):
-            keys = {id(one) for one in mine}
-            assert all(id(one) in keys for one in zero.state)
+            keys = {id(parameter) for parameter in mine}
+            assert all(id(parameter) in keys for parameter in zero.state)
         owned = [set(zero._places()) for zero in ranks.zeros]  # noqa: SLF001
         assert set.union(*owned) == set(range(len(shapes)))
 
-    async def test_stays_shared_out_when_a_state_is_loaded(
+    async def test_loaded_state_is_divided_among_ranks(
         self, groups: list[Group]
     ) -> None:
         shapes = [(40, 50)] * 6
@@ -269,7 +271,7 @@ class TestMemory:
         await ranks.step(1)
         assert str(kept) == str(state)
 
-    async def test_of_the_whole_state_is_given_back_at_the_next_step(
+    async def test_consolidated_state_is_freed_by_the_next_step(
         self, groups: list[Group]
     ) -> None:
         ranks = Ranks(groups, torch.optim.Adam, lr=0.1)
@@ -281,7 +283,9 @@ class TestMemory:
 
 
 class TestStates:
-    async def test_go_to_any_number_of_ranks(self, groups: list[Group]) -> None:
+    async def test_state_loads_into_another_number_of_ranks(
+        self, groups: list[Group]
+    ) -> None:
         ranks = Ranks(groups, torch.optim.Adam, lr=0.02)
         await ranks.step(0)
         state = await ranks.consolidate(2)
@@ -293,11 +297,11 @@ class TestStates:
             assert others.zeros[0].param_groups[0]["lr"] == 0.02
         await ranks.step(1)
         assert all(
-            torch.equal(one, other)
-            for one, other in zip(others.wanted, ranks.wanted, strict=True)
+            torch.equal(mine, wanted)
+            for mine, wanted in zip(others.wanted, ranks.wanted, strict=True)
         )
 
-    async def test_are_copies(self, groups: list[Group]) -> None:
+    async def test_consolidated_state_is_a_copy(self, groups: list[Group]) -> None:
         ranks = Ranks(groups, torch.optim.SGD, lr=0.1, momentum=0.9)
         await ranks.step()
         state = await ranks.consolidate(0)
@@ -305,7 +309,9 @@ class TestStates:
         await ranks.step(1)
         assert str(kept) == str(state)
 
-    async def test_keep_the_names_of_parameters(self, groups: list[Group]) -> None:
+    async def test_state_keeps_the_names_of_parameters(
+        self, groups: list[Group]
+    ) -> None:
         models = [Mlp() for _ in groups]
         alone = torch.optim.SGD(Mlp().named_parameters(), lr=0.1)
         zeros = [
@@ -319,7 +325,7 @@ class TestStates:
         names = zeros[1].param_groups[0]["param_names"]
         assert names == [name for name, _ in models[1].named_parameters()]
 
-    async def test_are_saved_with_what_torch_saves(
+    async def test_state_survives_torch_save_with_weights_only(
         self, groups: list[Group], tmp_path: Any
     ) -> None:
         ranks = Ranks(groups, torch.optim.AdamW, lr=0.02)
@@ -328,7 +334,7 @@ class TestStates:
         ranks.load(torch.load(tmp_path / "state.pt", weights_only=True))
         await ranks.step(1)
 
-    async def test_call_the_hooks(self, groups: list[Group]) -> None:
+    async def test_state_methods_call_their_hooks(self, groups: list[Group]) -> None:
         ranks = Ranks(groups, torch.optim.SGD, lr=0.1)
         called = []
         zero = ranks.zeros[0]
@@ -343,7 +349,9 @@ class TestStates:
         zero.load_state_dict(state)
         assert called == ["before saving", "before loading 1", "loaded"]
 
-    async def test_of_others_are_refused(self, groups: list[Group]) -> None:
+    async def test_state_of_another_optimizer_is_refused(
+        self, groups: list[Group]
+    ) -> None:
         zero = Zero(make_parameters(), torch.optim.Adam, groups[0])
         other = torch.optim.Adam(make_parameters(shapes=[(3,)])).state_dict()
         with pytest.raises(UsageError, match=r"groups of \[1\] parameters"):
@@ -364,12 +372,16 @@ class Steps(torch.optim.SGD):
 
 
 class TestLoop:
-    async def test_goes_on_while_the_optimizer_computes(
+    async def test_loop_runs_while_the_optimizer_computes(
         self, groups: list[Group]
     ) -> None:
         ranks = Ranks(groups, Steps, lr=0.1)
-        found = [ranks.alone, *(zero.optim for zero in ranks.zeros)]
-        optimizers = [one for one in found if isinstance(one, Steps)]
+        inner = [ranks.alone, *(zero.optim for zero in ranks.zeros)]
+        optimizers = [
+            inner_optimizer
+            for inner_optimizer in inner
+            if isinstance(inner_optimizer, Steps)
+        ]
         for optimizer in optimizers:
             optimizer.may_end = threading.Event()
         optimizers[0].may_end.set()
@@ -381,7 +393,7 @@ class TestLoop:
 
 
 class TestClosures:
-    async def test_that_are_coroutines_go_backward_with_all_ranks(
+    async def test_coroutine_closure_runs_a_pass_of_all_ranks(
         self, groups: list[Group]
     ) -> None:
         async def run(group: Group) -> list[torch.Tensor]:
@@ -399,11 +411,11 @@ class TestClosures:
             model.close()
             return losses
 
-        found = await asyncio.gather(*(run(group) for group in groups))
-        of_all = [sum(losses) for losses in zip(*found, strict=True)]
+        results = await asyncio.gather(*(run(group) for group in groups))
+        of_all = [sum(losses) for losses in zip(*results, strict=True)]
         assert of_all[-1] < of_all[0] / 4
 
-    async def test_that_are_functions_run_in_the_thread(
+    async def test_function_closure_runs_in_the_thread(
         self, groups: list[Group]
     ) -> None:
         def run(parameters: Parameters, optimizer: Any) -> Any:
@@ -428,7 +440,7 @@ class TestClosures:
         ) == [7.0] * len(groups)
         assert ranks.are_equal()
 
-    async def test_come_between_the_hooks(self, groups: list[Group]) -> None:
+    async def test_step_runs_between_its_hooks(self, groups: list[Group]) -> None:
         ranks = Ranks(groups, torch.optim.SGD, lr=0.1)
         called = []
         before = ranks.parameters[0][0].detach().clone()
@@ -444,13 +456,13 @@ class TestClosures:
 
 
 class TestParameters:
-    async def test_that_cannot_be_shared_out_are_refused(
+    async def test_indivisible_parameters_are_refused(
         self, groups: list[Group]
     ) -> None:
-        one = torch.nn.Parameter(torch.ones(2))
+        parameter = torch.nn.Parameter(torch.ones(2))
         for parameters, says in (
-            ([one, one], "parameter 1 occurs twice in its group"),
-            ([one, torch.ones(2, device="meta")], "is on 'meta'"),
+            ([parameter, parameter], "parameter 1 occurs twice in its group"),
+            ([parameter, torch.ones(2, device="meta")], "is on 'meta'"),
             ([torch.ones(2, 2).to_sparse()], "is sparse"),
         ):
             with pytest.raises(UsageError, match=says):
@@ -459,9 +471,7 @@ class TestParameters:
             with pytest.raises(UsageError, match="params"):
                 Zero(wrong, torch.optim.SGD, groups[0], lr=0.1)  # type: ignore[arg-type]
 
-    async def test_of_a_group_that_is_refused_change_nothing(
-        self, groups: list[Group]
-    ) -> None:
+    async def test_refused_group_changes_nothing(self, groups: list[Group]) -> None:
         ranks = Ranks(groups, torch.optim.SGD, lr=0.1)
         for zero in ranks.zeros:
             with pytest.raises(UsageError, match=r"param_group: .*more than one"):
@@ -470,9 +480,7 @@ class TestParameters:
                 zero.add_param_group({"params": [torch.ones(2, 2).to_sparse()]})
         await ranks.step()
 
-    async def test_and_their_optimizer_cannot_be_copied(
-        self, groups: list[Group]
-    ) -> None:
+    async def test_optimizer_cannot_be_copied(self, groups: list[Group]) -> None:
         zero = Zero(make_parameters(), torch.optim.SGD, groups[0])
         with pytest.raises(UsageError, match="state_dict"):
             copy.deepcopy(zero)

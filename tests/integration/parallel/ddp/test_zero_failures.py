@@ -74,7 +74,7 @@ class TestRanksThatDiffer:
         ],
         ids=["shape", "number", "option", "class"],
     )
-    async def test_are_named_with_what_differs(
+    async def test_rank_that_differs_is_named_with_its_difference(
         self, groups: list[Group], odd: Any, says: str
     ) -> None:
         def right(group: Group) -> Zero:
@@ -83,14 +83,19 @@ class TestRanksThatDiffer:
             return Zero(parameters, torch.optim.SGD, group, lr=0.1)
 
         zeros = [right(groups[0]), odd(groups[1]), right(groups[2])]
-        before = [one.detach().clone() for one in zeros[0].param_groups[0]["params"]]
+        before = [
+            parameter.detach().clone()
+            for parameter in zeros[0].param_groups[0]["params"]
+        ]
         for error in await outcomes(*(zero.step() for zero in zeros)):
             assert type(error) is UsageError
             assert f"rank 1 ('b') has {says}" in str(error)
         after = zeros[0].param_groups[0]["params"]
         assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
-    async def test_in_what_is_frozen_fail(self, groups: list[Group]) -> None:
+    async def test_different_frozen_parameters_fail_on_every_rank(
+        self, groups: list[Group]
+    ) -> None:
         ranks = Ranks(groups, torch.optim.SGD, lr=0.1)
         await ranks.step()
         ranks.parameters[1][0].requires_grad = False
@@ -102,28 +107,32 @@ class TestRanksThatDiffer:
         await asyncio.gather(*(zero.synchronize() for zero in ranks.zeros))
         assert same_bits(ranks.parameters)
 
-    async def test_in_what_they_call_fail(self, groups: list[Group]) -> None:
+    async def test_different_calls_fail_on_every_rank(
+        self, groups: list[Group]
+    ) -> None:
         ranks = Ranks(groups, torch.optim.SGD, lambda: make_parameters(shapes=[(3,)]))
         await ranks.step()
         first, *others = ranks.zeros
-        found = await outcomes(
+        errors = await outcomes(
             first.consolidate_state_dict(0), *(zero.step() for zero in others)
         )
-        assert all(isinstance(error, CollectiveError) for error in found)
-        assert "rank 0 ('a')" in str(found[1])
+        assert all(isinstance(error, CollectiveError) for error in errors)
+        assert "rank 0 ('a')" in str(errors[1])
 
 
 class TestStepsThatFail:
-    async def test_do_so_at_all_ranks_and_are_mended(self, groups: list[Group]) -> None:
+    async def test_failed_step_fails_on_every_rank_and_is_mended(
+        self, groups: list[Group]
+    ) -> None:
         ranks = Ranks(groups, Broken, lr=0.1, momentum=0.9)
         await ranks.step(0)
         ranks.give_gradients(1)
         broken = ranks.zeros[1].optim
         assert isinstance(broken, Broken)
         broken.is_broken = True
-        found = await outcomes(*(zero.step() for zero in ranks.zeros))
-        assert type(found[1]) is ArithmeticError
-        for error in (found[0], found[2]):
+        errors = await outcomes(*(zero.step() for zero in ranks.zeros))
+        assert type(errors[1]) is ArithmeticError
+        for error in (errors[0], errors[2]):
             assert isinstance(error, CollectiveError)
             assert "rank 1 ('b') failed in its `step`" in str(error)
             assert "no step today" in str(error)
@@ -141,13 +150,13 @@ class TestStepsThatFail:
         assert ranks.are_equal()
         await ranks.step(2)
 
-    async def test_or_are_forgotten_when_a_state_is_loaded(
+    async def test_failed_step_is_forgotten_after_a_load(
         self, groups: list[Group]
     ) -> None:
         ranks = Ranks(groups, Broken, lr=0.1, momentum=0.9)
         await ranks.step(0)
         state = await ranks.consolidate(0)
-        values = [one.detach().clone() for one in ranks.wanted]
+        values = [parameter.detach().clone() for parameter in ranks.wanted]
         broken = ranks.zeros[2].optim
         assert isinstance(broken, Broken)
         broken.is_broken = True
@@ -158,20 +167,24 @@ class TestStepsThatFail:
         ranks.begin_at(values)
         await ranks.step(1)
 
-    async def test_by_a_closure_that_raises(self, groups: list[Group]) -> None:
+    async def test_closure_that_raises_fails_the_step_on_every_rank(
+        self, groups: list[Group]
+    ) -> None:
         ranks = Ranks(groups, torch.optim.SGD, lr=0.1)
 
         async def closure() -> None:
             raise ArithmeticError("no loss today")
 
         ranks.give_gradients()
-        found = await outcomes(
+        errors = await outcomes(
             ranks.zeros[0].step(closure), *(zero.step() for zero in ranks.zeros[1:])
         )
-        assert type(found[0]) is ArithmeticError
-        assert all("rank 0 ('a')" in str(error) for error in found[1:])
+        assert type(errors[0]) is ArithmeticError
+        assert all("rank 0 ('a')" in str(error) for error in errors[1:])
 
-    async def test_by_hooks_that_return_nonsense(self, groups: list[Group]) -> None:
+    async def test_hook_with_an_invalid_result_fails_the_step(
+        self, groups: list[Group]
+    ) -> None:
         ranks = Ranks(groups, torch.optim.SGD, lr=0.1)
         await ranks.step()
         for zero in ranks.zeros:
@@ -182,7 +195,7 @@ class TestStepsThatFail:
         await asyncio.gather(*(zero.synchronize() for zero in ranks.zeros))
         assert ranks.are_equal()
 
-    async def test_are_cancelled_when_the_optimizer_has_ended(
+    async def test_cancelled_step_ends_after_the_inner_optimizer(
         self, groups: list[Group]
     ) -> None:
         class Slow(torch.optim.SGD):
@@ -211,16 +224,18 @@ class TestStepsThatFail:
         assert not steps[0].done()
         for optimizer in slow:
             optimizer.may_end.set()
-        found = await outcomes(*steps)
-        assert type(found[0]) is asyncio.CancelledError
-        for error in found[1:]:
+        errors = await outcomes(*steps)
+        assert type(errors[0]) is asyncio.CancelledError
+        for error in errors[1:]:
             assert "rank 0 ('a') cancelled its `step`" in str(error)
         ranks.alone.step()
         await asyncio.gather(*(zero.synchronize() for zero in ranks.zeros))
         assert ranks.are_equal()
         await ranks.step(1)
 
-    async def test_in_the_middle_of_sending(self, groups: list[Group]) -> None:
+    async def test_step_cancelled_while_sending_is_mended(
+        self, groups: list[Group]
+    ) -> None:
         ranks = Ranks(groups, torch.optim.SGD, lr=0.1)
         await ranks.step()
         ranks.give_gradients(1)
@@ -229,11 +244,11 @@ class TestStepsThatFail:
             for _ in range(at):
                 await asyncio.sleep(0)
             steps[2].cancel()
-            found = await outcomes(*steps)
-            if all(error is None for error in found):
+            errors = await outcomes(*steps)
+            if all(error is None for error in errors):
                 continue
-            assert isinstance(found[2], asyncio.CancelledError | type(None))
-            for error in found[:2]:
+            assert isinstance(errors[2], asyncio.CancelledError | type(None))
+            for error in errors[:2]:
                 # Another may have failed by it, and its end may have come before.
                 words = "" if error is None else str(error)
                 assert not words or "rank 2 ('c')" in words or "has closed" in words
@@ -241,9 +256,7 @@ class TestStepsThatFail:
             await asyncio.gather(*(zero.synchronize() for zero in ranks.zeros))
             assert same_bits(ranks.parameters)
 
-    async def test_that_come_at_the_same_time_are_refused(
-        self, groups: list[Group]
-    ) -> None:
+    async def test_concurrent_steps_are_refused(self, groups: list[Group]) -> None:
         ranks = Ranks(groups, torch.optim.SGD, lr=0.1)
         ranks.give_gradients()
         state = ranks.alone.state_dict()
@@ -261,9 +274,7 @@ class TestStepsThatFail:
 
 
 class TestStates:
-    async def test_that_are_not_here_say_how_they_come(
-        self, groups: list[Group]
-    ) -> None:
+    async def test_missing_state_is_explained(self, groups: list[Group]) -> None:
         ranks = Ranks(groups, torch.optim.SGD, lr=0.1)
         await ranks.step()
         await ranks.consolidate(0)
@@ -272,7 +283,7 @@ class TestStates:
         with pytest.raises(UsageError, match="to must be a rank from 0 to 2, not 3"):
             await ranks.zeros[0].consolidate_state_dict(3)
 
-    async def test_with_values_that_would_run_code_are_not_read(
+    async def test_state_with_unsafe_values_is_refused(
         self, groups: list[Group]
     ) -> None:
         ranks = Ranks(groups, torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -280,11 +291,11 @@ class TestStates:
         for zero in ranks.zeros:
             for state in zero.state.values():
                 state["seen"] = threading.Event
-        found = await outcomes(
+        errors = await outcomes(
             *(zero.consolidate_state_dict(0) for zero in ranks.zeros)
         )
-        assert type(found[0]) is OptimizerError
-        assert "the state of rank 1 ('b') must have only tensors" in str(found[0])
+        assert type(errors[0]) is OptimizerError
+        assert "the state of rank 1 ('b') must have only tensors" in str(errors[0])
         # The parameters are the same everywhere, so training goes on.
         for zero in ranks.zeros:
             for state in zero.state.values():
@@ -292,26 +303,28 @@ class TestStates:
         await asyncio.gather(*(zero.synchronize() for zero in ranks.zeros))
         await ranks.step(1)
 
-    async def test_of_no_parameter_are_refused(self, groups: list[Group]) -> None:
+    async def test_state_without_a_parameter_is_refused(
+        self, groups: list[Group]
+    ) -> None:
         ranks = Ranks(groups, torch.optim.SGD, lr=0.1)
         ranks.zeros[2].state["round"] = {"number": 1}
-        found = await outcomes(
+        errors = await outcomes(
             *(zero.consolidate_state_dict(0) for zero in ranks.zeros)
         )
-        assert type(found[2]) is UsageError
-        assert "'round', which belongs to no parameter" in str(found[2])
-        assert "rank 2 ('c')" in str(found[0])
+        assert type(errors[2]) is UsageError
+        assert "'round', which belongs to no parameter" in str(errors[2])
+        assert "rank 2 ('c')" in str(errors[0])
 
 
-async def test_one_that_closes_its_optimizer_is_named(groups: list[Group]) -> None:
+async def test_rank_that_closes_its_optimizer_is_named(groups: list[Group]) -> None:
     ranks = Ranks(groups, torch.optim.SGD, lr=0.1)
     await ranks.step()
     ranks.zeros[1].close()
     ranks.zeros[1].close()
-    found = await outcomes(*(zero.step() for zero in ranks.zeros))
-    assert type(found[1]) is UsageError
-    assert "was closed" in str(found[1])
-    for error in (found[0], found[2]):
+    errors = await outcomes(*(zero.step() for zero in ranks.zeros))
+    assert type(errors[1]) is UsageError
+    assert "was closed" in str(errors[1])
+    for error in (errors[0], errors[2]):
         assert isinstance(error, CollectiveError)
         assert "rank 1 ('b')" in str(error)
 
@@ -349,7 +362,7 @@ async def go_on() -> str:
     return str(caught.value)
 
 
-async def test_those_left_of_a_lost_rank_go_on_from_a_checkpoint() -> None:
+async def test_survivors_of_a_lost_rank_continue_from_a_checkpoint() -> None:
     options = Options(drain_timeout_s=0.5)
     cluster = ProcessCluster(["b", "c"], options=options, method="forkserver")
     async with cluster as worker:
@@ -371,5 +384,5 @@ async def test_those_left_of_a_lost_rank_go_on_from_a_checkpoint() -> None:
             state, _ = await asyncio.gather(
                 meet(left, state), b.call(meet, left, state)
             )
-            assert {int(one["step"]) for one in state["state"].values()} == {2}
+            assert {int(values["step"]) for values in state["state"].values()} == {2}
             kept.clear()

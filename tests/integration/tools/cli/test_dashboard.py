@@ -121,7 +121,7 @@ class TestServing:
     loops = {"uvloop": uvloop.new_event_loop}  # noqa: RUF012
 
     @pytest.mark.parametrize("by", SIGNALS)
-    async def test_it_shows_the_group_until_it_is_told_to_end(
+    async def test_dashboard_shows_the_group_until_a_signal(
         self, workers: list[Worker], by: signal.Signals
     ) -> None:
         async with served(workers[0]) as (process, browser):
@@ -137,7 +137,7 @@ class TestServing:
         # Nobody has noticed: it was no member.
         assert await workers[0].peer("b").call(abs, -1) == 1
 
-    async def test_a_token_from_the_environment_lets_in_beside_the_secret(
+    async def test_token_from_the_environment_works_beside_the_secret(
         self,
         workers: list[Worker],
     ) -> None:
@@ -147,21 +147,21 @@ class TestServing:
             assert await browser.sign_in(SECRET) == 200
 
     @pytest.mark.slow
-    async def test_a_token_from_a_file_lets_in_and_the_environments_does_not(
+    async def test_token_file_overrides_the_environment(
         self, workers: list[Worker], tmp_path: Path
     ) -> None:
         file = tmp_path / "token"
         file.touch(0o600)
         file.write_text(TOKEN + "\n")
-        given = ("--token-file", str(file))
+        options = ("--token-file", str(file))
         other = {TOKEN_VARIABLE: "another-token-of-this-test"}
-        async with served(workers[0], *given, **other) as (_, browser):
+        async with served(workers[0], *options, **other) as (_, browser):
             assert (await browser.get("api/overview", **BEARER))[0] == 200
             wrong = {"Authorization": f"Bearer {other[TOKEN_VARIABLE]}"}
             assert (await browser.get("api/overview", **wrong))[0] == 401
 
     @pytest.mark.slow
-    async def test_the_group_of_another_loop_may_have_no_secret(
+    async def test_dashboard_serves_a_group_without_a_secret(
         self,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
@@ -172,10 +172,10 @@ class TestServing:
             assert (await ended(process, signal.SIGTERM))[0] == 0
 
     @pytest.mark.parametrize("by", SIGNALS)
-    async def test_it_can_be_ended_while_nobody_answers(
+    async def test_signal_ends_the_command_while_no_worker_answers(
         self, by: signal.Signals
     ) -> None:
-        """Before it listens: a signal ends it as any program, without a traceback."""
+        """Before it listens, a signal ends it without a traceback."""
 
         async def say_nothing(
             _: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -233,7 +233,7 @@ class TestRefusals:
 
     loops = {"uvloop": uvloop.new_event_loop}  # noqa: RUF012
 
-    async def test_a_port_that_is_taken_is_said(
+    async def test_port_in_use_is_reported(
         self, workers: list[Worker], capsys: pytest.CaptureFixture[str]
     ) -> None:
         async with await asyncio.start_server(
@@ -261,7 +261,7 @@ class TestRefusals:
             (("--run", "train"), "there is no run 'train'"),
         ],
     )
-    async def test_what_it_cannot_do_is_said(
+    async def test_impossible_option_is_reported(
         self,
         workers: list[Worker],
         capsys: pytest.CaptureFixture[str],
@@ -285,7 +285,7 @@ class TestRefusals:
             ("127.0.0.1:7000", "127.0.0.1:7000"),
         ],
     )
-    async def test_an_address_where_no_worker_is_is_said(
+    async def test_address_without_a_worker_is_reported(
         self, capsys: pytest.CaptureFixture[str], address: str, problem: str
     ) -> None:
         status, words = await refused(capsys, address)
@@ -293,7 +293,7 @@ class TestRefusals:
         assert problem in words
         assert words.startswith("asyncrpc dashboard: ")
 
-    async def test_without_an_address_and_a_run_it_says_what_to_give(
+    async def test_missing_address_is_explained(
         self,
         capsys: pytest.CaptureFixture[str],
     ) -> None:
@@ -301,7 +301,7 @@ class TestRefusals:
         assert status == 2
         assert "give the ADDRESS of any worker" in words
 
-    async def test_another_secret_is_said(
+    async def test_wrong_secret_is_reported_and_not_shown(
         self,
         workers: list[Worker],
         capsys: pytest.CaptureFixture[str],
@@ -316,7 +316,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("token", "problem"), [("short", "token"), (SECRET, "must not be the secret")]
     )
-    async def test_a_token_that_is_none_is_refused(
+    async def test_invalid_token_is_refused(
         self,
         workers: list[Worker],
         capsys: pytest.CaptureFixture[str],
@@ -329,7 +329,7 @@ class TestRefusals:
         assert status == 2
         assert problem in words
 
-    async def test_a_group_without_a_secret_is_not_shown_to_everybody(
+    async def test_group_without_a_secret_is_not_shown_to_other_hosts(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv("ASYNCRPC_SECRET")

@@ -64,15 +64,15 @@ def observing() -> dict[str, argparse.ArgumentParser]:
     }
 
 
-def test_they_are_all_here() -> None:
+def test_table_of_verbs_is_complete() -> None:
     assert set(observing()) - SERVE == set(VERBS)
 
 
 @pytest.mark.parametrize("verb", sorted(observing()))
-def test_each_has_the_same_options_and_says_what_its_exit_code_means(verb: str) -> None:
+def test_verb_has_common_options_and_explains_exit_codes(verb: str) -> None:
     parser = observing()[verb]
     actions = parser._actions  # noqa: SLF001
-    options = {name for one in actions for name in one.option_strings}
+    options = {name for action in actions for name in action.option_strings}
     assert {"--run"} <= options
     assert verb in SERVE or {"--json", "--worker"} <= options
     assert verb in SERVE or "exit code is 0 if" in str(parser.description)
@@ -119,7 +119,7 @@ async def address(
         await asyncio.gather(call, return_exceptions=True)
 
 
-async def told(
+async def run_verb(
     printed: pytest.CaptureFixture[str], *arguments: str
 ) -> tuple[int, str, str]:
     """Return the status of a command, its output, and its errors."""
@@ -129,13 +129,13 @@ async def told(
     return status, found.out, found.err
 
 
-async def test_each_fits_a_terminal_and_has_json_for_some_workers_or_all(
+async def test_verb_fits_80_columns_and_filters_json_by_worker(
     address: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     for verb, (more, is_table) in VERBS.items():
-        needed = [one.format(tmp_path / verb) for one in more]
+        needed = [argument.format(tmp_path / verb) for argument in more]
         (tmp_path / verb).mkdir()
-        status, output, errors = await told(capsys, verb, address, *needed)
+        status, output, errors = await run_verb(capsys, verb, address, *needed)
         assert status in {0, 1}, (verb, errors)
         lines = output.splitlines()
         if is_table:
@@ -143,26 +143,26 @@ async def test_each_fits_a_terminal_and_has_json_for_some_workers_or_all(
         if "…" in output:
             assert errors.startswith("cut to 80 columns; --json has all of it"), verb
 
-        needed = [one.format(tmp_path / verb / "json") for one in more]
+        needed = [argument.format(tmp_path / verb / "json") for argument in more]
         (tmp_path / verb / "json").mkdir()
         only = (verb, address, *needed, "--json", "--worker", NAMES[0])
-        status, output, errors = await told(capsys, *only)
+        status, output, errors = await run_verb(capsys, *only)
         assert status in {0, 1}, (verb, errors)
         assert isinstance(json.loads(output), dict)
         assert verb in NAMELESS or NAMES[0] in output, (verb, output)
 
-        needed = [one.format(tmp_path / verb / "none") for one in more]
+        needed = [argument.format(tmp_path / verb / "none") for argument in more]
         (tmp_path / verb / "none").mkdir()
-        answer = await told(capsys, verb, address, *needed, "--worker", "nobody")
+        answer = await run_verb(capsys, verb, address, *needed, "--worker", "nobody")
         assert answer[0] == 2
         assert f"asyncrpc {verb}: there is no worker 'nobody'; known: " in answer[2]
 
 
 @pytest.mark.parametrize("more", ["--functions", "--training"])
-async def test_the_other_tables_of_top_fit(
+async def test_tables_of_top_fit_80_columns(
     address: str, capsys: pytest.CaptureFixture[str], more: str
 ) -> None:
-    _, output, _ = await told(capsys, "top", address, "--once", more)
+    _, output, _ = await run_verb(capsys, "top", address, "--once", more)
     assert max(map(len, output.splitlines())) <= 80
 
 
@@ -212,7 +212,7 @@ class TestTerminal:
 
     loops = {"uvloop": uvloop.new_event_loop}  # noqa: RUF012
 
-    async def test_in_a_terminal_no_line_is_wider_than_that(self, address: str) -> None:
+    async def test_output_fits_the_width_of_the_terminal(self, address: str) -> None:
         for arguments, until in IN_TERMINAL.items():
             lines = await asyncio.to_thread(read_terminal, address, arguments, until)
             assert lines, arguments
@@ -221,13 +221,13 @@ class TestTerminal:
                 assert any(line.endswith("…") or "…" in line for line in lines), lines
 
 
-async def test_who_cannot_be_reached_is_another_exit_status(
+async def test_unreachable_worker_has_its_own_exit_status(
     address: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     for verb, (more, _) in VERBS.items():
-        needed = [one.format(tmp_path) for one in more]
+        needed = [argument.format(tmp_path) for argument in more]
         nowhere = "tcp://127.0.0.1:1"
-        status, output, errors = await told(capsys, verb, nowhere, *needed)
+        status, output, errors = await run_verb(capsys, verb, nowhere, *needed)
         if verb == "doctor":  # which tells of this host all the same
             assert status == 1
             assert "problem: no worker answers at" in output

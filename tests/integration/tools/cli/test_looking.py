@@ -76,7 +76,7 @@ def asyncrpc(capsys: pytest.CaptureFixture[str]) -> Command:
     return Command(capsys)
 
 
-async def test_why_as_a_user_runs_it(trainer: Worker) -> None:
+async def test_why_prints_the_cycle_as_a_subprocess(trainer: Worker) -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "asyncrpc", "why", "--after", "0"),
         stdout=asyncio.subprocess.PIPE,
@@ -87,17 +87,19 @@ async def test_why_as_a_user_runs_it(trainer: Worker) -> None:
     assert b"which waits for ps `apply`, which waits for Lock `table` held" in output
 
 
-async def test_why(trainer: Worker, asyncrpc: Command) -> None:
+async def test_why_shows_a_certain_cycle(trainer: Worker, asyncrpc: Command) -> None:
     address = trainer.addresses[0]
     status, printed = await asyncrpc("why", address, "--after", "0", "--tree")
     assert status == 1
     assert "└ ps task `apply`, serving `apply` for trainer" in printed
-    found, *_ = (await asyncrpc.json("why", address, "--after", "0"))["hangs"]
-    assert found["is_cycle"]
-    assert found["is_certain"]
+    hang, *_ = (await asyncrpc.json("why", address, "--after", "0"))["hangs"]
+    assert hang["is_cycle"]
+    assert hang["is_certain"]
 
 
-async def test_the_others(trainer: Worker, asyncrpc: Command) -> None:
+async def test_calls_stacks_and_status_show_the_workers(
+    trainer: Worker, asyncrpc: Command
+) -> None:
     address = trainer.addresses[0]
     status, printed = await asyncrpc("calls", address)
     lines = printed.splitlines()
@@ -113,18 +115,18 @@ async def test_the_others(trainer: Worker, asyncrpc: Command) -> None:
     assert "waits for Lock `table`" in printed
     assert "in evict" in printed
     workers = (await asyncrpc.json("stacks", address, "--internal"))["workers"]
-    assert {one["name"] for one in workers} == {"trainer", "ps"}
+    assert {worker["name"] for worker in workers} == {"trainer", "ps"}
 
     status, printed = await asyncrpc("status", address)
     assert status == 0
     names = [line.split()[1] for line in printed.splitlines()]
     assert names == ["name", "trainer", "ps"]
     workers = (await asyncrpc.json("status", address))["workers"]
-    assert [one["state"] for one in workers] == ["runs", "runs"]
+    assert [worker["state"] for worker in workers] == ["runs", "runs"]
 
 
 @pytest.mark.parametrize("after", ["-1", "nan", "inf", "-inf", "soon"])
-def test_a_time_that_is_none_is_refused(
+def test_invalid_after_is_refused(
     capsys: pytest.CaptureFixture[str], after: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -134,7 +136,7 @@ def test_a_time_that_is_none_is_refused(
     assert capsys.readouterr().err.endswith(refusal)
 
 
-async def test_mistakes(
+async def test_wrong_arguments_are_explained(
     trainer: Worker, asyncrpc: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = trainer.addresses[0]

@@ -111,8 +111,8 @@ def processes_of(pid: int) -> list[int]:
 
 
 @pytest.mark.parametrize("secret", ["", "a secret of sixteen letters and more"])
-def test_another_user_finds_out_nothing_of_a_run(shared: Path, secret: str) -> None:
-    """Even where the run's umask takes no right from anybody."""
+def test_run_is_hidden_from_other_users(shared: Path, secret: str) -> None:
+    """The run has a umask of 0."""
     own = {"ASYNCRPC_SECRET": secret} if secret else {}
     before = os.umask(0)
     try:
@@ -140,9 +140,7 @@ def test_another_user_finds_out_nothing_of_a_run(shared: Path, secret: str) -> N
 
 
 @pytest.mark.parametrize("form", ["directory", "link", "file"])
-def test_a_name_that_another_user_has_taken_is_not_used(
-    shared: Path, form: str
-) -> None:
+def test_name_taken_by_another_user_is_not_used(shared: Path, form: str) -> None:
     """The place of a user's runs has a name that can be told before."""
     bait, place = shared / "bait", shared / RUNS
     for folder in (bait, bait / "work-1", bait / "work-1" / "workers"):
@@ -158,7 +156,7 @@ def test_a_name_that_another_user_has_taken_is_not_used(
     else:
         place.write_text("")
     os.chown(place, OTHER, OTHER, follow_symlinks=False)
-    listed = [str(one) for one in shared.rglob("*")]
+    listed = [str(entry) for entry in shared.rglob("*")]
     environment = {
         **os.environ,
         "TMPDIR": str(shared),
@@ -183,4 +181,4 @@ def test_a_name_that_another_user_has_taken_is_not_used(
         timeout=LIMIT_S,
     )
     assert "no run of yours is under way" in runs.stdout
-    assert [str(one) for one in shared.rglob("*")] == listed
+    assert [str(entry) for entry in shared.rglob("*")] == listed

@@ -214,7 +214,7 @@ def spans_of_calls(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}"])
-async def test_what_is_no_profile_is_refused(
+async def test_invalid_profile_is_refused(
     trainer: Worker,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -222,11 +222,11 @@ async def test_what_is_no_profile_is_refused(
 ) -> None:
     source = tmp_path / "profile.json"
     source.write_text(content)
-    status, _, told = await run(
+    status, _, problem = await run(
         capsys, "timeline", trainer.addresses[0], "--profile", str(source)
     )
     assert status == 2
-    assert "--profile" in told
+    assert "--profile" in problem
 
 
 async def test_top_counts_calls_by_worker_and_by_function(

@@ -94,7 +94,7 @@ def written(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_each_process_is_told_its_rank_and_all_one_secret(tmp_path: Path) -> None:
+def test_processes_get_their_rank_and_a_common_secret(tmp_path: Path) -> None:
     script = written(tmp_path, TELL)
     code, lines, errors = run("run", "--nproc", "2", script, "--lr", "3")
     assert (code, errors) == (0, "")
@@ -114,7 +114,7 @@ def test_a_process_alone_has_our_terminal_and_no_prefix(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_torch_finds_its_rendezvous(tmp_path: Path) -> None:
+def test_torch_finds_its_rendezvous_in_the_environment(tmp_path: Path) -> None:
     code, lines, errors = run("run", "--nproc", "2", written(tmp_path, MEET))
     assert (code, sorted(lines)) == (0, ["[0] met 2", "[1] met 2"]), errors
 
@@ -133,7 +133,7 @@ def test_a_module_runs_by_its_name() -> None:
         (DIE, 137, "rank 1 was killed by SIGKILL"),
     ],
 )
-def test_the_first_failure_stops_the_others_and_is_our_exit_code(
+def test_first_failure_stops_the_others_and_sets_the_exit_code(
     tmp_path: Path, script: str, code: int, words: str
 ) -> None:
     got, _, errors = run("run", "--nproc", "2", written(tmp_path, script))
@@ -144,7 +144,7 @@ def test_the_first_failure_stops_the_others_and_is_our_exit_code(
 
 @pytest.mark.parametrize("manner", ["orderly", "stubborn"])
 @pytest.mark.parametrize("nprocs", [1, 2])
-def test_ctrl_c_ends_all(tmp_path: Path, manner: str, nprocs: int) -> None:
+def test_ctrl_c_ends_all_processes(tmp_path: Path, manner: str, nprocs: int) -> None:
     script = written(tmp_path, WAIT)
     with running("run", "--nproc", str(nprocs), script, manner) as process:
         pids = read_pids(process, nprocs)
@@ -156,9 +156,9 @@ def test_ctrl_c_ends_all(tmp_path: Path, manner: str, nprocs: int) -> None:
             os.kill(pid, 0)
 
 
-@pytest.mark.parametrize(("code", "told"), [("75", 75), ("3", 143)])
-def test_with_a_grace_programs_save_and_the_code_tells(
-    tmp_path: Path, code: str, told: int
+@pytest.mark.parametrize(("code", "status"), [("75", 75), ("3", 143)])
+def test_grace_lets_programs_save_and_sets_the_exit_code(
+    tmp_path: Path, code: str, status: int
 ) -> None:
     script = written(tmp_path, SAVE)
     with running("run", "--nproc", "2", "--grace", "600", script, code) as process:
@@ -167,11 +167,11 @@ def test_with_a_grace_programs_save_and_the_code_tells(
         process.send_signal(signal.SIGTERM)  # schedulers repeat it
         output, _ = process.communicate(timeout=4 * LIMIT_S)
     assert sorted(output.splitlines()) == ["[0] saved", "[1] saved"]
-    assert process.returncode == told
+    assert process.returncode == status
 
 
 @pytest.mark.slow
-def test_each_process_reads_the_secret_from_the_file(tmp_path: Path) -> None:
+def test_processes_read_the_secret_from_the_file(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.touch(0o600)
     file.write_text("of the file")
@@ -206,7 +206,7 @@ def read_pids(process: subprocess.Popen[str], nprocs: int) -> list[int]:
     return [int(line.split()[-1]) for line in lines]
 
 
-def test_mistakes_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "no/such.py"]) == 2
     assert "the file 'no/such.py' does not exist" in capsys.readouterr().err
     assert main(["run", "--nproc", "0", __file__]) == 2
@@ -215,7 +215,7 @@ def test_mistakes_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--threads must be an integer of at least 1" in capsys.readouterr().err
 
 
-def test_the_version_names_what_matters_in_a_report(
+def test_version_output_has_the_facts_of_a_report(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit) as caught:

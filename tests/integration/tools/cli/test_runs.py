@@ -67,7 +67,7 @@ def run_of(
             process.wait(LIMIT_S)
 
 
-class Told:
+class VerbRunner:
     """Runs a command here, and returns its status and what it prints."""
 
     def __init__(self, printed: pytest.CaptureFixture[str]) -> None:
@@ -81,32 +81,32 @@ class Told:
 
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Told:
-    return Told(capsys)
+def run_verb(capsys: pytest.CaptureFixture[str]) -> VerbRunner:
+    return VerbRunner(capsys)
 
 
-def test_the_only_run_is_found_by_every_verb(
-    tmp_path: Path, place: Path, told: Told
+def test_single_run_is_found_by_all_verbs(
+    tmp_path: Path, place: Path, run_verb: VerbRunner
 ) -> None:
-    assert told("runs")[0] == 1
+    assert run_verb("runs")[0] == 1
     with run_of(tmp_path, "train", 2) as launcher:
         name = f"train-{launcher.pid}"
-        status, printed = told("status")
+        status, printed = run_verb("status")
         assert status == 0
         assert [line.split()[1] for line in printed.splitlines()] == [
             *("name", "worker0", "worker1")
         ]
         for verb in (("why",), ("top", "--once"), ("calls",), ("refs",), ("stacks",)):
-            status, printed = told(*verb)
+            status, printed = run_verb(*verb)
             assert status == 0, printed
-        status, printed = told("doctor")
+        status, printed = run_verb("doctor")
         assert f"2 workers of {name} report of themselves" in printed
-        status, printed = told("doctor", "--here")
+        status, printed = run_verb("doctor", "--here")
         assert "report of themselves" not in printed
-        status, printed = told("runs", "--json")
+        status, printed = run_verb("runs", "--json")
         (run,) = json.loads(printed)["runs"]
         assert (status, run["run"], run["nprocs"]) == (0, name, 2)
-        assert [one["name"] for one in run["workers"]] == ["worker0", "worker1"]
+        assert [worker["name"] for worker in run["workers"]] == ["worker0", "worker1"]
     assert list(place.iterdir()) == []
 
 
@@ -122,13 +122,13 @@ asyncrpc.run(main())
 """
 
 
-def test_a_run_of_two_groups_shows_one_and_names_the_other(
-    tmp_path: Path, told: Told
+def test_run_of_two_groups_shows_the_first_and_names_the_second(
+    tmp_path: Path, run_verb: VerbRunner
 ) -> None:
     end_s = time.monotonic() + 120.0  # that only a failure reaches
     with run_of(tmp_path, "train", 1, source=TWO_GROUPS):
         while True:  # until both have told the directory of the run
-            status, printed = told("status")
+            status, printed = run_verb("status")
             if "not in this group" in printed:
                 break
             assert time.monotonic() < end_s, printed
@@ -136,53 +136,55 @@ def test_a_run_of_two_groups_shows_one_and_names_the_other(
         (shown,) = {"one", "two"} & set(printed.split("\n")[1].split())
         other = "two" if shown == "one" else "one"
         assert f"but not in this group: {other}; to look at them: --run " in printed
-        status, printed = told("status", *printed.split()[-3:])
+        status, printed = run_verb("status", *printed.split()[-3:])
         assert other in printed.split("\n")[1].split()
         assert "not in this group" not in printed
 
 
 @pytest.mark.slow
-def test_one_of_several_runs_is_chosen_and_a_killed_one_forgotten(
-    tmp_path: Path, place: Path, told: Told
+def test_run_option_chooses_a_run_and_killed_runs_vanish(
+    tmp_path: Path, place: Path, run_verb: VerbRunner
 ) -> None:
     with (
         run_of(tmp_path, "train", 1) as train,
         run_of(tmp_path, "evaluate", 1) as evaluate,
     ):
-        status, printed = told("status")
+        status, printed = run_verb("status")
         assert status == 2
         assert "2 runs of yours are under way; choose one by --run:\nrun " in printed
         assert max(map(len, printed.splitlines())) <= 80
         for wanted in ("train", str(train.pid), f"train-{train.pid}"):
-            status, printed = told("status", "--run", wanted, "--json")
+            status, printed = run_verb("status", "--run", wanted, "--json")
             assert status == 0
             assert len(json.loads(printed)["workers"]) == 1
         # It cannot remove anything, and the kernel ends its processes with it.
         train.send_signal(signal.SIGKILL)
         train.wait(LIMIT_S)
         assert len(list(place.iterdir())) == 2
-        assert told("status")[0] == 0
-        assert [one.name for one in place.iterdir()] == [f"evaluate-{evaluate.pid}"]
-        status, printed = told("status", "--run", str(train.pid))
+        assert run_verb("status")[0] == 0
+        assert [run.name for run in place.iterdir()] == [f"evaluate-{evaluate.pid}"]
+        status, printed = run_verb("status", "--run", str(train.pid))
         assert status == 2
         assert f"--run '{train.pid}' names no run" in printed
 
 
 @pytest.mark.slow
-def test_the_workers_secret_may_be_in_a_file(tmp_path: Path, told: Told) -> None:
+def test_the_workers_secret_may_be_in_a_file(
+    tmp_path: Path, run_verb: VerbRunner
+) -> None:
     secret = tmp_path / "secret"
     secret.write_text("a secret in a file\n")
     secret.chmod(0o600)
     with run_of(tmp_path, "train", 1, ASYNCRPC_SECRET_FILE=str(secret)):
-        assert told("status")[0] == 0
+        assert run_verb("status")[0] == 0
         secret.chmod(0o644)
-        status, printed = told("status")
+        status, printed = run_verb("status")
         assert status == 2
         assert "has mode 0644" in printed
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_where_no_directory_can_be_made(tmp_path: Path) -> None:
+def test_run_works_without_a_run_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "hello.py").write_text("print('hello')")
     ended = subprocess.run(
@@ -237,9 +239,7 @@ def signs_in(link: str, **content: str) -> int:
             return error.code
 
 
-def test_who_starts_the_dashboard_of_a_run_can_sign_in_and_nobody_else(
-    tmp_path: Path, place: Path
-) -> None:
+def test_dashboard_ticket_admits_its_starter_alone(tmp_path: Path, place: Path) -> None:
     with run_of(tmp_path, "train", 1) as launcher:
         with dashboard(on_terminal=True) as (link, _):
             ticket = link.partition("#ticket=")[2]

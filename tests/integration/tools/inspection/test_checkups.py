@@ -33,15 +33,16 @@ async def checkup_of(options: Options) -> WorkerCheckup:
     return found.answers["ps"]
 
 
-async def test_it_tells_of_its_own_options_and_loop() -> None:
+async def test_checkup_shows_options_and_event_loop() -> None:
     options = Options(secret=OPTIONS.secret, network=TCP, threads=7, rpc_timeout_s=5.0)
-    found = await checkup_of(options)
-    told = {one.check: one for one in found.findings}
-    assert "plain functions 7" in told["threads"].found
-    assert told["time-outs"].found.startswith("call 5 s")
-    assert told["secret"].found == "32 bytes by Options.secret, no TLS"
-    assert told["event loop"].state in CheckState
-    assert (found.ahead_s, found.error_s) == (0.0, 0.0)  # it is the clock of this host
+    checkup = await checkup_of(options)
+    findings = {finding.check: finding for finding in checkup.findings}
+    assert "plain functions 7" in findings["threads"].found
+    assert findings["time-outs"].found.startswith("call 5 s")
+    assert findings["secret"].found == "32 bytes by Options.secret, no TLS"
+    assert findings["event loop"].state in CheckState
+    # It is the clock of this host.
+    assert (checkup.ahead_s, checkup.error_s) == (0.0, 0.0)
 
 
 async def test_the_clock_of_another_host_is_compared(
@@ -64,9 +65,9 @@ async def test_the_clock_of_another_host_is_compared(
         (990.0, 40.0, 0.0, 0.0),  # it was asked 10 s ago
     ],
 )
-def test_what_the_wall_shows_is_compared_at_one_moment(
+def test_wall_clocks_are_compared_at_one_moment(
     wall_s: float, clock_s: float, offset_s: float, ahead_s: float
 ) -> None:
     theirs = CheckupSeen([], clock_s - offset_s, round(wall_s * 1e9))
-    found = wall_ahead_s(theirs, offset_s, wall_s=1000.0, clock_s=50.0)
-    assert found == pytest.approx(ahead_s)
+    ahead = wall_ahead_s(theirs, offset_s, wall_s=1000.0, clock_s=50.0)
+    assert ahead == pytest.approx(ahead_s)

@@ -138,7 +138,7 @@ async def trainer() -> AsyncIterator[Worker]:
 
 
 @pytest.mark.parametrize("hang", HANGS, ids=lambda hang: hang.__name__)
-async def test_it_is_named(trainer: Worker, hang: Program) -> None:
+async def test_hang_is_named_exactly(trainer: Worker, hang: Program) -> None:
     async def train() -> None:
         await hang(trainer)
 
@@ -146,8 +146,8 @@ async def test_it_is_named(trainer: Worker, hang: Program) -> None:
     try:
         view = await until_said(trainer, TRAINER + f"({HANGS[hang]})")
         assert not view.silent
-        for found in find_hangs(view.graph, after_s=AFTER_S):
-            assert tree(view.graph, found)
+        for stall in find_hangs(view.graph, after_s=AFTER_S):
+            assert tree(view.graph, stall)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -198,7 +198,7 @@ async def test_a_worker_that_cannot_answer_is_named(
         assert pid
 
 
-async def test_work_that_goes_on_is_not_named(trainer: Worker) -> None:
+async def test_progressing_work_is_not_named(trainer: Worker) -> None:
     async def work() -> None:
         while True:
             await trainer.peer("ps").call(int)
@@ -206,7 +206,7 @@ async def test_work_that_goes_on_is_not_named(trainer: Worker) -> None:
     async def rest() -> None:
         await asyncio.Event().wait()
 
-    tasks = [asyncio.create_task(one()) for one in (work, work, rest)]
+    tasks = [asyncio.create_task(function()) for function in (work, work, rest)]
     for _ in range(20):
         view = await look(trainer)
         assert find_hangs(view.graph, after_s=GENEROUS_S) == [], view

@@ -14,7 +14,7 @@ class TestHealthyWork:
 
     loops: ClassVar = {"uvloop": uvloop.new_event_loop}
 
-    async def test_nothing_is_said_of_it(self) -> None:
+    async def test_healthy_work_is_not_reported(self) -> None:
         quiet = await soak(4.0, method="forkserver")
         assert quiet.said == []
         assert quiet.looks

@@ -58,7 +58,7 @@ async def apply() -> None:
         pass
 
 
-async def test_a_cycle_of_neighbours_is_one_hang_and_each_task_is_told_once(
+async def test_cycle_of_neighbours_is_one_hang_with_each_task_once(
     neighbours: list[Worker],
 ) -> None:
     call = asyncio.create_task(neighbours[0].peer("b").call(evict), name="asks")
@@ -68,16 +68,16 @@ async def test_a_cycle_of_neighbours_is_one_hang_and_each_task_is_told_once(
     )
     view = await until_said(neighbours[0], cycle)
     said = [
-        sentence(view.graph, one) for one in find_hangs(view.graph, after_s=AFTER_S)
+        sentence(view.graph, hang) for hang in find_hangs(view.graph, after_s=AFTER_S)
     ]
     assert len(said) == 1, said
-    told = Counter(
+    counts = Counter(
         actor.name
         for snapshot in view.snapshots.values()
         for actor in snapshot.actors
         if not actor.is_internal
     )
-    assert {"asks", "MainThread"} <= told.keys()
-    assert set(told.values()) == {1}, told
+    assert {"asks", "MainThread"} <= counts.keys()
+    assert set(counts.values()) == {1}, counts
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)

@@ -27,7 +27,7 @@ GENEROUS_S = 30.0
 
 
 @contextlib.asynccontextmanager
-async def seen(options: Options = OPTIONS) -> Any:
+async def observed_worker(options: Options = OPTIONS) -> Any:
     """Yield a worker, and a connection of an observer to it."""
     alone = LocalRendezvous(1)
     async with (
@@ -38,9 +38,9 @@ async def seen(options: Options = OPTIONS) -> Any:
 
 
 @pytest.mark.parametrize("policy", Policy)
-async def test_it_sees_a_worker(policy: Policy) -> None:
+async def test_observer_sees_a_worker(policy: Policy) -> None:
     options = Options(secret="a secret of the group", network=TCP, policy=policy)
-    async with seen(options) as (worker, observed):
+    async with observed_worker(options) as (worker, observed):
         snapshot = await observed.ask(
             TakeSnapshot(is_thorough=True), timeout_s=GENEROUS_S
         )
@@ -49,22 +49,22 @@ async def test_it_sees_a_worker(policy: Policy) -> None:
         assert not snapshot.blocked_for_s
 
 
-async def test_it_is_no_member() -> None:
-    async with seen() as (worker, observed):
+async def test_observer_is_not_a_member() -> None:
+    async with observed_worker() as (worker, observed):
         records = await observed.ask(AskMembers(), timeout_s=GENEROUS_S)
-        assert [one.name for one in records] == ["ps"]
-        assert [one.name for one in worker.known_members] == ["ps"]
+        assert [record.name for record in records] == ["ps"]
+        assert [record.name for record in worker.known_members] == ["ps"]
         assert worker.parts.directory.links == []
 
 
-async def test_it_may_not_ask_for_anything_else() -> None:
-    async with seen() as (_, observed):
+async def test_observer_may_not_send_other_requests() -> None:
+    async with observed_worker() as (_, observed):
         with pytest.raises(RejectedError, match=r"may not send a 'membership\.find'"):
             await observed.ask(FindMember("ps"), timeout_s=GENEROUS_S)
         assert await observed.ask(AskMembers(), timeout_s=GENEROUS_S)
 
 
-async def test_it_needs_the_secret() -> None:
+async def test_observer_needs_the_secret() -> None:
     alone = LocalRendezvous(1)
     async with (
         Worker("ps", rank=0, world_size=1, rendezvous=alone, options=OPTIONS) as w,
@@ -85,10 +85,10 @@ async def test_it_needs_the_secret() -> None:
     ],
     ids=["a call", "a notice", "an answer", "no plain data", "a long question"],
 )
-async def test_anything_else_ends_its_connection_and_nothing_more(
+async def test_forbidden_frame_ends_the_connection_alone(
     kind: FrameKind, control: bytes
 ) -> None:
-    async with seen() as (worker, observed):
+    async with observed_worker() as (worker, observed):
         head = msgpack.packb(["inspection", "snapshot"])
         connection = observed.connection
         connection.send(kind, 1, head=head, control=control)
@@ -99,8 +99,8 @@ async def test_anything_else_ends_its_connection_and_nothing_more(
             assert await again.ask(AskMembers(), timeout_s=GENEROUS_S)
 
 
-async def test_so_many_may_look_at_a_time() -> None:
-    async with seen() as (worker, _), contextlib.AsyncExitStack() as stack:
+async def test_observers_beyond_the_limit_are_refused() -> None:
+    async with observed_worker() as (worker, _), contextlib.AsyncExitStack() as stack:
         for _ in range(OBSERVERS_MAX - 1):
             observer = await stack.enter_async_context(Observer(OPTIONS))
             await observer.connect(worker.addresses[0])
@@ -120,27 +120,27 @@ async def test_a_question_ends_with_the_connection() -> None:
 
 
 class TestDoors:
-    async def test_a_worker_tells_those_of_its_host(self) -> None:
-        async with seen() as (worker, observed):
+    async def test_worker_answers_at_its_local_door(self) -> None:
+        async with observed_worker() as (worker, observed):
             for name in names_of(worker.incarnation, worker.addresses):
-                found = await asyncio.to_thread(look_beside, [name])
-                assert isinstance(found, Look)
-                assert found.snapshot.name == "ps"
-                assert [one.name for one in found.members] == ["ps"]
+                look = await asyncio.to_thread(look_beside, [name])
+                assert isinstance(look, Look)
+                assert look.snapshot.name == "ps"
+                assert [member.name for member in look.members] == ["ps"]
             asked = LookBeside(worker.incarnation, [])
             beside = await observed.ask(asked, timeout_s=GENEROUS_S)
             assert beside.snapshot is not None
             assert beside.snapshot.name == "ps"
 
-    async def test_it_is_closed_with_the_worker(self) -> None:
-        async with seen() as (worker, _):
+    async def test_door_is_closed_with_its_worker(self) -> None:
+        async with observed_worker() as (worker, _):
             names = names_of(worker.incarnation, worker.addresses)
-        found = await asyncio.to_thread(look_beside, names)
-        assert isinstance(found, NoAnswer)
-        assert found.trouble is Trouble.GONE
+        answer = await asyncio.to_thread(look_beside, names)
+        assert isinstance(answer, NoAnswer)
+        assert answer.trouble is Trouble.GONE
 
-    async def test_what_was_never_there_is_told(self) -> None:
-        async with seen() as (_, observed):
+    async def test_unknown_door_is_reported_as_gone(self) -> None:
+        async with observed_worker() as (_, observed):
             answer = await observed.ask(LookBeside(1, ["none"]), timeout_s=GENEROUS_S)
             assert answer.snapshot is None
             assert answer.no_answer is not None

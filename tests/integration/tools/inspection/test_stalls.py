@@ -119,7 +119,7 @@ EVENT: Final = (
 )
 
 
-async def test_each_stall_is_said_once(trainer: Worker, log: Log) -> None:
+async def test_stall_is_logged_once(trainer: Worker, log: Log) -> None:
     with running(hang(trainer, hanging.evict), "train"):
         await log.hears(CYCLE)
         with running(hang(trainer, hanging.wait_for_event), "reader"):
@@ -127,7 +127,7 @@ async def test_each_stall_is_said_once(trainer: Worker, log: Log) -> None:
         assert len(log.like("is stuck")) == 2
 
 
-async def test_one_that_was_over_is_said_anew(trainer: Worker, log: Log) -> None:
+async def test_repeated_stall_is_logged_again(trainer: Worker, log: Log) -> None:
     for times in (1, 2):
         with running(hang(trainer, hanging.wait_for_event), "reader"):
             await log.hears(EVENT, times=times)
@@ -135,7 +135,7 @@ async def test_one_that_was_over_is_said_anew(trainer: Worker, log: Log) -> None
     assert len(log.lines) == 2
 
 
-async def test_who_does_not_answer_is_named(trainer: Worker, log: Log) -> None:
+async def test_unresponsive_worker_is_named(trainer: Worker, log: Log) -> None:
     pid = await trainer.peer("ps").call(os.getpid)
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -173,21 +173,21 @@ async def test_a_blocked_loop_is_named_by_its_own_worker(log: Log) -> None:
     assert len(log.lines) == 1
 
 
-async def test_what_waits_at_rest_is_not_named(log: Log) -> None:
+async def test_idle_wait_is_not_named(log: Log) -> None:
     async def serve() -> None:
         await asyncio.Event().wait()
 
     async with Cluster(2, network="uds", options=WATCHED) as (a, b):
         await a.peer("b").call(int)
         with running(serve(), "server"), running(serve(), "another"):
-            await until(lambda: all(stalls_of(one).judged for one in (a, b)))
+            await until(lambda: all(stalls_of(worker).judged for worker in (a, b)))
             judged = stalls_of(a).judged
             with running(serve(), "a third"):
                 await until(lambda: stalls_of(a).judged > judged)
     assert log.lines == []
 
 
-async def test_who_has_not_come_is_asked_what_it_does(
+async def test_missing_worker_at_a_barrier_is_asked_for_its_task(
     trainer: Worker, log: Log
 ) -> None:
     with running(trainer.barrier(), "train"):
@@ -197,18 +197,18 @@ async def test_who_has_not_come_is_asked_what_it_does(
         )
 
 
-async def test_in_a_simulation_nobody_watches() -> None:
+async def test_simulation_has_no_stall_watch() -> None:
     async with Cluster(1, options=WATCHED) as (worker,):
         assert stalls_of(worker) is None
 
 
-async def test_a_program_asks_for_itself(trainer: Worker) -> None:
+async def test_program_may_ask_for_its_own_stalls(trainer: Worker) -> None:
     assert await asyncrpc.inspection.why(worker=trainer) == []
     with running(hang(trainer, hanging.evict), "train"):
         async with asyncio.timeout(GENEROUS_S):
             while not (
-                found := await asyncrpc.inspection.why(after_s=0.2, worker=trainer)
-            ) or not found[0].endswith("which nothing can end"):
+                stalls := await asyncrpc.inspection.why(after_s=0.2, worker=trainer)
+            ) or not stalls[0].endswith("which nothing can end"):
                 pass
-    (said,) = found
+    (said,) = stalls
     assert said.startswith("trainer task `train` waits ")

@@ -168,13 +168,15 @@ def dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Dump:
 
 @pytest.mark.parametrize("names", [THREE, FOUR], ids=len)
 class TestOfThreeAndFour:
-    async def test_a_group_that_is_well(self, names: Sequence[str], dump: Dump) -> None:
+    async def test_dump_of_a_healthy_group_is_clean(
+        self, names: Sequence[str], dump: Dump
+    ) -> None:
         async with ranks(names) as group:
             group.begin(plans_of(names, "barrier", *REDUCED, "all_gather"))
             assert await group.outcomes() == [None] * len(names)
             assert await dump.of(group) == "analysed\n"
 
-    async def test_a_rank_that_skips_a_collective(
+    async def test_dump_names_a_rank_that_skips_a_collective(
         self, names: Sequence[str], dump: Dump
     ) -> None:
         plans = plans_of(names, *REDUCED, "barrier", c=[*REDUCED, "sleep"])
@@ -189,20 +191,22 @@ class TestOfThreeAndFour:
         assert "take_part at " in said
         assert said.endswith("analysed\n")
 
-    async def test_ranks_in_different_collectives(
+    async def test_dump_names_a_mismatch_of_collectives(
         self, names: Sequence[str], dump: Dump
     ) -> None:
         plans = plans_of(names, *REDUCED, "all_reduce", b=[*REDUCED, "all_gather"])
         async with ranks(names) as group:
             group.begin(plans)
             outcomes = await group.outcomes()
-            assert all(isinstance(one, AsyncRpcError) for one in outcomes)
+            assert all(isinstance(result, AsyncRpcError) for result in outcomes)
             said = await dump.of(group)
         assert "Collective sequence number: 3 has errors" in said
         assert "Culprit rank 1; Error type: COLLECTIVE_TYPE_MISMATCH" in said
         assert "'all_reduce' does not match found collective type: 'all_gather'" in said
 
-    async def test_a_rank_that_died(self, names: Sequence[str], dump: Dump) -> None:
+    async def test_dead_rank_is_missing_from_the_dump(
+        self, names: Sequence[str], dump: Dump
+    ) -> None:
         plans = plans_of(names, *REDUCED, "barrier", c=[*REDUCED, "sleep"])
         others = [name for name in names if name != "c"]
         async with ranks(names) as group:
@@ -236,7 +240,7 @@ async def test_a_blocked_rank_has_a_file(dump: Dump) -> None:
 
 
 @pytest.mark.slow
-async def test_a_stopped_rank_has_none(dump: Dump) -> None:
+async def test_stopped_rank_has_no_file(dump: Dump) -> None:
     async with ranks(THREE) as group:
         group.begin(plans_of(THREE, *REDUCED))
         assert await group.outcomes() == [None] * 3
@@ -246,12 +250,12 @@ async def test_a_stopped_rank_has_none(dump: Dump) -> None:
         finally:
             group.cluster.kill("c", signal.SIGCONT)
     assert (status, err) == (1, "")
-    told = json.loads(out)
-    assert sorted(told["files"]) == ["0", "1"]
-    assert told["missing"]["c"].startswith("its process is stopped")
+    report = json.loads(out)
+    assert sorted(report["files"]) == ["0", "1"]
+    assert report["missing"]["c"].startswith("its process is stopped")
 
 
-async def test_files_are_pickles_of_plain_data_alone(dump: Dump) -> None:
+async def test_dump_files_are_pickles_of_plain_data(dump: Dump) -> None:
     class Plain(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
             raise AssertionError(f"{module}.{name} in a dump")
@@ -264,12 +268,12 @@ async def test_files_are_pickles_of_plain_data_alone(dump: Dump) -> None:
     assert path.name == "job-7_1"
     with path.open("rb") as file:
         content = Plain(file).load()
-    assert [one["collective_seq_id"] for one in content["entries"]] == [0, 1, 2]
-    assert {one["state"] for one in content["entries"]} == {"completed"}
+    assert [entry["collective_seq_id"] for entry in content["entries"]] == [0, 1, 2]
+    assert {entry["state"] for entry in content["entries"]} == {"completed"}
 
 
 @pytest.mark.slow
-async def test_as_a_user_runs_both(tmp_path: Path) -> None:
+async def test_dump_and_torchfrtrace_work_as_programs(tmp_path: Path) -> None:
     plans = {"a": ["all_reduce"], "b": ["sleep"]}
     program = "from torch.distributed.flight_recorder import fr_trace; fr_trace.main()"
     async with ranks(("a", "b")) as group:
@@ -299,27 +303,27 @@ class TestMistakes:
     """They are found before anybody is asked."""
 
     @pytest.mark.parametrize("prefix", ["", "rank1", "a/b", "ä_"])
-    async def test_a_prefix_that_torch_would_not_find(
+    async def test_prefix_unknown_to_torch_is_refused(
         self, dump: Dump, prefix: str
     ) -> None:
         status, _, err = await dump("tcp://127.0.0.1:1", f"--prefix={prefix}")
         assert status == 2
         assert err.startswith("asyncrpc torch-dump: --prefix must be letters")
 
-    async def test_an_earlier_dump(self, dump: Dump) -> None:
+    async def test_folder_of_an_earlier_dump_is_refused(self, dump: Dump) -> None:
         dump.folder.mkdir()
         (dump.folder / "asyncrpc_rank_9").touch()
         status, _, err = await dump("tcp://127.0.0.1:1")
         assert status == 2
         assert "has 'asyncrpc_rank_9' of an earlier dump" in err
 
-    async def test_a_file_for_a_directory(self, dump: Dump) -> None:
+    async def test_file_in_place_of_a_folder_is_refused(self, dump: Dump) -> None:
         dump.folder.touch()
         status, _, err = await dump("tcp://127.0.0.1:1")
         assert status == 2
         assert "--to must be a directory" in err
 
-    async def test_nobody_there(self, dump: Dump) -> None:
+    async def test_unreachable_worker_is_reported(self, dump: Dump) -> None:
         status, _, err = await dump("tcp://127.0.0.1:1")
         assert status == 2
         assert "no worker answers" in err

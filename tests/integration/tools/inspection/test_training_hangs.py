@@ -62,7 +62,7 @@ async def trainer() -> AsyncIterator[Worker]:
 
 
 @pytest.mark.parametrize("hang", HANGS, ids=lambda hang: hang.__name__)
-async def test_it_is_named(trainer: Worker, hang: Program) -> None:
+async def test_training_hang_is_named_exactly(trainer: Worker, hang: Program) -> None:
     async def train() -> None:
         await hang(trainer)
 

@@ -80,7 +80,7 @@ async def group(options: Options) -> AsyncIterator[Worker]:
 
 
 @pytest.mark.parametrize("hang", HANGS, ids=lambda hang: hang.__name__)
-async def test_it_is_named(hang: Program) -> None:
+async def test_worker_hang_is_named_exactly(hang: Program) -> None:
     options, wanted = HANGS[hang]
 
     async def train(worker: Worker) -> None:
@@ -95,20 +95,20 @@ async def test_it_is_named(hang: Program) -> None:
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_start_at_which_one_is_missing(tmp_path: Path) -> None:
+async def test_start_with_a_missing_worker_is_named(tmp_path: Path) -> None:
     where = f"file://{tmp_path}/store"
     options = replace(OPTIONS, stall_after_s=0.5)
     worker = Worker("trainer", rank=0, world_size=3, rendezvous=where, options=options)
     other = Worker("ps", rank=1, world_size=3, rendezvous=where, options=OPTIONS)
     with listening() as log:
         tasks = [
-            asyncio.create_task(one.__aenter__(), name=f"{one.name}'s start")
-            for one in (worker, other)
+            asyncio.create_task(starting.__aenter__(), name=f"{starting.name}'s start")
+            for starting in (worker, other)
         ]
         try:
             async with asyncio.timeout(GENEROUS_S):
                 while not all(  # noqa: ASYNC110  (nothing tells)
-                    one.parts.listeners for one in (worker, other)
+                    starting.parts.listeners for starting in (worker, other)
                 ):
                     await asyncio.sleep(0.01)
             wanted = r"the others at the start: rank 2 of 3 has not come"

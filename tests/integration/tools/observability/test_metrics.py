@@ -36,7 +36,7 @@ async def until(read: Callable[[], Any], holds: Callable[[Scraped], bool]) -> Sc
     raise AssertionError("it was never told")
 
 
-async def test_calls_are_told_at_both_ends(pair: tuple[Worker, Worker]) -> None:
+async def test_calls_are_counted_at_both_ends(pair: tuple[Worker, Worker]) -> None:
     a, b = pair
     async with (
         observability.serve_metrics(a, port=0, peers_max=5) as at_a,
@@ -51,7 +51,7 @@ async def test_calls_are_told_at_both_ends(pair: tuple[Worker, Worker]) -> None:
         here = await scrape(f"http://127.0.0.1:{at_a}/metrics")
         there = await scrape(f"http://127.0.0.1:{at_b}/m")
     calls = "rpc_client_call_duration_seconds_count"
-    (double,) = (one for one in here.labels(calls, "rpc_method") if "double" in one)
+    (double,) = (call for call in here.labels(calls, "rpc_method") if "double" in call)
     assert here.value(calls, rpc_method=double, error_type="") == 1
     assert here.labels(calls, "error_type") == {"", "KeyError"}
     assert here.value("rpc_client_request_size_bytes_sum") == 4000
@@ -65,7 +65,7 @@ async def test_calls_are_told_at_both_ends(pair: tuple[Worker, Worker]) -> None:
     assert there.value("asyncrpc_worker_info", worker="b") == 1
 
 
-async def test_what_is_open_is_read_when_it_is_asked_for(
+async def test_gauges_are_read_at_scrape_time(
     pair: tuple[Worker, Worker],
 ) -> None:
     a, b = pair
@@ -76,28 +76,28 @@ async def test_what_is_open_is_read_when_it_is_asked_for(
         call = asyncio.ensure_future(a.peer("b").call(remote.wait_for, "held"))
         value = a.peer("b").remote(remote.double, 3)
         assert await value.to_here() == 6
-        found = await until(
+        scraped = await until(
             lambda: scrape(url),
-            lambda one: one.value("asyncrpc_server_calls_in_flight") == 1,
+            lambda page: page.value("asyncrpc_server_calls_in_flight") == 1,
         )
-        assert found.value("asyncrpc_references") == 1
-        assert found.value("asyncrpc_reference_changes_total", change="made") == 1
-        assert found.value("asyncrpc_links", state="open") >= 1
-        assert found.value("asyncrpc_links", state="broken") == 0
-        assert found.value("asyncrpc_members") == 2
+        assert scraped.value("asyncrpc_references") == 1
+        assert scraped.value("asyncrpc_reference_changes_total", change="made") == 1
+        assert scraped.value("asyncrpc_links", state="open") >= 1
+        assert scraped.value("asyncrpc_links", state="broken") == 0
+        assert scraped.value("asyncrpc_members") == 2
         held.set()
         await call
         value.release()
         await until(
             lambda: scrape(url),
-            lambda one: (
-                one.value("asyncrpc_references") == 0
-                and one.value("asyncrpc_server_calls_in_flight") == 0
+            lambda page: (
+                page.value("asyncrpc_references") == 0
+                and page.value("asyncrpc_server_calls_in_flight") == 0
             ),
         )
 
 
-async def test_refused_calls_are_told() -> None:
+async def test_refused_calls_are_counted() -> None:
     options = Options(limits=LimitOptions(inbound_calls_max=1))
     held = remote.waiting["held"] = asyncio.Event()
     async with (
@@ -110,8 +110,8 @@ async def test_refused_calls_are_told() -> None:
             await a.peer("b").call(remote.double, 1)
         held.set()
         await call
-        found = await scrape(f"http://127.0.0.1:{port}/metrics")
-    assert found.value("asyncrpc_server_calls_refused_total") == 1
+        scraped = await scrape(f"http://127.0.0.1:{port}/metrics")
+    assert scraped.value("asyncrpc_server_calls_refused_total") == 1
 
 
 HOSTS = {
@@ -130,7 +130,7 @@ HOSTS = {
 
 
 @pytest.mark.parametrize(("host", "status"), HOSTS.items())
-async def test_a_port_at_loopback_is_for_its_own_host(
+async def test_port_at_loopback_accepts_local_host_names_only(
     pair: tuple[Worker, Worker], host: str, status: int
 ) -> None:
     """A page of another site whose name leads here cannot read it."""
@@ -142,7 +142,7 @@ async def test_a_port_at_loopback_is_for_its_own_host(
         assert response.status == status
 
 
-async def test_a_port_at_all_interfaces_has_any_name(
+async def test_port_at_all_interfaces_accepts_any_host_name(
     pair: tuple[Worker, Worker],
 ) -> None:
     async with (
@@ -153,41 +153,41 @@ async def test_a_port_at_all_interfaces_has_any_name(
         assert response.status == 200
 
 
-async def test_the_lag_of_the_loop_is_told(pair: tuple[Worker, Worker]) -> None:
+async def test_lag_of_the_loop_is_measured(pair: tuple[Worker, Worker]) -> None:
     async with observability.serve_metrics(pair[0], port=0) as port:
         url = f"http://127.0.0.1:{port}/metrics"
-        found = await until(
+        scraped = await until(
             lambda: scrape(url),
-            lambda one: one.value("asyncrpc_loop_lag_seconds_count") >= 2,
+            lambda page: page.value("asyncrpc_loop_lag_seconds_count") >= 2,
         )
-    assert found.value("asyncrpc_gil_lag_seconds_count") >= 2
+    assert scraped.value("asyncrpc_gil_lag_seconds_count") >= 2
 
 
-async def test_a_thread_tells_that_the_loop_is_blocked(
+async def test_metrics_thread_reports_a_blocked_loop(
     pair: tuple[Worker, Worker],
 ) -> None:
     """The metrics are served by another loop, so they are there meanwhile."""
-    told = threading.Event()
+    reported = threading.Event()
 
     async def watch() -> Scraped:
         async with observability.serve_metrics(pair[0], port=0) as port:
             url = f"http://127.0.0.1:{port}/metrics"
             started.set()
-            found = await until(
+            scraped = await until(
                 lambda: scrape(url),
-                lambda one: one.value("asyncrpc_loop_blocked_seconds") > 0.1,
+                lambda page: page.value("asyncrpc_loop_blocked_seconds") > 0.1,
             )
-            told.set()
-            return found
+            reported.set()
+            return scraped
 
     started = threading.Event()
     watching = asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(watch())))
     await asyncio.to_thread(started.wait)
-    assert told.wait(120)  # this blocks the loop
+    assert reported.wait(120)  # this blocks the loop
     await watching
 
 
-async def test_without_metrics_a_worker_tells_nobody(
+async def test_worker_without_metrics_records_nothing(
     pair: tuple[Worker, Worker],
 ) -> None:
     a, _ = pair
@@ -215,25 +215,25 @@ async def served(app: web.Application) -> Scraped:
         await runner.cleanup()
 
 
-async def test_an_application_shows_the_worker_that_it_keeps() -> None:
+async def test_application_shows_its_own_worker() -> None:
     app = web.Application()
     meeting = asyncrpc.LocalRendezvous(1)
     worker = Worker("front", rank=0, rendezvous=meeting)
     app.cleanup_ctx.append(serving.worker_context(worker))
     observability.add_metrics(app)
-    found = await served(app)
-    assert found.value("asyncrpc_worker_info", worker="front") == 1
-    assert found.value("asyncrpc_worker_running") == 1
+    scraped = await served(app)
+    assert scraped.value("asyncrpc_worker_info", worker="front") == 1
+    assert scraped.value("asyncrpc_worker_running") == 1
 
 
-async def test_an_application_shows_a_worker_that_runs(
+async def test_application_shows_a_running_worker(
     pair: tuple[Worker, Worker],
 ) -> None:
     app = web.Application()
     observability.add_metrics(app, pair[0], with_process=True)
-    found = await served(app)
-    assert found.value("asyncrpc_worker_info", worker="a") == 1
-    assert found.value("process_resident_memory_bytes") > 0
+    scraped = await served(app)
+    assert scraped.value("asyncrpc_worker_info", worker="a") == 1
+    assert scraped.value("process_resident_memory_bytes") > 0
 
 
 async def test_an_application_without_a_worker_does_not_start() -> None:
@@ -243,7 +243,7 @@ async def test_an_application_without_a_worker_does_not_start() -> None:
         await served(app)
 
 
-async def test_an_application_that_runs_takes_no_metrics(
+async def test_running_application_refuses_metrics(
     pair: tuple[Worker, Worker],
 ) -> None:
     app = web.Application()
@@ -254,7 +254,7 @@ async def test_an_application_that_runs_takes_no_metrics(
     await runner.cleanup()
 
 
-async def asked(app: Any, method: str = "GET", kind: str = "http") -> list[Any]:
+async def asgi_messages(app: Any, method: str = "GET", kind: str = "http") -> list[Any]:
     """Return what an ASGI application sends for a request."""
     sent: list[Any] = []
 
@@ -272,19 +272,19 @@ async def asked(app: Any, method: str = "GET", kind: str = "http") -> list[Any]:
 async def test_an_asgi_application_answers(pair: tuple[Worker, Worker]) -> None:
     with observability.Metrics(pair[0]) as metrics:
         app = observability.metrics_asgi(metrics)
-        start, body = await asked(app)
+        start, body = await asgi_messages(app)
         assert start["status"] == 200
         assert Scraped(body["body"].decode()).value("asyncrpc_worker_running") == 1
         headers = dict(start["headers"])
         assert headers[b"content-length"] == str(len(body["body"])).encode()
-        start, body = await asked(app, "HEAD")
+        start, body = await asgi_messages(app, "HEAD")
         assert (start["status"], body["body"]) == (200, b"")
-        start, _ = await asked(app, "POST")
+        start, _ = await asgi_messages(app, "POST")
         assert (start["status"], dict(start["headers"])[b"allow"]) == (
             405,
             b"GET, HEAD",
         )
-        (closed,) = await asked(app, kind="websocket")
+        (closed,) = await asgi_messages(app, kind="websocket")
         assert closed == {"type": "websocket.close"}
 
 
@@ -308,7 +308,7 @@ async def test_an_asgi_application_starts_and_ends_with_its_server(
 # --- a port of its own ---------------------------------------------------------------
 
 
-async def test_a_port_that_is_taken_is_said(pair: tuple[Worker, Worker]) -> None:
+async def test_port_in_use_is_reported(pair: tuple[Worker, Worker]) -> None:
     async with observability.serve_metrics(pair[0], port=0) as port:
         words = f"serve_metrics cannot listen at port {port} of host"
         with pytest.raises(UsageError, match=words):
@@ -330,14 +330,14 @@ async def test_requests_at_once_are_answered_in_turn(
     assert all(one.value("asyncrpc_worker_running") == 1 for one in found)
 
 
-async def test_each_of_three_processes_has_its_route() -> None:
+async def test_three_processes_have_a_route_each() -> None:
     cluster = ProcessCluster(["b", "c"], method="forkserver")
     async with cluster as a, observability.serve_metrics(a, port=0) as own:
         with acting_as(a):
             there = {name: await a.peer(name).call(remote.serve_here) for name in "bc"}
             for number in range(10):
                 await a.peer("b").call(remote.double, number)
-            found = {
+            scrapes = {
                 name: await scrape(f"http://127.0.0.1:{port}/metrics")
                 for name, port in {"a": own, **there}.items()
             }
@@ -345,14 +345,14 @@ async def test_each_of_three_processes_has_its_route() -> None:
                 await a.peer(name).call(remote.serve_no_more)
     calls = {
         name: sum(
-            one.value
-            for one in scraped.samples
-            if one.name == "rpc_server_call_duration_seconds_count"
-            and "double" in one.labels["rpc_method"]
+            sample.value
+            for sample in scraped.samples
+            if sample.name == "rpc_server_call_duration_seconds_count"
+            and "double" in sample.labels["rpc_method"]
         )
-        for name, scraped in found.items()
+        for name, scraped in scrapes.items()
     }
     assert calls == {"a": 0, "b": 10, "c": 0}
-    for name, scraped in found.items():
+    for name, scraped in scrapes.items():
         assert scraped.value("asyncrpc_worker_info", worker=name) == 1
         assert scraped.value("asyncrpc_members") == 3

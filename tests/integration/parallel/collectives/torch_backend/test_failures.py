@@ -75,7 +75,7 @@ def lose_in_backward(rank: int, size: int, url: str) -> str:
     return str(caught.value)
 
 
-def test_torchs_ddp_raises(tmp_path: Path) -> None:
+def test_ddp_of_torch_raises_when_a_rank_is_lost(tmp_path: Path) -> None:
     first, dead = run_ranks(lose_in_backward, tmp_path / "store", size=2)
     assert dead.exit_code == -signal.SIGKILL
     assert not first.problem
@@ -110,14 +110,14 @@ def leave_unsaid(rank: int, size: int, url: str) -> str:
 
 
 @pytest.mark.parametrize("way", [leave_orderly, leave_unsaid])
-def test_who_leaves_spoils_nothing_that_it_has_ended(
+def test_departure_keeps_finished_operations_intact(
     tmp_path: Path, way: Callable[[int, int, str], str]
 ) -> None:
     first, *others = run_ranks(way, tmp_path / "store")
     assert (first.value, first.problem, first.exit_code) == ("left", "", 0)
-    for one in others:
-        assert not one.problem
-        assert "rank 0 ('rank0') has closed" in one.value
+    for rank in others:
+        assert not rank.problem
+        assert "rank 0 ('rank0') has closed" in rank.value
 
 
 def end_with_work(rank: int, size: int, url: str) -> str:
@@ -131,6 +131,6 @@ def end_with_work(rank: int, size: int, url: str) -> str:
     return "done"
 
 
-def test_work_under_way_keeps_no_process(tmp_path: Path) -> None:
-    for one in run_ranks(end_with_work, tmp_path / "store", size=2):
-        assert (one.value, one.problem, one.exit_code) == ("done", "", 0)
+def test_pending_work_does_not_keep_a_process_alive(tmp_path: Path) -> None:
+    for rank in run_ranks(end_with_work, tmp_path / "store", size=2):
+        assert (rank.value, rank.problem, rank.exit_code) == ("done", "", 0)

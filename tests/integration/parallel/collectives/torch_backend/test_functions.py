@@ -28,6 +28,6 @@ SCENARIOS = [
 ]
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.__name__)
-def test_a_function_gives_what_it_should(scenario: Scenario) -> None:
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_function_gives_the_result_of_gloo(scenario: Scenario) -> None:
     launch(play, args=(scenario,), nprocs=3, method="forkserver", timeout_s=60.0)

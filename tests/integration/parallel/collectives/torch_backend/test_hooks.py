@@ -83,7 +83,7 @@ def check_hooks(_rank: int) -> None:
     dist.destroy_process_group()
 
 
-def test_hooks_are_called_around_each_operation() -> None:
+def test_hooks_run_before_and_after_each_operation() -> None:
     launch(check_hooks, nprocs=2, method="forkserver", timeout_s=60.0)
 
 
@@ -104,7 +104,7 @@ def check_nan(rank: int) -> None:
     dist.destroy_process_group()
 
 
-def test_nan_is_refused_if_the_environment_asks_for_it(
+def test_nan_check_of_the_environment_refuses_nan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TORCH_DIST_NAN_CHECK", "1")

@@ -19,14 +19,14 @@ LAUNCHERS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_the_program_trains(tmp_path: Path, launcher: str) -> None:
-    found = re.search(
+def test_program_of_the_page_trains(tmp_path: Path, launcher: str) -> None:
+    match = re.search(
         r"```python no-run\n(.*?)```.*?```console\n\$.*?\n(.*?)```",
         PAGE.read_text("utf-8"),
         re.DOTALL,
     )
-    assert found is not None
-    program, output = found.groups()
+    assert match is not None
+    program, output = match.groups()
     script = tmp_path / "train.py"
     script.write_text(program, "utf-8")
     done = subprocess.run(

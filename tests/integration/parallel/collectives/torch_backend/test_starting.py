@@ -59,7 +59,9 @@ def adds_up() -> bool:
 
 
 @pytest.mark.parametrize("leave", [True, False], ids=["destroyed", "just ended"])
-def test_torchrun(tmp_path: Path, *, leave: bool) -> None:
+def test_groups_of_torchrun_start_and_end_cleanly(
+    tmp_path: Path, *, leave: bool
+) -> None:
     """The store is the launcher's, and sees three groups, one after the other."""
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
@@ -107,7 +109,7 @@ def by_every_way(rank: int) -> None:
     dist.destroy_process_group()
 
 
-def test_the_ranks_meet_where_torch_says() -> None:
+def test_ranks_meet_at_the_store_of_torch() -> None:
     launch(by_every_way, nprocs=2, method="forkserver", timeout_s=60.0)
 
 
@@ -129,11 +131,11 @@ def beside_gloo(rank: int) -> None:
     dist.destroy_process_group()
 
 
-def test_a_group_beside_anothers_default() -> None:
+def test_group_works_beside_another_default_group() -> None:
     launch(beside_gloo, nprocs=3, method="forkserver", timeout_s=60.0)
 
 
-def test_the_import_changes_nobodys_default() -> None:
+def test_import_keeps_the_default_backend() -> None:
     """What `init_process_group()` takes for a device is what it took before."""
     defaults = dist.Backend.default_device_backend_map
     assert defaults["cpu"] == "gloo"
@@ -152,7 +154,7 @@ def wait_alone(rank: int, size: int, url: str) -> str:
     return str(caught.value)
 
 
-def test_who_does_not_come_is_named(tmp_path: Path) -> None:
+def test_missing_rank_is_named(tmp_path: Path) -> None:
     first, _second = run_ranks(wait_alone, tmp_path / "store", size=2)
     assert not first.problem
     assert "1 of 2 workers appeared within 1 s; missing: rank 1" in first.value
@@ -170,13 +172,13 @@ def know_another_secret(rank: int, size: int, url: str) -> str:
     return str(caught.value)
 
 
-def test_who_has_another_secret_is_not_let_in(tmp_path: Path) -> None:
-    found = run_ranks(know_another_secret, tmp_path / "store", size=2)
-    assert not any(one.problem for one in found)
-    assert any("secret" in one.value for one in found), found
+def test_rank_with_another_secret_is_refused(tmp_path: Path) -> None:
+    ranks = run_ranks(know_another_secret, tmp_path / "store", size=2)
+    assert not any(rank.problem for rank in ranks)
+    assert any("secret" in rank.value for rank in ranks), ranks
 
 
-def test_other_hosts_need_a_secret() -> None:
+def test_group_across_hosts_needs_a_secret() -> None:
     def member(name: str, host: str, *addresses: str) -> Member:
         return Member(name, 0, Incarnation(1), addresses, host)
 

@@ -19,7 +19,7 @@ HOOKS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hook", HOOKS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("hook", HOOKS, ids=lambda scenario: scenario.__name__)
 def test_ddp_trains_as_over_gloo(hook: Register) -> None:
     launch(
         play,
@@ -38,7 +38,7 @@ def test_ddp_trains_as_over_gloo(hook: Register) -> None:
         training.check_sparse_gradients,
         training.check_fully_sharded,
     ],
-    ids=lambda one: one.__name__,
+    ids=lambda scenario: scenario.__name__,
 )
-def test_it_trains(scenario: Scenario) -> None:
+def test_trainer_of_torch_trains(scenario: Scenario) -> None:
     launch(play, args=(scenario,), nprocs=2, method="forkserver", timeout_s=120.0)

@@ -21,6 +21,6 @@ SCENARIOS = [
 ]
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.__name__)
-def test_work(scenario: Scenario) -> None:
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_work_object_behaves_as_torchs(scenario: Scenario) -> None:
     launch(play, args=(scenario,), nprocs=3, method="forkserver", timeout_s=60.0)
