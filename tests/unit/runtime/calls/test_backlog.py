@@ -116,6 +116,16 @@ async def test_an_item_waits_for_its_turn_and_a_lost_peer_ends_the_wait() -> Non
     await last
 
 
+async def test_waiting_calls_do_not_begin_once_their_peer_is_lost() -> None:
+    _connection, backlog = pressed()
+    begun: list[int] = []
+    for number in range(3):
+        backlog.hold(lambda number=number: begun.append(number))  # type: ignore[misc]
+    backlog.close()
+    await asyncio.sleep(0)
+    assert begun == []
+
+
 async def test_what_is_kept_counts_for_the_peer() -> None:
     connection = Connection()
     memory = account()
