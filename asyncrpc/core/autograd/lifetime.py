@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from asyncrpc.core.autograd.contexts import Contexts
 from asyncrpc.core.autograd.messages import JoinContext, ReleaseContext
 from asyncrpc.core.autograd.state import ContextState
-from asyncrpc.core.ids import ContextId, Incarnation, WorkerId
+from asyncrpc.core.ids import Incarnation, WorkerId
 from asyncrpc.core.services.ports import Links, PeerLink, Scheduler, ask
 from asyncrpc.errors import AsyncRpcError, MalformedError
 
@@ -70,39 +71,41 @@ class ContextLifetime:
 
         For contexts that it may have brought here, ask their creators.
         """
-        ended: list[tuple[ContextId, ContextState]] = []
-        brought: list[tuple[ContextId, ContextState]] = []
-        for context_id, state in list(self._contexts.open.items()):
-            if context_id.creator == peer.incarnation:
-                ended.append((context_id, state))
-            elif peer in state.peers and context_id.creator != self._me:
-                brought.append((context_id, state))
+        ended: list[ContextState] = []
+        brought: list[ContextState] = []
+        for state in list(self._contexts.open.values()):  # 40,000 of a peer at most
+            creator = state.id.creator
+            if creator == peer.incarnation:
+                ended.append(state)
+            elif creator != self._me and state.has_part(peer):
+                brought.append(state)
         self._end(ended)
         for _ in range(min(len(brought), JOINS_MAX)):
             self._scheduler.start_task(self._join_all(brought))
 
-    def _end(self, remaining: list[tuple[ContextId, ContextState]]) -> None:
+    def _end(self, remaining: list[ContextState]) -> None:
         """End some of the contexts of a lost worker, and the rest in later turns."""
-        for context_id, state in remaining[-ENDED_IN_A_TURN:]:
-            if self._contexts.open.get(context_id) is state:
-                self._contexts.release(context_id)
+        for state in remaining[-ENDED_IN_A_TURN:]:
+            if self._contexts.open.get(state.id) is state:
+                self._contexts.release(state.id)
         del remaining[-ENDED_IN_A_TURN:]
         if remaining:
             self._scheduler.loop.call_soon(self._end, remaining)
 
-    async def _join_all(self, remaining: list[tuple[ContextId, ContextState]]) -> None:
+    async def _join_all(self, remaining: list[ContextState]) -> None:
         """Ask the creators of contexts, which others take from the list as well."""
         while remaining:
-            await self._join(*remaining.pop())
+            await self._join(remaining.pop())
+            await asyncio.sleep(0)  # the loss of a creator may be known at once
 
-    async def _join(self, context_id: ContextId, state: ContextState) -> None:
+    async def _join(self, state: ContextState) -> None:
         """Ask the creator of a context to report its end itself."""
         is_open = False
         try:
             link = await self._links.link_to(state.creator.name)
-            if link.peer.incarnation == context_id.creator:
-                is_open = await ask(link, JoinContext(context_id))
+            if link.peer.incarnation == state.id.creator:
+                is_open = await ask(link, JoinContext(state.id))
         except AsyncRpcError:
             pass  # the creator is lost as well
         if not is_open:
-            self._contexts.release(context_id)
+            self._contexts.release(state.id)

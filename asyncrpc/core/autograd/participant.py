@@ -265,9 +265,10 @@ class PassParticipant:
 
     def on_peer_lost(self, peer: WorkerId) -> None:
         """End the passes of a lost worker; ask how those ended that it asked us for."""
-        for context_id, state in list(self._contexts.open.items()):
+        open_contexts = list(self._contexts.open.values())
+        for state in [context for context in open_contexts if context.passes]:
             for pass_id, backward_pass in list(state.passes.items()):
-                ids = PassIds(context_id, pass_id)
+                ids = PassIds(state.id, pass_id)
                 if pass_id.root == peer.incarnation:
                     self._ends.finish(ids, commit=False)
                 elif (

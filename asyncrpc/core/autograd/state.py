@@ -132,6 +132,10 @@ class ContextState:
         """The workers that are told the end of the context."""
         return self.sent_to | self.brought_by | self.joined
 
+    def has_part(self, peer: WorkerId) -> bool:
+        """Return whether a worker is one of `peers`."""
+        return peer in self.brought_by or peer in self.given_to or peer in self.joined
+
     def check_part(self, peer: WorkerId) -> None:
         """Refuse a message of a worker that has no part in the context.
 

@@ -267,6 +267,7 @@ class Backlog:
         "_large",
         "_link",
         "_memory",
+        "_turns",
         "_waiting",
         "is_full",
         "is_pressed",
@@ -283,6 +284,7 @@ class Backlog:
         self._kept_bytes = self._asked = 0
         self._large: dict[str, None] = {}
         self._waiting: deque[Callable[[], None]] = deque()
+        self._turns: set[asyncio.Event] = set()  # in `room`
 
     def on_large(self, name: str) -> None:
         """A large answer of a function has been sent."""
@@ -352,16 +354,21 @@ class Backlog:
                 return
             turn = asyncio.Event()
             self._waiting.append(turn.set)
-            await turn.wait()  # ends with the connection, too
+            self._turns.add(turn)
+            try:
+                await turn.wait()  # ends with the connection, too
+            finally:
+                self._turns.discard(turn)
 
     def close(self) -> None:
-        """The connection has ended: whatever waits ends by itself."""
+        """The connection has ended: calls that wait are cancelled, and never begin."""
         self._budget.forget(self)
         self._memory.on_kept(0, is_pressed=False)
         self.is_pressed = self.is_full = False
         self._link.stream.on_taken = nobody_waits
-        while self._waiting:
-            self._begin_next()
+        self._waiting.clear()
+        for turn in self._turns:
+            turn.set()
 
     def _begin_next(self) -> None:
         """Begin what has waited the longest; what it answers decides about the next."""

@@ -211,8 +211,7 @@ class Membership:
         """Take what a worker says of another, and what is new of it."""
         is_same = record.incarnation == known.incarnation
         is_end = known.is_placed and not (is_same and record.is_alive)
-        if not _is_near(record, known):
-            return [Doubt(known.member)]
+        record = _nearest(record, known)
         if is_linked and is_end:
             return [Warn(record)] if is_same else [Settle(known, record)]
         if is_same:  # where it listens, and its rank, are for itself to say
@@ -436,8 +435,8 @@ class Membership:
         has_no_life = record.generation == 0 != record.incarnation
         if self.is_static or has_no_life:
             return []
-        if not is_own and not _is_near(record, None):
-            return [Doubt(record.member)] if record.is_alive else []
+        if not is_own:
+            record = _nearest(record, None)
         effects = self._make_room(teller)
         if not self.hearsay.has_room(teller) or len(self._records) >= MEMBERS_MAX:
             return effects
@@ -576,13 +575,22 @@ def _kind_of(known: Record, record: Record) -> ChangeKind | None:
 
 def _is_near(record: Record, known: Record | None) -> bool:
     """Return whether a hint raises no number by more than workers do themselves."""
+    return record == _nearest(record, known)
+
+
+def _nearest(record: Record, known: Record | None) -> Record:
+    """Return what a hint counts for: it raises no number by more than `STEP_MAX`.
+
+    A worker that was lied about often may be further on: hints lead there in steps.
+    """
     is_same = known is not None and known.incarnation == record.incarnation
     version = known.version if known is not None and is_same else 0
     generation = 0 if known is None else known.generation
-    return (
-        record.version - version <= STEP_MAX
-        and record.generation - generation <= STEP_MAX
-    )
+    if record.version - version > STEP_MAX:
+        record = replace(record, version=version + STEP_MAX)
+    if record.generation - generation > STEP_MAX:
+        record = replace(record, generation=generation + STEP_MAX)
+    return record
 
 
 def _digest_of(record: Record) -> int:

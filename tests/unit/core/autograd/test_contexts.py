@@ -177,6 +177,8 @@ async def test_creators_of_many_contexts_are_asked_in_several_turns() -> None:
         parts.crossings.incoming(parts.peer, meta)
     parts.lifetime.on_peer_lost(PEER)
     assert len(parts.scheduler.tasks) == JOINS_MAX
+    await asyncio.sleep(0)
+    assert len(parts.contexts.open) == JOINS_MAX  # one of each task in a turn
     await asyncio.gather(*parts.scheduler.tasks)
     assert not parts.contexts.open  # nobody knows them
 

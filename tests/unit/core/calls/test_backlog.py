@@ -118,6 +118,16 @@ async def test_stream_item_waits_for_its_turn_or_the_loss_of_the_peer() -> None:
     await last
 
 
+async def test_waiting_calls_do_not_begin_once_their_peer_is_lost() -> None:
+    _connection, backlog = pressed()
+    begun: list[int] = []
+    for number in range(3):
+        backlog.hold(lambda number=number: begun.append(number))  # type: ignore[misc]
+    backlog.close()
+    await asyncio.sleep(0)
+    assert begun == []
+
+
 async def test_unread_answers_count_for_the_peer() -> None:
     connection = Connection()
     memory = account()

@@ -294,15 +294,27 @@ def test_guest_cannot_change_its_address_or_rank() -> None:
 def test_hint_raises_no_number_by_much(
     status: Status, incarnation: int, generation: int, version: int
 ) -> None:
-    mine = table(record("b"))
+    mine, other = table(record("b")), table(record("b"))
     far = record("b", incarnation, generation, version, status)
-    assert mine.receive(far, 1.0, by=TELLER) == [Doubt(member("b"))]
-    assert mine.get("b") == record("b")
+    near = record(
+        "b", incarnation, min(generation, STEP_MAX + 1), min(version, STEP_MAX), status
+    )
+    assert mine.receive(far, 1.0, by=TELLER) == other.receive(near, 1.0, by=TELLER)
+    assert mine.get("b") == other.get("b") != record("b")
     unknown = replace(far, member=member("c", incarnation))
-    if version > STEP_MAX or generation > STEP_MAX:
-        expected = [Doubt(unknown.member)] if status is ALIVE else []
-        assert mine.receive(unknown, 1.0, by=TELLER) == expected
-        assert mine.get("c") is None
+    mine.receive(unknown, 1.0, by=TELLER)
+    generation, version = min(generation, STEP_MAX), min(version, STEP_MAX)
+    assert mine.get("c") == replace(unknown, generation=generation, version=version)
+
+
+def test_a_worker_that_was_lied_about_is_found_step_by_step() -> None:
+    mine = table(record("b", status=LOST))
+    restarted = record("b", 2, 2, 3 * STEP_MAX + 1)
+    for number in range(1, 4):
+        mine.receive(restarted, 1.0, by=TELLER)
+        assert mine.get("b") == replace(restarted, version=number * STEP_MAX)
+    mine.receive(restarted, 1.0, by=TELLER)
+    assert mine.get("b") == restarted
 
 
 @pytest.mark.parametrize("incarnation", [1, 2])
