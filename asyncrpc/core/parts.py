@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from asyncrpc.core.barriers.graceful_shutdown import GracefulShutdown
+from asyncrpc.core.barriers.service import BarrierService
 from asyncrpc.core.calls.context import current_worker_var
 from asyncrpc.core.calls.credit import InboundCredit
 from asyncrpc.core.calls.deadlines import Deadlines
@@ -53,8 +55,6 @@ from asyncrpc.core.payloads.prefaulting import Prefaulting
 from asyncrpc.core.payloads.receive_pool import ReceivePool
 from asyncrpc.core.payloads.sharing import Sharing
 from asyncrpc.core.peers.peer import CallStarter, Peer
-from asyncrpc.core.rounds.graceful_shutdown import GracefulShutdown
-from asyncrpc.core.rounds.service import RoundService
 from asyncrpc.core.serde import Codec, FunctionTable, Limits
 from asyncrpc.core.services.extensions import CallTracer, Propagator, References
 from asyncrpc.core.services.registry import Services
@@ -254,12 +254,10 @@ class Parts:
         identity, tasks = self.identity, self.tasks
         peers = self.directory = self._make_directory()
         self.calls.open(self.tasks, self.directory, self.recorder)
-        self.rounds = RoundService(identity, tasks, peers)
+        self.barriers = BarrierService(identity, tasks, peers)
         self.graceful_shutdown = GracefulShutdown(
-            identity,
-            tasks,
+            self.barriers,
             peers,
-            self.rounds,
             is_active=lambda: bool(self.active or self.unsent.count),
             members=lambda: self.membership.table,
         )
@@ -270,7 +268,7 @@ class Parts:
         peers.observers.router = self.router
         for service in (
             peers.relay,
-            self.rounds,
+            self.barriers,
             *(self.memory, self.memory.regions, self.membership),
         ):
             self.services.add(service)

@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
+from asyncrpc.core.barriers.graceful_shutdown import ShutdownReport
+from asyncrpc.core.barriers.machine.termination import Phase
 from asyncrpc.core.calls.futures import CallFuture
 from asyncrpc.core.lifecycle import Event
 from asyncrpc.core.parts import Parts
-from asyncrpc.core.rounds.graceful_shutdown import ShutdownReport
-from asyncrpc.core.rounds.machine.termination import Phase
 from asyncrpc.core.services.extensions import Service
 
 logger = logging.getLogger("asyncrpc")

@@ -505,7 +505,7 @@ class Worker:
         self.parts.check_on_loop("Worker.barrier")
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s, at_least=0)
-        await self.parts.rounds.barrier(timeout_s)
+        await self.parts.barriers.barrier(timeout_s)
 
     def subscribe(
         self, *kinds: type[E], items_max: int = ITEMS_MAX, with_recent: bool = False

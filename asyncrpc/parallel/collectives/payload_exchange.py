@@ -1,6 +1,6 @@
 """A rendezvous: members come under a tag, and each gets the payloads of all.
 
-That all have come is a round of `runtime.rounds`, which knows tags and subsets, and
+That all have come is a round of `runtime.barriers`, which knows tags and subsets, and
 names who is missing, and who passed other members.  The payloads follow on the tree of
 the round: each parent collects those of its children's branches, and the list of the
 root comes back down.  All members are there by then, so this waits for nobody; it goes
@@ -19,16 +19,16 @@ from itertools import chain
 from typing import Final, NamedTuple, TypeAlias
 
 from asyncrpc.core.arguments import check_kind, check_seconds, check_sequence, wrong
-from asyncrpc.core.ids import WorkerId
-from asyncrpc.core.parts import Parts
-from asyncrpc.core.rounds.machine.messages import (
+from asyncrpc.core.barriers.machine.series import Series
+from asyncrpc.core.barriers.messages import (
     LISTED_MAX,
+    TAG_CHARS_MAX,
     Key,
     Purpose,
     Replicas,
 )
-from asyncrpc.core.rounds.machine.series import Series
-from asyncrpc.core.rounds.messages import TAG_CHARS_MAX
+from asyncrpc.core.ids import WorkerId
+from asyncrpc.core.parts import Parts
 from asyncrpc.core.services.messages import Request, message
 from asyncrpc.core.services.ports import PeerLink, ask
 from asyncrpc.core.services.router import answers
@@ -113,7 +113,7 @@ async def rendezvous(
     if timeout_s is not None:
         check_seconds("timeout_s", timeout_s, at_least=0)
     key = Key(Purpose.RENDEZVOUS, tag, _ranks_of(worker.parts, members))
-    most = payload_bytes_max(len(key.replicas or range(worker.parts.rounds.size)))
+    most = payload_bytes_max(len(key.replicas or range(worker.parts.barriers.size)))
     if len(payload) > most:
         raise UsageError(
             f"the payload has {len(payload):,} bytes; with so many members each may "
@@ -131,7 +131,7 @@ def payload_bytes_max(members: int) -> int:
 
 def _ranks_of(parts: Parts, members: Sequence[str | int] | None) -> Replicas:
     """Return the ranks of the members; None for all of the group, in order."""
-    size, own = parts.rounds.size, parts.identity.rank
+    size, own = parts.barriers.size, parts.identity.rank
     if not size:
         raise UsageError("a rendezvous needs ranks, and this group has no ranks")
     if members is None:
@@ -234,7 +234,7 @@ class RendezvousService:
         self, key: Key, payload: bytes, timeout_s: float | None
     ) -> list[bytes]:
         """Come to the next round of a series, and exchange payloads."""
-        loop, participant = self._parts.loop, self._parts.rounds.participant(key)
+        loop, participant = self._parts.loop, self._parts.barriers.participant(key)
         end_s = None if timeout_s is None else loop.time() + timeout_s
         begun: list[tuple[int, PayloadExchange]] = []
 
@@ -297,18 +297,18 @@ class RendezvousService:
 
     async def _collect(self, of: ExchangeId, rank: int) -> Payloads:
         try:
-            link = await self._parts.link_to(self._parts.rounds.name_of(rank))
+            link = await self._parts.link_to(self._parts.barriers.name_of(rank))
             return await ask(link, CollectBranch(of))
         except AsyncRpcError as error:
             return Payloads([], f"{self._who(rank)} is gone: {error}")
 
     async def _share(self, of: ExchangeId, rank: int, whole: Payloads) -> None:
         with suppress(AsyncRpcError):  # of a child that is gone meanwhile
-            link = await self._parts.link_to(self._parts.rounds.name_of(rank))
+            link = await self._parts.link_to(self._parts.barriers.name_of(rank))
             await ask(link, SharePayloads(of, whole))
 
     def _who(self, rank: int) -> str:
-        return self._parts.rounds.machine.who(rank)
+        return self._parts.barriers.table.who(rank)
 
     @property
     def _farewell(self) -> str:
@@ -338,11 +338,11 @@ class RendezvousService:
         Raises:
             MalformedError: the sender is not the parent in the series.
         """
-        key, rounds = Key(Purpose.RENDEZVOUS, of.tag, of.replicas), self._parts.rounds
-        rank, _ = rounds.checked_sender(link, key)
-        series = rounds.participant(key).series
+        key = Key(Purpose.RENDEZVOUS, of.tag, of.replicas)
+        rank, _ = self._parts.barriers.checked_sender(link, key)
+        series = self._parts.barriers.participant(key).series
         if rank != series.parent:
-            raise MalformedError(f"rank {rank} is not the parent in {key.any_label}")
+            raise MalformedError(f"rank {rank} is not the parent in {key.label()}")
         # The result of the round came before, but its call may have to be woken yet.
         if of in self._open or (series.has_passed and series.number == of.number):
             return self._exchange(of, series)
@@ -354,7 +354,7 @@ class RendezvousService:
         """Fail every exchange whose next news would come from the worker."""
         for exchange in self._open.values():
             rank = exchange.series.parent
-            if rank is not None and self._parts.rounds.name_of(rank) == peer.name:
+            if rank is not None and self._parts.barriers.name_of(rank) == peer.name:
                 problem = f"{self._who(rank)} is gone: {reason}"
                 settle(exchange.whole, Payloads([], problem))
 

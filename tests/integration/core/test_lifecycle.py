@@ -29,7 +29,7 @@ from asyncrpc import (
     Worker,
     WorkerLostError,
 )
-from asyncrpc.core.rounds.machine.termination import Phase
+from asyncrpc.core.barriers.machine.termination import Phase
 from asyncrpc.errors import (
     AlreadyStartedError,
     NotStartedError,

@@ -431,7 +431,7 @@ async def test_rounds_far_ahead_are_refused(
             )
         assert payloads == [[b"x", b"x"]] * 2
         service: Any = a.parts.service("rounds")
-        newest = [value.newest for value in service.machine._all.values()]  # noqa: SLF001
+        newest = [value.newest for value in service.table._all.values()]  # noqa: SLF001
         assert max(newest) == 1
 
 

@@ -23,11 +23,11 @@ from asyncrpc import (
     WorkerInfo,
     WorkerLostError,
 )
+from asyncrpc.core.barriers.service import BARRIER
 from asyncrpc.core.membership import store_places
 from asyncrpc.core.membership.rendezvous import open_rendezvous
 from asyncrpc.core.membership.stores import PREFIX
 from asyncrpc.core.multiprocessing.store import serve_store
-from asyncrpc.core.rounds.service import BARRIER
 from asyncrpc.errors import RendezvousTimeoutError, UnknownWorkerError
 from asyncrpc.testing import Cluster, acting_as
 from tests.forked import forked
@@ -461,7 +461,7 @@ def test_join_addresses_are_required() -> None:
 
 
 def is_at_barrier(worker: Worker) -> bool:
-    return worker.parts.rounds.machine.series(BARRIER).is_waiting
+    return worker.parts.barriers.table.series(BARRIER).is_waiting
 
 
 async def test_barrier_opens_after_the_last_arrival(wired: Trio) -> None:

@@ -27,8 +27,8 @@ from asyncrpc import (
     Worker,
     WorkerLostError,
 )
+from asyncrpc.core.barriers.machine.termination import Phase
 from asyncrpc.core.ids import WorkerId
-from asyncrpc.core.rounds.machine.termination import Phase
 from asyncrpc.core.teardown import CLOSING_S
 from asyncrpc.multiprocessing import launch
 from asyncrpc.testing import Cluster, ProcessCluster

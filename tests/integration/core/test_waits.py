@@ -14,10 +14,9 @@ from typing import Any, Final
 import pytest
 
 from asyncrpc import DeviceOptions, Options
+from asyncrpc.core.barriers.service import BARRIER
 from asyncrpc.core.calls.futures import CallFuture
 from asyncrpc.core.hosting import LoopThread
-from asyncrpc.core.rounds.messenger import PeerMessenger
-from asyncrpc.core.rounds.service import BARRIER
 from asyncrpc.errors import (
     BarrierBrokenError,
     BarrierTimeoutError,
@@ -186,7 +185,7 @@ class TestTheEndOfAWorker:
                 for worker in workers
                 if worker.rank != absent
             ]
-            series = a.parts.rounds.machine.series(BARRIER)
+            series = a.parts.barriers.table.series(BARRIER)
             await until(lambda: series.missing == [absent])
             await a.shutdown()
             with pytest.raises(
@@ -215,20 +214,6 @@ class TestTheEndOfAWorker:
             )
             assert isinstance(first, BarrierBrokenError)
             assert isinstance(second, NotStartedError)
-
-    async def test_wait_sent_ends_when_the_dial_is_cancelled(self, trio: Trio) -> None:
-        a = trio[0]
-        before = asyncio.all_tasks()
-        messenger = PeerMessenger(
-            a.parts.tasks,
-            a.parts.directory,
-            lambda _: None,
-            lambda *_: None,
-        )
-        messenger.send(1)
-        for dial in asyncio.all_tasks() - before:
-            dial.cancel()  # as the end of its worker does
-        await in_time(messenger.wait_sent())
 
 
 @pytest.mark.usefixtures("gate")

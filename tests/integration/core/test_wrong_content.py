@@ -125,7 +125,7 @@ def sizes(worker: Worker) -> dict[str, Any]:
         "unknown groups": sum(not one.members for one in groups) > 1,
         "members": [fields_of(one) for one in service("membership").table.records],
         "known": len(service("membership").table),
-        "series": len(series_of(rounds.machine)) if rounds.size else 0,
+        "series": len(series_of(rounds.table)) if rounds.size else 0,
         "regions": len(service("regions")),
         "slabs": len(worker.parts.memory.slabs),
         "served": len(link.served),

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from asyncrpc import Options, UsageError, Worker
+from asyncrpc.core.barriers.service import BARRIER
 from asyncrpc.core.calls.futures import CallFuture
 from asyncrpc.core.calls.streams import StreamProducer
 from asyncrpc.core.optim.turns import TurnQueue
-from asyncrpc.core.rounds.service import BARRIER
 from asyncrpc.core.rref.values import Value
 from asyncrpc.testing import Cluster, StillPendingError, acting_as, all_end
 
@@ -294,7 +294,7 @@ async def numbers(count: int) -> AsyncIterator[int]:
 
 async def wait_for_others(worker: Worker) -> None:
     """Wait for a word of another worker of the group."""
-    await worker.parts.rounds.participant(BARRIER).join(None)
+    await worker.parts.barriers.participant(BARRIER).join(None)
 
 
 def _drop(worker: Worker) -> None:

@@ -57,7 +57,7 @@ async def until_all_have_heard(workers: Sequence[Worker], tag: str) -> None:
     """Wait until each has come to a round of the tag, or was told of it."""
 
     def has_heard(worker: Worker) -> bool:
-        known = series_of(worker.parts.rounds.machine)
+        known = series_of(worker.parts.barriers.table)
         return any(series.key.tag == tag for series in known)
 
     await until(lambda: all(map(has_heard, workers)))
@@ -344,7 +344,7 @@ def release_payloads(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 def has_passed(worker: Worker) -> bool:
-    return any(one.passed >= 0 for one in series_of(worker.parts.rounds.machine))
+    return any(one.passed >= 0 for one in series_of(worker.parts.barriers.table))
 
 
 async def test_call_cancelled_after_all_arrived_fails_no_other(

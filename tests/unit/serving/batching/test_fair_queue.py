@@ -28,7 +28,9 @@ class Line:
         return request
 
     def take(self, count: int, size: int | None = None, bucket: Any = None) -> str:
-        return "".join(str(request.subject) for request in self.queue.take(bucket, count, size))
+        return "".join(
+            str(request.subject) for request in self.queue.take(bucket, count, size)
+        )
 
     def all(self) -> str:
         taken = ""

@@ -6,34 +6,29 @@ import enum
 from types import ModuleType
 from typing import Any, Final
 
-from asyncrpc.core.rounds.machine import series
-from asyncrpc.core.rounds.machine.messages import Key, Purpose
+from asyncrpc.core.barriers.machine import series
+from asyncrpc.core.barriers.messages import Key, Purpose
 from tests.property.machines.spec import Guard, Machine
 
 _KEY: Final = Key(next(iter(Purpose)), "", None)
 
 
-class _Hub:
+class _Table:
     """Holds the series; nobody is told anything."""
 
     def __init__(self) -> None:
         self.outbox: dict[Any, None] = {}
-        self.ended: dict[Any, None] = {}
-
-    def who(self, rank: int) -> str:
-        """Return how a member is called."""
-        return f"rank {rank}"
 
 
 class _OneSeries:
     """A series of two members, which is led by hand.
 
     What brings the events about, and what follows from them, is tested with the
-    protocol: tests/unit/core/rounds/machine.
+    protocol: tests/unit/core/barriers/machine.
     """
 
     def __init__(self, build: ModuleType) -> None:
-        self._series: Any = build.Series(_KEY, 0, 2, _Hub())
+        self._series: Any = build.Series(_KEY, 0, 2, _Table())
 
     @property
     def state(self) -> enum.Enum:
@@ -81,7 +76,7 @@ who is away takes no part:
 who waits comes to no other round:
     GATHERING -JOIN-x -LEAVE-x -REPORT-> REPORTED -JOIN-x -LEAVE-x -REPORT-x
 """,
-    tests=("tests/unit/core/rounds/machine/test_series.py",),
+    tests=("tests/unit/core/barriers/machine/test_series.py",),
     guards=(
         Guard(
             "reported-member-does-not-wait",
@@ -90,23 +85,18 @@ who waits comes to no other round:
         ),
         Guard(
             "a-result-without-this-branch-counts",
-            "            if len(self._reports) < len(self._below):\n"
-            "                raise MalformedError(\n"
-            '                    f"the result',
-            "            if False:\n"
-            "                raise MalformedError(\n"
-            '                    f"the result',
+            "        elif self._is_branch_here:\n            self._pass",
+            "        elif True:\n            self._pass",
         ),
         Guard(
             "a-neighbour-that-is-gone-is-waited-for",
-            "if self.is_neighbour(rank):\n                self.fail(failure)",
-            "if False:\n                self.fail(failure)",
+            "if neighbour is not None and self.is_waiting:",
+            "if False:",
         ),
         Guard(
-            "failure-is-not-kept-for-late-members",
-            "            self._record(self.number, failure, None)\n\n"
-            "    def fail_ahead",
-            "\n    def fail_ahead",
+            "a-failure-is-not-kept-for-those-who-come-late",
+            "        self._failures[number] = failure\n",
+            "",
         ),
     ),
 )

@@ -10,10 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
+from asyncrpc.core.barriers.machine.termination import Phase, Termination
+from asyncrpc.core.barriers.messages import LeftOutNotice, SeriesNotice
+from asyncrpc.core.barriers.service import BarrierParticipant, BarrierService
+from asyncrpc.core.links.directory import Directory
+from asyncrpc.core.links.link import Link
 from asyncrpc.core.loop.waits import WaitDescription, WaitKind, does, waits
 from asyncrpc.core.members import UNKNOWN_INCARNATION
 from asyncrpc.core.membership.machine.membership import (
@@ -22,14 +27,6 @@ from asyncrpc.core.membership.machine.membership import (
 from asyncrpc.core.membership.machine.records import (
     Record,
 )
-from asyncrpc.core.membership.ports import MemberLink, Peers
-from asyncrpc.core.rounds.machine.messages import Key, RoundMessage
-from asyncrpc.core.rounds.machine.termination import Phase, Termination
-from asyncrpc.core.rounds.messages import LeftOutNotice
-from asyncrpc.core.rounds.messenger import name_of
-from asyncrpc.core.rounds.participant import RoundParticipant
-from asyncrpc.core.rounds.service import RoundService
-from asyncrpc.core.services.ports import Identity, Scheduler
 from asyncrpc.errors import UnknownWorkerError
 
 # The pauses after which a busy worker checks again whether it is idle: no event tells
@@ -41,80 +38,38 @@ LOOK_MAX_S: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class ShutdownReport:
-    """The outcome of the wait for the group.
+    """The outcome of the wait for the group."""
 
-    Attributes:
-        phase: the phase that the group has reached.
-        is_late: whether the timeout of the whole wait has passed.
-        missing: names of members that had not come, or had calls in flight.
-        lost: names of members that were left out.
-        left_s: seconds that are left for calls in flight.
-    """
-
-    phase: Phase
-    is_late: bool
-    missing: tuple[str, ...]
-    lost: tuple[str, ...]
-    left_s: float
-
-
-class StartedCalls(Protocol):
-    """The calls of this worker over one link."""
-
-    @property
-    def started(self) -> int:
-        """Number of calls ever sent."""
-
-    def __len__(self) -> int: ...
-
-
-class CallingLink(MemberLink, Protocol):
-    """A link, and the calls over it."""
-
-    @property
-    def pending(self) -> StartedCalls:
-        """The calls that this worker has made over the link."""
-
-
-class CallingPeers(Peers, Protocol):
-    """The workers that this one knows, and the calls to them."""
-
-    @property
-    def links(self) -> Sequence[CallingLink]:
-        """All open links."""
+    phase: Phase  # that the group has reached
+    is_late: bool  # whether the timeout of the whole wait has passed
+    missing: tuple[str, ...]  # names of members that had not come, or had calls
+    lost: tuple[str, ...]  # names of members that were left out
+    left_s: float  # for calls in flight
 
 
 class GracefulShutdown:
-    """Ends a worker together with the others.
-
-    Attributes:
-        began_s: when this worker asked for the end, in the time of the loop.
-        participant: of the wave that it has come to; None between waves.
-    """
+    """Ends a worker together with the others."""
 
     def __init__(
         self,
-        identity: Identity,
-        scheduler: Scheduler,
-        peers: CallingPeers,
-        rounds: RoundService,
+        barriers: BarrierService,
+        peers: Directory[Link],
         *,
         is_active: Callable[[], bool],
         members: Callable[[], Membership],
     ) -> None:
-        self._identity = identity
-        self._scheduler = scheduler
+        self._barriers = barriers
         self._peers = peers
-        self._rounds = rounds
+        self._identity = barriers.identity
         self._is_active = is_active
         self._members = members
-        self.began_s = 0.0
-        self.participant: RoundParticipant | None = None
+        self.began_s = 0.0  # when this worker asked for the end, in the loop's time
+        self.participant: BarrierParticipant | None = None  # in the wave it has come to
         self._changed = asyncio.Event()
         # All links seen so far: calls of ended links count as well.
-        self._links: dict[CallingLink, None] = {}
+        self._links: dict[Link, None] = {}
         self._gone: set[int] = set()  # ranks that may have been restarted
-        rounds.waves = self
+        barriers.shutdown = self
 
     @property
     def has_group(self) -> bool:
@@ -124,8 +79,12 @@ class GracefulShutdown:
     @functools.cached_property
     def machine(self) -> Termination:
         """The machine of the end; only for a worker with a rank."""
-        rounds = self._rounds
-        return Termination(self._identity.rank, rounds.size, rounds.machine)
+        barriers = self._barriers
+        return Termination(self._identity.rank, barriers.size, barriers.table)
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return self._barriers.scheduler.loop
 
     @property
     def has_begun(self) -> bool:
@@ -144,17 +103,22 @@ class GracefulShutdown:
         """
         self._note_own_life()
         self.machine.enter()
-        now_s = self._scheduler.loop.time
-        self.began_s = now_s()
+        self.began_s = self._loop.time()
         end_s = None if timeout_s is None else self.began_s + timeout_s
         try:
             limit_s = await self._until_over(end_s, drain_timeout_s)
         finally:
             self._links.clear()
-        left_s = drain_timeout_s if limit_s is None else limit_s - now_s()
-        # Not by the present time: a timer may be a little early.
-        is_late = end_s is not None and limit_s == end_s and not self._is_over
-        return self._report(is_late, max(left_s, 0.0))
+        left_s = drain_timeout_s if limit_s is None else limit_s - self._loop.time()
+        machine, name = self.machine, self._barriers.name_of
+        return ShutdownReport(
+            phase=machine.phase,
+            # Not by the present time: a timer may be a little early.
+            is_late=end_s is not None and limit_s == end_s and not self._is_over,
+            missing=tuple(map(name, [] if machine.is_over else machine.missing)),
+            lost=tuple(map(name, sorted(machine.lost))),
+            left_s=max(left_s, 0.0),
+        )
 
     def wait_now(self) -> WaitDescription:
         """Describe what it waits for: the others, or calls here."""
@@ -190,32 +154,28 @@ class GracefulShutdown:
             except TimeoutError:
                 break
             if is_gathering and machine.phase is Phase.DRAINING:
-                drained_s = self._scheduler.loop.time() + drain_timeout_s
+                drained_s = self._loop.time() + drain_timeout_s
                 limit_s = drained_s if end_s is None else min(end_s, drained_s)
         return limit_s
 
     async def _wave(self, limit_s: float | None, *, is_marked: bool) -> None:
-        """Come to one wave.
-
-        Raises:
-            TimeoutError: `limit_s` has passed, and the wave is not over.
-        """
-        participant = self._rounds.participant(self.machine.key)
+        """Come to one wave; raise TimeoutError if it is not over by `limit_s`."""
+        participant = self._barriers.participant(self.machine.key)
         for rank in self._gone.intersection(participant.series.neighbours):
-            participant.messenger.connect(rank, was_seen_going=True)
+            participant.connect(rank, 0.0)  # it was seen going
         self.participant = participant
         try:
             await participant.join(limit_s, is_marked=is_marked)
             self.machine.look()
             self._on_change()
-            self._rounds.flush()
+            self._barriers.flush()
         finally:
             self.participant = None
             participant.series.let_go()
 
     async def _mark(self, limit_s: float | None) -> bool | None:
         """Return the mark for the next wave, once idle; None: not before `limit_s`."""
-        pause_s, now_s = LOOK_FIRST_S, self._scheduler.loop.time
+        pause_s, now_s = LOOK_FIRST_S, self._loop.time
         while not self._is_over:
             self._changed.clear()
             was_busy = self._is_busy()
@@ -228,27 +188,23 @@ class GracefulShutdown:
                 return is_marked
             if limit_s is not None and now_s() >= limit_s:
                 break
-            await self._wait_change(pause_s, limit_s)
+            end_s = now_s() + pause_s
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(
+                    end_s if limit_s is None else min(end_s, limit_s)
+                ):
+                    await self._changed.wait()
             pause_s = min(2 * pause_s, LOOK_MAX_S)
         return None
 
-    async def _wait_change(self, patience_s: float, limit_s: float | None) -> None:
-        """Wait until the state has changed, at most for `patience_s`."""
-        end_s = self._scheduler.loop.time() + patience_s
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(
-                end_s if limit_s is None else min(end_s, limit_s)
-            ):
-                await self._changed.wait()
-
     @property
     def _is_over(self) -> bool:
-        return self.machine.is_over or self._rounds.is_closed
+        return self.machine.is_over or self._barriers.is_closed
 
     def _is_busy(self) -> bool:
         if self._is_active():
             return True
-        lost = {name_of(self._peers, rank) for rank in self.machine.lost}
+        lost = set(map(self._barriers.name_of, self.machine.lost))
         # A member that is left out may still have calls on their way to this worker.
         return any(
             len(link.pending) or link.peer.name in lost for link in self._peers.links
@@ -258,10 +214,10 @@ class GracefulShutdown:
         self._links.update(dict.fromkeys(self._peers.links))
         return sum(link.pending.started for link in self._links)
 
-    def on_message(self, key: Key, message: RoundMessage) -> None:
+    def on_notice(self, notice: SeriesNotice) -> None:
         """Take the message of a member about a wave."""
         self._note_own_life()
-        self.machine.receive(key, message)
+        self.machine.receive(notice)
         self._on_change()
 
     def on_unreachable(self, rank: int, reason: str) -> None:
@@ -295,7 +251,7 @@ class GracefulShutdown:
         if self.has_group and not self._members().is_static:
             self.machine.on_life(record.member.rank, record.generation)
             self._on_change()
-            self._rounds.flush()
+            self._barriers.flush()
 
     def _note_own_life(self) -> None:
         """Take note of which life of its name this worker is: others may have said."""
@@ -307,14 +263,3 @@ class GracefulShutdown:
         A wave that waits for the peer has failed already.
         """
         self._gone.add(rank)
-
-    def _report(self, is_late: bool, left_s: float) -> ShutdownReport:  # noqa: FBT001
-        machine, name = self.machine, self._rounds.name_of
-        missing = [] if machine.is_over else machine.missing
-        return ShutdownReport(
-            phase=machine.phase,
-            is_late=is_late,
-            missing=tuple(map(name, missing)),
-            lost=tuple(map(name, sorted(machine.lost))),
-            left_s=left_s,
-        )

@@ -1,6 +1,6 @@
 """A group that ends: members that call each other, die and doubt one another.
 
-Each member has its `Rounds` and its `Termination`; links are queues, in order, of
+Each member has its `SeriesTable` and its `Termination`; links are queues, in order, of
 calls, answers, messages of waves, and at last the news that the other end is gone.  Who
 speaks to somebody of whose end it has learnt gets that news again: a dial that fails.
 One that has died may be restarted: it connects anew, and the membership tells each of
@@ -14,15 +14,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from asyncrpc.core.rounds.machine.messages import Key, RoundMessage
-from asyncrpc.core.rounds.machine.series import Series
-from asyncrpc.core.rounds.machine.table import Rounds
-from asyncrpc.core.rounds.machine.termination import Phase, Termination
+from asyncrpc.core.barriers.machine.series import Series
+from asyncrpc.core.barriers.machine.table import SeriesTable
+from asyncrpc.core.barriers.machine.termination import Phase, Termination
+from asyncrpc.core.barriers.messages import SeriesNotice
+from asyncrpc.core.services.messages import Notice
 from tests.inner_state import series_of
-from tests.unit.core.rounds.machine.world import lost, name_of
+from tests.unit.core.barriers.machine.world import lost, name_of
 
 Link: TypeAlias = tuple[int, int]
-Message: TypeAlias = tuple[str, *tuple[int, ...]] | tuple[Key, RoundMessage]
+Message: TypeAlias = tuple[str, *tuple[int, ...]] | SeriesNotice
 Step: TypeAlias = tuple[str, *tuple[int, ...]]
 
 
@@ -30,7 +31,7 @@ Step: TypeAlias = tuple[str, *tuple[int, ...]]
 class Member:
     """One worker: what is in flight at it, and its view of the end."""
 
-    rounds: Rounds
+    table: SeriesTable
     machine: Termination
     pending: list[int] = field(default_factory=list)  # to whom
     serving: list[tuple[int, int]] = field(default_factory=list)  # from whom, how deep
@@ -77,16 +78,16 @@ class World:
         self.doubts = doubts
         self.restarts = restarts
         self.members = [
-            Member(rounds, Termination(rank, size, rounds), own_calls=own_calls[rank])
-            for rank, rounds in enumerate(
-                Rounds(rank, size, name_of) for rank in range(size)
+            Member(table, Termination(rank, size, table), own_calls=own_calls[rank])
+            for rank, table in enumerate(
+                SeriesTable(rank, size, name_of) for rank in range(size)
             )
         ]
         self.links: dict[Link, list[Message]] = {
-            (number, other): []
-            for number in range(size)
+            (one, other): []
+            for one in range(size)
             for other in range(size)
-            if number != other
+            if one != other
         }
 
     def copy(self) -> World:
@@ -102,33 +103,31 @@ class World:
 
     def steps(self) -> Iterator[Step]:
         """Yield everything that may happen now."""
-        for rank, member in enumerate(self.members):
-            if member.is_here:
-                yield from self._steps_of(rank, member)
-                if member.news:
+        for rank, one in enumerate(self.members):
+            if one.is_here:
+                yield from self._steps_of(rank, one)
+                if one.news:
                     yield "hear", rank
-            elif member.is_dead and self.restarts:
+            elif one.is_dead and self.restarts:
                 yield from (("restart", rank, by) for by in self._hosts())
         for link, queue in self.links.items():
             if queue:
                 yield "deliver", *link
 
-    def _steps_of(self, rank: int, member: Member) -> Iterator[Step]:
-        peers = [
-            to for to in range(self.size) if to != rank and to not in member.cut_off
-        ]
-        if member.machine.phase is Phase.BEFORE:
+    def _steps_of(self, rank: int, one: Member) -> Iterator[Step]:
+        peers = [to for to in range(self.size) if to != rank and to not in one.cut_off]
+        if one.machine.phase is Phase.BEFORE:
             yield "enter", rank
-            if member.own_calls and self.calls:
+            if one.own_calls and self.calls:
                 yield from (("call", rank, to, -1) for to in peers)
-        for index, (_, depth) in enumerate(member.serving):
+        for index, (_, depth) in enumerate(one.serving):
             yield "answer", rank, index
             if depth < self.depth and self.calls:
                 yield from (("call", rank, to, index) for to in peers)
-        if member.machine.is_over:
+        if one.machine.is_over:
             yield "leave", rank
-        elif member.machine.phase is not Phase.BEFORE and not member.is_waiting:
-            is_able = member.machine.is_first or not self.is_busy(rank)
+        elif one.machine.phase is not Phase.BEFORE and not one.is_waiting:
+            is_able = one.machine.is_first or not self.is_busy(rank)
             yield "speak" if is_able else "try_to_speak", rank
         if self.deaths:
             yield "die", rank
@@ -139,30 +138,28 @@ class World:
         """Return the members that would admit another life of a name."""
         members = enumerate(self.members)
         return [
-            rank
-            for rank, member in members
-            if member.is_here and not member.machine.is_over
+            rank for rank, one in members if one.is_here and not one.machine.is_over
         ]
 
     def is_busy(self, rank: int) -> bool:
         """Whether it is at work, waits, or may hear from one that is left out."""
-        member = self.members[rank]
-        may_hear = member.machine.lost - member.cut_off
-        return bool(member.pending or member.serving or may_hear)
+        one = self.members[rank]
+        may_hear = one.machine.lost - one.cut_off
+        return bool(one.pending or one.serving or may_hear)
 
     def take(self, step: Step) -> None:
         """Let it happen."""
         action: Callable[..., None] = getattr(self, f"_{step[0]}")
         action(*step[1:])
-        for rank, member in enumerate(self.members):
-            if member.is_here:
+        for rank, one in enumerate(self.members):
+            if one.is_here:
                 self._go_on(rank)
 
     def be_silent(self) -> None:
         """Nothing has come for a while: all is told again."""
-        for rank, member in enumerate(self.members):
-            if member.is_here:
-                series = member.machine.series
+        for rank, one in enumerate(self.members):
+            if one.is_here:
+                series = one.machine.series
                 for to in series.overdue():
                     self._say(rank, series, to)
                 self._go_on(rank)
@@ -173,13 +170,13 @@ class World:
         self.members[rank].machine.enter()
 
     def _call(self, rank: int, to: int, index: int) -> None:
-        member = self.members[rank]
+        one = self.members[rank]
         self.calls -= 1
         if index < 0:
-            member.own_calls -= 1
-        member.pending.append(to)
-        member.started += 1
-        depth = 0 if index < 0 else member.serving[index][1]
+            one.own_calls -= 1
+        one.pending.append(to)
+        one.started += 1
+        depth = 0 if index < 0 else one.serving[index][1]
         self._send(rank, to, ("call", depth + 1))
 
     def _answer(self, rank: int, index: int) -> None:
@@ -187,10 +184,10 @@ class World:
         self._send(rank, caller, ("answer",))
 
     def _speak(self, rank: int) -> None:
-        member = self.members[rank]
-        mark = member.machine.join(busy=self.is_busy(rank), started=member.started)
+        one = self.members[rank]
+        mark = one.machine.join(busy=self.is_busy(rank), started=one.started)
         if mark is not None:
-            member.rounds.join(member.machine.series, is_marked=mark)
+            one.table.join(one.machine.series, is_marked=mark)
 
     def _try_to_speak(self, rank: int) -> None:
         self._speak(rank)  # it is busy: nothing may come of it
@@ -208,18 +205,18 @@ class World:
         """Begin another life, which one of the others admits."""
         self.restarts -= 1
         life = self.members[rank].life + 1
-        rounds = Rounds(rank, self.size, name_of)
-        member = Member(rounds, Termination(rank, self.size, rounds), life=life)
-        self.members[rank] = member
+        table = SeriesTable(rank, self.size, name_of)
+        one = Member(table, Termination(rank, self.size, table), life=life)
+        self.members[rank] = one
         for known, its in self.members[by].machine.lives.items():
-            member.machine.on_life(known, its)
-        member.machine.on_life(rank, life)
+            one.machine.on_life(known, its)
+        one.machine.on_life(rank, life)
         missed = self.members[by].news  # comparing repairs that
-        member.news += [news for news in missed if news[0] != rank]
+        one.news += [news for news in missed if news[0] != rank]
         for to, other in enumerate(self.members):
             if to == rank:
                 continue
-            member.linked[to] = other.life
+            one.linked[to] = other.life
             self.links[to, rank][:] = [] if other.is_here else [("gone",)]
             if other.is_here:
                 self.links[rank, to].append(("hello", life))
@@ -227,120 +224,120 @@ class World:
 
     def _hear(self, rank: int) -> None:
         """The membership tells of a life; what concerned the former one has ended."""
-        member = self.members[rank]
-        to, life = member.news.pop(0)
-        if member.linked.get(to, 1) < life:  # its connection has ended before
+        one = self.members[rank]
+        to, life = one.news.pop(0)
+        if one.linked.get(to, 1) < life:  # its connection has ended before
             queue = self.links[to, rank]
             while queue.pop(0) != ("hello", life):
                 pass
-            self._end_link(member, to)
-            self._begin_link(member, to, life)
-        member.machine.on_life(to, life)
+            self._end_link(one, to)
+            self._begin_link(one, to, life)
+        one.machine.on_life(to, life)
 
-    def _end_link(self, member: Member, to: int) -> None:
-        member.cut_off.add(to)
-        member.pending = [peer for peer in member.pending if peer != to]
-        member.serving = [call for call in member.serving if call[0] != to]
-        for series in series_of(member.rounds):
+    def _end_link(self, one: Member, to: int) -> None:
+        one.cut_off.add(to)
+        one.pending = [peer for peer in one.pending if peer != to]
+        one.serving = [call for call in one.serving if call[0] != to]
+        for series in series_of(one.table):
             series.on_lost(to, lost(to))
-        member.machine.look()
+        one.machine.look()
 
-    def _begin_link(self, member: Member, to: int, life: int) -> None:
-        member.cut_off.discard(to)
-        member.linked[to] = life
+    def _begin_link(self, one: Member, to: int, life: int) -> None:
+        one.cut_off.discard(to)
+        one.linked[to] = life
 
     def _doubt(self, rank: int, to: int) -> None:
         """The connection breaks, and what is on its way in it is lost."""
         self.doubts -= 1
-        for first, other in ((rank, to), (to, rank)):
-            self.links[first, other][:] = [("gone",)]
+        for one, other in ((rank, to), (to, rank)):
+            self.links[one, other][:] = [("gone",)]
 
     def _hang_up(self, rank: int) -> None:
-        for (from_rank, _other), queue in self.links.items():
-            if from_rank == rank and queue[-1:] != [("gone",)]:
+        for (one, _other), queue in self.links.items():
+            if one == rank and queue[-1:] != [("gone",)]:
                 queue.append(("gone",))
 
     def _deliver(self, from_: int, to: int) -> None:
         item = self.links[from_, to].pop(0)
-        member = self.members[to]
-        is_hello = item[0] == "hello"
-        if not member.is_here or (from_ in member.cut_off and not is_hello):
+        one = self.members[to]
+        is_hello = isinstance(item, tuple) and item[0] == "hello"
+        if not one.is_here or (from_ in one.cut_off and not is_hello):
             return
         match item:
             case ("hello", int(life)):
-                self._begin_link(member, from_, life)
+                self._begin_link(one, from_, life)
             case ("call", int(depth)):
-                member.serving.append((from_, depth))
+                one.serving.append((from_, depth))
             case ("answer",):
-                member.pending.remove(from_)
+                one.pending.remove(from_)
             case ("left out",):
-                member.machine.on_left_out(from_)
+                one.machine.on_left_out(from_)
             case ("gone",):
-                self._end_link(member, from_)
-            case (Key() as key, message):
-                member.rounds.receive(member.rounds.series(key), from_, message)  # type: ignore[arg-type]
-                member.machine.receive(key, message)  # type: ignore[arg-type]
+                self._end_link(one, from_)
+            case Notice():
+                one.table.receive(from_, item)
+                one.machine.receive(item)
 
     def _go_on(self, rank: int) -> None:
         """Say what is due; check that an end that is seen is one."""
-        member = self.members[rank]
-        before = member.machine.phase
+        one = self.members[rank]
+        before = one.machine.phase
         for _ in range(100):
-            due = member.rounds.due()
+            due = one.table.due()
             for series, to in due:
                 self._say(rank, series, to)
             if not due:
                 break
         else:
             raise AssertionError("it never ends to say something")
-        member.machine.look()
-        for to in sorted(member.machine.untold):
-            if member.linked.get(to, 1) == member.machine.lives.get(to, 1):
+        one.machine.look()
+        for to in sorted(one.machine.untold):
+            if one.linked.get(to, 1) == one.machine.lives.get(to, 1):
                 self._send(rank, to, ("left out",))
-        member.machine.untold.clear()
-        member.rounds.ended.clear()
-        if member.machine.phase is Phase.ENDED and before is not Phase.ENDED:
+        one.machine.untold.clear()
+        if one.machine.phase is Phase.ENDED and before is not Phase.ENDED:
             assert self.in_flight() == [], f"{rank} saw an end too early"
 
     def in_flight(self) -> list[object]:
         """Return the calls of the group: of all but the dead and those left out."""
         left_out: set[int] = set()
-        for member in self.members:
-            if member.is_here and member.machine.phase is not Phase.EXCLUDED:
-                left_out |= member.machine.lost
+        for one in self.members:
+            if one.is_here and one.machine.phase is not Phase.EXCLUDED:
+                left_out |= one.machine.lost
         group = [
             rank
-            for rank, member in enumerate(self.members)
-            if member.is_here and rank not in left_out
+            for rank, one in enumerate(self.members)
+            if one.is_here and rank not in left_out
         ]
-        pending: list[object] = [
-            (rank, member.pending, member.serving)
-            for rank, member in enumerate(self.members)
-            if rank in group and (member.pending or member.serving)
+        found: list[object] = [
+            (rank, one.pending, one.serving)
+            for rank, one in enumerate(self.members)
+            if rank in group and (one.pending or one.serving)
         ]
-        pending += [
+        found += [
             (link, message)
             for link, queue in self.links.items()
             for message in queue
-            if message[0] == "call" and link[1] in group
+            if isinstance(message, tuple) and message[0] == "call"
+            if link[1] in group
             if link[0] not in self.members[link[1]].cut_off
         ]
-        return pending
+        return found
 
     # --- messages --------------------------------------------------------------------
 
     def _say(self, rank: int, series: Series, to: int) -> None:
-        member = self.members[rank]
-        for message in series.messages_for(to):
-            self._send(rank, to, (series.key, message))
-        if to in member.cut_off:
+        one = self.members[rank]
+        for notice in series.notices_for(to):
+            self._send(rank, to, notice)
+        if to in one.cut_off:
             series.on_lost(to, lost(to))
-            member.machine.lose((to,), "it cannot be reached")
+            one.machine.lose((to,), "it cannot be reached")
 
     def _send(self, rank: int, to: int, message: Message) -> None:
         """Put a message on its way; one to somebody who is gone finds nobody."""
-        member = self.members[rank]
-        is_meant = member.linked.get(to, 1) == self.members[to].life
-        is_open = to not in member.cut_off and is_meant
+        one = self.members[rank]
+        is_meant = one.linked.get(to, 1) == self.members[to].life
+        is_open = to not in one.cut_off and is_meant
         if is_open and self.links[rank, to][-1:] != [("gone",)]:
             self.links[rank, to].append(message)

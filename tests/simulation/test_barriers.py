@@ -25,8 +25,8 @@ from asyncrpc import (
     WorkerLostError,
 )
 from asyncrpc.collectives import rendezvous
+from asyncrpc.core.barriers.machine.series import tree_position
 from asyncrpc.core.membership.rendezvous import UNKNOWN_INCARNATION, Member
-from asyncrpc.core.rounds.machine.tree import branch_of, parent_of
 from asyncrpc.errors import BarrierBrokenError, BarrierTimeoutError
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.cluster import sim_worker
@@ -54,12 +54,11 @@ class Neighbourhood:
     world_size: int
 
     async def join(self, member: Member, timeout_s: float) -> Sequence[Member]:
-        size = self.world_size
-        above = parent_of(member.rank, size)
-        below = [branch.start for branch in branch_of(member.rank, size)[1]]
+        above, branches = tree_position(member.rank, self.world_size)
+        ranks = [member.rank, *(branch.start for branch in branches)]
         return [
             Member(f"w{rank}", rank, UNKNOWN_INCARNATION, (f"mem://w{rank}",))
-            for rank in [member.rank, *below, *([] if above is None else [above])]
+            for rank in (ranks if above is None else [above, *ranks])
         ]
 
     async def leave(self, timeout_s: float) -> None:
@@ -117,38 +116,6 @@ def test_rendezvous_of_thousands_takes_three_connections_each(size: int) -> None
         )
 
     play(scenario, 1)
-
-
-async def late_member_of_many(network: Network) -> None:
-    """Everyone learns who it is, wherever it sits, and by what is known of it."""
-    size = 60
-    workers = neighbours(network, size)
-    for worker in workers:
-        await worker.__aenter__()
-    late = network.rng.choice(workers)
-    hasty = network.rng.choice([worker for worker in workers if worker is not late])
-    results = await asyncio.gather(
-        *(
-            rendezvous(worker, "tag", timeout_s=5.0 if worker is hasty else None)
-            for worker in workers
-            if worker is not late
-        ),
-        return_exceptions=True,
-    )
-    for error in results:
-        assert isinstance(error, BarrierBrokenError)
-        assert f"these members did not come: rank {late.rank}" in str(error)
-        assert error.missing in {(late.name,), (f"rank {late.rank}",)}
-    with pytest.raises(BarrierBrokenError, match=f"rank {hasty.rank} "):
-        await rendezvous(late, "tag")
-    results = await asyncio.gather(*(rendezvous(worker, "tag") for worker in workers))
-    assert results == [[b""] * size] * size
-    await asyncio.gather(*(worker.shutdown(drain_timeout_s=0.0) for worker in workers))
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_late_member_among_many_is_named(seed: int) -> None:
-    play(late_member_of_many, seed)
 
 
 # --- faults --------------------------------------------------------------------------
@@ -210,11 +177,9 @@ class Course:
     def _examine(self, error: Exception) -> None:
         if isinstance(error, WorkerLostError) and error.to not in self.gone:
             self.problems.append(f"{error.to} lives: {error}")
-        if (
-            isinstance(error, AsyncRpcError)
-            and not isinstance(error, BarrierTimeoutError)
-            and "rank " not in str(error)
-            and "others" not in str(error)
+        is_named = "rank " in str(error) or "others" in str(error)
+        if isinstance(error, AsyncRpcError) and not (
+            is_named or isinstance(error, BarrierTimeoutError)
         ):
             self.problems.append(f"it names nobody: {error}")
 
@@ -340,14 +305,9 @@ async def member_restarts(network: Network) -> None:
 SCENARIOS = [all_live, members_give_up, member_dies, member_restarts]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_rounds_keep_their_invariants_for_every_seed(
     scenario: Scenario, seed: int
 ) -> None:
     play(scenario, seed)
-
-
-def test_seed_gives_the_same_run_again() -> None:
-    digests = [play(members_give_up, seed).digest for seed in (3, 3, 4)]
-    assert digests[0] == digests[1] != digests[2]

@@ -41,17 +41,17 @@ import enum
 from collections.abc import Iterable
 from typing import Final
 
-from asyncrpc.core.rounds.machine.messages import (
+from asyncrpc.core.barriers.machine.series import Series
+from asyncrpc.core.barriers.machine.table import SeriesTable
+from asyncrpc.core.barriers.messages import (
     MISSING_MAX,
     Blame,
     Failure,
     Key,
     Purpose,
     RoundFailed,
-    RoundMessage,
+    SeriesNotice,
 )
-from asyncrpc.core.rounds.machine.series import Series
-from asyncrpc.core.rounds.machine.table import Rounds
 
 LIVES_MAX: Final = 100  # restarted members; the key of a series names them
 
@@ -67,25 +67,17 @@ class Phase(enum.Enum):
 
 
 class Termination:
-    """One member of a group that ends.
+    """One member of a group that ends."""
 
-    Attributes:
-        phase: the phase of the end.
-        lost: the ranks that are left out.
-        lives: which life of a member takes part, by rank, if it is not the first.
-        untold: the lost ranks that still get a `left_out` notice, if reachable.
-        is_first: whether the next wave is the member's first, or follows a failed one.
-    """
-
-    def __init__(self, rank: int, size: int, rounds: Rounds) -> None:
+    def __init__(self, rank: int, size: int, table: SeriesTable) -> None:
         self.phase = Phase.BEFORE
-        self.lost: set[int] = set()
-        self.lives: dict[int, int] = {}
-        self.untold: set[int] = set()
+        self.lost: set[int] = set()  # ranks that are left out
+        self.lives: dict[int, int] = {}  # by rank: which takes part, if not the first
+        self.untold: set[int] = set()  # lost ranks that are told so, if reachable
+        self.is_first = True  # the next wave: of all, or after a failed one
         self._rank = rank
         self._size = size
-        self._rounds = rounds
-        self.is_first = True
+        self._table = table
         self._started = -1  # calls at the previous wave; -1: the member was busy
         self._wave: Series | None = None  # the present wave, until it is over
 
@@ -104,7 +96,7 @@ class Termination:
     @property
     def series(self) -> Series:
         """The series whose waves this member comes to."""
-        return self._rounds.series(self.key)
+        return self._table.series(self.key)
 
     @property
     def missing(self) -> list[int]:
@@ -142,9 +134,9 @@ class Termination:
         elif not self.is_over:
             self.phase = Phase.DRAINING if wave.is_marked else Phase.ENDED
 
-    def receive(self, key: Key, message: RoundMessage) -> None:
+    def receive(self, notice: SeriesNotice) -> None:
         """Take the message of another member about a wave: it may name lost members."""
-        lives = lives_in(key)
+        key, lives = notice.key, lives_in(notice.key)
 
         def present(ranks: Iterable[int]) -> set[int]:
             """Return the ranks of which the sender means the present life."""
@@ -153,14 +145,13 @@ class Termination:
         if key.replicas is not None:
             lost = set(range(self._size)).difference(key.replicas)
             self.lose(present(lost), "another member reported the loss")
-        if isinstance(message, RoundFailed) and message.failure.blame is Blame.LOST:
-            self.lose(present(message.failure.missing), message.failure.problem)
-        series = self._rounds.series(key)
+        if isinstance(notice, RoundFailed) and notice.failure.blame is Blame.LOST:
+            self.lose(present(notice.failure.missing), notice.failure.problem)
+        series = self._table.series(key)
         unknown = present(self.lost.intersection(series.ranks))
         if unknown:  # to the sender
-            ranks = tuple(sorted(unknown))[:MISSING_MAX]
-            failure = Failure(Blame.LOST, "the others go on without these", ranks)
-            series.fail_ahead(series.latest, failure)
+            problem = "the others go on without these"
+            series.fail_round(series.latest, _loss_of(unknown, problem))
 
     def on_left_out(self, rank: int) -> None:
         """Record that a member goes on without this one."""
@@ -181,8 +172,8 @@ class Termination:
         self.is_first = True
         if self.phase is Phase.DRAINING:  # the new life has not asked for the end
             self.phase = Phase.GATHERING
-        if series is not None and series.is_waiting:
-            problem = f"{self._rounds.who(rank)} has been restarted"
+        if series is not None:
+            problem = f"{self._table.who(rank)} has been restarted"
             series.fail(Failure(Blame.GAVE_UP, problem))
 
     def lose(self, ranks: Iterable[int], problem: str) -> None:
@@ -201,20 +192,19 @@ class Termination:
         series = None if self.phase is Phase.BEFORE else self.series
         self.lost |= new
         self.untold |= new
-        if series is None:
-            return
-        failure = Failure(Blame.LOST, problem, tuple(sorted(new))[:MISSING_MAX])
-        if series.is_waiting:
-            series.fail(failure)
-        else:
-            self._rounds.abort(series, failure)
+        if series is not None:
+            series.fail_next(_loss_of(new, problem))
+
+
+def _loss_of(ranks: Iterable[int], problem: str) -> Failure:
+    return Failure(Blame.LOST, problem, tuple(sorted(ranks))[:MISSING_MAX])
 
 
 def lives_in(key: Key) -> dict[int, int]:
     """Return the lives that the key of a series names, by rank."""
-    found: dict[int, int] = {}
+    lives: dict[int, int] = {}
     for part in key.tag.split(","):
         rank, _, life = part.partition(":")
         if rank.isdecimal() and life.isdecimal():
-            found[int(rank)] = int(life)
-    return found
+            lives[int(rank)] = int(life)
+    return lives

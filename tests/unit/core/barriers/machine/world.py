@@ -1,8 +1,8 @@
 """Members that come to rounds: their programs, their messages, and what goes wrong.
 
-Each member has its `Rounds`, and a program: the calls that it makes, in order.  Links
-are queues, in order, of messages, and at last the news that the other end is gone.  Who
-speaks to a dead member that it was not connected to gets that news, too.
+Each member has its `SeriesTable`, and a program: the calls that it makes, in order.
+Links are queues, in order, of messages, and at last the news that the other end is
+gone.  A member that speaks to a dead one without a link gets that news as well.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from asyncrpc.core.rounds.machine.messages import (
+from asyncrpc.core.barriers.machine.series import Series
+from asyncrpc.core.barriers.machine.table import SeriesTable
+from asyncrpc.core.barriers.messages import (
     Blame,
     Failure,
     Key,
     Purpose,
     Replicas,
-    RoundMessage,
+    SeriesNotice,
 )
-from asyncrpc.core.rounds.machine.series import Series
-from asyncrpc.core.rounds.machine.table import Rounds
 from tests.inner_state import series_of
 
 Call: TypeAlias = Key
 Step: TypeAlias = tuple[str, int, int]
-Message: TypeAlias = tuple[Key, RoundMessage] | None  # None: the sender is gone
+Message: TypeAlias = SeriesNotice | None  # None: the sender is gone
 ROUNDS_MAX = 100  # of silence; more are a conversation without end
 
 
@@ -62,7 +62,7 @@ def lost(rank: int) -> Failure:
 class Member:
     """One worker, and how its calls have ended, by their place in its program."""
 
-    machine: Rounds
+    machine: SeriesTable
     program: list[Call]
     begun: int = 0
     calls: dict[int, Series] = field(default_factory=dict)  # under way
@@ -85,13 +85,14 @@ class World:
         self.size = len(programs)
         self.at_once = at_once  # calls of a member
         self.members = [
-            Member(Rounds(rank, self.size, name_of), list(program))
+            Member(SeriesTable(rank, self.size, name_of), list(program))
             for rank, program in enumerate(programs)
         ]
         self.links: dict[tuple[int, int], list[Message]] = {}  # without empty ones
         self.connected: dict[tuple[int, int], None] = {}
         self.budgets = {"give up": give_ups, "die": deaths, "tick": ticks}
         self.messages = self.restarts = 0
+        self.passed: dict[Key, int] = {}  # by any member
 
     # --- what can happen -------------------------------------------------------------
 
@@ -144,9 +145,7 @@ class World:
         raise AssertionError("they tell each other the same for ever")
 
     def deliver_all(self) -> None:
-        while moves := [
-            step for step in self.steps() if step[0] in {"come", "deliver"}
-        ]:
+        while moves := [one for one in self.steps() if one[0] in {"come", "deliver"}]:
             for step in moves:
                 self.take(step)
 
@@ -194,7 +193,7 @@ class World:
         """Let a member die, and begin a new life that knows nothing."""
         self.die(rank)
         self.restarts += 1
-        machine = Rounds(rank, self.size, name_of)
+        machine = SeriesTable(rank, self.size, name_of)
         self.members[rank] = Member(machine, list(program))
 
     def deliver(self, from_: int, to: int) -> None:
@@ -207,8 +206,7 @@ class World:
             for series in series_of(machine):
                 series.on_lost(from_, lost(from_))
         else:
-            key, message = item
-            machine.receive(machine.series(key), from_, message)
+            machine.receive(from_, item)
         self._after(to)
 
     # --- parts of these --------------------------------------------------------------
@@ -229,36 +227,31 @@ class World:
                 member.ends[index] = series.failure or passed
                 if series.has_passed and not self.restarts:
                     self._check(series)
+                series.let_go()
         for series, to in member.machine.due():
             self._send(rank, series, to)
-        for series in member.machine.ended:
-            assert series.has_passed == (series.failure is None)
-            series.let_go()
-        member.machine.ended.clear()
 
     def _check(self, series: Series) -> None:
         """See that all have come to a round that is passed, and whose marks it has."""
-        for rank in series.ranks:
-            theirs = series_of(self.members[rank].machine)
-            numbers = [
-                their_series.number
-                for their_series in theirs
-                if their_series.key == series.key
-            ]
-            assert max(numbers, default=-1) >= series.number, f"{rank} has not come"
+        if self.passed.get(series.key, -1) < series.number:  # the first that passes it
+            self.passed[series.key] = series.number
+            for rank in series.ranks:
+                theirs = series_of(self.members[rank].machine)
+                numbers = [one.number for one in theirs if one.key == series.key]
+                assert max(numbers, default=-1) >= series.number, f"{rank} is away"
         marks = (sets_mark(rank, series.number) for rank in series.ranks)
         assert series.is_marked == any(marks)
 
     def _send(self, rank: int, series: Series, to: int) -> None:
         assert to in series.neighbours
-        messages = series.messages_for(to)
+        messages = series.notices_for(to)
         self.messages += len(messages)
         if self.members[to].is_dead:
             self._break(to, rank)
         elif not self._is_broken(to, rank):  # else it is said to the former life
             self.connected[min(rank, to), max(rank, to)] = None
             queue = self.links.setdefault((rank, to), [])
-            queue += [(series.key, message) for message in messages]
+            queue += messages
 
 
 def explore(world: World, check: Callable[[World], None]) -> int:
@@ -268,13 +261,13 @@ def explore(world: World, check: Callable[[World], None]) -> int:
     todo: list[tuple[bytes, tuple[Step, ...]]] = [(begin, ())]
     while todo:
         state, path = todo.pop()
-        loaded_world: World = pickle.loads(state)
-        steps = list(loaded_world.steps())
+        one: World = pickle.loads(state)
+        steps = list(one.steps())
         try:
             if not any(step[0] in {"come", "deliver"} for step in steps):
                 ends += 1
-                loaded_world.settle()
-                check(loaded_world)
+                one.settle()
+                check(one)
             for step in steps:
                 after: World = pickle.loads(state)
                 after.take(step)

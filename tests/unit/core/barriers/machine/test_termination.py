@@ -12,17 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrpc.core.rounds.machine.messages import (
-    Blame,
+from asyncrpc.core.barriers.machine.table import SeriesTable
+from asyncrpc.core.barriers.machine.termination import Phase, Termination
+from asyncrpc.core.barriers.messages import (
+    Key,
     KnownArrivals,
+    Purpose,
     Report,
     RoundFailed,
 )
-from asyncrpc.core.rounds.machine.table import Rounds
-from asyncrpc.core.rounds.machine.termination import Phase, Termination
-from tests.unit.core.rounds.machine.ending_world import World
-from tests.unit.core.rounds.machine.world import gave_up, lost, name_of
+from tests.unit.core.barriers.machine.ending_world import World
+from tests.unit.core.barriers.machine.world import lost, name_of
 
+END = Key(Purpose.END, "", None)
 STEPS_MAX = 3000
 # These bring the end; everything else may or may not happen.
 NEEDED = ("deliver", "answer", "enter", "speak", "leave", "hear")
@@ -37,22 +39,22 @@ def play(world: World, choices: random.Random, free: int = 40) -> None:
         if steps:
             world.take(choices.choice(steps))
             continue
-        if not any(member.is_here for member in world.members):
+        if not any(one.is_here for one in world.members):
             return
         world.be_silent()
-        assert list(world.steps()), [member.machine.missing for member in world.members]
+        assert list(world.steps()), [one.machine.missing for one in world.members]
     raise AssertionError("the end does not come")
 
 
 class TestTheEnd:
     @given(choices=st.randoms(use_true_random=False), size=st.integers(1, 6))
     @settings(max_examples=60)
-    def test_end_is_seen_by_all_members_and_never_too_early(
+    def test_all_see_it_and_none_too_early(
         self, choices: random.Random, size: int
     ) -> None:
         world = World(size, own_calls=2, depth=3)
         play(world, choices)
-        assert {member.machine.phase for member in world.members} == {Phase.ENDED}
+        assert {one.machine.phase for one in world.members} == {Phase.ENDED}
 
     @given(
         choices=st.randoms(use_true_random=False),
@@ -60,14 +62,12 @@ class TestTheEnd:
         deaths=st.integers(1, 5),
     )
     @settings(max_examples=60)
-    def test_dead_members_are_left_out_of_the_end(
+    def test_the_dead_are_left_out(
         self, choices: random.Random, size: int, deaths: int
     ) -> None:
         world = World(size, own_calls=2, depth=3, deaths=deaths)
         play(world, choices)
-        phases = {
-            member.machine.phase for member in world.members if not member.is_dead
-        }
+        phases = {one.machine.phase for one in world.members if not one.is_dead}
         assert phases <= {Phase.ENDED}
 
     @given(
@@ -76,30 +76,26 @@ class TestTheEnd:
         deaths=st.integers(1, 3),
     )
     @settings(max_examples=100)
-    def test_restarted_members_take_part_in_the_end(
+    def test_the_restarted_take_part(
         self, choices: random.Random, size: int, deaths: int
     ) -> None:
         """Who comes back before the others have seen the end sees it with them."""
         world = World(size, own_calls=2, depth=3, deaths=deaths, restarts=deaths)
         play(world, choices)
-        phases = {
-            member.machine.phase for member in world.members if not member.is_dead
-        }
+        phases = {one.machine.phase for one in world.members if not one.is_dead}
         assert phases <= {Phase.ENDED}
 
     @given(choices=st.randoms(use_true_random=False), size=st.integers(2, 5))
     @settings(max_examples=60)
-    def test_member_believed_lost_ends_alone(
+    def test_a_member_believed_lost_ends_alone(
         self, choices: random.Random, size: int
     ) -> None:
         world = World(size, own_calls=2, depth=3, deaths=1, doubts=2)
         play(world, choices)
-        assert all(
-            member.machine.is_over for member in world.members if not member.is_dead
-        )
+        assert all(one.machine.is_over for one in world.members if not one.is_dead)
 
     @pytest.mark.parametrize(
-        "setup",
+        "given",
         [
             {"own_calls": [1, 1], "depth": 1},
             {"own_calls": [1, 0], "depth": 3, "calls": 3},
@@ -107,10 +103,8 @@ class TestTheEnd:
             {"own_calls": [1, 0], "depth": 1, "doubts": 1},
         ],
     )
-    def test_two_members_end_for_every_order_of_events(
-        self, setup: dict[str, Any]
-    ) -> None:
-        first = World(2, **setup)
+    def test_two_members_in_every_order_of_events(self, given: dict[str, Any]) -> None:
+        first = World(2, **given)
         seen = {first.key()}
         worlds, ends = [first], 0
         while worlds:
@@ -120,7 +114,7 @@ class TestTheEnd:
                 world.be_silent()  # who waits for one that is gone finds out
                 steps = list(world.steps())
             if not steps:
-                assert not any(member.is_here for member in world.members)
+                assert not any(one.is_here for one in world.members)
                 ends += 1
             for step in steps:
                 after = world.copy()
@@ -132,14 +126,16 @@ class TestTheEnd:
         assert len(seen) > 500
 
 
-def alone(size: int = 1) -> tuple[Termination, Rounds]:
-    rounds = Rounds(0, size, name_of)
+def alone(size: int = 1) -> tuple[Termination, SeriesTable]:
+    rounds = SeriesTable(0, size, name_of)
     machine = Termination(0, size, rounds)
     machine.enter()
     return machine, rounds
 
 
-def join(machine: Termination, rounds: Rounds, *, busy: bool, started: int) -> None:
+def join(
+    machine: Termination, rounds: SeriesTable, *, busy: bool, started: int
+) -> None:
     mark = machine.join(busy=busy, started=started)
     if mark is not None:
         rounds.join(machine.series, is_marked=mark)
@@ -159,27 +155,27 @@ class TestOneMember:
             ([(False, 0), (False, 0)], "DE"),
         ],
     )
-    def test_member_ends_after_two_idle_waves_without_a_start(
+    def test_two_idle_waves_without_a_new_call_end_it(
         self, messages: list[tuple[bool, int]], phases: str
     ) -> None:
         machine, rounds = alone()
-        phases_seen = ""
+        found = ""
         for busy, started in messages:
             join(machine, rounds, busy=busy, started=started)
-            phases_seen += machine.phase.name[0]
-        assert phases_seen == phases
+            found += machine.phase.name[0]
+        assert found == phases
 
-    def test_loss_before_the_end_is_remembered(self) -> None:
-        rounds = Rounds(0, 3, name_of)
+    def test_losses_before_the_end_are_remembered(self) -> None:
+        rounds = SeriesTable(0, 3, name_of)
         machine = Termination(0, 3, rounds)
-        machine.receive(machine.key, RoundFailed(0, -1, lost(2)))
+        machine.receive(RoundFailed(END, 0, -1, lost(2)))
         assert (machine.phase, machine.lost) == (Phase.BEFORE, {2})
         assert rounds.due() == []
         machine.enter()
         assert machine.key.replicas == (0, 1)
         assert machine.missing == [0, 1]
 
-    def test_loss_after_the_end_is_ignored(self) -> None:
+    def test_no_member_is_lost_after_the_end(self) -> None:
         machine, rounds = alone()
         for _ in range(2):
             join(machine, rounds, busy=False, started=0)
@@ -188,84 +184,54 @@ class TestOneMember:
         assert machine.phase is Phase.ENDED
         assert machine.join(busy=False, started=0) is None
 
-    def test_loss_during_the_wait_restarts_the_wave_and_is_told(self) -> None:
-        machine, rounds = alone(3)
-        join(machine, rounds, busy=False, started=0)
-        before = machine.series
-        assert machine.missing == [1, 2]
-        machine.lose((2,), "gone")
-        failure = before.failure
-        assert failure is not None
-        assert (failure.blame, failure.missing) == (Blame.LOST, (2,))
-        assert {rank for _, rank in rounds.due()} == {1, 2}
-        assert machine.key.replicas == (0, 1)
-        assert machine.join(busy=True, started=0)  # at once, though busy
-
-    def test_loss_during_work_fails_the_wave_of_the_others(self) -> None:
+    def test_a_loss_noticed_by_a_busy_member_fails_the_wave(self) -> None:
         machine, rounds = alone(3)
         join(machine, rounds, busy=False, started=0)
         for rank in (1, 2):
-            rounds.receive(machine.series, rank, Report(0, -1, is_marked=True))
+            rounds.receive(rank, Report(END, 0, -1, is_marked=True))
         machine.look()
         assert machine.phase is Phase.DRAINING
         machine.series.let_go()
         assert machine.join(busy=True, started=0) is None
         before = machine.series
         machine.lose((1,), "gone")
-        assert (before.number, before.failure is not None) == (1, True)
+        assert (before.is_waiting, before.latest) == (False, 1)
+        assert {rank for _, rank in rounds.due()} == {1, 2}
 
-    def test_loss_does_not_undo_a_passed_wave(self) -> None:
+    def test_a_loss_does_not_undo_a_passed_wave(self) -> None:
         """Although nobody has looked yet: the others may have left."""
         machine, rounds = alone(2)
         for number in range(2):
             mark = machine.join(busy=False, started=0)
             assert mark is not None
             rounds.join(machine.series, is_marked=mark)
-            report = Report(number, number - 1, is_marked=not number)
-            rounds.receive(machine.series, 1, report)
+            report = Report(END, number, number - 1, is_marked=not number)
+            rounds.receive(1, report)
             if not number:
                 machine.look()
                 machine.series.let_go()
         machine.lose((1,), "gone")
         assert (machine.phase, machine.lost) == (Phase.ENDED, set())
 
-    def test_member_named_as_lost_ends_alone(self) -> None:
-        machine, rounds = alone(3)
-        join(machine, rounds, busy=False, started=0)
-        machine.receive(machine.key, RoundFailed(0, -1, lost(0)))
-        assert machine.phase is Phase.EXCLUDED
-        assert not machine.series.is_waiting
-
-    def test_series_without_some_members_names_them_as_lost(self) -> None:
+    def test_a_series_names_the_members_it_leaves_out(self) -> None:
         machine, _ = alone(4)
-        key = machine.key._replace(replicas=(0, 2))
-        here = KnownArrivals(0, -1, is_waiting=True, latest=0, known=2)
-        machine.receive(key, here)
-        assert machine.lost == {1, 3}
-        machine.receive(machine.key._replace(replicas=None), here)
-        assert machine.lost == {1, 3}
-
-    def test_loss_of_an_unknown_rank_is_ignored(self) -> None:
-        machine, _ = alone(2)
-        machine.lose((-1, 2, 77), "gone")
-        assert (machine.lost, machine.phase) == (set(), Phase.GATHERING)
-
-    def test_failure_without_a_loss_restarts_the_wave(self) -> None:
-        machine, rounds = alone(2)
-        join(machine, rounds, busy=False, started=0)
-        rounds.receive(machine.series, 1, RoundFailed(0, -1, gave_up(1)))
-        machine.look()
-        assert (machine.phase, machine.lost) == (Phase.GATHERING, set())
-        assert machine.join(busy=True, started=0)
+        for replicas in ((0, 2), None):
+            key = END._replace(replicas=replicas)
+            machine.receive(
+                KnownArrivals(key, 0, -1, is_waiting=True, latest=0, known=2)
+            )
+            assert machine.lost == {1, 3}
+        machine.lose((-1, 4, 77), "gone")  # of no group
+        assert (machine.lost, machine.phase) == ({1, 3}, Phase.GATHERING)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 33])
-def test_idle_group_ends_in_two_waves(size: int) -> None:
+def test_an_idle_group_ends_in_two_waves(size: int) -> None:
     world = World(size, own_calls=0, depth=0)
     messages = 0
     while steps := [step for step in world.steps() if step[0] != "leave"]:
         for step in steps:
             messages += step[0] == "deliver"
             world.take(step)
-    assert {member.machine.phase for member in world.members} == {Phase.ENDED}
+    assert {one.machine.phase for one in world.members} == {Phase.ENDED}
     assert messages == 2 * 2 * (size - 1)
