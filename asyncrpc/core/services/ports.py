@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from asyncrpc.core.devices.maps import DeviceMap
@@ -143,6 +143,55 @@ class Links(Protocol):
 
     def link_to(self, name: str, /) -> Awaitable[PeerLink]:
         """Return the link to a worker, connecting if need be."""
+
+
+class ServiceHost(Scheduler, Protocol):
+    """What a worker offers to its services.
+
+    Attributes:
+        queues: of requests that come to this worker's process, by name: each returns
+            its figures, from any thread; metrics show them.
+    """
+
+    queues: dict[str, Callable[[], Mapping[str, float]]]
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def rank(self) -> int:
+        """Its rank in the group; -1: it has none."""
+
+    @property
+    def id(self) -> WorkerId:
+        """Its name, and the number of this life of it."""
+
+    def check_on_loop(self, used: str) -> None:
+        """Raise unless the worker runs, and its event loop runs here.
+
+        Args:
+            used: the name of the called function, for the error.
+
+        Raises:
+            NotStartedError: the worker does not run.
+            UsageError: another event loop runs here, or none.
+        """
+
+    def link_to(self, to: str) -> Awaitable[PeerLink]:
+        """Return the link to a worker, connecting if need be.
+
+        Raises:
+            UnknownWorkerError: no worker has this name.
+            WorkerLostError: the worker cannot be reached.
+        """
+
+    def run_in_thread(self, job: Callable[[], T]) -> asyncio.Future[T]:
+        """Run a function in a thread of the worker; called on the loop.
+
+        Raises:
+            RejectedError: the worker ends.
+        """
 
 
 class MessageSender(Protocol):
