@@ -29,7 +29,6 @@ from asyncrpc.api import Worker
 from asyncrpc.core import worker as core
 from asyncrpc.core.arguments import check_count, check_kind, check_text, wrong
 from asyncrpc.core.calls.context import current_worker_var
-from asyncrpc.core.ids import Incarnation, WorkerId
 from asyncrpc.core.loop.loops import loop_for
 from asyncrpc.core.loop.threads import Done, Job, ThreadPool
 from asyncrpc.core.membership.rendezvous import LocalRendezvous
@@ -37,12 +36,18 @@ from asyncrpc.core.multiprocessing.launcher import check_method, launch
 from asyncrpc.core.multiprocessing.processes import Processes
 from asyncrpc.core.options import Options
 from asyncrpc.core.parts import Parts
-from asyncrpc.core.services.messages import MEMBERS, Notice, message
-from asyncrpc.core.services.ports import PeerLink
-from asyncrpc.core.services.router import takes
 from asyncrpc.core.transport.abc import Connector
 from asyncrpc.core.transport.memory import MemoryHub
 from asyncrpc.errors import ProcessFailedError, UsageError
+from asyncrpc.extend import (
+    MEMBERS,
+    Incarnation,
+    Notice,
+    PeerLink,
+    WorkerId,
+    message,
+    takes,
+)
 from asyncrpc.testing.network import Network
 
 Wires: TypeAlias = Literal["mem", "uds", "tcp"]

@@ -12,8 +12,6 @@ import asyncio
 import contextlib
 from typing import Final
 
-from asyncrpc.core.ids import WorkerId
-from asyncrpc.core.services.ports import PeerLink
 from asyncrpc.errors import (
     AsyncRpcError,
     CollectiveError,
@@ -23,6 +21,7 @@ from asyncrpc.errors import (
     UnknownWorkerError,
     UsageError,
 )
+from asyncrpc.extend import PeerLink, WorkerId
 from asyncrpc.parallel.collectives.machine.operations import CollectiveFailure
 from asyncrpc.parallel.collectives.machine.reconfiguration import (
     EXCLUDED,

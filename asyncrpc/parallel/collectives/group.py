@@ -11,10 +11,10 @@ from weakref import WeakKeyDictionary
 import torch
 
 from asyncrpc.core.arguments import check_kind
-from asyncrpc.core.loop.waits import does
 from asyncrpc.core.torch_modes import plain_steps
 from asyncrpc.core.worker import Worker
 from asyncrpc.errors import CollectiveError, UsageError
+from asyncrpc.extend import does
 from asyncrpc.parallel.collectives import given
 from asyncrpc.parallel.collectives import tensors as shapes
 from asyncrpc.parallel.collectives.machine.operations import Descriptor

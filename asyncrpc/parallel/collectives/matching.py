@@ -15,11 +15,7 @@ import msgpack
 import torch
 
 from asyncrpc.core.calls.futures import task_here
-from asyncrpc.core.ids import Incarnation, WorkerId
-from asyncrpc.core.loop.waits import WaitDescription, WaitKind, waits
 from asyncrpc.core.members import UNKNOWN_INCARNATION
-from asyncrpc.core.services.messages import Notice
-from asyncrpc.core.services.ports import PeerLink, ask
 from asyncrpc.core.trace.events import OK, outcome_of
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -27,6 +23,16 @@ from asyncrpc.errors import (
     MalformedError,
     RejectedError,
     WorkerLostError,
+)
+from asyncrpc.extend import (
+    Incarnation,
+    Notice,
+    PeerLink,
+    WaitDescription,
+    WaitKind,
+    WorkerId,
+    ask,
+    waits,
 )
 from asyncrpc.parallel.collectives import messages as m
 from asyncrpc.parallel.collectives.failure_errors import error_of

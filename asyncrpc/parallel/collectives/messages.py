@@ -6,16 +6,18 @@ from typing import Annotated, Any, Final, TypeAlias
 
 import torch
 
-from asyncrpc.core.ids import WorkerId
-from asyncrpc.core.services.messages import Notice, Request, message
-from asyncrpc.core.services.schema import (
+from asyncrpc.errors import MalformedError
+from asyncrpc.extend import (
     Count,
     Integer,
+    Notice,
     Number,
     RecordSchema,
+    Request,
     Signed,
+    WorkerId,
+    message,
 )
-from asyncrpc.errors import MalformedError
 from asyncrpc.parallel.collectives.machine.operations import (
     CollectiveFailure,
     Descriptor,

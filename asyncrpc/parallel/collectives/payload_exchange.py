@@ -27,12 +27,7 @@ from asyncrpc.core.barriers.messages import (
     Purpose,
     Replicas,
 )
-from asyncrpc.core.ids import WorkerId
 from asyncrpc.core.parts import Parts
-from asyncrpc.core.services.messages import Request, message
-from asyncrpc.core.services.ports import PeerLink, ask
-from asyncrpc.core.services.router import answers
-from asyncrpc.core.services.schema import Count, Spread
 from asyncrpc.core.worker import Worker
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -40,6 +35,16 @@ from asyncrpc.errors import (
     BarrierTimeoutError,
     MalformedError,
     UsageError,
+)
+from asyncrpc.extend import (
+    Count,
+    PeerLink,
+    Request,
+    Spread,
+    WorkerId,
+    answers,
+    ask,
+    message,
 )
 
 SERVICE: Final = "rendezvous"

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from asyncrpc.core.services.ports import ask
 from asyncrpc.errors import (
     AsyncRpcError,
     CollectiveError,
     CollectiveTimeoutError,
     WorkerLostError,
 )
+from asyncrpc.extend import ask
 from asyncrpc.parallel.collectives.failure_errors import error_of
 from asyncrpc.parallel.collectives.machine.operations import CollectiveFailure
 from asyncrpc.parallel.collectives.messages import SentTensor

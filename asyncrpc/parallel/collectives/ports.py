@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
-from asyncrpc.core.ids import Incarnation, WorkerId, WorkerInfo
+from asyncrpc.core.ids import WorkerInfo
 from asyncrpc.core.options import Options
-from asyncrpc.core.services.ports import PeerLink, Scheduler
+from asyncrpc.core.services.ports import Scheduler
 from asyncrpc.core.trace.recorder import FlightRecorder
+from asyncrpc.extend import Incarnation, PeerLink, WorkerId
 
 T = TypeVar("T")
 

@@ -11,14 +11,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from asyncrpc.core.ids import Incarnation, WorkerId
-from asyncrpc.core.services.ports import PeerLink
-from asyncrpc.core.services.router import answers, takes
 from asyncrpc.errors import (
     GroupChangedError,
     MalformedError,
     UsageError,
 )
+from asyncrpc.extend import Incarnation, PeerLink, WorkerId, answers, takes
 from asyncrpc.parallel.collectives.elastic import ElasticGroups
 from asyncrpc.parallel.collectives.machine.operations import (
     EARLY_MAX,

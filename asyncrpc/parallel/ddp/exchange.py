@@ -23,10 +23,10 @@ import torch
 
 from asyncrpc.core.calls.foreign_futures import when_done
 from asyncrpc.core.calls.futures import task_here
-from asyncrpc.core.loop.waits import does
 from asyncrpc.core.serde import text_of, words_of
 from asyncrpc.core.torch_modes import alone, plain_steps
 from asyncrpc.errors import CollectiveError, UsageError
+from asyncrpc.extend import does
 from asyncrpc.parallel.collectives.group import Group
 from asyncrpc.parallel.collectives.matching import group_label
 from asyncrpc.parallel.ddp.bucket import GradBucket

@@ -16,7 +16,7 @@ import torch
 
 from asyncrpc.core.calls.context import PassPart
 from asyncrpc.core.loop.clock import now_s
-from asyncrpc.core.loop.waits import WaitDescription, WaitKind, waits
+from asyncrpc.extend import WaitDescription, WaitKind, waits
 from asyncrpc.parallel.ddp.buckets import Buckets
 from asyncrpc.parallel.ddp.machine import Readiness
 

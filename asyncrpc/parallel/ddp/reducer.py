@@ -26,9 +26,9 @@ from torch.utils import _pytree as pytree
 
 from asyncrpc.core.calls.context import PassEnding, PassPart, part_of_pass_var
 from asyncrpc.core.calls.futures import refuse_on_loop
-from asyncrpc.core.loop.waits import works_for
 from asyncrpc.core.torch_modes import plain_steps, undisturbed, with_defaults
 from asyncrpc.errors import UsageError
+from asyncrpc.extend import works_for
 from asyncrpc.parallel.ddp.exchange import Exchange
 from asyncrpc.parallel.ddp.gradients import Gradients
 from asyncrpc.parallel.ddp.machine import Readiness

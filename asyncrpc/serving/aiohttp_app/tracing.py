@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from asyncrpc.core.services.extensions import CallTracer
+from asyncrpc.extend import CallTracer
 from asyncrpc.serving.machine.error_answers import FAILED_CLOSURES
 
 R = TypeVar("R", bound=web.StreamResponse)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from asyncrpc.core.services.extensions import CallTracer
+from asyncrpc.extend import CallTracer
 from asyncrpc.serving.asgi.machine.connection import AsgiConnection
 from asyncrpc.serving.asgi.protocol import AsgiScope, header_values
 from asyncrpc.serving.machine.error_answers import FAILED_CLOSURES

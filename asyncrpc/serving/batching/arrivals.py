@@ -9,8 +9,8 @@ from typing import Any
 from asyncrpc.core.calls.context import current_deadline, current_worker_var
 from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.loop.loops import check_loop
-from asyncrpc.core.services.extensions import CallTracer
 from asyncrpc.errors import NotStartedError
+from asyncrpc.extend import CallTracer
 from asyncrpc.serving.batching import refusals
 from asyncrpc.serving.batching.machine.overload import ServiceQueue
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, Final, Generic, TypeVar
 
 from asyncrpc.core.loop.clock import Deadline
-from asyncrpc.core.services.extensions import CallSpan
+from asyncrpc.extend import CallSpan
 from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
 from asyncrpc.serving.batching.machine.sequences import ModelSequence
 

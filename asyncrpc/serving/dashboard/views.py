@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from asyncrpc.core.loop.clock import NS_PER_S
 from asyncrpc.core.loop.tasks import Tasks
 from asyncrpc.core.members import Member
-from asyncrpc.core.services.messages import Request
+from asyncrpc.extend import Request
 from asyncrpc.serving.dashboard.look import Seen, SharedLook
 from asyncrpc.serving.dashboard.machine import (
     calls,

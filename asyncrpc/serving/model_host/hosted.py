@@ -19,12 +19,11 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
 from typing import Any, Final, TypeAlias
 
-from asyncrpc.core.ids import WorkerId
 from asyncrpc.core.loop.threads import outcome_to
 from asyncrpc.core.rref.handle import RRef
 from asyncrpc.core.serde import expose
-from asyncrpc.core.services.router import Route
 from asyncrpc.core.worker import current_worker
+from asyncrpc.extend import Route, WorkerId
 from asyncrpc.serving.model_host.machine.occupancy import (
     Occupancy,
     OccupancyEvent,

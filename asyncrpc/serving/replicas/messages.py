@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from asyncrpc.core.services.messages import Request, message
+from asyncrpc.extend import Request, message
 
 SERVICE: Final = "replicas"
 _NOTE_FIELDS: Final = 3

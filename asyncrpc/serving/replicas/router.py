@@ -14,13 +14,11 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from asyncrpc.core.calls.machine.calls import LinkState
-from asyncrpc.core.ids import WorkerId
 from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.membership.changes import MemberChange, MemberChanges
 from asyncrpc.core.membership.machine.records import (
     ChangeKind,
 )
-from asyncrpc.core.services.ports import ask
 from asyncrpc.core.worker import Worker
 from asyncrpc.errors import (
     NAMES_SHOWN,
@@ -33,6 +31,7 @@ from asyncrpc.errors import (
     UnknownWorkerError,
     WorkerLostError,
 )
+from asyncrpc.extend import WorkerId, ask
 from asyncrpc.serving.replicas.machine.attempts import HEALTH, AttemptFailure, Health
 from asyncrpc.serving.replicas.machine.routing import ReplicaRecord, Routing
 from asyncrpc.serving.replicas.machine.states import ReplicaEvent, ReplicaState

@@ -10,11 +10,9 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from asyncrpc.core.ids import Incarnation, WorkerId
 from asyncrpc.core.parts import Parts
-from asyncrpc.core.services.ports import PeerLink
-from asyncrpc.core.services.router import answers
 from asyncrpc.errors import AsyncRpcError
+from asyncrpc.extend import Incarnation, PeerLink, WorkerId, answers
 from asyncrpc.serving.replicas.messages import (
     SERVICE,
     ReplicaNews,

@@ -6,8 +6,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from asyncrpc.core.services.messages import MEMBERS, Request, message
-from asyncrpc.core.services.schema import Count
+from asyncrpc.extend import MEMBERS, Count, Request, message
 
 SERVICE: Final = "weights"
 

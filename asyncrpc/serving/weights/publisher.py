@@ -26,8 +26,6 @@ from asyncrpc.core.arguments import (
     wrong,
 )
 from asyncrpc.core.loop.clock import Deadline
-from asyncrpc.core.services.messages import Request
-from asyncrpc.core.services.ports import ask
 from asyncrpc.core.worker import Worker, current_worker
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -38,6 +36,7 @@ from asyncrpc.errors import (
     UsageError,
     WorkerLostError,
 )
+from asyncrpc.extend import Request, ask
 from asyncrpc.serving.weights.messages import (
     AbandonTransfer,
     AskVersions,

@@ -13,11 +13,9 @@ from typing import Any
 import torch
 
 from asyncrpc.core.arguments import wrong
-from asyncrpc.core.ids import WorkerId
 from asyncrpc.core.parts import Parts
-from asyncrpc.core.services.ports import PeerLink, ask
-from asyncrpc.core.services.router import answers
 from asyncrpc.errors import RejectedError, UsageError
+from asyncrpc.extend import PeerLink, WorkerId, answers, ask
 from asyncrpc.serving.weights.machine.versions import TransferId
 from asyncrpc.serving.weights.messages import (
     SERVICE,

@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from asyncrpc.core.services.ports import PeerLink, ask
+from asyncrpc.extend import PeerLink, ask
 from asyncrpc.serving.weights.messages import (
     BeginTransfer,
     PutTensors,

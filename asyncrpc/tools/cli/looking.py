@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from asyncrpc.core.loop.waits import WaitKind
+from asyncrpc.extend import WaitKind
 from asyncrpc.tools.cli.observing import (
     TROUBLE,
     add_observing,

@@ -16,10 +16,10 @@ from typing import Final, NamedTuple
 import msgpack
 
 from asyncrpc.core.membership.messages import MemberRecord
-from asyncrpc.core.services.schema import RecordSchema
 from asyncrpc.core.sidecar import pulse
 from asyncrpc.core.transport.sockets import peer_credentials
 from asyncrpc.errors import MalformedError
+from asyncrpc.extend import RecordSchema
 from asyncrpc.tools.inspection.ages import WaitAges
 from asyncrpc.tools.inspection.collecting import snapshot_of
 from asyncrpc.tools.inspection.collective_records import CollectiveHistory

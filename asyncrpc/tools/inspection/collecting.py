@@ -19,10 +19,10 @@ from asyncrpc.core.calls.futures import CallFuture
 from asyncrpc.core.calls.inbound import InboundCall
 from asyncrpc.core.calls.machine.calls import PendingCalls, ServedCalls
 from asyncrpc.core.calls.streams import StreamReceiver
-from asyncrpc.core.loop.waits import WaitKind
 from asyncrpc.core.members import Member
-from asyncrpc.core.services.ports import Identity, PeerLink
+from asyncrpc.core.services.ports import Identity
 from asyncrpc.core.trace.recorder import FlightRecorder
+from asyncrpc.extend import PeerLink, WaitKind
 from asyncrpc.tools.inspection.ages import WaitAges
 from asyncrpc.tools.inspection.collector import held_back
 from asyncrpc.tools.inspection.loop_tasks import BY_REFERENCE, tasks_of

@@ -13,13 +13,13 @@ from asyncrpc.core.members import UNKNOWN_INCARNATION, Member
 from asyncrpc.core.membership.machine.records import (
     Record,
 )
-from asyncrpc.core.services.messages import Request
 from asyncrpc.errors import (
     AsyncRpcError,
     AuthenticationError,
     ConnectError,
     TransportError,
 )
+from asyncrpc.extend import Request
 from asyncrpc.tools.inspection.beside import Look, look_beside
 from asyncrpc.tools.inspection.collective_records import CollectiveHistory
 from asyncrpc.tools.inspection.door import names_of

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from asyncrpc.core.host.this_host import HOST_ID
-from asyncrpc.core.ids import Incarnation, WorkerId
 from asyncrpc.core.loop.clock import NS_PER_S, Clock, wall_ns
 from asyncrpc.core.members import Member
 from asyncrpc.core.trace.ring import RECENT_MAX
+from asyncrpc.extend import Incarnation, WorkerId
 from asyncrpc.tools.checkup.machine.findings import CheckFinding
 from asyncrpc.tools.inspection.group import AsksWorkers, GroupAnswers, ask_all
 from asyncrpc.tools.inspection.machine.spans import WorkerEvents

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 from asyncrpc.core.loop.clock import NS_PER_S, wall_ns
-from asyncrpc.core.services.extensions import Service
 from asyncrpc.core.services.ports import Identity
 from asyncrpc.core.trace.events import CollectiveEnded
 from asyncrpc.core.trace.recorder import FlightRecorder
 from asyncrpc.core.trace.ring import RECENT_MAX
+from asyncrpc.extend import Service
 from asyncrpc.parallel.collectives.matching import CollectiveRun
 from asyncrpc.parallel.collectives.service import CollectivesService
 from asyncrpc.tools.inspection.awaits import AwaitStep, chain_of

@@ -22,7 +22,7 @@ from heapq import nlargest
 from types import CoroutineType, FrameType, MethodType
 from typing import Any, Final, NamedTuple
 
-from asyncrpc.core.loop.waits import WaitDescription, WaitKind
+from asyncrpc.extend import WaitDescription, WaitKind
 from asyncrpc.tools.inspection import awaits
 from asyncrpc.tools.inspection.ages import WaitAges
 from asyncrpc.tools.inspection.awaits import Chain

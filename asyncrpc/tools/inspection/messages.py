@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from asyncrpc.core.services.messages import LOOKERS, Request, message
+from asyncrpc.extend import LOOKERS, Request, message
 from asyncrpc.tools.checkup.machine.findings import CheckFinding
 from asyncrpc.tools.inspection.collective_records import CollectiveHistory
 from asyncrpc.tools.inspection.details import CallsSeen, TrainingSeen, WorkerDetails

@@ -24,7 +24,6 @@ from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.members import UNKNOWN_INCARNATION, Member
 from asyncrpc.core.options import Options
 from asyncrpc.core.serde import Policy
-from asyncrpc.core.services.messages import Request
 from asyncrpc.core.transport.address import Address
 from asyncrpc.core.wire.frames import FrameKind
 from asyncrpc.core.wire.handshake import Role
@@ -37,6 +36,7 @@ from asyncrpc.errors import (
     MalformedError,
     RejectedError,
 )
+from asyncrpc.extend import Request
 
 T = TypeVar("T")
 

@@ -11,9 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from asyncrpc.core.ids import WorkerId
 from asyncrpc.core.loop.threads import in_new_thread
-from asyncrpc.core.services.router import Route
+from asyncrpc.extend import Route, WorkerId
 from asyncrpc.tools.inspection.ages import LOOKS, SAMPLE_S, WaitAges
 from asyncrpc.tools.inspection.door import LocalDoor, is_supported
 from asyncrpc.tools.inspection.run_note import RunNoteFile, entry_in

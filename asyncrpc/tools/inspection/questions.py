@@ -11,8 +11,8 @@ from asyncrpc.core.membership.machine.records import (
     Record,
 )
 from asyncrpc.core.membership.messages import AskMembers
-from asyncrpc.core.services.messages import Request
 from asyncrpc.errors import AsyncRpcError, ConnectError
+from asyncrpc.extend import Request
 from asyncrpc.tools.inspection.observer import Observed, Observer
 
 T = TypeVar("T")

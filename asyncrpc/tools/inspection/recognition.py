@@ -16,7 +16,8 @@ from types import CodeType, FunctionType
 from typing import Any, Final, TypeAlias
 
 from asyncrpc.core.calls.futures import CallFuture
-from asyncrpc.core.loop.waits import WaitDescription, WaitKind, declaration_of
+from asyncrpc.core.loop.waits import declaration_of
+from asyncrpc.extend import WaitDescription, WaitKind
 from asyncrpc.tools.inspection.awaits import AwaitStep, Chain, entered
 from asyncrpc.tools.inspection.names import local, locals_of, name_in
 

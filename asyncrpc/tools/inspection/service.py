@@ -6,11 +6,9 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from asyncrpc.core.ids import WorkerId
 from asyncrpc.core.loop.threads import in_new_thread
-from asyncrpc.core.services.ports import PeerLink
-from asyncrpc.core.services.router import Route, answers
 from asyncrpc.core.trace.ring import RECENT_MAX
+from asyncrpc.extend import PeerLink, Route, WorkerId, answers
 from asyncrpc.tools.inspection.beside import look_beside
 from asyncrpc.tools.inspection.collecting import snapshot_of
 from asyncrpc.tools.inspection.collective_records import CollectiveHistory

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from asyncrpc.core.members import Member
-from asyncrpc.core.services.messages import Request
 from asyncrpc.errors import AsyncRpcError
+from asyncrpc.extend import Request
 from asyncrpc.tools.inspection.collecting import LinkedPeers
 from asyncrpc.tools.inspection.group import GroupLook
 from asyncrpc.tools.inspection.machine.asking import AskingPlan

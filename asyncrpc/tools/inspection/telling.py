@@ -21,10 +21,10 @@ from asyncrpc.core.calls.streams import StreamReceiver
 from asyncrpc.core.links.sidecar import Sidecar
 from asyncrpc.core.membership.service import MembershipService
 from asyncrpc.core.options import Options
-from asyncrpc.core.services.extensions import Service
 from asyncrpc.core.trace.events import BucketReduced
 from asyncrpc.core.trace.stage_steps import StageStep
 from asyncrpc.errors import MalformedError
+from asyncrpc.extend import Service
 from asyncrpc.tools.inspection.collecting import Inspected, LinkedPeers
 from asyncrpc.tools.inspection.details import (
     BUCKETS_MAX,

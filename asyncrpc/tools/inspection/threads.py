@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any, Final
 
-from asyncrpc.core.loop.waits import Declaration, WaitDescription, declaration_of
+from asyncrpc.core.loop.waits import Declaration, declaration_of
+from asyncrpc.extend import WaitDescription
 from asyncrpc.tools.inspection.names import local, locals_of
 from asyncrpc.tools.inspection.records import StackFrame
 

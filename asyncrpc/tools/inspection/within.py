@@ -12,8 +12,7 @@ from typing import Any, Final, TypeVar
 
 from asyncrpc.core.loop.threads import in_new_thread
 from asyncrpc.core.members import Member
-from asyncrpc.core.services.messages import Request
-from asyncrpc.core.services.ports import ask
+from asyncrpc.extend import Request, ask
 from asyncrpc.tools.inspection.ages import WaitAges
 from asyncrpc.tools.inspection.collecting import LinkedPeers, snapshot_of
 from asyncrpc.tools.inspection.group import GroupLook, GroupView

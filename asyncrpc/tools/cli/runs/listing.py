@@ -18,9 +18,9 @@ from asyncrpc.core.host.run_places import (
     trouble_with,
 )
 from asyncrpc.core.host.this_host import HOST_ID
-from asyncrpc.core.ids import Incarnation
 from asyncrpc.core.members import Member
 from asyncrpc.core.sidecar import pulse
+from asyncrpc.extend import Incarnation
 from asyncrpc.serving.model_host.slot import FOLDER, ModelSlot
 from asyncrpc.tools.cli.runs.entry import (
     LOCK,
