@@ -39,7 +39,12 @@ def has_table(module: str) -> bool:
 MACHINES = [module for module in MODULES if has_table(module)]
 
 
-@pytest.mark.parametrize("package", [*packages(), *packages("runtime")])
+FOLDERS = ("core", "parallel", "tools", "clusters")
+
+
+@pytest.mark.parametrize(
+    "package", [*packages(), *(name for under in FOLDERS for name in packages(under))]
+)
 def test_every_package_has_a_row(package: str) -> None:
     assert package in named_in_rows()
 
