@@ -22,7 +22,7 @@ It declares its messages, and takes them:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from asyncrpc.core.arguments import check_callable, check_kind
 from asyncrpc.core.ids import Incarnation, WorkerId
@@ -157,7 +157,7 @@ def service_of(worker: Worker, kind: type[S]) -> S:
     worker.parts.check_running()
     for service in worker.parts.services:
         if isinstance(service, kind):
-            return cast("S", service)
+            return service
     raise UsageError(
         f"worker {worker.name!r} has no service of class {kind.__name__}; add it with "
         "asyncrpc.extend.add_service before the worker starts"

@@ -134,7 +134,7 @@ class ContextState:
 
     def has_part(self, peer: WorkerId) -> bool:
         """Return whether a worker is one of `peers`."""
-        return peer in self.brought_by or peer in self.given_to or peer in self.joined
+        return peer in self.brought_by or peer in self.sent_to or peer in self.joined
 
     def check_part(self, peer: WorkerId) -> None:
         """Refuse a message of a worker that has no part in the context.
