@@ -368,7 +368,9 @@ def _with_bases(module: str, node: ast.ClassDef) -> Iterator[ast.ClassDef]:
     yield node
     for base in _bases(node):
         package, _, name = base.partition("[")[0].rpartition(".")
-        where = f"asyncrpc.{package}" if package else module
+        where = module
+        for source, original in imports(module, package):
+            where = f"{source}.{original}"
         parent = find(where, name)
         if parent is not None and isinstance(parent.definitions[0], ast.ClassDef):
             yield from _with_bases(parent.module, parent.definitions[0])

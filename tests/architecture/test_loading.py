@@ -13,8 +13,8 @@ FACADE_MAX = 25  # of `asyncrpc.compat`, beside them
 # What shows a worker to its host before anybody looks.
 PRESENCE = {"", ".ages", ".door", ".presence", ".run_note"}
 ON_DEMAND = (
-    *("checkup", "cli", "collectives", "compat", "ddp", "devices", "multiprocessing"),
-    *("nn", "observability", "optim", "preemption", "ray", "serving", "testing"),
+    *("compat", "parallel", "serving", "clusters", "testing"),
+    *("core.devices", "core.multiprocessing", "core.nn", "core.optim"),
 )
 
 
@@ -40,10 +40,9 @@ def core() -> set[str]:
 
 def test_core_is_loaded_alone(core: set[str]) -> None:
     assert len(ours(core)) <= MODULES_MAX
-    packages = {name.split(".")[1] for name in ours(core) if "." in name}
-    assert packages.isdisjoint(ON_DEMAND)
-    inspection = {name for name in core if name.startswith("asyncrpc.inspection")}
-    assert inspection == {f"asyncrpc.inspection{name}" for name in PRESENCE}
+    assert {part for part in ON_DEMAND if f"asyncrpc.{part}" in core} == set()
+    tools = {name for name in core if name.startswith("asyncrpc.tools.")}
+    assert tools == {f"asyncrpc.tools.inspection{name}" for name in PRESENCE}
 
 
 @pytest.mark.parametrize(

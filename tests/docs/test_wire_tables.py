@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-import asyncrpc.serving  # noqa: F401  (all services, and so all messages)
 from asyncrpc.core.services.messages import Message, Notice, Request, names_of
 from asyncrpc.core.wire.frames import FRAMES_ABOUT, FrameKind
+from tests.architecture.sources import PACKAGE, name_of, python_files
 
 PAGE: Final = Path("docs/reference/wire-protocol.md")
 HEADER: Final = "| service | kind | method | value |"
@@ -67,6 +68,9 @@ def _code(text: str, before: str = "") -> str:
 
 def declared() -> dict[tuple[str, str, str], type[Message]]:
     """Return all messages of the package, by service, kind and method."""
+    for path in python_files(PACKAGE):
+        if "@message(" in path.read_text("utf-8"):
+            importlib.import_module(name_of(path))
     messages: dict[tuple[str, str, str], type[Message]] = {}
     kinds: list[tuple[str, type[Message]]] = [("NOTICE", Notice), ("SERVICE", Request)]
     for kind, base in kinds:

@@ -23,28 +23,36 @@ from asyncrpc.errors import AuthenticationError, ConnectError, UsageError
 DISTRIBUTION: Final = "asyncrpc-torch"
 # By name: its help; a module of this folder, and its function that adds arguments.
 COMMANDS: Final = {
-    "run": ("start N processes of a script", "launch", "add_run"),
-    "runs": ("list the runs that are under way", "runs.command", "add_runs"),
+    "run": ("start N processes of a script", "tools.cli.launch", "add_run"),
+    "runs": ("list the runs that are under way", "tools.cli.runs.command", "add_runs"),
     "doctor": (
         "check this host, or a group, and say what to do",
-        "doctor.command",
+        "tools.cli.doctor.command",
         "add_doctor",
     ),
-    "why": ("say why a group is stuck", "looking", "add_why"),
-    "stacks": ("show what its tasks wait for", "looking", "add_stacks"),
-    "calls": ("list its calls", "looking", "add_calls"),
-    "status": ("list its workers", "looking", "add_status"),
-    "top": ("show how fast its workers work", "top", "add_top"),
-    "dashboard": ("show all of it as a page", "dashboard", "add_dashboard"),
-    "refs": ("list its remote references", "refs", "add_refs"),
-    "timeline": ("write what it did as a timeline", "timeline", "add_timeline"),
-    "dump": ("write all its state into a file", "recorded", "add_dump"),
+    "why": ("say why a group is stuck", "tools.cli.looking", "add_why"),
+    "stacks": ("show what its tasks wait for", "tools.cli.looking", "add_stacks"),
+    "calls": ("list its calls", "tools.cli.looking", "add_calls"),
+    "status": ("list its workers", "tools.cli.looking", "add_status"),
+    "top": ("show how fast its workers work", "tools.cli.top", "add_top"),
+    "dashboard": ("show all of it as a page", "tools.cli.dashboard", "add_dashboard"),
+    "refs": ("list its remote references", "tools.cli.refs", "add_refs"),
+    "timeline": (
+        "write what it did as a timeline",
+        "tools.cli.timeline",
+        "add_timeline",
+    ),
+    "dump": ("write all its state into a file", "tools.cli.recorded", "add_dump"),
     "torch-dump": (
         "write its collectives for torchfrtrace",
-        "torch_dump",
+        "tools.cli.torch_dump",
         "add_torch_dump",
     ),
-    "manifest": ("write a scheduler's file", "manifest.targets", "add_manifest"),
+    "manifest": (
+        "write a scheduler's file",
+        "clusters.manifest.targets",
+        "add_manifest",
+    ),
 }
 _EXIT_USAGE: Final = 2  # as argparse does
 _EXIT_SHORTAGE: Final = 1
@@ -131,7 +139,7 @@ def make_parser(*, is_complete: bool = True) -> argparse.ArgumentParser:
 
 
 def _add_arguments(parser: argparse.ArgumentParser, module: str, function: str) -> None:
-    getattr(import_module(f"asyncrpc.tools.cli.{module}"), function)(parser)
+    getattr(import_module(f"asyncrpc.{module}"), function)(parser)
 
 
 def _version() -> str:

@@ -24,7 +24,7 @@ from asyncrpc.tools.inspection.names import local, locals_of, name_in
 # Takes the step of a function of asyncio that waits, and the step that called it.
 Recognize: TypeAlias = Callable[[AwaitStep, AwaitStep | None], WaitDescription]
 
-_STANDARD: Final = str(Path(asyncio.__file__).parents[2])  # Python's own library
+_STANDARD: Final = str(Path(asyncio.__file__).parents[1])  # Python's own library
 _INSTALLED: Final = ("site-packages", "dist-packages")  # lie inside of it
 _ASYNCRPC: Final = str(Path(__file__).parents[2])
 

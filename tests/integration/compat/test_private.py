@@ -97,7 +97,7 @@ def calls_go_through_the_programs_pickler() -> None:
         with pytest.raises(RuntimeError, match="not here"):
             rpc.rpc_sync(OTHER, refuse)
     assert pickler.calls == Counter(
-        seen=3, held=1, later=1, awaited=1, Holder=1, refuse=1
+        texts_of=3, scaled_value=1, later=1, awaited=1, Holder=1, refuse=1
     )
     assert rpc.rpc_sync(OTHER, texts_of, (Marked(),)) == ["as is"]
 

@@ -121,7 +121,7 @@ USES: Final[Mapping[str, Use]] = {
         right={"fn": lambda _: rank_of, "start_method": lambda _: "forkserver"},
         fits={**_STARTED, "start_method": _METHOD, "daemon": FLAG, "join": FLAG},
     ),
-    "devices.xla.launch": Use(
+    "xla.launch": Use(
         lambda _: in_thread(xla.launch),
         needs_worker=False,
         right={"fn": lambda _: rank_of},

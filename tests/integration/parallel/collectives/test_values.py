@@ -93,7 +93,7 @@ async def test_ranks_of_one_host_without_unix_sockets_send_messages() -> None:
 async def copied_from_now_on(*modules: str) -> None:
     """Let memory of groups arrive as a copy, as where a storage lost its key."""
     for name in modules:
-        module: Any = importlib.import_module(f"asyncrpc.collectives.{name}")
+        module: Any = importlib.import_module(f"asyncrpc.parallel.collectives.{name}")
         module.shared_bytes = lambda nbytes, _: torch.zeros(nbytes, dtype=torch.uint8)
 
 
@@ -112,7 +112,7 @@ async def test_copied_memory_is_not_taken_for_shared(
     modules: list[str], way: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in modules:
-        module = importlib.import_module(f"asyncrpc.collectives.{name}")
+        module = importlib.import_module(f"asyncrpc.parallel.collectives.{name}")
         monkeypatch.setattr(module, "shared_bytes", module.shared_bytes)  # put back
     names = ["b", "c"]
     async with ProcessCluster(names, method="forkserver") as worker:

@@ -268,7 +268,7 @@ def test_reference_has_no_other_rows() -> None:
 
 
 def board_queries() -> list[str]:
-    text = (files("asyncrpc.observability") / "grafana.json").read_text()
+    text = (files("asyncrpc.tools.observability") / "grafana.json").read_text()
     panels = json.loads(text)["panels"]
     return [target["expr"] for panel in panels for target in panel["targets"]]
 

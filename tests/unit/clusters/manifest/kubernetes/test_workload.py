@@ -13,7 +13,7 @@ from asyncrpc.clusters.manifest.kubernetes.workload import (
     Resources,
 )
 from asyncrpc.errors import UsageError
-from tests.unit.tools.cli.manifest.kubernetes.workloads import full, small
+from tests.unit.clusters.manifest.kubernetes.workloads import full, small
 
 
 @pytest.mark.parametrize(

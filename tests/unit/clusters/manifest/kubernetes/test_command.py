@@ -11,7 +11,7 @@ import yaml
 from asyncrpc.clusters.manifest.kubernetes.kinds import KINDS
 from asyncrpc.clusters.manifest.text import default_format
 from asyncrpc.tools.cli.main import main
-from tests.unit.tools.cli.manifest.kubernetes.workloads import full, small
+from tests.unit.clusters.manifest.kubernetes.workloads import full, small
 
 SMALL = [
     *("manifest", "k8s", "--image", "registry.example/trainer:1", "--workers", "4"),

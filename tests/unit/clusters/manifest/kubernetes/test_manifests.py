@@ -10,13 +10,13 @@ import pytest
 
 from asyncrpc.clusters.manifest.kubernetes.kinds import KINDS
 from asyncrpc.clusters.manifest.kubernetes.workload import PodProbe, ProbeKind, Workload
-from tests.unit.tools.cli.manifest.kubernetes.schemas import (
+from tests.unit.clusters.manifest.kubernetes.schemas import (
     NEWEST,
     OLDEST,
     ManifestRefusedError,
     check_objects,
 )
-from tests.unit.tools.cli.manifest.kubernetes.workloads import full, small
+from tests.unit.clusters.manifest.kubernetes.workloads import full, small
 
 Object = dict[str, Any]
 

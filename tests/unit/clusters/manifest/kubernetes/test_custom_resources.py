@@ -8,17 +8,17 @@ import pytest
 
 from asyncrpc.clusters.manifest.kubernetes.workload import PodProbe, ProbeKind
 from asyncrpc.errors import UsageError
-from tests.unit.tools.cli.manifest.kubernetes.schemas import (
+from tests.unit.clusters.manifest.kubernetes.schemas import (
     ManifestRefusedError,
     check_object,
     custom_schemas,
 )
-from tests.unit.tools.cli.manifest.kubernetes.test_manifests import (
+from tests.unit.clusters.manifest.kubernetes.test_manifests import (
     objects,
     the,
     workers,
 )
-from tests.unit.tools.cli.manifest.kubernetes.workloads import small
+from tests.unit.clusters.manifest.kubernetes.workloads import small
 
 
 def variables(kind: str) -> dict[str, Any]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from asyncrpc.errors import UsageError
-from tests.unit.tools.cli.manifest.kubernetes.test_manifests import (
+from tests.unit.clusters.manifest.kubernetes.test_manifests import (
     objects,
     pods,
     the,
     workers,
 )
-from tests.unit.tools.cli.manifest.kubernetes.workloads import full, small
+from tests.unit.clusters.manifest.kubernetes.workloads import full, small
 
 
 def test_service_names_pods_that_are_not_ready() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from asyncrpc.core.environment import LaunchPlacement, resolve
-from tests.unit.tools.cli.manifest.kubernetes.test_manifests import workers
-from tests.unit.tools.cli.manifest.kubernetes.workloads import small
+from tests.unit.clusters.manifest.kubernetes.test_manifests import workers
+from tests.unit.clusters.manifest.kubernetes.workloads import small
 
 # What controllers set, for the pod of index 2 of 4.
 CONTROLLERS: dict[str, dict[str, str]] = {
