@@ -70,7 +70,7 @@ def declared() -> dict[tuple[str, str, str], type[Message]]:
     """Return all messages of the package, by service, kind and method."""
     for path in python_files(PACKAGE):
         if "@message(" in path.read_text("utf-8"):
-            importlib.import_module(name_of(path))
+            importlib.import_module(".".join(Path(name_of(path)).with_suffix("").parts))
     messages: dict[tuple[str, str, str], type[Message]] = {}
     kinds: list[tuple[str, type[Message]]] = [("NOTICE", Notice), ("SERVICE", Request)]
     for kind, base in kinds:

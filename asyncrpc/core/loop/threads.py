@@ -105,6 +105,10 @@ def _work_of(done: Any) -> object:
     return getattr(done, "__self__", None)
 
 
+# Of threads that run nothing but asyncrpc's own code.
+OWN_THREAD: Final = "asyncrpc-look"
+
+
 async def in_new_thread(loop: asyncio.AbstractEventLoop, job: Callable[[], T]) -> T:
     """Run a job in a thread of its own: all threads of the pools may be in use."""
     done: asyncio.Future[T] = loop.create_future()
@@ -119,7 +123,7 @@ async def in_new_thread(loop: asyncio.AbstractEventLoop, job: Callable[[], T]) -
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(finish, result, problem)
 
-    threading.Thread(target=run, name="asyncrpc-look", daemon=True).start()
+    threading.Thread(target=run, name=OWN_THREAD, daemon=True).start()
     return await done
 
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
+from asyncrpc.core.arguments import check_callable
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -108,7 +110,16 @@ def declaration_of(code: CodeType | None) -> Declaration | None:
 
 
 def waits(describe: Callable[[Variables], WaitDescription | None]) -> Callable[[F], F]:
-    """Declare what a function waits for, a coroutine function or one of a thread."""
+    """Declare what a function waits for, a coroutine function or one of a thread.
+
+    Args:
+        describe: is given the variables of the function by name; it runs while somebody
+            looks, in a thread of its own.
+
+    Raises:
+        UsageError: `describe` cannot be called.
+    """
+    check_callable("describe", describe)
 
     def declare(function: F) -> F:
         _declaration(function).waits = describe
@@ -118,7 +129,12 @@ def waits(describe: Callable[[Variables], WaitDescription | None]) -> Callable[[
 
 
 def works_for(find: Callable[[Variables], object]) -> Callable[[F], F]:
-    """Declare which object a function works for, such as a call that it serves."""
+    """Declare which object a function works for, such as a call that it serves.
+
+    Raises:
+        UsageError: `find` cannot be called.
+    """
+    check_callable("find", find)
 
     def declare(function: F) -> F:
         _declaration(function).work = find
@@ -128,7 +144,12 @@ def works_for(find: Callable[[Variables], object]) -> Callable[[F], F]:
 
 
 def does(label: Callable[[Variables], str]) -> Callable[[F], F]:
-    """Declare what is done while a function runs, for workers that need it."""
+    """Declare what is done while a function runs, for workers that need it.
+
+    Raises:
+        UsageError: `label` cannot be called.
+    """
+    check_callable("label", label)
 
     def declare(function: F) -> F:
         _declaration(function).does = label

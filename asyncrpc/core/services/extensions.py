@@ -315,7 +315,14 @@ class Service(Protocol):
         """A worker is gone, or cannot be reached any more."""
 
     async def close(self) -> None:
-        """Stop, and release everything: the worker ends."""
+        """Stop, and release everything: the worker ends.
+
+        Raises:
+            Exception: is logged; the worker ends all the same.
+
+        Cancellation:
+            It is not cancelled.
+        """
 
 
 @runtime_checkable

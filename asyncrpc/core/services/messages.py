@@ -32,6 +32,7 @@ from typing import (
     get_origin,
 )
 
+from asyncrpc.core.arguments import check_kind, check_seconds, check_text, wrong
 from asyncrpc.core.services.schema import Kind, RecordSchema, kind_of
 from asyncrpc.core.wire.messages import pack_head
 from asyncrpc.errors import MalformedError, Outcome, RejectedError
@@ -152,9 +153,19 @@ def message(
         about: of whom it may speak.
         by: the kinds of peer that may send it.
         may_wait_s: of a notice.
+
+    Raises:
+        UsageError: an argument is of another kind, or the class is no message.
     """
+    check_text("service", service)
+    check_text("method", method)
+    check_kind("about", about, str, "a string")
+    check_kind("by", by, Sender, "MEMBERS, WORKERS or LOOKERS")
+    check_seconds("may_wait_s", may_wait_s, at_least=0.0)
 
     def declare(cls: type[M]) -> type[M]:
+        if not (isinstance(cls, type) and issubclass(cls, Notice | Request)):
+            raise wrong("a message", "a subclass of Notice or Request", cls)
         message_class = dataclass(slots=True)(cls)
         message_class.service, message_class.method, message_class.name = (
             service,

@@ -12,6 +12,7 @@ import contextvars
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from asyncrpc.core.arguments import check_kind, wrong
 from asyncrpc.core.devices.maps import DeviceMap
 from asyncrpc.core.ids import Incarnation, WorkerId
 from asyncrpc.core.loop.clock import Deadline
@@ -115,6 +116,7 @@ class PeerLink(Protocol):
         """Send a message that is not answered.
 
         Args:
+            notice: the message.
             at_once: it goes now, not with the next one or in the loop's next turn.
         """
 
@@ -127,7 +129,7 @@ class PeerLink(Protocol):
     ) -> asyncio.Future[Any]:
         """Send a request; the future holds its answer as it travels.
 
-        See `ask` for the answer itself.
+        See `ask`, which returns the answer itself.
         """
 
 
@@ -221,12 +223,29 @@ async def ask(
 ) -> T:
     """Send a request to a service of a peer, and return its answer.
 
+    Args:
+        link: to the peer.
+        request: a message of the service.
+        deadline: of the answer; None: none.
+        device_map: where tensors of the request go, by where they are.
+
     Raises:
+        UsageError: an argument is of another kind.
         MalformedError: the content of the answer is invalid.
         AsyncRpcError: no answer came, or the answer is this error.
 
     Cancellation:
         The peer is told to stop.
     """
+    if not isinstance(request, Request):
+        raise wrong("request", "a message of class Request", request)
+    try:
+        peer = link.peer.name
+    except Exception:  # noqa: BLE001  (an object of the program)
+        raise wrong("link", "a link to a worker, as link_to returns", link) from None
+    if deadline is not None:
+        check_kind("deadline", deadline, Deadline, "a Deadline or None")
+    if device_map is not None:
+        check_kind("device_map", device_map, DeviceMap, "a DeviceMap or None")
     answer = link.ask(request, deadline=deadline, device_map=device_map)
-    return request.read_answer(link.peer.name, await answer)
+    return request.read_answer(peer, await answer)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, TypeAlias, TypeVar
 
+from asyncrpc.core.arguments import check_callable, wrong
 from asyncrpc.core.services.messages import (
     WORKERS,
     Notice,
@@ -82,7 +83,12 @@ class Route:
 
 
 def takes(kind: type[N], handler: Callable[[Any, N], None]) -> Route:
-    """Return the route of a notice to its handler, which is given link and notice."""
+    """Return the route of a notice to its handler, which is given link and notice.
+
+    Raises:
+        UsageError: `kind` is no class of notices, or `handler` cannot be called.
+    """
+    _check(kind, Notice, handler)
     read, is_for_guests = kind.record.read, Sender.GUEST in kind.by
 
     def take(link: PeerLink, value: Any) -> None:
@@ -108,7 +114,12 @@ def answers(
     kind: type[R],
     handler: Callable[[Any, R], Awaitable[Any]],
 ) -> Route:
-    """Return the route of a request to its handler, which returns the answer."""
+    """Return the route of a request to its handler, which returns the answer.
+
+    Raises:
+        UsageError: `kind` is no class of requests, or `handler` cannot be called.
+    """
+    _check(kind, Request, handler)
     read, write = kind.record.read, kind.answer.write
     is_for_guests = Sender.GUEST in kind.by
 
@@ -128,6 +139,14 @@ def answers(
         takes_payload=kind.record.holds_buffers,
         by=kind.by,
     )
+
+
+def _check(kind: object, base: type, handler: object) -> None:
+    if not (isinstance(kind, type) and issubclass(kind, base)):
+        raise wrong("kind", f"a subclass of {base.__name__}", kind)
+    if not hasattr(kind, "record"):
+        raise wrong("kind", "declared with @message(service, method)", kind)
+    check_callable("handler", handler)
 
 
 class Router:

@@ -19,6 +19,7 @@ from asyncrpc.core.calls.futures import CallFuture
 from asyncrpc.core.calls.inbound import InboundCall
 from asyncrpc.core.calls.machine.calls import PendingCalls, ServedCalls
 from asyncrpc.core.calls.streams import StreamReceiver
+from asyncrpc.core.loop.threads import OWN_THREAD
 from asyncrpc.core.members import Member
 from asyncrpc.core.services.ports import Identity
 from asyncrpc.core.trace.recorder import FlightRecorder
@@ -387,7 +388,11 @@ class SnapshotTaker:
             line = source_of((shown or stack.frames)[0]) if stack.frames else ""
             wait = Wait(WaitKind.RUNS, line)
         function = frames[-1].function if frames else ""
-        is_internal = not shown or self._neighbours.have_thread(stack.name)
+        is_internal = (
+            not shown
+            or stack.name == OWN_THREAD
+            or self._neighbours.have_thread(stack.name)
+        )
         return Actor(ActorKind.THREAD, stack.name, function, frames, wait, is_internal)
 
     def _wait_of_thread(self, stack: ThreadStack) -> Wait | None:

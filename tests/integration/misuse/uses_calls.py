@@ -258,7 +258,7 @@ USES: Final[Mapping[str, Use]] = {
             "members": {"none"},
             "timeout_s": ANY_SECONDS,
         },
-        says={"members": UNKNOWN},
+        says={"members": rf"{UNKNOWN}|\bmembers\b"},
         rightly=_meet_at,
     ),
     "Worker.__aenter__": Use(

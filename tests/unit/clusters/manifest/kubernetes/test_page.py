@@ -9,7 +9,7 @@ from pathlib import Path
 from asyncrpc.clusters.manifest.kubernetes.command import add_arguments
 from asyncrpc.clusters.manifest.kubernetes.kinds import KINDS
 
-PAGE = (Path(__file__).parents[6] / "docs/how-to/run-on-kubernetes.md").read_text(
+PAGE = (Path(__file__).parents[5] / "docs/how-to/run-on-kubernetes.md").read_text(
     "utf-8"
 )
 
