@@ -14,7 +14,7 @@ FACADE_MAX = 25  # of `asyncrpc.compat`, beside them
 PRESENCE = {"", ".ages", ".door", ".presence", ".run_note"}
 ON_DEMAND = (
     *("compat", "parallel", "serving", "clusters", "testing"),
-    *("core.devices", "core.multiprocessing", "core.nn", "core.optim"),
+    *("core.multiprocessing", "core.nn", "core.optim"),
 )
 
 

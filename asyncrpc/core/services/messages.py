@@ -180,7 +180,7 @@ def message(
         message_class.labels = message_class.record.labels
         for base in message_class.__dict__.get("__orig_bases__", ()):
             if get_origin(base) is Request:
-                message_class.answer = kind_of(*get_args(base))  # type: ignore[attr-defined]
+                message_class.answer = kind_of(*get_args(base))  # type: ignore[union-attr]
         return message_class
 
     return declare
