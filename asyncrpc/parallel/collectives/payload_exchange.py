@@ -19,7 +19,7 @@ from itertools import chain
 from typing import Final, NamedTuple, TypeAlias
 
 from asyncrpc.core.arguments import check_kind, check_seconds, check_sequence, wrong
-from asyncrpc.core.barriers.machine.series import Series
+from asyncrpc.core.barriers.machine.series import Series, tree_position
 from asyncrpc.core.barriers.messages import (
     LISTED_MAX,
     TAG_CHARS_MAX,
@@ -344,10 +344,13 @@ class RendezvousService:
             MalformedError: the sender is not the parent in the series.
         """
         key = Key(Purpose.RENDEZVOUS, of.tag, of.replicas)
-        rank, _ = self._parts.barriers.checked_sender(link, key)
-        series = self._parts.barriers.participant(key).series
-        if rank != series.parent:
+        rank, ranks = self._parts.barriers.checked_sender(link, key)
+        parent, _ = tree_position(ranks.index(self._parts.identity.rank), len(ranks))
+        if parent is None or ranks[parent] != rank:
             raise MalformedError(f"rank {rank} is not the parent in {key.label()}")
+        series = self._parts.barriers.table.known(key)
+        if series is None:  # this worker has not come to it: no member can have passed
+            return None
         # The result of the round came before, but its call may have to be woken yet.
         if of in self._open or (series.has_passed and series.number == of.number):
             return self._exchange(of, series)

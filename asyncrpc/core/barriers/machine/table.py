@@ -64,6 +64,10 @@ class SeriesTable:
         self._all.move_to_end(key)
         return series
 
+    def known(self, key: Key) -> Series | None:
+        """Return the series of a key, unless this worker has none."""
+        return self._all.get(key)
+
     def drop(self, used: Series | None = None) -> list[Series]:
         """Forget the least recently used series beyond `SERIES_MAX`, but for `used`.
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import asyncrpc
-from asyncrpc import Options, UsageError, Worker, WorkerLostError
-from asyncrpc.collectives import rendezvous
+from asyncrpc import Options, UsageError, Worker, WorkerLostError, collectives
 from asyncrpc.core.membership.rendezvous import StaticRendezvous
 from asyncrpc.errors import (
     BarrierBrokenError,
@@ -49,7 +48,9 @@ async def outcomes(*calls: Awaitable[list[bytes]]) -> Outcomes:
 async def all_meet(
     workers: Sequence[Worker], tag: str, members: Members = None
 ) -> Outcomes:
-    calls = (rendezvous(one, tag, one.name.encode(), members) for one in workers)
+    calls = (
+        collectives.rendezvous(one, tag, one.name.encode(), members) for one in workers
+    )
     return await outcomes(*calls)
 
 
@@ -78,10 +79,12 @@ async def test_payloads_come_in_the_order_of_the_members(five: list[Worker]) -> 
     order = [4, 1, 3]
     found = await all_meet([five[rank] for rank in order], "tag", order)
     assert found == [[b"e", b"b", b"d"]] * 3
-    assert await rendezvous(five[2], "tag", b"alone", [2]) == [b"alone"]
+    assert await collectives.rendezvous(five[2], "tag", b"alone", [2]) == [b"alone"]
     *others, last = five
-    by_name = rendezvous(last, "tag", b"x", list("abcde"))
-    found = await outcomes(*(rendezvous(one, "tag", b"x") for one in others), by_name)
+    by_name = collectives.rendezvous(last, "tag", b"x", list("abcde"))
+    found = await outcomes(
+        *(collectives.rendezvous(one, "tag", b"x") for one in others), by_name
+    )
     assert found == [[b"x"] * 5] * 5
 
 
@@ -90,7 +93,7 @@ async def test_late_member_gets_all_payloads(five: list[Worker]) -> None:
     *others, late = five
     coming = asyncio.create_task(all_meet(others, "tag"))
     await until_all_have_heard(five, "tag")
-    assert len(await rendezvous(late, "tag", b"late")) == 5
+    assert len(await collectives.rendezvous(late, "tag", b"late")) == 5
     assert (await coming)[0] == [b"a", b"b", b"c", b"d", b"late"]
 
 
@@ -104,7 +107,9 @@ async def test_tags_and_subsets_may_meet_at_once(five: list[Worker]) -> None:
         for rank in ranks:
             for turn in range(2):
                 payload = f"{number} {turn} {rank}".encode()
-                calls.append(rendezvous(five[rank], f"{number}", payload, members))
+                calls.append(
+                    collectives.rendezvous(five[rank], f"{number}", payload, members)
+                )
                 expected.append([f"{number} {turn} {rank}".encode() for rank in ranks])
     assert await outcomes(*calls) == expected
 
@@ -113,7 +118,7 @@ async def test_payloads_up_to_1_mib_arrive(five: list[Worker]) -> None:
     sizes = [MIB, 0, 256 << 10, 16 << 10, 1]
     payloads = [bytes([rank]) * size for rank, size in enumerate(sizes)]
     calls = (
-        rendezvous(worker, "tag", payload)
+        collectives.rendezvous(worker, "tag", payload)
         for worker, payload in zip(five, payloads, strict=True)
     )
     assert await outcomes(*calls) == [payloads] * 5
@@ -124,7 +129,9 @@ async def test_worker_may_leave_right_after_a_rendezvous(size: int) -> None:
     names = [b"%c" % (97 + rank) for rank in range(size)]
 
     async def pass_and_leave(worker: Worker) -> None:
-        assert await rendezvous(worker, "tag", worker.name.encode()) == names
+        assert (
+            await collectives.rendezvous(worker, "tag", worker.name.encode()) == names
+        )
         await worker.shutdown(drain_timeout_s=0.0)
 
     for _ in range(5):
@@ -155,7 +162,7 @@ async def test_invalid_members_are_refused(
 ) -> None:
     async with Cluster(5) as workers:
         with pytest.raises(error, match=problem):
-            await rendezvous(workers[0], "tag", b"", members)
+            await collectives.rendezvous(workers[0], "tag", b"", members)
         await settled(workers, "tag")
 
 
@@ -165,13 +172,13 @@ async def test_wrong_arguments_fail_their_own_call_only() -> None:
         coming = asyncio.create_task(all_meet(others, "tag"))
         for tag in (7, b"tag", "x" * 1025):
             with pytest.raises(UsageError, match="tag must be"):
-                await rendezvous(last, tag)  # type: ignore[arg-type]
+                await collectives.rendezvous(last, tag)  # type: ignore[arg-type]
         for payload in ("text", bytearray(1), None):
             with pytest.raises(UsageError, match="payload must be bytes"):
-                await rendezvous(last, "tag", payload)  # type: ignore[arg-type]
+                await collectives.rendezvous(last, "tag", payload)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match=r"1,048,577 bytes; .* have 1,048,576"):
-            await rendezvous(last, "tag", bytes(MIB + 1))
-        payloads = await rendezvous(last, "tag", b"e")
+            await collectives.rendezvous(last, "tag", bytes(MIB + 1))
+        payloads = await collectives.rendezvous(last, "tag", b"e")
         assert await coming == [payloads] * 4
         await settled(workers, "tag")
 
@@ -184,9 +191,9 @@ def test_payload_limit_shrinks_with_the_number_of_ranks() -> None:
 async def test_a_rendezvous_needs_ranks_and_a_running_worker() -> None:
     async with Worker("a", rendezvous=StaticRendezvous({"a": "mem://a"})) as worker:
         with pytest.raises(UsageError, match="a rendezvous needs ranks"):
-            await rendezvous(worker, "tag")
+            await collectives.rendezvous(worker, "tag")
     with pytest.raises(NotStartedError):
-        await rendezvous(worker, "tag")
+        await collectives.rendezvous(worker, "tag")
 
 
 @pytest.mark.parametrize("wrong", [[0, 1], [4, 0], [4, 3, 2, 1, 0]])
@@ -195,7 +202,7 @@ async def test_different_members_for_a_tag_fail_on_all_ranks(
 ) -> None:
     erring = five[wrong[0]]
     calls = (
-        rendezvous(worker, "tag", b"", wrong if worker is erring else None)
+        collectives.rendezvous(worker, "tag", b"", wrong if worker is erring else None)
         for worker in five
     )
     for error in await outcomes(*calls):
@@ -215,7 +222,9 @@ async def test_timeout_fails_on_all_ranks_and_names_the_missing(
 ) -> None:
     a, *others = five
     calls = (
-        rendezvous(worker, "tag", timeout_s=GIVES_UP_S if worker is five[4] else None)
+        collectives.rendezvous(
+            worker, "tag", timeout_s=GIVES_UP_S if worker is five[4] else None
+        )
         for worker in others
     )
     *errors, error = await outcomes(*calls)
@@ -229,7 +238,7 @@ async def test_timeout_fails_on_all_ranks_and_names_the_missing(
         assert "rank 4 ('e') gave up rendezvous 0 of 'tag': it waited 2 s" in str(error)
         assert error.missing == ("a",)
     with pytest.raises(BarrierBrokenError, match=r"rank 4 \('e'\) gave up"):
-        await rendezvous(a, "tag")
+        await collectives.rendezvous(a, "tag")
     await settled(five, "tag")
 
 
@@ -237,7 +246,7 @@ async def test_cancelled_member_fails_its_tag_on_all_ranks(five: list[Worker]) -
     *others, last, late = five
     good = asyncio.create_task(all_meet(five[:4], "good"))
     coming = asyncio.create_task(all_meet(others, "tag"))
-    cancelled = asyncio.create_task(rendezvous(last, "tag"))
+    cancelled = asyncio.create_task(collectives.rendezvous(last, "tag"))
     await until_all_have_heard(five, "tag")
     cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -247,30 +256,34 @@ async def test_cancelled_member_fails_its_tag_on_all_ranks(five: list[Worker]) -
         assert isinstance(error, BarrierBrokenError)
         assert text in str(error)
     with pytest.raises(BarrierBrokenError, match="rank 3"):
-        await rendezvous(late, "tag")
+        await collectives.rendezvous(late, "tag")
     await settled(five, "tag")
     assert not good.done()
-    assert await rendezvous(five[4], "good", b"e") == (await good)[0]
+    assert await collectives.rendezvous(five[4], "good", b"e") == (await good)[0]
 
 
 async def test_call_cancelled_before_its_turn_does_not_count() -> None:
     async with Cluster(2) as (a, b):
-        first = asyncio.create_task(rendezvous(a, "tag", b"1"))
-        second = asyncio.create_task(rendezvous(a, "tag", b"2"))
-        third = asyncio.create_task(rendezvous(a, "tag", b"3"))
+        first = asyncio.create_task(collectives.rendezvous(a, "tag", b"1"))
+        second = asyncio.create_task(collectives.rendezvous(a, "tag", b"2"))
+        third = asyncio.create_task(collectives.rendezvous(a, "tag", b"3"))
         await asyncio.sleep(0)
         with pytest.raises(BarrierTimeoutError, match="an earlier call of this worker"):
-            await rendezvous(a, "tag", timeout_s=0.0)
+            await collectives.rendezvous(a, "tag", timeout_s=0.0)
         second.cancel()
-        assert await rendezvous(b, "tag", b"x") == await first == [b"1", b"x"]
-        assert await rendezvous(b, "tag", b"y") == await third == [b"3", b"y"]
+        assert (
+            await collectives.rendezvous(b, "tag", b"x") == await first == [b"1", b"x"]
+        )
+        assert (
+            await collectives.rendezvous(b, "tag", b"y") == await third == [b"3", b"y"]
+        )
 
 
 async def test_member_that_shuts_down_fails_the_rendezvous(five: list[Worker]) -> None:
     *others, last = five
     coming = asyncio.create_task(all_meet(others, "tag"))
     waiting = [
-        asyncio.create_task(outcomes(rendezvous(last, "own", b"", [4, 0])))
+        asyncio.create_task(outcomes(collectives.rendezvous(last, "own", b"", [4, 0])))
         for _ in range(2)
     ]
     await until_all_have_heard(five, "tag")
@@ -285,14 +298,14 @@ async def test_member_that_shuts_down_fails_the_rendezvous(five: list[Worker]) -
     assert "rank 4 ('e') gave up rendezvous 0 of 'own': it shuts down" in str(first)
     assert isinstance(second, NotStartedError)
     with pytest.raises(WorkerLostError, match=r"rank 4 \('e'\) is gone"):
-        await asyncio.wait_for(rendezvous(others[3], "another"), 30.0)
+        await asyncio.wait_for(collectives.rendezvous(others[3], "another"), 30.0)
     payloads = await all_meet(others, "tag", [3, 2, 1, 0])
     assert payloads == [[b"d", b"c", b"b", b"a"]] * 4
 
 
 async def meet_there(tag: str, members: list[int] | None) -> list[bytes]:
     worker = asyncrpc.current_worker()
-    return await rendezvous(worker, tag, worker.name.encode(), members)
+    return await collectives.rendezvous(worker, tag, worker.name.encode(), members)
 
 
 async def until_here(tag: str) -> None:
@@ -310,7 +323,7 @@ async def test_killed_member_fails_the_rendezvous(victim: str) -> None:
         calls = [
             worker.parts.start_call(name, meet_there, ("tag", None)) for name in living
         ]
-        own = asyncio.create_task(rendezvous(worker, "tag", b"a"))
+        own = asyncio.create_task(collectives.rendezvous(worker, "tag", b"a"))
         for name in living:
             await worker.peer(name).call(until_here, "tag")
         assert not own.done()
@@ -323,7 +336,9 @@ async def test_killed_member_fails_the_rendezvous(victim: str) -> None:
             worker.parts.start_call(name, meet_there, ("tag", left)) for name in living
         ]
         expected = [name.encode() for name in "abcd" if name != victim]
-        results = await outcomes(rendezvous(worker, "tag", b"a", left), *calls)
+        results = await outcomes(
+            collectives.rendezvous(worker, "tag", b"a", left), *calls
+        )
         assert results == [expected] * 3
 
 
@@ -354,7 +369,8 @@ async def test_call_cancelled_after_all_arrived_fails_no_other(
         a, b, *others = workers
         calls = [asyncio.create_task(all_meet([worker], "tag")) for worker in others]
         cancelled = [
-            asyncio.create_task(rendezvous(worker, "tag")) for worker in (a, b)
+            asyncio.create_task(collectives.rendezvous(worker, "tag"))
+            for worker in (a, b)
         ]
         await until(lambda: all(map(has_passed, workers)))
         for call in cancelled:
@@ -373,9 +389,12 @@ async def test_timeout_after_all_arrived_fails_its_caller_alone(
     release_payloads: Callable[[], None],
 ) -> None:
     async with Cluster(3) as (a, b, c):
-        calls = [asyncio.create_task(rendezvous(worker, "tag")) for worker in (a, b)]
+        calls = [
+            asyncio.create_task(collectives.rendezvous(worker, "tag"))
+            for worker in (a, b)
+        ]
         with pytest.raises(BarrierTimeoutError, match="their payloads did not arrive"):
-            await rendezvous(c, "tag", timeout_s=GIVES_UP_S)
+            await collectives.rendezvous(c, "tag", timeout_s=GIVES_UP_S)
         release_payloads()
         assert await outcomes(*calls) == [[b""] * 3] * 2
         await settled((a, b, c), "tag")
@@ -387,7 +406,10 @@ async def test_member_lost_after_all_arrived_fails_the_others(
 ) -> None:
     """The root, which the others wait for, or one that the root waits for."""
     async with Cluster(3) as workers:
-        calls = [asyncio.create_task(rendezvous(worker, "tag")) for worker in workers]
+        calls = [
+            asyncio.create_task(collectives.rendezvous(worker, "tag"))
+            for worker in workers
+        ]
         await until(lambda: all(map(has_passed, workers)))
         await workers[lost].shutdown(drain_timeout_s=0.0)
         release_payloads()
