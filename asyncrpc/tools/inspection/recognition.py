@@ -46,14 +46,14 @@ def recognized(chain: Chain) -> WaitDescription:
     wait: WaitDescription | None = None
     for place in range(len(chain.steps) - 1, -1, -1):
         step = chain.steps[place]
-        if not is_of_library(step.code):
-            break
         declaration = declaration_of(step.code)
-        if (recognize := _BY_CODE.get(step.code)) is not None:
+        if declaration is not None and declaration.waits is not None:
+            wait = declaration.waits(locals_of(step.frame)) or wait
+        elif not is_of_library(step.code):
+            break
+        elif (recognize := _BY_CODE.get(step.code)) is not None:
             user = chain.steps[place - 1] if place else None
             wait = recognize(step, user)
-        elif declaration is not None and declaration.waits is not None:
-            wait = declaration.waits(locals_of(step.frame)) or wait
     return wait or _future(chain.awaited)
 
 
