@@ -18,7 +18,8 @@ tests = $(wildcard $(addprefix tests/,$(1)))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-deep test-all check fmt lint type arch unit property \
-	cov sim sim-nightly chaos integration mutants numerics programs conformance conformance-c10d conformance-ddp \
+	cov test-core test-compat test-parallel test-serving test-tools test-launching \
+	sim sim-nightly chaos integration mutants numerics programs conformance conformance-c10d conformance-ddp \
 	conformance-files docs kills \
 	examples soak bench bench-peers bench-serve fuzz test-cuda test-tpu test-xla \
 	test-hosts test-clusters test-browser test-outside clean
@@ -49,7 +50,7 @@ ALL_CORES = -n auto --maxprocesses 4 --dist worksteal
 TWO_AT_A_TIME = -n 2 --dist worksteal
 # In asyncio's debug mode loops refuse calls from other threads, and say where what nobody
 # awaited was made.
-IN_DEBUG_MODE = $(call tests,unit simulation numerics integration/transport)
+IN_DEBUG_MODE = $(call tests,unit simulation numerics integration/core/transport)
 PART ?= 1/1
 
 test: $(STAMP) ## Run the quick tests: ten minutes on two cores, on loopback, without a GPU
@@ -65,6 +66,36 @@ test-deep: $(STAMP) ## Run the other tests; PART=2/4: the second of four parts
 
 test-all: test test-deep ## Run all tests
 
+# The core, and each part that stands on it, by itself: folders as in asyncrpc/.
+quick = $(PYTEST) --tier quick $(1) $(call tests,$(2))
+ON_PARALLEL = simulation/test_groups.py simulation/test_elastic.py numerics/ddp
+ON_SERVING = simulation/test_replicas.py simulation/test_replica_policies.py \
+	simulation/test_weights.py
+ON_TOOLS = simulation/test_dashboard.py
+NOT_CORE = $(addprefix --ignore=tests/,$(ON_PARALLEL) $(ON_SERVING) $(ON_TOOLS))
+
+test-core: $(STAMP) ## Run the quick tests of the core: four minutes on two cores
+	$(call quick,$(ALL_CORES) $(NOT_CORE),unit/core property simulation)
+	$(call quick,$(TWO_AT_A_TIME),integration/core)
+
+test-compat: $(STAMP) ## Those of torch's names
+	$(call quick,$(TWO_AT_A_TIME),unit/compat integration/compat)
+
+test-parallel: $(STAMP) ## Those of collectives, data parallelism and pipelines
+	$(call quick,$(ALL_CORES),unit/parallel $(ON_PARALLEL))
+	$(call quick,$(TWO_AT_A_TIME),integration/parallel)
+
+test-serving: $(STAMP) ## Those of serving
+	$(call quick,$(ALL_CORES),unit/serving $(ON_SERVING))
+	$(call quick,$(TWO_AT_A_TIME),integration/serving)
+
+test-tools: $(STAMP) ## Those of inspection, metrics and the command line
+	$(call quick,$(ALL_CORES),unit/tools $(ON_TOOLS))
+	$(call quick,$(TWO_AT_A_TIME),integration/tools)
+
+test-launching: $(STAMP) ## Those of Ray, manifests and preemption, without a cluster
+	$(call quick,$(TWO_AT_A_TIME),unit/clusters integration/clusters)
+
 # Accelerators' runtimes replace parts of torch, or need another one: each has an
 # environment of its own.  Both run on the CPU here, by PJRT.
 TPU := .venv-tpu
@@ -74,7 +105,7 @@ TPU_PLUGIN = $(TPU)/lib/python3*/site-packages/xla_plugins/xla_cpu_pjrt/xla_cpu_
 # The driver does not outlive a fork: PyTorch's tests start their ranks anew.
 test-cuda: $(STAMP) ## Test devices on a GPU, if torch has one here
 	ASYNCRPC_TEST_DEVICE=cuda $(RUN) -m pytest -q $(DEVICE_TESTS)
-	$(RUN) -m pytest -q -m gpu tests/integration/nn tests/integration/compat
+	$(RUN) -m pytest -q -m gpu tests/integration/core/nn tests/integration/compat
 	$(RUN) -m tests.conformance --classes g --start spawn
 
 test-tpu: $(TPU)/.stamp ## Test devices on TorchTPU, over a PJRT plugin for the CPU: 1.6 GB
@@ -206,13 +237,15 @@ conformance-files: $(STAMP) ## PyTorch's test files of c10d, of a checkout: PYTO
 conformance-ddp: $(STAMP) ## PyTorch's tests of DDP on our DDP; FILTER=hook; without one, its table
 	$(RUN) -m tests.conformance.c10d --ddp $(if $(FILTER),--filter '$(FILTER)',--page)
 
-docs: $(STAMP) ## Make api.md; run every code block and follow every link
-	$(RUN) docs/make_api.py
+docs: $(STAMP) ## Make build/docs from docstrings and tables; run every code block, follow every link
+	rm -rf build/docs
+	$(RUN) docs/make_api.py build/docs/api
+	$(RUN) -m tests.property.machines.drawing build/docs/machines.md
 	$(RUN) docs/make_cli.py
 	$(PYTEST) tests/docs
 
 kills: $(STAMP) ## Kill workers at fifty moments: each survivor leaves in time
-	ASYNCRPC_POINTS=50 $(PYTEST) tests/integration/runtime/test_shutdown_kills.py
+	ASYNCRPC_POINTS=50 $(PYTEST) tests/integration/core/test_shutdown_kills.py
 
 examples: $(STAMP) ## Run every example
 	$(PYTEST) tests/examples

@@ -3,68 +3,96 @@
 One implementation, three interfaces: `Worker`, a value; the functions of
 torch.distributed.rpc, on the current worker; and `asyncrpc.serving`, for workers inside
 an aiohttp or ASGI application.
+
+Importing it loads the core: workers, calls, references, autograd.  What is built on
+these (collectives, data parallelism, optimizers, modules) is loaded when its name is
+first used.
 """
 
-from asyncrpc import (
-    autograd,
-    collectives,
-    ddp,
-    errors,
-    functions,
-    inspection,
-    multiprocessing,
-    nn,
-    optim,
-)
-from asyncrpc.api import (
-    Worker,
-    get_worker_info,
-    init_rpc,
-    remote,
-    rpc_async,
-    rpc_sync,
-    shutdown,
-)
-from asyncrpc.collectives import ElasticGroup, Group, join_group
-from asyncrpc.errors import (
-    AsyncRpcError,
-    CallError,
-    DeadlineExceededError,
-    Outcome,
-    OwnerLostError,
-    RejectedError,
-    RemoteError,
-    UsageError,
-    WorkerLostError,
-)
-from asyncrpc.functions import async_execution, idempotent, on_loop
-from asyncrpc.ids import WorkerInfo
-from asyncrpc.preemption import Preemption, PreemptionStep
-from asyncrpc.rref.handle import RRef
-from asyncrpc.rref.records import RRefRecord
-from asyncrpc.runtime.calls.context import cancelled, deadline
-from asyncrpc.runtime.calls.futures import CallFuture, CallStats
-from asyncrpc.runtime.counters import Counters
-from asyncrpc.runtime.links.tokens import JoinTokens
-from asyncrpc.runtime.loops import run
-from asyncrpc.runtime.membership.changes import MemberChange, MemberChanges
-from asyncrpc.runtime.membership.machine.records import (
-    ChangeKind,
-)
-from asyncrpc.runtime.membership.rendezvous import JoinRendezvous, LocalRendezvous
-from asyncrpc.runtime.options import (
-    DeviceOptions,
-    LimitOptions,
-    LivenessOptions,
-    NetworkOptions,
-    Options,
-)
-from asyncrpc.runtime.peers.group import GroupCall, GroupReply, PeerGroup
-from asyncrpc.runtime.peers.peer import Peer
-from asyncrpc.runtime.worker import current_worker
-from asyncrpc.serde import Policy, expose, share
-from asyncrpc.transport.tls import Tls
-from asyncrpc.wire.limits import MessageLimits
+from typing import TYPE_CHECKING
+
+import torch as _torch  # noqa: F401  (it leaves garbage, which it collects itself)
+
+from asyncrpc.core.on_demand import names_on_demand, no_collection
+
+with no_collection():
+    from asyncrpc import autograd, errors, functions
+    from asyncrpc.api import (
+        Worker,
+        get_worker_info,
+        init_rpc,
+        remote,
+        rpc_async,
+        rpc_sync,
+        shutdown,
+    )
+    from asyncrpc.core.calls.context import cancelled, deadline
+    from asyncrpc.core.calls.futures import CallFuture, CallStats
+    from asyncrpc.core.counters import Counters
+    from asyncrpc.core.ids import WorkerInfo
+    from asyncrpc.core.links.tokens import JoinTokens
+    from asyncrpc.core.loop.loops import run
+    from asyncrpc.core.membership.changes import MemberChange, MemberChanges
+    from asyncrpc.core.membership.machine.records import (
+        ChangeKind,
+    )
+    from asyncrpc.core.membership.rendezvous import JoinRendezvous, LocalRendezvous
+    from asyncrpc.core.options import (
+        DeviceOptions,
+        LimitOptions,
+        LivenessOptions,
+        NetworkOptions,
+        Options,
+    )
+    from asyncrpc.core.peers.group import GroupCall, GroupReply, PeerGroup
+    from asyncrpc.core.peers.peer import Peer
+    from asyncrpc.core.rref.handle import RRef
+    from asyncrpc.core.rref.records import RRefRecord
+    from asyncrpc.core.serde import Policy, expose, share
+    from asyncrpc.core.transport.tls import Tls
+    from asyncrpc.core.wire.limits import MessageLimits
+    from asyncrpc.core.worker import current_worker
+    from asyncrpc.errors import (
+        AsyncRpcError,
+        CallError,
+        DeadlineExceededError,
+        Outcome,
+        OwnerLostError,
+        RejectedError,
+        RemoteError,
+        UsageError,
+        WorkerLostError,
+    )
+    from asyncrpc.functions import async_execution, idempotent, on_loop
+
+if TYPE_CHECKING:
+    from asyncrpc import (
+        collectives,
+        ddp,
+        inspection,
+        multiprocessing,
+        nn,
+        optim,
+    )
+    from asyncrpc.collectives import ElasticGroup, Group, join_group
+    from asyncrpc.preemption import Preemption, PreemptionStep
+else:
+    __getattr__, __dir__ = names_on_demand(
+        __name__,
+        {
+            "ElasticGroup": "asyncrpc.collectives",
+            "Group": "asyncrpc.collectives",
+            "Preemption": "asyncrpc.preemption",
+            "PreemptionStep": "asyncrpc.preemption",
+            "collectives": "asyncrpc.collectives",
+            "ddp": "asyncrpc.ddp",
+            "inspection": "asyncrpc.inspection",
+            "join_group": "asyncrpc.collectives",
+            "multiprocessing": "asyncrpc.multiprocessing",
+            "nn": "asyncrpc.nn",
+            "optim": "asyncrpc.optim",
+        },
+    )
 
 __version__ = "0.1.0"
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from asyncrpc.cli.main import main
+from asyncrpc.tools.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

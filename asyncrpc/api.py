@@ -12,38 +12,35 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from asyncrpc import runtime
-from asyncrpc.arguments import check_flag, check_kind, check_timeout, wrong
-from asyncrpc.autograd import backward as backward_from
-from asyncrpc.autograd import check_context
-from asyncrpc.autograd.context import Context
-from asyncrpc.autograd.modes import ThreadModes
-from asyncrpc.autograd.service import AutogradService
-from asyncrpc.collectives.service import CollectivesService
-from asyncrpc.errors import AlreadyStartedError
-from asyncrpc.ids import WorkerInfo
-from asyncrpc.inspection.references import references_seen
-from asyncrpc.inspection.service import InspectionService
-from asyncrpc.optim.service import OptimizerService
-from asyncrpc.rref.handle import RRef
-from asyncrpc.rref.records import RRefRecord
-from asyncrpc.rref.service import RRefService
-from asyncrpc.runtime.calls.context import current_worker_var
-from asyncrpc.runtime.calls.futures import CallFuture, refuse_on_loop
-from asyncrpc.runtime.membership.rendezvous import Rendezvous
-from asyncrpc.runtime.options import (
+from asyncrpc.core import worker as core
+from asyncrpc.core.arguments import check_flag, check_kind, check_timeout, wrong
+from asyncrpc.core.autograd.context import Context
+from asyncrpc.core.autograd.modes import ThreadModes
+from asyncrpc.core.autograd.public import backward as backward_from
+from asyncrpc.core.autograd.public import check_context
+from asyncrpc.core.autograd.service import AutogradService
+from asyncrpc.core.calls.context import current_worker_var
+from asyncrpc.core.calls.futures import CallFuture, refuse_on_loop
+from asyncrpc.core.ids import WorkerInfo
+from asyncrpc.core.membership.rendezvous import Rendezvous
+from asyncrpc.core.options import (
     UNSET,
     Options,
     options_within,
 )
-from asyncrpc.runtime.parts import Parts
-from asyncrpc.runtime.services import OBSERVATION
-from asyncrpc.runtime.worker import current_worker, workers_left_running
+from asyncrpc.core.parts import Parts
+from asyncrpc.core.rref.handle import RRef
+from asyncrpc.core.rref.records import RRefRecord
+from asyncrpc.core.rref.service import RRefService
+from asyncrpc.core.services.extensions import Service
+from asyncrpc.core.services.messages import LOOKERS
+from asyncrpc.core.services.registry import OBSERVATION
+from asyncrpc.core.worker import current_worker, workers_left_running
+from asyncrpc.errors import AlreadyStartedError
+from asyncrpc.tools.inspection.presence import HostPresence
 
-OBSERVATION.append(InspectionService)  # also of the workers of torch's backend
 
-
-class Worker(runtime.Worker):
+class Worker(core.Worker):
     """A participant: it calls functions on others and runs functions for them.
 
     An asynchronous context manager that owns every task, socket and thread it starts.
@@ -82,6 +79,8 @@ def add_services(
 ) -> None:
     """Add references, autograd, the optimizer, collectives and inspection to a worker.
 
+    The last three are loaded when they are first used.
+
     Args:
         parts: of the worker.
         autograd_class: of its autograd; a facade has its own.
@@ -92,14 +91,65 @@ def add_services(
     parts.references = parts.calls.references = references
     parts.propagators.append(autograd)
     parts.calls.thread_states.append(ThreadModes())
-    for service in (
-        references,
-        autograd,
-        OptimizerService(parts.id, autograd, parts, parts.functions),
-        CollectivesService(parts),
-        InspectionService(parts, partial(references_seen, references)),
-    ):
-        parts.services.add(service)
+    parts.services.add(references)
+    parts.services.add(autograd)
+    parts.services.add_later(
+        "optim", "asyncrpc.core.optim.service", partial(_optimizers, parts, autograd)
+    )
+    parts.services.add_later(
+        "collectives",
+        "asyncrpc.parallel.collectives.service",
+        partial(_collectives, parts),
+    )
+    parts.services.add_later(
+        "rendezvous",
+        "asyncrpc.parallel.collectives.payload_exchange",
+        partial(_rendezvous, parts),
+    )
+    _add_observation(parts)
+
+
+def _add_observation(parts: Parts) -> None:
+    """Let programs look at a worker."""
+    parts.services.add(HostPresence(parts))
+    parts.services.add_later(
+        "inspection",
+        "asyncrpc.tools.inspection.service",
+        partial(_inspection, parts),
+        by=LOOKERS,
+    )
+
+
+OBSERVATION.append(_add_observation)  # also of the workers of torch's backend
+
+
+def _optimizers(parts: Parts, autograd: AutogradService) -> Service:
+    from asyncrpc.core.optim.service import OptimizerService  # noqa: PLC0415  (on demand)
+
+    return OptimizerService(parts.id, autograd, parts, parts.functions)
+
+
+def _collectives(parts: Parts) -> Service:
+    from asyncrpc.parallel.collectives.service import CollectivesService  # noqa: PLC0415
+
+    return CollectivesService(parts)
+
+
+def _rendezvous(parts: Parts) -> Service:
+    from asyncrpc.parallel.collectives.payload_exchange import (  # noqa: PLC0415
+        RendezvousService,
+    )
+
+    return RendezvousService(parts)
+
+
+def _inspection(parts: Parts) -> Service:
+    from asyncrpc.tools.inspection.references import references_seen  # noqa: PLC0415
+    from asyncrpc.tools.inspection.service import InspectionService  # noqa: PLC0415
+
+    if isinstance(parts.references, RRefService):
+        return InspectionService(parts, partial(references_seen, parts.references))
+    return InspectionService(parts)
 
 
 def _backward_from(parts: Parts) -> Callable[..., Any]:
@@ -208,13 +258,13 @@ def init_rpc(
         rendezvous=rendezvous,
         options=options,
     )
-    for left in workers_left_running():
-        if left.name == worker.name:
-            raise _already(left, "on this event loop")
+    for running in workers_left_running():
+        if running.name == worker.name:
+            raise _already(running, "on this event loop")
     return _Starting(worker)
 
 
-def _already(worker: runtime.Worker, where: str) -> AlreadyStartedError:
+def _already(worker: core.Worker, where: str) -> AlreadyStartedError:
     return AlreadyStartedError(
         f"worker {worker.name!r} already runs {where}: current_worker() returns it, "
         "and `await asyncrpc.shutdown(graceful=False)` ends it, alone; for several "
@@ -387,7 +437,7 @@ def _check_arguments(args: Any, kwargs: Any) -> None:
             check_kind("a name in kwargs", name, str, "a string")
 
 
-def _name(worker: runtime.Worker, to: str | int | WorkerInfo) -> str:
+def _name(worker: core.Worker, to: str | int | WorkerInfo) -> str:
     if isinstance(to, str):
         return to
     if isinstance(to, WorkerInfo):

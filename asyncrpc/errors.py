@@ -129,9 +129,12 @@ class UnknownWorkerError(UsageError, code="usage.unknown_worker"):
     def __init__(self, name: str | int, known: Iterable[str]) -> None:
         self.name = name
         self.known = tuple(known)
-        listed = ", ".join(repr(one) for one in self.known[:NAMES_SHOWN]) or "none"
-        left = len(self.known) - NAMES_SHOWN
-        more = f" and {left:,} more" if left > 0 else ""
+        listed = (
+            ", ".join(repr(worker_name) for worker_name in self.known[:NAMES_SHOWN])
+            or "none"
+        )
+        hidden = len(self.known) - NAMES_SHOWN
+        more = f" and {hidden:,} more" if hidden > 0 else ""
         super().__init__(
             f"worker {name!r:.200} is unknown; known: {listed}{more}; if it has just "
             "joined, `await worker.find(name)` asks the others"

@@ -3,7 +3,7 @@
 Source: torch.distributed.rpc.functions.
 """
 
-from asyncrpc.runtime.calls.modes import async_execution, on_loop
-from asyncrpc.runtime.calls.repeating import idempotent
+from asyncrpc.core.calls.modes import async_execution, on_loop
+from asyncrpc.core.calls.repeating import idempotent
 
 __all__ = ["async_execution", "idempotent", "on_loop"]

@@ -1,52 +1,35 @@
-"""Write docs/reference/api.md from the docstrings of the public names.
+"""Write a page for each public module from the docstrings of its public names.
 
-    $ python docs/make_api.py            writes the page
-    $ python docs/make_api.py --check    fails if the page is not what would be written
+    $ python docs/make_api.py build/docs/api
 
-The sources are parsed, not imported: the page is the same on every Python and torch,
-and needs neither.  The names in the public modules' `__all__` are public.
-"""  # noqa: INP001  (a script beside the pages it makes)
+The public modules are those of the first table of docs/reference/api.md; the names in
+their `__all__` are public.  The sources are parsed, not imported: the pages are the
+same on every Python and torch, and need neither.
+"""  # noqa: INP001  (a script beside the pages)
 
 from __future__ import annotations
 
 import ast
 import functools
+import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias, cast
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-PAGE: Final = ROOT / "docs" / "reference" / "api.md"
+REFERENCE: Final = ROOT / "docs" / "reference"
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 Definition: TypeAlias = Function | ast.ClassDef
 
+_OVERVIEW: Final = (REFERENCE / "api.md").read_text("utf-8").partition("\n## ")[0]
 # What a user may import.  A module's names are those of its `__all__`, in that order; a
 # comment in it begins a group.
-MODULES: Final = (
-    "asyncrpc",
-    "asyncrpc.autograd",
-    "asyncrpc.optim",
-    "asyncrpc.nn",
-    "asyncrpc.collectives",
-    "asyncrpc.ddp",
-    "asyncrpc.devices",
-    "asyncrpc.devices.xla",
-    "asyncrpc.multiprocessing",
-    "asyncrpc.observability",
-    "asyncrpc.ray",
-    "asyncrpc.serving",
-    "asyncrpc.serving.asgi",
-    "asyncrpc.trace",
-    "asyncrpc.functions",
-    "asyncrpc.inspection",
-    "asyncrpc.testing",
-    "asyncrpc.errors",
-)
+MODULES: Final = tuple(re.findall(r"^\| \[`([\w.]+)`\]", _OVERVIEW, re.MULTILINE))
 
 # What the docstring of a method begins with that users do not call.
 INTERNAL: Final = "Internal: "
@@ -77,7 +60,7 @@ class Named:
 
     name: str
     module: str
-    found: Sequence[Definition]
+    definitions: Sequence[Definition]
 
 
 # --- from names to definitions -------------------------------------------------------
@@ -98,6 +81,27 @@ def parse(module: str) -> ast.Module:
     return ast.parse(source_of(module).read_text(encoding="utf-8"))
 
 
+def statements(module: str) -> Iterator[ast.stmt]:
+    """Yield the statements of a module: those of `with` and of TYPE_CHECKING, too."""
+    for node in parse(module).body:
+        match node:
+            case (
+                ast.With(body=body) | ast.If(test=ast.Name("TYPE_CHECKING"), body=body)
+            ):
+                yield from body
+            case _:
+                yield node
+
+
+def imports(module: str, name: str) -> Iterator[tuple[str, str]]:
+    """Yield from which module, and under which name, a module imports a name."""
+    for node in statements(module):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    yield node.module, alias.name
+
+
 @dataclass(frozen=True)
 class Group:
     """Names of a module that belong together.
@@ -114,7 +118,7 @@ class Group:
 def groups_of(module: str) -> Iterator[Group]:
     """Yield the groups of names in a module's `__all__`."""
     lines = source_of(module).read_text(encoding="utf-8").splitlines()
-    for node in parse(module).body:
+    for node in statements(module):
         if (
             not isinstance(node, ast.Assign)
             or ast.unparse(node.targets[0]) != "__all__"
@@ -127,39 +131,35 @@ def groups_of(module: str) -> Iterator[Group]:
             above = each.lineno
             if comments:
                 yield Group(title, names)
-                title, names = " ".join(one.removeprefix("# ") for one in comments), []
+                title = " ".join(text.removeprefix("# ") for text in comments)
+                names = []
             names.append(ast.literal_eval(each))
         yield Group(title, names)
 
 
 def find(module: str, name: str) -> Named | None:
     """Return the definitions of a name, following imports; None for other objects."""
-    tree = parse(module)
-    found = [
-        node for node in tree.body if isinstance(node, Definition) and node.name == name
+    definitions = [
+        node
+        for node in statements(module)
+        if isinstance(node, Definition) and node.name == name
     ]
-    if found:
-        return Named(name, module, found)
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and node.module is not None:
-            for alias in node.names:
-                if (alias.asname or alias.name) == name:
-                    target = f"{node.module}.{alias.name}"
-                    if source_of(target).exists():  # a module of its own
-                        return None
-                    return find(node.module, alias.name)
+    if definitions:
+        return Named(name, module, definitions)
+    for source, original in imports(module, name):
+        if source_of(f"{source}.{original}").exists():  # a module of its own
+            return None
+        return find(source, original)
     return None
 
 
 def find_constant(module: str, name: str) -> tuple[str, ast.AnnAssign] | None:
     """Return where a constant is annotated, following imports; None for others."""
-    for node in parse(module).body:
+    for node in statements(module):
         if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name:
             return module, node
-        if isinstance(node, ast.ImportFrom) and node.module is not None:
-            for alias in node.names:
-                if (alias.asname or alias.name) == name:
-                    return find_constant(node.module, alias.name)
+    for source, original in imports(module, name):
+        return find_constant(source, original)
     return None
 
 
@@ -193,7 +193,7 @@ def parameters(node: Function, *, is_method: bool) -> list[str]:
     written += [_written(*pair) for pair in keywords]
     if args.kwarg is not None:
         written.append("**" + _written(args.kwarg, None))
-    return [one for index, one in enumerate(written) if index or one != "/"]
+    return written[1:] if written[:1] == ["/"] else written
 
 
 def _written(argument: ast.arg, default: ast.expr | None) -> str:
@@ -214,7 +214,7 @@ def signature(name: str, node: Function, *, is_method: bool = False) -> str:
     short = f"{kind}{name}({', '.join(listed)}){result}"
     if len(short) <= SIGNATURE_COLUMNS:
         return short
-    lines = "".join(f"    {one},\n" for one in listed)
+    lines = "".join(f"    {parameter},\n" for parameter in listed)
     return f"{kind}{name}(\n{lines}){result}"
 
 
@@ -225,9 +225,9 @@ def class_signature(named: Named, node: ast.ClassDef) -> str:
         constructor.returns = None
         return signature(named.name, constructor, is_method=True)
     fields = [
-        ast.unparse(one)
-        for one in node.body
-        if isinstance(one, ast.AnnAssign) and ast.unparse(one.target)[0] != "_"
+        ast.unparse(field)
+        for field in node.body
+        if isinstance(field, ast.AnnAssign) and ast.unparse(field.target)[0] != "_"
     ]
     is_record = is_decorated(node, "dataclass") or "NamedTuple" in _bases(node)
     if not fields or not is_record:
@@ -239,12 +239,10 @@ def class_signature(named: Named, node: ast.ClassDef) -> str:
 def constructor_of(named: Named, node: ast.ClassDef) -> ast.FunctionDef | None:
     """Return a class's `__init__`, its own or inherited, if users may call it."""
     for owner in _with_bases(named.module, node):
-        for one in owner.body:
-            if isinstance(one, ast.FunctionDef) and one.name == "__init__":
-                is_public = not (ast.get_docstring(one) or INTERNAL).startswith(
-                    INTERNAL
-                )
-                return one if is_public else None
+        for method in owner.body:
+            if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+                docstring = ast.get_docstring(method) or INTERNAL
+                return None if docstring.startswith(INTERNAL) else method
     return None
 
 
@@ -302,13 +300,13 @@ def _prose(text: str) -> str:
     return "\n\n".join(blocks)
 
 
-# --- the page ------------------------------------------------------------------------
+# --- the pages -----------------------------------------------------------------------
 
 
 def entry(named: Named, prefix: str) -> Iterator[str]:
     """Yield the paragraphs about one public name."""
-    yield f"### {prefix}.{named.name}"
-    first, last = named.found[0], named.found[-1]
+    yield f"## {prefix}.{named.name}"
+    first, last = named.definitions[0], named.definitions[-1]
     if isinstance(first, ast.ClassDef):
         yield f"```text\n{class_signature(named, first)}\n```"
         yield from _documented(first)
@@ -317,7 +315,7 @@ def entry(named: Named, prefix: str) -> Iterator[str]:
             yield from _documented(constructor)
         yield from members(named, first)
         return
-    shown = [node for node in named.found if not isinstance(node, ast.ClassDef)]
+    shown = [node for node in named.definitions if not isinstance(node, ast.ClassDef)]
     overloads = [node for node in shown if is_decorated(node, "overload")] or shown
     lines = "\n".join(signature(named.name, node) for node in overloads[:4])
     yield f"```text\n{lines}\n```"
@@ -329,30 +327,31 @@ def enum_members(module: str, node: ast.ClassDef) -> Iterator[str]:
     if ENUMS.isdisjoint(_bases(node)):
         return
     lines = source_of(module).read_text(encoding="utf-8").splitlines()
-    found = []
-    for one in node.body:
-        if isinstance(one, ast.Assign):
-            comment = lines[one.lineno - 1][one.end_col_offset or 0 :].strip()
+    items = []
+    for member in node.body:
+        if isinstance(member, ast.Assign):
+            comment = lines[member.lineno - 1][member.end_col_offset or 0 :].strip()
             comment = comment.removeprefix("#").strip()
             about = f": {comment}" if comment else ""
-            found.append(f"- `{ast.unparse(one)}`{about}")
-    yield "**Members**\n\n" + "\n".join(found)
+            items.append(f"- `{ast.unparse(member)}`{about}")
+    yield "**Members**\n\n" + "\n".join(items)
 
 
 def members(named: Named, node: ast.ClassDef) -> Iterator[str]:
     """Yield the paragraphs about a class's public methods, its own and inherited."""
     seen: set[str] = set()
     for owner in _with_bases(named.module, node):
-        for one in owner.body:
-            if not isinstance(one, Function) or one.name in seen:
+        for method in owner.body:
+            if not isinstance(method, Function) or method.name in seen:
                 continue
-            if not _is_listed(one):
+            if not _is_listed(method):
                 continue
-            seen.add(one.name)
-            yield f"#### {named.name}.{one.name}"
-            if not is_decorated(one, "property"):
-                yield f"```text\n{signature(one.name, one, is_method=True)}\n```"
-            yield from _documented(one)
+            seen.add(method.name)
+            yield f"### {named.name}.{method.name}"
+            if not is_decorated(method, "property"):
+                text = signature(method.name, method, is_method=True)
+                yield f"```text\n{text}\n```"
+            yield from _documented(method)
 
 
 def _is_listed(node: Function) -> bool:
@@ -369,10 +368,12 @@ def _with_bases(module: str, node: ast.ClassDef) -> Iterator[ast.ClassDef]:
     yield node
     for base in _bases(node):
         package, _, name = base.partition("[")[0].rpartition(".")
-        where = f"asyncrpc.{package}" if package else module
-        found = find(where, name)
-        if found is not None and isinstance(found.found[0], ast.ClassDef):
-            yield from _with_bases(found.module, found.found[0])
+        where = module
+        for source, original in imports(module, package):
+            where = f"{source}.{original}"
+        parent = find(where, name)
+        if parent is not None and isinstance(parent.definitions[0], ast.ClassDef):
+            yield from _with_bases(parent.module, parent.definitions[0])
 
 
 def _documented(node: Definition) -> Iterator[str]:
@@ -381,33 +382,42 @@ def _documented(node: Definition) -> Iterator[str]:
         yield from render(docstring)
 
 
-def page() -> str:
-    """Return the whole page."""
-    paragraphs = [
-        "# API",
-        "<!-- Made by docs/make_api.py from the docstrings: change those. -->",
-        "See also [errors](errors.md) and [limits](limits.md).",
-    ]
-    seen: dict[tuple[str, str], str] = {}
-    for module in MODULES:
-        paragraphs += [f"## {module}", *_documented_module(module)]
-        for group in groups_of(module):
-            again: list[str] = []
-            for index, name in enumerate(group.names):
-                if not index and group.title:
-                    paragraphs.append(f"**{group.title}**")
-                named = find(module, name)
-                if named is None:
-                    paragraphs += constant(module, name)
-                    continue
-                before = seen.setdefault((named.module, named.name), module)
-                if before != module:
-                    again.append(f"[`{name}`](#{_anchor(before, name)})")
-                else:
-                    paragraphs += entry(named, module)
-            if again:
-                paragraphs.append(f"Also here: {', '.join(again)}.")
-    return "\n\n".join(paragraphs) + "\n"
+def pages(folder: Path) -> Mapping[str, str]:
+    """Return the text of each page by its module, with links as from a folder."""
+    reference = Path(os.path.relpath(REFERENCE, folder)).as_posix()
+    head = (
+        f"All modules: [API]({reference}/api.md). "
+        f"See also [errors]({reference}/errors.md) and [limits]({reference}/limits.md)."
+    )
+    first_module: dict[tuple[str, str], str] = {}
+    return {
+        module: "\n\n".join(_paragraphs(module, head, first_module)) + "\n"
+        for module in MODULES
+    }
+
+
+def _paragraphs(
+    module: str, head: str, first_module: dict[tuple[str, str], str]
+) -> Iterator[str]:
+    yield f"# {module}"
+    yield head
+    yield from _documented_module(module)
+    for group in groups_of(module):
+        elsewhere: list[str] = []
+        if group.title:
+            yield f"**{group.title}**"
+        for name in group.names:
+            named = find(module, name)
+            if named is None:
+                yield from constant(module, name)
+                continue
+            first = first_module.setdefault((named.module, named.name), module)
+            if first == module:
+                yield from entry(named, module)
+            else:
+                elsewhere.append(f"[`{name}`]({first}.md#{_anchor(first, name)})")
+        if elsewhere:
+            yield f"Also here: {', '.join(elsewhere)}."
 
 
 def _anchor(module: str, name: str) -> str:
@@ -424,11 +434,10 @@ def constant(module: str, name: str) -> Iterator[str]:
     """Yield the paragraphs about a name that is not a class, function or module."""
     if f"{module}.{name}" in MODULES:
         return
-    yield f"### {module}.{name}"
-    found = find_constant(module, name)
-    if found is None:
+    yield f"## {module}.{name}"
+    if (definition := find_constant(module, name)) is None:
         return
-    where, node = found
+    where, node = definition
     value = f" = {ast.unparse(node.value)}" if node.value is not None else ""
     text = f"{name}: {ast.unparse(node.annotation)}{value}"
     text = textwrap.fill(text, SIGNATURE_COLUMNS, subsequent_indent="    ")
@@ -439,17 +448,13 @@ def constant(module: str, name: str) -> Iterator[str]:
         yield from render(str(after.value.value))
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Write the page, or check it."""
-    wanted = page()
-    if "--check" not in arguments:
-        PAGE.write_text(wanted, encoding="utf-8")
-        return 0
-    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == wanted:
-        return 0
-    sys.stderr.write(f"{PAGE} is not what the docstrings say: run `make docs`\n")
-    return 1
+def main(folder: Path) -> None:
+    """Write the pages into a folder, which need not be there."""
+    folder = folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    for module, text in pages(folder).items():
+        (folder / f"{module}.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(Path(sys.argv[1]))

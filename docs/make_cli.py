@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from asyncrpc.cli.main import make_parser
+from asyncrpc.tools.cli.main import make_parser
 
 PAGE: Final = Path(__file__).resolve().parent / "reference" / "cli.md"
 _HEAD: Final = (

@@ -40,9 +40,8 @@ from torch import nn
 from torch.nn import functional
 
 import asyncrpc
-from asyncrpc import devices
+from asyncrpc import devices, xla
 from asyncrpc.ddp import DistributedDataParallel
-from asyncrpc.devices import xla
 from asyncrpc.multiprocessing import launch
 
 TRAINING = 1440  # of the 1,797 digits; the others are for the test

@@ -29,32 +29,37 @@ _KERNEL: Final = "answered by the kernel from memory; no disk has a part in it"
 _INSTALLED: Final = "sees what is installed, once a process"
 _PROCESS: Final = "starts a process, for which its caller waits"
 ALLOWED: Final[Mapping[str, Mapping[str, str]]] = {
-    "inspection/summarizing.py": {"resident_bytes": _KERNEL},
-    "multiprocessing/launcher.py": {"_held_interrupts": _PROCESS, "_start": _PROCESS},
-    "runtime/devices/pjrt.py": {"has_tpu": _INSTALLED, "set_up": _INSTALLED},
-    "runtime/links/heartbeat.py": {"__init__": _KERNEL},
-    "runtime/links/routes.py": {"default_addresses": _KERNEL},
-    "runtime/links/sidecar_process.py": {"_spawn": _PROCESS},
-    "runtime/socket_directory.py": {
+    "tools/inspection/summarizing.py": {"resident_bytes": _KERNEL},
+    "core/multiprocessing/launcher.py": {
+        "_held_interrupts": _PROCESS,
+        "_start": _PROCESS,
+    },
+    "core/devices/pjrt.py": {"has_tpu": _INSTALLED, "set_up": _INSTALLED},
+    "core/links/heartbeat.py": {"__init__": _KERNEL},
+    "core/links/routes.py": {"default_addresses": _KERNEL},
+    "core/links/sidecar_process.py": {"_spawn": _PROCESS},
+    "core/host/socket_directory.py": {
         "__init__": _ONCE,
         "_locked": _ONCE,
         "_remove": _ONCE,
         "_remove_if_dead": _ONCE,
         "_sweep": _ONCE,
     },
-    "runtime/payloads/loans.py": {"_on_readable": "the loop says that it can be read"},
+    "core/payloads/loans.py": {"_on_readable": "the loop says that it can be read"},
     "serving/asgi/middleware.py": {"_answer": "calls the application, a framework's"},
-    "transport/interfaces.py": {"_default_sources": _KERNEL, "_ipv6": _KERNEL},
-    "transport/sockets.py": {"close_servers": _ONCE},  # asyncio's own, from 3.13 on
-    "transport/tls.py": {"_first_certificate": _ONCE},
-    "transport/uds.py": {
+    "core/transport/interfaces.py": {"_default_sources": _KERNEL, "_ipv6": _KERNEL},
+    "core/transport/sockets.py": {
+        "close_servers": _ONCE
+    },  # asyncio's own, from 3.13 on
+    "core/transport/tls.py": {"_first_certificate": _ONCE},
+    "core/transport/uds.py": {
         "_bind": _ONCE,
         "_open_private": _ONCE,
         "_remove_stale": _ONCE,
         "listen": _ONCE,  # likewise
         "remove_own": _ONCE,
     },
-    "sidecar/pulse.py": {
+    "core/sidecar/pulse.py": {
         "pid_namespace": _KERNEL,
         "read_of": _KERNEL,
         "stat_of": _KERNEL,

@@ -26,8 +26,8 @@ import pytest_asyncio
 import torch
 import uvloop
 
-from asyncrpc.logs import PeerLineFilter
-from asyncrpc.multiprocessing.store import serve_store
+from asyncrpc.core.logs import PeerLineFilter
+from asyncrpc.core.multiprocessing.store import serve_store
 from asyncrpc.testing.leaks import ResourceSnapshot, running_tasks
 
 pytest_plugins = ["tests.tiers", "tests.blocking"]

@@ -6,15 +6,15 @@ from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from asyncrpc.optim.service import OptimizerService
-from asyncrpc.runtime.calls.credit import InboundCredit
-from asyncrpc.runtime.links.directory import Directory
-from asyncrpc.runtime.rounds.machine.series import Series
-from asyncrpc.runtime.rounds.machine.table import Rounds
-from asyncrpc.runtime.router import Route, Router
+from asyncrpc.core.barriers.machine.series import Series
+from asyncrpc.core.barriers.machine.table import SeriesTable
+from asyncrpc.core.calls.credit import InboundCredit
+from asyncrpc.core.links.directory import Directory
+from asyncrpc.core.optim.service import OptimizerService
+from asyncrpc.core.services.router import Route, Router
+from asyncrpc.core.shm.machine.pool import SlabPool
+from asyncrpc.core.transport.descriptors import DescriptorInbox
 from asyncrpc.serving.batching.machine.fair_queue import FairQueue
-from asyncrpc.shm.machine.pool import SlabPool
-from asyncrpc.transport.descriptors import DescriptorInbox
 
 # ruff: noqa: SLF001  (that is what this is for)
 
@@ -57,9 +57,9 @@ def held_bytes(pool: SlabPool) -> int:
     )
 
 
-def series_of(rounds: Rounds) -> list[Series]:
+def series_of(table: SeriesTable) -> list[Series]:
     """Return every series that is remembered."""
-    return list(rounds._all.values())
+    return list(table._all.values())
 
 
 def optimizers_here(service: OptimizerService) -> int:

@@ -14,11 +14,11 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from asyncrpc import AsyncRpcError, Worker
-from asyncrpc.runtime import schema
-from asyncrpc.runtime.membership.messages import MemberRecord, fields_of
-from asyncrpc.runtime.messages import Message
-from asyncrpc.wire.frames import FrameKind
+from asyncrpc import Worker
+from asyncrpc.core.membership.messages import MemberRecord, fields_of
+from asyncrpc.core.services import schema
+from asyncrpc.core.services.messages import Message
+from asyncrpc.core.wire.frames import FrameKind
 from tests.fuzz.choices import Choices
 
 T = TypeVar("T")
@@ -80,8 +80,8 @@ class Facts:
 
 def _is_fit(kind: schema.Kind, value: Any) -> bool:
     try:
-        kind.explain("", value)
-    except AsyncRpcError:
+        kind.read(value)
+    except schema.UnfitError:
         return False
     return True
 
@@ -110,21 +110,18 @@ class Liar:
 
     def value(self, kind: schema.Kind) -> Any:  # noqa: PLR0911  (a kind, a line)
         """Return a value that a field may be."""
-        # ruff: noqa: SLF001  (what a kind is made of is nowhere public)
         if type(kind) is type(_RECORD):
             return self._record()
         if isinstance(kind, schema.RecordSchema):
             fields = self._fields(kind)
-            if kind.leading is None:
-                return fields
-            return [self.value(kind.leading[1]), {schema.FIELDS: fields}]
+            return [fields[0], {schema.FIELDS: fields[1:]}] if kind.is_led else fields
         if isinstance(kind, schema.Maybe):
-            return None if self.choices.below(2) else self.value(kind._inner)
+            return None if self.choices.below(2) else self.value(kind.inner)
         if isinstance(kind, schema.Array):
             count = (1, 0, 1, 3)[self.choices.below(4)]
-            return [self.value(kind._inner) for _ in range(count)]
+            return [self.value(kind.inner) for _ in range(count)]
         if isinstance(kind, schema.EnumName):
-            return self.one_of(list(kind._members.__members__))
+            return self.one_of(list(kind.members))
         if isinstance(kind, schema.Instance):
             return torch.full(((1, 3)[self.choices.below(2)],), 99.0)
         return self.one_of(self.facts.fitting(kind))

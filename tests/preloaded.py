@@ -14,18 +14,18 @@ from typing import Final
 
 import pytest
 
+from asyncrpc.core.multiprocessing.store import serve_store
 from asyncrpc.multiprocessing import launch
-from asyncrpc.multiprocessing.store import serve_store
 
 MODULES: Final = (
     "asyncrpc",
     "asyncrpc.compat.nn",
     "asyncrpc.testing",
     "torch._dynamo",  # torch's optimizers import the compiler
-    "tests.integration.collectives.scenarios",
-    "tests.integration.ddp.ranks",
-    "tests.integration.multiprocessing.targets",
-    "tests.integration.runtime.remote",
+    "tests.integration.parallel.collectives.scenarios",
+    "tests.integration.parallel.ddp.ranks",
+    "tests.integration.core.multiprocessing.targets",
+    "tests.integration.core.remote",
     "tests.clusters.proxies.web_programs",
     "tests.integration.serving.replica_programs",
     "tests.integration.traces.remote",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from asyncrpc.runtime.ports import PeerLink
-from asyncrpc.wire.messages import pack_head
+from asyncrpc.core.services.ports import PeerLink
+from asyncrpc.core.wire.messages import pack_head
 
 
 class RawMessage:

@@ -36,12 +36,12 @@ def main(argv: Sequence[str]) -> None:
     # We parse only what comes before the program's own arguments.
     own = 2 if argv[:1] == ["-m"] else 1
     parser = _parser()
-    given = parser.parse_args(argv[:own])
-    target: str = given.target
+    arguments = parser.parse_args(argv[:own])
+    target: str = arguments.target
     install()
     sys.argv = [target, *argv[own:]]
     try:
-        program = _module(target) if given.module else _script(target)
+        program = _module(target) if arguments.module else _script(target)
     except FileNotFoundError as error:
         parser.error(str(error))
     _run(*program)
@@ -97,33 +97,31 @@ def _module(name: str) -> tuple[types.ModuleType, types.CodeType]:
         FileNotFoundError: the module does not exist.
     """
     try:
-        found = importlib.util.find_spec(name)
-        if found is not None and found.submodule_search_locations is not None:
-            found = importlib.util.find_spec(f"{name}.__main__")
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
     except ModuleNotFoundError as error:
         raise FileNotFoundError(f"there is no module {name!r}: {error}") from error
-    if found is None:
+    if spec is None:
         raise FileNotFoundError(f"there is no module {name!r}")
-    module, code = _loaded(found, name)
+    module, code = _loaded(spec, name)
     sys.argv[0] = str(module.__file__)
     return module, code
 
 
 def _loaded(
-    found: ModuleSpec | None, target: str
+    spec: ModuleSpec | None, target: str
 ) -> tuple[types.ModuleType, types.CodeType]:
     """Make the module of a specification, and get its code.
 
     Raises:
         FileNotFoundError: the module has no Python code.
     """
-    loader: Any = None if found is None else found.loader
-    code = (
-        loader.get_code(found.name) if found and hasattr(loader, "get_code") else None
-    )
-    if found is None or code is None:
+    loader: Any = None if spec is None else spec.loader
+    code = loader.get_code(spec.name) if spec and hasattr(loader, "get_code") else None
+    if spec is None or code is None:
         raise FileNotFoundError(f"there is no program to run in {target!r}")
-    module = importlib.util.module_from_spec(found)
+    module = importlib.util.module_from_spec(spec)
     module.__name__ = "__main__"
     return module, code
 

@@ -14,16 +14,16 @@ from typing import Any
 
 import torch
 
-from asyncrpc.autograd import backward as run_backward
-from asyncrpc.autograd.context import Context, current_context_var
-from asyncrpc.autograd.state import ContextState
 from asyncrpc.compat.nodes import RememberingAutograd
 from asyncrpc.compat.rpc import agent as agents
 from asyncrpc.compat.rpc import errors
 from asyncrpc.compat.rpc.agent import Agent
+from asyncrpc.core.autograd.context import Context, current_context_var
+from asyncrpc.core.autograd.public import backward as run_backward
+from asyncrpc.core.autograd.state import ContextState
+from asyncrpc.core.calls.context import forget_deadline
+from asyncrpc.core.ids import ContextId
 from asyncrpc.errors import BackwardFailedError, InvalidContextError
-from asyncrpc.ids import ContextId
-from asyncrpc.runtime.calls.context import forget_deadline
 
 __all__ = ["backward", "context", "get_gradients", "is_available"]
 
@@ -40,9 +40,9 @@ def is_available() -> bool:
 
 
 def _service(agent: Agent) -> RememberingAutograd:
-    found: Any = agent.worker.parts.service("autograd")
-    assert isinstance(found, RememberingAutograd)
-    return found
+    service: Any = agent.worker.parts.service("autograd")
+    assert isinstance(service, RememberingAutograd)
+    return service
 
 
 def _context(agent: Agent, context_id: int) -> Context:
@@ -86,13 +86,13 @@ def _opened() -> Context:
     if current is not None and not current.is_of_pass:  # a hook may open its own
         raise RuntimeError("Already have an autograd context id for this thread.")
     serial = next(agent.context_ids)
-    made = Context(_service(agent), ContextId(agent.worker.incarnation, serial))
-    open_it = partial(made.service.open, made.id, agent.worker.id)
+    context = Context(_service(agent), ContextId(agent.worker.incarnation, serial))
+    open_it = partial(context.service.open, context.id, agent.worker.id)
     if agent.host.is_here:
         open_it()
     else:  # whatever this thread does next comes to the loop after it
         agent.host.soon(open_it)
-    return made
+    return context
 
 
 def _release(which: Context) -> None:
@@ -180,8 +180,8 @@ def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
     agent = agents.current()
 
     async def gather() -> dict[torch.Tensor, torch.Tensor]:
-        found = _context(agent, context_id)
-        return dict(await found.service.gathered(found.id))
+        context = _context(agent, context_id)
+        return dict(await context.service.gathered(context.id))
 
     return agent.host.run(gather())
 
@@ -240,14 +240,16 @@ class DistAutogradContext:
         return {self._agent.rank_of(name) for name in names}
 
     def _send_functions(self) -> dict[int, Any]:
-        agent, found = self._agent, _service(self._agent)
-        nodes = agent.host.do_at_once(lambda: found.sent(self._state))
+        agent, service = self._agent, _service(self._agent)
+        nodes = agent.host.do_at_once(lambda: service.sent(self._state))
         rank = agent.rank
-        return {_message_id(rank, one.serial): node for one, node in nodes.items()}
+        return {
+            _message_id(rank, message.serial): node for message, node in nodes.items()
+        }
 
     def _recv_functions(self) -> dict[int, Any]:
-        agent, found = self._agent, _service(self._agent)
-        nodes = agent.host.do_at_once(lambda: found.received(self._state.id))
+        agent, service = self._agent, _service(self._agent)
+        nodes = agent.host.do_at_once(lambda: service.received(self._state.id))
         return {
             _message_id(agent.rank_of(sender), serial): node
             for (sender, serial), node in nodes.items()
@@ -260,26 +262,26 @@ def _message_id(rank: int, serial: int) -> int:
 
 
 def _new_context() -> DistAutogradContext:
-    made = _opened()
-    current_context_var.set(made)
-    return _retrieve_context(made.id.serial)
+    context = _opened()
+    current_context_var.set(context)
+    return _retrieve_context(context.id.serial)
 
 
 def _retrieve_context(context_id: int) -> DistAutogradContext:
     agent = agents.current()
 
     def find() -> DistAutogradContext:
-        found = _context(agent, context_id)
-        return DistAutogradContext(agent, found.service.state(found))
+        context = _context(agent, context_id)
+        return DistAutogradContext(agent, context.service.state(context))
 
     return agent.host.do_at_once(find)
 
 
 def _current_context() -> DistAutogradContext:
-    found = current_context_var.get()
-    if found is None:
+    context = current_context_var.get()
+    if context is None:
         raise RuntimeError(_NO_CONTEXT)
-    return _retrieve_context(found.id.serial)
+    return _retrieve_context(context.id.serial)
 
 
 def _is_valid_context(context_id: int) -> bool:

@@ -65,11 +65,7 @@ class Installation:
 
 
 class Preparation:
-    """Replaces `get_preparation_data`, and adds the entry to its result.
-
-    Args:
-        original: the replaced function.
-    """
+    """Replaces `get_preparation_data`, and adds the entry to its result."""
 
     def __init__(self, original: Callable[[str], dict[str, Any]]) -> None:
         self.original = original

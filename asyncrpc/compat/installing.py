@@ -49,15 +49,14 @@ _REMOTE_MODULE: Final = "torch.distributed.nn.api.remote_module"
 # C++ modules: attributes of `torch._C`, which is not a package that imports them.
 _C_RPC: Final = "torch._C._distributed_rpc"
 _C_AUTOGRAD: Final = "torch._C._distributed_autograd"
-_C_TESTING: Final = "torch._C._distributed_rpc_testing"
 # No module of torch stays below these, even if the facade has no such module.
 _PACKAGES: Final = (_RPC, _AUTOGRAD)
 _FACADE_RPC: Final = "asyncrpc.compat.rpc"
 # Names in modules that stay torch's, and their definitions here: a profiler that shows
 # events of callees.
 _PROFILER: Final = "torch.autograd.profiler_legacy"
-_REPLACED: Final[Mapping[tuple[str, str], str]] = {
-    (_PROFILER, "profile"): "asyncrpc.compat.profiler_legacy",
+_REPLACED: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
+    (_PROFILER, "profile"): ("asyncrpc.compat.profiling", "legacy_profile"),
 }
 _NOTHING: Final = object()  # the value of a name that a home lacks
 # Modules that nobody has to be told of: torch's (the third are generated), whose names
@@ -72,7 +71,6 @@ _DEFINING: Final = (
     _REMOTE_MODULE,
     _C_RPC,
     _C_AUTOGRAD,
-    _C_TESTING,
 )
 
 
@@ -144,7 +142,6 @@ class Substitute(types.ModuleType):
     """A module that has the names of other modules, for reading and for writing.
 
     Args:
-        name: name of the replaced module.
         homes: the modules that it searches, in this order.
         original: torch's module, if it was loaded: what that has imported for itself
             (`rpc.api.Future`, say) is there too.
@@ -160,9 +157,9 @@ class Substitute(types.ModuleType):
         vars(self)["_homes"] = tuple(homes)
         vars(self)["_original"] = original
         vars(self)["__all__"] = [
-            one
-            for one in getattr(homes[0], "__all__", ())
-            if not isinstance(getattr(homes[0], one), types.ModuleType)
+            public_name
+            for public_name in getattr(homes[0], "__all__", ())
+            if not isinstance(getattr(homes[0], public_name), types.ModuleType)
         ]
 
     def _home_of(self, name: str) -> types.ModuleType | None:
@@ -172,9 +169,9 @@ class Substitute(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if not _is_dunder(name):
             for home in self.__dict__["_homes"]:
-                found = getattr(home, name, _NOTHING)
-                if found is not _NOTHING:
-                    return found
+                value = getattr(home, name, _NOTHING)
+                if value is not _NOTHING:
+                    return value
             imported = getattr(self.__dict__["_original"], name, _NOTHING)
             if isinstance(imported, types.ModuleType):  # one that is replaced, or not
                 imported = sys.modules.get(imported.__name__, _NOTHING)
@@ -270,10 +267,12 @@ class SubstituteFinder(MetaPathFinder, Loader):
         """Remove torch's modules from `sys.modules`, and names from others."""
         for name in self._replaced():
             self.displaced[name] = sys.modules.pop(name)
-        for (module, name), home in _REPLACED.items():
-            theirs = importlib.import_module(module)
-            self.replaced[module, name] = getattr(theirs, name)
-            setattr(theirs, name, getattr(importlib.import_module(home), name))
+        for (module, name), (home, our_name) in _REPLACED.items():
+            torch_module = importlib.import_module(module)
+            self.replaced[module, name] = getattr(torch_module, name)
+            setattr(
+                torch_module, name, getattr(importlib.import_module(home), our_name)
+            )
 
     def fill(self) -> None:
         """Load the substitutes of modules that had been loaded, and set their names.
@@ -322,8 +321,10 @@ def _set_in_parent(name: str, module: types.ModuleType | None) -> None:
 
 
 def _installed() -> SubstituteFinder | None:
-    found = (one for one in sys.meta_path if isinstance(one, SubstituteFinder))
-    return next(found, None)
+    installed = (
+        finder for finder in sys.meta_path if isinstance(finder, SubstituteFinder)
+    )
+    return next(installed, None)
 
 
 def _homes() -> dict[str, list[types.ModuleType]]:
@@ -347,8 +348,6 @@ def _homes() -> dict[str, list[types.ModuleType]]:
         _C_RPC: [importlib.import_module(f"{_FACADE_RPC}.bindings")],
         _C_AUTOGRAD: [importlib.import_module("asyncrpc.compat.autograd")],
     }
-    if _C_TESTING in sys.modules:
-        homes[_C_TESTING] = [importlib.import_module(f"{_FACADE_RPC}._testing")]
     for leaf in sorted(_below(sys.modules[_RPC]) & _below(rpc)):
         own = importlib.import_module(f"{_FACADE_RPC}.{leaf}")
         homes[f"{_RPC}.{leaf}"] = [own, rpc, lock]
@@ -356,7 +355,7 @@ def _homes() -> dict[str, list[types.ModuleType]]:
 
 
 def _below(package: types.ModuleType) -> set[str]:
-    return {one.name for one in pkgutil.iter_modules(package.__path__)}
+    return {submodule.name for submodule in pkgutil.iter_modules(package.__path__)}
 
 
 def _rebind(
@@ -372,10 +371,10 @@ def _rebind(
             continue
         values[id(module)] = {name.rpartition(".")[2]: new[name]}
         for key in dir(module):
-            mine = getattr(module, key, _NOTHING)
+            old_value = getattr(module, key, _NOTHING)
             other = getattr(new[name], key, _NOTHING)
-            if callable(mine) and mine is not other is not _NOTHING:
-                values.setdefault(id(mine), {})[key] = other
+            if callable(old_value) and old_value is not other is not _NOTHING:
+                values.setdefault(id(old_value), {})[key] = other
     for name, module in list(sys.modules.items()):
         if name.startswith(_TORCH) and name not in old:
             for key, value in list(vars(module).items()):
@@ -397,7 +396,11 @@ def _holders(finder: SubstituteFinder) -> Iterator[str]:
         held = getattr(module, "__dict__", None)
         if name.startswith(_UNASKED) or not isinstance(held, dict):
             continue
-        yield from (f"{name}.{one}" for one, v in list(held.items()) if id(v) in stale)
+        yield from (
+            f"{name}.{attribute}"
+            for attribute, v in list(held.items())
+            if id(v) in stale
+        )
 
 
 def _differing(displaced: Mapping[str, types.ModuleType]) -> Iterator[int]:

@@ -19,13 +19,13 @@ import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.autograd.graph import GradientEdge, Node
 
-from asyncrpc.autograd.functions import Region, following, leaves_of
-from asyncrpc.autograd.service import AutogradService, AutogradWorker
-from asyncrpc.autograd.state import ContextState, Sent
-from asyncrpc.autograd.torch_only import own_node
-from asyncrpc.ids import ContextId, Incarnation, MessageId
-from asyncrpc.runtime.extensions import OnGradient
-from asyncrpc.runtime.ports import PeerLink
+from asyncrpc.core.autograd.functions import Region, following, leaves_of
+from asyncrpc.core.autograd.service import AutogradService, AutogradWorker
+from asyncrpc.core.autograd.state import ContextState, Sent
+from asyncrpc.core.autograd.torch_only import own_node
+from asyncrpc.core.ids import ContextId, Incarnation, MessageId
+from asyncrpc.core.services.extensions import OnGradient
+from asyncrpc.core.services.ports import PeerLink
 
 RECEIVED: Final = "torch::distributed::autograd::RecvRpcBackward"
 SENT: Final = "torch::distributed::autograd::SendRpcBackward"
@@ -123,11 +123,7 @@ class JoinedState(ContextState):
 
 
 class ReceivedMessage:
-    """Collects the tensors of a message until all have arrived, and joins them.
-
-    Attributes:
-        joined: called with their node.
-    """
+    """Collects the tensors of a message until all have arrived, and joins them."""
 
     __slots__ = ("_receive", "_tensors", "joined")
 
@@ -261,11 +257,11 @@ class RememberingAutograd(AutogradService):
             state.id not in self.contexts.open
         ):  # it has ended: nothing would remove them
             return {key: SendRpcBackward(sent) for key, sent in state.sent.items()}
-        made = self._sent.setdefault(state.id, {})
+        nodes = self._sent.setdefault(state.id, {})
         for message, sent in state.sent.items():
-            if message not in made:
-                made[message] = SendRpcBackward(sent)
-        return dict(made)
+            if message not in nodes:
+                nodes[message] = SendRpcBackward(sent)
+        return dict(nodes)
 
     def _forget(self, context_id: ContextId) -> None:
         """Remove the nodes of a context that has ended."""

@@ -9,9 +9,9 @@ from typing import Any
 
 from asyncrpc.compat.autograd import _context
 from asyncrpc.compat.rpc import agent as agents
+from asyncrpc.core.calls.context import current_worker_var, forget_deadline
+from asyncrpc.core.optim.distributed import DistributedOptimizer as Optimizer
 from asyncrpc.errors import AsyncRpcError
-from asyncrpc.optim import DistributedOptimizer as Optimizer
-from asyncrpc.runtime.calls.context import current_worker_var, forget_deadline
 
 __all__ = ["DistributedOptimizer"]
 
@@ -40,8 +40,8 @@ class DistributedOptimizer:
         async def make() -> Optimizer:
             forget_deadline()
             current_worker_var.set(agent.worker)
-            made = Optimizer(optimizer_class, list(params_rref), *args, **kwargs)
-            return await made
+            optimizer = Optimizer(optimizer_class, list(params_rref), *args, **kwargs)
+            return await optimizer
 
         try:
             self._optimizer = agent.host.run(make())

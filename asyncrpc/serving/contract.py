@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from asyncrpc.arguments import check_duration, wrong
+from asyncrpc.core.arguments import check_duration, wrong
 from asyncrpc.serving.machine.deadline_header import (
     BadDeadlineError,
     NoTimeLeftError,
@@ -88,7 +88,6 @@ class Contract:
         """Return the answer to an error; None: the middleware does not answer it.
 
         Args:
-            error: that a handler raised.
             is_over: whether the deadline of the request has passed.
             is_closed: whether the worker of the application has ended.
         """

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hmac
 from typing import TYPE_CHECKING, Final
 
-from asyncrpc.arguments import check_duration, check_kind
+from asyncrpc.core.arguments import check_duration, check_kind
+from asyncrpc.core.worker import Worker
 from asyncrpc.errors import NotStartedError, UsageError
-from asyncrpc.runtime.worker import Worker
 from asyncrpc.serving.tokens import check_token
 
 if TYPE_CHECKING:
@@ -85,4 +85,6 @@ def _address_of(worker: Worker) -> str:
         raise UsageError(
             f"worker {worker.name!r} has no address, so it cannot be looked at"
         )
-    return next((one for one in known if one.startswith(_SCHEMES)), known[0])
+    return next(
+        (address for address in known if address.startswith(_SCHEMES)), known[0]
+    )

@@ -26,14 +26,14 @@ from torch.distributed.debug._frontend import (
     Route,
 )
 
-from asyncrpc.clock import NS_PER_S, wall_ns
+from asyncrpc.core.loop.clock import NS_PER_S, wall_ns
+from asyncrpc.core.options import Options
 from asyncrpc.errors import AsyncRpcError
-from asyncrpc.inspection.collective_records import UNDER_WAY
-from asyncrpc.inspection.group import GroupView, view_of
-from asyncrpc.inspection.machine.graph import find_hangs
-from asyncrpc.inspection.machine.wording import duration, sentence
-from asyncrpc.inspection.observer import Observer
-from asyncrpc.runtime.options import Options
+from asyncrpc.tools.inspection.collective_records import UNDER_WAY
+from asyncrpc.tools.inspection.group import GroupView, view_of
+from asyncrpc.tools.inspection.machine.graph import find_hangs
+from asyncrpc.tools.inspection.machine.wording import duration, sentence
+from asyncrpc.tools.inspection.observer import Observer
 
 PATH: Final = "/asyncrpc"
 ROWS_MAX: Final = 200  # of a table
@@ -66,9 +66,6 @@ class ShownTable(NamedTuple):
     """A table of the page.
 
     Attributes:
-        title: above it.
-        heading: of its columns.
-        rows: of cells.
         nothing: text if there are no rows.
     """
 
@@ -130,9 +127,9 @@ class GroupPage(DebugHandler):
         page = request.frontend.render_template("asyncrpc.html", tables=tables)
         return _send(request, HTTPStatus.OK, "text/html", page, {})
 
-    def _is_let_in(self, given: str) -> bool:
+    def _is_let_in(self, header: str) -> bool:
         """Return whether a header has the token, compared in constant time."""
-        scheme, _, rest = given.partition(" ")
+        scheme, _, rest = header.partition(" ")
         token = rest.strip().encode(errors="replace")
         if scheme.lower() == "basic":
             try:
@@ -184,18 +181,18 @@ def _log_nothing(*_: object) -> None:
 
 def _reasons(view: GroupView, after_s: float) -> ShownTable:
     graph = view.graph
-    found = [(sentence(graph, one),) for one in find_hangs(graph, after_s=after_s)]
+    rows = [(sentence(graph, hang),) for hang in find_hangs(graph, after_s=after_s)]
     nothing = f"nothing waits longer than {duration(after_s)}"
-    return ShownTable("Why it waits", ("reason",), found[:ROWS_MAX], nothing)
+    return ShownTable("Why it waits", ("reason",), rows[:ROWS_MAX], nothing)
 
 
 def _calls(view: GroupView) -> ShownTable:
-    made = [
+    calls = [
         (call.for_s, name, call.to, call.function)
         for name, snapshot in view.snapshots.items()
         for call in snapshot.made
     ]
-    rows = [(duration(age), *rest) for age, *rest in sorted(made, reverse=True)]
+    rows = [(duration(age), *rest) for age, *rest in sorted(calls, reverse=True)]
     heading = "age", "from", "to", "function"
     return ShownTable(
         "Calls in flight", heading, rows[:ROWS_MAX], "no call is under way"
@@ -203,7 +200,7 @@ def _calls(view: GroupView) -> ShownTable:
 
 
 def _collectives(view: GroupView) -> ShownTable:
-    rows = sorted(_under_way(view), key=lambda one: one[0])
+    rows = sorted(_under_way(view), key=lambda row: row[0])
     shown = [(duration(for_s), *rest) for for_s, *rest in reversed(rows)]
     heading = "age", "worker", "collective", "group", "at"
     return ShownTable(
@@ -214,14 +211,14 @@ def _collectives(view: GroupView) -> ShownTable:
 def _under_way(view: GroupView) -> Iterator[tuple[float, str, str, str, str]]:
     now_ns = wall_ns()
     for name, history in view.collectives.items():
-        for one in history.collectives:
-            if one.ended_ns != UNDER_WAY:
+        for collective in history.collectives:
+            if collective.ended_ns != UNDER_WAY:
                 continue
-            for_s = max(0.0, (now_ns - one.began_ns) / NS_PER_S)
-            frame = one.frames[0] if one.frames else None
+            for_s = max(0.0, (now_ns - collective.began_ns) / NS_PER_S)
+            frame = collective.frames[0] if collective.frames else None
             at = "" if frame is None else f"{frame.file}:{frame.line}"
-            what = f"{one.operation} {one.number}"
-            yield for_s, name, what, history.groups[one.group].label, at
+            title = f"{collective.operation} {collective.number}"
+            yield for_s, name, title, history.groups[collective.group].label, at
 
 
 def _workers(view: GroupView) -> ShownTable:

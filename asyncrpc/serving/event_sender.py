@@ -19,9 +19,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
 
-from asyncrpc.arguments import check_callable, check_duration, wrong
+from asyncrpc.core.arguments import check_callable, check_duration, wrong
+from asyncrpc.core.calls.context import current_worker_var
 from asyncrpc.errors import UsageError
-from asyncrpc.runtime.calls.context import current_worker_var
 from asyncrpc.serving.client_scope import ClientLeftError, ClientScope, beside
 from asyncrpc.serving.machine import server_sent_events as sse
 from asyncrpc.serving.machine.error_answers import INTERNAL, ErrorAnswer, answer_to
@@ -104,7 +104,6 @@ class EventSender:
 
         Args:
             channel: takes the bytes.
-            options: of the response.
         """
         self.has_begun = False
         self._channel = channel
@@ -189,16 +188,16 @@ class EventSender:
 def failure_of(error: BaseException) -> ErrorAnswer:
     """Return the answer to an error after the response began; log the error."""
     worker = current_worker_var.get()
-    found = answer_to(
+    answer = answer_to(
         error,
         is_over=is_over(),
         is_closed=worker is not None and worker.is_closed,
     )
-    if found is None:
+    if answer is None:
         logger.error("a stream to a client failed", exc_info=error)
         return INTERNAL
     logger.warning("a stream to a client ends: %s", error)
-    return found
+    return answer
 
 
 def error_event(answer: ErrorAnswer) -> bytes:
@@ -220,14 +219,13 @@ async def closed(items: AsyncIterable[Any]) -> AsyncIterator[AsyncIterator[Any]]
 
 def source_of(
     stream: AsyncIterable[Any] | Callable[[G], AsyncIterable[Any]],
-    given: G,
+    argument: G,
     response: str = "sse_response",
 ) -> AsyncIterable[Any]:
     """Return the items of a response, or those that its function returns.
 
     Args:
         stream: the items, or the function.
-        given: to the function.
         response: name of what was called, in errors.
 
     Raises:
@@ -235,15 +233,15 @@ def source_of(
     """
     if isinstance(stream, AsyncIterable):
         return stream
-    made = stream(given)
-    if not isinstance(made, AsyncIterable):
-        if hasattr(made, "close"):
-            made.close()  # a coroutine, of a function without `yield`
+    items = stream(argument)
+    if not isinstance(items, AsyncIterable):
+        if hasattr(items, "close"):
+            items.close()  # a coroutine, of a function without `yield`
         raise UsageError(
             f"the function of {response} must return an asynchronous iterator, such as "
-            f"Peer.stream(...), not an object of type {type(made).__name__}"
+            f"Peer.stream(...), not an object of type {type(items).__name__}"
         )
-    return made
+    return items
 
 
 def check_source(name: str, stream: object) -> None:

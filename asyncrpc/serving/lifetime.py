@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TypeAlias
 
-from asyncrpc.arguments import check_kind, wrong
-from asyncrpc.runtime.worker import Worker
+from asyncrpc.core.arguments import check_kind, wrong
+from asyncrpc.core.worker import Worker
 
 # A worker, started or not, or a function that makes one.
 WorkerSource: TypeAlias = Worker | Callable[[], Worker]

@@ -15,12 +15,12 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from asyncrpc.arguments import check_count, check_kind
+from asyncrpc.core.arguments import check_count, check_kind
+from asyncrpc.core.host.shortage import descriptors_max, shortage_of
+from asyncrpc.core.transport.address import Address, is_loopback
+from asyncrpc.core.transport.sockets import StreamListener
+from asyncrpc.core.transport.tcp import bind
 from asyncrpc.errors import TransportError, UsageError
-from asyncrpc.shortage import descriptors_max, shortage_of
-from asyncrpc.transport.address import Address, is_loopback
-from asyncrpc.transport.sockets import StreamListener
-from asyncrpc.transport.tcp import bind
 
 logger = logging.getLogger("asyncrpc")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncrpc.arguments import wrong
+from asyncrpc.core.arguments import wrong
 
 
 def check_path(name: str, path: object) -> None:

@@ -16,8 +16,8 @@ from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from typing import Final
 
-from asyncrpc.clock import Deadline
-from asyncrpc.runtime.calls.context import current_deadline, deadline_var
+from asyncrpc.core.calls.context import current_deadline, deadline_var
+from asyncrpc.core.loop.clock import Deadline
 
 # Calls watch the deadline themselves, and their error says more.  The same time as in
 # `asyncrpc.deadline`.
@@ -47,11 +47,7 @@ class _ResponseLimit(Deadline):
 
 
 class RequestDeadline:
-    """The time at which a handler is cancelled.
-
-    Attributes:
-        limit: the deadline.
-    """
+    """The time at which a handler is cancelled."""
 
     def __init__(self, limit: Deadline) -> None:
         """Prepare; `cutting_off` starts the timer.
@@ -123,11 +119,11 @@ async def request_deadline(
         return
     limit = Deadline.after(timeout_s, asyncio.get_running_loop().time())
     outer = current_deadline()
-    made = RequestDeadline(limit if outer is None else min(limit, outer))
-    token, current = deadline_var.set(made.limit), _current.set(made)
+    deadline = RequestDeadline(limit if outer is None else min(limit, outer))
+    token, current = deadline_var.set(deadline.limit), _current.set(deadline)
     try:
-        async with made.cutting_off():
-            yield made
+        async with deadline.cutting_off():
+            yield deadline
     finally:
         _current.reset(current)
         deadline_var.reset(token)

@@ -22,7 +22,7 @@ from collections.abc import (
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, Self, TypeAlias
 
-from asyncrpc.arguments import wrong
+from asyncrpc.core.arguments import wrong
 from asyncrpc.serving.client_scope import ClientLeftError, ClientScope, beside
 from asyncrpc.serving.event_sender import closed, failure_of, source_of
 from asyncrpc.serving.machine.error_answers import NORMAL_CLOSURE
@@ -56,12 +56,7 @@ class SocketChannel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SocketClosure:
-    """How the server closes a websocket.
-
-    Attributes:
-        code: of the close frame.
-        reason: of the close frame.
-    """
+    """How the server closes a websocket."""
 
     code: int = NORMAL_CLOSURE
     reason: str = ""
@@ -119,7 +114,7 @@ def protocols_for(offered: Collection[str], spoken: Sequence[str]) -> tuple[str,
     Returns:
         One, or none.
     """
-    return tuple(one for one in spoken if one in offered)[:1]
+    return tuple(protocol for protocol in spoken if protocol in offered)[:1]
 
 
 async def run_exchange(
@@ -132,9 +127,7 @@ async def run_exchange(
     """Answer the messages of a client by a stream, to its end.
 
     Args:
-        channel: to the client.
         source: items, or a function of the messages that returns them.
-        encode: makes messages of items.
         messages_max: messages of the client that may wait.
 
     Returns:

@@ -10,8 +10,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from asyncrpc.arguments import check_kind
-from asyncrpc.runtime.worker import Worker
+from asyncrpc.core.arguments import check_kind
+from asyncrpc.core.worker import Worker
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -27,31 +27,31 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
-from asyncrpc.rref.values import Value
-from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.runtime.calls.streams import StreamReceiver
-from asyncrpc.runtime.forking import known_workers
-from asyncrpc.runtime.links.link import Link
-from asyncrpc.runtime.worker import Worker
+from asyncrpc.core.calls.futures import CallFuture
+from asyncrpc.core.calls.streams import StreamReceiver
+from asyncrpc.core.links.link import Link
+from asyncrpc.core.loop.forking import known_workers
+from asyncrpc.core.rref.values import Value
+from asyncrpc.core.worker import Worker
 from asyncrpc.testing.frames import SuspendedLine
 
 AnyFuture: TypeAlias = "asyncio.Future[Any]"
 
 
-def problem_of(one: AnyFuture, places: list[SuspendedLine]) -> str:
+def problem_of(future: AnyFuture, places: list[SuspendedLine]) -> str:
     """Return why nothing will end a pending future; empty: it has a cause to end.
 
     Args:
-        one: the future, or task.
+        future: the future, or task.
         places: where it waits, if it is a task, the innermost first.
     """
-    if isinstance(one, CallFuture):
-        return _problem_of_call(one)
-    if isinstance(one, Value):
-        return "" if _owner_of(one) else "its owner is closed, or has forgotten it"
-    if any(_has_started(worker, one) for worker in _open_workers()):
+    if isinstance(future, CallFuture):
+        return _problem_of_call(future)
+    if isinstance(future, Value):
+        return "" if _owner_of(future) else "its owner is closed, or has forgotten it"
+    if any(_has_started(worker, future) for worker in _open_workers()):
         return ""
-    return _problem_of_wait(getattr(one, "_fut_waiter", None), places)
+    return _problem_of_wait(getattr(future, "_fut_waiter", None), places)
 
 
 def _problem_of_wait(awaited: object, places: list[SuspendedLine]) -> str:
@@ -70,9 +70,9 @@ def _problem_of_wait(awaited: object, places: list[SuspendedLine]) -> str:
 def worker_of(places: list[SuspendedLine]) -> Worker | None:
     """Return the worker for which code of asyncrpc waits; None if it is not known."""
     for place in places:
-        found = _worker_in(place.owner)
-        if found is not None:
-            return found
+        worker = _worker_in(place.owner)
+        if worker is not None:
+            return worker
     return None
 
 
@@ -83,11 +83,11 @@ def _worker_in(owner: object) -> Worker | None:
     object that has.
     """
     near = [owner, *_held_by(owner)]
-    near += [one for part in near[1:] for one in _held_by(part)]
+    near += [held for part in near[1:] for held in _held_by(part)]
     for worker in known_workers():
         if isinstance(worker, Worker):
-            own = {id(one) for one in _belongings(worker)}
-            if any(id(one) in own for one in near):
+            own = {id(part) for part in _belongings(worker)}
+            if any(id(part) in own for part in near):
                 return worker
     return None
 
@@ -115,7 +115,11 @@ def _slots_of(kind: type) -> tuple[str, ...]:
 
 
 def _open_workers() -> Iterator[Worker]:
-    return (one for one in known_workers() if isinstance(one, Worker) and _is_open(one))
+    return (
+        worker
+        for worker in known_workers()
+        if isinstance(worker, Worker) and _is_open(worker)
+    )
 
 
 def _is_open(worker: Worker) -> bool:
@@ -130,7 +134,7 @@ def _problem_of_call(call: CallFuture[Any]) -> str:
     if call.watch is not None:
         return ""
     if call.begun is not None and not call.begun.done():
-        is_owned = any(_has_started(one, call.begun) for one in _open_workers())
+        is_owned = any(_has_started(worker, call.begun) for worker in _open_workers())
         return "" if is_owned else "the worker that was to begin it is closed"
     if not isinstance(call.link, Link):
         return "it was never sent"
@@ -146,8 +150,8 @@ def _problem_of_stream(stream: StreamReceiver) -> str:
 def worker_of_link(link: object) -> Worker | None:
     """Return the worker that one end of a link belongs to."""
     host = link.host if isinstance(link, Link) else None
-    workers = (one for one in known_workers() if isinstance(one, Worker))
-    return next((one for one in workers if one.parts is host), None)
+    workers = (worker for worker in known_workers() if isinstance(worker, Worker))
+    return next((worker for worker in workers if worker.parts is host), None)
 
 
 def _problem_at(link: Link, call: CallFuture[Any] | StreamReceiver) -> str:
@@ -166,19 +170,24 @@ def _problem_at(link: Link, call: CallFuture[Any] | StreamReceiver) -> str:
 
 def _problem_at_callee(link: Link, call_id: int) -> str:
     callee = next(
-        (one for one in known_workers() if _is_life(one, link.peer.incarnation)), None
+        (
+            worker
+            for worker in known_workers()
+            if _is_life(worker, link.peer.incarnation)
+        ),
+        None,
     )
     if not isinstance(callee, Worker):  # it is in another process
         return ""
     if not _is_open(callee):
         return f"worker {callee.name!r}, which was called, is closed"
-    if any(_serves(one, link, call_id) for one in callee.parts.directory.links):
+    if any(_serves(other, link, call_id) for other in callee.parts.directory.links):
         return ""
     return f"worker {callee.name!r} does not have it in hand"
 
 
-def _is_life(one: object, incarnation: int) -> bool:
-    return isinstance(one, Worker) and one.incarnation == incarnation
+def _is_life(worker: object, incarnation: int) -> bool:
+    return isinstance(worker, Worker) and worker.incarnation == incarnation
 
 
 def _serves(theirs: Link, ours: Link, call_id: int) -> bool:
@@ -188,7 +197,7 @@ def _serves(theirs: Link, ours: Link, call_id: int) -> bool:
 
 
 def _owner_of(value: Value) -> Worker | None:
-    return next((one for one in _open_workers() if _owns(one, value)), None)
+    return next((worker for worker in _open_workers() if _owns(worker, value)), None)
 
 
 def _owns(worker: Worker, value: Value) -> bool:

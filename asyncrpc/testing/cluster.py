@@ -25,25 +25,30 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias
 
-from asyncrpc import runtime
 from asyncrpc.api import Worker
-from asyncrpc.arguments import check_count, check_kind, check_text, wrong
+from asyncrpc.core import worker as core
+from asyncrpc.core.arguments import check_count, check_kind, check_text, wrong
+from asyncrpc.core.calls.context import current_worker_var
+from asyncrpc.core.loop.loops import loop_for
+from asyncrpc.core.loop.threads import Done, Job, ThreadPool
+from asyncrpc.core.membership.rendezvous import LocalRendezvous
+from asyncrpc.core.multiprocessing.launcher import check_method, launch
+from asyncrpc.core.multiprocessing.processes import Processes
+from asyncrpc.core.options import Options
+from asyncrpc.core.parts import Parts
+from asyncrpc.core.transport.abc import Connector
+from asyncrpc.core.transport.memory import MemoryHub
 from asyncrpc.errors import ProcessFailedError, UsageError
-from asyncrpc.ids import Incarnation, WorkerId
-from asyncrpc.multiprocessing import Processes, launch
-from asyncrpc.multiprocessing.launcher import check_method
-from asyncrpc.runtime.calls.context import current_worker_var
-from asyncrpc.runtime.loops import loop_for
-from asyncrpc.runtime.membership.rendezvous import LocalRendezvous
-from asyncrpc.runtime.messages import MEMBERS, Notice, message
-from asyncrpc.runtime.options import Options
-from asyncrpc.runtime.parts import Parts
-from asyncrpc.runtime.ports import PeerLink
-from asyncrpc.runtime.router import takes
-from asyncrpc.runtime.threads import Done, Job, ThreadPool
+from asyncrpc.extend import (
+    MEMBERS,
+    Incarnation,
+    Notice,
+    PeerLink,
+    WorkerId,
+    message,
+    takes,
+)
 from asyncrpc.testing.network import Network
-from asyncrpc.transport.abc import Connector
-from asyncrpc.transport.memory import MemoryHub
 
 Wires: TypeAlias = Literal["mem", "uds", "tcp"]
 
@@ -87,9 +92,9 @@ class InlinePool(ThreadPool):
         return []
 
 
-def sim_worker(name: str, network: Network, **given: Any) -> Worker:
+def sim_worker(name: str, network: Network, **settings: Any) -> Worker:
     """Return a worker whose every choice comes from its network's seed."""
-    worker = Worker(name, network=network.connector(name), **given)
+    worker = Worker(name, network=network.connector(name), **settings)
     take_choices_from(network, worker.parts)
     return worker
 
@@ -164,16 +169,16 @@ class Cluster:
             The started workers are ended.
         """
         loop_for("a Cluster")
-        made = [self._make(name, rank) for rank, name in enumerate(self.names)]
-        self.workers = made
+        workers = [self._make(name, rank) for rank, name in enumerate(self.names)]
+        self.workers = workers
         try:
             async with asyncio.TaskGroup() as starting:
-                for worker in made:
+                for worker in workers:
                     starting.create_task(worker.__aenter__())
         except BaseException:
             await self._shut_down(0.0)
             raise
-        return made
+        return workers
 
     async def __aexit__(
         self,
@@ -186,7 +191,10 @@ class Cluster:
 
     async def _shut_down(self, drain_timeout_s: float | None) -> None:
         await asyncio.gather(
-            *(one.shutdown(drain_timeout_s=drain_timeout_s) for one in self.workers)
+            *(
+                worker.shutdown(drain_timeout_s=drain_timeout_s)
+                for worker in self.workers
+            )
         )
 
     def _maker(self) -> Callable[[str, int], Worker]:
@@ -226,7 +234,7 @@ def acting_as(worker: Worker) -> Iterator[Worker]:
     Raises:
         UsageError: `worker` is not a Worker.
     """
-    check_kind("worker", worker, runtime.Worker, "a Worker")
+    check_kind("worker", worker, core.Worker, "a Worker")
     token = current_worker_var.set(worker)
     try:
         yield worker
@@ -278,7 +286,7 @@ class ProcessCluster:
         self.names = tuple(names)
         self._own_name = name
         self._transport = transport
-        self._given = options or Options()
+        self._options = options or Options()
         self._method = method
         self._killed: set[str] = set()
         self._processes: dict[str, Processes[None]] = {}
@@ -300,7 +308,7 @@ class ProcessCluster:
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncrpc-"))
             )
             options = replace(
-                self._given, secret=self._given.secret or secrets.token_hex()
+                self._options, secret=self._options.secret or secrets.token_hex()
             )
             for rank, name in enumerate(self.names, 1):
                 where = self._seat(folder, name, rank, options)
@@ -331,9 +339,9 @@ class ProcessCluster:
             UsageError: `name` is not the name of a process.
         """
         self._check_name(name)
-        found = self._processes[name].pids[0]
-        assert found is not None
-        return int(found)
+        pid = self._processes[name].pids[0]
+        assert pid is not None
+        return int(pid)
 
     def expect_death(self, name: str) -> None:
         """Do not count it as a failure if a worker's process dies by itself.
@@ -409,7 +417,7 @@ class ProcessCluster:
 def check_names(name: str, names: Any) -> None:
     """Raise UsageError unless an argument is a sequence of different names."""
     is_sequence = isinstance(names, list | tuple)
-    if not is_sequence or not all(isinstance(one, str) and one for one in names):
+    if not is_sequence or not all(isinstance(entry, str) and entry for entry in names):
         raise wrong(name, "a list or a tuple of non-empty strings", names)
     if len(set(names)) < len(names):
         raise wrong(name, "different from each other", names)
@@ -452,11 +460,11 @@ class _Stopping:
     name = _Stop.service
 
     def __init__(self) -> None:
-        self.told = asyncio.Event()
+        self.stop_asked = asyncio.Event()
         self.routes = (takes(_Stop, self._on_stop),)
 
     def _on_stop(self, _link: PeerLink, _notice: _Stop) -> None:
-        self.told.set()
+        self.stop_asked.set()
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Do nothing: the process ends with its parent anyway."""
@@ -470,4 +478,4 @@ async def _serve(_rank: int, seat: _Seat) -> None:
     worker, stopping = _worker_at(seat), _Stopping()
     worker.parts.add_service(stopping)  # before the start: the word may come during it
     async with worker:
-        await stopping.told.wait()
+        await stopping.stop_asked.wait()

@@ -10,7 +10,7 @@
 The methods are coroutines: run them with pytest-asyncio or with `asyncio.run`.  They
 wait for events and never for a time, apart from a limit that only a failure reaches.
 
-Source: the contract in `asyncrpc.transport.abc`.
+Source: the contract in `asyncrpc.core.transport.abc`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from asyncrpc.core.transport.abc import Buffer, Connector, Listener, Transport
+from asyncrpc.core.transport.address import Address
+from asyncrpc.core.transport.flow import WaterMarks
 from asyncrpc.errors import ConnectError, ConnectionLostError, TransportError
-from asyncrpc.transport.abc import Buffer, Connector, Listener, Transport
-from asyncrpc.transport.address import Address
-from asyncrpc.transport.flow import WaterMarks
 
 LIMIT_S: Final = 60.0  # for one wait
 # One, just under a page, just over the landing buffer, a whole water mark, and many.
@@ -314,13 +314,13 @@ class TransportConformance(ABC):
     async def test_an_address_in_use_is_an_error_and_free_after_close(self) -> None:
         """The second to listen is refused; once the first has closed, it is not."""
         async with self.listening(Acceptor()) as listener:
-            taken = listener.addresses[0]
+            address = listener.addresses[0]
             with contextlib.suppress(TransportError):
-                second = await self.connector().listen(taken, Recorder)
+                second = await self.connector().listen(address, Recorder)
                 await second.close()
-                raise AssertionError(f"two listeners share {taken}")
+                raise AssertionError(f"two listeners share {address}")
             await listener.close()
-            again = await self.connector().listen(taken, Recorder)
+            again = await self.connector().listen(address, Recorder)
             await again.close()
 
     async def test_connections_outlive_their_listener(self) -> None:
@@ -409,8 +409,8 @@ class TransportConformance(ABC):
         connecting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             (await connecting).abort()
-        made = near.events.count("connection_made")
-        await near.until(lambda me: me.lost == made)
+        connections = near.events.count("connection_made")
+        await near.until(lambda me: me.lost == connections)
 
 
 async def _end(pair: Pair) -> None:

@@ -18,10 +18,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeAlias
 
-from asyncrpc.arguments import wrong
-from asyncrpc.rref.values import Value
-from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.runtime.loops import loop_for
+from asyncrpc.core.arguments import wrong
+from asyncrpc.core.calls.futures import CallFuture
+from asyncrpc.core.loop.loops import loop_for
+from asyncrpc.core.rref.values import Value
 from asyncrpc.testing.causes import problem_of, worker_of, worker_of_link
 from asyncrpc.testing.frames import SuspendedLine, place_of_callback, places_of
 
@@ -42,7 +42,7 @@ class StillPendingError(AssertionError):
 
     def __init__(self, waits: list[str], within_s: float) -> None:
         self.waits = waits
-        lines = "".join(f"\n- {one}" for one in waits)
+        lines = "".join(f"\n- {wait}" for wait in waits)
         super().__init__(
             f"{len(waits)} still pending {within_s:g} s after the end, and nothing "
             f"will end them:{lines}"
@@ -144,48 +144,54 @@ class _Sight:
     def stuck(self) -> list[str]:
         """Return descriptions of the waits that are pending without a cause."""
         me = asyncio.current_task()
-        found = (one for one in self._pending() if one is not me)
-        return sorted(filter(None, map(_wait_of, found)))
+        futures = (future for future in self._pending() if future is not me)
+        return sorted(filter(None, map(_wait_of, futures)))
 
     def _pending(self) -> list[AnyFuture]:
         return [
-            one
-            for one in gc.get_objects()
+            candidate
+            for candidate in gc.get_objects()
             # Not `isinstance`, which would ask a proxy object for its class.
-            if issubclass(type(one), asyncio.Future)
-            and not one.done()
-            and one.get_loop() is self._loop
-            and one not in self._before
+            if issubclass(type(candidate), asyncio.Future)
+            and not candidate.done()
+            and candidate.get_loop() is self._loop
+            and candidate not in self._before
         ]
 
 
-def _wait_of(one: AnyFuture) -> str:
+def _wait_of(future: AnyFuture) -> str:
     """Describe a future that nothing will end; empty: not ours, or it will end."""
-    places = places_of(one) if isinstance(one, asyncio.Task) else _told(one)
-    is_ours = isinstance(one, CallFuture | Value)
+    places = (
+        places_of(future)
+        if isinstance(future, asyncio.Task)
+        else _callback_places(future)
+    )
+    is_ours = isinstance(future, CallFuture | Value)
     if not is_ours and not any(place.is_ours for place in places):
         return ""
-    problem = problem_of(one, places)
-    return f"{_described(one, places)}: {problem}" if problem else ""
+    problem = problem_of(future, places)
+    return f"{_described(future, places)}: {problem}" if problem else ""
 
 
-def _told(one: AnyFuture) -> list[SuspendedLine]:
+def _callback_places(future: AnyFuture) -> list[SuspendedLine]:
     """Return the functions that are called once a future is done."""
-    callbacks = (callback for callback, _ in getattr(one, "_callbacks", None) or ())
+    callbacks = (callback for callback, _ in getattr(future, "_callbacks", None) or ())
     return list(filter(None, map(place_of_callback, callbacks)))
 
 
-def _described(one: AnyFuture, places: list[SuspendedLine]) -> str:
+def _described(future: AnyFuture, places: list[SuspendedLine]) -> str:
     worker = worker_of(places)
     of = "" if worker is None else f", for worker {worker.name!r}"
     where = " < ".join(map(str, places[:_PLACES_MAX]))
-    if isinstance(one, asyncio.Task):
-        return f"task {one.get_name()!r} in {where}{_awaited_by(one)}{of}"
-    if isinstance(one, CallFuture):
-        maker = worker_of_link(one.link)
-        return repr(one) if maker is None else f"{one!r}, of worker {maker.name!r}"
-    told = f", of which {where} is told" if where else ""
-    return f"a {type(one).__name__}{told}{of}"
+    if isinstance(future, asyncio.Task):
+        return f"task {future.get_name()!r} in {where}{_awaited_by(future)}{of}"
+    if isinstance(future, CallFuture):
+        maker = worker_of_link(future.link)
+        return (
+            repr(future) if maker is None else f"{future!r}, of worker {maker.name!r}"
+        )
+    callback = f", of which {where} is told" if where else ""
+    return f"a {type(future).__name__}{callback}{of}"
 
 
 def _awaited_by(task: asyncio.Task[Any]) -> str:

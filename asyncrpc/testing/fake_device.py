@@ -316,11 +316,14 @@ class _Fallback:
 
     def __call__(self, operation: Any, *args: Any, **kwargs: Any) -> Any:
         arguments = _HostArguments()
-        host_args = [arguments.lower(one) for one in args]
-        outs = {one.name for one in operation._schema.arguments if one.is_out}  # noqa: SLF001
+        host_args = [arguments.lower(argument) for argument in args]
+        schema = operation._schema  # noqa: SLF001
+        outs = {argument.name for argument in schema.arguments if argument.is_out}
         host_kwargs = {
-            key: arguments.lower_out(one) if key in outs else arguments.lower(one)
-            for key, one in kwargs.items()
+            key: arguments.lower_out(argument)
+            if key in outs
+            else arguments.lower(argument)
+            for key, argument in kwargs.items()
         }
         device = f"{TYPE}:{arguments.index or 0}"
         with self._ledger.noting(str(operation), device):
@@ -364,8 +367,8 @@ def _set(
 ) -> torch.Tensor:
     """Move a tensor to another storage of its device."""
     plain = _aten.set_.source_Storage_storage_offset.redispatch
-    found: torch.Tensor = plain(_ON_HOST, tensor, storage, offset, size, stride)
-    return found
+    moved: torch.Tensor = plain(_ON_HOST, tensor, storage, offset, size, stride)
+    return moved
 
 
 def _resize(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import asyncrpc
-from asyncrpc.torch_modes import driven_by
+from asyncrpc.core.torch_modes import driven_by
 
 _PACKAGE: Final = str(Path(asyncrpc.__file__).parent) + "/"
 _KIT: Final = _PACKAGE + "testing/"  # belongs to the test, not to the program
@@ -31,9 +31,7 @@ class SuspendedLine:
     """A line in a suspended function.
 
     Attributes:
-        function: its qualified name.
         file: whole path.
-        line: number of the line.
         owner: its `self`, if it is a method.
     """
 
@@ -87,7 +85,11 @@ def _step(awaited: object) -> tuple[types.FrameType | None, object]:
             return awaited.ag_frame, awaited.ag_await
     # Objects in between do not show what they drive: the step of an asynchronous
     # generator, or the result of a coroutine's `__await__`.
-    driven = (one for one in gc.get_referents(awaited) if type(one) in _SUSPENDED)
+    driven = (
+        referent
+        for referent in gc.get_referents(awaited)
+        if type(referent) in _SUSPENDED
+    )
     return None, next(driven, None)
 
 

@@ -43,8 +43,8 @@ class Leaks:
 
     def __str__(self) -> str:
         kinds = ("descriptors", "threads", "processes", "tasks")
-        found = {kind: getattr(self, kind) for kind in kinds}
-        lines = (f"{kind}: {', '.join(are)}" for kind, are in found.items() if are)
+        by_kind = {kind: getattr(self, kind) for kind in kinds}
+        lines = (f"{kind}: {', '.join(are)}" for kind, are in by_kind.items() if are)
         return "left behind: " + "; ".join(lines)
 
 
@@ -108,27 +108,27 @@ def open_descriptors() -> dict[int, str]:
     """Return every open descriptor and its target."""
     if not _FD_TABLE.exists():
         return {}
-    found = {}
+    targets = {}
     for entry in os.listdir(_FD_TABLE):  # noqa: PTH208  (half the cost of iterdir)
         try:
-            found[int(entry)] = os.readlink(f"{_FD_TABLE}/{entry}")  # noqa: PTH115
+            targets[int(entry)] = os.readlink(f"{_FD_TABLE}/{entry}")  # noqa: PTH115
         except FileNotFoundError:  # the descriptor that listed the folder
             continue
-    return found
+    return targets
 
 
 def child_processes() -> dict[int, str]:
     """Return every child process, including dead ones that were not waited for."""
-    found = {}
+    commands = {}
     for table in Path("/proc/self/task").glob("*/children"):
         try:
             pids = table.read_text().split()
         except OSError:  # the thread has ended
             continue
-        found.update({int(pid): _command(pid) for pid in pids})
+        commands.update({int(pid): _command(pid) for pid in pids})
     return {
         pid: command
-        for pid, command in found.items()
+        for pid, command in commands.items()
         if not any(resident in command for resident in _RESIDENT)
     }
 
@@ -165,9 +165,9 @@ def _command(pid: str) -> str:
 def _added(before: Mapping[int, str], after: Mapping[int, str]) -> tuple[str, ...]:
     # Not by number alone: a descriptor may have been closed and its number used again.
     return tuple(
-        f"{number} ({what})"
-        for number, what in sorted(after.items())
-        if before.get(number) != what
+        f"{number} ({description})"
+        for number, description in sorted(after.items())
+        if before.get(number) != description
     )
 
 

@@ -41,9 +41,9 @@ class DeadlockError(Exception):
 class SimTask(asyncio.Task[Any]):
     """A task whose order in sets does not depend on its address: asyncio uses sets."""
 
-    def __init__(self, coroutine: Any, *, serial: int, **given: Any) -> None:
+    def __init__(self, coroutine: Any, *, serial: int, **kwargs: Any) -> None:
         self._serial = serial
-        super().__init__(coroutine, **given)
+        super().__init__(coroutine, **kwargs)
 
     def __hash__(self) -> int:
         return self._serial
@@ -99,9 +99,9 @@ class SimLoop(asyncio.BaseEventLoop):
         return future
 
     def _make_task(
-        self, _loop: asyncio.AbstractEventLoop, coroutine: Any, **given: Any
+        self, _loop: asyncio.AbstractEventLoop, coroutine: Any, **kwargs: Any
     ) -> asyncio.Task[Any]:
-        return SimTask(coroutine, loop=self, serial=next(self._serials), **given)
+        return SimTask(coroutine, loop=self, serial=next(self._serials), **kwargs)
 
     def _process_events(self, event_list: list[object]) -> None:
         assert not event_list

@@ -24,6 +24,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from asyncrpc.core.transport.abc import (
+    Buffer,
+    Connector,
+    Listener,
+    StreamHandler,
+    Transport,
+)
+from asyncrpc.core.transport.address import Address
+from asyncrpc.core.transport.flow import WaterMarks
+from asyncrpc.core.transport.memory import MemoryListener, MemoryTransport
 from asyncrpc.errors import (
     ConnectError,
     ConnectionLostError,
@@ -31,16 +41,6 @@ from asyncrpc.errors import (
     TransportError,
     UsageError,
 )
-from asyncrpc.transport.abc import (
-    Buffer,
-    Connector,
-    Listener,
-    StreamHandler,
-    Transport,
-)
-from asyncrpc.transport.address import Address
-from asyncrpc.transport.flow import WaterMarks
-from asyncrpc.transport.memory import MemoryListener, MemoryTransport
 
 DELAY_S: Final = 0.001  # mean of one way, if no rule says otherwise
 RETRANSMIT_S: Final = 0.2  # Linux waits this long at least, and doubles it each time
@@ -129,8 +129,8 @@ class HostLink:
             self._cut_timer.cancel()
             self._cut_timer = None
 
-    def _note(self, what: str) -> None:
-        self._network.note(f"{'-'.join(self.ends)}: {what}")
+    def _note(self, text: str) -> None:
+        self._network.note(f"{'-'.join(self.ends)}: {text}")
 
 
 class SimTransport(MemoryTransport):
@@ -315,7 +315,6 @@ class Network:
         The tasks that ran there are the test's to cancel.
 
         Args:
-            host: its name.
             silent: the machine is gone, not only the process: no peer is told, and
                 bytes sent to it stay unacknowledged until `BROKEN_AFTER_S`.
         """

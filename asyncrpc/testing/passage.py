@@ -18,8 +18,8 @@ from asyncrpc.testing.proxied_socket import ProxiedSocket
 from asyncrpc.testing.scanner import Conversation, Way
 
 if TYPE_CHECKING:
+    from asyncrpc.core.transport.address import Address
     from asyncrpc.testing.proxy import Proxy
-    from asyncrpc.transport.address import Address
 
 # When a piece of the stream is due, in the loop's time, and the piece; empty at the end
 # of the stream, None if it broke.
@@ -49,8 +49,8 @@ class ProxiedConnection:
             await self._pass_on()
         finally:
             self._proxy.forget(self)
-            for one in self._sockets:
-                one.abort()
+            for stream in self._sockets:
+                stream.abort()
 
     def end(self, *, reset: bool = True) -> None:
         """Break the connection, which may have ended before.
@@ -153,8 +153,8 @@ class ProxiedConnection:
             self.end(reset=False)
 
     def _reset(self) -> None:
-        for one in self._sockets:
-            sock = _socket_of(one)
+        for stream in self._sockets:
+            sock = _socket_of(stream)
             # A closed socket has no descriptor: that of uvloop raises ValueError.
             with contextlib.suppress(OSError, ValueError):
                 if sock is not None and sock.family != socket.AF_UNIX:
@@ -164,11 +164,11 @@ class ProxiedConnection:
         """End both streams, and read the rest: unread bytes would cause a reset."""
         with contextlib.suppress(TimeoutError, OSError):
             async with asyncio.timeout(DRAIN_S):
-                for one in self._sockets:
-                    if not one.is_closing:
-                        one.write_eof()
-                for one in self._sockets:
-                    while await one.read():
+                for stream in self._sockets:
+                    if not stream.is_closing:
+                        stream.write_eof()
+                for stream in self._sockets:
+                    while await stream.read():
                         pass
 
 
@@ -183,10 +183,10 @@ async def connected(address: Address) -> ProxiedSocket:
     """
     loop = asyncio.get_running_loop()
     if address.scheme == "uds":
-        made = await loop.create_unix_connection(ProxiedSocket, address.host)
+        pair = await loop.create_unix_connection(ProxiedSocket, address.host)
     else:
-        made = await loop.create_connection(ProxiedSocket, address.host, address.port)
-    return made[1]
+        pair = await loop.create_connection(ProxiedSocket, address.host, address.port)
+    return pair[1]
 
 
 async def until_taken(target: ProxiedSocket) -> None:
@@ -199,8 +199,8 @@ async def until_taken(target: ProxiedSocket) -> None:
         await asyncio.sleep(_POLL_S)
 
 
-def _socket_of(one: ProxiedSocket) -> socket.socket:
-    return cast(socket.socket, one.get_extra_info("socket"))
+def _socket_of(stream: ProxiedSocket) -> socket.socket:
+    return cast(socket.socket, stream.get_extra_info("socket"))
 
 
 def unsent_bytes(sock: socket.socket) -> int:

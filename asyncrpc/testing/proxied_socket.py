@@ -95,12 +95,12 @@ class ProxiedSocket(asyncio.Protocol):
             await self._has_news.wait()
         if not self._held and self._error is not None:
             raise self._error
-        taken = bytes(self._held[:READ_BYTES])
+        chunk = bytes(self._held[:READ_BYTES])
         del self._held[:READ_BYTES]
         if self._is_paused and len(self._held) <= _HELD_MAX and not self.is_closing:
             self._is_paused = False
             self._get_transport().resume_reading()
-        return taken
+        return chunk
 
     def write(self, piece: bytes | memoryview) -> None:
         """Send bytes, or keep them until there is room."""

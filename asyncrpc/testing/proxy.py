@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from asyncrpc.arguments import (
+from asyncrpc.core.arguments import (
     check_count,
     check_duration,
     check_flag,
@@ -36,12 +36,12 @@ from asyncrpc.arguments import (
     is_seconds,
     wrong,
 )
+from asyncrpc.core.loop.loops import loop_for
+from asyncrpc.core.transport.address import Address
 from asyncrpc.errors import UsageError
-from asyncrpc.runtime.loops import loop_for
 from asyncrpc.testing.passage import ProxiedConnection
 from asyncrpc.testing.proxied_socket import ProxiedSocket
 from asyncrpc.testing.scanner import Conversation, End, Way
-from asyncrpc.transport.address import Address
 
 __all__ = ["Cut", "Proxy", "Way"]
 
@@ -53,7 +53,6 @@ class Cut:
     """A planned cut; see `Proxy.cut_after`.
 
     Attributes:
-        way: which direction is counted.
         frames: how many more must end.
         nbytes: how many bytes pass after that.
         reset: whether both ends see a reset; else they see the stream end.
@@ -77,7 +76,6 @@ class Cut:
         Args:
             passage: the connection the chunk is on.
             ends: offsets in the chunk at which frames end.
-            size: of the chunk.
         """
         if self.passage not in (None, passage):
             return None

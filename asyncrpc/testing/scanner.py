@@ -13,16 +13,16 @@ import enum
 from collections import deque
 from typing import Final, TypeAlias
 
-from asyncrpc.wire.frames import (
+from asyncrpc.core.wire.frames import (
     HEADER,
     HEADER_BYTES,
     MAGIC,
     Flags,
     FrameKind,
 )
-from asyncrpc.wire.handshake import PREFACE, PROOF_BYTES
-from asyncrpc.wire.messages import Hello
-from asyncrpc.wire.placed import ENTRY_BYTES
+from asyncrpc.core.wire.handshake import PREFACE, PROOF_BYTES
+from asyncrpc.core.wire.messages import Hello
+from asyncrpc.core.wire.placed import ENTRY_BYTES
 
 HANDSHAKE_BYTES: Final = PREFACE.size + PROOF_BYTES  # in either direction
 _LENGTH_BYTES: Final = 8
@@ -70,20 +70,20 @@ class FrameScanner:
         Returns:
             For each frame that ends in them: the offset of its end, and its kind.
         """
-        found: list[End] = []
+        ends: list[End] = []
         at = 0
         while at < len(chunk) and not self.is_lost:
             if self._skip:
-                taken = min(self._skip, len(chunk) - at)
-                self._take_body(chunk[at : at + taken])
+                count = min(self._skip, len(chunk) - at)
+                self._take_body(chunk[at : at + count])
             else:
-                taken = min(HEADER_BYTES - len(self.header), len(chunk) - at)
-                self._take_header(chunk[at : at + taken])
-            at += taken
+                count = min(HEADER_BYTES - len(self.header), len(chunk) - at)
+                self._take_header(chunk[at : at + count])
+            at += count
             if not self._skip and self._kind:
-                found.append((at, self._kind))
+                ends.append((at, self._kind))
                 self._kind = 0
-        return found
+        return ends
 
     def go_on_from(self, other: FrameScanner, position: int) -> None:
         """Continue at the position up to which the resumed connection was read.
@@ -134,11 +134,7 @@ class FrameScanner:
 
 
 class Conversation:
-    """Both directions of one connection, and the connection that it resumes.
-
-    Attributes:
-        scanners: one for each direction.
-    """
+    """Both directions of one connection, and the connection that it resumes."""
 
     def __init__(self, sessions: dict[int, Conversation]) -> None:
         """Begin a connection.
@@ -183,10 +179,7 @@ def body_bytes(kind: int, flags: int, lead: int, count: int, payload: int) -> in
     """Return how many bytes follow a header.
 
     Args:
-        kind: of the frame.
-        flags: of the frame.
         lead: bytes of head and control part.
-        count: of buffers.
         payload: bytes of the payload, wherever they are sent.
     """
     if kind == FrameKind.DATA:

@@ -4,44 +4,20 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import types
 from collections.abc import Iterator
 from typing import Any
 
-# Public modules, each with its `__all__`, that docs/reference/api.md describes.
-MODULES = (
-    "asyncrpc",
-    "asyncrpc.autograd",
-    "asyncrpc.collectives",
-    "asyncrpc.ddp",
-    "asyncrpc.devices",
-    "asyncrpc.devices.xla",
-    "asyncrpc.errors",
-    "asyncrpc.functions",
-    "asyncrpc.inspection",
-    "asyncrpc.multiprocessing",
-    "asyncrpc.nn",
-    "asyncrpc.observability",
-    "asyncrpc.optim",
-    "asyncrpc.ray",
-    "asyncrpc.serving",
-    "asyncrpc.serving.asgi",
-    "asyncrpc.testing",
-    "asyncrpc.trace",
-)
-# Public modules that api.md does not describe: their names are torch's, or a how-to
-# page describes them.
-FURTHER_MODULES = (
-    "asyncrpc.collectives.torch_backend",
-    "asyncrpc.compat",
-    "asyncrpc.compat.autograd",
-    "asyncrpc.compat.nn",
-    "asyncrpc.compat.optim",
-    "asyncrpc.compat.profiler_legacy",
-    "asyncrpc.compat.profiling",
-    "asyncrpc.compat.rpc",
-    "asyncrpc.testing.fake_device",
-)
+from tests.architecture.sources import REPOSITORY
+
+API = REPOSITORY / "docs" / "reference" / "api.md"
+_ROW = re.compile(r"^\| \[`([\w.]+)`\]", re.MULTILINE)
+_DESCRIBED, _, _FURTHER = API.read_text(encoding="utf-8").partition("\n## ")
+# Public modules, each with its `__all__`: those that have a page made of docstrings,
+# and those whose names are torch's, or are described by a how-to page.
+MODULES = tuple(_ROW.findall(_DESCRIBED))
+FURTHER_MODULES = tuple(_ROW.findall(_FURTHER))
 
 
 def exported() -> Iterator[tuple[str, Any]]:
@@ -67,15 +43,15 @@ def methods_of(name: str, public: type) -> Iterator[tuple[str, Any]]:
 
 def described() -> list[tuple[str, Any]]:
     """Return all exports, and the public methods of exported classes, each once."""
-    found: dict[str, Any] = {}
+    objects: dict[str, Any] = {}
     seen: set[int] = set()
     for name, public in exported():
         if id(public) in seen:
             continue
         seen.add(id(public))
-        found[name] = public
+        objects[name] = public
         if inspect.isclass(public):
             for base in public.__mro__:
                 if is_ours(base):
-                    found.update(methods_of(name, base))
-    return sorted(found.items())
+                    objects.update(methods_of(name, base))
+    return sorted(objects.items())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +38,19 @@ def class_docstring(method: str) -> str:
     return (inspect.getdoc(owner) or "") if inspect.isclass(owner) else ""
 
 
-COROUTINES = [(name, one) for name, one in OBJECTS if inspect.iscoroutinefunction(one)]
+COROUTINES = [
+    (name, public) for name, public in OBJECTS if inspect.iscoroutinefunction(public)
+]
 
 
 @pytest.mark.parametrize("path", python_files(PACKAGE), ids=name_of)
-def test_a_module_says_what_it_is_about(path: Path) -> None:
+def test_module_docstring_describes_its_subject(path: Path) -> None:
     docstring = ast.get_docstring(parse(path)) or ""
     assert len(docstring.split()) >= WORDS_MIN, docstring
 
 
 @pytest.mark.parametrize(("name", "public"), OBJECTS, ids=[name for name, _ in OBJECTS])
-def test_what_is_public_has_a_docstring(name: str, public: Any) -> None:
+def test_public_objects_have_docstrings(name: str, public: Any) -> None:
     # A class inherits its base's by `getdoc`: its own is asked for.
     assert vars(public).get("__doc__") if inspect.isclass(public) else public.__doc__
 
@@ -54,17 +58,36 @@ def test_what_is_public_has_a_docstring(name: str, public: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "coroutine"), COROUTINES, ids=[name for name, _ in COROUTINES]
 )
-def test_a_public_coroutine_says_what_it_raises_and_how_it_is_cancelled(
+def test_public_coroutine_documents_errors_and_cancellation(
     name: str, coroutine: Any
 ) -> None:
     """Itself, or its class for all of its coroutines."""
     docstring = (inspect.getdoc(coroutine) or "") + class_docstring(name)
-    missing = [one for one in ("Raises:", "Cancellation:") if one not in docstring]
+    missing = [
+        section for section in ("Raises:", "Cancellation:") if section not in docstring
+    ]
     assert missing == [], name
 
 
+def undescribed(public: Any) -> Iterator[str]:
+    """Yield the parameters that a list of arguments leaves out."""
+    function = vars(public).get("__init__") if inspect.isclass(public) else public
+    _, heading, arguments = (inspect.getdoc(function) or "").partition("\nArgs:\n")
+    if heading and inspect.isfunction(function):
+        names = re.findall(r"^ {4}\*{0,2}(\w+(?:, \w+)*):", arguments, re.MULTILINE)
+        described = {name for line in names for name in line.split(", ")}
+        for name in inspect.signature(function).parameters:
+            if name not in described and name not in {"self", "cls"}:
+                yield name
+
+
 @pytest.mark.parametrize(("name", "public"), OBJECTS, ids=[name for name, _ in OBJECTS])
-def test_sections_come_in_one_order(name: str, public: Any) -> None:
+def test_public_arguments_are_described_all_or_none(name: str, public: Any) -> None:
+    assert list(undescribed(public)) == []
+
+
+@pytest.mark.parametrize(("name", "public"), OBJECTS, ids=[name for name, _ in OBJECTS])
+def test_docstring_sections_come_in_one_order(name: str, public: Any) -> None:
     lines = (inspect.getdoc(public) or "").splitlines()
-    found = [line for line in lines if line in SECTIONS]
-    assert found == sorted(found, key=SECTIONS.index), name
+    sections = [line for line in lines if line in SECTIONS]
+    assert sections == sorted(sections, key=SECTIONS.index), name

@@ -33,7 +33,7 @@ def is_error(public: Any) -> bool:
     return inspect.isclass(public) and issubclass(public, BaseException)
 
 
-def test_the_list_of_errors_is_complete() -> None:
+def test_list_of_errors_is_complete() -> None:
     defined = {
         name
         for name, public in vars(errors).items()
@@ -42,27 +42,27 @@ def test_the_list_of_errors_is_complete() -> None:
     assert set(errors.__all__) == defined
 
 
-def test_the_list_of_errors_is_in_order() -> None:
+def test_list_of_errors_is_in_order() -> None:
     assert errors.__all__ == sorted(set(errors.__all__))
 
 
 def test_errors_are_defined_in_one_file() -> None:
     root = f"{errors.__name__}.AsyncRpcError"
     ours = {
-        one.name
-        for one in all_classes().values()
-        if root in {each.name for each in lineage(one)}
+        definition.name
+        for definition in all_classes().values()
+        if root in {each.name for each in lineage(definition)}
     }
     assert root in ours
     assert {name for name in ours if not name.startswith(errors.__name__)} == set()
 
 
-def test_the_package_exports_the_errors_that_programs_catch() -> None:
+def test_package_exports_the_errors_that_programs_catch() -> None:
     assert set(asyncrpc.__all__) & set(errors.__all__) == CAUGHT
     assert all(getattr(asyncrpc, name) is getattr(errors, name) for name in CAUGHT)
 
 
-def test_no_other_module_exports_an_error() -> None:
+def test_other_modules_export_no_error() -> None:
     assert "asyncrpc.errors" in MODULES
     homes = {"asyncrpc", "asyncrpc.errors"}
     elsewhere = {

@@ -19,7 +19,6 @@ TWINS = {
     "RRef",
     "RemoteModule",  # and `_RemoteModule`, which programs know from torch, too
     "Worker",
-    "profile",  # torch has two profilers of this name
 }
 # The class that several protocols are views of, where it has another name than they.
 VIEWED = {
@@ -47,13 +46,15 @@ class Definition(NamedTuple):
 
 def definitions() -> dict[str, list[Definition]]:
     """Return the classes of the package's modules, by name."""
-    found = defaultdict(list)
+    definitions_by_name = defaultdict(list)
     for path in python_files(PACKAGE):
         for node in parse(path).body:
             if isinstance(node, ast.ClassDef):
                 name = node.name.lstrip("_")
-                found[name].append(Definition(f"{name_of(path)}:{node.name}", node))
-    return found
+                definitions_by_name[name].append(
+                    Definition(f"{name_of(path)}:{node.name}", node)
+                )
+    return definitions_by_name
 
 
 DEFINITIONS = definitions()
@@ -61,8 +62,11 @@ DEFINITIONS = definitions()
 
 def class_named(name: str) -> Definition | None:
     """Return the class of this name that is not a protocol."""
-    found = DEFINITIONS.get(name.lstrip("_"), [])
-    return next((one for one in found if not one.is_protocol), None)
+    definitions_found = DEFINITIONS.get(name.lstrip("_"), [])
+    return next(
+        (definition for definition in definitions_found if not definition.is_protocol),
+        None,
+    )
 
 
 def members_of(definition: Definition) -> Iterator[str]:
@@ -83,19 +87,30 @@ def members_of(definition: Definition) -> Iterator[str]:
 
 def unrelated(name: str) -> list[str]:
     """Return the protocols of a name that are not views of its one class."""
-    protocols = [one for one in DEFINITIONS[name] if one.is_protocol]
+    protocols = [
+        definition for definition in DEFINITIONS[name] if definition.is_protocol
+    ]
     if len(DEFINITIONS[name]) == 1 or not protocols:
         return []
     viewed = class_named(VIEWED.get(name, name))
     has = set() if viewed is None else set(members_of(viewed))
-    return [one.at for one in protocols if not set(members_of(one)) <= has]
+    return [
+        protocol.at for protocol in protocols if not set(members_of(protocol)) <= has
+    ]
 
 
-def test_no_two_classes_share_a_name() -> None:
+def test_class_names_are_unique() -> None:
     shared = {
         name: at
-        for name, found in DEFINITIONS.items()
-        if len(at := [one.at for one in found if not one.is_protocol]) > 1
+        for name, definitions in DEFINITIONS.items()
+        if len(
+            at := [
+                definition.at
+                for definition in definitions
+                if not definition.is_protocol
+            ]
+        )
+        > 1
     }
     assert {name: at for name, at in shared.items() if name not in TWINS} == {}
 
@@ -107,7 +122,7 @@ def test_protocols_that_share_a_name_are_views_of_one_class() -> None:
 
 
 def test_each_entry_of_the_lists_is_needed() -> None:
-    shared = {name for name, found in DEFINITIONS.items() if len(found) > 1}
+    shared = {name for name, definitions in DEFINITIONS.items() if len(definitions) > 1}
     assert shared >= TWINS
     assert shared >= set(VIEWED)
     assert all(class_named(name) for name in VIEWED.values())

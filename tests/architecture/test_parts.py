@@ -33,8 +33,8 @@ _PROTOCOL = "typing.Protocol"
 _CONTRACTS = {_PROTOCOL, "abc.ABC"}
 _ERRORS = {
     name
-    for name, one in vars(builtins).items()
-    if isinstance(one, type) and issubclass(one, BaseException)
+    for name, error in vars(builtins).items()
+    if isinstance(error, type) and issubclass(error, BaseException)
 }
 
 
@@ -55,23 +55,39 @@ def tree_of(module: str) -> ast.Module:
 
 
 def imports_of(module: str) -> set[str]:
-    found = set()
-    for node in ast.walk(tree_of(module)):
+    """Return what a module imports, but for the types that it names.
+
+    A type is named where it is used, so that a reader gets to the class; the order of
+    the packages holds for types, too, and import-linter checks it.
+    """
+    modules = set()
+    tree = tree_of(module)
+    types = {
+        part
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for part in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if node in types:
+            continue
         match node:
             case ast.ImportFrom(module=str(base), names=names, level=0):
                 for alias in names:
                     part = f"{base}.{alias.name}"
-                    found.add(part if part in MODULES else base)
+                    modules.add(part if part in MODULES else base)
             case ast.Import(names=names):
-                found.update(alias.name for alias in names)
-    return {one for one in found if one in MODULES and one != module}
+                modules.update(alias.name for alias in names)
+    return {
+        imported for imported in modules if imported in MODULES and imported != module
+    }
 
 
 def circles(graph: Mapping[str, Iterable[str]]) -> list[set[str]]:
     """Return the sets of nodes that reach one another, but for single ones (Tarjan)."""
     low: dict[str, int] = {}
     stack: list[str] = []
-    found: list[set[str]] = []
+    circles_found: list[set[str]] = []
 
     def visit(node: str) -> None:
         low[node] = at = len(low)
@@ -83,25 +99,25 @@ def circles(graph: Mapping[str, Iterable[str]]) -> list[set[str]]:
                 low[node] = min(low[node], low[other])
         if low[node] == at:
             start = stack.index(node)
-            found.append(set(stack[start:]))
+            circles_found.append(set(stack[start:]))
             del stack[start:]
 
     for node in graph:
         if node not in low:
             visit(node)
-    return [one for one in found if len(one) > 1]
+    return [circle for circle in circles_found if len(circle) > 1]
 
 
-def test_files_import_one_another_in_small_circles_only() -> None:
+def test_import_circles_are_small() -> None:
     large = [
-        sorted(one)
-        for one in circles({name: imports_of(name) for name in MODULES})
-        if len(one) > CIRCLE_FILES_MAX
+        sorted(circle)
+        for circle in circles({name: imports_of(name) for name in MODULES})
+        if len(circle) > CIRCLE_FILES_MAX
     ]
     assert large == []
 
 
-def test_circles_are_found() -> None:
+def test_import_circles_are_found() -> None:
     graph = {"a": "b", "b": "c", "c": "a", "d": "ae", "e": "d", "f": "a", "g": ""}
     assert sorted(map(sorted, circles(graph))) == [["a", "b", "c"], ["d", "e"]]
 
@@ -143,30 +159,38 @@ def definitions_in(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.ClassD
 
 
 def defines_init(node: ast.ClassDef) -> bool:
-    names = {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
+    names = {
+        statement.name
+        for statement in node.body
+        if isinstance(statement, ast.FunctionDef)
+    }
     return bool(names & {"__init__", "__new__"})
 
 
 def has_empty_slots(node: ast.ClassDef) -> bool:
-    texts = {ast.unparse(one) for one in node.body if isinstance(one, ast.Assign)}
+    texts = {
+        ast.unparse(statement)
+        for statement in node.body
+        if isinstance(statement, ast.Assign)
+    }
     return "__slots__ = ()" in texts
 
 
 def names_in(tree: ast.Module, module: str) -> dict[str, str]:
     """Return what names of a file stand for."""
-    found = {}
+    bindings = {}
     for node in ast.walk(tree):
         match node:
             case ast.ImportFrom(module=str(base), names=names, level=0):
                 for alias in names:
-                    found[alias.asname or alias.name] = f"{base}.{alias.name}"
+                    bindings[alias.asname or alias.name] = f"{base}.{alias.name}"
             case ast.Import(names=names):
-                found.update(
+                bindings.update(
                     {alias.asname: alias.name for alias in names if alias.asname}
                 )
     for name, node in definitions_in(tree, module):
-        found[node.name] = name
-    return found
+        bindings[node.name] = name
+    return bindings
 
 
 def resolved(base: str, names: Mapping[str, str]) -> str:
@@ -177,9 +201,9 @@ def resolved(base: str, names: Mapping[str, str]) -> str:
 @cache
 def all_classes() -> dict[str, Class]:
     return {
-        one.name: one
+        definition.name: definition
         for module in MODULES
-        for one in classes_of(tree_of(module), module)
+        for definition in classes_of(tree_of(module), module)
     }
 
 
@@ -191,7 +215,7 @@ def names_of(module: str) -> dict[str, str]:
 def class_named(base: str) -> Class | None:
     """Return a class of this package, also by the name that a package passes it on as.
 
-    `asyncrpc.runtime.Worker` is a class of `asyncrpc.runtime.worker`.
+    `asyncrpc.runtime.Worker` is a class of `asyncrpc.core.worker`.
     """
     known = all_classes()
     if base in known:
@@ -203,52 +227,60 @@ def class_named(base: str) -> Class | None:
     return None
 
 
-def lineage(one: Class) -> list[Class]:
+def lineage(definition: Class) -> list[Class]:
     """Return a class and all its bases of this package, itself last."""
     graph: dict[str, list[str]] = {}
-    todo = [one]
+    todo = [definition]
     while todo:
         each = todo.pop()
         bases = [base for name in each.bases if (base := class_named(name)) is not None]
         graph[each.name] = [base.name for base in bases]
         todo += (base for base in bases if base.name not in graph)
     order = TopologicalSorter(graph).static_order()
-    return [one if name == one.name else all_classes()[name] for name in order]
+    return [
+        definition if name == definition.name else all_classes()[name] for name in order
+    ]
 
 
-def is_protocol(one: Class) -> bool:
-    return _PROTOCOL in one.bases
+def is_protocol(definition: Class) -> bool:
+    return _PROTOCOL in definition.bases
 
 
-def is_contract(one: Class) -> bool:
+def is_contract(definition: Class) -> bool:
     """Return whether a class says what something is, and holds nothing itself."""
-    is_one = one.has_empty_slots or bool(_CONTRACTS & set(one.bases))
-    return is_one and not one.defines_init
+    is_one = definition.has_empty_slots or bool(_CONTRACTS & set(definition.bases))
+    return is_one and not definition.defines_init
 
 
-def is_error(one: Class) -> bool:
-    return any(_ERRORS & set(each.bases) for each in lineage(one))
+def is_error(definition: Class) -> bool:
+    return any(_ERRORS & set(each.bases) for each in lineage(definition))
 
 
-def ancestors(one: Class) -> list[str]:
+def ancestors(definition: Class) -> list[str]:
     """Return the bases of a class, and their bases, that may hold state."""
-    return [each.name for each in lineage(one)[:-1] if not is_contract(each)]
+    return [each.name for each in lineage(definition)[:-1] if not is_contract(each)]
 
 
-def total_lines(one: Class) -> int:
-    return sum(each.lines for each in lineage(one) if not is_protocol(each))
+def total_lines(definition: Class) -> int:
+    return sum(each.lines for each in lineage(definition) if not is_protocol(each))
 
 
-CLASSES = [one for one in all_classes().values() if not is_error(one)]
+CLASSES = [
+    definition for definition in all_classes().values() if not is_error(definition)
+]
 
 
-def test_a_class_has_at_most_one_ancestor_of_this_package() -> None:
-    many = {one.name: ancestors(one) for one in CLASSES}
+def test_class_has_at_most_one_ancestor_of_this_package() -> None:
+    many = {definition.name: ancestors(definition) for definition in CLASSES}
     assert {name: of for name, of in many.items() if len(of) > ANCESTORS_MAX} == {}
 
 
-def test_a_class_is_short_together_with_its_ancestors() -> None:
-    long = {one.name for one in CLASSES if total_lines(one) > CLASS_LINES_MAX}
+def test_class_is_short_together_with_its_ancestors() -> None:
+    long = {
+        definition.name
+        for definition in CLASSES
+        if total_lines(definition) > CLASS_LINES_MAX
+    }
     assert long == set()
 
 
@@ -257,26 +289,29 @@ def test_a_class_is_short_together_with_its_ancestors() -> None:
 
 def declared(source: str) -> dict[str, Class]:
     """Return the classes of a file of this package, by the last part of their names."""
-    found = classes_of(ast.parse(source), "asyncrpc.tried")
-    return {one.name.removeprefix("asyncrpc.tried."): one for one in found}
+    definitions = classes_of(ast.parse(source), "asyncrpc.tried")
+    return {
+        definition.name.removeprefix("asyncrpc.tried."): definition
+        for definition in definitions
+    }
 
 
 def test_bases_are_found_through_packages() -> None:
     """A facade's class of workers would be one of the runtime, two bases up."""
-    found = declared(
+    definitions = declared(
         "from asyncrpc.api import Worker\nclass FacadeWorker(Worker): ...\n"
     )
-    assert ancestors(found["FacadeWorker"]) == [
-        "asyncrpc.runtime.worker.Worker",
+    assert ancestors(definitions["FacadeWorker"]) == [
+        "asyncrpc.core.worker.Worker",
         "asyncrpc.api.Worker",
     ]
-    assert total_lines(found["FacadeWorker"]) > total_lines(
-        all_classes()["asyncrpc.runtime.worker.Worker"]
+    assert total_lines(definitions["FacadeWorker"]) > total_lines(
+        all_classes()["asyncrpc.core.worker.Worker"]
     )
 
 
-def test_classes_in_classes_and_functions_are_found() -> None:
-    found = declared(
+def test_nested_classes_are_found() -> None:
+    definitions = declared(
         "from asyncrpc import api\n"
         "class Outer:\n"
         "    class Inner(api.Worker): ...\n"
@@ -284,12 +319,12 @@ def test_classes_in_classes_and_functions_are_found() -> None:
         "    if True:\n"
         "        class Local: ...\n"
     )
-    assert set(found) == {"Outer", "Outer.Inner", "make.Local"}
-    assert len(ancestors(found["Outer.Inner"])) > ANCESTORS_MAX
+    assert set(definitions) == {"Outer", "Outer.Inner", "make.Local"}
+    assert len(ancestors(definitions["Outer.Inner"])) > ANCESTORS_MAX
 
 
-def test_contracts_are_told_from_what_has_their_names() -> None:
-    found = declared(
+def test_contracts_are_told_from_classes_of_the_same_names() -> None:
+    definitions = declared(
         "import abc\n"
         "import asyncio\n"
         "import typing as t\n"
@@ -304,10 +339,14 @@ def test_contracts_are_told_from_what_has_their_names() -> None:
         "    __slots__ = ()\n"
         "    def __init__(self): ...\n"
     )
-    contracts = {name for name, one in found.items() if is_contract(one)}
+    contracts = {
+        name for name, definition in definitions.items() if is_contract(definition)
+    }
     assert contracts == {"Role", "Other", "Base", "Bare"}
 
 
-def test_errors_are_those_of_any_builtin() -> None:
-    found = declared("class A(TimeoutError): ...\nclass B: ...\n")
-    assert [name for name, one in found.items() if is_error(one)] == ["A"]
+def test_errors_derive_from_any_builtin_exception() -> None:
+    definitions = declared("class A(TimeoutError): ...\nclass B: ...\n")
+    assert [
+        name for name, definition in definitions.items() if is_error(definition)
+    ] == ["A"]

@@ -34,19 +34,19 @@ UNFINISHED = re.compile(r"\b(TO" + "DO|FIX" + "ME|X" + r"XX)\b")
 # Where the environment may be read: the command line, what a program is started with,
 # and the defaults of arguments that a caller can give instead.
 MAY_READ_ENVIRONMENT = {
-    "asyncrpc/collectives/torch_backend/call_hooks.py",  # as torch's own backends
-    "asyncrpc/inspection/own_checkup.py",  # it checks what a worker was given
-    "asyncrpc/inspection/run_note.py",  # names the directory of `asyncrpc run`
-    "asyncrpc/multiprocessing/child.py",
-    "asyncrpc/runtime/devices/pjrt.py",  # torch_xla is configured by it
-    "asyncrpc/runtime/options.py",
-    "asyncrpc/runtime/membership/launched_store.py",  # for torch's own rendezvous
-    "asyncrpc/runtime/membership/rendezvous.py",
+    "asyncrpc/parallel/collectives/torch_backend/call_hooks.py",  # as torch's
+    "asyncrpc/tools/inspection/own_checkup.py",  # it checks what a worker was given
+    "asyncrpc/tools/inspection/run_note.py",  # names the directory of `asyncrpc run`
+    "asyncrpc/core/multiprocessing/child.py",
+    "asyncrpc/core/devices/pjrt.py",  # torch_xla is configured by it
+    "asyncrpc/core/options.py",
+    "asyncrpc/core/membership/launched_store.py",  # for torch's own rendezvous
+    "asyncrpc/core/membership/rendezvous.py",
     "asyncrpc/serving/model_host/slot.py",  # the place of runs
 }
 
 # What torch makes on its default device, which is the program's, if no device is given.
-FACTORIES = {f"torch.{made.__name__}" for made in _device_constructors()}
+FACTORIES = {f"torch.{constructor.__name__}" for constructor in _device_constructors()}
 # Of these, what is of the default dtype if no dtype is given.
 BY_DEFAULT_DTYPE = {"torch.empty", "torch.full", "torch.ones", "torch.zeros"}
 
@@ -55,7 +55,7 @@ ALL_FILES = python_files(PACKAGE, TESTS)
 
 
 @pytest.mark.parametrize("path", ALL_FILES, ids=name_of)
-def test_nothing_is_left_unfinished(path: Path) -> None:
+def test_file_has_no_unfinished_part(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert UNFINISHED.findall(text) == []
     raised = {
@@ -67,29 +67,29 @@ def test_nothing_is_left_unfinished(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PACKAGE_FILES, ids=name_of)
-def test_a_module_is_named_for_what_it_is(path: Path) -> None:
+def test_module_has_a_meaningful_name(path: Path) -> None:
     parts = set(path.relative_to(PACKAGE).with_suffix("").parts)
     assert parts & EMPTY_NAMES == set()
 
 
 @pytest.mark.parametrize("path", PACKAGE_FILES, ids=name_of)
-def test_the_environment_is_read_at_the_edge_only(path: Path) -> None:
+def test_environment_is_read_at_the_edge_only(path: Path) -> None:
     if "cli" in path.parts or name_of(path) in MAY_READ_ENVIRONMENT:
         return
     assert {"os.environ", "os.getenv"} & set(dotted_uses(parse(path))) == set()
 
 
 @pytest.mark.parametrize("path", PACKAGE_FILES, ids=name_of)
-def test_devices_are_known_in_one_place_only(path: Path) -> None:
+def test_devices_are_used_in_a_single_package(path: Path) -> None:
     """In the runtime's package for them, and above all others in the public one."""
     if "devices" in path.relative_to(PACKAGE).parts[:2]:
         return
     uses = set(dotted_uses(parse(path)))
-    assert [one for one in uses if one.startswith(("torch.cuda", "torch_xla"))] == []
+    assert [use for use in uses if use.startswith(("torch.cuda", "torch_xla"))] == []
 
 
 @pytest.mark.parametrize("path", PACKAGE_FILES, ids=name_of)
-def test_no_finalizer_does_work(path: Path) -> None:
+def test_finalizers_do_no_work(path: Path) -> None:
     """`__del__` runs at any time, in any thread: `weakref.finalize` queues instead."""
     names = {
         node.name for node in ast.walk(parse(path)) if isinstance(node, ast.FunctionDef)
@@ -100,7 +100,7 @@ def test_no_finalizer_does_work(path: Path) -> None:
 @pytest.mark.parametrize("path", PACKAGE_FILES, ids=name_of)
 def test_time_is_read_through_the_clock(path: Path) -> None:
     # The kit for tests watches real processes and descriptors, in real time.
-    if name_of(path) == "asyncrpc/clock.py" or "testing" in path.parts:
+    if name_of(path) == "asyncrpc/core/loop/clock.py" or "testing" in path.parts:
         return
     readings = {
         *("time.time", "time.time_ns", "time.monotonic", "time.perf_counter"),
@@ -111,28 +111,28 @@ def test_time_is_read_through_the_clock(path: Path) -> None:
 
 # It may jump by an hour at any time: who reads it, and why that does no harm.
 READS_WALL_CLOCK = {
-    "cli/runs/command.py": "the age of a run that is shown, at least 0",
-    "cli/timeline.py": "lays events over a profile, which has wall time itself",
+    "tools/cli/runs/command.py": "the age of a run that is shown, at least 0",
+    "tools/cli/timeline.py": "lays events over a profile, which has wall time itself",
     "compat/rpc/gathering.py": "the same: ranges are moved to be within their call",
-    "inspection/group_answers.py": "measures by how much the clock is wrong",
-    "inspection/histories.py": "monotonic ages, as times for torch's dump",
-    "inspection/own_checkup.py": "is what is measured",
-    "inspection/recent.py": "shown, and for the timeline",
-    "inspection/summarizing.py": "shown",
-    "observability/spans.py": "spans have wall time; one across a jump is drawn wrong",
+    "tools/inspection/group_answers.py": "measures by how much the clock is wrong",
+    "tools/inspection/histories.py": "monotonic ages, as times for torch's dump",
+    "tools/inspection/own_checkup.py": "is what is measured",
+    "tools/inspection/recent.py": "shown, and for the timeline",
+    "tools/inspection/summarizing.py": "shown",
+    "tools/observability/spans.py": "spans have wall time; a jump draws one wrong",
     "serving/dashboard/look.py": "shown",
     "serving/debug_page.py": "an age that is shown, at least 0",
     "serving/model_host/process.py": "when it began, for `asyncrpc runs`",
 }
 
 
-def test_nothing_that_acts_reads_the_wall_clock() -> None:
+def test_modules_with_effects_do_not_read_the_wall_clock() -> None:
     readers = {
         name_of(path).removeprefix("asyncrpc/")
         for path in PACKAGE_FILES
         if any(
             isinstance(node, ast.ImportFrom)
-            and node.module == "asyncrpc.clock"
+            and node.module == "asyncrpc.core.loop.clock"
             and any(alias.name == "wall_ns" for alias in node.names)
             for node in ast.walk(parse(path))
         )
@@ -142,35 +142,33 @@ def test_nothing_that_acts_reads_the_wall_clock() -> None:
 
 # What unpacks bytes, and what bounds how much they become if others have sent them.
 UNPACKS = {
-    "collectives/shared.py": "a note on a board has 16 KiB at most",
+    "parallel/collectives/shared.py": "a note on a board has 16 KiB at most",
     "compat/rpc/internal.py": "TorchScript, in calls that Policy.STRICT refuses",
     "compat/rpc/device_maps.py": "of this program, by a file",
-    "cli/runs/entry.py": "a file of this user",
-    "cli/timeline.py": "a profile that the user names",
-    "ddp/elastic.py": "a checkpoint of the program, weights only",
-    "ddp/initial.py": "what the ranks of the program have gathered, in equal lengths",
-    "ddp/optimizers/sharded_state.py": "a checkpoint of the program",
-    "inspection/door.py": "the door of a worker of this user, of a bounded length",
-    "inspection/run_note.py": "a file of this user",
-    "multiprocessing/arguments.py": "from the parent, or for its own child",
-    "multiprocessing/child.py": "from the parent",
-    "multiprocessing/outcome.py": "from our own child",
-    "multiprocessing/packing.py": "from a process of the program",
-    "ray/references.py": "from Ray's own store",
-    "runtime/links/observers.py": "a question has 64 KiB at most",
-    "runtime/members.py": "the record of a worker, in HELLO or at the meeting point",
-    "runtime/membership/offers.py": "the records at the meeting point",
-    "runtime/rounds/messages.py": "no list within the list, and 16 MiB at most",
-    "serde/bounds.py": "counts before it unpacks",
-    "serde/decoding.py": "within `serde.bounds`, if it came from a peer",
-    "serde/lossless.py": "gets the length that a block must have",
-    "serde/pickling.py": "under Policy.TRUSTED alone",
-    "serde/quick.py": "what this worker has packed itself",
-    "serde/quick_reader.py": "control parts of 8 KiB at most; longer ones are counted",
+    "tools/cli/runs/entry.py": "a file of this user",
+    "tools/cli/timeline.py": "a profile that the user names",
+    "parallel/ddp/elastic.py": "a checkpoint of the program, weights only",
+    "parallel/ddp/initial.py": "what the ranks have gathered, in equal lengths",
+    "parallel/ddp/optimizers/sharded_state.py": "a checkpoint of the program",
+    "tools/inspection/beside.py": "the door of a worker of this user, bounded",
+    "tools/inspection/run_note.py": "a file of this user",
+    "core/multiprocessing/arguments.py": "from the parent, or for its own child",
+    "core/multiprocessing/child.py": "from the parent",
+    "core/multiprocessing/outcome.py": "from our own child",
+    "core/multiprocessing/packing.py": "from a process of the program",
+    "clusters/ray/references.py": "from Ray's own store",
+    "core/links/observers.py": "a question has 64 KiB at most",
+    "core/members.py": "the record of a worker, in HELLO or at the meeting point",
+    "core/membership/offers.py": "the records at the meeting point",
+    "core/serde/bounds.py": "counts before it unpacks",
+    "core/serde/decoding.py": "within `serde.bounds`, if it came from a peer",
+    "core/serde/lossless.py": "gets the length that a block must have",
+    "core/serde/pickling.py": "under Policy.TRUSTED alone",
+    "core/serde/quick.py": "8 KiB at most, or what this worker has packed itself",
     "serving/dashboard/access.py": "a sign-in, of a bounded length",
     "serving/model_host/process.py": "from its own starter",
     "serving/model_host/slot.py": "a file of this user",
-    "wire/messages.py": "a head has 64 KiB at most",
+    "core/wire/messages.py": "a head has 64 KiB at most",
 }
 UNPACKERS = {
     *("unpackb", "Unpacker", "Unpickler", "load", "loads"),
@@ -195,7 +193,7 @@ def test_modules_that_unpack_bytes_are_listed_with_their_bound() -> None:
 
 
 @pytest.mark.parametrize("path", PACKAGE_FILES, ids=name_of)
-def test_no_tensor_of_ours_follows_the_defaults_of_the_program(path: Path) -> None:
+def test_tensors_of_the_package_ignore_program_defaults(path: Path) -> None:
     """`torch.set_default_device` and `set_default_dtype` are for the program's own."""
     calls = [
         (ast.unparse(node.func), {keyword.arg for keyword in node.keywords})

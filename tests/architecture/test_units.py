@@ -71,13 +71,17 @@ def is_time_without_unit(name: str) -> bool:
 
 
 @pytest.mark.parametrize(("name", "public"), OBJECTS, ids=[name for name, _ in OBJECTS])
-def test_a_public_time_has_its_unit(name: str, public: Any) -> None:
-    assert [one for one in names_of(public) if is_time_without_unit(one)] == []
+def test_public_time_has_its_unit(name: str, public: Any) -> None:
+    assert [name for name in names_of(public) if is_time_without_unit(name)] == []
 
 
 @pytest.mark.parametrize(("name", "public"), OBJECTS, ids=[name for name, _ in OBJECTS])
-def test_what_is_called_seconds_ends_in_its_unit(name: str, public: Any) -> None:
-    assert [one for one in called_seconds(public) if not one.endswith("_s")] == []
+def test_parameters_in_seconds_end_in_their_unit(name: str, public: Any) -> None:
+    assert [
+        parameter
+        for parameter in called_seconds(public)
+        if not parameter.endswith("_s")
+    ] == []
 
 
 def test_times_are_found() -> None:
@@ -91,6 +95,6 @@ def test_times_are_found() -> None:
             timeout_s: seconds.
         """
 
-    found = [one for one in names_of(wait) if is_time_without_unit(one)]
-    assert found == ["timeout", "rpc_timeout"]
+    names = [name for name in names_of(wait) if is_time_without_unit(name)]
+    assert names == ["timeout", "rpc_timeout"]
     assert list(called_seconds(wait)) == ["patience", "sleep", "timeout_s"]

@@ -35,13 +35,13 @@ from typing import Any, Final, Literal, cast
 import torch
 
 import asyncrpc
-from asyncrpc.runtime.loops import loop_factory
+from asyncrpc.core.loop.loops import loop_factory
 from asyncrpc.testing import ProcessCluster, acting_as
 from tests.bench import pages
 from tests.bench.processes import say
 from tests.bench.sides import at_rest_side as side
 from tests.bench.sides.at_rest_side import CALLEE, Held, Rate, Usage
-from tests.integration.runtime import fan_in
+from tests.integration.core import fan_in
 
 KIB: Final = 1 << 10
 MEETING_S: Final = 600.0  # many processes begin at once, on few cores

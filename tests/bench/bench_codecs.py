@@ -22,8 +22,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from asyncrpc.runtime.options import CallOptions
-from asyncrpc.serde import Codec, FunctionTable, Policy, compression_named
+from asyncrpc.core.options import CallOptions
+from asyncrpc.core.serde import Codec, FunctionTable, Policy, compression_named
 from asyncrpc.testing import ProcessCluster
 
 SIZE_BYTES: Final = 64 << 20

@@ -12,7 +12,7 @@ is a tensor; the kinds take turns, some calls at a time one right after the othe
 
 GB/s are bytes of the tensor by time.  And which of two schedules is faster where ranks
 are on several hosts, here over TCP on loopback?  That is what RING_BYTES_MIN of
-asyncrpc.collectives.message_path is chosen by:
+asyncrpc.parallel.collectives.message_path is chosen by:
 
     $ python -m tests.bench.bench_collectives --path messages
 """
@@ -29,9 +29,9 @@ import torch
 import torch.distributed as dist
 
 from asyncrpc import Group, LimitOptions, NetworkOptions, Options, Worker
-from asyncrpc.clock import now_s
-from asyncrpc.collectives import message_path
+from asyncrpc.core.loop.clock import now_s
 from asyncrpc.multiprocessing import launch
+from asyncrpc.parallel.collectives import message_path
 from tests.bench import pages
 
 KIB: Final = 1 << 10

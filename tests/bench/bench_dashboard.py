@@ -29,23 +29,23 @@ import msgpack
 
 import asyncrpc
 from asyncrpc import Worker
-from asyncrpc.clock import now_s
-from asyncrpc.ids import Incarnation, WorkerId
-from asyncrpc.inspection.ages import WaitAges
-from asyncrpc.inspection.collecting import snapshot_of
-from asyncrpc.inspection.machine.rates import percentile
-from asyncrpc.inspection.summarizing import summary_of
-from asyncrpc.inspection.telling import calls_of, details_of, training_of
-from asyncrpc.runtime.members import Member
-from asyncrpc.runtime.messages import Request
-from asyncrpc.runtime.tasks import Tasks
+from asyncrpc.core.ids import Incarnation, WorkerId
+from asyncrpc.core.loop.clock import now_s
+from asyncrpc.core.loop.tasks import Tasks
+from asyncrpc.core.members import Member
+from asyncrpc.core.services.messages import Request
 from asyncrpc.serving.dashboard.look import in_slices
-from asyncrpc.serving.dashboard.machine.encoding import encoded
+from asyncrpc.serving.dashboard.machine.answers import encoded
 from asyncrpc.serving.dashboard.machine.query import PER_PAGE_MAX, read_query
 from asyncrpc.serving.dashboard.mounting import views_by_name
 from asyncrpc.serving.dashboard.views import ViewContext
 from asyncrpc.serving.machine import server_sent_events as sse
 from asyncrpc.testing import Cluster
+from asyncrpc.tools.inspection.ages import WaitAges
+from asyncrpc.tools.inspection.collecting import snapshot_of
+from asyncrpc.tools.inspection.machine.rates import percentile
+from asyncrpc.tools.inspection.summarizing import summary_of
+from asyncrpc.tools.inspection.telling import calls_of, details_of, training_of
 from asyncrpc.trace import OK, RECENT_MAX, CallEnded, CallServed
 from tests.bench.full_answers import ANSWERS, name_of
 

@@ -27,7 +27,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 from asyncrpc import Group, Worker, ddp
-from asyncrpc.clock import now_s
+from asyncrpc.core.loop.clock import now_s
 from asyncrpc.multiprocessing import launch
 from tests.bench import pages
 

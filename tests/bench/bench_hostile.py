@@ -2,7 +2,7 @@
 
     python -m tests.bench.bench_hostile [names of attacks]
 
-Each attack of `tests.integration.runtime.memory_attacks` has a worker of its own, in a
+Each attack of `tests.integration.core.memory_attacks` has a worker of its own, in a
 process of its own.  `memory` is the most that it has more than before; of it, `credit`
 was granted to the peer for large requests.  `lag` is by how much its loop was late at
 worst, passes of Python's garbage collector included.
@@ -13,13 +13,13 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from tests.integration.runtime.attacked_worker import (
+from tests.integration.core.attacked_worker import (
     MIB,
     honest_call,
     raw_peer,
     victim,
 )
-from tests.integration.runtime.memory_attacks import ATTACKS
+from tests.integration.core.memory_attacks import ATTACKS
 
 
 async def cost(name: str) -> tuple[int, int, float]:

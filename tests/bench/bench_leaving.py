@@ -37,7 +37,7 @@ from starlette.requests import Request
 
 import asyncrpc
 from asyncrpc import Worker, current_worker, serving
-from asyncrpc.clock import now_s
+from asyncrpc.core.loop.clock import now_s
 from asyncrpc.serving import Batcher, asgi
 from asyncrpc.testing import ProcessCluster
 from tests.bench import pages

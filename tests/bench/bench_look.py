@@ -26,10 +26,10 @@ from typing import Any, Final
 
 import asyncrpc
 from asyncrpc import NetworkOptions, Options, Worker
-from asyncrpc.clock import now_s
-from asyncrpc.inspection.group import GroupView, view_of
-from asyncrpc.inspection.machine.graph import find_hangs
-from asyncrpc.inspection.observer import Observer
+from asyncrpc.core.loop.clock import now_s
+from asyncrpc.tools.inspection.group import GroupView, view_of
+from asyncrpc.tools.inspection.machine.graph import find_hangs
+from asyncrpc.tools.inspection.observer import Observer
 
 AFTER_S: Final = 1.0
 READY_S: Final = 300.0
@@ -125,7 +125,7 @@ def main() -> None:
     forking = multiprocessing.get_context("forkserver")
     # Not this module: each process runs it anew, as its main module, and Python warns
     # of one that is there already.
-    forking.set_forkserver_preload(["asyncrpc.inspection.observer"])
+    forking.set_forkserver_preload(["asyncrpc.tools.inspection.observer"])
     up = forking.Semaphore(0)
     with tempfile.TemporaryDirectory(prefix="asyncrpc-") as folder:
         processes = [

@@ -25,16 +25,16 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any, Final
 
-from asyncrpc.ids import Incarnation
-from asyncrpc.multiprocessing import launch
-from asyncrpc.runtime.links.peer_table import PeerTable
-from asyncrpc.runtime.members import Member
-from asyncrpc.runtime.membership.machine.membership import (
+from asyncrpc.core.ids import Incarnation
+from asyncrpc.core.links.peer_table import PeerTable
+from asyncrpc.core.members import Member
+from asyncrpc.core.membership.machine.membership import (
     Membership,
 )
-from asyncrpc.runtime.membership.machine.records import (
+from asyncrpc.core.membership.machine.records import (
     Record,
 )
+from asyncrpc.multiprocessing import launch
 from tests.bench import machine
 from tests.bench.sides.members_side import LIMIT_S, Life, live, live_in_torch
 

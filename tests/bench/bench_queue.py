@@ -22,7 +22,7 @@ from typing import Any, Final
 import torch
 import torch.multiprocessing
 
-from asyncrpc.clock import now_s
+from asyncrpc.core.loop.clock import now_s
 from asyncrpc.multiprocessing import Queue
 from tests.bench import pages
 

@@ -26,7 +26,7 @@ import torch
 import asyncrpc
 from asyncrpc import Worker
 from asyncrpc.testing import ProcessCluster
-from tests.integration.runtime import fan_in
+from tests.integration.core import fan_in
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20

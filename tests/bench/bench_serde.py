@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from asyncrpc.serde import (
+from asyncrpc.core.serde import (
     Codec,
     FunctionTable,
     Policy,

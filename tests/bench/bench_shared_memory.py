@@ -1,8 +1,8 @@
 """What does it cost to bring a payload to another process of this host?
 
 Three ways, each as fast as it goes, all memory touched before: a copy into a slab that
-the other process has mapped (`asyncrpc.shm`); `process_vm_readv` into a buffer of its
-own; a Unix socket into one.  And what a slab costs before it can be used.
+the other process has mapped (`core.shm`); `process_vm_readv` into a buffer of its own;
+a Unix socket into one.  And what a slab costs before it can be used.
 
     $ make bench ONLY=shared_memory
 """
@@ -20,9 +20,9 @@ from typing import Final
 
 import torch
 
-from asyncrpc.clock import now_s
-from asyncrpc.serde.outgoing_buffers import view_memory
-from asyncrpc.shm.slab import Slab
+from asyncrpc.core.loop.clock import now_s
+from asyncrpc.core.serde.encoded import view_memory
+from asyncrpc.core.shm.slab import Slab
 
 SIZES_BYTES: Final = [
     64 << 10,

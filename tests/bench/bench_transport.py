@@ -23,12 +23,12 @@ from pathlib import Path
 
 import uvloop
 
+from asyncrpc.core.transport.abc import Connector, Transport
+from asyncrpc.core.transport.address import Address
+from asyncrpc.core.transport.memory import MemoryHub
+from asyncrpc.core.transport.tcp import TcpConnector
+from asyncrpc.core.transport.uds import UdsConnector
 from asyncrpc.errors import TransportError
-from asyncrpc.transport.abc import Connector, Transport
-from asyncrpc.transport.address import Address
-from asyncrpc.transport.memory import MemoryHub
-from asyncrpc.transport.tcp import TcpConnector
-from asyncrpc.transport.uds import UdsConnector
 
 ECHO_BYTES = 64
 SIZES_MIB = (1, 16, 256)

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from asyncrpc.ids import ContextId, Incarnation, RRefId
-from asyncrpc.inspection.collective_records import (
+from asyncrpc.core.ids import ContextId, Incarnation, RRefId
+from asyncrpc.core.loop.waits import WaitKind
+from asyncrpc.tools.inspection.collective_records import (
     UNDER_WAY,
     CollectiveHistory,
     KnownGroup,
     NotedCollective,
 )
-from asyncrpc.inspection.details import (
+from asyncrpc.tools.inspection.details import (
     RUNS,
     SENT,
     BucketRates,
@@ -27,8 +28,8 @@ from asyncrpc.inspection.details import (
     StageStepSeen,
     TrainingSeen,
 )
-from asyncrpc.inspection.machine.rates import CallRates, WorkerRates
-from asyncrpc.inspection.messages import (
+from asyncrpc.tools.inspection.machine.rates import CallRates, WorkerRates
+from asyncrpc.tools.inspection.messages import (
     ListCalls,
     ListReferences,
     TakeSnapshot,
@@ -36,7 +37,7 @@ from asyncrpc.inspection.messages import (
     TellSummary,
     TellTraining,
 )
-from asyncrpc.inspection.records import (
+from asyncrpc.tools.inspection.records import (
     NO_ACTOR,
     Actor,
     ActorKind,
@@ -45,11 +46,10 @@ from asyncrpc.inspection.records import (
     ServedCall,
     StackFrame,
     Wait,
-    WaitKind,
     WorkerSnapshot,
 )
-from asyncrpc.inspection.reference_records import ReferenceSeen, ReferencesSeen
-from asyncrpc.inspection.summaries import LINKS_MAX, LinkSummary, WorkerSummary
+from asyncrpc.tools.inspection.reference_records import ReferenceSeen, ReferencesSeen
+from asyncrpc.tools.inspection.summaries import LINKS_MAX, LinkSummary, WorkerSummary
 from asyncrpc.trace import OK, BackwardPassEnded, OptimizerStepEnded
 
 T = TypeVar("T")

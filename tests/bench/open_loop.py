@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from asyncrpc.clock import now_s
+from asyncrpc.core.loop.clock import now_s
 
 Ask = Callable[[], Awaitable[bool]]  # returns whether it was answered, or refused
 

@@ -74,12 +74,12 @@ class Probe(NamedTuple):
     end: Place | None
 
 
-_CODEC: Final = ("asyncrpc.runtime.calls.message_codec", "MessageCodec")
-_SOCKET: Final = ("asyncrpc.transport.sockets", "SocketTransport")
-_CONNECTION: Final = ("asyncrpc.runtime.links.connection", "Connection")
-_ANSWERS: Final = ("asyncrpc.runtime.calls.answers", "AnswerReceiver")
-_REQUESTS: Final = ("asyncrpc.runtime.calls.requests", "RequestDispatcher")
-_FUTURE: Final = ("asyncrpc.runtime.calls.futures", "CallFuture")
+_CODEC: Final = ("asyncrpc.core.calls.message_codec", "MessageCodec")
+_SOCKET: Final = ("asyncrpc.core.transport.sockets", "SocketTransport")
+_CONNECTION: Final = ("asyncrpc.core.links.connection", "Connection")
+_ANSWERS: Final = ("asyncrpc.core.calls.outbound", "AnswerReceiver")
+_REQUESTS: Final = ("asyncrpc.core.calls.requests", "RequestDispatcher")
+_FUTURE: Final = ("asyncrpc.core.calls.futures", "CallFuture")
 
 CALLER_PROBES: Final = (
     Probe(*_CODEC, "encode", Place.ENCODE, Place.ENCODED),

@@ -70,7 +70,7 @@ def contrast(text: dict[str, Any]) -> float:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("view", VIEWS)
-def test_texts_stand_out(
+def test_texts_have_enough_contrast(
     busy: ShownGroup, open_page: Open, view: str, scheme: str
 ) -> None:
     page = open_page(busy, color_scheme=scheme)
@@ -79,9 +79,9 @@ def test_texts_stand_out(
     texts = page.page.evaluate(TEXTS)
     assert len(texts) > 20
     pale = {
-        one["text"]: round(contrast(one), 2)
-        for one in texts
-        if contrast(one) < (AA_LARGE if one["isLarge"] else AA)
+        entry["text"]: round(contrast(entry), 2)
+        for entry in texts
+        if contrast(entry) < (AA_LARGE if entry["isLarge"] else AA)
     }
     assert pale == {}
     ground = page.page.evaluate(
@@ -93,7 +93,7 @@ def test_texts_stand_out(
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_page_does_not_scroll_to_the_side(
+def test_page_does_not_scroll_sideways(
     busy: ShownGroup, open_page: Open, view: str, size: str
 ) -> None:
     width, height = SIZES[size]
@@ -109,7 +109,7 @@ def test_a_page_does_not_scroll_to_the_side(
         assert box["x"] + box["width"] <= width
 
 
-def test_what_is_cut_is_scrolled_by_keys(busy: ShownGroup, open_page: Open) -> None:
+def test_cut_off_table_scrolls_by_keys(busy: ShownGroup, open_page: Open) -> None:
     page = open_page(busy, viewport={"width": 390, "height": 844})
     page.open("overview")
     place = (
@@ -125,9 +125,7 @@ def test_what_is_cut_is_scrolled_by_keys(busy: ShownGroup, open_page: Open) -> N
     expect(head).to_be_in_viewport()
 
 
-def test_the_state_of_the_group_stays_in_sight(
-    busy: ShownGroup, open_page: Open
-) -> None:
+def test_state_of_the_group_stays_visible(busy: ShownGroup, open_page: Open) -> None:
     page = open_page(busy, viewport={"width": 390, "height": 844})
     page.open("overview")
     page.page.mouse.wheel(0, 5000)
@@ -135,7 +133,7 @@ def test_the_state_of_the_group_stays_in_sight(
     expect(page.page.locator("#group-words")).to_be_in_viewport()
 
 
-def test_columns_stay_where_they_are_as_numbers_change(
+def test_columns_keep_their_width_as_numbers_change(
     busy: ShownGroup, open_page: Open
 ) -> None:
     page = open_page(busy)

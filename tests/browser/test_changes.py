@@ -23,7 +23,7 @@ def state_of(page: DashboardPage, worker: str) -> str:
     return row["State"]
 
 
-def test_a_worker_that_is_killed(calm: ShownGroup, open_page: Open) -> None:
+def test_killed_worker_is_shown_as_gone(calm: ShownGroup, open_page: Open) -> None:
     page, other = open_page(calm), open_page(calm)
     page.open("overview")
     other.open("worker/ps")
@@ -45,7 +45,7 @@ def test_a_worker_that_is_killed(calm: ShownGroup, open_page: Open) -> None:
     assert page.page.evaluate("isTheSamePage")
 
 
-def test_a_worker_that_is_stopped_and_goes_on(
+def test_stopped_worker_is_shown_and_recovers(
     calm: ShownGroup, open_page: Open
 ) -> None:
     page = open_page(calm)
@@ -62,9 +62,7 @@ def test_a_worker_that_is_stopped_and_goes_on(
     expect(page.page.get_by_role("status")).to_have_text("trainer is silent no more")
 
 
-def test_a_pause_stops_looks_until_it_is_over(
-    busy: ShownGroup, open_page: Open
-) -> None:
+def test_pause_stops_looks_until_it_is_over(busy: ShownGroup, open_page: Open) -> None:
     page = open_page(busy)
     page.open("overview")
     page.stop()
@@ -81,7 +79,7 @@ def test_a_pause_stops_looks_until_it_is_over(
 # --- the server ----------------------------------------------------------------------
 
 
-def test_a_server_that_goes_away_and_comes_back(
+def test_lost_server_is_reported_and_reconnected(
     calm: ShownGroup, open_page: Open
 ) -> None:
     with served_from_outside(calm) as (first, url):
@@ -106,12 +104,16 @@ def test_a_server_that_goes_away_and_comes_back(
             expect(lost).to_be_hidden()
             heads = page.table("Workers").locator("tbody th")
             expect(heads).to_have_text(["web", "trainer", "ps"])
-        refusals = [one for one in page.troubles if "ERR_" in one or "401" in one]
+        refusals = [
+            trouble
+            for trouble in page.troubles
+            if "ERR_" in trouble or "401" in trouble
+        ]
         assert page.troubles == refusals
         page.troubles.clear()
 
 
-def test_a_server_that_is_late(calm: ShownGroup, open_page: Open) -> None:
+def test_late_server_is_reported(calm: ShownGroup, open_page: Open) -> None:
     with served_from_outside(calm) as (server, url):
         page = open_page(url)
         page.open("overview")
@@ -136,7 +138,7 @@ def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShownGroup]:
         yield group
 
 
-def test_a_hang_is_said_and_drawn(hanging: ShownGroup, open_page: Open) -> None:
+def test_hang_is_stated_and_drawn(hanging: ShownGroup, open_page: Open) -> None:
     page = open_page(hanging)
     page.open("hangs")
     page.wait_for("look.cycle.length > 0")
@@ -153,39 +155,37 @@ def test_a_hang_is_said_and_drawn(hanging: ShownGroup, open_page: Open) -> None:
     for words in drawn.all_inner_texts():
         assert "in the cycle" in words
     places = [box.bounding_box() for box in boxes.all()]
-    for at, one in enumerate(places):
-        assert one is not None
-        for other in places[at + 1 :]:
-            assert other is not None
+    for at, first in enumerate(places):
+        assert first is not None
+        for second in places[at + 1 :]:
+            assert second is not None
             assert (
-                one["x"] + one["width"] <= other["x"]
-                or other["x"] + other["width"] <= one["x"]
-                or one["y"] + one["height"] <= other["y"]
-                or other["y"] + other["height"] <= one["y"]
+                first["x"] + first["width"] <= second["x"]
+                or second["x"] + second["width"] <= first["x"]
+                or first["y"] + first["height"] <= second["y"]
+                or second["y"] + second["height"] <= first["y"]
             )
 
 
-def test_a_hang_is_said_as_the_command_says_it(
-    hanging: ShownGroup, open_page: Open
-) -> None:
+def test_hang_is_stated_as_by_the_command(hanging: ShownGroup, open_page: Open) -> None:
     page = open_page(hanging)
     page.open("hangs")
     page.page.get_by_role("checkbox", name="Find out what nothing can end").check()
     page.wait_for("look.is_thorough && look.cycle.length > 0")
     look = page.stop()
-    told = page.page.locator(".sentences li").first.inner_text()
+    sentence = page.page.locator(".sentences li").first.inner_text()
     command = [sys.executable, "-m", "asyncrpc", "why", "--after", "1", hanging.address]
-    found = subprocess.run(
+    completed = subprocess.run(
         command,
         env={**os.environ, "ASYNCRPC_SECRET": SECRET},
         capture_output=True,
         text=True,
         check=False,
     )
-    said = found.stdout.splitlines()[0]
-    assert timeless(told) == timeless(said)
-    assert told.endswith("a cycle, which nothing can end")
-    assert look["sentences"][0].replace("`", "") == told
+    said = completed.stdout.splitlines()[0]
+    assert timeless(sentence) == timeless(said)
+    assert sentence.endswith("a cycle, which nothing can end")
+    assert look["sentences"][0].replace("`", "") == sentence
 
 
 def timeless(sentence: str) -> str:
@@ -193,7 +193,7 @@ def timeless(sentence: str) -> str:
     return re.sub(r"\d[\d.]* (s|min|h)\b", "...", sentence.replace("`", ""))
 
 
-def test_a_hang_is_walked_by_keys(hanging: ShownGroup, open_page: Open) -> None:
+def test_hang_is_walked_by_keys(hanging: ShownGroup, open_page: Open) -> None:
     page = open_page(hanging)
     page.open("hangs")
     page.wait_for("look.cycle.length > 0")
@@ -217,7 +217,7 @@ def test_a_hang_is_walked_by_keys(hanging: ShownGroup, open_page: Open) -> None:
     expect(button).to_have_accessible_name(re.compile("in the cycle"))
 
 
-def test_a_hang_is_a_table_too(hanging: ShownGroup, open_page: Open) -> None:
+def test_hang_is_shown_as_a_table(hanging: ShownGroup, open_page: Open) -> None:
     page = open_page(hanging)
     page.open("hangs")
     page.wait_for("look.cycle.length > 0")
@@ -229,8 +229,8 @@ def test_a_hang_is_a_table_too(hanging: ShownGroup, open_page: Open) -> None:
     assert any("Lock table" in row["How"] for row in rows)
 
 
-def test_a_drawing_is_made_once(hanging: ShownGroup, open_page: Open) -> None:
-    """What one reads in the drawing stays as looks come."""
+def test_drawing_is_made_once(hanging: ShownGroup, open_page: Open) -> None:
+    """A selected box stays selected as looks come."""
     page = open_page(hanging)
     page.open("hangs")
     page.wait_for("look.cycle.length > 0")

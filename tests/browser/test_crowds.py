@@ -59,23 +59,23 @@ def test_the_matrix_of_a_dozen_has_shades_and_no_numbers(
     expect(page.page.locator(".links .note")).to_be_hidden()
 
 
-def test_a_link_of_the_compact_matrix_is_told_in_words(
+def test_link_of_the_compact_matrix_is_described_in_words(
     dozen: ShownGroup, open_page: Open
 ) -> None:
     page = open_page(dozen)
     page.open("overview")
     page.wait_for("look.links.cells[0][1]?.calls_per_s > 0")
     look = page.stop()
-    told = look["links"]["cells"][0][1]
+    traffic = look["links"]["cells"][0][1]
     cell = page.page.get_by_role("gridcell", name=re.compile("^w00 to w01: open"))
     cell.hover()
     line = page.page.locator("#link-told")
     expect(line).to_contain_text("w00 to w01: open")
-    expect(line).to_contain_text(page.written("traffic", told["bytes_per_s"]))
+    expect(line).to_contain_text(page.written("traffic", traffic["bytes_per_s"]))
     choice = page.page.get_by_label("Shade by")
     choice.select_option("in_flight")
     expect(page.page.locator(".legend")).to_contain_text("Shade: 0")
-    levels = {one["label"][:10]: one["level"] for one in cells(page)}
+    levels = {shade["label"][:10]: shade["level"] for shade in cells(page)}
     assert levels["w00 to w01"] == "4"  # its call is the only one under way
     assert levels["w01 to w02"] == "0"
 
@@ -83,9 +83,7 @@ def test_a_link_of_the_compact_matrix_is_told_in_words(
 # --- more than 32 --------------------------------------------------------------------
 
 
-def test_of_forty_workers_the_matrix_has_32_and_says_so(
-    crowd: ShownGroup, open_page: Open
-) -> None:
+def test_matrix_of_forty_workers_shows_32(crowd: ShownGroup, open_page: Open) -> None:
     page = open_page(crowd, is_signed_in=False)
     page.open("overview")
     look = page.stop()
@@ -137,10 +135,10 @@ def test_arrows_go_through_the_large_matrix_and_tab_past_it(
 
 
 @pytest.mark.parametrize("view", VIEWS_OF_CROWD)
-def test_each_thing_of_a_crowd_has_a_name(
+def test_controls_of_a_crowd_have_names(
     crowd: ShownGroup, open_page: Open, view: str
 ) -> None:
-    """As Chromium tells it to a screen reader."""
+    """The names that Chromium gives to a screen reader."""
     page = open_page(crowd, is_signed_in=False)
     page.open(view)
     page.stop()
@@ -151,29 +149,29 @@ def test_each_thing_of_a_crowd_has_a_name(
     assert levels[0] == 1
     assert all(after <= before + 1 for before, after in pairwise(levels))
     if view == "overview":
-        found = [name for role, name, _ in nodes if role == "gridcell"]
-        assert "from \\ to" in found  # the corner
-        assert len(found) == len(set(found)) == 1 + MATRIX_MAX**2
+        cell_names = [name for role, name, _ in nodes if role == "gridcell"]
+        assert "from \\ to" in cell_names  # the corner
+        assert len(cell_names) == len(set(cell_names)) == 1 + MATRIX_MAX**2
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("view", ["overview", "calls"])
-def test_texts_of_a_crowd_stand_out(
+def test_texts_of_a_crowd_have_enough_contrast(
     crowd: ShownGroup, open_page: Open, view: str, scheme: str
 ) -> None:
     page = open_page(crowd, is_signed_in=False, color_scheme=scheme)
     page.open(view)
     page.stop()
     pale = {
-        one["text"]: round(contrast(one), 2)
-        for one in page.page.evaluate(TEXTS)
-        if contrast(one) < (AA_LARGE if one["isLarge"] else AA)
+        entry["text"]: round(contrast(entry), 2)
+        for entry in page.page.evaluate(TEXTS)
+        if contrast(entry) < (AA_LARGE if entry["isLarge"] else AA)
     }
     assert pale == {}
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_page_with_a_large_matrix_does_not_scroll_to_the_side(
+def test_page_with_a_large_matrix_does_not_scroll_sideways(
     crowd: ShownGroup, open_page: Open, size: str
 ) -> None:
     width, height = SIZES[size]
@@ -182,9 +180,9 @@ def test_a_page_with_a_large_matrix_does_not_scroll_to_the_side(
     page.open("overview")
     page.stop()
     assert page.page.evaluate("document.documentElement.scrollWidth") <= width
-    for one in cells(page):
-        assert one["width"] >= 14  # can be pointed at
-        assert one["height"] >= 14
+    for cell in cells(page):
+        assert cell["width"] >= 14  # can be pointed at
+        assert cell["height"] >= 14
 
 
 # --- a group without a secret --------------------------------------------------------
@@ -202,7 +200,7 @@ def test_a_group_without_a_secret_is_shown_on_this_host_at_once(
     assert page.page.context.cookies() == []
 
 
-def test_by_another_name_it_is_shown_to_nobody_and_says_why(
+def test_foreign_host_name_is_refused_with_a_reason(
     crowd: ShownGroup, open_page: Open
 ) -> None:
     """A page of a stranger whose name leads here sends that name."""
@@ -217,5 +215,5 @@ def test_by_another_name_it_is_shown_to_nobody_and_says_why(
     assert "give it a token, or connect from loopback" in alert
     expect(page.page.locator("table")).to_have_count(0)
     # What the browser says of a header that counts for HTTPS alone.
-    assert all("Cross-Origin-Opener-Policy" in one for one in page.troubles)
+    assert all("Cross-Origin-Opener-Policy" in trouble for trouble in page.troubles)
     page.troubles.clear()

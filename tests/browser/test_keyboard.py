@@ -63,8 +63,8 @@ def test_skip_leads_to_the_content(busy: ShownGroup, open_page: Open) -> None:
     expect(page.page).to_have_url(re.compile("#/calls$"))
 
 
-def test_what_has_the_focus_is_seen(busy: ShownGroup, open_page: Open) -> None:
-    """Each stop of Tab has an outline, which is at least two pixels wide."""
+def test_focused_element_has_an_outline(busy: ShownGroup, open_page: Open) -> None:
+    """At each stop of Tab, at least two pixels wide."""
     page = open_page(busy)
     page.open("overview")
     for _ in range(40):
@@ -76,7 +76,7 @@ def test_what_has_the_focus_is_seen(busy: ShownGroup, open_page: Open) -> None:
         assert outline == ["solid", "2px"], focused(page)
 
 
-def test_enter_sorts(busy: ShownGroup, open_page: Open) -> None:
+def test_enter_sorts_a_table(busy: ShownGroup, open_page: Open) -> None:
     page = open_page(busy)
     page.open("overview")
     button = page.table("Workers").get_by_role("button", name="Worker")
@@ -144,8 +144,8 @@ def test_arrows_read_a_chart(busy: ShownGroup, open_page: Open) -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_each_thing_has_a_name(busy: ShownGroup, open_page: Open, view: str) -> None:
-    """As Chromium tells it to a screen reader."""
+def test_controls_have_names(busy: ShownGroup, open_page: Open, view: str) -> None:
+    """The names that Chromium gives to a screen reader."""
     page = open_page(busy)
     page.open(view)
     page.stop()
@@ -177,7 +177,7 @@ def accessibility_tree(page: DashboardPage) -> list[tuple[str, str, Any]]:
     return found
 
 
-def test_rows_and_columns_are_heads(busy: ShownGroup, open_page: Open) -> None:
+def test_rows_and_columns_have_headers(busy: ShownGroup, open_page: Open) -> None:
     page = open_page(busy)
     page.open("overview")
     table = page.table("Workers")
@@ -188,7 +188,7 @@ def test_rows_and_columns_are_heads(busy: ShownGroup, open_page: Open) -> None:
     ).to_be_visible()
 
 
-def test_news_is_polite_and_rare(busy: ShownGroup, open_page: Open) -> None:
+def test_changing_numbers_are_not_announced(busy: ShownGroup, open_page: Open) -> None:
     """Numbers that change are not announced."""
     page = open_page(busy)
     page.open("overview")
@@ -200,7 +200,9 @@ def test_news_is_polite_and_rare(busy: ShownGroup, open_page: Open) -> None:
 
 
 @pytest.mark.parametrize("motion", ["reduce", "no-preference"])
-def test_motion_is_reduced(busy: ShownGroup, open_page: Open, motion: str) -> None:
+def test_motion_is_reduced_on_request(
+    busy: ShownGroup, open_page: Open, motion: str
+) -> None:
     page = open_page(busy, reduced_motion=motion)
     page.open("overview")
     moving = page.page.evaluate(

@@ -143,7 +143,7 @@ def test_tabs_write_side_by_side(open_tab: OpenTab) -> None:
         expect(page.locator("#outcome")).to_have_text("Done: 300 characters")
 
 
-def test_another_replica_goes_on_when_one_is_killed(
+def test_text_continues_on_another_replica_after_a_kill(
     open_tab: OpenTab, server: LanguageServer
 ) -> None:
     page = open_tab()
@@ -160,23 +160,23 @@ def test_another_replica_goes_on_when_one_is_killed(
     expect(row.get_by_role("cell").nth(2)).to_have_text(LATER)  # it has caught up
 
 
-def test_versions_go_back_by_one_click(open_tab: OpenTab) -> None:
+def test_versions_are_rolled_back_by_one_click(open_tab: OpenTab) -> None:
     page = open_tab()
-    told = page.locator("#ordered")
+    order = page.locator("#ordered")
     row = page.get_by_role("row").filter(has_text="model-0")
     expect(row.get_by_role("cell").nth(2)).to_have_text(LATER)  # else none is before
     page.get_by_role("button", name="Back to the version before").click()
-    expect(told).to_have_text(re.compile(r"^Serving version \d+$"))
-    version = (told.text_content() or "").split()[-1]
+    expect(order).to_have_text(re.compile(r"^Serving version \d+$"))
+    version = (order.text_content() or "").split()[-1]
     begin(page, "20")
     expect(page.locator("#version")).to_have_text(version)
     page.get_by_role("button", name="Serve new versions again").click()
-    expect(told).to_have_text("New versions are served again")
+    expect(order).to_have_text("New versions are served again")
     expect(row.get_by_role("cell").nth(2)).to_have_text(LATER)
     expect(row.get_by_role("cell").nth(2)).not_to_have_text(version)
 
 
-def test_what_cannot_be_written_is_refused_in_words(open_tab: OpenTab) -> None:
+def test_unknown_characters_are_refused_in_words(open_tab: OpenTab) -> None:
     page = open_tab()
     page.get_by_label("Begin a text").fill("Alice § ")
     page.get_by_role("button", name="Write").click()
@@ -185,7 +185,7 @@ def test_what_cannot_be_written_is_refused_in_words(open_tab: OpenTab) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_is_cut_off_on_a_small_screen(
+def test_page_fits_a_small_screen(
     open_tab: OpenTab, scheme: Literal["light", "dark"]
 ) -> None:
     page = open_tab(color_scheme=scheme, viewport={"width": 360, "height": 640})
@@ -200,7 +200,7 @@ def test_nothing_is_cut_off_on_a_small_screen(
     assert brightness(darker) + 120 < brightness(lighter)
 
 
-def test_the_keyboard_is_enough(open_tab: OpenTab) -> None:
+def test_page_works_by_keyboard_alone(open_tab: OpenTab) -> None:
     page = open_tab()
     page.get_by_label("Begin a text").focus()
     page.keyboard.press("Enter")

@@ -33,9 +33,7 @@ def test_a_head_sorts_and_sorts_back(busy: ShownGroup, open_page: Open) -> None:
     expect(page.table("Workers").locator("[aria-sort]")).to_have_count(1)
 
 
-def test_numbers_are_sorted_from_the_largest_on(
-    busy: ShownGroup, open_page: Open
-) -> None:
+def test_numbers_are_sorted_from_the_largest(busy: ShownGroup, open_page: Open) -> None:
     page = open_page(busy)
     page.open("overview")
     head = page.table("Workers").get_by_role("columnheader", name="Rank")
@@ -45,7 +43,7 @@ def test_numbers_are_sorted_from_the_largest_on(
     expect(page.page.locator("#said")).to_have_text("Sorted by Rank, largest first")
 
 
-def test_an_address_says_how_and_back_goes_back(
+def test_address_holds_the_view_and_back_restores_it(
     busy: ShownGroup, open_page: Open
 ) -> None:
     page = open_page(busy)
@@ -62,7 +60,7 @@ def test_an_address_says_how_and_back_goes_back(
     expect_workers(page, ["trainer", ODD])
 
 
-def test_find_finds_while_one_types(busy: ShownGroup, open_page: Open) -> None:
+def test_find_filters_while_typing(busy: ShownGroup, open_page: Open) -> None:
     page = open_page(busy)
     page.open("overview")
     find = page.page.get_by_role("searchbox", name="Find")
@@ -78,7 +76,7 @@ def test_find_finds_while_one_types(busy: ShownGroup, open_page: Open) -> None:
     expect(page.table("Workers").locator("tbody tr")).to_have_count(len(NAMES))
 
 
-def test_pages(busy: ShownGroup, open_page: Open) -> None:
+def test_table_is_paged(busy: ShownGroup, open_page: Open) -> None:
     page = open_page(busy)
     page.open("calls", "?find=never&per_page=10")
     pages = page.page.get_by_role("navigation", name="Pages of Calls")
@@ -100,7 +98,7 @@ def test_pages(busy: ShownGroup, open_page: Open) -> None:
     expect(page.table("Calls").locator("tbody tr")).to_have_count(HELD)
 
 
-def test_focus_and_selection_outlive_a_look(busy: ShownGroup, open_page: Open) -> None:
+def test_focus_and_selection_survive_a_look(busy: ShownGroup, open_page: Open) -> None:
     page = open_page(busy)
     page.open("overview", "?sort=made_per_s&order=down")
     link = page.table("Workers").get_by_role("link", name="ps")
@@ -132,16 +130,16 @@ def test_small_tables_are_sorted_by_their_own_names(
     expect(page.page).to_have_url(re.compile(r"links\.sort=peer&links\.order=down"))
 
 
-def test_a_wrong_query_is_refused_in_words(busy: ShownGroup, open_page: Open) -> None:
+def test_invalid_query_is_refused_in_words(busy: ShownGroup, open_page: Open) -> None:
     page = open_page(busy)
     page.page.goto(f"{busy.url}#/overview?sort=nonsense")
     assert "nonsense" in page.alert()
-    assert all("400" in one for one in page.troubles)
+    assert all("400" in trouble for trouble in page.troubles)
     page.troubles.clear()
 
 
 @pytest.mark.parametrize("view", ["overview", "calls"])
-def test_the_page_says_how_many_there_are(
+def test_page_shows_the_number_of_rows(
     busy: ShownGroup, open_page: Open, view: str
 ) -> None:
     page = open_page(busy)

@@ -80,7 +80,7 @@ def test_the_overview_shows_links(busy: ShownGroup, open_page: Open) -> None:
     assert f"calls in flight {page.written('count', told['in_flight'])}" in words
 
 
-def test_a_worker(busy: ShownGroup, open_page: Open) -> None:
+def test_worker_view_shows_its_details(busy: ShownGroup, open_page: Open) -> None:
     page = open_page(busy)
     page.open("worker/ps")
     look = page.stop()
@@ -88,16 +88,18 @@ def test_a_worker(busy: ShownGroup, open_page: Open) -> None:
     assert str(busy.pids["ps"]) in page.page.locator(".facts").first.inner_text()
     functions = {row["Function"]: row for row in page.rows("Functions served")}
     (name,) = (name for name in functions if name.endswith("double"))
-    (told,) = (one for one in look["functions"] if one["function"] == name)
+    (function,) = (
+        candidate for candidate in look["functions"] if candidate["function"] == name
+    )
     per_s = functions[name]["Calls served per second"]
-    assert per_s == page.written("rate", told["per_s"])
+    assert per_s == page.written("rate", function["per_s"])
     assert len(page.rows("Tasks")) == min(25, len(look["tasks"]))
     assert len(page.rows("Threads")) == len(look["threads"])
     assert {"web"} <= {row["Peer"] for row in page.rows("Links")}
     assert page.rows("What happened lately")
 
 
-def test_the_calls_under_way(busy: ShownGroup, open_page: Open) -> None:
+def test_calls_view_shows_calls_in_flight(busy: ShownGroup, open_page: Open) -> None:
     page = open_page(busy)
     page.open("calls", "?find=never&per_page=200")
     expect(page.table("Calls").locator("tbody tr")).to_have_count(HELD)
@@ -106,7 +108,7 @@ def test_the_calls_under_way(busy: ShownGroup, open_page: Open) -> None:
         assert row["Function"].endswith("never")
 
 
-def test_who_holds_references(busy: ShownGroup, open_page: Open) -> None:
+def test_references_view_shows_their_holders(busy: ShownGroup, open_page: Open) -> None:
     page = open_page(busy)
     page.open("references", "?find=Table")
     expect(page.table("References").locator("tbody tr")).to_have_count(2)
@@ -115,7 +117,9 @@ def test_who_holds_references(busy: ShownGroup, open_page: Open) -> None:
     assert {row["Held by"] for row in rows} == {"web"}
 
 
-def test_training(busy: ShownGroup, open_page: Open) -> None:
+def test_training_view_shows_stages_passes_and_steps(
+    busy: ShownGroup, open_page: Open
+) -> None:
     page = open_page(busy)
     page.open("training")
     expect(page.page.locator(".stage")).to_have_count(2)
@@ -125,8 +129,8 @@ def test_training(busy: ShownGroup, open_page: Open) -> None:
     stages = page.page.locator(".stage-name").all_inner_texts()
     assert stages == ["Stage 0, ps", "Stage 1, trainer"]
     spans = page.page.locator(".stage").first.locator("rect")
-    told = look["pipeline"][0]["spans"]
-    expect(spans).to_have_count(sum(one["kind"] != "idle" for one in told))
+    expected = look["pipeline"][0]["spans"]
+    expect(spans).to_have_count(sum(span["kind"] != "idle" for span in expected))
     shown = {row["Worker"]: row for row in page.rows("Workers")}
     for row in look["rows"]:
         passes = page.written("rate", row["passes_per_s"])
@@ -139,21 +143,21 @@ def test_training(busy: ShownGroup, open_page: Open) -> None:
     assert page.rows("Optimizer steps")[0]["Parameters on"] == "ps, trainer"
 
 
-def test_collectives(busy: ShownGroup, open_page: Open) -> None:
+def test_collectives_view_shows_kind_and_ranks(
+    busy: ShownGroup, open_page: Open
+) -> None:
     page = open_page(busy)
     page.open("collectives")
     expect(page.table("Collectives").locator("tbody tr").first).to_be_visible()
     look = page.stop()
     shown = page.rows("Collectives")
     assert len(shown) == len(look["rows"])
-    for row, told in zip(shown, look["rows"], strict=True):
-        assert row["Came"] == page.written("ranks", told["came"])
-        assert row["Kind"] == told["kind"]
+    for row, expected in zip(shown, look["rows"], strict=True):
+        assert row["Came"] == page.written("ranks", expected["came"])
+        assert row["Kind"] == expected["kind"]
 
 
-def test_what_is_not_there_says_what_would_fill_it(
-    calm: ShownGroup, open_page: Open
-) -> None:
+def test_empty_view_says_what_would_fill_it(calm: ShownGroup, open_page: Open) -> None:
     page = open_page(calm)
     for view, words in {
         "calls": "No call is under way",
@@ -178,7 +182,7 @@ def test_names_are_text_and_never_markup(
         expect(page.page.locator("main").get_by_text(ODD).first).to_be_visible()
 
 
-def test_what_does_not_exist_is_said(busy: ShownGroup, open_page: Open) -> None:
+def test_unknown_view_or_worker_is_reported(busy: ShownGroup, open_page: Open) -> None:
     page = open_page(busy)
     page.page.goto(f"{busy.url}#/nonsense")
     expect(page.page.locator("h1")).to_have_text("No such view")

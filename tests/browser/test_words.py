@@ -51,7 +51,7 @@ WORDS: list[tuple[str, Any, str]] = [
 ]
 
 
-def test_numbers_in_words(busy: ShownGroup, open_page: Open) -> None:
+def test_numbers_are_written_in_words(busy: ShownGroup, open_page: Open) -> None:
     page = open_page(busy)
     page.open("overview")
     for how, value, words in WORDS:
@@ -96,9 +96,7 @@ def draw_graph(seed: int) -> tuple[list[Any], list[Any]]:
     return nodes, [{"from": f"n{a}", "to": f"n{b}"} for a, b in chosen]
 
 
-def test_a_drawing_leads_down_and_nothing_overlaps(
-    busy: ShownGroup, open_page: Open
-) -> None:
+def test_drawing_leads_down_without_overlaps(busy: ShownGroup, open_page: Open) -> None:
     page = open_page(busy)
     page.open("overview")
     for seed in range(GRAPHS):

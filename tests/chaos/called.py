@@ -12,7 +12,7 @@ import torch
 
 import asyncrpc
 from asyncrpc import AsyncRpcError, RRef, Worker
-from asyncrpc.ids import WorkerId
+from asyncrpc.core.ids import WorkerId
 from tests.chaos.log import Log, now_s
 
 

@@ -90,13 +90,13 @@ NO_OUTCOME = Outcome.NOT_EXECUTED
         (("delay", ("a",), 92.0, 110.0, ""), ""),
     ],
 )
-def test_a_call_on_a_link_that_was_given_up(
+def test_lost_link_explains_its_calls(
     fault: tuple[str, tuple[str, ...], float, float, str], cause: str
 ) -> None:
-    found = judged(lost_call(), history(fault), given_up())
-    assert dict(found.causes) == ({cause: 1} if cause else {})
-    assert found.innocent.total() == (0 if cause else 1)
-    assert len(found.lines) == (0 if cause else 2)  # the link, and the call
+    verdict = judged(lost_call(), history(fault), given_up())
+    assert dict(verdict.causes) == ({cause: 1} if cause else {})
+    assert verdict.innocent.total() == (0 if cause else 1)
+    assert len(verdict.lines) == (0 if cause else 2)  # the link, and the call
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_call_on_a_link_that_was_given_up(
         (("b",), "silent for 6.0 s: its event loop runs", False),
     ],
 )
-def test_who_was_silent_before_it_was_stopped(
+def test_stop_of_the_silent_worker_explains_the_loss(
     names: tuple[str, ...], reason: str, *, is_explained: bool
 ) -> None:
     stop = ("SIGSTOP, short", names, 98.0, 100.4, "")
@@ -115,7 +115,7 @@ def test_who_was_silent_before_it_was_stopped(
     assert bool(judged(lost_call(), history(stop), loss).lines) != is_explained
 
 
-def test_a_link_that_is_younger_than_the_fault_is_not_lost_by_it() -> None:
+def test_fault_does_not_explain_a_younger_link() -> None:
     stop = ("SIGSTOP, long", ("b",), 80.0, 95.0, "")
     old = judged(lost_call(), history(stop), given_up(linked_s=94.0))
     assert not old.lines
@@ -123,7 +123,7 @@ def test_a_link_that_is_younger_than_the_fault_is_not_lost_by_it() -> None:
     assert len(young.lines) == 2
 
 
-def test_short_silences_in_a_row_are_one() -> None:
+def test_consecutive_short_silences_count_as_one() -> None:
     faults = (
         ("partition, short", ("a", "b"), 95.0, 97.5, ""),
         ("SIGSTOP, short", ("b",), 98.0, 100.3, ""),
@@ -133,7 +133,7 @@ def test_short_silences_in_a_row_are_one() -> None:
     assert judged(lost_call(), history(*apart), given_up()).lines
 
 
-def test_the_callee_may_have_given_up_the_caller() -> None:
+def test_callee_may_have_given_up_the_caller() -> None:
     faults = history(("partition, long", ("a", "b"), 92.0, 100.4, ""))
     assert not judged(lost_call(), faults, given_up("b.20")).lines
 
@@ -152,15 +152,15 @@ def test_the_callee_may_have_given_up_the_caller() -> None:
         (("SIGKILL", ("b",), 95.0, 100.5, LIFE), Outcome.EXECUTED, False),
     ],
 )
-def test_a_call_that_had_no_link(
+def test_fault_explains_a_call_without_a_link(
     fault: tuple[str, tuple[str, ...], float, float, str],
     outcome: Outcome,
     *,
     is_explained: bool,
 ) -> None:
-    found = judged(lost_call(outcome=outcome), history(fault))
-    assert dict(found.causes) == ({UNREACHABLE: 1} if is_explained else {})
-    assert dict(found.innocent) == (
+    verdict = judged(lost_call(outcome=outcome), history(fault))
+    assert dict(verdict.causes) == ({UNREACHABLE: 1} if is_explained else {})
+    assert dict(verdict.innocent) == (
         {}
         if is_explained
         else {("a -> b", "mistake no function", "WorkerLostError"): 1}
@@ -178,7 +178,7 @@ def test_a_call_that_had_no_link(
         (lost_call(end=End.STRANGE), False),  # is a finding of its own
     ],
 )
-def test_a_call_that_nobody_answered(call: Call, *, is_found: bool) -> None:
+def test_unanswered_call_is_found(call: Call, *, is_found: bool) -> None:
     faults = history(("cut", ("a", "c"), 105.0, 105.0, ""))
     assert bool(judged(call, faults).lines) == is_found
 
@@ -191,14 +191,14 @@ def test_a_call_that_nobody_answered(call: Call, *, is_found: bool) -> None:
         (NO_OUTCOME, [given_up()]),
     ],
 )
-def test_a_cut_explains_nothing(outcome: Outcome, losses: list[Loss]) -> None:
+def test_cut_explains_no_loss(outcome: Outcome, losses: list[Loss]) -> None:
     cut = ("cut", ("a", "b"), 100.4, 100.4, "")
-    found = judged(lost_call(outcome=outcome), history(cut), *losses)
-    assert not found.causes
-    assert found.lines
+    verdict = judged(lost_call(outcome=outcome), history(cut), *losses)
+    assert not verdict.causes
+    assert verdict.lines
 
 
-def test_links_that_end_with_their_workers_are_no_losses() -> None:
+def test_links_that_end_with_their_workers_are_not_losses() -> None:
     faults = history()
     faults.left_s = 100.4
     assert not judged(lost_call(end=End.AS_EXPECTED), faults, given_up()).lines
@@ -222,11 +222,11 @@ WANTED = Wanted((DecodeError,), ("cannot import",), Outcome.NOT_EXECUTED)
         (ValueError("something else"), End.STRANGE),
     ],
 )
-def test_how_a_mistake_ended(error: BaseException, end: End) -> None:
+def test_error_of_a_mistake_is_classified(error: BaseException, end: End) -> None:
     assert end_of(error, WANTED) is end
 
 
-def test_who_cannot_send_a_reference_to_what_is_gone_has_lost_it() -> None:
+def test_reference_to_a_lost_owner_counts_as_a_loss() -> None:
     error = EncodeError("cannot be sent: args[1]: the owner is gone")
     assert end_of(error, None) is End.STRANGE
     error.__cause__ = OwnerLostError(worker="b", incarnation=1, reason="it was killed")
@@ -248,7 +248,7 @@ F relay a.10.1 returned 'b'
 L c 00000000000000cc 10"""
 
 
-def test_what_is_in_a_log(tmp_path: Path) -> None:
+def test_log_is_read_whole(tmp_path: Path) -> None:
     (tmp_path / "a.10.told").write_text(LOG, encoding="utf-8")
     (tmp_path / "b.20.ran").write_text("B a.10.2\n", encoding="utf-8")
     story = read_all(tmp_path, set())
@@ -275,13 +275,11 @@ def test_what_is_in_a_log(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("heard_s", "cause"), [(100.5, KILLED), (99.5, "")], ids=["not yet", "before"]
 )
-def test_a_member_that_has_not_heard_of_a_restart_fails_a_group(
-    heard_s: float, cause: str
-) -> None:
+def test_member_unaware_of_a_restart_fails_a_group(heard_s: float, cause: str) -> None:
     killed = ("SIGKILL", ("b",), 98.0, 99.0, LIFE)
     lost = Loss("c.30", "b", "life of b", 0.0, 98.1, "its process has ended")
     back = Loss("c.30", "b", lost.life, 98.1, heard_s, RESTARTED)
     call = lost_call(parties=("b", "c"), since_s=100.0, ended_s=100.1)
-    found = judged(call, history(killed), lost, back)
-    assert found.causes[cause] == (cause == KILLED)
-    assert bool(found.innocent) is (not cause)
+    verdict = judged(call, history(killed), lost, back)
+    assert verdict.causes[cause] == (cause == KILLED)
+    assert bool(verdict.innocent) is (not cause)

@@ -23,10 +23,12 @@ SECONDS = 15.0
 class TestShort:
     loops: ClassVar = {"asyncio": asyncio.SelectorEventLoop}
 
-    async def test_nothing_is_claimed_that_was_not_logged(self, tmp_path: Path) -> None:
+    async def test_short_run_has_no_unexplained_losses(self, tmp_path: Path) -> None:
         report = await go(Given(SECONDS, 5, 3, "auto", tmp_path))
-        found = {name: lines for name, lines in report.verdict.lines.items() if lines}
-        assert found == {}
+        problems = {
+            name: lines for name, lines in report.verdict.lines.items() if lines
+        }
+        assert problems == {}
         assert report.injected.total() > 2
         assert report.verdict.outcomes["EXECUTED", True] > 100
         assert report.mistakes.workers == {"a", "b", "c"}
@@ -39,7 +41,7 @@ def call(outcome: Outcome | None, *ran: str, took_s: float = 0.1) -> Call:
 
 
 @pytest.mark.parametrize(
-    ("made", "line"),
+    ("logged", "line"),
     [
         (call(Outcome.EXECUTED), "claimed EXECUTED, not logged"),
         (call(Outcome.NOT_EXECUTED, "b"), "claimed NOT_EXECUTED, but logged"),
@@ -52,15 +54,15 @@ def call(outcome: Outcome | None, *ran: str, took_s: float = 0.1) -> Call:
         (call(Outcome.UNKNOWN), None),
     ],
 )
-def test_the_verdict_finds_what_it_is_there_for(made: Call, line: str | None) -> None:
+def test_verdict_finds_each_violation(logged: Call, line: str | None) -> None:
     verdict = Verdict()
-    judge_calls({"a.1.1": made}, verdict)
-    found = {name for name, lines in verdict.lines.items() if lines}
-    assert found == ({line} if line else set())
+    judge_calls({"a.1.1": logged}, verdict)
+    kinds = {name for name, lines in verdict.lines.items() if lines}
+    assert kinds == ({line} if line else set())
 
 
 @pytest.mark.parametrize(("grown", "leaks"), [(0, 0), (100, 1)])
-def test_memory_that_grows_for_good_is_found(grown: int, leaks: int) -> None:
+def test_growing_memory_is_found(grown: int, leaks: int) -> None:
     verdict = Verdict()
     samples = [
         {"bytes": (100 << 20) + at * (grown << 20) // 80, "blocks": 900_000}
@@ -70,7 +72,7 @@ def test_memory_that_grows_for_good_is_found(grown: int, leaks: int) -> None:
     assert len(verdict.leaks) == leaks
 
 
-def test_memory_in_use_is_seen() -> None:
+def test_memory_in_use_is_measured() -> None:
     heap = Heap()
     before = heap.bytes_in_use
     if not before:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from asyncrpc import LivenessOptions, NetworkOptions, Options, Policy
-from asyncrpc.runtime.loops import run as run_on_loop
+from asyncrpc.core.loop.loops import run as run_on_loop
 from asyncrpc.testing import all_end
 from asyncrpc.testing.leaks import open_descriptors
 from tests.chaos.called import ChaosWorker

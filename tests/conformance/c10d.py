@@ -58,7 +58,7 @@ def put_in_place(backend: str = "asyncrpc", names: Iterable[str] = STAND_INS) ->
     """Let whatever asks torch for one of these backends have another one."""
     c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
     dist: Any = importlib.import_module("torch.distributed")
-    importlib.import_module("asyncrpc.collectives.torch_backend")
+    importlib.import_module("asyncrpc.torch_backend")
 
     def ours(value: Any) -> Any:
         is_named = isinstance(value, str) and value.lower() in names

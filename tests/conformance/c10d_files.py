@@ -127,7 +127,7 @@ def _make_groups() -> None:
     """Let what makes a ProcessGroupGloo itself have a process group of asyncrpc."""
     c10d_names: Any = importlib.import_module("torch.distributed.distributed_c10d")
     dist: Any = importlib.import_module("torch.distributed")
-    backend: Any = importlib.import_module("asyncrpc.collectives.torch_backend")
+    backend: Any = importlib.import_module("asyncrpc.torch_backend")
     gloo = dist.ProcessGroupGloo
 
     def make(

@@ -20,8 +20,10 @@ import torch.distributed as dist
 from torch import nn
 
 from asyncrpc import ddp
-from asyncrpc.collectives.torch_backend.process_group import AsyncRpcProcessGroup
 from asyncrpc.errors import AsyncRpcError
+from asyncrpc.parallel.collectives.torch_backend.process_group import (
+    AsyncRpcProcessGroup,
+)
 
 IGNORED: Final = "_ddp_params_and_buffers_to_ignore"  # torch's attribute of a module
 MODULE: Final = "DistributedDataParallel"

@@ -43,7 +43,6 @@ SUBMODULES: Final = (
     "options",
     "rref_proxy",
     "server_process_global_profiler",
-    "_testing",
     "_utils",
 )
 REMOTE_MODULE: Final = "torch.distributed.nn.api.remote_module"
@@ -54,8 +53,9 @@ ATTRIBUTES: Final[Mapping[tuple[str, str], Sequence[str]]] = {
     ("torch.distributed.nn", "RemoteModule"): NN,
     (REMOTE_MODULE, "RemoteModule"): NN,
     (REMOTE_MODULE, "_RemoteModule"): NN,
-    (PROFILER, "profile"): ("asyncrpc.compat.profiler_legacy",),
+    (PROFILER, "profile"): ("asyncrpc.compat.profiling",),
 }
+OUR_NAMES: Final = {(PROFILER, "profile"): "legacy_profile"}  # where they differ
 # Conveniences of the suites that say nothing about an implementation: torch's own, if
 # the facade has none.
 LENT: Final[Mapping[str, Sequence[str]]] = {
@@ -143,6 +143,7 @@ def install(implementation: str, marks: Marks) -> Substitution:
     for below in SUBMODULES:
         found[f"{RPC}.{below}"] = _facade(f"{RPC}.{below}", f"{MODULES[RPC]}.{below}")
         found[f"{RPC}.{below}"] += found[RPC]
+    found[f"{RPC}._testing"] = [_faulty_backend(), *found[RPC]]
     attributes = {
         place: [one for one in map(_module, names) if one is not None]
         for place, names in ATTRIBUTES.items()
@@ -190,6 +191,11 @@ def _facade(name: str, facade: str) -> list[types.ModuleType]:
     return [] if module is None else [module]
 
 
+def _faulty_backend() -> types.ModuleType:
+    """Import the backend that loses messages, which the package has not."""
+    return importlib.import_module("tests.conformance.faulty")
+
+
 def _lent(name: str, names: Sequence[str]) -> types.ModuleType:
     lent = types.ModuleType(f"lent by {name}")
     vars(lent).update({one: getattr(sys.modules[name], one) for one in names})
@@ -230,7 +236,8 @@ def _put_attributes(
     attributes: Mapping[tuple[str, str], Sequence[types.ModuleType]], marks: Marks
 ) -> None:
     for (module, name), homes in attributes.items():
-        had = [getattr(home, name) for home in homes if hasattr(home, name)]
+        ours = OUR_NAMES.get((module, name), name)
+        had = [getattr(home, ours) for home in homes if hasattr(home, ours)]
         value = had[0] if had else Missing(f"{module}.{name}", marks)
         setattr(sys.modules[module], name, value)
     reference = getattr(sys.modules[RPC], "RRef")  # noqa: B009  (of a proxy)

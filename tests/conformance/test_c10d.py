@@ -43,17 +43,17 @@ def run(folder: Path, *options: str) -> dict[str, Any]:
     [((), c10d.expected()), (("--ddp",), c10d.ddp_expected())],
     ids=["backend", "ddp"],
 )
-def test_the_suite_passes(
+def test_c10d_suite_passes(
     tmp_path: Path, options: tuple[str, ...], listed: dict[str, str]
 ) -> None:
     results = run(tmp_path, *options)
     # Were nothing in place, or all tests skipped, none of this would be so.
-    failed = {n for n, one in results["tests"].items() if one["status"] == "fail"}
+    failed = {n for n, result in results["tests"].items() if result["status"] == "fail"}
     assert failed == listed.keys() & results["tests"].keys()
     assert results["summary"]["pass"] > len(failed)
 
 
 @pytest.mark.timeout(LIMIT_S + 20)
-def test_some_of_the_suite_pass_on_the_module(tmp_path: Path) -> None:
+def test_part_of_the_suite_passes_on_the_module(tmp_path: Path) -> None:
     results = run(tmp_path, "--ddp", "--filter", SOME_OF_DDP)
     assert results["summary"]["pass"] == results["summary"]["total"] > 5

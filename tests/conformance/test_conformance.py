@@ -46,7 +46,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_test_of_pytorchs_passes(name: str, report: Report) -> None:
+def test_test_of_pytorch_passes(name: str, report: Report) -> None:
     result = report.results.get(name)
     assert result is not None, f"not run within {LIMIT_S} s"
     assert judge({name: result}, KNOWN, LISTED).is_good, result.message

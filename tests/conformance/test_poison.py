@@ -22,7 +22,7 @@ sys.exit(__main__.main())
 
 
 @pytest.mark.slow
-def test_what_reaches_torchs_own_rpc_fails(tmp_path: Path) -> None:
+def test_call_that_reaches_torchs_rpc_fails(tmp_path: Path) -> None:
     out = tmp_path / "results.json"
     chosen = f"^({'|'.join(NAMES)})$"
     options = ["--filter", chosen, "--retries", "0", "--out", str(out)]

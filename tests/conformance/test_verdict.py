@@ -29,7 +29,7 @@ PASS, FAIL, SKIP = (Result(one) for one in (Status.PASS, Status.FAIL, Status.SKI
 LISTED = {B: "a reason", C: "another"}
 
 
-def test_the_lists_name_tests_that_there_are() -> None:
+def test_lists_name_existing_tests() -> None:
     names = lists.names_in(lists.CI)
     assert set(names) <= KNOWN.keys()
     assert len(set(names)) == len(names)
@@ -45,7 +45,7 @@ def test_the_lists_name_tests_that_there_are() -> None:
         (f'[b]\n"{B}" = " "', "no reason"),
     ],
 )
-def test_a_list_that_would_hide_something_is_refused(
+def test_list_that_would_hide_a_test_is_refused(
     text: str, why: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "expected.toml"
@@ -67,17 +67,19 @@ def test_a_list_that_would_hide_something_is_refused(
         (C, PASS, True),
     ],
 )
-def test_what_a_run_must_be(name: str, result: Result, *, is_good: bool) -> None:
+def test_result_is_judged_by_the_lists(
+    name: str, result: Result, *, is_good: bool
+) -> None:
     assert judge({name: result}, KNOWN, LISTED).is_good is is_good
 
 
-def test_what_is_not_listed_must_pass_and_what_is_listed_and_passes_is_told() -> None:
+def test_unlisted_tests_must_pass_and_outdated_ones_are_named() -> None:
     assert judge({C: FAIL}, KNOWN, {}).unexpected == (C,)
     assert judge({C: FAIL}, KNOWN, LISTED).excused == (C,)
     assert judge({C: PASS}, KNOWN, LISTED).outdated == (C,)
 
 
-def test_a_second_run_is_for_what_may_end_otherwise() -> None:
+def test_second_run_repeats_flaky_tests_only() -> None:
     assert again(FAIL)
     assert not again(Result(Status.FAIL, missing=("torch.distributed.rpc.x",)))
     assert not again(SKIP)
@@ -85,7 +87,7 @@ def test_a_second_run_is_for_what_may_end_otherwise() -> None:
     assert not rerun(FAIL, FAIL).flaky
 
 
-def test_a_failure_is_told_by_the_exception_of_the_first_rank() -> None:
+def test_failure_is_described_by_the_error_of_the_first_rank() -> None:
     text = (
         "Traceback (most recent call last):\n  File ...\nRuntimeError: "
         "Process 1 exited with error code 10 and exception:\n"
@@ -98,7 +100,7 @@ def test_a_failure_is_told_by_the_exception_of_the_first_rank() -> None:
     assert last_line(text) == "ValueError: no y"
 
 
-def test_the_traceback_of_a_callee_is_not_taken_for_the_failure() -> None:
+def test_traceback_of_a_callee_is_not_the_failure() -> None:
     trace = "Traceback (most recent call last):\n  File ...\n"
     first = f"{trace}KeyError: 0\n"
     also = "\nDuring handling of the above exception, another exception occurred:\n\n"
@@ -106,7 +108,7 @@ def test_the_traceback_of_a_callee_is_not_taken_for_the_failure() -> None:
     assert last_line(text).startswith("RuntimeError: on 'b': Traceback")
 
 
-def test_results_come_back_as_they_were_written(tmp_path: Path) -> None:
+def test_results_are_read_back_unchanged(tmp_path: Path) -> None:
     result = Result(Status.FAIL, "x", 1.5, (10, None), missing=("y",), flaky=False)
     report = Report({"implementation": "asyncrpc"}, {A: result, B: PASS})
     report.write(tmp_path / "out.json")
@@ -144,7 +146,7 @@ def test_a_page_is_written_from_a_whole_run_of_the_facade_only(tmp_path: Path) -
             page.renew(wrong, KNOWN, LISTED, path)
 
 
-def test_a_missing_name_imports_and_fails_at_its_first_use(tmp_path: Path) -> None:
+def test_missing_name_fails_at_its_first_use(tmp_path: Path) -> None:
     marks = Marks(lambda: str(tmp_path))
     proxies: dict[str, Proxy] = {}
     proxy = proxies["torch.x"] = Proxy("torch.x", [], proxies, marks)

@@ -42,7 +42,7 @@ def blocks_of(page: str) -> list[Block]:
             fence says something unknown, or never closes.
     """
     lines = page.splitlines()
-    found: list[Block] = []
+    blocks: list[Block] = []
     at = 0
     while at < len(lines):
         opening = FENCE.match(lines[at])
@@ -54,9 +54,9 @@ def blocks_of(page: str) -> list[Block]:
         if _is_run(opening["info"].split(), above, at + 1):
             indent = len(opening["indent"])
             body = [line[indent:] for line in lines[at + 1 : end]]
-            found.append(Block(at + 1, "\n".join(body) + "\n"))
+            blocks.append(Block(at + 1, "\n".join(body) + "\n"))
         at = end + 1
-    return found
+    return blocks
 
 
 def _end_of(lines: list[str], at: int, opening: re.Match[str]) -> int:

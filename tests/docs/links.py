@@ -20,14 +20,14 @@ def links_of(page: str) -> list[str]:
 
 def anchors_of(page: str) -> set[str]:
     """Return the anchors of a page's headings, as GitHub makes them."""
-    found: set[str] = set()
+    anchors: set[str] = set()
     for heading in HEADING.findall(FENCED.sub("", page)):
         slug = NOT_IN_ANCHORS.sub("", heading.lower()).replace(" ", "-")
         again = 0
-        while (anchor := f"{slug}-{again}" if again else slug) in found:
+        while (anchor := f"{slug}-{again}" if again else slug) in anchors:
             again += 1
-        found.add(anchor)
-    return found
+        anchors.add(anchor)
+    return anchors
 
 
 def broken_links(path: Path) -> Iterator[str]:

@@ -47,7 +47,7 @@ def main(path: Path) -> None:
         exec(code, vars(module))  # noqa: S102  likewise
 
 
-def run_apart(page: Path, folder: Path, printed: Path, told: Path) -> None:
+def run_apart(page: Path, folder: Path, printed: Path, errors: Path) -> None:
     """Run a page in a process of its own.
 
     Args:
@@ -56,7 +56,7 @@ def run_apart(page: Path, folder: Path, printed: Path, told: Path) -> None:
         printed: the file that gets its standard output.
         told: the file that gets its standard error.
     """
-    for path, descriptor in ((printed, 1), (told, 2)):
+    for path, descriptor in ((printed, 1), (errors, 2)):
         with path.open("wb") as file:
             os.dup2(file.fileno(), descriptor)
     os.chdir(folder)

@@ -14,23 +14,23 @@ def fenced(info: str, body: str = "x = 1", above: str = "") -> str:
     return f"{above}\n```{info}\n{body}\n```\n"
 
 
-def test_python_runs_and_the_rest_does_not() -> None:
+def test_python_blocks_run_and_others_do_not() -> None:
     page = fenced("python") + fenced("console") + fenced("") + fenced("text")
     assert blocks_of(page) == [Block(2, "x = 1\n")]
 
 
-def test_a_block_in_a_list_loses_its_indentation() -> None:
+def test_block_in_a_list_loses_its_indentation() -> None:
     page = "1.  One:\n\n    ```python\n    if x:\n        y\n    ```\n"
     assert blocks_of(page) == [Block(3, "if x:\n    y\n")]
 
 
-def test_a_page_about_pages_may_show_a_fence() -> None:
+def test_page_about_pages_may_show_a_fence() -> None:
     assert blocks_of("````text\n```python\nx\n```\n````\n") == []
 
 
-def test_not_running_needs_a_reason() -> None:
-    told = fenced("python no-run", above="<!-- not run: needs two hosts -->")
-    assert blocks_of(told) == []
+def test_block_that_does_not_run_needs_a_reason() -> None:
+    page = fenced("python no-run", above="<!-- not run: needs two hosts -->")
+    assert blocks_of(page) == []
     with pytest.raises(PageError, match=r"line 2: .* needs its reason"):
         blocks_of(fenced("python no-run"))
     with pytest.raises(PageError, match="needs its reason"):
@@ -38,12 +38,12 @@ def test_not_running_needs_a_reason() -> None:
 
 
 @pytest.mark.parametrize("info", ["python3", "py", "pycon", "python norun"])
-def test_nothing_escapes_by_its_spelling(info: str) -> None:
+def test_misspelled_language_is_refused(info: str) -> None:
     with pytest.raises(PageError, match="write ```python"):
         blocks_of(fenced(info))
 
 
-def test_a_fence_that_never_closes_is_found() -> None:
+def test_fence_that_never_closes_is_found() -> None:
     with pytest.raises(PageError, match="line 1: the fence never closes"):
         blocks_of("```python\nx = 1\n")
 
@@ -64,7 +64,7 @@ def test_blocks_share_a_namespace_and_may_await(tmp_path: Path) -> None:
     assert out.exists()
 
 
-def test_a_failing_block_names_its_line_of_the_page(tmp_path: Path) -> None:
+def test_failing_block_names_its_line_of_the_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# Title\n" + fenced("python", "a = 1\nraise KeyError(a)"))
     with pytest.raises(KeyError) as caught:

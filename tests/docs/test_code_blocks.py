@@ -28,13 +28,13 @@ PAGES = [
 @pytest.mark.parametrize(
     "page", PAGES, ids=lambda p: p.relative_to(REPOSITORY).as_posix()
 )
-def test_a_page_runs_and_prints_what_it_says(page: Path, tmp_path: Path) -> None:
+def test_page_runs_and_prints_its_output(page: Path, tmp_path: Path) -> None:
     folder = tmp_path / "folder"  # what a page writes is not ours to keep
     folder.mkdir()
-    printed, told = tmp_path / "stdout", tmp_path / "stderr"
+    printed, errors = tmp_path / "stdout", tmp_path / "stderr"
     # Forked from one that has imported torch: a process of its own takes seconds to.
     process = multiprocessing.get_context("forkserver").Process(
-        target=run_apart, args=(page, folder, printed, told)
+        target=run_apart, args=(page, folder, printed, errors)
     )
     process.start()
     process.join(PAGE_S)
@@ -43,6 +43,6 @@ def test_a_page_runs_and_prints_what_it_says(page: Path, tmp_path: Path) -> None
         process.kill()
         process.join()
     process.close()
-    assert ended == 0, printed.read_text("utf-8") + told.read_text("utf-8")
+    assert ended == 0, printed.read_text("utf-8") + errors.read_text("utf-8")
     if outputs := OUTPUT.findall(page.read_text("utf-8")):
         assert printed.read_text("utf-8") == "".join(outputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,11 @@ PAGES = [
 @pytest.mark.parametrize(
     "page", PAGES, ids=lambda p: p.relative_to(REPOSITORY).as_posix()
 )
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_resolve(page: Path) -> None:
     assert list(broken_links(page)) == []
 
 
-def test_every_page_can_be_reached_from_the_readme() -> None:
+def test_every_page_is_reachable_from_the_readme() -> None:
     reached: set[Path] = set()
     todo = [README]
     while todo:
@@ -38,7 +39,14 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
     assert {page.resolve() for page in PAGES} - reached == set()
 
 
-def test_a_link_to_nothing_is_found(tmp_path: Path) -> None:
+def test_index_lists_every_decision_by_its_number() -> None:
+    index = (REPOSITORY / "docs" / "index.md").read_text("utf-8")
+    rows = re.findall(r"^- \[(\d+)\. .*\]\(adr/(.*)\)$", index, re.MULTILINE)
+    decisions = sorted((REPOSITORY / "docs" / "adr").iterdir())
+    assert rows == [(str(int(path.name[:4])), path.name) for path in decisions]
+
+
+def test_broken_link_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     (tmp_path / "other.md").write_text("# Two words\n")
     page.write_text(

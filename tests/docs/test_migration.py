@@ -62,7 +62,7 @@ def ways() -> dict[str, tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize("way", list(ways()))
-def test_the_program_runs(way: str, tmp_path: Path) -> None:
+def test_migrated_program_runs(way: str, tmp_path: Path) -> None:
     assert printed(*ways()[way], tmp_path) == "trained: True\n"
 
 

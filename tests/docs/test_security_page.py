@@ -72,11 +72,11 @@ def claims_of(page: Path) -> Iterator[Claim]:
     text = re.sub(r"(?s)<!--.*?-->", "", DEFINED.sub("", text))
     section = ""
     for block in re.split(r"\n\s*\n|\n(?=[-|] |\d+\. )", text):
-        found = block.strip()
-        if found.startswith("#"):
-            section = found.lstrip("# ")
-        elif found and not found.startswith(("| | ", "| ---", "| attacker |")):
-            yield Claim(section, found)
+        stripped = block.strip()
+        if stripped.startswith("#"):
+            section = stripped.lstrip("# ")
+        elif stripped and not stripped.startswith(("| | ", "| ---", "| attacker |")):
+            yield Claim(section, stripped)
 
 
 def named_in(text: str) -> list[str]:
@@ -100,16 +100,16 @@ PAGES: Final = [
 
 
 @pytest.mark.parametrize("page", sorted({*PAGES, *SECTIONS}), ids=str)
-def test_footnotes_name_tests_that_exist(page: Path) -> None:
+def test_footnotes_name_existing_tests(page: Path) -> None:
     text = page.read_text("utf-8")
     defined = dict(DEFINED.findall(text))
     used = set(NOTE.findall(DEFINED.sub("", text)))
     assert used == set(defined)
     assert used
     for name, tests in defined.items():
-        found = named_in(tests)
-        assert found, name
-        for test in found:
+        named = named_in(tests)
+        assert named, name
+        for test in named:
             assert is_there(test), f"{name}: {test}"
 
 
@@ -131,16 +131,16 @@ def test_every_claim_of_the_page_names_its_tests() -> None:
 
 
 @pytest.mark.parametrize(("page", "section"), SECTIONS.items(), ids=str)
-def test_a_section_of_claims_names_its_tests(page: Path, section: str) -> None:
-    asked = [one for one in claims_of(page) if one.section == section]
+def test_section_of_claims_names_its_tests(page: Path, section: str) -> None:
+    asked = [claim for claim in claims_of(page) if claim.section == section]
     assert asked
     for claim in asked:
         if not claim.text.startswith("| the group has"):
             assert NOTE.search(claim.text), claim.text
 
 
-def test_claims_of_other_pages_name_their_tests_or_lead_to_the_page() -> None:
-    for page in (one for each in TEACHING for one in Path("docs", each).glob("*.md")):
+def test_claims_of_other_pages_name_tests_or_link_to_the_page() -> None:
+    for page in (page for each in TEACHING for page in Path("docs", each).glob("*.md")):
         for claim in claims_of(page) if page != SECURITY else ():
             if ABOUT.search(claim.text):
                 is_tested = NOTE.search(claim.text) or SECURITY.name in claim.text

@@ -21,10 +21,10 @@ FIRST, CHANGE = (
 
 
 @pytest.mark.parametrize("task", [FIRST, FIRST | CHANGE], ids=["first", "changed"])
-def test_skypilot_takes_a_task(task: dict[str, Any]) -> None:
+def test_task_fits_the_schema_of_skypilot(task: dict[str, Any]) -> None:
     jsonschema.validate(task, SCHEMA)
 
 
-def test_it_refuses_what_it_does_not_know() -> None:
+def test_schema_refuses_unknown_fields() -> None:
     with pytest.raises(jsonschema.ValidationError, match="num_node"):
         jsonschema.validate(FIRST | {"num_node": 2}, SCHEMA)

@@ -16,7 +16,7 @@ RUN_S = 240.0
 
 
 @pytest.mark.slow
-def test_the_program_for_a_launcher_runs_under_ours(tmp_path: Path) -> None:
+def test_program_for_a_launcher_runs_with_asyncrpc_run(tmp_path: Path) -> None:
     page = (REPOSITORY / "docs/how-to/start-workers.md").read_text("utf-8")
     (source,) = PROGRAM.findall(page)
     (tmp_path / "hello.py").write_text(source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-import asyncrpc.serving  # noqa: F401  (all services, and so all messages)
-from asyncrpc.runtime.messages import Message, Notice, Request, names_of
-from asyncrpc.wire.frames import FRAMES_ABOUT, FrameKind
+from asyncrpc.core.services.messages import Message, Notice, Request, names_of
+from asyncrpc.core.wire.frames import FRAMES_ABOUT, FrameKind
+from tests.architecture.sources import PACKAGE, name_of, python_files
 
 PAGE: Final = Path("docs/reference/wire-protocol.md")
 HEADER: Final = "| service | kind | method | value |"
@@ -47,34 +48,39 @@ def tables(header: str) -> Iterator[list[str]]:
 
 def documented() -> dict[tuple[str, str, str], Row]:
     """Return what the page says, by service, kind and method."""
-    found: dict[tuple[str, str, str], Row] = {}
+    documented_rows: dict[tuple[str, str, str], Row] = {}
     service = ""
     for name, kind, methods, text in tables(HEADER):
         service = name.strip("`") or service
         value, _, answer = text.partition("nswer")
         for method in methods.split(","):
             key = service, kind, method.strip().strip("`")
-            assert key not in found, key
-            found[key] = Row(_code(value), _code(answer, r"^[^:.]*: "))
-    return found
+            assert key not in documented_rows, key
+            documented_rows[key] = Row(_code(value), _code(answer, r"^[^:.]*: "))
+    return documented_rows
 
 
 def _code(text: str, before: str = "") -> str:
     """Return the first code in a text, what is before it given as a pattern."""
-    found = re.search(before + r"`([^`]*)`", text)
-    return found[1] if found else ""
+    match = re.search(before + r"`([^`]*)`", text)
+    return match[1] if match else ""
 
 
 def declared() -> dict[tuple[str, str, str], type[Message]]:
     """Return all messages of the package, by service, kind and method."""
-    found: dict[tuple[str, str, str], type[Message]] = {}
+    for path in python_files(PACKAGE):
+        if "@message(" in path.read_text("utf-8"):
+            importlib.import_module(".".join(Path(name_of(path)).with_suffix("").parts))
+    messages: dict[tuple[str, str, str], type[Message]] = {}
     kinds: list[tuple[str, type[Message]]] = [("NOTICE", Notice), ("SERVICE", Request)]
     for kind, base in kinds:
-        for one in base.__subclasses__():
-            is_whole = "record" in one.__dict__  # not the class without its slots
-            if is_whole and not one.__module__.startswith(("tests.", "asyncrpc.test")):
-                found[one.service, kind, one.method] = one
-    return found
+        for message in base.__subclasses__():
+            is_whole = "record" in message.__dict__  # not the class without its slots
+            if is_whole and not message.__module__.startswith(
+                ("tests.", "asyncrpc.test")
+            ):
+                messages[message.service, kind, message.method] = message
+    return messages
 
 
 # --- shapes --------------------------------------------------------------------------
@@ -89,7 +95,7 @@ def parsed(text: str) -> Shape:
     while True:
         longer = re.sub(
             r"\*?\b[a-z]+\b(?!\")",
-            lambda found: short.get(found[0], found[0]),
+            lambda match: short.get(match[0], match[0]),
             text,
         )
         if longer == text:
@@ -116,39 +122,45 @@ def _shape(tokens: list[str]) -> Shape:
     return shape
 
 
-def is_same(told: Shape, shape: Shape) -> bool:
+def is_same(documented_shape: Shape, shape: Shape) -> bool:
     """Return whether a shape is what the page says; `*` is what has no name."""
-    if isinstance(told, list) and isinstance(shape, list):
-        return len(told) == len(shape) and all(map(is_same, told, shape))
-    return told == shape or (isinstance(told, str) and shape == "*")
+    if isinstance(documented_shape, list) and isinstance(shape, list):
+        return len(documented_shape) == len(shape) and all(
+            map(is_same, documented_shape, shape)
+        )
+    return documented_shape == shape or (
+        isinstance(documented_shape, str) and shape == "*"
+    )
 
 
 PAGE_ROWS: Final = documented()
 MESSAGES: Final = declared()
 
 
-def test_the_page_says_who_may_send_a_message_and_of_whom() -> None:
-    told: dict[tuple[str, str, str], tuple[str, str]] = {}
+def test_page_lists_senders_and_subjects_of_each_message() -> None:
+    listed: dict[tuple[str, str, str], tuple[str, str]] = {}
     service = ""
     for name, kind, methods, by, about in tables(SENDERS):
         service = name.strip("`") or service
         for method in methods.split(","):
-            told[service, kind, method.strip().strip("`")] = by, about
-    assert told == {key: (names_of(one.by), one.about) for key, one in MESSAGES.items()}
+            listed[service, kind, method.strip().strip("`")] = by, about
+    assert listed == {
+        key: (names_of(message.by), message.about) for key, message in MESSAGES.items()
+    }
 
 
-def test_the_page_says_of_whom_a_frame_speaks() -> None:
-    told = {int(number): cells[-1] for number, *cells in tables(KINDS)}
-    assert told == {int(kind): about for kind, about in FRAMES_ABOUT.items()}
+def test_page_lists_the_subject_of_each_frame() -> None:
+    listed = {int(number): cells[-1] for number, *cells in tables(KINDS)}
+    assert listed == {int(kind): about for kind, about in FRAMES_ABOUT.items()}
     assert set(FRAMES_ABOUT) == set(FrameKind)
 
 
-def test_every_message_is_on_the_page_and_no_other_one() -> None:
+def test_page_lists_exactly_the_messages() -> None:
     assert set(PAGE_ROWS) == set(MESSAGES)
 
 
 @pytest.mark.parametrize("key", sorted(MESSAGES), ids=" ".join)
-def test_the_page_says_what_travels(key: tuple[str, str, str]) -> None:
+def test_page_shows_the_content_of_each_message(key: tuple[str, str, str]) -> None:
     record = MESSAGES[key].record
     assert is_same(parsed(PAGE_ROWS[key].value), parsed(record.shape)), (
         f"the page: {PAGE_ROWS[key].value}; the record: {record.shape}"
@@ -156,16 +168,18 @@ def test_the_page_says_what_travels(key: tuple[str, str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", sorted(one for one in MESSAGES if one[1] == "SERVICE"), ids=" ".join
+    "key",
+    sorted(message for message in MESSAGES if message[1] == "SERVICE"),
+    ids=" ".join,
 )
-def test_the_page_says_what_answers(key: tuple[str, str, str]) -> None:
+def test_page_shows_the_answer_of_each_request(key: tuple[str, str, str]) -> None:
     """What has no parts may be told in words."""
     kind = MESSAGES[key]
     assert issubclass(kind, Request)
-    shape, told = kind.answer.kind.shape, PAGE_ROWS[key].answer
-    if "[" in shape or told:
-        assert is_same(parsed(told), parsed(shape)), (
-            f"the page: {told}; the record: {shape}"
+    shape, answer_cell = kind.answer.shape, PAGE_ROWS[key].answer
+    if "[" in shape or answer_cell:
+        assert is_same(parsed(answer_cell), parsed(shape)), (
+            f"the page: {answer_cell}; the record: {shape}"
         )
 
 

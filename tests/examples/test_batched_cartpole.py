@@ -78,7 +78,7 @@ async def test_an_observer_gets_its_own_action(*, is_batched: bool) -> None:
     assert agent.passes == (60 if is_batched else 60 * OBSERVERS)
 
 
-async def test_who_is_late_does_not_hold_up_the_others(
+async def test_late_observer_does_not_delay_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(batched_cartpole, "PATIENCE_S", 0.01)

@@ -9,7 +9,7 @@ from tests.examples.programs import rows, run
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("trainers", "epochs", "least"), [(2, 8, 90.0), (3, 5, 80.0)])
-def test_it_learns_the_same_as_one_process(
+def test_trainers_learn_the_same_as_one_process(
     trainers: int, epochs: int, least: float
 ) -> None:
     options = ("--trainers", str(trainers), "--epochs", str(epochs))

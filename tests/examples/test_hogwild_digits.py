@@ -21,11 +21,11 @@ def test_processes_learn_together(mode: str) -> None:
 
 
 @pytest.mark.slow
-def test_oversubscribed_it_prints_both_times() -> None:
+def test_oversubscribed_run_prints_both_times() -> None:
     printed = run(
         *("hogwild_digits.py", "--processes", "2", "--epochs", "1", "--oversubscribe")
     )
     shared, too_many = rows(printed)
     cores = os.cpu_count() or 1
     assert (shared[0], too_many[0]) == (str(max(1, cores // 2)), str(cores))
-    assert all(one[1].endswith(" s") for one in (shared, too_many))
+    assert all(row[1].endswith(" s") for row in (shared, too_many))

@@ -10,7 +10,7 @@ from tests.examples.programs import rows, run
 
 
 @pytest.mark.slow
-def test_perplexity_falls_on_text_that_it_has_not_seen() -> None:
+def test_perplexity_falls_on_unseen_text() -> None:
     printed = run("language_model.py", "--write", "80", "--start", "The Mouse ")
     known = re.search(r"by frequency alone, perplexity ([\d.]+)", printed)
     assert known is not None

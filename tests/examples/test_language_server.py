@@ -17,7 +17,7 @@ QUERY: Final = "write?prompt=Alice&length=20&boldness=0.5"
 
 
 @pytest.mark.slow
-def test_it_streams_a_text_and_ends_in_order() -> None:
+def test_server_streams_a_text_and_ends_in_order() -> None:
     command = [sys.executable, "-m", "examples.language_server", "--port", "0"]
     with subprocess.Popen(
         command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
@@ -43,7 +43,7 @@ def test_it_streams_a_text_and_ends_in_order() -> None:
 
 
 @pytest.mark.slow
-def test_all_end_when_the_front_is_killed() -> None:
+def test_processes_end_when_the_front_is_killed() -> None:
     command = [sys.executable, "-m", "examples.language_server", "--port", "0"]
     with subprocess.Popen(
         command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True

@@ -11,7 +11,7 @@ from tests.examples.programs import rows, run
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trainers", [1, 4])
-def test_it_reads_digits_that_it_has_not_seen(trainers: int) -> None:
+def test_model_reads_unseen_digits(trainers: int) -> None:
     printed = run("parameter_server.py", "--trainers", str(trainers))
     table = rows(printed)
     assert sorted(row[0] for row in table) == [f"trainer{i}" for i in range(trainers)]

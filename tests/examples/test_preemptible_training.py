@@ -32,7 +32,7 @@ def started(folder: Path, *options: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_it_saves_and_goes_on(tmp_path: Path) -> None:
+def test_preempted_training_continues_from_its_checkpoint(tmp_path: Path) -> None:
     with started(tmp_path, "--steps", "1000000000") as running:
         assert running.stdout is not None
         for line in running.stdout:

@@ -27,15 +27,15 @@ def reward(which: str, output: str) -> float:
 
 
 @pytest.mark.slow
-def test_it_learns_to_balance_the_pole() -> None:
-    """By chance a pole stands for 20 steps; so these would be over in no time."""
+def test_agent_learns_to_balance_the_pole() -> None:
+    """A pole pushed at random stands for 20 steps."""
     printed = run(
         "reinforcement_learning.py", "--num-episodes", "600", "--enough", "150"
     )
     assert reward("last", printed) >= 150.0 > 2.0 * reward("first", printed)
 
 
-def test_what_is_to_come_is_discounted() -> None:
+def test_future_rewards_are_discounted() -> None:
     assert discounted([1.0, 2.0, 4.0], 0.5).tolist() == [3.0, 4.0, 4.0]
 
 
@@ -75,15 +75,15 @@ async def test_an_observer_gets_its_own_actions() -> None:
         assert (speeds.diff() > 0).int().tolist() == actions[:-1]
 
 
-async def test_a_seed_gives_one_run_whoever_asks_first() -> None:
+async def test_seed_gives_one_run_in_any_order_of_observers() -> None:
     agent, rewards = await play(5, order=(0, 1))
     other, same_rewards = await play(5, order=(1, 0))
     assert same_rewards == rewards
     pairs = zip(agent.policy.parameters(), other.policy.parameters(), strict=True)
-    assert all(torch.equal(one, two) for one, two in pairs)
+    assert all(torch.equal(first, second) for first, second in pairs)
 
 
-def test_the_agent_prefers_what_was_rewarded() -> None:
+def test_agent_prefers_rewarded_actions() -> None:
     agent = Agent(OPTIONS)
     # The first observer's pole stood longer.
     agent.asked = [[(STATE, 1)] * 10, [(STATE, 0)] * 2]

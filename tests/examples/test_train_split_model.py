@@ -10,16 +10,16 @@ from tests.examples.programs import ran, run
 
 
 @pytest.mark.slow
-def test_it_reads_digits_that_it_has_not_seen() -> None:
+def test_model_reads_unseen_digits() -> None:
     printed = run("train_split_model.py")
     assert len(re.findall(r"epoch +\d+ of 12, loss 0\.\d+|loss 1", printed)) == 12
-    found = re.search(r"([\d.]+)%", printed)
-    assert found is not None
-    assert float(found[1]) >= 95.0
+    accuracy = re.search(r"([\d.]+)%", printed)
+    assert accuracy is not None
+    assert float(accuracy[1]) >= 95.0
 
 
 @pytest.mark.slow
-def test_a_failure_ends_all_processes_and_shows_where_it_was() -> None:
+def test_failure_ends_all_processes_and_shows_its_origin() -> None:
     done = ran("train_split_model.py", "--fail-at", "3")
     assert done.returncode == 1
     assert "training failed: rank 2 of 4" in done.stderr

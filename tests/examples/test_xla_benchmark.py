@@ -7,12 +7,12 @@ import pytest
 from examples.xla_benchmark import COLUMNS, Rates, gap
 
 
-def test_rates_are_summed_up_as_in_the_table() -> None:
-    found = Rates.of([float(one) for one in range(1, 12)])
+def test_rates_are_summarized_as_in_the_table() -> None:
+    rates = Rates.of([float(rate) for rate in range(1, 12)])
     assert COLUMNS == ("mean", "median", "90 %", "std", "CV")
-    assert found[:3] == (6.0, 6.0, 10.0)
-    assert found.std == pytest.approx(10**0.5)
-    assert found.cv == pytest.approx(10**0.5 / 6)
+    assert rates[:3] == (6.0, 6.0, 10.0)
+    assert rates.std == pytest.approx(10**0.5)
+    assert rates.cv == pytest.approx(10**0.5 / 6)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_rates_are_summed_up_as_in_the_table() -> None:
     ],
     ids=["ResNet50", "MNIST"],
 )
-def test_the_gap_is_that_of_torch_xla(
+def test_gap_matches_the_figures_of_torch_xla(
     compared: str, native: Rates, ddp: Rates, reported: float
 ) -> None:
     assert gap(native, ddp, compared) == pytest.approx(reported, abs=5e-5)

@@ -14,7 +14,7 @@ QUICK = ("--num_epochs", "1", "--steps", "6", "--log_steps", "2", "--batch_size"
 
 
 @pytest.mark.slow
-def test_the_native_step_beside_ddp() -> None:
+def test_benchmark_compares_native_step_and_ddp() -> None:
     printed = run("xla_mnist.py", "--fake_data", "--ddp", "--pjrt_distributed", *QUICK)
     assert "MNIST of 21,900 parameters" in printed
     assert "2 ranks" in printed
@@ -22,7 +22,7 @@ def test_the_native_step_beside_ddp() -> None:
     table = rows(printed)
     assert [row[0] for row in table] == ["native step", "DDP"]
     for mean, median, high, *_ in (row[1:] for row in table):
-        numbers = [float(one.replace(",", "")) for one in (mean, median, high)]
+        numbers = [float(cell.replace(",", "")) for cell in (mean, median, high)]
         assert all(number > 0 for number in numbers)
         assert numbers[2] >= numbers[1]
     said = re.search(r"behind by (-?[\d.]+)% \(90 %\); torch_xla's .* 41\.22%", printed)
@@ -32,14 +32,14 @@ def test_the_native_step_beside_ddp() -> None:
 
 
 @pytest.mark.slow
-def test_without_ddp_there_is_the_native_step_alone() -> None:
+def test_benchmark_without_ddp_has_the_native_step_alone() -> None:
     printed = run("xla_mnist.py", "--fake_data", *QUICK)
     assert [row[0] for row in rows(printed)] == ["native step"]
     assert "behind" not in printed
 
 
 @pytest.mark.slow
-def test_both_ways_learn_the_digits(tmp_path: Path) -> None:
+def test_native_step_and_ddp_both_learn_the_digits(tmp_path: Path) -> None:
     """From the same start, with the same gradients, they get as far."""
     picture = tmp_path / "curve.png"
     options = ("--ddp", "--num_epochs", "4", "--plot", str(picture))
@@ -49,8 +49,9 @@ def test_both_ways_learn_the_digits(tmp_path: Path) -> None:
     native, ddp = (
         [float(row[column].rstrip("%")) for row in table] for column in (1, 2)
     )
-    for one, other in zip(native, ddp, strict=True):
-        assert one == pytest.approx(other, abs=3.0)  # in percent; XLA rounds otherwise
+    for ours, theirs in zip(native, ddp, strict=True):
+        # In percent; XLA rounds otherwise.
+        assert ours == pytest.approx(theirs, abs=3.0)
     assert native[-1] > native[0]
     # TorchTPU 0.2 over a plugin for the CPU does not keep the running means of
     # BatchNorm, without asyncrpc neither: the losses are right, what is guessed is not.

@@ -14,7 +14,7 @@ SMALL = ("--image_size", "32", "--batch_size", "2")
 
 
 @pytest.mark.slow
-def test_the_native_step_beside_ddp() -> None:
+def test_benchmark_compares_native_step_and_ddp() -> None:
     options = ("--fake_data", "--ddp", "--steps", "2", "--log_steps", "1")
     printed = run("xla_resnet50.py", *options, *SMALL)
     assert "of 25,557,032 parameters" in printed
@@ -25,7 +25,7 @@ def test_the_native_step_beside_ddp() -> None:
 
 
 @pytest.mark.slow
-def test_both_ways_learn_the_same(tmp_path: Path) -> None:
+def test_native_step_and_ddp_learn_the_same(tmp_path: Path) -> None:
     picture = tmp_path / "curve.png"
     options = ("--ddp", "--num_epochs", "1", "--plot", str(picture))
     large = ("--image_size", "16", "--batch_size", "240")  # three steps

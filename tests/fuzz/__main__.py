@@ -29,15 +29,14 @@ from tests.fuzz.replaying import CORPUS, TARGETS
 TIMEOUT_S = 120
 MEMORY_MIB = 2048
 # What is instrumented, so that its coverage guides.
-DECODERS = ("asyncrpc.wire", "asyncrpc.serde")
+DECODERS = ("asyncrpc.core.wire", "asyncrpc.core.serde")
 GO_THROUGH = {
-    "http": ("asyncrpc.serving", "asyncrpc.observability", "asyncrpc.inspection"),
+    "http": ("asyncrpc.serving", "asyncrpc.tools"),
     "messages": (
-        *("asyncrpc.runtime", "asyncrpc.rref", "asyncrpc.autograd", "asyncrpc.optim"),
-        *("asyncrpc.collectives", "asyncrpc.inspection", "asyncrpc.wire"),
-        *("asyncrpc.serde", "asyncrpc.serving"),
+        *("asyncrpc.core", "asyncrpc.parallel", "asyncrpc.tools.inspection"),
+        "asyncrpc.serving",
     ),
-    "sidecar": ("asyncrpc.sidecar",),
+    "sidecar": ("asyncrpc.core.sidecar",),
 }
 
 
@@ -72,8 +71,8 @@ def minimize(name: str, work: Path, corpus: Path) -> None:
 
     target = importlib.import_module(f"tests.fuzz.fuzz_{name}")
     old = [path for folder in (work, corpus) for path in folder.iterdir()]
-    found = work.parent.glob(f"found-{name}-*")
-    inputs = [path.read_bytes() for path in (*old, *found)]
+    crashes = work.parent.glob(f"found-{name}-*")
+    inputs = [path.read_bytes() for path in (*old, *crashes)]
     with setting_of(target):
         kept = minimized(target.check, (*inputs, *target.seeds()))
     for path in corpus.iterdir():
@@ -84,8 +83,8 @@ def minimize(name: str, work: Path, corpus: Path) -> None:
 
 
 def setting_of(target: ModuleType) -> nullcontext[None]:
-    made: nullcontext[None] = getattr(target, "setting", nullcontext)()
-    return made
+    setting: nullcontext[None] = getattr(target, "setting", nullcontext)()
+    return setting
 
 
 def main() -> None:
@@ -96,20 +95,20 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path(".fuzz"))
     parser.add_argument("--minimize", action="store_true")
     parser.add_argument("--replay", type=Path, help="one input, without atheris")
-    given = parser.parse_args()
-    work, corpus = given.work / given.target, CORPUS / given.target
+    options = parser.parse_args()
+    work, corpus = options.work / options.target, CORPUS / options.target
     for folder in (work, corpus):
         folder.mkdir(parents=True, exist_ok=True)
-    if given.replay is not None:
-        target = importlib.import_module(f"tests.fuzz.fuzz_{given.target}")
+    if options.replay is not None:
+        target = importlib.import_module(f"tests.fuzz.fuzz_{options.target}")
         with setting_of(target):
-            target.check(given.replay.read_bytes())
-    elif given.minimize:
-        minimize(given.target, work, corpus)
+            target.check(options.replay.read_bytes())
+    elif options.minimize:
+        minimize(options.target, work, corpus)
     else:
-        limits = [f"-max_total_time={round(60 * given.minutes)}"]
-        limits.append(f"-runs={given.executions or -1}")
-        fuzz(given.target, limits, work, corpus)
+        limits = [f"-max_total_time={round(60 * options.minutes)}"]
+        limits.append(f"-runs={options.executions or -1}")
+        fuzz(options.target, limits, work, corpus)
 
 
 if __name__ == "__main__":

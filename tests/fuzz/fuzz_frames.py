@@ -11,8 +11,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from asyncrpc.errors import MalformedError, RemoteProtocolError
-from asyncrpc.wire.frames import (
+from asyncrpc.core.wire.frames import (
     HEADER,
     INLINE_BYTES_MAX,
     MAGIC,
@@ -22,9 +21,10 @@ from asyncrpc.wire.frames import (
     data_prefix,
     prefix,
 )
-from asyncrpc.wire.limits import MessageLimits
-from asyncrpc.wire.placed import BufferRow, placed_prefix
-from asyncrpc.wire.reader import SCRATCH_BYTES, FrameReader
+from asyncrpc.core.wire.limits import MessageLimits
+from asyncrpc.core.wire.placed import BufferRow, placed_prefix
+from asyncrpc.core.wire.reader import SCRATCH_BYTES, FrameReader
+from asyncrpc.errors import MalformedError, RemoteProtocolError
 from tests.fuzz.choices import Choices
 
 LIMITS = MessageLimits(
@@ -91,10 +91,10 @@ def read(stream: bytes, pieces: Sequence[int]) -> tuple[list[object], str]:
 
 def stream_of(choices: Choices) -> bytes:
     """Make frames; the last may be cut."""
-    made = bytearray()
-    while choices and len(made) < 1 << 18:
-        made += frame_of(choices)
-    return bytes(made)
+    stream = bytearray()
+    while choices and len(stream) < 1 << 18:
+        stream += frame_of(choices)
+    return bytes(stream)
 
 
 def frame_of(choices: Choices) -> bytes:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from asyncrpc.errors import AuthenticationError, RemoteProtocolError
-from asyncrpc.wire.handshake import (
+from asyncrpc.core.wire.handshake import (
     NONCE_BYTES,
     PREFACE,
     PREFACE_MAGIC,
@@ -21,6 +20,7 @@ from asyncrpc.wire.handshake import (
     HandshakeState,
     Role,
 )
+from asyncrpc.errors import AuthenticationError, RemoteProtocolError
 from tests.fuzz.choices import Choices
 
 SECRETS = (b"secret", b"other secret", None)

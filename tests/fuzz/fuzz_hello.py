@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import msgpack
 
+from asyncrpc.core.ids import Incarnation
+from asyncrpc.core.members import Member
+from asyncrpc.core.transport.address import Address
+from asyncrpc.core.wire.messages import Hello, unpack_head
 from asyncrpc.errors import AsyncRpcError, LocalProtocolError, RemoteProtocolError
-from asyncrpc.ids import Incarnation
-from asyncrpc.runtime.members import Member
-from asyncrpc.transport.address import Address
-from asyncrpc.wire.messages import Hello, unpack_head
 from tests.fuzz.choices import Choices
 
 TEXTS = ("a", "", "tcp://127.0.0.1:1", "uds:///x", "tcp://[::1]:65536", "\0", "é")

@@ -46,7 +46,7 @@ NAMES: Final = (
 TEXTS: Final = (
     *("", "0", "1", "-1", "1e9", "9" * 400, "٣", "nan", "up", "down", "name", "calls"),
     *("w0", "\0", "\ud800", "é", "a" * 5000, "%", "&=", "<script>", "'", "\r\nX: y"),
-    *("nonce", "proof", "token", "ticket", TOKEN[:-1], "null", "127.0.0.1"),
+    *("proof", "token", "ticket", TOKEN[:-1], "null", "127.0.0.1"),
 )
 HEADERS: Final = (
     *("Host", "Authorization", "Cookie", "Content-Type", "Accept", "Origin", "Range"),
@@ -161,14 +161,14 @@ def _body(choices: Choices) -> bytes:
         return choices.take(40)
     if how == 2:
         return b"[" * (1 + choices.below(256) * 80)
-    names = ("nonce", "proof", "token", "ticket")
-    found: dict[str, Any] = {
-        names[choices.below(4)]: TEXTS[choices.below(len(TEXTS))]
+    names = ("proof", "token", "ticket")
+    fields: dict[str, Any] = {
+        names[choices.below(len(names))]: TEXTS[choices.below(len(TEXTS))]
         for _ in range(choices.below(4))
     }
     if how == 4:
-        found[TEXTS[choices.below(len(TEXTS))]] = choices.below(2) or [None]
-    return json.dumps(found).encode()
+        fields[TEXTS[choices.below(len(TEXTS))]] = choices.below(2) or [None]
+    return json.dumps(fields).encode()
 
 
 class Setting:
@@ -213,7 +213,11 @@ def check(data: bytes) -> None:
         )
         status, content = await applications.ask(honest.encode())
         assert status == 200, content
-        faults = [one for one in applications.complaints.take() if NOT_HTTP not in one]
+        faults = [
+            complaint
+            for complaint in applications.complaints.take()
+            if NOT_HTTP not in complaint
+        ]
         assert not faults, faults
 
     applications.loop.run_until_complete(play())

@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager
 
 import pytest
 
+from asyncrpc.core.wire import chunks
+from asyncrpc.core.wire.chunks import Arrival, Arrivals, LaneReader
+from asyncrpc.core.wire.frames import Frame, data_prefix
 from asyncrpc.errors import RemoteProtocolError
-from asyncrpc.wire import chunks
-from asyncrpc.wire.chunks import Arrival, Arrivals, LaneReader
-from asyncrpc.wire.frames import Frame, data_prefix
 from tests.fuzz.choices import Choices
 
 CHUNK_BYTES = 64
@@ -47,8 +47,8 @@ class World:
             return
         self.totals.append(sum(lengths))
         message = Frame(2, call_id=len(self.totals))
-        made = [memoryview(bytearray(length)) for length in lengths]
-        self.arrivals.open(message, made, sum(lengths))
+        buffers = [memoryview(bytearray(length)) for length in lengths]
+        self.arrivals.open(message, buffers, sum(lengths))
 
     def send(self, choices: Choices, lane: int) -> None:
         """Put a chunk on a lane; the bytes are x, so that a gap is seen."""

@@ -20,14 +20,14 @@ import torch
 
 from asyncrpc import AsyncRpcError, Group, Policy, RRef, Worker
 from asyncrpc.autograd import backward, context
-from asyncrpc.inspection.standing import InnerQuestions
+from asyncrpc.core.serde import Codec, FunctionTable, Limits, describe_exception
+from asyncrpc.core.services.messages import Request
+from asyncrpc.core.transport.address import Address
+from asyncrpc.core.wire.frames import Flags, FrameKind
+from asyncrpc.core.wire.messages import Hello
 from asyncrpc.optim import DistributedOptimizer
-from asyncrpc.runtime.messages import Request
-from asyncrpc.serde import Codec, FunctionTable, Limits, describe_exception
 from asyncrpc.testing import acting_as
-from asyncrpc.transport.address import Address
-from asyncrpc.wire.frames import Flags, FrameKind
-from asyncrpc.wire.messages import Hello
+from asyncrpc.tools.inspection.standing import InnerQuestions
 from tests.docs.test_wire_tables import MESSAGES
 from tests.fuzz.choices import Choices
 from tests.fuzz.fuzz_values import EXCEPTIONS, control_of
@@ -52,7 +52,10 @@ CODEC: Final = Codec(FunctionTable(Policy.TRUSTED), None, Limits())
 _HERE: Final = "tests.fuzz.hostile_world"
 # What a request may name, by name.  None does harm, whatever its arguments.
 FUNCTIONS: Final = (
-    *(f"{_HERE}:{one.__name__}" for one in (add, count_to, double, fail, hold, Layer)),
+    *(
+        f"{_HERE}:{function.__name__}"
+        for function in (add, count_to, double, fail, hold, Layer)
+    ),
     *(f"{_HERE}:Layer.value", "builtins:len", "torch:ones_like", "torch:add"),
     *("", ":", "no:such", "no such", f"{_HERE}:", f"{_HERE}:_trace_of", "x" * 300),
     *("builtins:print.__self__", "torch.optim.sgd:SGD", "\udcff:é", "a:b:c"),
@@ -68,7 +71,7 @@ TEXTS: Final = (
     *("ps", "m", "laptop", LIAR, "=", "__class__"),
 )
 PICKLES: Final = (
-    *(pickle.dumps(one, 5) for one in ({1: 2}, Layer, ValueError(1))),
+    *(pickle.dumps(value, 5) for value in ({1: 2}, Layer, ValueError(1))),
     *(b"", b"\x80\x05.", b"\x80\x05N", b"\x80\x05cno\nsuch\n."),
 )
 METAS: Final = ("a", "m", "r", "l", "c", "d", "t", "n", "o", "z")
@@ -336,7 +339,7 @@ class Session:
         """Answer what was asked, or what was not."""
         await asyncio.sleep(AT_ONCE_S)
         kind, call_id, head = 0, self.choices.below(4), b""
-        ends = [one for one in self.ends if one.is_open and one.asked]
+        ends = [end for end in self.ends if end.is_open and end.asked]
         if ends and self.choices.below(16) != 15:
             self.end = self.liar.one_of(ends)
             kind, call_id, head = self.end.asked[-1]
@@ -376,7 +379,7 @@ class Session:
             service, method, *_ = msgpack.unpackb(head)
             asked = MESSAGES.get((service, "SERVICE", method))
             if asked is not None and issubclass(asked, Request):
-                answer = self.liar.value(asked.answer.kind)
+                answer = self.liar.value(asked.answer)
                 return _encoded(self.liar.spoiled(answer))
         return self._value()
 
@@ -432,7 +435,7 @@ async def _call(worker: Worker, _: World) -> None:
 
 async def _consume(worker: Worker, _: World) -> int:
     async with contextlib.aclosing(worker.peer(LIAR).stream(count_to, 5)) as items:
-        return len([one async for one in items])
+        return len([item async for item in items])
 
 
 async def _refer(worker: Worker, _: World) -> None:

@@ -16,8 +16,8 @@ from typing import Final
 
 import pytest
 
-from asyncrpc.sidecar import process, pulse, query
-from asyncrpc.sidecar.process import SidecarServer
+from asyncrpc.core.sidecar import process, pulse, query
+from asyncrpc.core.sidecar.process import SidecarServer
 from tests.fuzz.choices import Choices
 
 SECRET: Final = b"a secret of the honest ones"
@@ -88,8 +88,8 @@ class World:
             client.sock.close()
         server = self.server
         held = (server._asked, server._doors)  # noqa: SLF001
-        for one in (one for each in held for one in each.values()):
-            one.sock.close()
+        for descriptor in (descriptor for each in held for descriptor in each.values()):
+            descriptor.sock.close()
         for giver in server._givers.values():  # noqa: SLF001
             giver.close()
         server._pair.close()  # noqa: SLF001
@@ -158,8 +158,8 @@ class World:
                 record = client.sent[: query.QUERY_BYTES]
                 nonce = query.read_query(self.key, INCARNATION, record)
                 assert nonce is not None
-                found = query.read_answer(self.key, INCARNATION, nonce, client.got)
-                assert found in STATES
+                answer = query.read_answer(self.key, INCARNATION, nonce, client.got)
+                assert answer in STATES
         self.turn(process.CONNECTION_S + QUERY_WAITS_S)
         if self.is_over:
             return
@@ -169,8 +169,8 @@ class World:
         honest.send(query.pack_query(self.key, INCARNATION, nonce))
         for _ in range(3):
             self.turn(process.PATIENCE_S)
-        found = query.read_answer(self.key, INCARNATION, nonce, honest.got)
-        assert self.is_over or found in STATES, honest.got
+        answer = query.read_answer(self.key, INCARNATION, nonce, honest.got)
+        assert self.is_over or answer in STATES, honest.got
 
 
 def check(data: bytes) -> None:

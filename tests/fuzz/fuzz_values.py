@@ -19,8 +19,7 @@ import numpy as np
 import torch
 
 from asyncrpc import expose
-from asyncrpc.errors import DecodeError, RejectedError, UsageError
-from asyncrpc.serde import (
+from asyncrpc.core.serde import (
     Codec,
     DevicePlacement,
     FunctionTable,
@@ -29,8 +28,9 @@ from asyncrpc.serde import (
     Staged,
     compression_named,
 )
-from asyncrpc.serde.exceptions import describe_exception, rebuild_exception
-from asyncrpc.serde.quick_reader import UNREAD
+from asyncrpc.core.serde.exceptions import describe_exception, rebuild_exception
+from asyncrpc.core.serde.quick import UNREAD
+from asyncrpc.errors import DecodeError, RejectedError, UsageError
 from tests.fuzz.auditing import watched
 from tests.fuzz.choices import Choices
 

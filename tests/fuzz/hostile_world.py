@@ -32,20 +32,20 @@ from asyncrpc import (
     Worker,
 )
 from asyncrpc.autograd import backward, context
+from asyncrpc.core.links.connection import Connection
+from asyncrpc.core.links.tokens import Token
+from asyncrpc.core.transport.address import Address
+from asyncrpc.core.transport.memory import MemoryHub
+from asyncrpc.core.wire.frames import FrameKind
+from asyncrpc.core.wire.handshake import NONCE_BYTES, Handshake, Role
+from asyncrpc.core.wire.limits import MessageLimits
+from asyncrpc.core.wire.messages import Hello
 from asyncrpc.optim import DistributedOptimizer
-from asyncrpc.runtime.links.connection import Connection
-from asyncrpc.runtime.links.tokens import Token
 from asyncrpc.serving import Publisher, Replica, Replicas, ServedModel
 from asyncrpc.testing import acting_as
 from asyncrpc.testing.cluster import take_choices_from
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network
-from asyncrpc.transport.address import Address
-from asyncrpc.transport.memory import MemoryHub
-from asyncrpc.wire.frames import FrameKind
-from asyncrpc.wire.handshake import NONCE_BYTES, Handshake, Role
-from asyncrpc.wire.limits import MessageLimits
-from asyncrpc.wire.messages import Hello
 from tests.inner_state import optimizers_here, turns_of
 from tests.lies import Facts
 
@@ -84,14 +84,14 @@ FOREVER_S: Final = 1e9
 
 
 @asyncrpc.expose
-async def add(one: int, other: int) -> int:
-    return one + other
+async def add(first: int, other: int) -> int:
+    return first + other
 
 
 @asyncrpc.expose
 async def count_to(number: int) -> AsyncIterator[int]:
-    for one in range(number):
-        yield one
+    for item in range(number):
+        yield item
 
 
 @asyncrpc.expose
@@ -285,14 +285,14 @@ class World:
     async def _begin(self) -> None:
         meeting = LocalRendezvous(2)
         ps, m = (
-            self._worker(one, rank=at, rendezvous=meeting)
-            for at, one in enumerate(("ps", "m"))
+            self._worker(name, rank=at, rendezvous=meeting)
+            for at, name in enumerate(("ps", "m"))
         )
         async with asyncio.TaskGroup() as starting:
             starting.create_task(ps.__aenter__())
             starting.create_task(m.__aenter__())
         tokens = [
-            ps.tokens.issue(valid_s=FOREVER_S, name=one) for one in ("laptop", LIAR)
+            ps.tokens.issue(valid_s=FOREVER_S, name=name) for name in ("laptop", LIAR)
         ]
         self.token = Token.parse(tokens[1])
         laptop = self._worker(
@@ -307,23 +307,25 @@ class World:
             self._optimizer = DistributedOptimizer(
                 torch.optim.SGD, [self.parameter], lr=0.5
             )
-        names = [one.name for one in self.all]
+        names = [worker.name for worker in self.all]
         # `ps` serves a model to routers and publishers; `m` is one of each.
         self._served = ServedModel(torch.nn.Linear(2, 1))
         self._replica = Replica(ps, model=self._served)
         await self._replica.__aenter__()
         self._router = await Replicas(m, "ps").__aenter__()
         self._publisher = Publisher(m, "ps")
-        self._groups = [Group(one, members=names, timeout_s=30.0) for one in self.all]
+        self._groups = [
+            Group(worker, members=names, timeout_s=30.0) for worker in self.all
+        ]
         self.facts = Facts(self.all)
-        self.facts.numbers += [one._matching.id for one in self._groups[:1]]  # noqa: SLF001
+        self.facts.numbers += [group._matching.id for group in self._groups[:1]]  # noqa: SLF001
         self.facts.texts.append(LIAR)
         self.facts.ids += [self.layer.rref_id, self.parameter.rref_id, (0, 0)]
         await self.work(is_whole=True)
         await self.train(_do_nothing)
         await asyncio.sleep(RECOVERY_S)
 
-    def _worker(self, name: str, *, token: str = "", **given: Any) -> Worker:
+    def _worker(self, name: str, *, token: str = "", **keywords: Any) -> Worker:
         options = Options(
             **{
                 field: getattr(OPTIONS, field)
@@ -334,7 +336,7 @@ class World:
             token=token or None,
             secret=None if token else SECRET,
         )
-        worker = Worker(name, network=self.hub.connector(), options=options, **given)
+        worker = Worker(name, network=self.hub.connector(), options=options, **keywords)
         take_choices_from(self._dice, worker.parts)
         return worker
 
@@ -350,11 +352,11 @@ class World:
             if not is_whole:
                 return
             assert await self.m.peer("laptop").call(add, 5, 6) == 11
-            items = [one async for one in self.m.peer("ps").stream(count_to, 5)]
+            items = [item async for item in self.m.peer("ps").stream(count_to, 5)]
             assert items == list(range(5))
             tensors = [torch.ones(4) for _ in self._groups]
             pairs = zip(self._groups, tensors, strict=True)
-            await asyncio.gather(*(one.all_reduce(each) for one, each in pairs))
+            await asyncio.gather(*(group.all_reduce(each) for group, each in pairs))
             assert all(each.tolist() == [3.0] * 4 for each in tensors)
 
     async def serve(self) -> None:
@@ -419,11 +421,13 @@ class World:
 
     def _wrong(self) -> list[str]:
         wrong = [f"it goes on: {task}" for task in self._tasks]
-        lives = {one.name: (one.incarnation, True) for one in self.all}
+        lives = {worker.name: (worker.incarnation, True) for worker in self.all}
         now = self._tables()
         for worker in self.all:
             table = worker.parts.service("membership").table  # type: ignore[attr-defined]
-            known = {one.name: (one.incarnation, True) for one in table.records}
+            known = {
+                record.name: (record.incarnation, True) for record in table.records
+            }
             if known != lives:
                 wrong.append(f"{worker.name} knows {table.records}")
             before, tables = self._before[worker.name], now[worker.name]
@@ -463,7 +467,7 @@ def _tables_of(worker: Worker) -> dict[str, int]:
     service: Any = worker.parts.service
     # A worker may have one to itself, from the first call of itself on.
     links = [
-        one for one in worker.parts.directory.links if one.peer.name != worker.name
+        link for link in worker.parts.directory.links if link.peer.name != worker.name
     ]
     groups = service("collectives")._groups  # noqa: SLF001  (what is to be checked)
     budget = worker.parts.inbound_credit.budget

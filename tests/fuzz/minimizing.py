@@ -24,7 +24,7 @@ _TRACED: Final = tuple(str(_PACKAGE / part) for part in _PARTS)
 
 def arcs_of(action: Callable[[], object]) -> set[Arc]:
     """Run an action; return the steps from line to line that it takes."""
-    found: set[Arc] = set()
+    arcs: set[Arc] = set()
 
     def on_call(frame: FrameType, _event: str, _arg: Any) -> Any:
         name = frame.f_code.co_filename
@@ -34,7 +34,7 @@ def arcs_of(action: Callable[[], object]) -> set[Arc]:
 
         def on_line(frame: FrameType, _event: str, _arg: Any) -> Any:
             nonlocal last
-            found.add((name, last, frame.f_lineno))
+            arcs.add((name, last, frame.f_lineno))
             last = frame.f_lineno
             return on_line
 
@@ -47,7 +47,7 @@ def arcs_of(action: Callable[[], object]) -> set[Arc]:
             action()
     finally:
         sys.settrace(before)
-    return found
+    return arcs
 
 
 def minimized(check: Callable[[bytes], None], inputs: Iterable[bytes]) -> list[bytes]:

@@ -13,9 +13,9 @@ from torch import nn
 
 from asyncrpc import LivenessOptions, NetworkOptions, Options, RRef, Worker
 from asyncrpc.autograd import backward, context
-from asyncrpc.ids import WorkerId
+from asyncrpc.core.ids import WorkerId
+from asyncrpc.core.optim.service import OptimizerService
 from asyncrpc.optim import DistributedOptimizer
-from asyncrpc.optim.service import OptimizerService
 from asyncrpc.testing import Cluster, acting_as
 from asyncrpc.testing.network import Network
 from tests.numerics.remote import Layer, Scale, Tensors, parameters_there

@@ -77,7 +77,7 @@ async def check(
         assert all(one.grad is None for one in formulas.parameters[name])
 
 
-async def test_there_and_back_and_there_and_back(trio: Trio) -> None:
+async def test_gradients_of_a_zigzag_equal_one_process(trio: Trio) -> None:
     a, _, _ = trio
     x = leaf()
     async with autograd.context() as context:
@@ -117,7 +117,7 @@ async def test_several_calls_to_one_worker_share_its_parameters(trio: Trio) -> N
         await check(a, context, expected(whole, x, y), x, y)
 
 
-async def test_a_result_that_is_not_used_costs_and_changes_nothing(trio: Trio) -> None:
+async def test_unused_result_costs_and_changes_nothing(trio: Trio) -> None:
     a, _, _ = trio
     x = leaf()
     async with autograd.context() as context:
@@ -129,7 +129,7 @@ async def test_a_result_that_is_not_used_costs_and_changes_nothing(trio: Trio) -
         await check(a, context, wanted, x)
 
 
-async def test_references_as_arguments_and_results(trio: Trio) -> None:
+async def test_gradients_flow_through_references(trio: Trio) -> None:
     a, _, _ = trio
     x = leaf()
     async with autograd.context() as context:
@@ -146,7 +146,7 @@ async def test_references_as_arguments_and_results(trio: Trio) -> None:
         await check(a, context, expected(whole, x), x)
 
 
-async def test_backward_of_a_reference(trio: Trio) -> None:
+async def test_backward_works_on_a_reference(trio: Trio) -> None:
     a, _, _ = trio
     x = leaf()
     async with autograd.context() as context:
@@ -157,22 +157,22 @@ async def test_backward_of_a_reference(trio: Trio) -> None:
         await check(a, context, wanted, x)
 
 
-async def test_several_roots(trio: Trio) -> None:
+async def test_gradients_of_several_roots_equal_one_process(trio: Trio) -> None:
     a, _, _ = trio
     x = leaf()
     async with autograd.context() as context:
-        one = await a.peer("b").call(formulas.combine, x, x, 0)
-        two = await a.peer("c").call(formulas.combine, one, x, 0)
-        await autograd.backward(context, [one.sum(), two.sum(), x.sum()])
+        first = await a.peer("b").call(formulas.combine, x, x, 0)
+        second = await a.peer("c").call(formulas.combine, first, x, 0)
+        await autograd.backward(context, [first.sum(), second.sum(), x.sum()])
 
         def whole(x: torch.Tensor, p: Any) -> torch.Tensor:
-            one = formulas.formula(x, x, p["b"][0])
-            return (one + formulas.formula(one, x, p["c"][0]) + x).sum()
+            first = formulas.formula(x, x, p["b"][0])
+            return (first + formulas.formula(first, x, p["c"][0]) + x).sum()
 
         await check(a, context, expected(whole, x), x)
 
 
-async def test_roots_of_any_shape_with_their_gradients(trio: Trio) -> None:
+async def test_roots_of_any_shape_take_gradients(trio: Trio) -> None:
     a, _, _ = trio
     x = leaf()
     weights = torch.tensor([1.0, -2.0, 3.0], dtype=torch.double)
@@ -204,7 +204,7 @@ async def test_passes_accumulate_while_the_graph_is_kept(trio: Trio) -> None:
         await check(a, context, expected(whole, x), x)
 
 
-async def test_a_graph_that_was_not_kept_cannot_be_used_again(trio: Trio) -> None:
+async def test_freed_graph_cannot_be_used_again(trio: Trio) -> None:
     a, _, _ = trio
     x = leaf()
     async with autograd.context() as context:
@@ -228,7 +228,7 @@ async def test_received_tensors_may_be_changed_in_place(trio: Trio) -> None:
         await check(a, context, wanted, x)
 
 
-async def test_a_tensor_changed_after_it_was_sent_has_the_gradient_of_what_was_sent(
+async def test_gradient_is_that_of_the_value_that_was_sent(
     trio: Trio,
 ) -> None:
     a, _, _ = trio
@@ -245,7 +245,7 @@ async def test_a_tensor_changed_after_it_was_sent_has_the_gradient_of_what_was_s
         await check(a, context, expected(whole, x), x)
 
 
-async def test_existing_grad_is_left_alone(trio: Trio) -> None:
+async def test_existing_grad_is_unchanged(trio: Trio) -> None:
     a, _, _ = trio
     x = leaf()
     x.grad = torch.full_like(x, 7.0)
@@ -335,7 +335,7 @@ async def test_contexts_of_two_tasks_never_mix(trio: Trio) -> None:
         assert_same([gradient], wanted["leaves"])
 
 
-async def test_a_context_inside_another_is_another(trio: Trio) -> None:
+async def test_nested_contexts_are_separate(trio: Trio) -> None:
     a, _, _ = trio
     x = leaf()
     async with autograd.context() as outer:
@@ -365,7 +365,7 @@ async def test_contexts_end_on_every_worker_that_they_reached(trio: Trio) -> Non
         await autograd.backward(context, [y.sum()])
 
 
-async def test_outside_of_a_context_results_need_no_gradient(trio: Trio) -> None:
+async def test_results_outside_a_context_need_no_gradient(trio: Trio) -> None:
     a, _, _ = trio
     y = await a.peer("b").call(formulas.combine, leaf(), leaf(1), 0)
     assert y.grad_fn is None
@@ -381,7 +381,7 @@ async def test_roots_without_a_gradient_are_refused(trio: Trio) -> None:
             await autograd.backward(context, [])
 
 
-async def test_a_worker_lost_in_mid_pass_fails_it(trio: Trio) -> None:
+async def test_worker_lost_during_a_pass_fails_it(trio: Trio) -> None:
     a, b, _ = trio
     x = leaf()
     async with autograd.context() as context:

@@ -15,7 +15,7 @@ import torch
 import asyncrpc
 from asyncrpc import Worker
 from asyncrpc.autograd import backward, context
-from asyncrpc.runtime.ports import PeerLink
+from asyncrpc.core.services.ports import PeerLink
 from tests.inner_state import routes_of
 from tests.numerics.stateful_objects import Keepers, ask, check, deaf, group_of, leaf
 
@@ -24,7 +24,9 @@ Roots = list[torch.Tensor]
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 5])
 @pytest.mark.parametrize("through", ["b", "ab", "bc", "abc"])
-async def test_a_value_goes_to_and_fro(through: str, depth: int) -> None:
+async def test_gradients_of_a_value_sent_to_and_fro_are_right(
+    through: str, depth: int
+) -> None:
     async def program(k: Keepers, x: torch.Tensor) -> Roots:
         for turn in range(depth):
             for name in through:
@@ -78,19 +80,19 @@ async def test_tensors_of_one_message_get_their_gradients_at_different_times() -
     await check(program)
 
 
-async def test_messages_of_several_tensors_go_to_and_fro() -> None:
+async def test_gradients_of_several_tensors_sent_to_and_fro_are_right() -> None:
     async def program(k: Keepers, x: torch.Tensor) -> Roots:
-        one, other = await ask(k["b"], "both", x)
+        first, second = await ask(k["b"], "both", x)
         for turn in range(3):
-            joined = await ask(k["bc"[turn % 2]], "join", one, other)
-            other, last = await ask(k["b"], "both", joined * one)
-            one = last.sin()
-        return [one * other]
+            joined = await ask(k["bc"[turn % 2]], "join", first, second)
+            second, last = await ask(k["b"], "both", joined * first)
+            first = last.sin()
+        return [first * second]
 
     await check(program, "abc")
 
 
-async def test_only_one_tensor_of_a_message_goes_round() -> None:
+async def test_unused_tensor_of_a_message_is_not_waited_for() -> None:
     """The other has no part at all, so nothing may wait for it."""
 
     async def program(k: Keepers, x: torch.Tensor) -> Roots:
@@ -100,7 +102,7 @@ async def test_only_one_tensor_of_a_message_goes_round() -> None:
     await check(program)
 
 
-async def test_two_sends_share_nodes_that_their_worker_kept() -> None:
+async def test_kept_nodes_are_shared_by_two_sends() -> None:
     """The kept node gets its gradient in two parts, one of which goes round first."""
 
     async def program(k: Keepers, x: torch.Tensor) -> Roots:
@@ -124,7 +126,7 @@ async def test_kept_nodes_are_shared_by_sends_to_several_workers() -> None:
     await check(program, "abc")
 
 
-async def test_parameters_go_across_and_are_used_where_they_are_as_well() -> None:
+async def test_parameters_sent_and_used_locally_get_whole_gradients() -> None:
     async def program(k: Keepers, x: torch.Tensor) -> Roots:
         weight = await ask(k["b"], "parameter", 0)
         once = await ask(k["b"], "times", weight * x)
@@ -135,7 +137,7 @@ async def test_parameters_go_across_and_are_used_where_they_are_as_well() -> Non
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.complex128])
 @pytest.mark.parametrize("between", [(2, 3), (4, 1, 3), (3,)])
-async def test_a_tensor_is_broadcast_between_calls_and_behind_them(
+async def test_broadcast_tensor_gets_its_whole_gradient(
     between: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     """Each node gives its gradient in the shape and dtype of what it computed."""
@@ -145,8 +147,8 @@ async def test_a_tensor_is_broadcast_between_calls_and_behind_them(
         x = x.sin()
         y = await ask(k["b"], "times", x)
         y = await ask(k["b"], "times", torch.ones(between, dtype=y.dtype) * x * y)
-        found = (behind * x) * y
-        return [found.real if found.is_complex() else found]
+        result = (behind * x) * y
+        return [result.real if result.is_complex() else result]
 
     await check(program)
 
@@ -163,17 +165,17 @@ async def test_a_received_tensor_goes_on_unchanged() -> None:
     await check(program, "abc")
 
 
-async def test_one_tensor_goes_to_a_worker_in_several_messages() -> None:
+async def test_tensor_sent_in_several_messages_gets_its_whole_gradient() -> None:
     async def program(k: Keepers, x: torch.Tensor) -> Roots:
         y = x.sin()
-        found = [await ask(k["b"], "times", y, index) for index in (0, 1, 0)]
-        found.append(await ask(k["b"], "join", found[0], y))
-        return [torch.stack(found).prod(0)]
+        results = [await ask(k["b"], "times", y, index) for index in (0, 1, 0)]
+        results.append(await ask(k["b"], "join", results[0], y))
+        return [torch.stack(results).prod(0)]
 
     await check(program)
 
 
-async def test_a_tensor_is_twice_in_one_message_and_part_of_another() -> None:
+async def test_tensor_repeated_in_messages_gets_its_whole_gradient() -> None:
     async def program(k: Keepers, x: torch.Tensor) -> Roots:
         y = x.sin()
         once, again, part = await ask(k["b"], "echo", [y, y, y[:2]])
@@ -183,7 +185,7 @@ async def test_a_tensor_is_twice_in_one_message_and_part_of_another() -> None:
     await check(program)
 
 
-async def test_received_tensors_change_in_place_on_the_way() -> None:
+async def test_received_tensors_may_change_in_place() -> None:
     async def program(k: Keepers, x: torch.Tensor) -> Roots:
         y = await ask(k["b"], "in_place", x * 2)
         y.mul_(3)
@@ -195,17 +197,17 @@ async def test_received_tensors_change_in_place_on_the_way() -> None:
 
 
 @pytest.mark.parametrize("once", [False, True])
-async def test_a_gradient_may_be_nil_and_has_no_effect_then(*, once: bool) -> None:
-    """As in one process, where what gets no gradient has no `.grad`."""
+async def test_nil_gradient_has_no_effect(*, once: bool) -> None:
+    """As in one process, where `.grad` stays None."""
 
     async def program(k: Keepers, x: torch.Tensor) -> Roots:
         nil = await ask(k["c"], "times", x.detach() if once else x)
         real = await ask(k["b"], "times", torch.ones_like(x))
         return [deaf(nil, real) if once else await ask(k["b"], "deaf", nil, real)]
 
-    found = await check(program, "abc")
-    assert found["c"].gradients == [None, None]
-    assert found["x"].gradients == [None]
+    reports = await check(program, "abc")
+    assert reports["c"].gradients == [None, None]
+    assert reports["x"].gradients == [None]
 
 
 async def test_a_nil_gradient_goes_on_through_workers_in_a_cycle() -> None:
@@ -228,11 +230,11 @@ async def test_a_worker_may_call_itself(names: str) -> None:
     await check(program, names)
 
 
-async def test_several_roots_of_which_one_goes_through_another() -> None:
+async def test_root_that_depends_on_another_root_is_differentiated() -> None:
     async def program(k: Keepers, x: torch.Tensor) -> Roots:
-        one = await ask(k["b"], "times", x)
-        other = await ask(k["b"], "join", one, x)
-        return [other, one, one, x]
+        first = await ask(k["b"], "times", x)
+        second = await ask(k["b"], "join", first, x)
+        return [second, first, first, x]
 
     await check(program)
 
@@ -247,7 +249,7 @@ async def test_passes_over_a_kept_graph_add_up(passes: int) -> None:
     await check(round_trip, passes=passes)
 
 
-async def test_a_graph_that_was_not_kept_is_freed_where_a_pass_went_twice() -> None:
+async def test_unkept_graph_is_freed_where_a_pass_went_twice() -> None:
     async with group_of(2) as (_, keepers), context() as ctx:
         (y,) = await round_trip(keepers, leaf())
         await backward(ctx, y.sum())

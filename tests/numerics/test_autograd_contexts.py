@@ -50,19 +50,19 @@ PROGRAMS = pytest.mark.parametrize("program", [straight, to_and_fro])
 
 
 @PROGRAMS
-async def test_passes_at_once_in_one_context_add_up(program: Program) -> None:
+async def test_concurrent_passes_of_a_context_add_up(program: Program) -> None:
     wanted = await in_one_process(program, "ab", passes=6)
     async with group_of(2) as (_, keepers), context() as ctx:
         x = leaf()
         roots = await program(keepers, x)
-        ones = [torch.ones_like(one) for one in roots]
+        ones = [torch.ones_like(root) for root in roots]
         run = partial(backward, ctx, roots, retain_graph=True, gradients=ones)
         await asyncio.gather(*(run() for _ in range(6)))
         assert_equal(await reports(keepers, ctx, x), wanted)
 
 
 @PROGRAMS
-async def test_contexts_at_once_share_parameters_and_nothing_else(
+async def test_concurrent_contexts_share_only_parameters(
     program: Program,
 ) -> None:
     wanted = await in_one_process(program, "ab")
@@ -72,25 +72,25 @@ async def test_contexts_at_once_share_parameters_and_nothing_else(
             x = leaf()
             async with context() as ctx:
                 roots = await program(keepers, x)
-                ones = [torch.ones_like(one) for one in roots]
+                ones = [torch.ones_like(root) for root in roots]
                 await backward(ctx, roots, gradients=ones)
                 return await reports(keepers, ctx, x)
 
-        for found in await asyncio.gather(*(one_context() for _ in range(6))):
-            assert_equal(found, wanted)
+        for reported in await asyncio.gather(*(one_context() for _ in range(6))):
+            assert_equal(reported, wanted)
         await all_released(workers)
 
 
 @PROGRAMS
-async def test_a_pass_of_torch_alone_is_refused_and_does_not_count(
+async def test_plain_torch_pass_is_refused_and_does_not_count(
     program: Program,
 ) -> None:
-    """It goes through the same nodes, up to what was received."""
+    """The plain pass runs the same nodes, up to the received tensors."""
     wanted = await in_one_process(program, "ab")
     async with group_of(2) as (_, keepers), context() as ctx:
         x = leaf()
         roots = await program(keepers, x)
-        ones = [torch.ones_like(one) for one in roots]
+        ones = [torch.ones_like(root) for root in roots]
         with pytest.raises(
             asyncrpc.errors.AutogradError, match="nothing on other workers"
         ):
@@ -109,7 +109,7 @@ async def through_a_gate(k: Keepers, x: torch.Tensor) -> torch.Tensor:
 
 
 @PROGRAMS
-async def test_a_cancelled_pass_leaves_nothing(program: Program) -> None:
+async def test_cancelled_pass_leaves_nothing_behind(program: Program) -> None:
     """Its engine call goes on in a thread, and ends when others run already."""
     wanted = await in_one_process(program, "ab")
     async with group_of(2) as (workers, keepers), context() as ctx:
@@ -123,7 +123,7 @@ async def test_a_cancelled_pass_leaves_nothing(program: Program) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await cancelled
             assert get_gradients(ctx) == {}
-            ones = [torch.ones_like(one) for one in roots]
+            ones = [torch.ones_like(root) for root in roots]
             after = asyncio.create_task(backward(ctx, roots, gradients=ones))
             await workers[0].peer("b").call(int)
             gate.let_go()
@@ -157,7 +157,7 @@ async def test_leaving_the_context_fails_its_passes() -> None:
             await backward(ctx, root)
 
 
-async def test_a_function_that_runs_on_does_not_revive_its_context() -> None:
+async def test_late_function_does_not_revive_its_context() -> None:
     async with group_of(3) as (workers, keepers):
         with Gate("gate") as gate:
             async with context():
@@ -167,7 +167,7 @@ async def test_a_function_that_runs_on_does_not_revive_its_context() -> None:
             await all_released(workers)
             gate.let_go()
             await running
-        assert [open_contexts(one) for one in workers] == [0, 0, 0]
+        assert [open_contexts(worker) for worker in workers] == [0, 0, 0]
 
 
 async def test_contexts_of_a_worker_that_ends_end_with_it() -> None:
@@ -190,7 +190,7 @@ async def test_contexts_of_a_worker_that_ends_end_with_it() -> None:
         del keepers
 
 
-async def test_a_context_ends_where_a_worker_had_brought_it_that_is_lost() -> None:
+async def test_context_ends_where_its_lost_bearer_brought_it() -> None:
     """Only `b` knew that it had gone on to `c`: `c` asks the one who opened it."""
     async with group_of(3) as (workers, keepers):
         a, b, c = workers
@@ -206,12 +206,12 @@ async def test_a_context_ends_where_a_worker_had_brought_it_that_is_lost() -> No
         del keepers
 
 
-async def test_a_context_that_has_ended_ends_where_its_last_bearer_is_lost() -> None:
+async def test_ended_context_ends_where_its_last_bearer_is_lost() -> None:
     async with group_of(3) as (workers, keepers):
         a, b, c = workers
         async with context() as ctx:
             await ask(keepers["b"], "relay", keepers["c"], "times", leaf())
-            state_on(b, ctx.id).given_to.clear()  # so it cannot tell `c`
+            state_on(b, ctx.id).sent_to.clear()  # so it cannot tell `c`
         await until(lambda: not open_contexts(b))
         assert open_contexts(c) == 1
         await b.shutdown(drain_timeout_s=0)
@@ -269,7 +269,7 @@ def a_context(worker: Worker, context_id: tuple[int, int]) -> Any:
     return service.context_of(context_id)
 
 
-async def test_what_came_in_another_context_is_refused_with_a_reason() -> None:
+async def test_tensor_of_another_context_is_refused() -> None:
     async with group_of(2) as (_, keepers), context():
         y = await ask(keepers["b"], "times", leaf())
         async with context() as inner:

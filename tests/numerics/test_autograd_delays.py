@@ -26,7 +26,7 @@ class TestDelays:
 
     loops = {"sim": SimLoop}  # noqa: RUF012  (read once, by the conftest)
 
-    async def test_an_answer_that_comes_after_the_end_of_its_context_is_plain(
+    async def test_answer_after_the_end_of_its_context_is_a_plain_tensor(
         self,
     ) -> None:
         """The end and the answer cross on the way."""
@@ -42,10 +42,10 @@ class TestDelays:
             assert open_contexts(workers[0]) == 0
             await all_released(workers)
 
-    async def test_gradients_of_a_worker_are_whole_although_word_of_the_end_is_late(
+    async def test_gradients_are_whole_though_the_end_is_known_late(
         self,
     ) -> None:
-        """It comes to `c` by way of `b`; whoever asks there waits for it."""
+        """The end reaches `c` by way of `b`; a question there waits for it."""
         network = Network(0)
         loop = asyncio.get_running_loop()
         async with group_of(3, network) as (_, keepers), context() as ctx:
@@ -75,10 +75,10 @@ class TestDelays:
             assert x in get_gradients(ctx)
             await workers[2].shutdown(drain_timeout_s=0)
 
-    async def test_who_is_cancelled_while_it_asks_why_a_pass_is_late_has_ended_it(
+    async def test_pass_cancelled_while_asking_for_its_delay_has_ended(
         self,
     ) -> None:
-        """As by an enclosing deadline, which is over at about the same time."""
+        """An enclosing deadline passes at about the same time."""
         network = Network(0)
         async with group_of(2, network) as (workers, keepers):
             async with context() as ctx:

@@ -12,7 +12,7 @@ import torch
 import asyncrpc
 from asyncrpc import Worker
 from asyncrpc.autograd import Context, backward, context, get_gradients
-from asyncrpc.runtime.ports import PeerLink
+from asyncrpc.core.services.ports import PeerLink
 from tests import raw_messages
 from tests.numerics.stateful_objects import (
     Gate,
@@ -50,7 +50,7 @@ async def failing_on(
     return await sum_by_way_of_b(k, x)
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("needs_gradient", [True, False])
 @pytest.mark.parametrize("where", ["a", "b", "c"])
 async def test_a_node_that_fails_changes_nothing_anywhere(
@@ -80,8 +80,8 @@ async def test_a_node_that_fails_changes_nothing_anywhere(
                 torch.testing.assert_close(2 * one, twice)
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda one: type(one).__name__)
-async def test_the_first_node_may_fail_too(error: Exception) -> None:
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+async def test_failed_first_node_is_named(error: Exception) -> None:
     async with group_of(2) as (_, keepers), context() as ctx:
         x = leaf()
         y = await ask(keepers["b"], "times", x)
@@ -93,7 +93,7 @@ async def test_the_first_node_may_fail_too(error: Exception) -> None:
         assert x in get_gradients(ctx)
 
 
-async def test_a_gradient_of_another_shape_fails_where_it_was_given() -> None:
+async def test_gradient_of_another_shape_is_refused_by_the_caller() -> None:
     async with group_of(2) as (_, keepers), context() as ctx:
         y = await ask(keepers["b"], "times", leaf())
         with pytest.raises(
@@ -104,7 +104,7 @@ async def test_a_gradient_of_another_shape_fails_where_it_was_given() -> None:
         await backward(ctx, y, gradients=[torch.ones_like(y)])
 
 
-async def test_gradients_and_roots_are_as_many() -> None:
+async def test_number_of_gradients_must_match_the_roots() -> None:
     async with group_of(1), context() as ctx:
         x = leaf()
         with pytest.raises(
@@ -137,7 +137,7 @@ async def test_a_worker_that_ends_while_it_runs_is_named() -> None:
         assert x in get_gradients(ctx)
 
 
-async def test_nobody_takes_part_when_a_worker_that_must_is_gone() -> None:
+async def test_pass_without_a_needed_worker_changes_nothing() -> None:
     async with group_of(3) as (workers, keepers), context() as ctx:
         x = leaf()
         y = await ask(keepers["b"], "times", x)
@@ -150,9 +150,7 @@ async def test_nobody_takes_part_when_a_worker_that_must_is_gone() -> None:
 
 
 @pytest.mark.parametrize("is_good", [True, False])
-async def test_a_worker_asks_how_a_pass_has_ended_if_nobody_can_tell_it(
-    *, is_good: bool
-) -> None:
+async def test_worker_asks_for_the_end_of_a_pass_it_missed(*, is_good: bool) -> None:
     """Word of the end goes by way of `b`, which is lost before it has passed it on."""
     async with group_of(3) as (workers, keepers), context() as ctx:
         _, b, c = workers
@@ -170,9 +168,9 @@ async def test_a_worker_asks_how_a_pass_has_ended_if_nobody_can_tell_it(
         passes: Any = c.parts.service("autograd").state(ctx.id).passes  # type: ignore[attr-defined]
         await b.shutdown(drain_timeout_s=0)
         async with asyncio.timeout(30):
-            found = await ask(keepers["c"], "report")  # which waits for the end
+            report = await ask(keepers["c"], "report")  # which waits for the end
         assert not passes
-        assert (found.gradients[0] is not None) == is_good
+        assert (report.gradients[0] is not None) == is_good
         assert (x in get_gradients(ctx)) == is_good
 
 
@@ -201,8 +199,8 @@ async def open_on_b(workers: list[Worker], k: Keepers) -> tuple[PeerLink, torch.
     return await workers[0].parts.link_to("b"), y
 
 
-async def test_word_that_a_pass_is_over_may_overtake_its_requests() -> None:
-    """Theirs may have payloads, it has none; the pass must not start after its end."""
+async def test_end_of_a_pass_may_overtake_its_requests() -> None:
+    """The requests have payloads; the pass must not start after its end."""
     async with group_of(2) as (workers, keepers), context() as ctx:
         link, y = await open_on_b(workers, keepers)
         crossing = y.grad_fn.received.crossing  # type: ignore[union-attr]
@@ -224,7 +222,7 @@ async def test_word_that_a_pass_is_over_may_overtake_its_requests() -> None:
         ("unheard", None, "which this worker does not know"),
     ],
 )
-async def test_a_request_about_nothing_known_is_refused(
+async def test_request_about_an_unknown_pass_is_refused(
     method: str, asked: list[Any] | None, words: str
 ) -> None:
     async with group_of(2) as (workers, keepers), context() as ctx:
@@ -249,7 +247,7 @@ async def test_a_step_from_a_worker_that_did_not_begin_the_pass_is_refused() -> 
         await backward(ctx, y.sum())
 
 
-async def test_a_gradient_that_comes_twice_is_refused() -> None:
+async def test_repeated_gradient_is_refused() -> None:
     async with group_of(2) as (workers, keepers), context() as ctx:
         link, y = await open_on_b(workers, keepers)
         recv: Any = y.grad_fn
@@ -272,8 +270,8 @@ def go_back_at_once(x: torch.Tensor) -> None:
     x.sum().backward()  # type: ignore[no-untyped-call]
 
 
-async def test_torchs_own_backward_that_needs_another_worker_is_refused() -> None:
-    """It would compute nothing there."""
+async def test_plain_backward_that_needs_another_worker_is_refused() -> None:
+    """The other worker would compute nothing."""
     said = "worker '.*'.*await asyncrpc.autograd.backward"
     async with group_of(2) as ((_, b), _), context() as ctx:
         x = torch.ones(3, requires_grad=True)
@@ -288,7 +286,7 @@ async def test_torchs_own_backward_that_needs_another_worker_is_refused() -> Non
         assert torch.equal(get_gradients(ctx)[x], torch.ones(3).cos())
 
 
-async def test_torchs_own_backward_goes_where_no_other_worker_is_needed() -> None:
+async def test_plain_backward_works_without_other_workers() -> None:
     async with group_of(2) as ((_, b), _), context():
         x, w = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
         y: Any = await asyncrpc.rpc_async(b.name, torch.sin, args=(x,))

@@ -42,13 +42,13 @@ async def shared(k: Keepers, x: torch.Tensor) -> Roots:
     return [await ask(k["b"], "use", 0, z)]
 
 
-async def sent(k: Keepers, x: torch.Tensor) -> Roots:
+async def send_parameter_twice(k: Keepers, x: torch.Tensor) -> Roots:
     """Send the parameter itself, twice."""
     weights = [await ask(k["b"], "parameter", 0) for _ in range(2)]
     return [await ask(k["b"], "join", weights[0], weights[1] * x)]
 
 
-PROGRAMS = [straight, to_and_fro, shared, sent]
+PROGRAMS = [straight, to_and_fro, shared, send_parameter_twice]
 
 
 def watched(program: Program, clamp: float) -> Program:
@@ -89,7 +89,7 @@ async def test_hooks_fire_in_every_pass(program: Program) -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-async def test_grads_that_are_there_stay_and_are_not_added(program: Program) -> None:
+async def test_existing_grads_stay_unchanged(program: Program) -> None:
     async with group_of(2) as (_, keepers):
         await ask(keepers["b"], "set_grads", 7.0)
         async with context() as ctx:
@@ -102,7 +102,7 @@ async def test_grads_that_are_there_stay_and_are_not_added(program: Program) -> 
 
 
 @pytest.mark.parametrize("program", [straight, to_and_fro])
-async def test_hooks_are_still_there_after_a_pass_that_failed(program: Program) -> None:
+async def test_hooks_survive_a_failed_pass(program: Program) -> None:
     async with group_of(2) as (_, keepers), context() as ctx:
         (good,) = await watched(program, 0.0)(keepers, leaf())
         bad = await ask(keepers["b"], "failing", good, ValueError("no way"))
@@ -150,7 +150,7 @@ def watch(y: torch.Tensor, how: str, seen: list[torch.Tensor]) -> None:
 
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("how", ["tensor", "node", "into", "retained"])
-async def test_who_watches_a_tensor_that_is_sent_on_as_it_came_sees_its_gradient(
+async def test_hook_of_a_forwarded_tensor_sees_its_gradient(
     how: str, *, is_late: bool
 ) -> None:
     """The engine has nothing to do there, and does it if somebody looks."""
@@ -169,7 +169,7 @@ async def test_who_watches_a_tensor_that_is_sent_on_as_it_came_sees_its_gradient
 
     await check(program)
     if how == "retained":
-        seen = [one.grad for one in received if one.grad is not None]
+        seen = [tensor.grad for tensor in received if tensor.grad is not None]
     one_process, workers = seen
     torch.testing.assert_close(workers, one_process, rtol=1e-12, atol=1e-12)
 
@@ -188,9 +188,7 @@ async def test_a_node_runs_once_where_a_pass_goes_through_once() -> None:
     assert [kind for kind, _ in found["c"].seen] == ["kept"]
 
 
-async def test_a_hook_may_change_gradients_of_parameters_that_were_there_before() -> (
-    None
-):
+async def test_hook_may_change_existing_gradients() -> None:
     """As torch's DistributedDataParallel does, once it has all of a bucket.
 
     The pass leaves this worker between the two parameters, and comes back.
@@ -198,17 +196,17 @@ async def test_a_hook_may_change_gradients_of_parameters_that_were_there_before(
     first, last = leaf(), leaf()
 
     def reduce(_parameter: torch.Tensor) -> None:
-        for one in (first, last):
-            assert one.grad is not None
-            one.grad.mul_(10)
+        for parameter in (first, last):
+            assert parameter.grad is not None
+            parameter.grad.mul_(10)
 
     first.register_post_accumulate_grad_hook(reduce)  # type: ignore[no-untyped-call]
     async with group_of(2) as (_, keepers), context() as ctx:
         y = await ask(keepers["b"], "times", first.cos())
         await backward(ctx, (y * last).sum())
-        found = asyncrpc.autograd.get_gradients(ctx)
+        gradients = asyncrpc.autograd.get_gradients(ctx)
         want = torch.autograd.grad((y.detach() * last).sum(), last)[0]
-        torch.testing.assert_close(found[last], 10 * want)
-        assert set(found) == {first, last}
+        torch.testing.assert_close(gradients[last], 10 * want)
+        assert set(gradients) == {first, last}
     assert first.grad is None
     assert last.grad is None

@@ -34,25 +34,25 @@ async def there_and_back(k: Keepers, x: torch.Tensor) -> list[torch.Tensor]:
 # --- FAST ----------------------------------------------------------------------------
 
 
-async def test_fast_gives_what_smart_gives_where_all_is_used() -> None:
+async def test_fast_equals_smart_when_all_tensors_are_used() -> None:
     wanted = await in_one_process(there_and_back, "abc")
     async with group_of(3) as (workers, keepers):
         async with context() as ctx:
             x = leaf()
             roots = await there_and_back(keepers, x)
-            ones = [torch.ones_like(one) for one in roots]
+            ones = [torch.ones_like(root) for root in roots]
             await backward(ctx, roots, gradients=ones, mode="fast")
             assert_equal(await reports(keepers, ctx, x), wanted)
         await all_released(workers)
 
 
-async def test_fast_says_what_it_waits_for() -> None:
+async def test_fast_names_the_missing_gradients() -> None:
     """Torch's would wait for ever."""
     async with group_of(2) as (_, keepers), context() as ctx:
         x = leaf()
-        one, _ = await ask(keepers["b"], "both", x)
+        used, _ = await ask(keepers["b"], "both", x)
         with pytest.raises(asyncrpc.errors.AutogradError) as caught:
-            await backward(ctx, one.sum(), mode="fast")
+            await backward(ctx, used.sum(), mode="fast")
         words = str(caught.value)
         assert "worker 'b' waits for the gradient of tensor 1 of message" in words
         assert "to 'a'" in words
@@ -61,7 +61,7 @@ async def test_fast_says_what_it_waits_for() -> None:
         assert (await ask(keepers["b"], "report")).gradients == [None, None]
 
 
-async def test_there_are_two_modes() -> None:
+async def test_mode_must_be_smart_or_fast() -> None:
     async with group_of(1), context() as ctx:
         with pytest.raises(asyncrpc.UsageError, match="'smart' or 'fast', not 'slow'"):
             await backward(ctx, leaf().sum(), mode="slow")  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ async def test_a_gradient_can_be_differentiated(program: Penalized) -> None:
 
 
 @pytest.mark.parametrize("where", ["a", "b"])
-async def test_a_pass_that_takes_too_long_says_where_it_is(where: str) -> None:
+async def test_expired_pass_names_its_position(where: str) -> None:
     async with group_of(2) as (_, keepers), context() as ctx:
         x = leaf()
         y = await ask(keepers["b"], "slowly", x, "gate")
@@ -144,7 +144,7 @@ async def test_a_pass_that_takes_too_long_says_where_it_is(where: str) -> None:
         assert (await ask(keepers["b"], "report")).gradients == [None, None]
 
 
-async def test_an_enclosing_deadline_counts() -> None:
+async def test_enclosing_deadline_limits_the_pass() -> None:
     async with group_of(2) as (_, keepers), context() as ctx:
         y = await ask(keepers["b"], "slowly", leaf(), "gate")
         async with asyncio.timeout(60.0):

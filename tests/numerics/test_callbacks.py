@@ -27,8 +27,8 @@ from torch.utils import checkpoint
 
 import asyncrpc
 from asyncrpc import RRef, autograd
-from asyncrpc.autograd import torch_only
-from asyncrpc.autograd.inline import InlinePolicy, Runner
+from asyncrpc.core.autograd import torch_only
+from asyncrpc.core.autograd.inline import InlinePolicy, Runner
 from asyncrpc.errors import BackwardFailedError, OptimizerError
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import Cluster, acting_as
@@ -214,8 +214,8 @@ async def test_callbacks_of_a_step_may_wait(make: Step) -> None:
             assert weight.tolist() == pytest.approx([0.3] * 3)  # 7 of 8 were applied
 
 
-async def test_the_loop_runs_what_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the other tests would show nothing: a pass and a step run there."""
+async def test_loop_runs_torch_code_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the other tests: a pass and a step run there."""
     ran: list[str] = []
     plain = Runner.run_here
 
@@ -296,13 +296,13 @@ class Giving(torch.autograd.Function):
 watched: Any = Watching(torch.ones(3))
 
 
-def given(x: torch.Tensor) -> torch.Tensor:
+def apply_giving(x: torch.Tensor) -> torch.Tensor:
     result: torch.Tensor = Giving.apply(x)  # type: ignore[no-untyped-call]
     return result
 
 
 def given_weight(x: torch.Tensor) -> torch.Tensor:
-    return given(weight).sum() + (x * 0).sum()
+    return apply_giving(weight).sum() + (x * 0).sum()
 
 
 def times_watched(x: torch.Tensor) -> torch.Tensor:
@@ -353,7 +353,7 @@ async def is_a_gradient(peer: Any) -> None:
     x = torch.ones(3, requires_grad=True)
     async with autograd.context() as ctx:
         y = await peer.call(same, x)
-        z = await peer.call(given, y) + await peer.call(given, y)
+        z = await peer.call(apply_giving, y) + await peer.call(apply_giving, y)
         await autograd.backward(ctx, z.sum())
 
 
@@ -396,7 +396,7 @@ ASKS: Final[list[tuple[Asks, Any]]] = [
 
 
 @pytest.mark.parametrize(("what", "kind"), ASKS, ids=[one.__name__ for one, _ in ASKS])
-async def test_a_tensor_of_the_users_class_is_not_asked_on_the_loop(
+async def test_tensor_subclass_code_does_not_run_on_the_loop(
     what: Asks, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Giving, "kind", kind)
@@ -564,12 +564,12 @@ def names_of_torch() -> Iterator[str]:
                 yield f"{place.__name__.rpartition('.')[2]}.{name}"
 
 
-def test_every_hook_of_torch_is_known() -> None:
+def test_hooks_of_torch_are_all_listed() -> None:
     """A new one of a later torch needs a way, or a reason why it has none."""
     assert sorted(set(names_of_torch()) - set(NAMES)) == []
 
 
-def test_every_way_is_named() -> None:
+def test_ways_are_all_named() -> None:
     named = [value for value in NAMES.values() if not isinstance(value, str)]
     unnamed = {name for name, make in {**WAYS, **STEPS}.items() if make not in named}
     assert unnamed == {

@@ -15,7 +15,7 @@ import torch
 
 import asyncrpc
 from asyncrpc import Worker, autograd
-from asyncrpc.autograd.modes import ThreadModes
+from asyncrpc.core.autograd.modes import ThreadModes
 from asyncrpc.errors import MalformedError
 from asyncrpc.testing import Cluster, acting_as
 from tests.numerics import modes
@@ -109,9 +109,7 @@ async def test_a_thread_may_call_under_a_mode_of_its_own(a: Worker) -> None:
 
 
 @pytest.mark.parametrize("name", MODES)
-async def test_it_counts_when_a_call_is_made_not_when_it_is_sent(
-    name: str, a: Worker
-) -> None:
+async def test_modes_are_those_at_the_making_of_a_call(name: str, a: Worker) -> None:
     """The first has to connect; one begins in a thread; one, anew after each loss."""
     with MODES[name]():
         wanted = seen()
@@ -128,7 +126,7 @@ async def test_it_counts_when_a_call_is_made_not_when_it_is_sent(
         assert await call == wanted
 
 
-async def test_what_waits_keeps_its_modes_and_gives_them_to_nobody(a: Worker) -> None:
+async def test_waiting_call_keeps_its_modes_to_itself(a: Worker) -> None:
     """All on one loop: each step has its own, and between steps there are none."""
     waiting = {name: modes.Waiting(name) for name in MODES}
     wanted, calls = {}, {}
@@ -136,8 +134,8 @@ async def test_what_waits_keeps_its_modes_and_gives_them_to_nobody(a: Worker) ->
         with mode():
             wanted[name] = seen()
             calls[name] = asyncrpc.rpc_async("b", modes.wait, (name,))
-    for one in waiting.values():
-        await one.begun.wait()
+    for step in waiting.values():
+        await step.begun.wait()
         assert seen() == NONE
     assert await a.peer("b").call(modes.coroutine) == NONE
     for name in reversed(MODES):
@@ -147,7 +145,7 @@ async def test_what_waits_keeps_its_modes_and_gives_them_to_nobody(a: Worker) ->
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-async def test_what_is_cancelled_ends_under_its_modes(mode: Mode, a: Worker) -> None:
+async def test_cancelled_call_ends_under_its_modes(mode: Mode, a: Worker) -> None:
     waiting = modes.Waiting("one")
     with mode():
         wanted = seen()
@@ -179,7 +177,7 @@ async def test_a_stream_that_is_left_early_is_closed_under_its_modes() -> None:
     assert closed == [(False, False, "")]
 
 
-async def test_what_a_coroutine_changes_is_its_own_until_it_ends(a: Worker) -> None:
+async def test_modes_changed_by_a_coroutine_are_its_own(a: Worker) -> None:
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         call = asyncrpc.rpc_async("b", modes.changing)
     outside = (False, True, "torch.bfloat16")
@@ -189,7 +187,7 @@ async def test_what_a_coroutine_changes_is_its_own_until_it_ends(a: Worker) -> N
     assert torch.get_autocast_dtype("cpu") == torch.bfloat16
 
 
-async def test_what_a_function_leaves_changed_does_not_stay(a: Worker) -> None:
+async def test_modes_left_by_a_function_are_reset(a: Worker) -> None:
     with torch.no_grad():
         assert await a.peer("b").call(modes.careless) == (False, False, "")
     assert await a.peer("b").call(modes.seen) == NONE
@@ -204,12 +202,12 @@ async def test_results_record_nothing_under_no_grad(a: Worker) -> None:
         assert not (await silent).requires_grad
 
 
-async def test_values_made_in_inference_mode_are_of_it(a: Worker) -> None:
+async def test_values_made_in_inference_mode_are_inference_tensors(a: Worker) -> None:
     x = torch.ones(2)
     with torch.inference_mode():
-        made = a.peer("b").remote(modes.double, x)
-    assert await made.rpc_async().is_inference()
-    assert torch.equal(await made.to_here(), x * 2)
+        value = a.peer("b").remote(modes.double, x)
+    assert await value.rpc_async().is_inference()
+    assert torch.equal(await value.to_here(), x * 2)
     assert not await a.peer("b").remote(modes.double, x).rpc_async().is_inference()
 
 
@@ -226,7 +224,7 @@ async def test_torchs_own_functions_are_cast(a: Worker) -> None:
     assert elementwise.dtype == torch.float32
 
 
-async def test_casts_of_one_call_are_not_remembered_for_another() -> None:
+async def test_cached_casts_do_not_reach_another_call() -> None:
     """Autocast keeps what it has cast of parameters until it is left."""
     weight = torch.rand(4, 4, requires_grad=True)
 
@@ -244,7 +242,7 @@ async def test_casts_of_one_call_are_not_remembered_for_another() -> None:
     assert not torch.equal(first, second)
 
 
-async def test_calls_under_no_mode_bring_nothing(a: Worker) -> None:
+async def test_calls_without_modes_send_none(a: Worker) -> None:
     assert a.parts.meta_here() == {}
     with torch.no_grad():
         assert a.parts.meta_here() == {"m": [1, {}]}

@@ -28,10 +28,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import asyncrpc
 from asyncrpc import Worker, autograd
-from asyncrpc.inspection import awaits
+from asyncrpc.core.torch_modes import FunctionModes
 from asyncrpc.serving import Batcher
 from asyncrpc.testing import Cluster, acting_as
-from asyncrpc.torch_modes import FunctionModes
+from asyncrpc.tools.inspection import awaits
 
 _C: Any = torch._C  # noqa: SLF001
 _TORCH: Any = torch  # some of its functions have no types
@@ -137,7 +137,7 @@ class Gate:
         self.go_on = asyncio.Event()
 
 
-async def held(name: str) -> bool:
+async def hold_mode(name: str) -> bool:
     """Hold a mode over awaits; return whether it was there again after each."""
     gate = Gate.all[name]
     with HELD[name]():
@@ -196,7 +196,7 @@ class Box:
         self.tensor = tensor
 
 
-def kept(x: Any) -> Any:
+def identity(x: Any) -> Any:
     return x
 
 
@@ -204,7 +204,7 @@ async def kept_here(x: Any) -> Any:
     return x
 
 
-KEPT: tuple[Callable[[Any], Any], ...] = (kept, kept_here)
+KEPT: tuple[Callable[[Any], Any], ...] = (identity, kept_here)
 
 
 def weighed(x: torch.Tensor) -> torch.Tensor:
@@ -244,7 +244,7 @@ async def check_calls(a: Worker) -> None:
         for sends in KEPT:
             assert is_plain(await peer.call(sends, value), value), name
             assert is_plain(await peer.call(sends, Box(value)), value), name
-        (listed,) = await peer.call(kept, [value])
+        (listed,) = await peer.call(identity, [value])
         assert is_plain(listed, value), name
     total = await peer.call(torch.add, torch.ones(2), torch.ones(2))  # on the loop
     assert is_plain(total, torch.full((2,), 2.0))
@@ -282,7 +282,7 @@ async def waiting(name: str, start: Callable[[], Awaitable[Any]]) -> AsyncIterat
 
 @each_held
 async def test_a_served_coroutine_holds_its_modes_alone(name: str, a: Worker) -> None:
-    async with waiting(name, lambda: a.peer("b").call(held, name)):
+    async with waiting(name, lambda: a.peer("b").call(hold_mode, name)):
         assert state() == DEFAULT
         await check_calls(a)
         await check_backward(a)
@@ -338,8 +338,8 @@ async def test_a_call_made_under_a_mode_carries_plain_tensors(
     found = {}
     with MODES[name]():
         for label, value in values.items():
-            found[label] = await a.peer("b").call(kept, value)
-            found[label + " in a box"] = await a.peer("b").call(kept, Box(value))
+            found[label] = await a.peer("b").call(identity, value)
+            found[label + " in a box"] = await a.peer("b").call(identity, Box(value))
     for label, value in values.items():
         assert is_plain(found[label], value), label
         assert is_plain(found[label + " in a box"], value), label
@@ -361,7 +361,7 @@ async def test_a_stream_keeps_its_modes_between_items(
 @each_held
 async def test_a_batch_holds_its_modes_alone(name: str, a: Worker) -> None:
     async def forward(items: list[str]) -> list[bool]:
-        return [await held(item) for item in items]
+        return [await hold_mode(item) for item in items]
 
     async with (
         Batcher(forward, 4, 0.0) as batcher,
@@ -387,7 +387,7 @@ class Left:
 
 @pytest.mark.parametrize("function", [leaves, leaves_in_thread])
 @each_mode
-async def test_modes_a_function_never_leaves_end_with_it(
+async def test_modes_left_open_end_with_their_function(
     function: Any, name: str, a: Worker
 ) -> None:
     await a.peer("b").call(function, name)
@@ -414,7 +414,7 @@ async def test_calls_of_subtasks_have_the_mode_of_the_task_that_awaits_them(
         assert seen == [[under] * 2] * 2
 
 
-async def test_modes_come_back_whatever_others_did_meanwhile() -> None:
+async def test_modes_are_restored_despite_other_tasks() -> None:
     """Every pair of modes: one is held by one step, the other by another's."""
     both = HELD.copy()
     del both["allow_mutation_on_saved_tensors"]  # one at a time in a process
@@ -448,7 +448,7 @@ async def test_the_default_device_of_the_program_stays_for_coroutines(
         async with waiting("torch.device", lambda: holds_device(a)):
             assert await a.peer("b").call(device_here) == "meta"
             value = torch.ones(2, device="cpu")
-            back = await a.peer("b").call(kept, Box(value))
+            back = await a.peer("b").call(identity, Box(value))
             assert back.tensor.device.type == "cpu"
     finally:
         torch.set_default_device(None)
@@ -568,7 +568,7 @@ async def test_a_state_of_the_process_is_shared_by_all_calls(
         shown = await a.peer("b").call(set_state, name)
         assert await a.peer("b").call(state_of, name) == shown
         value = torch.arange(6, dtype=torch.float32)
-        back = await a.peer("b").call(kept, Box(value))
+        back = await a.peer("b").call(identity, Box(value))
         assert is_plain(back, value)
         assert back.tensor.dtype == torch.float32
         await check_backward(a)

@@ -31,7 +31,7 @@ from tests.numerics.test_modes_apart import (
     a,
     check_calls,
     each_mode,
-    held,
+    hold_mode,
     is_plain,
     state,
     waiting,
@@ -66,7 +66,9 @@ async def test_subtasks_of_a_served_coroutine_begin_with_the_defaults(
 
 
 @pytest.mark.parametrize("name", ["no_grad", "inference_mode", "autocast"])
-async def test_also_of_one_that_is_called_under_a_mode(name: str, a: Worker) -> None:
+async def test_subtasks_of_a_call_under_a_mode_begin_with_the_defaults(
+    name: str, a: Worker
+) -> None:
     with MODES[name]():
         call = a.peer("b").call(makes_tasks, "saved-tensor hooks")
     assert await call == [True] * 3
@@ -105,7 +107,7 @@ async def test_steps_run_under_the_defaults(name: str, a: Worker) -> None:
         optimizer = await DistributedOptimizer(
             torch.optim.Adam, [reference], lr=0.1, foreach=False
         )
-        async with waiting(name, lambda: a.peer("b").call(held, name)):
+        async with waiting(name, lambda: a.peer("b").call(hold_mode, name)):
             for _ in range(6):
                 async with autograd.context() as ctx:
                     loss = await asyncrpc.rpc_async("b", weighed, (torch.ones(3),))
@@ -224,8 +226,7 @@ async def set_threads_of_loop(count: int) -> None:
     torch.set_num_threads(count)
 
 
-async def test_the_number_of_threads_is_that_of_each_thread(a: Worker) -> None:
-    """What is set on the loop is the loop's; what in a thread, that thread's."""
+async def test_number_of_threads_is_set_per_thread(a: Worker) -> None:
     peer, before = a.peer("b"), torch.get_num_threads()
     try:
         ident, there = await peer.call(threads_here)

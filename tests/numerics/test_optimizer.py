@@ -59,7 +59,7 @@ def rates(optimizer: DistributedOptimizer) -> list[float]:
     ],
 )
 @pytest.mark.parametrize("on", ["b", "bc", "bca"])
-async def test_every_optimizer_steps_as_in_one_process(
+async def test_optimizer_steps_as_in_one_process(
     cls: Any, options: dict[str, Any], on: str
 ) -> None:
     model, local = one_process(len(on), lambda it: cls(it.parameters(), **options))
@@ -75,7 +75,7 @@ async def test_every_optimizer_steps_as_in_one_process(
 
 
 @pytest.mark.parametrize("name", ["Adam", "SGD", "Adagrad"])
-async def test_torchs_optimizers_go_by_their_names(name: str) -> None:
+async def test_torch_optimizers_are_accepted_by_name(name: str) -> None:
     cls = getattr(torch.optim, name)
     model, local = one_process(2, lambda it: cls(it.parameters(), lr=0.1))
     async with layers("bc") as group:
@@ -88,7 +88,7 @@ async def test_torchs_optimizers_go_by_their_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("wanted", ["Sgd", "lr_scheduler", "Optimizer", "", 3, Layer])
-async def test_what_is_no_optimizer_is_refused(wanted: Any) -> None:
+async def test_invalid_optimizer_class_is_refused(wanted: Any) -> None:
     async with layers("b") as group:
         with pytest.raises(
             UsageError, match=r"optimizer_class must be|has ASGD, .* SparseAdam"
@@ -190,7 +190,7 @@ async def test_a_gradient_is_never_applied_twice(cls: Any) -> None:
             assert unused.item() == pytest.approx(-0.1)
 
 
-async def test_an_owner_that_took_no_part_is_left_alone() -> None:
+async def test_owner_without_gradients_is_unchanged() -> None:
     async with group_of("bc") as group:
         optimizer = DistributedOptimizer(torch.optim.SGD, group.parameters, lr=1.0)
         async with context() as ctx:
@@ -202,7 +202,7 @@ async def test_an_owner_that_took_no_part_is_left_alone() -> None:
         assert left.tolist() == [1.0] * 3
 
 
-async def test_parameters_of_others_are_left_alone() -> None:
+async def test_parameters_of_other_optimizers_are_unchanged() -> None:
     async with layers("bc") as group:
         before = await group.weights()
         mine = group.parameters[:1]
@@ -210,39 +210,39 @@ async def test_parameters_of_others_are_left_alone() -> None:
         assert (await remote_step(group, optimizer, 0)).gradients == 1
         after = await group.weights()
         assert not torch.equal(before[0], after[0])
-        for one, other in zip(before[1:], after[1:], strict=True):
-            assert torch.equal(one, other)
+        for old, new in zip(before[1:], after[1:], strict=True):
+            assert torch.equal(old, new)
         del mine
 
 
-async def test_what_the_program_keeps_in_grad_is_not_applied() -> None:
+async def test_grad_of_the_program_is_not_applied() -> None:
     async with Cluster(1) as (worker,):
         with acting_as(worker):
             used = torch.zeros(1, requires_grad=True)
             unused = torch.zeros(1, requires_grad=True)
-            for one in (used, unused):
-                one.grad = torch.full((1,), 5.0)
+            for parameter in (used, unused):
+                parameter.grad = torch.full((1,), 5.0)
             optimizer = DistributedOptimizer("SGD", [RRef(used), RRef(unused)], lr=1.0)
             async with context() as ctx:
                 await backward(ctx, [used.sum()])
                 await optimizer.step(ctx)
             assert (used.item(), unused.item()) == (-1.0, 0.0)
-            assert [one.grad for one in (used, unused)] == [5.0, 5.0]
+            assert [parameter.grad for parameter in (used, unused)] == [5.0, 5.0]
 
 
-async def test_grad_looks_untouched() -> None:
+async def test_grad_attribute_stays_unchanged() -> None:
     async with layers("bc") as group:
         first, second = group.modules
         await group.workers[0].peer("b").call(set_grads, first, 3.0)
         optimizer = DistributedOptimizer(torch.optim.SGD, group.parameters, lr=0.1)
         await remote_step(group, optimizer, 0)
         kept = await group.workers[0].peer("b").call(grads, first)
-        assert all(one is not None and bool((one == 3.0).all()) for one in kept)
+        assert all(grad is not None and bool((grad == 3.0).all()) for grad in kept)
         assert await group.workers[0].peer("c").call(grads, second) == [None, None]
         del first, second
 
 
-async def test_clipping_leaves_the_gradients_of_the_context_as_they_are() -> None:
+async def test_clipping_keeps_the_gradients_of_the_context() -> None:
     async with Cluster(1) as (worker,):
         with acting_as(worker):
             x = torch.zeros(4, requires_grad=True)

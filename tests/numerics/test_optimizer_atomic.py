@@ -50,7 +50,7 @@ async def test_a_gradient_that_is_not_finite_skips_the_step_everywhere(
         assert not any(bool((one == 1).any()) for one in await group.weights())
 
 
-async def test_an_owner_that_refuses_keeps_all_from_stepping() -> None:
+async def test_refusing_owner_prevents_the_step_everywhere() -> None:
     async with group_of("bc") as group:
         optimizer = await DistributedOptimizer(
             torch.optim.SGD, group.parameters, lr=0.1
@@ -60,28 +60,28 @@ async def test_an_owner_that_refuses_keeps_all_from_stepping() -> None:
             OptimizerError, match=r"nothing was applied.*worker 'c'.*no"
         ):
             await step_on_ones(group, optimizer)
-        assert all(bool((one == 1).all()) for one in await group.weights())
+        assert all(bool((weight == 1).all()) for weight in await group.weights())
 
 
-async def test_the_other_owner_takes_the_step_first_where_the_maker_is_sure() -> None:
-    """It does not vote; what it refuses leaves the maker's parameters as they were."""
+async def test_other_owner_steps_first_when_the_maker_is_sure() -> None:
+    """The owner does not vote; its refusal leaves the maker's parameters unchanged."""
     async with group_of("ac") as group:
         optimizer = await DistributedOptimizer(
             torch.optim.SGD, group.parameters, lr=0.1
         )
         result = await step_on_ones(group, optimizer)
         assert (result.is_applied, result.gradients) == (True, len(group.parameters))
-        stepped = [one.tolist() for one in await group.weights()]
-        assert all(1.0 not in one for one in stepped)
+        stepped = [weight.tolist() for weight in await group.weights()]
+        assert all(1.0 not in weight for weight in stepped)
         optimizers_of(group.workers[2]).on_peer_lost(group.workers[0].id, "a test")
         with pytest.raises(
             OptimizerError, match=r"worker 'c', and nothing was applied anywhere.*no"
         ):
             await step_on_ones(group, optimizer)
-        assert [one.tolist() for one in await group.weights()] == stepped
+        assert [weight.tolist() for weight in await group.weights()] == stepped
 
 
-async def test_an_owner_that_is_gone_keeps_all_from_stepping() -> None:
+async def test_lost_owner_prevents_the_step_everywhere() -> None:
     async with group_of("bc") as group:
         optimizer = await DistributedOptimizer(
             torch.optim.SGD, group.parameters, lr=0.1
@@ -120,7 +120,7 @@ async def test_a_step_that_fails_on_one_owner_is_applied_nowhere(
             assert [turns_of(optimizers_of(one)) for one in group.workers] == [0, 0, 0]
 
 
-async def test_what_torchs_own_refuse_is_applied_nowhere() -> None:
+async def test_step_refused_by_torch_is_applied_nowhere() -> None:
     """Adam takes no sparse gradients; its step has run on the other owner by then."""
     async with group_of("b") as group:
         table = (
@@ -141,7 +141,7 @@ async def test_what_torchs_own_refuse_is_applied_nowhere() -> None:
         del table, rows
 
 
-async def test_steps_that_must_wait_for_each_other_never_do_so_in_a_circle() -> None:
+async def test_steps_never_wait_for_each_other_in_a_cycle() -> None:
     """Two that keep what undoes them, begun on the owners in opposite orders."""
     async with group_of("bc") as group:
 
@@ -161,7 +161,11 @@ async def test_steps_that_must_wait_for_each_other_never_do_so_in_a_circle() -> 
         assert list(counts) == [8, 3]
         first, second = await group.weights()
         assert torch.equal(first, second)
-        assert [turns_of(optimizers_of(one)) for one in group.workers] == [0, 0, 0]
+        assert [turns_of(optimizers_of(worker)) for worker in group.workers] == [
+            0,
+            0,
+            0,
+        ]
 
 
 async def test_a_step_that_has_begun_is_completed_after_its_deadline() -> None:
@@ -176,8 +180,8 @@ async def test_a_step_that_has_begun_is_completed_after_its_deadline() -> None:
         assert [one.tolist() for one in await group.weights()] == [[-1.0] * 3] * 2
 
 
-async def test_an_owner_that_takes_too_long_puts_its_step_back() -> None:
-    """It is given up while it runs in a thread there, which nothing interrupts."""
+async def test_slow_owner_rolls_its_step_back() -> None:
+    """The step runs in a thread, which cannot be interrupted."""
     async with Cluster(3, options=asyncrpc.Options(rpc_timeout_s=4.0)) as workers:
         with acting_as(workers[0]):
             group = await make(workers, "bc", Scale)
@@ -188,8 +192,10 @@ async def test_an_owner_that_takes_too_long_puts_its_step_back() -> None:
             Gated.gate.set()
             # This one has its turn when the first has been undone: it is the only one.
             assert (await step_on_ones(group, optimizer)).is_applied
-            assert [one.tolist() for one in await group.weights()] == [[0.0] * 3] * 2
-            assert [turns_of(optimizers_of(one)) for one in workers] == [0, 0, 0]
+            assert [weight.tolist() for weight in await group.weights()] == [
+                [0.0] * 3
+            ] * 2
+            assert [turns_of(optimizers_of(worker)) for worker in workers] == [0, 0, 0]
             group.modules.clear()
             group.parameters.clear()
 
@@ -215,9 +221,7 @@ async def test_a_step_cancelled_while_it_asks_is_applied_nowhere() -> None:
 # --- many trainers -------------------------------------------------------------------
 
 
-async def test_trainers_that_meet_the_owners_in_opposite_orders_all_get_through() -> (
-    None
-):
+async def test_trainers_with_opposite_owner_orders_all_complete() -> None:
     steps = 20
     async with group_of("bc") as group:
 
@@ -243,9 +247,7 @@ async def test_an_owner_takes_the_steps_of_many_trainers_one_at_a_time() -> None
         assert (await group.weights())[0].tolist() == [1.0 - 4 * steps] * 3
 
 
-async def test_gradients_are_there_when_the_pass_was_started_by_another_worker() -> (
-    None
-):
+async def test_step_finds_gradients_of_a_pass_started_elsewhere() -> None:
     """The commit comes to `c` from `b`, the step from `a`: it waits for the commit."""
     async with group_of("c") as group:
         optimizer = await DistributedOptimizer(
@@ -295,25 +297,25 @@ class Between:
 # --- lifetime, and what is refused ---------------------------------------------------
 
 
-async def test_owners_let_go_of_an_optimizer_that_was_collected() -> None:
+async def test_owners_free_a_collected_optimizer() -> None:
     async with group_of("bca") as group:
         optimizer: DistributedOptimizer | None = await DistributedOptimizer(
             torch.optim.SGD, group.parameters, lr=0.1
         )
         services = [optimizers_of(worker) for worker in group.workers]
-        assert [optimizers_here(one) for one in services] == [1, 1, 1]
+        assert [optimizers_here(service) for service in services] == [1, 1, 1]
         del optimizer
         gc.collect()
         for name in "bca":  # behind the notes, on the same links
             await group.workers[0].peer(name).call(max, 1, 2)
-        assert [optimizers_here(one) for one in services] == [0, 0, 0]
+        assert [optimizers_here(service) for service in services] == [0, 0, 0]
 
 
-async def test_owners_let_go_of_the_optimizers_of_a_worker_that_ended() -> None:
+async def test_owners_free_optimizers_of_an_ended_worker() -> None:
     async with Cluster(3) as workers:
         with acting_as(workers[0]):
             module = workers[0].peer("b").remote(Scale)
-            found = await parameters_there(module)
+            parameters = await parameters_there(module)
         with acting_as(workers[2]):
             there = workers[2].peer("b").remote(Scale)
             own = await parameters_there(there)
@@ -324,10 +326,10 @@ async def test_owners_let_go_of_the_optimizers_of_a_worker_that_ended() -> None:
         await workers[2].shutdown()
         await lost.wait()
         assert optimizers_here(optimizers_of(workers[1])) == 0
-        del optimizer, found, module
+        del optimizer, parameters, module
 
 
-async def test_what_cannot_be_made_is_refused_with_the_reason() -> None:
+async def test_invalid_optimizer_arguments_are_refused() -> None:
     async with group_of("bc") as group:
         with pytest.raises(UsageError, match="at least one parameter"):
             DistributedOptimizer(torch.optim.SGD, [])
@@ -369,7 +371,7 @@ async def test_a_context_that_has_ended_is_refused() -> None:
                 await optimizer.step(ctx, clip_grad_norm=0.0)
 
 
-async def test_an_optimizer_of_a_worker_that_ended_says_so() -> None:
+async def test_optimizer_of_an_ended_worker_is_explained() -> None:
     async with group_of("b") as group:
         optimizer = DistributedOptimizer(torch.optim.SGD, group.parameters, lr=0.1)
         async with context() as ctx:

@@ -74,8 +74,8 @@ def local_closure(
         {"lr": 0.1, "max_iter": 3, "history_size": 2},
     ],
 )
-async def test_lbfgs_is_that_of_one_process(on: str, options: dict[str, Any]) -> None:
-    """Also every loss that it sees, and its state; for several steps and batches."""
+async def test_lbfgs_equals_one_process(on: str, options: dict[str, Any]) -> None:
+    """For several steps and batches, with each loss and the state."""
     model, local = one_process(
         len(on), lambda it: torch.optim.LBFGS(it.parameters(), **options)
     )
@@ -83,21 +83,25 @@ async def test_lbfgs_is_that_of_one_process(on: str, options: dict[str, Any]) ->
         optimizer = DistributedOptimizer("LBFGS", group.parameters, **options)
         for step in range(3):
             wanted: list[float] = []
-            found: list[float] = []
+            losses: list[float] = []
             x = inputs(step)
             local.step(local_closure(model, local, x, wanted))
-            result = await optimizer.step(closure=closure_of(group, x, found))
-            assert found == wanted
-            assert len(found) > 1
+            result = await optimizer.step(closure=closure_of(group, x, losses))
+            assert losses == wanted
+            assert len(losses) > 1
             assert result.is_applied
             assert result.loss.item() == wanted[0]
             assert result.gradients == len(group.parameters)
             assert_same(await group.weights(), model)
         assert str(await optimizer.state_dict()) == str(local.state_dict())
-        assert [turns_of(optimizers_of(one)) for one in group.workers] == [0, 0, 0]
+        assert [turns_of(optimizers_of(worker)) for worker in group.workers] == [
+            0,
+            0,
+            0,
+        ]
 
 
-async def test_lbfgs_goes_on_from_its_state_and_by_a_schedule() -> None:
+async def test_lbfgs_continues_from_its_state_and_schedule() -> None:
     options: dict[str, Any] = {"max_iter": 3, "lr": 0.5}
     model, local = one_process(
         2, lambda it: torch.optim.LBFGS(it.parameters(), **options)
@@ -123,7 +127,7 @@ async def test_lbfgs_goes_on_from_its_state_and_by_a_schedule() -> None:
         assert_same(await group.weights(), model)
 
 
-async def test_lbfgs_goes_on_from_where_others_have_left_the_parameters() -> None:
+async def test_lbfgs_continues_from_parameters_changed_by_others() -> None:
     model, local = one_process(2, lambda it: torch.optim.LBFGS(it.parameters()))
     between = torch.optim.SGD(model.parameters(), lr=0.1)
     async with layers("bc") as group:
@@ -150,19 +154,19 @@ async def test_an_optimizer_of_the_users_may_need_a_closure() -> None:
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
-async def test_others_call_the_closure_once(name: str) -> None:
+async def test_plain_optimizers_call_the_closure_once(name: str) -> None:
     cls = getattr(torch.optim, name)
     model, local = one_process(2, lambda it: cls(it.parameters(), lr=0.1))
     async with layers("bc") as group:
         optimizer = DistributedOptimizer(name, group.parameters, lr=0.1)
         for step in range(3):
             wanted: list[float] = []
-            found: list[float] = []
+            losses: list[float] = []
             local.step(local_closure(model, local, inputs(step), wanted))
             result = await optimizer.step(
-                closure=closure_of(group, inputs(step), found)
+                closure=closure_of(group, inputs(step), losses)
             )
-            assert found == wanted == [result.loss.item()]
+            assert losses == wanted == [result.loss.item()]
         assert_same(await group.weights(), model)
 
 
@@ -210,7 +214,7 @@ async def broken_off(group: Group, at: int, how: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("at", [1, 3])
-async def test_a_closure_that_raises_leaves_everything_as_it_was(at: int) -> None:
+async def test_closure_that_raises_changes_nothing(at: int) -> None:
     async def fail() -> None:
         raise ArithmeticError("no loss today")
 
@@ -222,12 +226,16 @@ async def test_a_closure_that_raises_leaves_everything_as_it_was(at: int) -> Non
             await optimizer.step(closure=await broken_off(group, at, fail))
         after = await group.weights(), await optimizer.state_dict()
         assert str(after) == str(before)
-        assert [turns_of(optimizers_of(one)) for one in group.workers] == [0, 0, 0]
+        assert [turns_of(optimizers_of(worker)) for worker in group.workers] == [
+            0,
+            0,
+            0,
+        ]
         await optimizer.step(closure=closure_of(group, inputs(1)))
 
 
 @pytest.mark.parametrize("at", [1, 3])
-async def test_a_step_that_is_cancelled_leaves_everything_as_it_was(at: int) -> None:
+async def test_cancelled_step_changes_nothing(at: int) -> None:
     reached = asyncio.Event()
 
     async def wait() -> None:
@@ -254,7 +262,7 @@ async def test_a_step_that_is_cancelled_leaves_everything_as_it_was(at: int) -> 
         del again, before
 
 
-async def test_a_step_whose_time_is_over_leaves_everything_as_it_was() -> None:
+async def test_expired_step_changes_nothing() -> None:
     async with layers("bc") as group:
         optimizer = await DistributedOptimizer("LBFGS", group.parameters, max_iter=4)
         before = await group.weights()
@@ -265,8 +273,8 @@ async def test_a_step_whose_time_is_over_leaves_everything_as_it_was() -> None:
         # The turn of this one, which changes nothing, comes when all has been put back.
         still = DistributedOptimizer("LBFGS", group.parameters, lr=0.0)
         assert (await still.step(closure=closure_of(group, inputs(0)))).is_applied
-        for one, other in zip(await group.weights(), before, strict=True):
-            assert torch.equal(one, other)
+        for now, then in zip(await group.weights(), before, strict=True):
+            assert torch.equal(now, then)
 
 
 async def test_gradients_that_are_not_finite_skip_the_step() -> None:
@@ -280,8 +288,8 @@ async def test_gradients_that_are_not_finite_skip_the_step() -> None:
             assert torch.equal(one, other)
 
 
-async def test_another_trainers_step_waits_for_the_whole_of_it() -> None:
-    """It begins in the middle, and comes after: neither of the two is lost."""
+async def test_step_with_a_closure_delays_other_trainers() -> None:
+    """The other step begins in the middle and is applied afterwards."""
     begun: list[asyncio.Task[Any]] = []
     async with group_of("bc") as group:
         sgd = await DistributedOptimizer("SGD", group.parameters, lr=1.0)
@@ -290,7 +298,8 @@ async def test_another_trainers_step_waits_for_the_whole_of_it() -> None:
             if not begun:
                 begun.append(asyncio.create_task(step_on_ones(group, sgd)))
             outs = [
-                await one.rpc_async()(torch.ones(3).double()) for one in group.modules
+                await module.rpc_async()(torch.ones(3).double())
+                for module in group.modules
             ]
             loss = (torch.cat(outs) - 3.0).square().sum()
             await backward(ctx, [loss])

@@ -77,7 +77,7 @@ class TestDelays:
 
     @pytest.mark.parametrize("seed", range(12))
     @pytest.mark.parametrize("give_up_s", [0.0, 1.5, 2.5, 3.5, 4.5, 100.0])
-    async def test_so_is_one_whose_votes_come_with_its_pass(
+    async def test_cancelled_step_of_a_pass_is_applied_everywhere_or_nowhere(
         self, seed: int, give_up_s: float
     ) -> None:
         network = Network(seed)

@@ -105,15 +105,15 @@ class TestProcesses:
     loops = {"uvloop": uvloop.new_event_loop}  # noqa: RUF012  (read once; processes are slow)
 
     @pytest.mark.parametrize("again", ["bc", "cb"])
-    async def test_a_split_model_goes_on_bit_for_bit(
+    async def test_split_model_continues_bitwise(
         self, again: str, tmp_path: Path
     ) -> None:
         half, end, whole = (tmp_path / name for name in ("half", "end", "whole"))
         await train_with(processes, "bc", range(3), (None, half))
         await train_with(processes, again, range(3, 6), (half, end))
         await train_with(here, "bc", range(6), (None, whole))
-        found, wanted = torch.load(end), torch.load(whole)
-        assert same(found, wanted)
+        result, wanted = torch.load(end), torch.load(whole)
+        assert same(result, wanted)
         assert not same(torch.load(half)["model"], wanted["model"])
 
     async def test_trainers_that_step_at_once_lose_no_step(self) -> None:
@@ -132,7 +132,7 @@ class TestProcesses:
                     assert weights.tolist() == [1.0 - 3 * steps] * 3
                 del modules, module, found, flat, given
 
-    async def test_the_step_of_a_trainer_that_is_killed_is_undone(self) -> None:
+    async def test_step_of_a_killed_trainer_is_undone(self) -> None:
         cluster = ProcessCluster(["b", "t"], method="forkserver")
         async with cluster as worker:
             with acting_as(worker):
@@ -158,9 +158,9 @@ class TestProcesses:
                 del module, parameters, optimizer
 
 
-async def test_training_of_a_split_model_is_that_of_one_process(tmp_path: Path) -> None:
+async def test_split_model_trains_as_one_process(tmp_path: Path) -> None:
     await train_with(here, "bc", range(6), (None, tmp_path / "found"))
-    found = torch.load(tmp_path / "found")
+    result = torch.load(tmp_path / "found")
     model, local = one_process(2, lambda it: torch.optim.AdamW(it.parameters(), lr=0.1))
     schedule = schedule_of(local)
     for step in range(6):
@@ -169,6 +169,6 @@ async def test_training_of_a_split_model_is_that_of_one_process(tmp_path: Path) 
         nn.utils.clip_grad_norm_(model.parameters(), 10.0)
         local.step()
         schedule.step()
-    flat = [value for stage in found["model"] for value in stage.values()]
-    wanted = [one.detach() for one in model.parameters()]
+    flat = [value for stage in result["model"] for value in stage.values()]
+    wanted = [parameter.detach() for parameter in model.parameters()]
     torch.testing.assert_close(flat, wanted, rtol=1e-12, atol=1e-12)

@@ -60,20 +60,20 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
-async def test_a_schedule_is_that_of_one_process(schedule: str, name: str) -> None:
+async def test_schedule_equals_one_process(schedule: str, name: str) -> None:
     options, make = OPTIMIZERS[name], SCHEDULES[schedule]
     cls = getattr(torch.optim, name)
     model, local = one_process(2, lambda it: cls(it.parameters(), **options))
     wanted = make(local)
     async with layers("bc") as group:
         optimizer = await DistributedOptimizer(name, group.parameters, **options)
-        found = make(optimizer.options)
+        remote_schedule = make(optimizer.options)
         for step in range(STEPS):
             local_step(model, local, step)
             wanted.step()
             await remote_step(group, optimizer, step)
-            found.step()
-        assert found.get_last_lr() == wanted.get_last_lr()
+            remote_schedule.step()
+        assert remote_schedule.get_last_lr() == wanted.get_last_lr()
         assert_same(await group.weights(), model)
         state = await optimizer.state_dict()
         assert state["param_groups"] == local.state_dict()["param_groups"]

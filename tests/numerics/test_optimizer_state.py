@@ -38,7 +38,7 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "options"), KINDS)
 @pytest.mark.parametrize("on", ["b", "bc", "bca"])
-async def test_the_state_is_that_of_one_process(
+async def test_state_equals_one_process(
     name: str, options: dict[str, Any], on: str
 ) -> None:
     cls = getattr(torch.optim, name)
@@ -48,11 +48,11 @@ async def test_the_state_is_that_of_one_process(
         for step in range(2):
             local_step(model, local, step)
             await remote_step(group, optimizer, step)
-        found = await optimizer.state_dict()
-        assert same(found, local.state_dict())
+        state = await optimizer.state_dict()
+        assert same(state, local.state_dict())
         # Into torch's own, which goes on as the distributed one.
         fresh = cls(model.parameters(), lr=7.0)
-        fresh.load_state_dict(found)
+        fresh.load_state_dict(state)
         for step in range(2, STEPS):
             local_step(model, fresh, step)
             await remote_step(group, optimizer, step)
@@ -61,7 +61,7 @@ async def test_the_state_is_that_of_one_process(
 
 @pytest.mark.parametrize(("name", "options"), KINDS)
 @pytest.mark.parametrize("per_owner", [False, True], ids=["whole", "per-owner"])
-async def test_a_loaded_state_goes_on_as_if_nothing_had_happened(
+async def test_loaded_state_continues_bitwise(
     name: str, options: dict[str, Any], *, per_owner: bool
 ) -> None:
     cls = getattr(torch.optim, name)
@@ -71,8 +71,8 @@ async def test_a_loaded_state_goes_on_as_if_nothing_had_happened(
         for step in range(2):
             local_step(model, local, step)
             await remote_step(group, first, step)
-        for one in (local, first.options):
-            one.param_groups[0]["lr"] = 0.03  # told to no owner yet
+        for holder in (local, first.options):
+            holder.param_groups[0]["lr"] = 0.03  # told to no owner yet
         state = await first.state_dict(per_owner=per_owner)
         second = DistributedOptimizer(name, group.parameters, lr=7.0)
         await second.load_state_dict(state)
@@ -83,7 +83,7 @@ async def test_a_loaded_state_goes_on_as_if_nothing_had_happened(
         assert_same(await group.weights(), model)
 
 
-async def test_a_state_may_be_loaded_where_the_owners_are_others() -> None:
+async def test_state_may_be_loaded_by_other_owners() -> None:
     model, local = one_process(3, lambda it: torch.optim.Adam(it.parameters(), lr=0.1))
     async with layers("bca") as group:
         first = DistributedOptimizer("Adam", group.parameters, lr=0.1)
@@ -125,7 +125,7 @@ async def test_groups_that_were_added_are_part_of_the_state() -> None:
         del first, bias, second, _
 
 
-async def test_a_state_of_something_else_is_refused() -> None:
+async def test_state_of_another_model_is_refused() -> None:
     async with layers("bc") as group:
         optimizer = DistributedOptimizer("Adam", group.parameters, lr=0.1)
         parts = await optimizer.state_dict(per_owner=True)
@@ -153,11 +153,11 @@ async def test_a_state_with_tensors_of_other_shapes_fails_and_changes_nothing() 
         assert same(await group.weights(), before)
 
 
-async def test_what_belongs_to_no_parameter_is_had_per_owner() -> None:
+async def test_state_without_a_parameter_is_kept_per_owner() -> None:
     async with group_of("bc") as group:
         optimizer = DistributedOptimizer(Counting, group.parameters)
         await step_on_ones(group, optimizer)
         with pytest.raises(UsageError, match=r"'steps'.*per_owner=True"):
             await optimizer.state_dict()
-        found = await optimizer.state_dict(per_owner=True)
-        assert found["owners"]["c"]["state"] == {"steps": 1}
+        state = await optimizer.state_dict(per_owner=True)
+        assert state["owners"]["c"]["state"] == {"steps": 1}

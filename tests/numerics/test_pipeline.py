@@ -21,8 +21,8 @@ import asyncrpc
 from asyncrpc import RRef, Worker
 from asyncrpc.autograd import backward, context, get_gradients
 from asyncrpc.nn import Pipeline, PipelineResult, RemoteModule
-from asyncrpc.nn.schedules import TRAINING
 from asyncrpc.optim import DistributedOptimizer
+from asyncrpc.parallel.pipeline.schedules import TRAINING
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from tests.numerics.remote import Layer, Tensors, gathered
 from tests.numerics.stages import (
@@ -104,9 +104,7 @@ def assert_close(found: Any, wanted: Any) -> None:
 @pytest.mark.parametrize("chunks", [1, 3, 4, 16])
 @pytest.mark.parametrize("schedule", TRAINING)
 @pytest.mark.parametrize("on", ["bcd", "bbb", "abc", "aaa", "bcb"])
-async def test_gradients_are_those_of_one_process(
-    on: str, schedule: str, chunks: int
-) -> None:
+async def test_gradients_equal_one_process(on: str, schedule: str, chunks: int) -> None:
     """On workers of their own, on one, partly here; also with more parts than rows."""
     x, y = batch()
     wanted = in_one_process(model(), x, y, squared)
@@ -115,14 +113,14 @@ async def test_gradients_are_those_of_one_process(
         pipe = await Pipeline(stages, schedule=schedule, chunks=chunks)
         async with context():
             result = await pipe.forward_backward(x, y, loss_fn=squared)
-            found = await gradients_of(stages)
-        assert_close((result.loss, found), wanted)
+            gradients = await gradients_of(stages)
+        assert_close((result.loss, gradients), wanted)
         assert result.report.chunks == min(chunks, ROWS)
         assert pipe.workers == list(on)
 
 
 @pytest.mark.parametrize("schedule", TRAINING)
-async def test_it_trains_as_one_process_does(schedule: str) -> None:
+async def test_pipeline_trains_as_one_process(schedule: str) -> None:
     same = model()
     local = torch.optim.SGD(same.parameters(), lr=0.1, momentum=0.9)
     wanted = []
@@ -143,13 +141,13 @@ async def test_it_trains_as_one_process_does(schedule: str) -> None:
         weights = [await stage.rpc_async().weights() for stage in stages]
     assert_close(losses, wanted)
     assert_close(
-        [one for stage in weights for one in stage],
-        [one.detach() for one in same.parameters()],
+        [parameter for stage in weights for parameter in stage],
+        [parameter.detach() for parameter in same.parameters()],
     )
     assert losses[-1] < losses[0]
 
 
-async def test_it_trains_over_processes() -> None:
+async def test_pipeline_trains_over_processes() -> None:
     x, y = batch()
     wanted = in_one_process(model(), x, y, squared)
     async with ProcessCluster(["b", "c"], method="forkserver") as worker:
@@ -217,7 +215,7 @@ async def test_values_between_stages_may_be_in_containers(schedule: str) -> None
         (nn.MSELoss(reduction="sum"), "sum"),
     ],
 )
-async def test_a_loss_says_how_it_sums_up(loss_fn: Any, reduction: str) -> None:
+async def test_reduction_of_the_loss_is_declared(loss_fn: Any, reduction: str) -> None:
     x, y = batch()
     wanted = in_one_process(model(), x, y, loss_fn)
     async with four_workers():
@@ -316,7 +314,7 @@ async def test_an_inference_inside_a_context_is_differentiable() -> None:
 
 
 @pytest.mark.parametrize("schedule", TRAINING)
-async def test_inputs_in_use_do_not_count_against_what_a_worker_takes_in(
+async def test_inputs_in_use_do_not_count_as_incoming_requests(
     schedule: str,
 ) -> None:
     """All activations of a stage together are more than a worker takes in at once."""
@@ -345,7 +343,7 @@ async def test_many_inferences_run_at_once() -> None:
 # --- modules of all sorts ------------------------------------------------------------
 
 
-async def test_stages_without_gradients_pass_them_by() -> None:
+async def test_stages_without_gradients_are_skipped() -> None:
     """A frozen first stage needs none; a frozen one in the middle lets them through."""
     x, y = batch()
     same = model()
@@ -356,17 +354,22 @@ async def test_stages_without_gradients_pass_them_by() -> None:
         async with four_workers():
             modules = [Layer(*shape) for shape in SHAPES]
             modules[frozen].requires_grad_(requires_grad=False)
-            pipe = Pipeline([RRef(one) for one in modules], chunks=4)
+            pipe = Pipeline([RRef(module) for module in modules], chunks=4)
             async with context() as ctx:
                 result = await pipe.forward_backward(x, y, loss_fn=squared)
-                found = get_gradients(ctx)
+                gradients = get_gradients(ctx)
                 assert_close(result.loss, wanted[0])
-                trained = [p for one in modules for p in one.parameters() if p in found]
-                assert_close([found[one] for one in trained], wanted[1])
+                trained = [
+                    p
+                    for module in modules
+                    for p in module.parameters()
+                    if p in gradients
+                ]
+                assert_close([gradients[parameter] for parameter in trained], wanted[1])
     assert len(list(same.parameters())) == len(trained) + 2
 
 
-async def test_hooks_run_and_grad_is_the_programs_own() -> None:
+async def test_hooks_run_and_grad_is_unchanged() -> None:
     x, y = batch()
     async with four_workers():
         module = Layer(*SHAPES[0])
@@ -374,7 +377,7 @@ async def test_hooks_run_and_grad_is_the_programs_own() -> None:
         kept = module.weight.grad = torch.full_like(module.weight, 7.0)
         module.weight.register_hook(seen.append)  # type: ignore[no-untyped-call]
         module.weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-            lambda one: seen.append(one.grad)
+            lambda parameter: seen.append(parameter.grad)
         )
         stages: list[Any] = [module, *layers("abc")[1:]]
         pipe = Pipeline(stages, chunks=5)
@@ -431,7 +434,7 @@ async def test_modes_are_set_on_all_stages() -> None:
         assert all(one.training for one in modules)
 
 
-async def test_gradients_do_not_follow_calls_of_a_module_and_say_so() -> None:
+async def test_gradient_through_calls_of_a_module_is_refused() -> None:
     x, y = batch()
     async with four_workers():
         stages = layers("bcd")
@@ -489,7 +492,7 @@ async def test_stages_work_at_the_same_time(schedule: str) -> None:
 # --- what is refused -----------------------------------------------------------------
 
 
-async def test_what_makes_no_sense_is_refused_before_anything_runs() -> None:
+async def test_invalid_arguments_are_refused_before_anything_runs() -> None:
     x, y = batch()
     async with four_workers():
         stages = layers("bcd")
@@ -516,9 +519,11 @@ async def test_what_makes_no_sense_is_refused_before_anything_runs() -> None:
             (x, y, {"reduction": "none"}, "'mean' or 'sum', not 'none'"),
         ]
         async with context():
-            for given, target, more, words in refused:
+            for wrong_batch, target, more, words in refused:
                 with pytest.raises(asyncrpc.UsageError, match=words):
-                    await pipe.forward_backward(given, target, loss_fn=squared, **more)
+                    await pipe.forward_backward(
+                        wrong_batch, target, loss_fn=squared, **more
+                    )
             with pytest.raises(asyncrpc.errors.EncodeError, match="lambda"):
                 await pipe.forward_backward(x, y, loss_fn=lambda a, b: (a - b).sum())
             for loss_fn, words in (
@@ -530,7 +535,7 @@ async def test_what_makes_no_sense_is_refused_before_anything_runs() -> None:
             assert await gradients_of(stages) == [None] * 6
 
 
-async def test_a_stage_that_is_no_module_or_cannot_be_made_says_so() -> None:
+async def test_invalid_or_failed_stage_is_named() -> None:
     x, _ = batch()
     async with four_workers():
         good = layers("bcd")

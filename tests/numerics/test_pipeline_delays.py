@@ -17,7 +17,7 @@ import asyncrpc
 from asyncrpc import NetworkOptions, Options, RRef, Worker
 from asyncrpc.autograd import context
 from asyncrpc.nn import Pipeline
-from asyncrpc.nn.schedules import TRAINING
+from asyncrpc.parallel.pipeline.schedules import TRAINING
 from asyncrpc.testing import Cluster, acting_as
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network
@@ -101,22 +101,22 @@ class TestDelays:
 
     @pytest.mark.parametrize("seed", range(20))
     @pytest.mark.parametrize("schedule", TRAINING)
-    async def test_a_step_from_which_a_worker_is_lost_fails_and_leaves_nothing(
+    async def test_step_that_loses_a_worker_fails_and_leaves_nothing(
         self, schedule: str, seed: int
     ) -> None:
-        """Whenever that is; or it had computed everything, and all committed it."""
+        """At any moment, unless all had computed: then all commit."""
         network, rng = Network(seed), random.Random(seed)
         lost = rng.choice(STAGES)
         async with pipeline_on(network, schedule) as (_, pipe, modules), context():
-            for one, other in combinations("abcd", 2):
-                network.between(one, other).delay(0.1)
+            for first, second in combinations("abcd", 2):
+                network.between(first, second).delay(0.1)
             step = asyncio.create_task(pipe.forward_backward(*batch(), loss_fn=squared))
             await asyncio.sleep(rng.uniform(0.0, 3.0))
             network.crash(lost, silent=rng.random() < 0.5)
             with pytest.raises((asyncrpc.WorkerLostError, asyncrpc.OwnerLostError)):
                 await then_infer(step, pipe)  # it may have ended before
             await asyncio.sleep(30.0)  # virtual: whatever is under way arrives
-            left = [one for one in modules if one.owner_name() != lost]
+            left = [first for first in modules if first.owner_name() != lost]
             if not step.exception():
                 assert None not in await gradients_of(left)
             for stage in pipe._stages:  # noqa: SLF001

@@ -22,7 +22,7 @@ import asyncrpc
 from asyncrpc import Options, Policy, RRef, Worker
 from asyncrpc.autograd import context, get_gradients
 from asyncrpc.nn import Pipeline
-from asyncrpc.nn.schedules import TRAINING
+from asyncrpc.parallel.pipeline.schedules import TRAINING
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from tests.numerics.remote import Layer, gathered
 from tests.numerics.stages import (
@@ -120,7 +120,7 @@ def wanted_loss() -> torch.Tensor:
 ERRORS = [ValueError("no way"), StageError("no way")]
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("at", [1, 4])
 @pytest.mark.parametrize("special", [0, 1, 2])
@@ -149,7 +149,7 @@ async def test_a_stage_that_raises_is_named_and_nothing_is_kept(
     await all_released(group.workers)
 
 
-async def test_a_loss_that_raises_is_like_a_stage_that_does() -> None:
+async def test_loss_that_raises_is_named_and_nothing_is_kept() -> None:
     async with group_of(None, "", 0) as group, context():
         with pytest.raises(StageError, match="no loss") as caught:
             await group.step(failing_loss)
@@ -224,7 +224,7 @@ async def test_a_deadline_ends_a_step_everywhere(special: int) -> None:
 
 
 @pytest.mark.parametrize("special", [0, 1, 2])
-async def test_a_worker_that_ends_in_mid_step_fails_it(special: int) -> None:
+async def test_worker_that_ends_during_a_step_fails_it(special: int) -> None:
     lost = WORKERS[special]
     async with group_of(None, "gate", 3, special=special) as group, context():
         with Gate("gate") as gate:
@@ -245,7 +245,7 @@ async def test_a_worker_that_ends_in_mid_step_fails_it(special: int) -> None:
             await group.step()
 
 
-async def test_a_process_that_is_killed_in_mid_step_fails_it() -> None:
+async def test_process_killed_during_a_step_fails_it() -> None:
     cluster = ProcessCluster(["b", "c"], method="forkserver")
     async with cluster as worker:
         with acting_as(worker):
@@ -270,12 +270,12 @@ async def test_a_process_that_is_killed_in_mid_step_fails_it() -> None:
                 for stage in pipe._stages[::2]:  # noqa: SLF001
                     to = stage.owner_name()
                     assert await asyncrpc.rpc_async(to, held, (stage,)) == 0
-                found = await asyncrpc.rpc_async(where, gathered, (modules[0],))
-                assert found == [None, None]
+                gradients = await asyncrpc.rpc_async(where, gathered, (modules[0],))
+                assert gradients == [None, None]
             del modules, pipe
 
 
-async def test_the_driver_that_ends_in_mid_step_leaves_nothing() -> None:
+async def test_driver_that_ends_during_a_step_leaves_nothing() -> None:
     """The stages are on workers that live on; nobody refers to them any more."""
     async with group_of(None, "gate", 3) as group:
         with Gate("gate") as gate:
@@ -286,35 +286,35 @@ async def test_the_driver_that_ends_in_mid_step_leaves_nothing() -> None:
 
             running = asyncio.create_task(drive())
             await gate.reached.wait()
-            stages = [one.rref_id for one in group.pipe._stages]  # noqa: SLF001
+            stages = [stage.rref_id for stage in group.pipe._stages]  # noqa: SLF001
             await group.workers[0].shutdown(drain_timeout_s=0)
             with pytest.raises(asyncrpc.AsyncRpcError):
                 await running
         async with asyncio.timeout(30):
             while Graph.alive or any(
                 record.rref_id in stages
-                for one in group.workers[1:]
-                for record in one.rrefs()
+                for worker in group.workers[1:]
+                for record in worker.rrefs()
             ):
                 gc.collect()
                 await group.workers[1].peer("c").call(int)
 
 
-async def test_a_driver_that_is_cancelled_while_it_commits_commits_everywhere() -> None:
+async def test_driver_cancelled_while_committing_commits_everywhere() -> None:
     """Once all have computed, and one has been told, all are told."""
     async with group_of(None, "", 0) as group, context():
         step = asyncio.create_task(group.step())
-        told = asyncio.Event()
+        sent = asyncio.Event()
         link = await group.workers[0].parts.link_to("b")
         original = link.start
 
         def start(call: Any, *args: Any, **kwargs: Any) -> None:
             original(call, *args, **kwargs)
             if call.function == "commit":
-                told.set()
+                sent.set()
 
         link.start = start
-        await told.wait()
+        await sent.wait()
         step.cancel()
         with pytest.raises(asyncio.CancelledError):
             await step
@@ -322,8 +322,8 @@ async def test_a_driver_that_is_cancelled_while_it_commits_commits_everywhere() 
         assert len(await group.gradients()) == 6
 
 
-async def test_who_waits_for_a_stage_learns_that_its_step_is_over() -> None:
-    """As a stage does whose driver is out of reach; also one that comes too late."""
+async def test_waiter_for_a_stage_learns_that_its_step_is_over() -> None:
+    """Before the end of the step and after it; its driver is out of reach."""
     x, _ = batch(2)
     async with group_of(None, "", 0) as group, context():
         stage = group.pipe._stages[1].rpc_async()  # noqa: SLF001
@@ -344,12 +344,16 @@ async def test_who_waits_for_a_stage_learns_that_its_step_is_over() -> None:
 
 
 STRICT = (
-    *("asyncrpc.nn.stage:*", "asyncrpc.nn.owner:*", "tests.numerics.*"),
+    *(
+        "asyncrpc.parallel.pipeline.stage:*",
+        "asyncrpc.core.nn.owner:*",
+        "tests.numerics.*",
+    ),
     "builtins:int",
 )
 
 
-async def test_under_strict_what_is_allowed_trains_and_the_rest_is_refused() -> None:
+async def test_strict_pipeline_trains_with_allowed_functions_only() -> None:
     options = Options(policy=Policy.STRICT, allow=STRICT)
     async with group_of(None, "", 0, options=options) as group, context():
         torch.testing.assert_close(await group.step(), wanted_loss())

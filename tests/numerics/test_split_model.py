@@ -76,7 +76,7 @@ def four_processes() -> AbstractAsyncContextManager[Worker]:
 
 
 @pytest.mark.parametrize("group", [one_process, four_processes])
-async def test_it_trains_as_in_one_process(
+async def test_split_model_trains_as_in_one_process(
     group: Callable[[], AbstractAsyncContextManager[Worker]],
 ) -> None:
     wanted_records, wanted_weights = in_one_process()

@@ -57,12 +57,12 @@ async def crossed_passes(*, allow_stale: bool) -> float:
             return value
 
 
-async def test_a_stale_backward_runs_with_the_new_values_where_it_is_allowed() -> None:
+async def test_stale_backward_uses_the_new_values_when_allowed() -> None:
     once = WEIGHT - 0.1 * 2 * WEIGHT
     assert await crossed_passes(allow_stale=True) == pytest.approx(once - 0.2 * once)
 
 
-async def test_a_stale_backward_is_refused_where_it_is_not() -> None:
+async def test_stale_backward_is_refused_by_default() -> None:
     said = r"modified by an inplace operation.*allow_stale=True"
     with pytest.raises(BackwardFailedError, match=f"(?s){said}"):
         await crossed_passes(allow_stale=False)

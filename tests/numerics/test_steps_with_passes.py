@@ -12,13 +12,13 @@ import torch
 import asyncrpc
 from asyncrpc import RRef, UsageError
 from asyncrpc.autograd import backward, context, get_gradients
+from asyncrpc.core.services.ports import PeerLink
+from asyncrpc.core.services.router import Route
 from asyncrpc.errors import BackwardFailedError, OptimizerError, WorkerLostError
 from asyncrpc.optim import DistributedOptimizer
-from asyncrpc.runtime.ports import PeerLink
-from asyncrpc.runtime.router import Route
 from asyncrpc.testing import Cluster, acting_as
 from tests.inner_state import routes_of, turns_of
-from tests.integration.runtime.groups import until
+from tests.integration.core.groups import until
 from tests.numerics.groups import (
     STEPS,
     Group,
@@ -57,6 +57,7 @@ def count_messages(group: Group) -> Counter[str]:
     counts: Counter[str] = Counter()
     for worker in group.workers[1:]:
         for service in ("autograd", "optim"):
+            worker.parts.service(service)  # which loads it
             for route in routes_of(worker.parts.router, service):
                 _count(route, counts)
     return counts
@@ -77,7 +78,7 @@ def _count(route: Route, counts: Counter[str]) -> None:
 
 @pytest.mark.parametrize("cls", ["SGD", "Adam"])
 @pytest.mark.parametrize("on", ["a", "b", "bc", "bca", "ab", "bb"])
-async def test_it_is_a_pass_and_then_a_step(on: str, cls: str) -> None:
+async def test_backward_and_step_equals_a_pass_then_a_step(on: str, cls: str) -> None:
     kind = getattr(torch.optim, cls)
     model, local = one_process(len(on), lambda it: kind(it.parameters(), lr=0.1))
     async with layers(on) as group:
@@ -89,7 +90,7 @@ async def test_it_is_a_pass_and_then_a_step(on: str, cls: str) -> None:
         assert_same(await group.weights(), model)
 
 
-async def test_the_norm_the_rate_and_roots_with_gradients() -> None:
+async def test_backward_and_step_takes_norm_rate_and_root_gradients() -> None:
     model, local = one_process(1, lambda it: torch.optim.SGD(it.parameters(), lr=0.1))
     schedule = torch.optim.lr_scheduler.StepLR(local, step_size=1, gamma=0.5)
     async with layers("b") as group:
@@ -119,7 +120,7 @@ async def test_the_norm_the_rate_and_roots_with_gradients() -> None:
         )
 
 
-async def test_a_second_pass_adds_to_the_first() -> None:
+async def test_gradients_of_a_second_pass_add_up() -> None:
     async with group_of("b") as group:
         optimizer = DistributedOptimizer("SGD", group.parameters, lr=1.0)
         async with context() as ctx:
@@ -176,7 +177,9 @@ async def sent_for(group: Group, optimizer: DistributedOptimizer) -> Counter[str
     ],
     ids=["one owner", "several, which vote with the pass", "the maker and another"],
 )
-async def test_the_messages_of_a_step(on: str, wanted: dict[str, int]) -> None:
+async def test_step_sends_the_expected_messages(
+    on: str, wanted: dict[str, int]
+) -> None:
     async with group_of(on) as group:
         optimizer = DistributedOptimizer("SGD", group.parameters, lr=0.1)
         assert await sent_for(group, optimizer) == wanted
@@ -212,29 +215,29 @@ class Through(torch.nn.Module):
         return [self.w.detach(), *await self.module.rpc_async().weights()]
 
 
-async def test_an_owner_that_has_called_on_is_asked_afterwards() -> None:
+async def test_owner_with_nested_calls_is_asked_afterwards() -> None:
     async with group_of("c") as group:
         through = group.workers[0].peer("b").remote(Through, group.modules[0])
         group.modules[:] = [through]
         optimizer = DistributedOptimizer(
             "SGD", (await parameters_there(through))[:1], lr=0.1
         )
-        found = await sent_for(group, optimizer)
-        assert found["optim.step"] == 1
+        counts = await sent_for(group, optimizer)
+        assert counts["optim.step"] == 1
 
 
 # --- votes that come with the pass ---------------------------------------------------
 
 
-async def test_owners_vote_to_whoever_asked_them() -> None:
+async def test_owners_vote_to_the_worker_that_asked() -> None:
     async with group_of("c") as group:
         through = group.workers[0].peer("b").remote(Through, group.modules[0])
         group.modules[:] = [through]
         parameters = [*await parameters_there(through), *group.parameters]
         optimizer = DistributedOptimizer("SGD", parameters, lr=0.1)
-        found = await sent_for(group, optimizer)
-        assert not found["optim.prepare"]
-        assert found["optim.commit"] == 2
+        counts = await sent_for(group, optimizer)
+        assert not counts["optim.prepare"]
+        assert counts["optim.commit"] == 2
 
 
 async def test_an_owner_without_a_part_in_the_pass_is_asked() -> None:
@@ -246,7 +249,7 @@ async def test_an_owner_without_a_part_in_the_pass_is_asked() -> None:
         assert (await unused.rpc_async().weights())[0].tolist() == [1.0] * 3
 
 
-async def test_owners_are_asked_where_the_norm_is_needed() -> None:
+async def test_owners_are_asked_when_the_norm_is_needed() -> None:
     async with group_of("bc") as group:
         optimizer = DistributedOptimizer("SGD", group.parameters, lr=1.0)
         counts = count_messages(group)
@@ -257,7 +260,7 @@ async def test_owners_are_asked_where_the_norm_is_needed() -> None:
         assert counts["optim.prepare"] == 2
 
 
-async def test_owners_are_asked_where_a_pass_adds_to_another() -> None:
+async def test_owners_are_asked_when_gradients_of_passes_add_up() -> None:
     async with group_of("bc") as group:
         optimizer = DistributedOptimizer("SGD", group.parameters, lr=1.0)
         counts = count_messages(group)
@@ -267,7 +270,7 @@ async def test_owners_are_asked_where_a_pass_adds_to_another() -> None:
             result = await optimizer.backward_and_step(ctx, loss)
         assert result.gradients == 2
         assert counts["optim.prepare"] == 2
-        assert [one.tolist() for one in await group.weights()] == [[-1.0] * 3] * 2
+        assert [weight.tolist() for weight in await group.weights()] == [[-1.0] * 3] * 2
 
 
 class Looked(torch.nn.Module):
@@ -346,7 +349,7 @@ class Refusing(Scale):
             raise ArithmeticError("no gradient here")
 
 
-async def test_after_a_pass_that_fails_no_step_is_taken() -> None:
+async def test_failed_pass_takes_no_step() -> None:
     async with group_of("b", Refusing) as group:
         optimizer = await DistributedOptimizer("SGD", group.parameters, lr=1.0)
         Refusing.refuses = True
@@ -384,7 +387,7 @@ async def test_an_owner_that_is_lost_may_have_taken_the_step() -> None:
             group.parameters.clear()
 
 
-async def test_one_that_is_cancelled_ends_everywhere() -> None:
+async def test_cancelled_step_ends_everywhere() -> None:
     async with group_of("b") as group:
         optimizer = await DistributedOptimizer("SGD", group.parameters, lr=1.0)
         async with context() as ctx:

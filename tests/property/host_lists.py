@@ -20,7 +20,7 @@ def ranges(draw: st.DrawFn) -> tuple[str, list[str]]:
         begin, end = str(first).zfill(width), str(last).zfill(width)
         # A number that is longer than its width begins a range without zeros.
         texts.append(begin if first == last else f"{begin}-{end}")
-        numbers += [str(one).zfill(len(begin)) for one in range(first, last + 1)]
+        numbers += [str(number).zfill(len(begin)) for number in range(first, last + 1)]
     return f"[{','.join(texts)}]", numbers
 
 

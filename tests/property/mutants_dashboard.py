@@ -27,61 +27,59 @@ LIMIT_S: Final = 600.0
 
 # By module: what is wrong in it.
 MUTANTS: Final[dict[str, tuple[Guard, ...]]] = {
-    "numbers": (
+    "answers": (
         Guard(
             "nan-is-known", "value if math.isfinite(value) else", "value if True else"
         ),
         Guard("no-age-below-zero", " and value >= 0 else None", " else None"),
-    ),
-    "history": (
-        Guard("a-clock-set-back", "self._moments.pop()", "break"),
-        Guard("too-old", "moment.at_s - HISTORY_S", "moment.at_s - 2 * HISTORY_S"),
-    ),
-    "answers": (
         Guard("left-out", "max(0, len(names) - SILENT_MAX)", "0"),
         Guard("order", '"up" if query.is_up', '"up" if not query.is_up'),
-    ),
-    "encoding": (
         Guard("all-at-once", "if done >= VALUES_MAX", "if False"),
         Guard("no-nan", "allow_nan=False", "allow_nan=True"),
         Guard("no-comma", 'before = ", "\n        yield "}"', 'yield "}"'),
     ),
     "overview": (
+        Guard("a-clock-set-back", "self._moments.pop()", "break"),
+        Guard("too-old", "moment.at_s - HISTORY_S", "moment.at_s - 2 * HISTORY_S"),
         Guard("memory-counts-twice", 'row["host"], row["pid"]]', 'row["worker"], 0]'),
-        Guard("busy", "told.lag_s >= BUSY_S", "told.lag_s > BUSY_S"),
+        Guard("busy", "summary.lag_s >= BUSY_S", "summary.lag_s > BUSY_S"),
         Guard("matrix-of-all", "shown[:MATRIX_MAX]", "shown"),
-        Guard("itself", "if one.peer != name}", "}"),
+        Guard("itself", "if link.peer != name}", "}"),
     ),
     "calls": (
-        Guard("twice", "            if key in made:\n                continue\n", ""),
-        Guard("kept-back", "if made.state == KEPT_BACK:", "if False:"),
-        Guard("silent-caller", "CALLER_SILENT if one.other not in told", "'' if True"),
+        Guard(
+            "twice", "            if key in outgoing:\n                continue\n", ""
+        ),
+        Guard("kept-back", "if call.state == KEPT_BACK:", "if False:"),
+        Guard(
+            "silent-caller", "CALLER_SILENT if call.other not in answers", "'' if True"
+        ),
     ),
     "references": (
-        Guard("told-by-both", "elif one.owner not in told:", "else:"),
+        Guard("told-by-both", "elif reference.owner not in answers:", "else:"),
         Guard("oldest", "oldest = max(", "oldest = min("),
     ),
     "collectives": (
-        Guard("beyond", "or known > one.number", "or known >= one.number"),
-        Guard("closed", "name in told and known != CLOSED", "name in told"),
-        Guard("no-such-group", "if one.group >= len(ranks):", "if False:"),
+        Guard("beyond", "or known > entry.number", "or known >= entry.number"),
+        Guard("closed", "name in answers and known != CLOSED", "name in answers"),
+        Guard("no-such-group", "if collective.group >= len(ranks):", "if False:"),
         Guard("under-way", "is_under_way = any(", "is_under_way = all("),
     ),
     "training": (
         Guard("newest", "return _age_of(row, math.inf)", "return -_age_of(row, 0.0)"),
         Guard("pruned", "self._rows = self.rows", "self._rows = self.rows[1:]"),
-        Guard("clocks", "one.came_s - one.told.now_s", "0.0"),
+        Guard("clocks", "answer.came_s - answer.seen.now_s", "0.0"),
         Guard("times", "if _has_times(step, began_s):", "if True:"),
     ),
     "hangs": (
         Guard("no-limit", "+ len(new) > NODES_MAX", "+ len(new) > 10 * NODES_MAX"),
         Guard("left-out-twice", "self._left_out - self._ids.keys()", "self._left_out"),
-        Guard("cycle", "found.nodes[begin:-1]", "found.nodes[begin:]"),
+        Guard("cycle", "hang.nodes[begin:-1]", "hang.nodes[begin:]"),
     ),
     "worker": (
-        Guard("longest-first", "-one.wait.for_s)", "one.wait.for_s)"),
-        Guard("innermost", "one.frames[-FRAMES_MAX:]", "one.frames[:FRAMES_MAX]"),
-        Guard("events-left-out", "count - len(said)", "0"),
+        Guard("longest-first", "-task.wait.for_s)", "task.wait.for_s)"),
+        Guard("innermost", "actor.frames[-FRAMES_MAX:]", "actor.frames[:FRAMES_MAX]"),
+        Guard("events-left-out", "count - len(rows)", "0"),
     ),
     "paging": (
         Guard("ties", "bool(other.value == self.value)", "False"),
@@ -93,7 +91,12 @@ MUTANTS: Final[dict[str, tuple[Guard, ...]]] = {
         Guard("order-of-another", "is_other or not is_up", "not is_up"),
     ),
     "sessions": (
-        Guard("a-nonce-twice", "or body in self._used", ""),
+        Guard(
+            "a-ticket-twice",
+            "_ticket = None\n        return",
+            "_ticket\n        return",
+        ),
+        Guard("secret-is-sent", "token_of(key).encode() for", "key for"),
         Guard("no-end", "if used_s < now_s - SESSION_S:", "if False:"),
         Guard("attempts", "< FAILURES_MAX:", "<= FAILURES_MAX:"),
     ),
@@ -124,14 +127,16 @@ def is_killed(module: str, guard: Guard) -> bool:
 def main(names: Sequence[str]) -> int:
     survivors = []
     for module, guards in MUTANTS.items():
-        wanted = [one for one in guards if not names or one.name in names]
-        killed = [one for one in wanted if is_killed(module, one)]
-        survivors += [f"{module}: {one.name}" for one in wanted if one not in killed]
+        wanted = [mutant for mutant in guards if not names or mutant.name in names]
+        killed = [mutant for mutant in wanted if is_killed(module, mutant)]
+        survivors += [
+            f"{module}: {mutant.name}" for mutant in wanted if mutant not in killed
+        ]
         if wanted:
             print(f"{module:<12} {len(wanted):>3} mutants, {len(killed):>3} killed")
             sys.stdout.flush()
-    for one in survivors:
-        print(f"survives: {one}")
+    for mutant in survivors:
+        print(f"survives: {mutant}")
     return len(survivors)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from asyncrpc.rref.machine import owner, user
+from asyncrpc.core.rref.machine import owner, user
 from tests.property.test_rref_protocol import STEPS, RRefProtocol
 
 SOURCES = {"owner": owner, "user": user}
@@ -48,7 +48,7 @@ MUTANTS = (
         "if False:",
     ),
     Mutant(
-        "what-was-lost-is-revived",
+        "lost-reference-is-revived",
         "user",
         "            if self._holdings[rref_id].state is LOST:\n"
         "                self._held_from.discard(incarnation, rref_id)\n"
@@ -58,7 +58,7 @@ MUTANTS = (
         "            self._holdings[rref_id].cause = None\n",
     ),
     Mutant(
-        "what-was-lost-stays-in-the-table",
+        "lost-reference-stays-in-the-table",
         "user",
         "if self._holdings[rref_id].state is LOST:\n                self._held_from",
         "if False:\n                self._held_from",

@@ -16,8 +16,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from asyncrpc.ids import Incarnation, RRefId
-from asyncrpc.rref.machine import (
+from asyncrpc.core.ids import Incarnation, RRefId
+from asyncrpc.core.rref.machine import (
     Effect,
     FindOwner,
     Freed,
@@ -108,7 +108,7 @@ class World:
         self.incarnations += 1
         node = Node(Incarnation(self.incarnations), self.tables)
         self.alive[node.id] = node
-        self.unnoticed += [(node.id, one) for one in self.dead]  # membership tells it
+        self.unnoticed += [(node.id, dead) for dead in self.dead]  # membership tells it
         return node
 
     # What workers do.
@@ -192,16 +192,18 @@ class World:
                 self.links[link].clear()
         self.note_exposed()
 
-    def cut(self, one: Incarnation, other: Incarnation) -> None:
+    def cut(self, first: Incarnation, other: Incarnation) -> None:
         """Part two that live, for good as far as this session of theirs goes."""
-        self.cuts[Pair((one, other))] = {one, other}
-        self.unnoticed += [(one, other), (other, one)]
-        for link in ((one, other), (other, one)):
+        self.cuts[Pair((first, other))] = {first, other}
+        self.unnoticed += [(first, other), (other, first)]
+        for link in ((first, other), (other, first)):
             self.never_arrive(self.links.pop(link, ()))
         self.note_exposed()
 
     def never_arrive(self, messages: Iterable[Message]) -> None:
-        self.refused.update(one.about for one in messages if one.kind == "create")
+        self.refused.update(
+            message.about for message in messages if message.kind == "create"
+        )
 
     def notice(self, which: int) -> None:
         survivor, lost = self.unnoticed.pop(which)
@@ -212,8 +214,12 @@ class World:
         node.noticed.add(lost)
         self.links.pop((lost, node.id), None)
         if lost in self.alive:  # whose link is closed: nobody reads on
-            self.never_arrive(one for one in node.decoding if one.src == lost)
-            node.decoding = [one for one in node.decoding if one.src != lost]
+            self.never_arrive(
+                message for message in node.decoding if message.src == lost
+            )
+            node.decoding = [
+                message for message in node.decoding if message.src != lost
+            ]
             self.cuts.get(Pair((node.id, lost)), set()).discard(node.id)
         for loan, (_, borrower) in list(self.loans.items()):
             if loan[0] == node.id and borrower == lost:
@@ -225,10 +231,10 @@ class World:
         """Return the pairs that have lost each other, and live."""
         return [tuple(sorted(pair)) for pair, who in self.cuts.items() if not who]
 
-    def meet_again(self, one: Incarnation, other: Incarnation) -> None:
+    def meet_again(self, first: Incarnation, other: Incarnation) -> None:
         """Begin a new session, of two that have declared each other lost."""
-        del self.cuts[Pair((one, other))]
-        for here, there in ((one, other), (other, one)):
+        del self.cuts[Pair((first, other))]
+        for here, there in ((first, other), (other, first)):
             node = self.alive[here]
             node.noticed.discard(there)
             node.owned.forgive(there)
@@ -437,7 +443,7 @@ class World:
         for node in self.alive.values():
             for rref_id in self.owner_of:
                 lenders = self.lenders(node, rref_id)
-                lost = (self.is_adrift(one, node, rref_id) for one in lenders)
+                lost = (self.is_adrift(lender, node, rref_id) for lender in lenders)
                 if lenders and all(lost) and not self.is_counted(node.id, rref_id):
                     self.exposed.add((node.id, rref_id))
 
@@ -465,9 +471,9 @@ class World:
         if holding.forks or holding.state.name == "PENDING":
             return True
         return any(
-            one.dst == worker and one.about == rref_id
-            for one in self.messages()
-            if one.kind in GIVES_FORK
+            message.dst == worker and message.about == rref_id
+            for message in self.messages()
+            if message.kind in GIVES_FORK
         )
 
     def is_grounded(self, worker: Incarnation, rref_id: RRefId) -> bool:
@@ -557,15 +563,15 @@ class World:
                 assert holders.get(user, 0) == total, (rref_id, user)
 
     def forks_on_the_way(self) -> Iterator[tuple[Incarnation, RRefId]]:
-        for one in self.messages():
-            if one.kind in GIVES_FORK:
-                yield one.dst, one.about
-            elif one.kind == "release":
-                yield from [(one.src, one.about)] * one.number
+        for message in self.messages():
+            if message.kind in GIVES_FORK:
+                yield message.dst, message.about
+            elif message.kind == "release":
+                yield from [(message.src, message.about)] * message.number
 
     def messages(self) -> list[Message]:
         """Return what is on its way, and what has arrived and is not decoded."""
-        messages = [one for queue in self.links.values() for one in queue]
+        messages = [message for queue in self.links.values() for message in queue]
         for node in self.alive.values():
             messages += node.decoding
         return messages
@@ -573,20 +579,26 @@ class World:
     def check_quiet(self) -> None:  # I2
         """Check that just what is held is here, now that nothing is under way."""
         for node in self.alive.values():
-            users = [one for one in self.alive.values() if one is not node]
+            users = [
+                other_node
+                for other_node in self.alive.values()
+                if other_node is not node
+            ]
             wanted = {
                 rref_id
                 for rref_id, owner in self.owner_of.items()
                 if owner == node.id
                 and (
                     node.handles[rref_id]
-                    or any(rref_id in one.handles.keys() - one.lost for one in users)
+                    or any(rref_id in user.handles.keys() - user.lost for user in users)
                 )
             }
             assert len(node.owned) == len(wanted), (node.id, wanted)
             for rref_id in (wanted & self.created) - self.freed:
                 assert node.owned.state(rref_id).name == "LIVE"
-            theirs = [one for one in +node.handles if self.owner_of[one] != node.id]
+            theirs = [
+                handle for handle in +node.handles if self.owner_of[handle] != node.id
+            ]
             for rref_id in theirs:
                 assert self.owner_of[rref_id] in self.alive or rref_id in node.lost
             assert len(node.held) == len(theirs)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from asyncrpc.autograd.machine import LocalPass, PassReport, Segment, Wave
+from asyncrpc.core.autograd.machine import LocalPass, PassReport, Segment, Wave
 
 ROOT = -1
 WORKERS = 3
@@ -35,20 +35,20 @@ class Program:
 
     def starts(self) -> list[int]:
         """Return what takes part: the root and all that it depends on, newest first."""
-        found, todo = {ROOT}, [ROOT]
+        reached, todo = {ROOT}, [ROOT]
         while todo:
-            new = self.made_of[todo.pop()] - found
-            found |= new
+            new = self.made_of[todo.pop()] - reached
+            reached |= new
             todo += new
-        return [ROOT, *sorted(found - {ROOT}, reverse=True)]
+        return [ROOT, *sorted(reached - {ROOT}, reverse=True)]
 
     def gradients(self) -> dict[int, int]:
         """Return the gradient of each crossing that takes part."""
-        found = Counter({ROOT: 1})
+        totals = Counter({ROOT: 1})
         for start in self.starts():
             for leaf in self.made_of[start]:
-                found[leaf] += found[start]
-        return dict(found)
+                totals[leaf] += totals[start]
+        return dict(totals)
 
 
 @st.composite
@@ -61,7 +61,7 @@ def programs(draw: st.DrawFn) -> Program:
         if not known:
             return frozenset()
         chosen = draw(st.integers(1, (1 << len(known)) - 1))
-        return frozenset(one for bit, one in enumerate(known) if chosen >> bit & 1)
+        return frozenset(start for bit, start in enumerate(known) if chosen >> bit & 1)
 
     for _ in range(draw(st.integers(0, MESSAGES_MAX))):
         source = draw(st.integers(0, WORKERS - 1))
@@ -104,10 +104,14 @@ class Here:
     def __init__(self, program: Program, me: int) -> None:
         self.program = program
         self.me = me
-        mine = [one for one, who in program.source.items() if who == me and one != ROOT]
+        mine = [
+            start
+            for start, who in program.source.items()
+            if who == me and start != ROOT
+        ]
         self.live: set[Node] = set()
         self.machine: LocalPass[int, Node] = LocalPass(
-            self.following, self.live, {one: ("start", one) for one in mine}
+            self.following, self.live, {start: ("start", start) for start in mine}
         )
         self.wave = Wave()
         self.entering: Counter[Node] = Counter()
@@ -155,7 +159,7 @@ class Backward:
 
     @property
     def running(self) -> list[Here]:
-        return [one for one in self.workers if one.in_hand is not None]
+        return [worker for worker in self.workers if worker.in_hand is not None]
 
     def work(self, here: Here, message: Message | None) -> None:
         """As the service does: answer at once, or when all has ended."""
@@ -322,7 +326,7 @@ def test_every_pass_ends_with_the_right_gradients(
 
 @given(programs())
 @settings(max_examples=100)
-def test_a_program_all_of_which_is_used_takes_one_wave(program: Program) -> None:
+def test_program_without_unused_parts_takes_one_wave(program: Program) -> None:
     """If no worker is passed through twice, and nothing is unused."""
     used = set(program.starts())
     ways = {
@@ -331,7 +335,7 @@ def test_a_program_all_of_which_is_used_takes_one_wave(program: Program) -> None
         for leaf in program.made_of[start]
     }
     for _ in range(len(ways)):
-        ways = {one for one in ways if any(one[1] == other[0] for other in ways)}
+        ways = {way for way in ways if any(way[1] == other[0] for other in ways)}
     is_whole = used == set(program.source) and not ways
     starts = Counter(program.source[start] for start in used)
     backward = Backward(program)

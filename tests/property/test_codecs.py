@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncrpc.core.serde import Codec, FunctionTable, Policy
+from asyncrpc.core.serde.compression import CODECS
 from asyncrpc.errors import DecodeError, RejectedError
-from asyncrpc.serde import Codec, FunctionTable, Policy
-from asyncrpc.serde.compression import CODECS
 
 CODEC = Codec(FunctionTable(Policy.STRICT))
 BLOCK = 1024

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from asyncrpc.runtime.calls.machine.credit import (
+from asyncrpc.core.calls.machine.credit import (
     WINDOW,
     Account,
     CreditWanted,
@@ -123,7 +123,7 @@ class Credit(RuleBasedStateMachine):
             caller.tell(caller.waiting.wait(call.call_id, nbytes, call, nested=nested))
 
     def callers_with(self, *states: State) -> list[Caller]:
-        return [one for one in self.callers if one.in_state(*states)]
+        return [caller for caller in self.callers if caller.in_state(*states)]
 
     @precondition(lambda self: self.callers_with(State.GRANTED, State.BEGUN))
     @rule(data=st.data())
@@ -157,7 +157,7 @@ class Credit(RuleBasedStateMachine):
 
     # --- the network -----------------------------------------------------------------
 
-    @precondition(lambda self: any(one.out for one in self.callers))
+    @precondition(lambda self: any(caller.out for caller in self.callers))
     @rule(data=st.data())
     def arrive(self, data: st.DataObject) -> None:
         self.arrive_at(data.draw(st.sampled_from([o for o in self.callers if o.out])))
@@ -179,7 +179,7 @@ class Credit(RuleBasedStateMachine):
         else:
             self.give(self.budget.cancel(account, call_id, nbytes, self.now_s))
 
-    @precondition(lambda self: any(one.back for one in self.callers))
+    @precondition(lambda self: any(caller.back for caller in self.callers))
     @rule(data=st.data())
     def answer(self, data: st.DataObject) -> None:
         self.answer_to(data.draw(st.sampled_from([o for o in self.callers if o.back])))
@@ -193,7 +193,7 @@ class Credit(RuleBasedStateMachine):
 
     # --- the callee ------------------------------------------------------------------
 
-    @precondition(lambda self: any(one.running for one in self.callers))
+    @precondition(lambda self: any(caller.running for caller in self.callers))
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         caller = data.draw(st.sampled_from([o for o in self.callers if o.running]))
@@ -244,7 +244,7 @@ class Credit(RuleBasedStateMachine):
     def the_books_add_up(self) -> None:
         budget = self.budget
         accounts = [caller.account for caller in self.callers]
-        arriving = sum(sum(one.arriving.values()) for one in accounts)
+        arriving = sum(sum(account.arriving.values()) for account in accounts)
         running = sum(sum(caller.running.values()) for caller in self.callers)
         orphans = sum(nbytes for _, nbytes in self.orphans)
         assert budget.held_bytes == arriving + running + orphans
@@ -254,7 +254,9 @@ class Credit(RuleBasedStateMachine):
     @invariant()
     def both_ends_agree_on_every_window(self) -> None:
         for caller in self.callers:
-            coming = sum(one.nbytes for one in caller.back if one.call_id == WINDOW)
+            coming = sum(
+                frame.nbytes for frame in caller.back if frame.call_id == WINDOW
+            )
             spent = sum(
                 call.nbytes
                 for call in caller.calls.values()

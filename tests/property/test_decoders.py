@@ -19,7 +19,7 @@ from tests.fuzz.replaying import TARGETS
 @pytest.mark.parametrize("name", TARGETS)
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(first=st.integers(0, 1), rest=st.binary(max_size=300))
-def test_no_bytes_break_a_decoder(name: str, first: int, rest: bytes) -> None:
+def test_random_bytes_never_break_a_decoder(name: str, first: int, rest: bytes) -> None:
     """The first byte chooses between bytes as they are and choices made of them."""
     target = importlib.import_module(f"tests.fuzz.fuzz_{name}")
     with getattr(target, "setting", nullcontext)():

@@ -90,7 +90,7 @@ class Batches(RuleBasedStateMachine):
         self.waiting[self.serial] = request
         if evicted is not None:
             assert evicted.priority <= priority
-            self.end(evicted.what)
+            self.end(evicted.subject)
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
@@ -107,13 +107,15 @@ class Batches(RuleBasedStateMachine):
                 assert request.deadline_s <= self.now_s
             else:
                 assert self.now_s - request.came_s >= AGE_MAX_S / 2
-            self.end(request.what)
+            self.end(request.subject)
 
     @rule()
     def form(self) -> None:
         """Form a batch, if one is due: it is, if a bucket is full or old."""
         has_place = self.queue.rate.has_place
-        oldest = min((one.came_s for one in self.waiting.values()), default=None)
+        oldest = min(
+            (request.came_s for request in self.waiting.values()), default=None
+        )
         taken = self.batches.next_batch(self.now_s)
         if has_place and oldest is not None and oldest + WAIT_S <= self.now_s:
             assert taken
@@ -121,17 +123,17 @@ class Batches(RuleBasedStateMachine):
             return
         assert has_place
         assert len(taken) <= SIZE_MAX
-        assert sum(one.size for one in taken) <= BYTES_MAX
-        assert len({one.bucket for one in taken}) == 1
+        assert sum(request.size for request in taken) <= BYTES_MAX
+        assert len({request.bucket for request in taken}) == 1
         for request in taken:
             assert request.deadline_s is None or request.deadline_s > self.now_s
-            self.end(request.what)
+            self.end(request.subject)
             # In order, of one client, priority and bucket.
             key = (str(request.client), request.priority, str(request.bucket))
-            assert self.taken.get(key, 0) < request.what
-            self.taken[key] = request.what
-        self.running.append((taken[0].what, len(taken)))
-        self.queue.rate.begin(taken[0].what, self.now_s)
+            assert self.taken.get(key, 0) < request.subject
+            self.taken[key] = request.subject
+        self.running.append((taken[0].subject, len(taken)))
+        self.queue.rate.begin(taken[0].subject, self.now_s)
 
     @precondition(lambda self: self.running)
     @rule()
@@ -144,13 +146,13 @@ class Batches(RuleBasedStateMachine):
         self.ends[number] += 1
 
     @invariant()
-    def each_has_one_end_or_waits(self) -> None:
+    def requests_end_once_or_wait(self) -> None:
         assert len(self.queue.waiting) == len(self.waiting) <= WAITING_MAX
         for number in range(1, self.serial + 1):
             assert self.ends[number] + (number in self.waiting) == 1
 
     @invariant()
-    def the_clock_is_set_for_all_that_wait(self) -> None:
+    def clock_is_set_for_all_waiting_requests(self) -> None:
         """Nobody is left waiting for ever."""
         if self.waiting:
             assert self.batches.wakes_at_s() is not None
@@ -162,7 +164,7 @@ class Batches(RuleBasedStateMachine):
             taken = self.batches.next_batch(self.now_s, is_closing=True)
             assert taken
             for request in taken:
-                self.end(request.what)
+                self.end(request.subject)
 
 
 class BatchesOfTheNewest(Batches):
@@ -179,7 +181,7 @@ TestBatchesOfTheNewest = BatchesOfTheNewest.TestCase
     requests=st.lists(st.tuples(CLIENTS, COSTS), min_size=20, max_size=60),
     counts=st.lists(st.integers(1, 4), min_size=60, max_size=60),
 )
-def test_two_that_always_wait_get_equal_shares(
+def test_two_busy_clients_get_equal_shares(
     requests: list[tuple[str, float]], counts: list[int]
 ) -> None:
     """Within two requests' cost of each other, from any moment to any other."""
@@ -188,19 +190,19 @@ def test_two_that_always_wait_get_equal_shares(
         queue.add(QueuedRequest(client, 0.0, client=client, cost=cost))
     served = {client: [0.0] for client in "abc"}
     while True:
-        left = Counter(one.client for one in queue)
+        left = Counter(request.client for request in queue)
         backlogged = [client for client in "abc" if left[client]]
         if len(backlogged) < 3:
             break
-        (one,) = queue.take(None, 1, None)
+        (request,) = queue.take(None, 1, None)
         for client in "abc":
             served[client].append(
-                served[client][-1] + (one.cost if one.client == client else 0.0)
+                served[client][-1] + (request.cost if request.client == client else 0.0)
             )
     moments = len(served["a"])
     for begin in range(moments):
         for end in range(begin, moments):
-            shares = [served[one][end] - served[one][begin] for one in "abc"]
+            shares = [served[client][end] - served[client][begin] for client in "abc"]
             assert max(shares) - min(shares) <= 2.0
 
 
@@ -209,7 +211,7 @@ def test_two_that_always_wait_get_equal_shares(
         st.tuples(st.integers(0, 3), CLIENTS, st.sampled_from("xy")), max_size=150
     )
 )
-def test_what_is_less_important_waits_for_its_head_start_and_no_longer(
+def test_less_important_request_waits_for_the_head_start_only(
     arrivals: list[tuple[int, str, str]],
 ) -> None:
     """One request is taken each second, and one comes that is more important."""

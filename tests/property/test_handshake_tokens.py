@@ -14,14 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrpc.errors import (
-    AsyncRpcError,
-    AuthenticationError,
-    MalformedError,
-    VersionMismatchError,
-)
-from asyncrpc.wire.frames import VERSION
-from asyncrpc.wire.handshake import (
+from asyncrpc.core.wire.frames import VERSION
+from asyncrpc.core.wire.handshake import (
     NONCE_BYTES,
     PREFACE,
     PREFACE_MAGIC,
@@ -32,6 +26,12 @@ from asyncrpc.wire.handshake import (
     Handshake,
     HandshakeState,
     Role,
+)
+from asyncrpc.errors import (
+    AsyncRpcError,
+    AuthenticationError,
+    MalformedError,
+    VersionMismatchError,
 )
 
 TICKET: Final = b"t" * TICKET_BYTES
@@ -128,7 +128,7 @@ def refused(end: End) -> None:
         )
 
 
-def test_a_valid_token_lets_in() -> None:
+def test_valid_token_admits_a_guest() -> None:
     near, far = meet(guest(), gateway())
     assert near.has_proved
     assert far.has_proved
@@ -138,7 +138,7 @@ def test_a_valid_token_lets_in() -> None:
 
 @pytest.mark.parametrize("place", range(OPENING_BYTES + PROOF_BYTES))
 @pytest.mark.parametrize("bit", [1, 0x80])
-def test_no_bit_of_the_guest_can_be_changed(place: int, bit: int) -> None:
+def test_changed_bit_of_a_guest_is_refused(place: int, bit: int) -> None:
     def there(sent: bytes) -> bytes:
         changed = bytearray(sent)
         if place < len(changed):
@@ -152,7 +152,7 @@ def test_no_bit_of_the_guest_can_be_changed(place: int, bit: int) -> None:
 
 @pytest.mark.parametrize("place", range(PREFACE.size + PROOF_BYTES))
 @pytest.mark.parametrize("bit", [1, 0x80])
-def test_no_bit_of_the_gateway_can_be_changed(place: int, bit: int) -> None:
+def test_changed_bit_of_a_gateway_is_refused(place: int, bit: int) -> None:
     def back(sent: bytes) -> bytes:
         changed = bytearray(sent)
         if place < len(changed):
@@ -167,15 +167,15 @@ def test_no_bit_of_the_gateway_can_be_changed(place: int, bit: int) -> None:
 
 
 @pytest.mark.parametrize("length", range(OPENING_BYTES + PROOF_BYTES))
-def test_what_is_cut_off_lets_nobody_in(length: int) -> None:
+def test_truncated_handshake_admits_no_guest(length: int) -> None:
     _near, far = meet(guest(), gateway(), there=lambda sent: sent[:length])
     refused(far)
     assert far.error is None  # it waits, until its time is over
     assert far.machine.wanted
 
 
-def test_what_was_heard_once_lets_nobody_in_again() -> None:
-    """Also not at the same acceptor, whose nonce is another one."""
+def test_replayed_handshake_is_refused() -> None:
+    """Also at the same acceptor, whose nonce is another one."""
     heard = bytearray()
 
     def listen(sent: bytes) -> bytes:
@@ -192,7 +192,7 @@ def test_what_was_heard_once_lets_nobody_in_again() -> None:
 
 
 @pytest.mark.parametrize("end", ["expired or revoked", "of another group"])
-def test_a_token_that_is_not_valid_here_is_named(end: str) -> None:
+def test_invalid_token_is_named(end: str) -> None:
     valid = {} if end.startswith("expired") else {b"u" * TICKET_BYTES: KEY}
     near, far = meet(guest(), gateway(valid))
     refused(near)
@@ -202,7 +202,7 @@ def test_a_token_that_is_not_valid_here_is_named(end: str) -> None:
     assert "the peer's token is not valid here: it has expired" in str(far.error)
 
 
-def test_a_ticket_without_its_key_is_worth_nothing() -> None:
+def test_ticket_without_its_key_is_refused() -> None:
     near, far = meet(guest(key=b"another key"), gateway())
     refused(near)
     refused(far)
@@ -211,7 +211,7 @@ def test_a_ticket_without_its_key_is_worth_nothing() -> None:
 
 
 @pytest.mark.parametrize("secret", [SECRET, None])
-def test_the_mode_of_a_guest_cannot_be_changed(secret: bytes | None) -> None:
+def test_mode_of_a_guest_cannot_be_changed(secret: bytes | None) -> None:
     """Neither to that of the secret nor to that of none, by whoever is in between."""
     for mode in (0, 1, 3, 255):
 
@@ -228,7 +228,7 @@ def test_the_mode_of_a_guest_cannot_be_changed(secret: bytes | None) -> None:
 
 
 @pytest.mark.parametrize("mode", [0, 1])
-def test_a_gateway_cannot_be_pretended_to_have_no_tokens(mode: int) -> None:
+def test_gateway_cannot_be_made_to_look_tokenless(mode: int) -> None:
     """A guest goes on with nobody that does not know its key."""
     answer = PREFACE.pack(PREFACE_MAGIC, VERSION, mode, 0, b"\2" * NONCE_BYTES)
     for key in (b"", SECRET):
@@ -240,7 +240,7 @@ def test_a_gateway_cannot_be_pretended_to_have_no_tokens(mode: int) -> None:
         assert "the peer does not accept tokens" in str(near.error)
 
 
-def test_who_has_a_secret_does_not_go_on_with_who_wants_a_token() -> None:
+def test_dialer_with_a_secret_refuses_a_gateway_that_wants_a_token() -> None:
     answer = PREFACE.pack(PREFACE_MAGIC, VERSION, TOKEN_MODE, 0, b"\2" * NONCE_BYTES)
     for key in (SECRET, None):
         near = End(guest(ticket=b"", key=key))
@@ -251,7 +251,7 @@ def test_who_has_a_secret_does_not_go_on_with_who_wants_a_token() -> None:
 
 
 @given(st.binary(min_size=1, max_size=200), st.integers(0, OPENING_BYTES + PROOF_BYTES))
-def test_nothing_made_up_lets_in(made_up: bytes, place: int) -> None:
+def test_forged_handshake_is_refused(made_up: bytes, place: int) -> None:
     """Bytes that an attacker writes from some place on, whatever was before."""
 
     def there(sent: bytes) -> bytes:

@@ -10,19 +10,19 @@ import contextlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrpc.environment.host_lists import HOSTS_MAX, expand_counts, expand_hosts
+from asyncrpc.core.environment.host_lists import HOSTS_MAX, expand_counts, expand_hosts
 from asyncrpc.errors import UsageError
 from tests.property.host_lists import host_lists
 
 
 @given(host_lists())
-def test_a_list_means_what_it_was_made_of(made: tuple[str, list[str]]) -> None:
-    text, hosts = made
+def test_host_list_expands_to_its_hosts(list_and_hosts: tuple[str, list[str]]) -> None:
+    text, hosts = list_and_hosts
     assert expand_hosts(text) == hosts
 
 
 @given(st.text(st.sampled_from("a1-,[]() x0"), max_size=30))
-def test_any_text_is_a_list_or_is_refused(text: str) -> None:
+def test_any_text_is_a_host_list_or_is_refused(text: str) -> None:
     with contextlib.suppress(UsageError):
         hosts = expand_hosts(text)
         assert len(hosts) <= HOSTS_MAX
@@ -32,8 +32,10 @@ def test_any_text_is_a_list_or_is_refused(text: str) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.integers(1, 9)), min_size=1))
-def test_counts_mean_what_they_were_made_of(made: list[tuple[int, int]]) -> None:
+def test_task_counts_expand_to_their_numbers(counts: list[tuple[int, int]]) -> None:
     text = ",".join(
-        f"{one}(x{times})" if times > 1 else f"{one}" for one, times in made
+        f"{count}(x{times})" if times > 1 else f"{count}" for count, times in counts
     )
-    assert expand_counts(text) == [one for one, times in made for _ in range(times)]
+    assert expand_counts(text) == [
+        count for count, times in counts for _ in range(times)
+    ]

@@ -20,10 +20,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from asyncrpc.ids import Incarnation, WorkerId
-from asyncrpc.runtime.members import Member
-from asyncrpc.runtime.membership.machine.membership import STEP_MAX, Membership
-from asyncrpc.runtime.membership.machine.records import (
+from asyncrpc.core.ids import Incarnation, WorkerId
+from asyncrpc.core.members import Member
+from asyncrpc.core.membership.machine.membership import STEP_MAX, Membership
+from asyncrpc.core.membership.machine.records import (
     Announce,
     Contest,
     Doubt,
@@ -103,8 +103,8 @@ class Members(RuleBasedStateMachine):
         true = self.tables[about].me
         if data.draw(st.booleans()):
             incarnation = true.incarnation
-        said = Record(life(about, incarnation), generation, version, status)
-        self.tell(name, said, is_linked=is_linked)
+        record = Record(life(about, incarnation), generation, version, status)
+        self.tell(name, record, is_linked=is_linked)
 
     def tell(self, name: str, record: Record, *, is_linked: bool) -> None:
         """One worker hears of another by a third."""
@@ -130,7 +130,7 @@ class Members(RuleBasedStateMachine):
     def give_up(self, data: st.DataObject) -> None:
         """A worker takes another for dead: rightly, or because of the network."""
         table = self.tables[data.draw(st.sampled_from(sorted(self.tables)))]
-        known = [one for one in table.records if one.name != table.me.name]
+        known = [known for known in table.records if known.name != table.me.name]
         if known:
             record = data.draw(st.sampled_from(known))
             lost = table.lose(record.name, record.incarnation, 0.0)
@@ -158,19 +158,19 @@ class Members(RuleBasedStateMachine):
     @rule(data=st.data())
     def compare_two(self, data: st.DataObject) -> None:
         pair = st.permutations(sorted(self.tables))
-        one, other = data.draw(pair)[:2]
-        self.compare(one, other)
+        first, other = data.draw(pair)[:2]
+        self.compare(first, other)
 
     # --- what holds after every step -------------------------------------------------
 
     @invariant()
-    def who_runs_holds_itself_to_be_there(self) -> None:
+    def running_worker_is_present_to_itself(self) -> None:
         for name, table in self.tables.items():
             assert table.get(name) is table.me
             assert table.me.is_alive
 
     @invariant()
-    def no_record_goes_back(self) -> None:
+    def records_never_go_back(self) -> None:
         for table in self.tables.values():
             for name in NAMES:
                 record = table.get(name)
@@ -185,9 +185,9 @@ class Members(RuleBasedStateMachine):
                     self.seen[key] = record.order
 
     @invariant()
-    def the_ring_and_the_digest_are_those_of_the_records(self) -> None:
+    def ring_and_digest_match_the_records(self) -> None:
         for table in self.tables.values():
-            alive = [one.name for one in table.records]
+            alive = [record.name for record in table.records]
             assert sorted(table.alive) == sorted(alive)
             again = Membership(table.me)
             again.begin(table.records, 0.0)
@@ -203,7 +203,7 @@ class Members(RuleBasedStateMachine):
             for name in sorted(self.tables):
                 self.round(name, turn)
         for table in self.tables.values():
-            known = {one.incarnation for one in table.records}
+            known = {record.incarnation for record in table.records}
             assert known == self.parts[table.me.name]
             assert not known & self.left
 
@@ -219,7 +219,7 @@ class Members(RuleBasedStateMachine):
             else:
                 lost = table.lose(successor, record.incarnation, 0.0)
                 self.apply(name, lost)
-        known = table.get(table.lost_one(turn))
+        known = table.get(table.next_lost(turn))
         if known is not None and self.runs(known):
             self.meet(name, known.name)
             self.compare(name, known.name)
@@ -234,10 +234,10 @@ class Members(RuleBasedStateMachine):
             for record in table.welcome:
                 if self.runs(record) and record.name not in parts[name]:
                     parts[name] |= parts[record.name]
-                    for one in parts[name]:
-                        parts[one] = parts[name]
+                    for member in parts[name]:
+                        parts[member] = parts[name]
         return {
-            name: {self.tables[one].me.incarnation for one in part}
+            name: {self.tables[member].me.incarnation for member in part}
             for name, part in parts.items()
         }
 
@@ -247,18 +247,20 @@ class Members(RuleBasedStateMachine):
         table = self.tables.get(record.name)
         return table is not None and table.me.incarnation == record.incarnation
 
-    def meet(self, one: str, other: str) -> None:
-        self.apply(one, self.tables[one].meet(self.tables[other].me.member, 0.0), other)
+    def meet(self, first: str, other: str) -> None:
+        self.apply(
+            first, self.tables[first].meet(self.tables[other].me.member, 0.0), other
+        )
 
-    def compare(self, one: str, other: str) -> None:
-        here, there = self.tables[one], self.tables[other]
+    def compare(self, first: str, other: str) -> None:
+        here, there = self.tables[first], self.tables[other]
         parts = here.differing(there.digests)
         ours = here.part(parts)
         theirs = there.better(parts, ours)
         for record in ours:
-            self.apply(other, there.receive(record, 0.0), one)
+            self.apply(other, there.receive(record, 0.0), first)
         for record in theirs:
-            self.apply(one, here.receive(record, 0.0), other)
+            self.apply(first, here.receive(record, 0.0), other)
 
     def ask(self, name: str, asked: Member) -> None:
         """A worker asks one that is said to have ended."""
@@ -307,7 +309,7 @@ Members.TestCase.settings = settings(max_examples=300, stateful_step_count=30)
 TestMembers = Members.TestCase
 
 
-def test_a_false_verdict_is_refuted_by_way_of_one_who_knows_better() -> None:
+def test_false_loss_is_refuted_by_a_third_member() -> None:
     """The shortest story in which a worker is lost, is told, and is back for all."""
     world = Members()
     world.begin(3)
@@ -324,9 +326,7 @@ def test_a_false_verdict_is_refuted_by_way_of_one_who_knows_better() -> None:
 
 
 @pytest.mark.parametrize("to", NAMES[1:3])
-def test_a_member_that_is_said_to_have_the_life_of_a_newcomer_denies_it(
-    to: str,
-) -> None:
+def test_member_denies_the_incarnation_of_a_newcomer(to: str) -> None:
     """Whoever believes it would refuse the newcomer, whose life it is."""
     world = Members()
     world.begin(3)

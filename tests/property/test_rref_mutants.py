@@ -13,11 +13,11 @@ QUICK = ("no-pin", "release-one", "register-not-counted")
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_the_mutant_fits_the_source(mutant: Mutant) -> None:
+def test_mutant_fits_the_source(mutant: Mutant) -> None:
     assert tables_of(mutant)
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_the_property_test_kills(name: str) -> None:
-    (mutant,) = [one for one in MUTANTS if one.name == name]
+def test_property_test_kills_the_mutant(name: str) -> None:
+    (mutant,) = [mutant for mutant in MUTANTS if mutant.name == name]
     assert killer(mutant, examples_max=300) is not None

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from asyncrpc.ids import Incarnation, RRefId
-from asyncrpc.rref.machine import OwnerTable, UserTable
+from asyncrpc.core.ids import Incarnation, RRefId
+from asyncrpc.core.rref.machine import OwnerTable, UserTable
 from tests.property.rref_world import Node, World
 
 WORKERS = 4
@@ -62,7 +62,7 @@ class RRefProtocol(RuleBasedStateMachine):
     def has_room(self) -> bool:
         """Say whether to make another RRef: few, shared much, meet more trouble."""
         nodes = self.world.alive.values()
-        return len({one for node in nodes for one in node.handles}) < RREFS_MAX
+        return len({handle for node in nodes for handle in node.handles}) < RREFS_MAX
 
     def any_handle(self) -> bool:
         return any(node.handles for node in self.world.alive.values())
@@ -118,8 +118,8 @@ class RRefProtocol(RuleBasedStateMachine):
         owner = self.world.owner_of[rref_id]
         peers = sorted(self.world.alive.keys() - {src.id, owner})
         if len(peers) > 1:
-            one, other = data.draw(st.permutations(peers), label="circle")[:2]
-            for link in ((src.id, one), (one, other), (other, one)):
+            first, other = data.draw(st.permutations(peers), label="circle")[:2]
+            for link in ((src.id, first), (first, other), (other, first)):
                 self.share_at_once(*link, rref_id)
 
     def share_at_once(self, src: Incarnation, dst: Incarnation, about: RRefId) -> None:
@@ -187,10 +187,10 @@ class RRefProtocol(RuleBasedStateMachine):
     def cut(self, data: st.DataObject) -> None:
         """Part two workers for longer than their lease."""
         pairs = [
-            (one, other)
-            for one in sorted(self.world.alive)
+            (first, other)
+            for first in sorted(self.world.alive)
             for other in sorted(self.world.alive)
-            if one < other and frozenset((one, other)) not in self.world.cuts
+            if first < other and frozenset((first, other)) not in self.world.cuts
         ]
         if pairs:
             self.cuts += 1
@@ -199,8 +199,8 @@ class RRefProtocol(RuleBasedStateMachine):
     @precondition(lambda self: self.world.parted())
     @rule(data=st.data())
     def meet_again(self, data: st.DataObject) -> None:
-        one, other = data.draw(st.sampled_from(self.world.parted()), label="pair")
-        self.world.meet_again(one, other)
+        first, other = data.draw(st.sampled_from(self.world.parted()), label="pair")
+        self.world.meet_again(first, other)
 
     @precondition(lambda self: self.world.searches)
     @rule(data=st.data())
@@ -220,7 +220,7 @@ class RRefProtocol(RuleBasedStateMachine):
         self.world.check_quiet()
 
     @invariant()
-    def everything_adds_up(self) -> None:
+    def references_add_up(self) -> None:
         self.world.check()
 
     def teardown(self) -> None:

@@ -46,96 +46,100 @@ class Generations(RuleBasedStateMachine):
 
     @rule(memory=st.integers(1, MEMORY_MAX), is_made=st.booleans())
     def admit(self, memory: int, is_made: bool) -> None:  # noqa: FBT001
-        one = ModelSequence(len(self.all), memory)
+        sequence = ModelSequence(len(self.all), memory)
         free = self.schedule.memory_free
         assert free is not None
         if not self.schedule.room or memory > free:
             return
-        self.all.append(one)
-        self.schedule.admit(one)
+        self.all.append(sequence)
+        self.schedule.admit(sequence)
         if not is_made:
-            self.entering.append(one)
+            self.entering.append(sequence)
             return
-        self.entered[one.what] += 1
-        self.schedule.on_entered(one)
+        self.entered[sequence.subject] += 1
+        self.schedule.on_entered(sequence)
 
     @precondition(lambda self: self.entering)
     @rule(is_refused=st.booleans())
     def enter(self, is_refused: bool) -> None:  # noqa: FBT001
-        one = self.entering.pop(0)
+        sequence = self.entering.pop(0)
         if is_refused:
-            self.schedule.on_refused(one)
+            self.schedule.on_refused(sequence)
         else:
-            self.entered[one.what] += 1
-            self.schedule.on_entered(one)
+            self.entered[sequence.subject] += 1
+            self.schedule.on_entered(sequence)
 
     @precondition(lambda self: not self.stepping)
     @rule()
     def begin_step(self) -> None:
-        ready = [one for one in self.all if one.state is SequenceState.READY]
+        ready = [
+            sequence for sequence in self.all if sequence.state is SequenceState.READY
+        ]
         self.stepping = self.schedule.begin_step()
         assert len(self.stepping) == min(SLOTS, len(ready))
-        for one in ready:
-            self.passed_over[one.what] += 1
-            if one in self.stepping:
-                assert one.what not in self.closed
-                self.passed_over[one.what] = 0
-            assert self.passed_over[one.what] < STEPS_MAX
+        for sequence in ready:
+            self.passed_over[sequence.subject] += 1
+            if sequence in self.stepping:
+                assert sequence.subject not in self.closed
+                self.passed_over[sequence.subject] = 0
+            assert self.passed_over[sequence.subject] < STEPS_MAX
 
     @precondition(lambda self: self.stepping)
     @rule(last=st.sets(st.integers(0, 1)), behind=st.sets(st.integers(0, 1)))
     def end_step(self, last: set[int], behind: set[int]) -> None:
-        for index, one in enumerate(self.stepping):
+        for index, sequence in enumerate(self.stepping):
             self.schedule.on_stepped(
-                one, is_last=index in last, is_behind=index in behind
+                sequence, is_last=index in last, is_behind=index in behind
             )
-            assert one.state is not SequenceState.STEPPING
-            if one.what in self.closed or index in last:
-                assert one.state is SequenceState.LEAVING
+            assert sequence.state is not SequenceState.STEPPING
+            if sequence.subject in self.closed or index in last:
+                assert sequence.state is SequenceState.LEAVING
         self.stepping = []
 
     @precondition(lambda self: self.all)
     @rule(data=st.data())
     def take(self, data: st.DataObject) -> None:
-        one = data.draw(st.sampled_from(self.all))
-        was_paused = one.state is SequenceState.PAUSED
-        self.schedule.on_taken(one)
+        sequence = data.draw(st.sampled_from(self.all))
+        was_paused = sequence.state is SequenceState.PAUSED
+        self.schedule.on_taken(sequence)
         if was_paused:
-            assert one.state is SequenceState.READY
+            assert sequence.state is SequenceState.READY
 
     @precondition(lambda self: self.all)
     @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
-        one = data.draw(st.sampled_from(self.all))
-        self.schedule.close(one)
-        self.closed.add(one.what)
+        sequence = data.draw(st.sampled_from(self.all))
+        self.schedule.close(sequence)
+        self.closed.add(sequence.subject)
 
     @rule()
     def leave(self) -> None:
-        for one in self.schedule.leaving():
-            assert one not in self.stepping
-            self.left[one.what] += 1
-            self.schedule.on_left(one)
+        for sequence in self.schedule.leaving():
+            assert sequence not in self.stepping
+            self.left[sequence.subject] += 1
+            self.schedule.on_left(sequence)
 
     @invariant()
-    def memory_is_that_of_those_inside(self) -> None:
-        inside = [one for one in self.all if one.state in INSIDE]
-        held = sum(one.memory for one in inside)
+    def memory_is_that_of_inside_sequences(self) -> None:
+        inside = [sequence for sequence in self.all if sequence.state in INSIDE]
+        held = sum(sequence.memory for sequence in inside)
         assert self.schedule.memory_held == held <= MEMORY_MAX
         assert set(self.schedule.inside_now) == set(inside)
         assert len(inside) <= INSIDE_MAX
 
     @invariant()
     def each_state_is_dropped_once(self) -> None:
-        for one in self.all:
-            is_inside = one.state in INSIDE
-            may_be = self.entered[one.what] - (is_inside and self.entered[one.what])
-            assert self.left[one.what] == may_be
+        for sequence in self.all:
+            is_inside = sequence.state in INSIDE
+            may_be = self.entered[sequence.subject] - (
+                is_inside and self.entered[sequence.subject]
+            )
+            assert self.left[sequence.subject] == may_be
 
     def teardown(self) -> None:
         """All end, once their consumers go and the model returns."""
-        for one in self.all:
-            self.schedule.close(one)
+        for sequence in self.all:
+            self.schedule.close(sequence)
         while self.entering:
             self.enter(is_refused=False)
         self.end_step(last=set(), behind=set())

@@ -13,10 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrpc.core.serde import UNREAD, Codec, Encoded, FunctionTable, Policy
+from asyncrpc.core.serde.quick import QuickReader, QuickWriter
 from asyncrpc.errors import DecodeError
-from asyncrpc.serde import UNREAD, Codec, Encoded, FunctionTable, Policy
-from asyncrpc.serde.quick import QuickWriter
-from asyncrpc.serde.quick_reader import QuickReader
 
 CODEC = Codec(FunctionTable(Policy.TRUSTED))
 
@@ -104,7 +103,7 @@ values = st.one_of(
 
 
 def long_way(value: Any) -> Encoded:
-    with mock.patch.object(Codec, "encode_quickly", return_value=None):
+    with mock.patch.object(CODEC, "encode_quickly", return_value=None):
         return CODEC.encode(value)
 
 
@@ -113,7 +112,7 @@ def received(views: list[memoryview]) -> list[memoryview]:
 
 
 @given(values)
-def test_what_is_written_quickly_is_what_the_long_way_writes(value: Any) -> None:
+def test_quick_encoding_equals_the_long_one(value: Any) -> None:
     quick = CODEC.encode_quickly(value)
     if quick is not None:
         slow = long_way(value)
@@ -124,9 +123,7 @@ def test_what_is_written_quickly_is_what_the_long_way_writes(value: Any) -> None
 
 
 @given(value=values, is_watched=st.booleans())
-def test_what_is_read_quickly_is_what_the_long_way_reads(
-    *, value: Any, is_watched: bool
-) -> None:
+def test_quick_decoding_equals_the_long_one(*, value: Any, is_watched: bool) -> None:
     encoded = CODEC.encode(value)
     seen: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
 
@@ -142,32 +139,35 @@ def test_what_is_read_quickly_is_what_the_long_way_reads(
     if quick is UNREAD:
         assert not seen[0]
         return
-    with mock.patch.object(Codec, "decode_quickly", return_value=UNREAD):
+    with mock.patch.object(CODEC, "decode_quickly", return_value=UNREAD):
         buffers = received(encoded.buffers)
         slow = CODEC.decode(encoded.control, buffers, on_gradient=watch(1))
     assert_same(quick, slow)
     assert_same(*seen)
 
 
-def assert_same(one: Any, other: Any) -> None:
-    assert type(one) is type(other)
-    if isinstance(one, torch.Tensor):
-        assert (one.dtype, one.shape, one.stride()) == (
+def assert_same(first: Any, other: Any) -> None:
+    assert type(first) is type(other)
+    if isinstance(first, torch.Tensor):
+        assert (first.dtype, first.shape, first.stride()) == (
             other.dtype,
             other.shape,
             other.stride(),
         )
-        assert torch.equal(one, other)
-        assert (one.requires_grad, one.is_leaf) == (other.requires_grad, other.is_leaf)
-    elif isinstance(one, dict):
-        assert list(one) == list(other)
-        assert_same([*one.values()], [*other.values()])
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other)
-        for mine, its in zip(one, other, strict=True):
+        assert torch.equal(first, other)
+        assert (first.requires_grad, first.is_leaf) == (
+            other.requires_grad,
+            other.is_leaf,
+        )
+    elif isinstance(first, dict):
+        assert list(first) == list(other)
+        assert_same([*first.values()], [*other.values()])
+    elif isinstance(first, list | tuple):
+        assert len(first) == len(other)
+        for mine, its in zip(first, other, strict=True):
             assert_same(mine, its)
     else:
-        assert one == other
+        assert first == other
 
 
 DEEP = [
@@ -198,7 +198,7 @@ DEEP = [
     ],
     ids=str,
 )
-def test_the_values_of_most_calls_go_the_short_way(value: Any) -> None:
+def test_values_of_most_calls_are_encoded_quickly(value: Any) -> None:
     assert CODEC.encode_quickly(value) is not None
 
 
@@ -218,7 +218,7 @@ def test_the_values_of_most_calls_go_the_short_way(value: Any) -> None:
     ],
     ids=str,
 )
-def test_and_come_back_that_way(value: Any) -> None:
+def test_values_of_most_calls_are_decoded_quickly(value: Any) -> None:
     encoded = CODEC.encode(value)
     got = CODEC.decode_quickly(encoded.control, received(encoded.buffers))
     assert got is not UNREAD
@@ -230,13 +230,13 @@ def test_junk_is_left_to_the_long_way(control: bytes, parts: list[bytes]) -> Non
     buffers = received([memoryview(part) for part in parts])
     quick = CODEC.decode_quickly(control, buffers)
     if quick is not UNREAD:
-        with mock.patch.object(Codec, "decode_quickly", return_value=UNREAD):
+        with mock.patch.object(CODEC, "decode_quickly", return_value=UNREAD):
             assert_same(quick, CODEC.decode(control, buffers))
 
 
 @pytest.mark.parametrize("at", [0, 1, 4])
 @pytest.mark.parametrize("number", [False, 0.0, 2])
-def test_what_equals_a_number_is_none(at: int, number: object) -> None:
+def test_value_equal_to_a_number_is_not_read_quickly(at: int, number: object) -> None:
     """False and 0.0 equal 0; the long way refuses them, or reads them itself."""
     encoded = CODEC.encode(torch.ones(4))
     stop = 4 + int.from_bytes(encoded.control[:4], "little")
@@ -266,7 +266,7 @@ def test_what_equals_a_number_is_none(at: int, number: object) -> None:
     ],
     ids=str,
 )
-def test_what_is_no_place_in_a_buffer_is_not_read_quickly(place: list[Any]) -> None:
+def test_malformed_buffer_position_is_not_read_quickly(place: list[Any]) -> None:
     """Strides of the wrong kind or number, or that reach where no memory can be."""
     encoded = CODEC.encode(torch.arange(8.0).reshape(2, 4).t())
     stop = 4 + int.from_bytes(encoded.control[:4], "little")
@@ -277,14 +277,14 @@ def test_what_is_no_place_in_a_buffer_is_not_read_quickly(place: list[Any]) -> N
     assert CODEC.decode_quickly(control, received(encoded.buffers)) is UNREAD
 
 
-def test_a_view_with_large_holes_is_gathered() -> None:
+def test_view_with_large_holes_is_gathered() -> None:
     sparse = torch.arange(1 << 16)[:: 1 << 8]
     assert CODEC.encode_quickly(sparse) is None
     encoded = CODEC.encode(sparse)
-    assert sum(one.nbytes for one in encoded.buffers) == sparse.nbytes
+    assert sum(buffer.nbytes for buffer in encoded.buffers) == sparse.nbytes
 
 
-def test_a_buffer_of_another_size_is_no_tensor() -> None:
+def test_buffer_of_another_size_is_not_read_quickly() -> None:
     encoded = CODEC.encode(torch.ones(4))
     for nbytes in (15, 17):
         short = [memoryview(bytearray(nbytes))]
@@ -293,7 +293,7 @@ def test_a_buffer_of_another_size_is_no_tensor() -> None:
             CODEC.decode(encoded.control, short)
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_quick_caches_are_bounded() -> None:
     writer, reader = QuickWriter(), QuickReader()
     for size in range(1, 3000):
         encoded = writer.write(torch.ones(size))
@@ -303,7 +303,7 @@ def test_what_is_remembered_is_bounded() -> None:
     assert len(reader._forms) <= 1024  # noqa: SLF001
 
 
-def test_a_conjugate_of_a_shape_that_was_seen_before_goes_the_long_way() -> None:
+def test_conjugate_of_a_known_shape_goes_the_long_way() -> None:
     """Its bytes are those of the number itself; only a flag tells."""
     tensor = torch.full((2,), 1 + 2j)
     for value in (tensor, tensor.conj(), tensor.clone().requires_grad_().conj()):
@@ -328,9 +328,7 @@ def test_tensors_that_share_memory_go_the_long_way(kind: str) -> None:
 @pytest.mark.parametrize(
     "tree", [[1], {"a": 1}, "text", 7], ids=["list", "dict", "text", "number"]
 )
-def test_the_root_of_a_message_with_a_tensor_is_a_tuple_only_if_it_was_a_list(
-    tree: Any,
-) -> None:
+def test_root_of_a_tensor_message_is_a_tuple_only_for_a_list(tree: Any) -> None:
     seen: list[torch.Tensor] = []
 
     def on_gradient(tensor: torch.Tensor) -> torch.Tensor:
@@ -345,7 +343,7 @@ def test_the_root_of_a_message_with_a_tensor_is_a_tuple_only_if_it_was_a_list(
     assert (not seen) is not (type(tree) is list)
 
 
-def test_more_tuples_in_tuples_than_the_stack_holds_are_left_to_the_long_way() -> None:
+def test_deeply_nested_tuples_are_left_to_the_long_way() -> None:
     tree: Any = 1
     for _ in range(2000):
         tree = msgpack.ExtType(1, msgpack.packb([tree]))

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrpc.serde import Codec, Encoded, FunctionTable, Policy
-from asyncrpc.serde.spans import RAW_BYTES_MAX, Span, clusters, reach, span_of
+from asyncrpc.core.serde import Codec, Encoded, FunctionTable, Policy
+from asyncrpc.core.serde.spans import RAW_BYTES_MAX, Span, clusters, reach, span_of
 
 CODEC = Codec(FunctionTable(Policy.STRICT))
 DTYPES = [
@@ -67,12 +67,12 @@ def decoded(encoded: Encoded) -> Any:
     return CODEC.decode(encoded.control, buffers)
 
 
-def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.dtype != other.dtype or one.shape != other.shape:
+def same(first: torch.Tensor, other: torch.Tensor) -> bool:
+    if first.dtype != other.dtype or first.shape != other.shape:
         return False
-    if one.dtype.is_complex:
-        one, other = torch.view_as_real(one), torch.view_as_real(other)
-    return one.double().equal(other.double())
+    if first.dtype.is_complex:
+        first, other = torch.view_as_real(first), torch.view_as_real(other)
+    return first.double().equal(other.double())
 
 
 def strides(tensor: torch.Tensor) -> list[int]:
@@ -132,7 +132,7 @@ def test_large_views_are_gathered_by_the_rule(data: st.DataObject) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 7)), max_size=4))
-def test_reach_is_what_counting_gives(dimensions: list[tuple[int, int]]) -> None:
+def test_reach_equals_counting(dimensions: list[tuple[int, int]]) -> None:
     shape = [size for size, _ in dimensions]
     steps = [step for _, step in dimensions]
     grid = np.indices(shape).reshape(len(shape), -1) if shape else np.zeros((0, 1))
@@ -146,19 +146,21 @@ spans = st.tuples(st.integers(0, 1 << 20), st.integers(1, 1 << 19)).map(
 
 
 @given(st.lists(spans, max_size=8))
-def test_clusters_part_the_views_and_keep_overlaps_together(found: list[Span]) -> None:
-    parted = clusters(found)
+def test_clusters_separate_views_and_keep_overlaps_together(
+    drawn_spans: list[Span],
+) -> None:
+    parted = clusters(drawn_spans)
     assert sorted(i for _, members in parted for i in members) == list(
-        range(len(found))
+        range(len(drawn_spans))
     )
     previous_stop = -1
     for union, members in parted:
-        assert union.start == min(found[i].start for i in members)
-        assert union.stop == max(found[i].stop for i in members)
+        assert union.start == min(drawn_spans[i].start for i in members)
+        assert union.stop == max(drawn_spans[i].stop for i in members)
         assert union.start >= previous_stop  # no overlap across clusters
         previous_stop = union.stop
 
 
-def test_a_span_counts_expanded_elements_once() -> None:
+def test_span_counts_expanded_elements_once() -> None:
     assert span_of((1000, 3), (0, 1), 5, 4) == Span(20, 32, 12)
     assert span_of((1000, 3), (0, 1000), 0, 4) == Span(0, 8004, 12)

@@ -15,8 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrpc.core.serde import Codec, FunctionTable, Policy, kinds
 from asyncrpc.errors import DecodeError, RejectedError
-from asyncrpc.serde import Codec, FunctionTable, Policy, kinds
 
 TRUSTED = Codec(FunctionTable(Policy.TRUSTED))
 STRICT = Codec(FunctionTable(Policy.STRICT))
@@ -61,15 +61,15 @@ def received(views: list[memoryview]) -> list[memoryview]:
     return [np.frombuffer(view, np.uint8).copy().data for view in views]
 
 
-def same(one: Any, other: Any) -> bool:
+def same(first: Any, other: Any) -> bool:
     """Compare types as well: True is not 1, nor a bytearray bytes, however deep."""
-    if type(one) is not type(other):
+    if type(first) is not type(other):
         return False
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, dict):
-        return same(list(one.items()), list(other.items()))
-    return bool(one == other)
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(other) and all(map(same, first, other))
+    if isinstance(first, dict):
+        return same(list(first.items()), list(other.items()))
+    return bool(first == other)
 
 
 @given(values)
@@ -178,7 +178,7 @@ def rich() -> list[Any]:
 
 
 @given(st.sampled_from(rich()), st.data())
-def test_true_messages_with_bytes_changed_are_harmless(
+def test_valid_messages_with_changed_bytes_are_harmless(
     value: Any, data: st.DataObject
 ) -> None:
     encoded = TRUSTED.encode(value)

@@ -17,8 +17,8 @@ from hypothesis.stateful import (
     rule,
 )
 
+from asyncrpc.core.shm.machine.pool import PAGE_BYTES, Block, SlabPool
 from asyncrpc.errors import LocalProtocolError, MalformedError
-from asyncrpc.shm.machine.pool import PAGE_BYTES, Block, SlabPool
 from tests.inner_state import held_bytes, slab_bytes, slabs_of
 
 LIMIT_BYTES = 64 << 20
@@ -71,17 +71,17 @@ class Pool(RuleBasedStateMachine):
     @rule(peer=st.sampled_from(PEERS))
     def lose(self, peer: str) -> None:
         self.pool.release_all(peer)
-        self.held = [one for one in self.held if one[0] != peer]
+        self.held = [hold for hold in self.held if hold[0] != peer]
 
     @rule(peer=st.sampled_from(PEERS), location=st.integers(0, 1 << 63))
-    def give_back_what_was_never_told(self, peer: str, location: int) -> None:
-        if (peer, location) not in {one[:2] for one in self.held}:
+    def give_back_an_unknown_block(self, peer: str, location: int) -> None:
+        if (peer, location) not in {hold[:2] for hold in self.held}:
             with pytest.raises(MalformedError):
                 self.pool.release(peer, location)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
-    def free_what_is_held(self, data: st.DataObject) -> None:
+    def free_a_held_block(self, data: st.DataObject) -> None:
         block = data.draw(st.sampled_from(self.held))[2]
         with pytest.raises(LocalProtocolError):
             self.pool.free(block)
@@ -93,13 +93,13 @@ class Pool(RuleBasedStateMachine):
 
     @invariant()
     def blocks_do_not_overlap(self) -> None:
-        spans = sorted((one.slab, one.start, one.stop) for one in self.live)
+        spans = sorted((block.slab, block.start, block.stop) for block in self.live)
         for (slab, _, stop), (other, start, _) in pairwise(spans):
             assert slab != other or stop <= start
 
     @invariant()
-    def what_is_held_is_what_is_not_free(self) -> None:
-        live_bytes = sum(one.stop - one.start for one in self.live)
+    def held_and_free_bytes_add_up(self) -> None:
+        live_bytes = sum(block.stop - block.start for block in self.live)
         assert held_bytes(self.pool) == live_bytes
         assert live_bytes <= self.pool.size_bytes <= LIMIT_BYTES
 

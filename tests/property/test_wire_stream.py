@@ -18,16 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrpc.errors import (
-    AuthenticationError,
-    FrameTooLargeError,
-    MalformedError,
-    VersionMismatchError,
-)
-from asyncrpc.wire import chunks as chunks_module
-from asyncrpc.wire import reader as reader_module
-from asyncrpc.wire.chunks import ChunkScheduler, OutgoingTransfer
-from asyncrpc.wire.frames import (
+from asyncrpc.core.wire import chunks as chunks_module
+from asyncrpc.core.wire import reader as reader_module
+from asyncrpc.core.wire.chunks import ChunkScheduler, OutgoingTransfer
+from asyncrpc.core.wire.frames import (
     HEADER,
     HEADER_BYTES,
     INLINE_BYTES_MAX,
@@ -35,16 +29,22 @@ from asyncrpc.wire.frames import (
     FrameKind,
     prefix,
 )
-from asyncrpc.wire.handshake import Handshake, HandshakeState, Role
-from asyncrpc.wire.limits import MessageLimits
-from asyncrpc.wire.messages import Hello, unpack_head
-from asyncrpc.wire.outgoing import (
+from asyncrpc.core.wire.handshake import Handshake, HandshakeState, Role
+from asyncrpc.core.wire.limits import MessageLimits
+from asyncrpc.core.wire.messages import Hello, unpack_head
+from asyncrpc.core.wire.outgoing import (
     OutgoingEvent,
     OutgoingMessage,
     OutgoingMessages,
     OutgoingState,
 )
-from tests.unit.wire.recorder import WITH_VALUE, Message, Recorder, feed
+from asyncrpc.errors import (
+    AuthenticationError,
+    FrameTooLargeError,
+    MalformedError,
+    VersionMismatchError,
+)
+from tests.unit.core.wire.recorder import WITH_VALUE, Message, Recorder, feed
 
 SMALL_INLINE_BYTES_MAX = 32
 SMALL_SCRATCH_BYTES = 128
@@ -173,7 +173,7 @@ REAL_SIZES = st.sampled_from([0, 1, 100, 40_000, 65_536, 65_537, 600_000])
 
 @given(script=actions(SMALL_SIZES), cuts=CUTS)
 @settings(deadline=None, max_examples=150)
-def test_a_stream_arrives_as_it_was_sent(script: list[object], cuts: list[int]) -> None:
+def test_stream_arrives_as_it_was_sent(script: list[object], cuts: list[int]) -> None:
     with small_limits():
         sender = perform(script)
         sink = Recorder()
@@ -186,7 +186,7 @@ def test_a_stream_arrives_as_it_was_sent(script: list[object], cuts: list[int]) 
 
 @given(script=actions(REAL_SIZES), cuts=CUTS.filter(lambda cuts: sum(cuts) > 1000))
 @settings(deadline=None, max_examples=15)
-def test_a_stream_of_real_size_arrives_as_it_was_sent(
+def test_stream_of_real_size_arrives_as_it_was_sent(
     script: list[object], cuts: list[int]
 ) -> None:
     sender = perform(script, INLINE_BYTES_MAX)
@@ -198,7 +198,7 @@ def test_a_stream_of_real_size_arrives_as_it_was_sent(
 
 @given(script=actions(SMALL_SIZES))
 @settings(deadline=None, max_examples=50)
-def test_a_reader_that_asks_is_never_given_a_stray(script: list[object]) -> None:
+def test_reader_that_asks_is_never_given_a_stray(script: list[object]) -> None:
     """Once a payload is under way all of it lands in place, but for one first read."""
     with small_limits():
         sender = perform(script)
@@ -262,7 +262,7 @@ PIECES = HEADERS | TABLES.map(b"".join) | st.binary(max_size=40)
 
 @given(pieces=st.lists(PIECES, max_size=12), cuts=CUTS)
 @settings(max_examples=200)
-def test_frames_of_any_contents_are_taken_or_refused(
+def test_frames_of_any_content_are_accepted_or_refused(
     pieces: list[bytes], cuts: list[int]
 ) -> None:
     check_hostile(b"".join(pieces), cuts)
@@ -274,7 +274,7 @@ def test_frames_of_any_contents_are_taken_or_refused(
     cuts=CUTS,
 )
 @settings(deadline=None, max_examples=100)
-def test_a_damaged_stream_is_taken_or_refused(
+def test_damaged_stream_is_accepted_or_refused(
     script: list[object], flips: list[tuple[int, int]], cuts: list[int]
 ) -> None:
     with small_limits():
@@ -297,7 +297,7 @@ VALUES = st.recursive(
 
 
 @given(head=st.binary() | VALUES.map(msgpack.packb))
-def test_a_head_is_an_array_or_malformed(head: bytes) -> None:
+def test_head_is_an_array_or_malformed(head: bytes) -> None:
     readers: Mapping[type, Callable[[bytes], object]] = {
         list: unpack_head,
         Hello: Hello.decode,
@@ -309,7 +309,7 @@ def test_a_head_is_an_array_or_malformed(head: bytes) -> None:
 
 @given(fields=st.lists(VALUES, min_size=3, max_size=11))
 @settings(max_examples=50)
-def test_a_hello_has_its_types_or_is_malformed(fields: list[object]) -> None:
+def test_hello_has_its_types_or_is_malformed(fields: list[object]) -> None:
     with suppress(FrameTooLargeError, MalformedError):
         hello = Hello.decode(msgpack.packb(fields))
         assert Hello.decode(hello.encode()) == hello
@@ -320,7 +320,7 @@ def test_a_hello_has_its_types_or_is_malformed(fields: list[object]) -> None:
     secret=st.none() | st.binary(max_size=4),
     data=st.data(),
 )
-def test_nothing_made_up_passes_the_handshake(
+def test_forged_records_never_pass_the_handshake(
     role: Role, secret: bytes | None, data: st.DataObject
 ) -> None:
     end = Handshake(role, secret, bytes(32))

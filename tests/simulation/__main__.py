@@ -46,21 +46,21 @@ def main() -> int:
         help="measure nothing: show what --json wrote",
     )
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="with --from")
-    given = parser.parse_args()
-    if given.source:
-        measured = [one for path in given.source for one in scaling.load(path)]
+    options = parser.parse_args()
+    if options.source:
+        measured = [cost for path in options.source for cost in scaling.load(path)]
         print(scaling.markdown(measured))
-        if given.plot is not None:
-            scaling.draw(measured, given.plot)
+        if options.plot is not None:
+            scaling.draw(measured, options.plot)
         return 0
-    if given.scale:
-        return scaling.compare(given.scale, given.seed, given.json)
-    if given.sizes:
-        return sizes.compare(given.sizes, given.seed)
-    if given.seeds:
-        names = [given.scenario] if given.scenario else [*SMALL, *PLANS]
-        return run_many(names, range(given.seed, given.seed + given.seeds))
-    return run_one(given.scenario or "churn", given.seed, given.workers)
+    if options.scale:
+        return scaling.compare(options.scale, options.seed, options.json)
+    if options.sizes:
+        return sizes.compare(options.sizes, options.seed)
+    if options.seeds:
+        names = [options.scenario] if options.scenario else [*SMALL, *PLANS]
+        return run_many(names, range(options.seed, options.seed + options.seeds))
+    return run_one(options.scenario or "churn", options.seed, options.workers)
 
 
 def play(scenario: str, seed: int, workers: int | None = None) -> Result:

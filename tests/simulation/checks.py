@@ -17,11 +17,11 @@ from typing import Any, Final
 
 import torch
 
-from asyncrpc.ids import Incarnation
+from asyncrpc.core.ids import Incarnation
+from asyncrpc.core.transport.memory import MemoryListener, MemoryTransport
 from asyncrpc.testing.loop import describe_task
 from asyncrpc.testing.network import Network
 from asyncrpc.trace import EventRing
-from asyncrpc.transport.memory import MemoryListener, MemoryTransport
 from tests.simulation.participant import Participant
 from tests.simulation.world import World
 
@@ -51,9 +51,9 @@ _ELSEWHERE: Final = (
 )
 
 
-def while_held(world: World) -> list[str]:
+def problems_while_held(world: World) -> list[str]:
     """What is held is there: I1, at a moment when nothing is under way."""
-    found = []
+    problems = []
     for name, worker in world.lives.items():
         for number, rref in worker.kept.items():
             owner = world.values.owner(number)
@@ -61,35 +61,37 @@ def while_held(world: World) -> list[str]:
             if owner is None or owner in world.buried or is_lost:
                 continue
             if world.values.is_freed(number):
-                found.append(f"I1: value {number} is freed, and {name} holds it")
-    return found
+                problems.append(f"I1: value {number} is freed, and {name} holds it")
+    return problems
 
 
-def when_all_is_dropped(world: World) -> list[str]:
+def problems_after_drop(world: World) -> list[str]:
     """Nothing is left of what was shared, nor of those who died: I2 and I3."""
     alive = world.values.alive()
-    found = [f"I2: values {alive} are held by nobody and not freed"] if alive else []
+    problems = [f"I2: values {alive} are held by nobody and not freed"] if alive else []
     for name, worker in world.lives.items():
         references: Any = worker.parts.references
         counts = {what: n for what, n in references.counts().items() if n}
         if counts:
-            found.append(f"I2: {name} has {counts}")
+            problems.append(f"I2: {name} has {counts}")
         if worker.parts.active:
-            found.append(f"{name} serves {worker.parts.active} calls for nobody")
+            problems.append(f"{name} serves {worker.parts.active} calls for nobody")
         for link in worker.parts.directory.links:
             # Members compare what they know from time to time: that goes on for ever.
             names = [call.function for call in link.pending]
             names += [inbound.function_name for inbound in link.served]
             waiting = sum(not name.startswith("membership.") for name in names)
             if waiting:
-                found.append(f"{name}: {waiting} calls with {link.peer.name} are open")
+                problems.append(
+                    f"{name}: {waiting} calls with {link.peer.name} are open"
+                )
         dead = dict(traces_of(worker, world.buried))
         if dead:
-            found.append(f"I3: {name} remembers the dead: {dead}")
-    return found
+            problems.append(f"I3: {name} remembers the dead: {dead}")
+    return problems
 
 
-def when_all_have_ended() -> list[str]:
+def problems_after_end() -> list[str]:
     """No task is left but the one that asks."""
     left = [
         describe_task(task)
@@ -110,11 +112,11 @@ def traces_of(
 
 def sizes_of(worker: Participant) -> Counter[str]:
     """Count the elements of each table that a worker has, by its path."""
-    found: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     for path, thing in reachable(worker):
         if isinstance(thing, Mapping | AbstractSet | list | tuple):
-            found[path] += len(thing)
-    return found
+            sizes[path] += len(thing)
+    return sizes
 
 
 def reachable(worker: Participant) -> Iterator[tuple[str, Any]]:
@@ -145,7 +147,7 @@ def parts_of(path: str, thing: Any) -> list[tuple[str, Any]]:
         ]
         return keys + values
     if isinstance(thing, Collection) and not hasattr(thing, "__dict__"):
-        return [(f"{path}[]", one) for one in list(thing)]
+        return [(f"{path}[]", item) for item in list(thing)]
     return [
         (f"{path}.{name}", value)
         for name, value in attributes(thing)

@@ -84,7 +84,7 @@ class Op:
             low, high = 1, 2
         return torch.randint(low, high + 1, (size,), generator=draw).to(self.dtype)
 
-    def given(self, rank: int) -> Tensors:
+    def inputs(self, rank: int) -> Tensors:
         """Make what a rank gives, one tensor for each rank."""
         return [self.tensor(rank, part) for part in range(len(self.sizes))]
 
@@ -93,24 +93,24 @@ class Op:
         ranks = range(len(self.sizes))
         match self.kind:
             case "barrier":
-                found = []
+                results = []
             case "broadcast":
-                found = [self.tensor(self.root)]
+                results = [self.tensor(self.root)]
             case "scatter":
-                found = [self.tensor(self.root, rank)]
+                results = [self.tensor(self.root, rank)]
             case "points":
-                found = [self.tensor((rank - 1) % len(ranks))]
+                results = [self.tensor((rank - 1) % len(ranks))]
             case "all_to_all":
-                found = [self.tensor(peer, rank) for peer in ranks]
+                results = [self.tensor(peer, rank) for peer in ranks]
             case "gather" | "all_gather":
                 is_given = self.kind == "all_gather" or rank == self.root
-                found = [self.tensor(peer) for peer in ranks] if is_given else []
+                results = [self.tensor(peer) for peer in ranks] if is_given else []
             case "reduce" if rank != self.root:
-                found = [self.tensor(rank)]
+                results = [self.tensor(rank)]
             case _:
                 part = rank if self.kind == "reduce_scatter" else 0
-                found = [self.reduced([self.tensor(peer, part) for peer in ranks])]
-        return found
+                results = [self.reduced([self.tensor(peer, part) for peer in ranks])]
+        return results
 
     def reduced(self, tensors: Tensors) -> torch.Tensor:
         """Reduce tensors in the order of the ranks."""
@@ -173,23 +173,23 @@ def another(rng: random.Random, op: Op) -> Op:
 async def perform(group: Group, op: Op) -> Tensors:
     """Take part in a collective; return what this rank has got."""
     rank = group.rank
-    found: torch.Tensor | Tensors | None
+    result: torch.Tensor | Tensors | None
     match op.kind:
         case "points":
-            found = await pass_on(group, op)
+            result = await pass_on(group, op)
         case "scatter":
-            given = op.given(rank) if rank == op.root else None
-            found = await group.scatter(given, op.root)
+            source = op.inputs(rank) if rank == op.root else None
+            result = await group.scatter(source, op.root)
         case "all_to_all":
-            found = await group.all_to_all(op.given(rank))
+            result = await group.all_to_all(op.inputs(rank))
         case "reduce_scatter":
-            found = await group.reduce_scatter(op.given(rank), op.how)
+            result = await group.reduce_scatter(op.inputs(rank), op.how)
         case _:
             args: list[Any] = [] if op.kind == "barrier" else [op.tensor(rank)]
             args += [op.root] * (op.kind in WITH_ROOT)
             args += [op.how] * (op.kind in REDUCED)
-            found = await getattr(group, op.kind)(*args)
-    return [found] if isinstance(found, torch.Tensor) else list(found or [])
+            result = await getattr(group, op.kind)(*args)
+    return [result] if isinstance(result, torch.Tensor) else list(result or [])
 
 
 async def pass_on(group: Group, op: Op) -> torch.Tensor:
@@ -208,9 +208,9 @@ def problem_with(op: Op, rank: int, got: Tensors) -> str:
     wanted = op.expected(rank)
     if len(got) != len(wanted):
         return f"rank {rank} got {len(got)} tensors of {op}, not {len(wanted)}"
-    for number, (one, other) in enumerate(zip(got, wanted, strict=True)):
-        if one.dtype != other.dtype or one.shape != other.shape:
-            return f"rank {rank} got {one.dtype} {tuple(one.shape)} of {op}"
+    for number, (first, other) in enumerate(zip(got, wanted, strict=True)):
+        if first.dtype != other.dtype or first.shape != other.shape:
+            return f"rank {rank} got {first.dtype} {tuple(first.shape)} of {op}"
         if op.is_rough:
             # Of n values, n - 1 sums are rounded, each to at most half a unit.
             eps = torch.finfo(op.dtype).eps
@@ -219,9 +219,9 @@ def problem_with(op: Op, rank: int, got: Tensors) -> str:
                 * eps
                 * sum(op.tensor(peer).abs().double() for peer in range(len(op.sizes)))
             )
-            is_right = bool(((one.double() - other.double()).abs() <= allowed).all())
+            is_right = bool(((first.double() - other.double()).abs() <= allowed).all())
         else:
-            is_right = bits_of(one) == bits_of(other)
+            is_right = bits_of(first) == bits_of(other)
         if not is_right:
             return f"rank {rank} got something else of {op}, tensor {number}"
     return ""

@@ -22,14 +22,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from asyncrpc import Group
-from asyncrpc.collectives import message_path
-from asyncrpc.collectives.messages import SERVICE
 from asyncrpc.errors import (
     CollectiveError,
     CollectiveTimeoutError,
     GroupChangedError,
     RankLostError,
 )
+from asyncrpc.parallel.collectives import message_path
+from asyncrpc.parallel.collectives.messages import SERVICE
 from asyncrpc.testing.loop import DeadlockError, SimLoop
 from asyncrpc.testing.network import Network
 from tests.simulation import checks
@@ -131,7 +131,7 @@ class Lane:
         ]
 
     def _failures(self, op: Op) -> list[str]:
-        found = []
+        failures = []
         for name in self.members:
             culprits = self.culprits[op.number] | self.lost
             error = self.failed.get((op.number, name))
@@ -141,24 +141,24 @@ class Lane:
                 culprits = culprits | set(self.members)
             named = set(getattr(error, "ranks", ()))
             if not isinstance(error, CollectiveError):
-                found.append(f"{op} raised {error!r} at {name}")
+                failures.append(f"{op} raised {error!r} at {name}")
             elif not named & culprits:
-                found.append(f"{op} failed at {name}, not by {culprits}: {error!r}")
-            elif not all(repr(one) in str(error) for one in named):
-                found.append(f"{op} at {name} names {named} in no words: {error}")
-        return found
+                failures.append(f"{op} failed at {name}, not by {culprits}: {error!r}")
+            elif not all(repr(rank) in str(error) for rank in named):
+                failures.append(f"{op} at {name} names {named} in no words: {error}")
+        return failures
 
     def _successes(self, op: Op) -> list[str]:
         got = [name for name in self.members if (op.number, name) in self.got]
         missing = set(self.members) - self.begun[op.number]
-        found = []
+        successes = []
         if got and missing and op.kind in FOR_ALL:
-            found.append(f"{op} ended at {got} without {missing}")
+            successes.append(f"{op} ended at {got} without {missing}")
         if op.kind == "all_reduce":
             different = {tuple(self.got[op.number, name]) for name in got}
             if len(different) > 1:
-                found.append(f"{op} has {len(different)} results")
-        return found
+                successes.append(f"{op} has {len(different)} results")
+        return successes
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,12 +219,14 @@ class Run:
             if lane.late:
                 return  # who is late twice is late in between, too
             lane.late.add((number, name))
-            for one in lane.batches[number]:
-                lane.culprits[one.number].add(name)
+            for operation in lane.batches[number]:
+                lane.culprits[operation.number].add(name)
             # Those who need nothing of the late one go on, and wait there for others,
             # who still wait for it.
             lane.behind.update(
-                one.number for batch in lane.batches[number + 1 :] for one in batch
+                operation.number
+                for batch in lane.batches[number + 1 :]
+                for operation in batch
             )
             return
         if lane.culprits[op.number]:
@@ -242,12 +244,12 @@ class Run:
     def open(self, me: Participant) -> None:
         """Make the groups of a worker."""
         whole = Group(me, self.names, timeout_s=self.plan.timeout_s)
-        found = {"whole": whole, "duplicate": whole.duplicate()}
+        groups = {"whole": whole, "duplicate": whole.duplicate()}
         part = self.lanes[2].members
         if me.name in part:
             ranks = [self.names.index(name) for name in part]
-            found["part"] = whole.subgroup(ranks, name="part")
-        self.groups |= {(lane, me.name): group for lane, group in found.items()}
+            groups["part"] = whole.subgroup(ranks, name="part")
+        self.groups |= {(lane, me.name): group for lane, group in groups.items()}
 
     async def take_part(self, me: Participant, lane: Lane) -> None:
         """Do all of a group's collectives, whatever becomes of each."""
@@ -315,15 +317,17 @@ class Run:
     def troubles(self) -> list[Coroutine[Any, Any, None]]:
         """Return what happens beside."""
         plan = self.plan
-        found = [self._cut() for _ in range(plan.cuts)]
-        found += [self._part([0.1, 2.0], losing=False) for _ in range(plan.partitions)]
+        planned = [self._cut() for _ in range(plan.cuts)]
+        planned += [
+            self._part([0.1, 2.0], losing=False) for _ in range(plan.partitions)
+        ]
         ways: list[Callable[[], Coroutine[Any, Any, None]]] = []
         ways += [self._die] * (2 * plan.deaths)
         ways += [self._leave] * plan.leaving
         ways += [lambda: self._part([90.0], losing=True)] * plan.parting
         if ways:  # one of these: after it there is nothing left to lose
-            found.append(self.rng.choice(ways)())
-        return found
+            planned.append(self.rng.choice(ways)())
+        return planned
 
     async def _cut(self) -> None:
         await self._wait()
@@ -363,8 +367,8 @@ class Run:
         await asyncio.sleep(self.rng.uniform(0.0, 2.0))
 
     def _pair(self) -> tuple[str, str]:
-        one, other = self.rng.sample(self.names, 2)
-        return one, other
+        first, other = self.rng.sample(self.names, 2)
+        return first, other
 
     # --- all of it -------------------------------------------------------------------
 
@@ -381,7 +385,7 @@ class Run:
             # believing the other to be lost, which is no concern of groups.
             await asyncio.gather(*(worker.parts.link_to(name) for name in self.names))
             self.open(worker)
-        troubles = [asyncio.create_task(one) for one in self.troubles()]
+        troubles = [asyncio.create_task(trouble) for trouble in self.troubles()]
         await self._all(self.take_part)
         await asyncio.gather(*troubles)
         await self._all(self.see_it_off)
@@ -396,9 +400,9 @@ class Run:
         self.groups.clear()
         gc.collect()
         await world.settle(SETTLE_S)
-        world.problems += checks.when_all_is_dropped(world) + self._left()
+        world.problems += checks.problems_after_drop(world) + self._left()
         await world.end()
-        world.problems += checks.when_all_have_ended()
+        world.problems += checks.problems_after_end()
 
     async def _all(
         self, action: Callable[[Participant, Lane], Coroutine[Any, Any, None]]
@@ -428,12 +432,12 @@ class Run:
 
     def _left(self) -> list[str]:
         """Say what is left of groups that are closed."""
-        found = []
+        missing = []
         for name, worker in self.world.lives.items():
             service: Any = worker.parts.service(SERVICE)
             if service._groups:  # noqa: SLF001
-                found.append(f"{name} still has {len(service._groups)} groups")  # noqa: SLF001
-        return found
+                missing.append(f"{name} still has {len(service._groups)} groups")  # noqa: SLF001
+        return missing
 
 
 @contextmanager
@@ -464,7 +468,7 @@ def play_groups(name: str, seed: int, *, workers: int | None = None) -> Result:
             network = Network(seed, runner.get_loop())
             count = workers or network.rng.choice(WORKERS)
             names = [f"w{number}" for number in range(count)]
-            mesh = {one: [other for other in names if other != one] for one in names}
+            mesh = {name: [other for other in names if other != name] for name in names}
             plan = PLANS[name]
             # Bulk lanes break in ways of their own, which are tested with them.
             options = replace(

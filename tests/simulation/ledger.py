@@ -58,19 +58,19 @@ class Ledger:
 
     def problems(self) -> list[str]:
         """Return every disagreement, in words."""
-        found = []
+        wrongs = []
         for number, what in self.made.items():
             ran = self.ran.get(number, [])
             outcome = self.claims.get(number)
             why = self.reasons.get(number, "")
             if len(ran) > 1:
-                found.append(f"call {number} ({what}) ran twice: on {ran}")
+                wrongs.append(f"call {number} ({what}) ran twice: on {ran}")
             if outcome is None and number not in self.excused:
-                found.append(f"call {number} ({what}) was never answered")
+                wrongs.append(f"call {number} ({what}) was never answered")
             if outcome is Outcome.EXECUTED and not ran:
-                found.append(
+                wrongs.append(
                     f"call {number} ({what}) did not run, but is EXECUTED: {why}"
                 )
             if outcome is Outcome.NOT_EXECUTED and ran:
-                found.append(f"call {number} ({what}) ran, but is NOT_EXECUTED: {why}")
-        return found
+                wrongs.append(f"call {number} ({what}) ran, but is NOT_EXECUTED: {why}")
+        return wrongs

@@ -22,8 +22,8 @@ class Participant(Worker):
         kept: references to values of others, by the values' numbers.
     """
 
-    def __init__(self, world: World, name: str, **given: Any) -> None:
-        super().__init__(name, network=world.network.connector(name), **given)
+    def __init__(self, world: World, name: str, **options: Any) -> None:
+        super().__init__(name, network=world.network.connector(name), **options)
         take_choices_from(world.network, self.parts)
         self.world = world
         self.kept: dict[int, RRef[Value]] = {}
@@ -73,7 +73,7 @@ class Value:
     def __init__(self, call: int, number: int) -> None:
         me = here()
         me.enter(call)
-        me.world.values.made(number, self, me)
+        me.world.values.add(number, self, me)
         self.number = number
 
     def get(self, call: int) -> int:

@@ -159,9 +159,9 @@ def least_outstanding(
 ) -> ReplicaRecord | None:
     """Of all replicas: the one with which this router has the fewest calls."""
     del tried
-    fewest = min(one.outstanding for one in router.records)
+    fewest = min(record.outstanding for record in router.records)
     return router.rng.choice(
-        [one for one in router.records if one.outstanding == fewest]
+        [record for record in router.records if record.outstanding == fewest]
     )
 
 
@@ -330,10 +330,10 @@ def play(policy: Policy, traffic: Traffic, *, calls: int, seed: int) -> Outcome:
             clock.at(time_s, partial(server.pause, traffic.pause_s))
             time_s += traffic.pause_s + pausing.expovariate(1 / traffic.pause_every_s)
     clock.run()
-    latencies_s = sorted(itertools.chain(*(one.latencies_s for one in routers)))
+    latencies_s = sorted(itertools.chain(*(router.latencies_s for router in routers)))
     assert len(latencies_s) == calls
-    attempts = sum(one.attempts for one in routers)
-    worked_s = sum(one.worked_s for one in servers)
+    attempts = sum(router.attempts for router in routers)
+    worked_s = sum(server.worked_s for server in servers)
     return Outcome(latencies_s, attempts / calls - 1.0, worked_s)
 
 

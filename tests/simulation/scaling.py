@@ -112,7 +112,7 @@ class Bench:
     def step(self, name: str) -> Iterator[Counted]:
         """Count what is sent meanwhile, and how long it takes."""
         counted = Counted(len(self.running) or self.costs.workers)
-        news = [one.parts.membership.gossip.sent for one in self.running]
+        news = [worker.parts.membership.gossip.sent for worker in self.running]
         begun = self.network.sent, self.network.sent_bytes, self.network.loop.time()
         cpu_s = time.process_time()
         yield counted
@@ -120,7 +120,7 @@ class Bench:
         counted.messages = self.network.sent - begun[0]
         counted.sent_bytes = self.network.sent_bytes - begun[1]
         counted.took_s = self.network.loop.time() - begun[2]
-        after = [one.parts.membership.gossip.sent for one in self.running]
+        after = [worker.parts.membership.gossip.sent for worker in self.running]
         counted.news = [b - a for a, b in zip(news, after, strict=False)]
         if self._tell:
             say(f"{self.costs.workers:,} workers: {name}, {counted.cpu_s:.0f} s")
@@ -137,7 +137,7 @@ class Bench:
                     break
             return self.network.loop.time() - begun_s
 
-        others = [one for one in self.running if one.name not in wanted]
+        others = [worker for worker in self.running if worker.name not in wanted]
         return list(await asyncio.gather(*map(hear, others)))
 
     def newcomer(self, name: str) -> Worker:
@@ -146,7 +146,7 @@ class Bench:
         return sim_worker(name, self.network, rendezvous=where, options=OPTIONS)
 
     def links(self) -> list[int]:
-        return [len(one.parts.directory.links) for one in self.running]
+        return [len(worker.parts.directory.links) for worker in self.running]
 
     # --- the steps -------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ class Bench:
         self.note(links_max=max(self.links()), links_mean=mean(self.links()))
         await self.barriers()
         with self.step("end") as end:
-            await asyncio.gather(*(one.shutdown() for one in self.running))
+            await asyncio.gather(*(worker.shutdown() for worker in self.running))
         self.note(end_s=end.took_s, end_messages=end.messages / len(self.running))
 
     async def one_joins(self) -> None:
@@ -205,7 +205,7 @@ class Bench:
             await asyncio.sleep(0)
             begun_s = self.network.loop.time()
             coming = [self.newcomer(name) for name in names]
-            await asyncio.gather(*(one.__aenter__() for one in coming))
+            await asyncio.gather(*(worker.__aenter__() for worker in coming))
             in_s = self.network.loop.time() - begun_s
             known = await heard
         self.running.extend(coming)
@@ -223,7 +223,7 @@ class Bench:
             ("death", "storm1"),
             ("vanish", "storm2"),
         ):
-            leaver = next(one for one in self.running if one.name == name)
+            leaver = next(worker for worker in self.running if worker.name == name)
             self.running.remove(leaver)
             with self.step(kind) as went:
                 heard = asyncio.ensure_future(self.heard([name]))
@@ -244,10 +244,10 @@ class Bench:
             )
 
     async def barriers(self) -> None:
-        ranked = [one for one in self.running if one.rank >= 0]
+        ranked = [worker for worker in self.running if worker.rank >= 0]
         for name in ("connect", "barrier"):
             with self.step(name) as barrier:
-                await asyncio.gather(*(one.barrier() for one in ranked))
+                await asyncio.gather(*(worker.barrier() for worker in ranked))
             self.note(
                 barrier_s=barrier.took_s,
                 barrier_messages=barrier.messages / len(ranked),
@@ -280,12 +280,12 @@ TELLING_MIN: Final = 1000  # workers: less takes seconds
 
 def measure(workers: int, seed: int) -> Costs:
     """Take a group of this size through its life; return what it cost."""
-    found: list[Costs] = []
+    costs: list[Costs] = []
 
     async def scenario(network: Network) -> None:
         bench = Bench(network, workers)
         await bench.run()
-        found.append(bench.costs)
+        costs.append(bench.costs)
 
     # To look for circles in all that 4,096 workers hold would take most of the time.
     gc.collect()
@@ -294,7 +294,7 @@ def measure(workers: int, seed: int) -> Costs:
         play(scenario, seed, limit_s=LIMIT_S)
     finally:
         gc.enable()
-    return found[0]
+    return costs[0]
 
 
 # --- many sizes ----------------------------------------------------------------------
@@ -319,7 +319,7 @@ def compare(counts: Sequence[int], seed: int, path: Path | None) -> int:
             sizes.append(costs)
             say(f"{count:,} workers: done")
     if path is not None:
-        path.write_text(json.dumps([asdict(one) for one in sizes], indent=1) + "\n")
+        path.write_text(json.dumps([asdict(size) for size in sizes], indent=1) + "\n")
     Console(highlight=False, width=max(100, 60 + 10 * len(sizes))).print(table(sizes))
     return 0
 
@@ -329,10 +329,10 @@ def exponent(sizes: Sequence[Costs], figure: str) -> float | None:
 
     A line through the logarithms, by least squares; None if there are none.
     """
-    values = [one.figures[figure] for one in sizes]
+    values = [size.figures[figure] for size in sizes]
     if len(sizes) < 2 or min(values) <= 0:
         return None
-    logs = np.log([one.workers for one in sizes]), np.log(values)
+    logs = np.log([size.workers for size in sizes]), np.log(values)
     return round(float(np.polyfit(*logs, 1)[0]), 2) + 0.0  # no -0
 
 
@@ -340,24 +340,24 @@ def rows(sizes: Sequence[Costs]) -> Iterator[list[str]]:
     """Return the table's rows: what, a value for each size, the exponent."""
     for figure, what in FIGURES.items():
         grows = exponent(sizes, figure)
-        values = (short(one.figures[figure]) for one in sizes)
+        values = (short(size.figures[figure]) for size in sizes)
         yield [what, *values, "-" if grows is None else f"{grows:.2f}"]
 
 
 def table(sizes: Sequence[Costs]) -> Table:
-    made = Table(title="One worker of a large group, in virtual time")
-    made.add_column("workers")
+    figures = Table(title="One worker of a large group, in virtual time")
+    figures.add_column("workers")
     for size in sizes:
-        made.add_column(f"{size.workers:,}", justify="right")
-    made.add_column("exponent", justify="right")
+        figures.add_column(f"{size.workers:,}", justify="right")
+    figures.add_column("exponent", justify="right")
     for row in rows(sizes):
-        made.add_row(*row)
-    return made
+        figures.add_row(*row)
+    return figures
 
 
 def markdown(sizes: Sequence[Costs]) -> str:
     """Return the table for a page of the documentation."""
-    head = ["workers", *(f"{one.workers:,}" for one in sizes), "exponent"]
+    head = ["workers", *(f"{size.workers:,}" for size in sizes), "exponent"]
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows(sizes)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -371,7 +371,7 @@ def short(value: float) -> str:
 
 def load(path: Path) -> list[Costs]:
     """Read what `compare` wrote."""
-    return [Costs(**one) for one in json.loads(path.read_text("utf-8"))]
+    return [Costs(**fields) for fields in json.loads(path.read_text("utf-8"))]
 
 
 # --- for docs/explanation/scale.md ---------------------------------------------------
@@ -415,17 +415,17 @@ def draw(sizes: Sequence[Costs], path: Path) -> None:
     from matplotlib.figure import Figure  # noqa: PLC0415  (half a second, only for this)
 
     figure = Figure(figsize=(13, 5))
-    workers = [one.workers for one in sizes]
+    workers = [size.workers for size in sizes]
     for axes, (title, curves, scale) in zip(
         figure.subplots(1, len(PANELS)), PANELS, strict=True
     ):
         for (name, what), marker in zip(curves.items(), "osD^", strict=False):
-            values = [one.figures[name] for one in sizes]
+            values = [size.figures[name] for size in sizes]
             grows = exponent(sizes, name)
             label = f"{what}: {grows:.2f}" if grows is not None else what
             axes.plot(workers, values, marker=marker, markersize=4, label=label)
         axes.set_xscale("log", base=2)
-        axes.set_xticks(workers, [f"{one:,}" for one in workers], fontsize=8)
+        axes.set_xticks(workers, [f"{count:,}" for count in workers], fontsize=8)
         axes.minorticks_off()
         axes.set_yscale(scale)
         if scale == "linear":

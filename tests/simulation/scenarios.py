@@ -189,16 +189,16 @@ async def _run(plan: Plan, world: World, look: Callable[[World], None]) -> None:
     await world.settle(0.0)
     await world.rest()
     await world.settle(SETTLE_S)
-    world.problems += checks.while_held(world)
+    world.problems += checks.problems_while_held(world)
     look(world)
     for worker in world.lives.values():
         worker.kept.clear()
     for _ in range(2):  # what ends while it settles may leave a circle, too
         gc.collect()
         await world.settle(SETTLE_S)
-    world.problems += checks.when_all_is_dropped(world)
+    world.problems += checks.problems_after_drop(world)
     await world.end()
-    world.problems += checks.when_all_have_ended()
+    world.problems += checks.problems_after_end()
 
 
 async def _work(plan: Plan, world: World) -> None:

@@ -90,15 +90,17 @@ def growing(first: Size, last: Size) -> Table:
 
 def measure(workers: int, seed: int) -> Size:
     """Run a world of this size, and look into some of its workers before its end."""
-    found: dict[str, Counter[str]] = {}
+    sizes: dict[str, Counter[str]] = {}
     memory = links = 0.0
 
     def look(world: World) -> None:
         nonlocal memory, links
         memory = (resident_kib(os.getpid()) - before) / len(world.lives)
-        links = mean(len(one.parts.directory.links) for one in world.lives.values())
+        links = mean(
+            len(worker.parts.directory.links) for worker in world.lives.values()
+        )
         for name in list(world.lives)[:: max(1, len(world.lives) // SAMPLE)]:
-            found[name] = checks.sizes_of(world.lives[name])
+            sizes[name] = checks.sizes_of(world.lives[name])
 
     before = resident_kib(os.getpid())
     begun_s = time.monotonic()
@@ -107,8 +109,8 @@ def measure(workers: int, seed: int) -> Size:
     )
     took_s = time.monotonic() - begun_s
     tables: Counter[str] = Counter()
-    for one in found.values():
-        tables.update(one)
+    for counter in sizes.values():
+        tables.update(counter)
     network = result.world.network
     return Size(
         workers,
@@ -117,6 +119,6 @@ def measure(workers: int, seed: int) -> Size:
         network.sent_bytes / workers,
         network.sent / workers,
         links,
-        Counter({path: count / len(found) for path, count in tables.items()}),
+        Counter({path: count / len(sizes) for path, count in tables.items()}),
         len(result.problems),
     )

@@ -9,10 +9,7 @@ from typing import Any, Final
 import pytest
 
 from asyncrpc import LimitOptions, LivenessOptions, Options, Worker
-from asyncrpc.inspection.machine.graph import NODES_MAX
-from asyncrpc.inspection.machine.slices import SLICE_MAX, Slices
-from asyncrpc.inspection.standing import InnerQuestions
-from asyncrpc.runtime.tasks import Tasks
+from asyncrpc.core.loop.tasks import Tasks
 from asyncrpc.serving.dashboard.look import Seen, SharedLook
 from asyncrpc.serving.dashboard.machine.query import ViewQuery, read_query
 from asyncrpc.serving.dashboard.views import (
@@ -24,6 +21,9 @@ from asyncrpc.serving.dashboard.views import (
 )
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.network import Network
+from asyncrpc.tools.inspection.machine.graph import NODES_MAX
+from asyncrpc.tools.inspection.machine.slices import SLICE_MAX, Slices
+from asyncrpc.tools.inspection.standing import InnerQuestions
 from tests.simulated import play
 
 OPTIONS: Final = Options(
@@ -51,7 +51,7 @@ def context_of(worker: Worker) -> ViewContext:
 def query_of(view: Any, text: str = "") -> ViewQuery:
     parameters: Iterator[tuple[str, str]] = (
         (name, value)
-        for name, _, value in (one.partition("=") for one in text.split("&") if one)
+        for name, _, value in (pair.partition("=") for pair in text.split("&") if pair)
     )
     return read_query(parameters, keys=view.keys, sort=view.sort, is_up=view.is_up)
 
@@ -69,7 +69,9 @@ def shown(work: Slices[Any]) -> tuple[Any, int]:
 def questions_of(workers: list[Worker]) -> list[int]:
     """Return how often each worker was asked for its summary."""
     return [
-        sum(one.function == SUMMARY for one in worker.parts.recorder.served.recent)
+        sum(
+            served.function == SUMMARY for served in worker.parts.recorder.served.recent
+        )
         for worker in workers
     ]
 
@@ -82,11 +84,11 @@ async def call_some(workers: list[Worker]) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_look_asks_each_worker_once_for_a_few_bytes(size: int) -> None:
+def test_look_asks_each_worker_once_for_a_few_bytes(size: int) -> None:
     async def scenario(network: Network) -> None:
         names = [f"w{number}" for number in range(size)]
-        async with Cluster(names=names, network=network, options=OPTIONS) as found:
-            workers = list(found)
+        async with Cluster(names=names, network=network, options=OPTIONS) as cluster:
+            workers = list(cluster)
             await call_some(workers)
             context = context_of(workers[0])
             view = OverviewView(context)
@@ -120,10 +122,10 @@ def check_pages(view: OverviewView, seen: Seen[Any], size: int) -> None:
     assert last["links"]["left_out"] == size - len(last["links"]["workers"])
 
 
-def test_nobody_is_asked_while_nobody_looks() -> None:
+def test_idle_dashboard_asks_no_worker() -> None:
     async def scenario(network: Network) -> None:
-        async with Cluster(8, network=network, options=OPTIONS) as found:
-            workers = list(found)
+        async with Cluster(8, network=network, options=OPTIONS) as cluster:
+            workers = list(cluster)
             context = context_of(workers[0])
             view = OverviewView(context)
             first = await view.look.newest()
@@ -137,7 +139,7 @@ def test_nobody_is_asked_while_nobody_looks() -> None:
     play(scenario, 2)
 
 
-def test_all_who_look_share_a_look_of_each_period() -> None:
+def test_viewers_share_one_look_of_each_period() -> None:
     async def follow(look: SharedLook[Any, Any], looks: int) -> list[float]:
         number, times = 0, []
         for _ in range(looks):
@@ -147,8 +149,8 @@ def test_all_who_look_share_a_look_of_each_period() -> None:
         return times
 
     async def scenario(network: Network) -> None:
-        async with Cluster(8, network=network, options=OPTIONS) as found:
-            workers = list(found)
+        async with Cluster(8, network=network, options=OPTIONS) as cluster:
+            workers = list(cluster)
             context = context_of(workers[0])
             view = OverviewView(context)
             loop = asyncio.get_running_loop()
@@ -161,10 +163,10 @@ def test_all_who_look_share_a_look_of_each_period() -> None:
     play(scenario, 3)
 
 
-def test_who_leaves_in_mid_look_takes_it_from_nobody() -> None:
+def test_viewer_that_leaves_does_not_end_the_look_of_others() -> None:
     async def scenario(network: Network) -> None:
-        async with Cluster(8, network=network, options=OPTIONS) as found:
-            workers = list(found)
+        async with Cluster(8, network=network, options=OPTIONS) as cluster:
+            workers = list(cluster)
             context = context_of(workers[0])
             view = OverviewView(context)
             leaving = asyncio.ensure_future(view.look.newest())
@@ -179,13 +181,13 @@ def test_who_leaves_in_mid_look_takes_it_from_nobody() -> None:
     play(scenario, 4)
 
 
-def test_silent_workers_hold_up_no_other_and_are_found_when_they_are_back() -> None:
+def test_silent_workers_delay_no_other_and_are_seen_when_back() -> None:
     size, silent = 64, 16
 
     async def scenario(network: Network) -> None:
         names = [f"w{number}" for number in range(size)]
-        async with Cluster(names=names, network=network, options=OPTIONS) as found:
-            workers = list(found)
+        async with Cluster(names=names, network=network, options=OPTIONS) as cluster:
+            workers = list(cluster)
             context = context_of(workers[0])
             view = OverviewView(context)
             number = (await view.look.newest()).number
@@ -218,10 +220,11 @@ def test_silent_workers_hold_up_no_other_and_are_found_when_they_are_back() -> N
 def test_lists_come_in_slices(kind: Any, size: int) -> None:
     async def scenario(network: Network) -> None:
         names = [f"w{number}" for number in range(size)]
-        async with Cluster(names=names, network=network, options=OPTIONS) as found:
-            workers = list(found)
+        async with Cluster(names=names, network=network, options=OPTIONS) as cluster:
+            workers = list(cluster)
             held = [
-                one.peer(workers[0].name).remote(give_back, 1) for one in workers[1:]
+                worker.peer(workers[0].name).remote(give_back, 1)
+                for worker in workers[1:]
             ]
             context = context_of(workers[0])
             view = kind(context)
@@ -229,8 +232,8 @@ def test_lists_come_in_slices(kind: Any, size: int) -> None:
             look, most = shown(view.show(seen, query_of(view, "per_page=200")))
             assert most <= max(SLICE_MAX, NODES_MAX)
             assert len(look["rows"]) == min(200, look["total"])
-            for one in held:
-                one.release()
+            for reference in held:
+                reference.release()
             await context.tasks.cancel(1.0)
 
     play(scenario, 6, LIMIT_S)

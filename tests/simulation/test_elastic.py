@@ -109,14 +109,15 @@ async def play(network: Network, rng: random.Random, trouble: str) -> Run:
         asyncio.timeout(HANG_S),
         Cluster(5, network=network, options=OPTIONS) as (*workers,),
     ):
-        for one in workers:
+        for worker in workers:
             for other in workers:
-                if one.name < other.name:
-                    network.between(one.name, other.name).delay(
+                if worker.name < other.name:
+                    network.between(worker.name, other.name).delay(
                         rng.uniform(0.001, 0.02)
                     )
         tasks = {
-            one.name: asyncio.create_task(train(one, run, 4)) for one in workers[:4]
+            worker.name: asyncio.create_task(train(worker, run, 4))
+            for worker in workers[:4]
         }
         await asyncio.sleep(rng.uniform(0.2, 3.0))
         tasks["e"] = asyncio.create_task(train(workers[4], run, 1))
@@ -136,7 +137,7 @@ async def play(network: Network, rng: random.Random, trouble: str) -> Run:
 
 @pytest.mark.parametrize("trouble", ["newcomer", "deaths", "partition"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_one_group_goes_on(trouble: str, seed: int) -> None:
+def test_elastic_group_continues_as_one(trouble: str, seed: int) -> None:
     with asyncio.Runner(loop_factory=SimLoop) as runner:
         network = Network(seed, runner.get_loop())
         run = runner.run(play(network, random.Random(seed), trouble))

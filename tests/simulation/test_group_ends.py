@@ -119,7 +119,7 @@ class Group:
 @pytest.mark.parametrize(
     "order", [*orders()], ids=lambda order: "-".join(map("".join, order))
 )
-def test_no_worker_ends_before_all_that_live_have_asked(
+def test_workers_end_after_all_living_ones_have_asked(
     order: tuple[Event, ...], seed: int
 ) -> None:
     async def scenario(network: Network) -> None:

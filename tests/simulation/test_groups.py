@@ -24,7 +24,7 @@ SEEDS = range(12)
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("scenario", PLANS)
-def test_what_must_hold_holds_for_every_seed(scenario: str, seed: int) -> None:
+def test_groups_keep_their_invariants_for_every_seed(scenario: str, seed: int) -> None:
     result = play_groups(scenario, seed)
     assert result.problems == [], command(scenario, seed, None)
     assert result.world.done["take_part"] > 1
@@ -32,12 +32,12 @@ def test_what_must_hold_holds_for_every_seed(scenario: str, seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", PLANS)
-def test_sixteen_ranks(scenario: str) -> None:
+def test_sixteen_ranks_keep_the_invariants(scenario: str) -> None:
     assert play_groups(scenario, 1, workers=16).problems == []
 
 
 @pytest.mark.parametrize("scenario", PLANS)
-def test_a_seed_gives_the_same_run_again(scenario: str) -> None:
+def test_seed_gives_the_same_run_again(scenario: str) -> None:
     first, second, other = (
         play_groups(scenario, seed, workers=3).digest for seed in (5, 5, 6)
     )
@@ -45,7 +45,7 @@ def test_a_seed_gives_the_same_run_again(scenario: str) -> None:
 
 
 @pytest.mark.parametrize("cut_s", [0.05, 0.15, 0.25])
-def test_a_connection_that_breaks_while_it_is_made_ends_no_group(cut_s: float) -> None:
+def test_connection_broken_during_its_setup_ends_no_group(cut_s: float) -> None:
     """It is made again: nobody was lost."""
 
     async def meet() -> list[float]:
@@ -53,20 +53,23 @@ def test_a_connection_that_breaks_while_it_is_made_ends_no_group(cut_s: float) -
             link = network.between("a", "b")
             link.delay(0.1)
             groups = [Group(worker, timeout_s=60.0) for worker in workers]
-            given = [torch.ones(2) for _ in groups]
+            tensors = [torch.ones(2) for _ in groups]
             network.loop.call_later(cut_s, link.drop_connections)
             await asyncio.gather(
-                *(one.all_reduce(of) for one, of in zip(groups, given, strict=True))
+                *(
+                    group.all_reduce(of)
+                    for group, of in zip(groups, tensors, strict=True)
+                )
             )
             assert any("drop connections" in event for _, event in network.trace)
-            return [tensor[0].item() for tensor in given]
+            return [tensor[0].item() for tensor in tensors]
 
     with asyncio.Runner(loop_factory=SimLoop) as runner:
         network = Network(1, runner.get_loop())
         assert runner.run(meet()) == [2.0, 2.0]
 
 
-def test_the_checks_notice_a_wrong_bit() -> None:
+def test_checks_notice_a_wrong_bit() -> None:
     """Of every kind of collective that gives a tensor."""
     seen = set()
     for op in program(random.Random(3), ranks=4, count=200):

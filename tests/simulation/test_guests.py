@@ -71,14 +71,14 @@ async def world(
     async with Cluster(3, network=network, options=OPTIONS) as (*inside,):
         guests = {name: guest(network, name, inside[0]) for name in GUESTS}
         try:
-            for one in guests.values():
-                await one.__aenter__()
-            for one, name in itertools.product((*inside, *guests.values()), GUESTS):
-                await one.find(name, timeout_s=30.0)
+            for member in guests.values():
+                await member.__aenter__()
+            for member, name in itertools.product((*inside, *guests.values()), GUESTS):
+                await member.find(name, timeout_s=30.0)
             yield inside, guests
         finally:
-            for one in guests.values():
-                await one.shutdown(drain_timeout_s=0.0)
+            for member in guests.values():
+                await member.shutdown(drain_timeout_s=0.0)
 
 
 async def call_all(callers: list[Worker], rng: random.Random) -> int:
@@ -90,27 +90,29 @@ async def call_all(callers: list[Worker], rng: random.Random) -> int:
             return await caller.peer(name).call(len, "a")
         return 0
 
-    names = [one.name for one in callers]
-    pairs = [(one, name) for one in callers for name in names if name != one.name]
+    names = [caller.name for caller in callers]
+    pairs = [
+        (caller, name) for caller in callers for name in names if name != caller.name
+    ]
     return sum(await asyncio.gather(*(call(*pair) for pair in pairs)))
 
 
-async def everybody_calls(network: Network) -> None:
+async def guests_call(network: Network) -> None:
     async with world(network) as (inside, guests):
         callers = [*inside, *guests.values()]
         assert await call_all(callers, network.rng) == 7 * 6
 
 
-async def some_leave_and_some_die(network: Network) -> None:
+async def guests_leave_and_die(network: Network) -> None:
     rng = network.rng
     async with world(network) as (inside, guests):
-        told: dict[str, dict[str, str]] = {one.name: {} for one in inside}
+        changes: dict[str, dict[str, str]] = {guest.name: {} for guest in inside}
 
         async def listen(member: Worker) -> None:
             async for change in member.members_changed():
-                told[member.name][change.member.name] = change.kind.value
+                changes[member.name][change.member.name] = change.kind.value
 
-        listening = [asyncio.create_task(listen(one)) for one in inside]
+        listening = [asyncio.create_task(listen(guest)) for guest in inside]
         callers = [*inside, *guests.values()]
         calling = asyncio.create_task(call_all(callers, rng))
         await asyncio.sleep(rng.choice([0.0, 0.005, 0.5, 5.0]))
@@ -119,7 +121,7 @@ async def some_leave_and_some_die(network: Network) -> None:
         await calling
         await asyncio.sleep(60.0)
         for member in inside:
-            assert told[member.name] == {"g": "left", "h": "lost"}
+            assert changes[member.name] == {"g": "left", "h": "lost"}
             assert await member.peer("i").call(len, "a") == 1
         assert await guests["i"].peer("j").call(len, "a") == 1
         assert await guests["j"].peer("c").call(len, "a") == 1
@@ -132,7 +134,7 @@ async def some_leave_and_some_die(network: Network) -> None:
             task.cancel()
 
 
-async def the_gateway_dies(network: Network) -> None:
+async def gateway_dies(network: Network) -> None:
     rng = network.rng
     async with world(network) as (inside, guests):
         gateway, *others = inside
@@ -143,8 +145,8 @@ async def the_gateway_dies(network: Network) -> None:
         network.crash(gateway.name, silent=rng.random() < 0.5)
         await asyncio.gather(calling, leaving)
         await asyncio.sleep(120.0)
-        for one in others:
-            assert [known.name for known in one.known_members] == ["b", "c"]
+        for other in others:
+            assert [known.name for known in other.known_members] == ["b", "c"]
         for name in ("h", "i", "j"):
             for to in ("a", "b", "i" if name != "i" else "j"):
                 with pytest.raises(WorkerLostError):
@@ -153,8 +155,8 @@ async def the_gateway_dies(network: Network) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(
-    "scenario", [everybody_calls, some_leave_and_some_die, the_gateway_dies]
-)
-def test_guests(scenario: object, seed: int) -> None:
+@pytest.mark.parametrize("scenario", [guests_call, guests_leave_and_die, gateway_dies])
+def test_guests_keep_their_invariants_for_every_seed(
+    scenario: object, seed: int
+) -> None:
     play(scenario, seed)  # type: ignore[arg-type]

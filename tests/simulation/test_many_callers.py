@@ -76,7 +76,7 @@ async def call_many(caller: Worker) -> None:
 
 
 def lines_per_call(callers: int) -> float:
-    found: list[float] = []
+    per_call: list[float] = []
 
     async def scenario(network: Network) -> None:
         names = [f"c{number}" for number in range(callers)]
@@ -85,16 +85,16 @@ def lines_per_call(callers: int) -> float:
             await asyncio.gather(*map(call_many, everyone))  # connects
             with counted() as lines:
                 await asyncio.gather(*map(call_many, everyone))
-            found.append(lines.count / (callers * CALLS_EACH))
+            per_call.append(lines.count / (callers * CALLS_EACH))
 
     play(scenario, seed=1)
-    return found[0]
+    return per_call[0]
 
 
-def test_a_call_runs_no_more_lines_with_8_callers_than_with_3() -> None:
+def test_call_runs_no_more_lines_with_8_callers_than_with_3() -> None:
     few, many = lines_per_call(3), lines_per_call(8)
     assert many - few < GROWTH_LINES_MAX
 
 
-def test_lines_are_counted() -> None:
+def test_lines_of_code_are_counted() -> None:
     assert lines_per_call(1) > 100

@@ -27,7 +27,7 @@ def served(policy: Policy, traffic: Traffic, seed: int) -> Outcome:
 
 
 @seeds
-def test_hedging_takes_most_off_the_tail_of_stragglers(seed: int) -> None:
+def test_hedging_cuts_the_latency_tail_of_stragglers(seed: int) -> None:
     """At least 80 % off p99.9, for at most 5 % more calls, and no more work."""
     before = served(UNHEDGED, STRAGGLING, seed)
     after = served(HEDGED, STRAGGLING, seed)
@@ -48,22 +48,22 @@ def test_hedging_shortens_pauses(seed: int) -> None:
 def test_two_choices_leave_a_slow_replica_alone(seed: int) -> None:
     """Random and round robin give it more than it can do, and its queue grows."""
     traffic = Traffic(slow_replica=3.0)
-    found = served(UNHEDGED, traffic, seed)
+    outcome = served(UNHEDGED, traffic, seed)
     for name in ("random", "round robin"):
         other = served(BY_NAME[name], traffic, seed)
-        assert found.quantile_s(0.99) <= 0.1 * other.quantile_s(0.99)
+        assert outcome.quantile_s(0.99) <= 0.1 * other.quantile_s(0.99)
 
 
 @seeds
-def test_hedged_calls_keep_their_budget_when_all_is_slow(seed: int) -> None:
+def test_hedged_calls_keep_their_budget_when_all_replicas_are_slow(seed: int) -> None:
     """Twice the load that the replicas can bear: hedging adds its share and no more."""
     traffic = Traffic(load=2.0)
-    found = served(HEDGED, traffic, seed)
-    assert found.extra_calls <= 0.05
+    outcome = served(HEDGED, traffic, seed)
+    assert outcome.extra_calls <= 0.05
 
 
-def test_a_larger_share_is_used_where_it_is_given() -> None:
+def test_larger_hedge_share_is_used() -> None:
     options = ReplicaOptions(warm_s=0.0, hedge_quantile=0.8, hedge_share=0.3)
     eager = Policy("eager", two_choices, options)
-    found = served(eager, STRAGGLING, 0)
-    assert 0.1 < found.extra_calls <= 0.3
+    outcome = served(eager, STRAGGLING, 0)
+    assert 0.1 < outcome.extra_calls <= 0.3

@@ -71,7 +71,7 @@ async def fail_on(broken: str) -> str:
 
 @asynccontextmanager
 async def group(
-    network: Network, count: int = 3, *, announced: bool = True, **given: float
+    network: Network, count: int = 3, *, announced: bool = True, **options: float
 ) -> AsyncIterator[tuple[Worker, list[Worker], list[serving.Replica]]]:
     """A router's worker, and replicas."""
     names = ["web", *(f"model-{number}" for number in range(count))]
@@ -89,7 +89,7 @@ async def group(
 # --- where calls go ------------------------------------------------------------------
 
 
-def test_calls_are_spread_over_those_whose_names_match() -> None:
+def test_calls_are_spread_over_replicas_with_matching_names() -> None:
     async def scenario(network: Network) -> None:
         async with (
             group(network) as (web, _, _),
@@ -97,19 +97,19 @@ def test_calls_are_spread_over_those_whose_names_match() -> None:
         ):
             await replicas.wait_ready(3)
             calls = (replicas.call(work, 1.0) for _ in range(30))
-            found = Counter(await asyncio.gather(*calls))
-            assert set(found) == {"model-0", "model-1", "model-2"}
-            assert max(found.values()) <= 12
+            counts = Counter(await asyncio.gather(*calls))
+            assert set(counts) == {"model-0", "model-1", "model-2"}
+            assert max(counts.values()) <= 12
             statistics = replicas.statistics()
-            assert [one.state for one in statistics.replicas] == ["READY"] * 3
-            assert [one.outstanding for one in statistics.replicas] == [0] * 3
+            assert [replica.state for replica in statistics.replicas] == ["READY"] * 3
+            assert [replica.outstanding for replica in statistics.replicas] == [0] * 3
             assert statistics.calls == 30
 
     for seed in SEEDS:
         play(scenario, seed)
 
 
-def test_the_load_that_others_make_counts() -> None:
+def test_load_from_other_routers_counts() -> None:
     """What another router has there is known from the first answer on."""
 
     async def scenario(network: Network) -> None:
@@ -122,26 +122,28 @@ def test_the_load_that_others_make_counts() -> None:
                 for _ in range(20):
                     busy.create_task(models[0].peer("model-1").call(work, 0.5))
                 await asyncio.sleep(0.1)
-                while not any(one.load > 10 for one in replicas.statistics().replicas):
+                while not any(
+                    replica.load > 10 for replica in replicas.statistics().replicas
+                ):
                     await replicas.call(whose)
-                found = Counter([await replicas.call(whose) for _ in range(20)])
-            assert found == {"model-0": 20}
+                counts = Counter([await replicas.call(whose) for _ in range(20)])
+            assert counts == {"model-0": 20}
 
     for seed in SEEDS:
         play(scenario, seed)
 
 
-def test_a_key_has_one_replica_for_all_routers() -> None:
+def test_key_has_one_replica_for_all_routers() -> None:
     async def scenario(network: Network) -> None:
         async with (
             group(network, 3) as (web, models, _),
-            serving.Replicas(web, "model-*", options=AT_ONCE) as one,
+            serving.Replicas(web, "model-*", options=AT_ONCE) as first,
             serving.Replicas(models[0], "model-*", options=AT_ONCE) as other,
         ):
-            await one.wait_ready(3)
+            await first.wait_ready(3)
             await other.wait_ready(3)
             keys = [f"session {number}" for number in range(30)]
-            places = [await one.using(key=key).call(whose) for key in keys]
+            places = [await first.using(key=key).call(whose) for key in keys]
             assert places == [await other.using(key=key).call(whose) for key in keys]
             assert set(places) == {"model-0", "model-1", "model-2"}
 
@@ -152,22 +154,24 @@ def test_a_key_has_one_replica_for_all_routers() -> None:
 # --- failures ------------------------------------------------------------------------
 
 
-def test_an_overloaded_replica_sends_the_call_on() -> None:
+def test_overloaded_replica_passes_the_call_on() -> None:
     async def scenario(network: Network) -> None:
         async with (
             group(network, 2) as (web, _, _),
             serving.Replicas(web, "model-*", options=AT_ONCE) as replicas,
         ):
             await replicas.wait_ready(2)
-            found = [await replicas.call(refuse_on, "model-0") for _ in range(10)]
-            assert set(found) == {"model-1"}
+            replica_names = [
+                await replicas.call(refuse_on, "model-0") for _ in range(10)
+            ]
+            assert set(replica_names) == {"model-1"}
             assert replicas.statistics().ejections == 0
 
     for seed in SEEDS:
         play(scenario, seed)
 
 
-def test_a_function_that_was_refused_what_it_called_is_not_run_twice() -> None:
+def test_function_with_a_rejected_inner_call_is_not_run_twice() -> None:
     async def scenario(network: Network) -> None:
         async with (
             group(network, 2) as (web, _, _),
@@ -196,7 +200,7 @@ def test_retries_end_with_their_budget() -> None:
                 with pytest.raises(OverloadedError):
                     await replicas.using(key=1).call(refuse_all)
             statistics = replicas.statistics()
-            attempts = sum(one.calls for one in statistics.replicas)
+            attempts = sum(replica.calls for replica in statistics.replicas)
             assert attempts == 200 + statistics.retries
             assert 40 <= statistics.retries <= 60
             assert statistics.retries_refused > 100
@@ -209,7 +213,7 @@ async def refuse_all() -> None:
     raise OverloadedError("full", retry_after_s=1.0)
 
 
-def test_a_replica_that_fails_each_call_is_left_out_for_a_while() -> None:
+def test_replica_that_fails_each_call_is_ejected_for_a_while() -> None:
     async def scenario(network: Network) -> None:
         async with (
             group(network, 4) as (web, _, _),
@@ -223,17 +227,20 @@ def test_a_replica_that_fails_each_call_is_left_out_for_a_while() -> None:
                 except RuntimeError:
                     failed += 1
             assert failed == 5
-            states = {one.name: one.state for one in replicas.statistics().replicas}
+            states = {
+                replica.name: replica.state
+                for replica in replicas.statistics().replicas
+            }
             assert states["model-2"] == "EJECTED"
             await asyncio.sleep(11.0)
-            found = Counter([await replicas.call(whose) for _ in range(100)])
-            assert found["model-2"] > 5
+            counts = Counter([await replicas.call(whose) for _ in range(100)])
+            assert counts["model-2"] > 5
 
     for seed in SEEDS:
         play(scenario, seed)
 
 
-def test_a_death_fails_what_ran_there_unless_it_may_be_repeated() -> None:
+def test_lost_replica_fails_running_calls_unless_idempotent() -> None:
     async def scenario(network: Network) -> None:
         async with (
             group(network, 3) as (web, models, _),
@@ -247,13 +254,14 @@ def test_a_death_fails_what_ran_there_unless_it_may_be_repeated() -> None:
             ]
             await asyncio.sleep(1.0)
             there = {
-                one.name: one.outstanding for one in replicas.statistics().replicas
+                replica.name: replica.outstanding
+                for replica in replicas.statistics().replicas
             }
             assert sum(there.values()) == 60
             network.crash(models[1].name)
-            found = await asyncio.gather(*once, return_exceptions=True)
-            lost = [one for one in found if isinstance(one, BaseException)]
-            assert all(isinstance(one, WorkerLostError) for one in lost)
+            results = await asyncio.gather(*once, return_exceptions=True)
+            lost = [result for result in results if isinstance(result, BaseException)]
+            assert all(isinstance(error, WorkerLostError) for error in lost)
             assert 0 < len(lost) < 30
             assert "model-1" not in await asyncio.gather(*again)
             assert len(lost) + replicas.statistics().retries == there["model-1"]
@@ -265,7 +273,7 @@ def test_a_death_fails_what_ran_there_unless_it_may_be_repeated() -> None:
 # --- hedging -------------------------------------------------------------------------
 
 
-def test_a_slow_call_is_made_once_more_and_the_slow_one_is_cancelled() -> None:
+def test_slow_call_is_hedged_and_its_loser_cancelled() -> None:
     async def scenario(network: Network) -> None:
         async with (
             group(network, 2) as (web, models, _),
@@ -276,21 +284,21 @@ def test_a_slow_call_is_made_once_more_and_the_slow_one_is_cancelled() -> None:
                 await replicas.call(read_unless, "nobody", 0.01)
             before = replicas.statistics()
             for _ in range(5):
-                found = await replicas.call(read_unless, "model-0", 0.01)
-                assert found == "model-1"
+                answered_by = await replicas.call(read_unless, "model-0", 0.01)
+                assert answered_by == "model-1"
             statistics = replicas.statistics()
             won = statistics.hedges_won - before.hedges_won
             to_slow = statistics.replicas[0].calls - before.replicas[0].calls
             assert won == to_slow > 0
             await asyncio.sleep(1.0)
             assert [model.parts.active for model in models] == [0, 0]
-            assert [one.outstanding for one in statistics.replicas] == [0, 0]
+            assert [replica.outstanding for replica in statistics.replicas] == [0, 0]
 
     for seed in SEEDS:
         play(scenario, seed)
 
 
-def test_what_may_not_run_twice_is_not_hedged() -> None:
+def test_call_that_is_not_idempotent_is_not_hedged() -> None:
     async def scenario(network: Network) -> None:
         async with (
             group(network, 2) as (web, _, _),
@@ -302,12 +310,12 @@ def test_what_may_not_run_twice_is_not_hedged() -> None:
             await replicas.call(work, 10.0)
             statistics = replicas.statistics()
             assert statistics.hedges == 0
-            assert sum(one.calls for one in statistics.replicas) == 101
+            assert sum(replica.calls for replica in statistics.replicas) == 101
 
     play(scenario, 0)
 
 
-def test_a_cancelled_call_leaves_no_attempt_behind() -> None:
+def test_cancelled_call_leaves_no_attempt_behind() -> None:
     async def scenario(network: Network) -> None:
         async with (
             group(network, 2) as (web, models, _),
@@ -324,7 +332,9 @@ def test_a_cancelled_call_leaves_no_attempt_behind() -> None:
                 await call
             await asyncio.sleep(1.0)
             assert sum(model.parts.active for model in models) == 0
-            assert [one.outstanding for one in replicas.statistics().replicas] == [0, 0]
+            assert [
+                replica.outstanding for replica in replicas.statistics().replicas
+            ] == [0, 0]
 
     for seed in SEEDS:
         play(scenario, seed)
@@ -334,7 +344,7 @@ def test_a_cancelled_call_leaves_no_attempt_behind() -> None:
 
 
 @pytest.mark.parametrize("delay_s", [0.001, 0.3])
-def test_nothing_fails_while_replicas_drain_and_leave(delay_s: float) -> None:
+def test_draining_replicas_fail_no_call(delay_s: float) -> None:
     """Also where a call is on its way for long: none is sent into a closed door."""
 
     async def scenario(network: Network) -> None:
@@ -348,11 +358,11 @@ def test_nothing_fails_while_replicas_drain_and_leave(delay_s: float) -> None:
             ended = asyncio.Event()
 
             async def flood() -> int:
-                made = 0
+                made_calls = 0
                 while not ended.is_set():
                     await replicas.call(work, network.rng.uniform(0.0, 0.2))
-                    made += 1
-                return made
+                    made_calls += 1
+                return made_calls
 
             flooding = [asyncio.ensure_future(flood()) for _ in range(20)]
             for model, replica in zip(models[:2], announced[:2], strict=True):
@@ -364,14 +374,14 @@ def test_nothing_fails_while_replicas_drain_and_leave(delay_s: float) -> None:
             ended.set()
             assert sum(await asyncio.gather(*flooding)) > 50
             statistics = replicas.statistics()
-            assert [one.name for one in statistics.replicas] == ["model-2"]
+            assert [replica.name for replica in statistics.replicas] == ["model-2"]
             assert statistics.retries == 0
 
     for seed in SEEDS:
         play(scenario, seed)
 
 
-def test_nothing_fails_although_a_replica_only_shuts_down() -> None:
+def test_replica_shutdown_fails_no_call() -> None:
     async def scenario(network: Network) -> None:
         async with (
             group(network, 3) as (web, models, _),
@@ -390,7 +400,7 @@ def test_nothing_fails_although_a_replica_only_shuts_down() -> None:
         play(scenario, seed)
 
 
-def test_a_call_waits_for_the_first_replica_and_for_no_ghost() -> None:
+def test_call_waits_for_the_first_replica_and_for_no_ghost() -> None:
     async def scenario(network: Network) -> None:
         async with Cluster(names=["web"], network=network, options=OPTIONS) as (web,):
             options = serving.ReplicaOptions(ready_timeout_s=1.0)
@@ -406,7 +416,7 @@ def test_a_call_waits_for_the_first_replica_and_for_no_ghost() -> None:
     play(scenario, 0)
 
 
-def test_a_replica_takes_calls_when_it_says_so() -> None:
+def test_replica_takes_calls_once_it_is_ready() -> None:
     async def scenario(network: Network) -> None:
         async with (
             group(network, 2, announced=False) as (web, models, _),
@@ -415,18 +425,18 @@ def test_a_replica_takes_calls_when_it_says_so() -> None:
             serving.Replicas(web, "model-*", options=AT_ONCE) as replicas,
         ):
             await replicas.wait_ready(1)
-            found = {await replicas.call(whose) for _ in range(20)}
-            assert found == {"model-1"}
+            names_found = {await replicas.call(whose) for _ in range(20)}
+            assert names_found == {"model-1"}
             first.make_ready()
             await replicas.wait_ready(2)
-            found = {await replicas.call(whose) for _ in range(20)}
-            assert found == {"model-0", "model-1"}
+            names_found = {await replicas.call(whose) for _ in range(20)}
+            assert names_found == {"model-0", "model-1"}
 
     for seed in SEEDS:
         play(scenario, seed)
 
 
-def test_no_worker_is_called_before_it_says_that_it_is_a_replica() -> None:
+def test_unannounced_replica_gets_no_call() -> None:
     async def scenario(network: Network) -> None:
         options = serving.ReplicaOptions(warm_s=0.0, ready_timeout_s=5.0)
         async with (
@@ -441,14 +451,14 @@ def test_no_worker_is_called_before_it_says_that_it_is_a_replica() -> None:
                 assert not waiting.done()
                 late.make_ready()
                 assert await waiting == "model-1"
-                states = [one.state for one in replicas.statistics().replicas]
+                states = [replica.state for replica in replicas.statistics().replicas]
                 assert states == ["JOINING", "READY"]
 
     for seed in SEEDS:
         play(scenario, seed)
 
 
-def test_a_replica_ends_its_slow_start_although_nobody_calls_it() -> None:
+def test_uncalled_replica_ends_its_slow_start() -> None:
     async def scenario(network: Network) -> None:
         options = serving.ReplicaOptions(warm_s=2.0)
         async with (
@@ -479,7 +489,7 @@ async def count_unless(busy: str) -> AsyncIterator[str]:
     yield here().name
 
 
-def test_a_stream_moves_before_its_first_item_and_stays_after() -> None:
+def test_stream_moves_before_its_first_item_and_stays_after() -> None:
     async def scenario(network: Network) -> None:
         async with (
             group(network, 2) as (web, models, _),
@@ -487,15 +497,19 @@ def test_a_stream_moves_before_its_first_item_and_stays_after() -> None:
         ):
             await replicas.wait_ready(2)
             for _ in range(10):
-                found = [one async for one in replicas.stream(count_unless, "model-0")]
-                assert found == ["model-1"]
+                received = [
+                    item async for item in replicas.stream(count_unless, "model-0")
+                ]
+                assert received == ["model-1"]
             items = replicas.stream(count_here, 1000)
             place = await anext(items)
             by_name = {model.name: model for model in models}
             network.crash(by_name[place].name)
             with pytest.raises(WorkerLostError):
-                assert {one async for one in items} == {place}
-            assert not any(one.outstanding for one in replicas.statistics().replicas)
+                assert {item async for item in items} == {place}
+            assert not any(
+                replica.outstanding for replica in replicas.statistics().replicas
+            )
 
     for seed in SEEDS:
         play(scenario, seed)

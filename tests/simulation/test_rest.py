@@ -16,12 +16,12 @@ from typing import Any, Final
 import pytest
 
 from asyncrpc import LivenessOptions, Options, Worker
-from asyncrpc.runtime.links.connection import Connection
-from asyncrpc.runtime.links.liveness import NEWS_BYTES
+from asyncrpc.core.links.connection import Connection
+from asyncrpc.core.links.liveness import NEWS_BYTES
+from asyncrpc.core.wire.reader import RESTING_BYTES
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network
-from asyncrpc.wire.reader import RESTING_BYTES
 from tests.simulated import play
 
 HEARTBEAT_S: Final = Options().liveness.heartbeat_s
@@ -47,18 +47,18 @@ async def call_all(worker: Worker, others: list[Worker], nbytes: int) -> None:
 
 
 def links_of(*workers: Worker) -> int:
-    return sum(len(tuple(one.parts.directory.links)) for one in workers)
+    return sum(len(tuple(worker.parts.directory.links)) for worker in workers)
 
 
 def timers(network: Network) -> int:
     loop = network.loop
     assert isinstance(loop, SimLoop)
     scheduled: list[asyncio.TimerHandle] = loop._scheduled  # type: ignore[attr-defined]  # noqa: SLF001
-    return sum(not one.cancelled() for one in scheduled)
+    return sum(not timer.cancelled() for timer in scheduled)
 
 
 @pytest.mark.parametrize("peers", [8, 32])
-def test_an_idle_peer_costs_a_message_each_way_in_a_heartbeat(peers: int) -> None:
+def test_idle_peer_costs_a_message_each_way_in_a_heartbeat(peers: int) -> None:
     async def scenario(network: Network) -> None:
         names = [f"w{number}" for number in range(peers + 1)]
         async with Cluster(names=names, network=network) as workers:
@@ -74,7 +74,7 @@ def test_an_idle_peer_costs_a_message_each_way_in_a_heartbeat(peers: int) -> Non
     play(scenario, 1)
 
 
-def test_an_idle_peer_costs_no_timer() -> None:
+def test_idle_peer_costs_no_timer() -> None:
     async def scenario(network: Network) -> None:
         names = [f"w{number}" for number in range(33)]
         async with Cluster(names=names, network=network) as workers:
@@ -87,7 +87,7 @@ def test_an_idle_peer_costs_no_timer() -> None:
     play(scenario, 1)
 
 
-def test_an_idle_peer_keeps_little_of_what_went_by() -> None:
+def test_idle_peer_keeps_little_memory() -> None:
     """Of what came no more than a page; of what was sent no more than is unknown."""
 
     async def scenario(network: Network) -> None:
@@ -126,7 +126,7 @@ class Steps:
 
     def _on_event(self, frame: FrameType, event: str, _argument: Any) -> None:
         name = frame.f_globals.get("__name__", "")
-        if event == "call" and name.startswith("asyncrpc.runtime"):
+        if event == "call" and name.startswith("asyncrpc.core"):
             self.count += 1
 
 
@@ -150,7 +150,7 @@ def steps_of_calls(peers: int) -> int:
     return steps.count
 
 
-def test_a_call_takes_as_many_steps_beside_32_idle_peers_as_beside_2() -> None:
+def test_call_takes_as_many_steps_beside_32_idle_peers_as_beside_2() -> None:
     few = steps_of_calls(2)
     assert few > CALLS
     assert steps_of_calls(32) == pytest.approx(few, abs=CALLS)

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import pytest
 
-from asyncrpc.ids import Incarnation, RRefId
+from asyncrpc.core.ids import Incarnation, RRefId
 from asyncrpc.testing.loop import SimLoop
 from tests.message_network import MessageNetwork
 from tests.property.rref_world import Message, Node, World
@@ -138,10 +138,10 @@ class NetworkedWorld(World):
             acknowledged = Acknowledged(message.way, message.session, channel.taken)
             self.transmit(message.way, acknowledged)
 
-    def cut(self, one: Incarnation, other: Incarnation) -> None:
-        for way in ((one, other), (other, one)):
+    def cut(self, first: Incarnation, other: Incarnation) -> None:
+        for way in ((first, other), (other, first)):
             self.channels.pop(way, None)
-        super().cut(one, other)
+        super().cut(first, other)
 
     def lose(self, node: Node, lost: Incarnation) -> None:
         self.channels.pop((lost, node.id), None)
@@ -159,10 +159,10 @@ class Play:
         self.failed: list[BaseException] = []  # while a message was taken
         names = [f"w{number}" for number in range(WORKERS)]
         self.links = [
-            self.network.between(one, other)
-            for one in names
+            self.network.between(name, other)
+            for name in names
             for other in names
-            if one < other
+            if name < other
         ]
         for link in self.links:
             link.delay(self.rng.choice([0.0005, 0.005, 0.02]))
@@ -236,7 +236,7 @@ class Play:
 
     def has_room(self) -> bool:
         nodes = self.world.alive.values()
-        return len({one for node in nodes for one in node.handles}) < RREFS_MAX
+        return len({handle for node in nodes for handle in node.handles}) < RREFS_MAX
 
     def remote(self) -> None:
         if self.has_room():
@@ -253,10 +253,10 @@ class Play:
             self.world.own(self.a_node())
 
     def share(self) -> None:
-        found = self.a_handle()
-        if found is None:
+        held = self.a_handle()
+        if held is None:
             return
-        node, rref_id = found
+        node, rref_id = held
         to = self.a_peer(node)
         is_here = self.world.owner_of[rref_id] == node.id
         is_gone = is_here and node.owned.state(rref_id).name == "GONE"
@@ -266,9 +266,9 @@ class Play:
         self.world.share(node, to, rref_id, is_large=is_large, is_result=is_result)
 
     def drop(self) -> None:
-        found = self.a_handle()
-        if found is not None:
-            self.world.drop(*found)
+        held = self.a_handle()
+        if held is not None:
+            self.world.drop(*held)
 
     def go_on(self) -> None:
         """Let every worker do a part of what it has to do."""
@@ -278,8 +278,8 @@ class Play:
         if world.searches:
             world.find(rng.randrange(len(world.searches)))
         if world.parted() and rng.random() < 0.3:
-            one, other = rng.choice(world.parted())
-            world.meet_again(one, other)
+            first, other = rng.choice(world.parted())
+            world.meet_again(first, other)
         for node in list(world.alive.values()):
             if node.decoding:
                 bodies = len(node.decoding)
@@ -327,12 +327,12 @@ def play(seed: int) -> Play:
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 20))
-def test_the_protocol_holds_on_a_hostile_network(first: int) -> None:
+def test_protocol_holds_on_a_hostile_network(first: int) -> None:
     for seed in range(first, first + 20):
         play(seed)
 
 
-def test_the_network_was_hostile() -> None:
+def test_network_was_hostile() -> None:
     """What the seeds are to try does happen in them."""
     met: set[str] = set()
     for seed in range(20):
@@ -345,7 +345,7 @@ def test_the_network_was_hostile() -> None:
     assert met == {"loss", "crash", "cut", "freed"}
 
 
-def test_the_same_seed_is_the_same_run() -> None:
+def test_same_seed_gives_the_same_run() -> None:
     assert list(play(3).network.trace) == list(play(3).network.trace)
 
 

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from asyncrpc import LimitOptions, Options
-from asyncrpc.runtime.membership.service import WAKE_S
+from asyncrpc.core.membership.service import WAKE_S
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.network import Network
 from tests.simulated import play
@@ -40,23 +40,23 @@ def of(figure: str) -> tuple[float, float]:
         "end_messages",
     ],
 )
-def test_a_worker_pays_no_more_than_the_logarithm(figure: str) -> None:
+def test_worker_pays_logarithmically_at_most(figure: str) -> None:
     small, large = of(figure)
     assert 0 < large <= small * math.log(LARGE) / math.log(SMALL)
 
 
-def test_a_worker_that_joins_is_told_of_all_once() -> None:
+def test_joining_worker_is_told_of_all_once() -> None:
     """The list of members is what it costs: that many records."""
     small, large = of("join_bytes")
     assert large / small < LARGE / SMALL
 
 
-def test_newcomers_do_not_hold_up_the_news_of_each_other() -> None:
+def test_newcomers_do_not_delay_the_news_of_each_other() -> None:
     """32 join at once: many news pass through one that came a moment before."""
     assert max(of("storm_known_s_max")) < WAKE_S
 
 
-def test_who_is_never_called_takes_a_record() -> None:
+def test_uncalled_worker_takes_a_record_only() -> None:
     async def scenario(network: Network) -> None:
         options = Options(
             limits=LimitOptions(shared_memory_bytes=0, receive_pool_bytes=0)
@@ -71,7 +71,7 @@ def test_who_is_never_called_takes_a_record() -> None:
     play(scenario, 1)
 
 
-def test_exponents_are_those_of_the_curve() -> None:
+def test_fitted_exponents_are_those_of_the_curve() -> None:
     sizes = [
         Costs(workers, dict.fromkeys(FIGURES, 3.0 * workers**0.5))
         for workers in (64, 256, 1024)

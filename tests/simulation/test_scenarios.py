@@ -27,7 +27,7 @@ print(json.dumps([play(name, 11).digest for name in sys.argv[1:]]))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_must_hold_holds_for_every_seed(seed: int) -> None:
+def test_scenarios_keep_their_invariants_for_every_seed(seed: int) -> None:
     scenario = SMALL[seed % len(SMALL)]
     result = play(scenario, seed)
     assert result.problems == [], command(scenario, seed, None)
@@ -35,11 +35,11 @@ def test_what_must_hold_holds_for_every_seed(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_seed_gives_the_same_run_in_every_process() -> None:
+def test_seed_gives_the_same_run_in_every_process() -> None:
     """Whatever the process hashes text to: every byte and event is the same."""
     digests = []
     for hashes in ("1", "2"):
-        told = subprocess.run(
+        output = subprocess.run(
             [sys.executable, "-c", SCRIPT, *SMALL],
             cwd=REPOSITORY,
             env={**os.environ, "PYTHONHASHSEED": hashes, "PYTHONPATH": "."},
@@ -47,32 +47,32 @@ def test_a_seed_gives_the_same_run_in_every_process() -> None:
             text=True,
             check=True,
         )
-        digests.append(json.loads(told.stdout))
+        digests.append(json.loads(output.stdout))
     assert digests[0] == digests[1]
     assert len(set(digests[0])) == len(SMALL)
 
 
-def test_another_seed_is_another_run() -> None:
+def test_another_seed_gives_another_run() -> None:
     assert play("calls", 1).digest != play("calls", 2).digest
 
 
-def test_a_larger_world_holds_too() -> None:
+def test_larger_world_keeps_the_invariants() -> None:
     """What `make sim` runs with a thousand workers."""
     result = play("churn", 3, workers=60)
     assert result.problems == [], command("churn", 3, 60)
 
 
-def test_the_dead_are_found_wherever_they_are_remembered() -> None:
+def test_check_finds_traces_of_dead_workers_anywhere() -> None:
     """The check of I3 itself: it looks into what a worker can reach."""
-    found: dict[str, str] = {}
+    traces: dict[str, str] = {}
 
     def look(world: World) -> None:
         worker: Participant = world.lives["w0"]
         dead = worker.incarnation ^ 1
         keeper = [{"somewhere": (dead,)}]
         worker.hidden = keeper  # type: ignore[attr-defined]
-        found.update(checks.traces_of(worker, {dead: "the dead"}))  # type: ignore[dict-item]
+        traces.update(checks.traces_of(worker, {dead: "the dead"}))  # type: ignore[dict-item]
         del worker.hidden  # type: ignore[attr-defined]
 
     assert play("calls", 1, look=look).problems == []
-    assert found == {"worker.hidden[][somewhere][]": "the dead"}
+    assert traces == {"worker.hidden[][somewhere][]": "the dead"}

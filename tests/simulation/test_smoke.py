@@ -69,7 +69,9 @@ async def a_death_at_a_barrier(network: Network) -> None:
         last = asyncio.create_task(come(victim))
         await die()
         ended = await asyncio.gather(*coming, return_exceptions=True)
-        assert all(one is None or isinstance(one, WorkerLostError) for one in ended)
+        assert all(
+            result is None or isinstance(result, WorkerLostError) for result in ended
+        )
         last.cancel()
         await asyncio.gather(last, return_exceptions=True)
 
@@ -146,12 +148,14 @@ SCENARIOS = [
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_scenario_holds_for_every_seed(scenario: Scenario, seed: int) -> None:
+def test_scenario_keeps_its_invariants_for_every_seed(
+    scenario: Scenario, seed: int
+) -> None:
     play(scenario, seed)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_the_same_seed_is_the_same_run(scenario: Scenario) -> None:
+def test_same_seed_gives_the_same_run(scenario: Scenario) -> None:
     first = list(play(scenario, 7).trace)
     assert first
     assert list(play(scenario, 7).trace) == first

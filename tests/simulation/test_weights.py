@@ -40,16 +40,16 @@ class Layers(nn.Module):
 
 def fill(model: nn.Module, value: float) -> None:
     with torch.no_grad():
-        for one in model.state_dict().values():
-            one.fill_(value)
+        for tensor in model.state_dict().values():
+            tensor.fill_(value)
 
 
 async def values() -> list[float]:
     """Return all numbers that a batch sees, with pauses between layers."""
     with served[asyncrpc.current_worker().name].batch() as current:
         seen = set()
-        for one in current.model.state_dict().values():
-            seen.update(one.flatten().tolist())
+        for tensor in current.model.state_dict().values():
+            seen.update(tensor.flatten().tolist())
             await asyncio.sleep(0.01)
         return sorted(seen)
 
@@ -81,7 +81,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "CHUNK_BYTES", 1)
 
 
-def test_no_batch_sees_a_mixture_and_each_answer_says_its_version() -> None:
+def test_batch_sees_a_single_version_and_its_answer_names_it() -> None:
     async def scenario(network: Network) -> None:
         async with (
             group(network) as (trainer, web, _),
@@ -104,21 +104,23 @@ def test_no_batch_sees_a_mixture_and_each_answer_says_its_version() -> None:
                     asking.create_task(ask())
                 for number in range(1, 6):
                     await asyncio.sleep(network.rng.uniform(0.0, 0.2))
-                    made = await publisher.publish(Layers(float(number)))
-                    assert made.version == number
-                    assert made.replicas == ("model-0", "model-1", "model-2")
+                    publication = await publisher.publish(Layers(float(number)))
+                    assert publication.version == number
+                    assert publication.replicas == ("model-0", "model-1", "model-2")
                 await asyncio.sleep(0.3)
                 ended.set()
             assert versions[0] > 0 < versions[5]
             assert len(versions) >= 4
-            told = [one.version for one in replicas.statistics().replicas]
-            assert told == [5, 5, 5]
+            versions_told = [
+                replica.version for replica in replicas.statistics().replicas
+            ]
+            assert versions_told == [5, 5, 5]
 
     for seed in range(5):
         play(scenario, seed)
 
 
-def test_weights_that_do_not_fit_change_nothing_anywhere() -> None:
+def test_mismatched_weights_change_no_replica() -> None:
     async def scenario(network: Network) -> None:
         async with group(network) as (trainer, _, models):
             publisher = serving.Publisher(trainer, "model-*")
@@ -147,7 +149,7 @@ def test_weights_that_do_not_fit_change_nothing_anywhere() -> None:
     play(scenario, 0)
 
 
-def test_a_publisher_that_dies_in_the_middle_changes_nothing() -> None:
+def test_publisher_lost_midway_changes_nothing() -> None:
     """At each moment of a transfer; then another one publishes as if nothing was."""
 
     async def scenario(network: Network) -> None:
@@ -160,15 +162,15 @@ def test_a_publisher_that_dies_in_the_middle_changes_nothing() -> None:
             await asyncio.wait([publishing])
             publishing.exception()
             while any(  # noqa: ASYNC110  (virtual time)
-                served[one.name].weights.history.transfer for one in models
+                served[model.name].weights.history.transfer for model in models
             ):
                 await asyncio.sleep(0.1)
             for model in models:
                 with served[model.name].batch() as current:
                     (value,) = {
                         number
-                        for one in current.model.state_dict().values()
-                        for number in one.flatten().tolist()
+                        for tensor in current.model.state_dict().values()
+                        for number in tensor.flatten().tolist()
                     }
                 assert value == current.number in (0, 1)
                 assert not served[model.name].weights.room
@@ -179,7 +181,7 @@ def test_a_publisher_that_dies_in_the_middle_changes_nothing() -> None:
         play(scenario, seed)
 
 
-def test_a_replica_that_dies_does_not_hold_up_the_others() -> None:
+def test_lost_replica_does_not_delay_the_others() -> None:
     async def scenario(network: Network) -> None:
         async with group(network) as (trainer, _, _):
             publisher = serving.Publisher(trainer, "model-*")
@@ -187,14 +189,14 @@ def test_a_replica_that_dies_does_not_hold_up_the_others() -> None:
             while not served["model-1"].weights.history.transfer:  # noqa: ASYNC110  (likewise)
                 await asyncio.sleep(0.001)
             network.crash("model-1")
-            made = await publishing
-            assert made.replicas == ("model-0", "model-2")
-            assert made.lost == ("model-1",)
+            publication = await publishing
+            assert publication.replicas == ("model-0", "model-2")
+            assert publication.lost == ("model-1",)
 
     play(scenario, 0)
 
 
-def test_a_canary_gets_its_share_and_is_promoted_or_taken_back() -> None:
+def test_canary_gets_its_share_and_is_promoted_or_withdrawn() -> None:
     async def scenario(network: Network) -> None:
         async with (
             group(network) as (trainer, web, _),
@@ -208,20 +210,22 @@ def test_a_canary_gets_its_share_and_is_promoted_or_taken_back() -> None:
                 for number in range(400):
                     through = replicas.using(key=number) if keyed else replicas
                     calls.append(through.answer(values))
-                found = await asyncio.gather(*calls)
-                assert all(one.value == [one.version] for one in found)
-                return sum(one.version == version for one in found) / len(found)
+                answers = await asyncio.gather(*calls)
+                assert all(answer.value == [answer.version] for answer in answers)
+                return sum(answer.version == version for answer in answers) / len(
+                    answers
+                )
 
-            made = await publisher.publish(Layers(1.0), canary=0.2)
-            assert made.replicas == ("model-0",)
+            publication = await publisher.publish(Layers(1.0), canary=0.2)
+            assert publication.replicas == ("model-0",)
             await asyncio.sleep(0.1)
             assert 0.12 <= await share_of(1, keyed=False) <= 0.28
             assert 0.12 <= await share_of(1, keyed=True) <= 0.28
             assert (await publisher.promote()).replicas == tuple(sorted(served))
             await asyncio.sleep(0.1)
             assert await share_of(1, keyed=False) == 1.0
-            made = await publisher.publish(Layers(2.0), canary=0.5, canaries=2)
-            assert made.replicas == ("model-0", "model-1")
+            publication = await publisher.publish(Layers(2.0), canary=0.5, canaries=2)
+            assert publication.replicas == ("model-0", "model-1")
             assert set((await publisher.roll_back()).values()) == {1}
             await asyncio.sleep(0.1)
             assert await share_of(1, keyed=False) == 1.0
@@ -232,7 +236,7 @@ def test_a_canary_gets_its_share_and_is_promoted_or_taken_back() -> None:
         play(scenario, seed)
 
 
-def test_one_call_leads_back_from_any_worker_and_twice_it_does_nothing() -> None:
+def test_rollback_from_any_worker_is_idempotent() -> None:
     async def scenario(network: Network) -> None:
         async with group(network) as (trainer, web, _):
             publisher = serving.Publisher(trainer, "model-*")
@@ -242,34 +246,36 @@ def test_one_call_leads_back_from_any_worker_and_twice_it_does_nothing() -> None
             assert set((await other.roll_back(10)).values()) == {0}
             with pytest.raises(PublishError, match="no earlier one is kept"):
                 await other.roll_back()
-            made = await publisher.publish(Layers(1.0))
-            assert made.version == 1
+            publication = await publisher.publish(Layers(1.0))
+            assert publication.version == 1
 
     play(scenario, 0)
 
 
-def test_two_publishers_do_not_mix() -> None:
+def test_versions_of_two_publishers_do_not_mix() -> None:
     async def scenario(network: Network) -> None:
         async with group(network) as (trainer, web, _):
-            one, other = (
+            first, other = (
                 serving.Publisher(worker, "model-*") for worker in (trainer, web)
             )
-            found = await asyncio.gather(
-                one.publish(Layers(1.0), version=1),
+            publications = await asyncio.gather(
+                first.publish(Layers(1.0), version=1),
                 other.publish(Layers(2.0), version=2),
                 return_exceptions=True,
             )
-            failed = [found_ for found_ in found if isinstance(found_, BaseException)]
+            failed = [
+                found_ for found_ in publications if isinstance(found_, BaseException)
+            ]
             assert all(isinstance(error, PublishError) for error in failed)
             await asyncio.sleep(1.0)
-            assert len(set((await one.versions()).values())) == 1
-            assert (await one.publish(Layers(3.0), version=3)).version == 3
+            assert len(set((await first.versions()).values())) == 1
+            assert (await first.publish(Layers(3.0), version=3)).version == 3
 
     for seed in range(10):
         play(scenario, seed)
 
 
-def test_a_newcomer_catches_up_before_it_is_ready() -> None:
+def test_newcomer_catches_up_before_it_is_ready() -> None:
     async def scenario(network: Network) -> None:
         async with group(network) as (trainer, _, models):
             publisher = serving.Publisher(trainer, "model-[01]")
@@ -285,7 +291,7 @@ def test_a_newcomer_catches_up_before_it_is_ready() -> None:
     play(scenario, 0)
 
 
-def test_what_is_written_to_meanwhile_is_refused(
+def test_weights_written_to_during_a_publication_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario(network: Network) -> None:
@@ -306,7 +312,7 @@ def test_what_is_written_to_meanwhile_is_refused(
     play(scenario, 0)
 
 
-def test_after_the_highest_version_a_publisher_says_which_is_next() -> None:
+def test_publication_after_the_highest_version_needs_a_number() -> None:
     """Any member may bring it, and nobody is kept from bringing another."""
 
     async def scenario(network: Network) -> None:
@@ -323,7 +329,7 @@ def test_after_the_highest_version_a_publisher_says_which_is_next() -> None:
     play(scenario, 0)
 
 
-def test_floats_are_converted_and_ties_stay() -> None:
+def test_floats_are_converted_and_tied_weights_stay_tied() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()

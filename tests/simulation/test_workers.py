@@ -73,8 +73,8 @@ async def delays(network: Network) -> None:
             (c, "a", relay, ("c",)),
         ]
         calls = [
-            one.parts.start_call(to, function, (*args, number))
-            for number, (one, to, function, args) in enumerate(pattern * 4)
+            worker.parts.start_call(to, function, (*args, number))
+            for number, (worker, to, function, args) in enumerate(pattern * 4)
         ]
         assert await asyncio.gather(*calls) == list(range(20))
     assert runs == Counter(range(20))
@@ -160,12 +160,14 @@ SCENARIOS = [delays, death_before_the_first_message, partition_and_heal, crash]
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_scenario_holds_for_every_seed(scenario: Scenario, seed: int) -> None:
+def test_scenario_keeps_its_invariants_for_every_seed(
+    scenario: Scenario, seed: int
+) -> None:
     play(scenario, seed)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_the_same_seed_is_the_same_run(scenario: Scenario) -> None:
+def test_same_seed_gives_the_same_run(scenario: Scenario) -> None:
     first = play(scenario, 7)
     assert first
     assert play(scenario, 7) == first

@@ -22,13 +22,13 @@ from asyncrpc import (
     Options,
     RRef,
 )
-from asyncrpc.errors import NotStartedError, RRefDeletedError
-from asyncrpc.ids import Incarnation
-from asyncrpc.runtime.membership.rendezvous import (
+from asyncrpc.core.ids import Incarnation
+from asyncrpc.core.membership.rendezvous import (
     UNKNOWN_INCARNATION,
     JoinRendezvous,
     Member,
 )
+from asyncrpc.errors import NotStartedError, RRefDeletedError
 from asyncrpc.testing.network import Network
 from tests.simulation.ledger import Ledger
 from tests.simulation.participant import Participant, Value
@@ -68,10 +68,10 @@ def acquaintances(neighbours: Mapping[str, Sequence[str]]) -> dict[str, list[str
     """
     known: dict[str, dict[str, None]] = {name: {name: None} for name in neighbours}
     for name, near in neighbours.items():
-        farther = (far for one in near for far in neighbours[one])
-        for one in dict.fromkeys([*near, *farther]):
-            known[name][one] = None
-            known[one][name] = None
+        farther = (far for middle in near for far in neighbours[middle])
+        for peer in dict.fromkeys([*near, *farther]):
+            known[name][peer] = None
+            known[peer][name] = None
     return {name: list(others) for name, others in known.items()}
 
 
@@ -90,7 +90,7 @@ class Values:
         self.count += 1
         return self.count
 
-    def made(self, number: int, value: Value, owner: Participant) -> None:
+    def add(self, number: int, value: Value, owner: Participant) -> None:
         """Enter a value."""
         self._alive[number] = value
         self._owners[number] = owner.incarnation
@@ -152,7 +152,7 @@ class World:
         knows = self._knows[name]
         # In a dynamic group who comes again joins: nobody else knows which of its lives
         # is the later.
-        others = [f"mem://{one}" for one in knows if one != name]
+        others = [f"mem://{known_name}" for known_name in knows if known_name != name]
         is_dynamic = self._options.membership == "dynamic"
         again = is_dynamic and name in self.buried.values()
         where = JoinRendezvous(others) if again else Roster(tuple(knows))

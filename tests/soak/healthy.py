@@ -27,12 +27,12 @@ from torch import nn
 import asyncrpc
 from asyncrpc import Group, Options, RRef, Worker
 from asyncrpc.autograd import backward, context
-from asyncrpc.inspection.group import view_of
-from asyncrpc.inspection.machine.graph import find_hangs
-from asyncrpc.inspection.machine.wording import sentence, unnamed_troubles
-from asyncrpc.inspection.observer import Observer
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import ProcessCluster
+from asyncrpc.tools.inspection.group import view_of
+from asyncrpc.tools.inspection.machine.graph import find_hangs
+from asyncrpc.tools.inspection.machine.wording import sentence, unnamed_troubles
+from asyncrpc.tools.inspection.observer import Observer
 from tests.soak.work import KINDS, Use
 
 NAMES: Final = ("a", "b", "c")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import asyncrpc
-from asyncrpc.rref.service import RRefService
+from asyncrpc.core.rref.service import RRefService
 from tests.inner_state import credit_use, held_bytes
 
 MIB: Final = 1 << 20

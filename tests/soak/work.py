@@ -13,7 +13,7 @@ import torch
 
 import asyncrpc
 from asyncrpc import RemoteError, Worker
-from asyncrpc.runtime.peers.peer import Peer
+from asyncrpc.core.peers.peer import Peer
 
 SMALL: Final = 256
 LARGE: Final = 256 << 10  # elements of 4 bytes: 1 MiB, by shared memory or a lane

@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from contextvars import Context
 from typing import Any, TypeVar
 
-from asyncrpc.clock import Deadline
+from asyncrpc.core.devices.maps import DeviceMap
+from asyncrpc.core.ids import Incarnation, WorkerId
+from asyncrpc.core.loop.clock import Deadline
+from asyncrpc.core.members import Member
+from asyncrpc.core.services.messages import Message, Notice, Request
+from asyncrpc.core.services.router import Route
 from asyncrpc.errors import OverloadedError, UnknownWorkerError
-from asyncrpc.ids import Incarnation, WorkerId
-from asyncrpc.runtime.devices.maps import DeviceMap
-from asyncrpc.runtime.members import Member
-from asyncrpc.runtime.messages import Message, Notice, Request
-from asyncrpc.runtime.router import Route
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ class RecordingLinks:
         raise AssertionError(f"nobody is to look for {to!r}")
 
     def known_incarnation(self, name: str) -> Incarnation | None:
-        known = {one.name: one.incarnation for one in self.members}
+        known = {member.name: member.incarnation for member in self.members}
         return known.get(name)
 
     def link_to(self, name: str) -> Awaitable[RecordingLink]:
@@ -90,9 +90,9 @@ def deliver(routes: Iterable[Route], link: RecordingLink, message: Message) -> A
     """Hand a message to its route, as the router does, and return what that does."""
     kind = isinstance(message, Request)
     (route,) = (
-        one
-        for one in routes
-        if one.method == message.method and one.is_answered == kind
+        declared
+        for declared in routes
+        if declared.method == message.method and declared.is_answered == kind
     )
     return route.handle(link, message.pack())
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from asyncrpc.arguments import (
+from asyncrpc.core.arguments import (
     check_above,
     check_callable,
     check_choice,
@@ -34,7 +34,7 @@ class Leaving:
         raise SystemExit
 
 
-def test_a_value_without_words_is_shown_by_its_type() -> None:
+def test_value_without_a_repr_is_shown_by_its_type() -> None:
     assert "Unspeakable" in shown(Unspeakable())
 
 
@@ -50,7 +50,7 @@ def test_a_value_without_words_is_shown_by_its_type() -> None:
         (Leaving(), "an object of type Leaving, whose repr raised SystemExit"),
     ],
 )
-def test_a_value_is_shown_in_short(value: object, text: str) -> None:
+def test_long_value_is_shown_in_short(value: object, text: str) -> None:
     assert shown(value) == text
 
 
@@ -68,7 +68,7 @@ CHECKS: dict[Callable[..., None], tuple[list[Any], list[Any], str]] = {
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_a_check_names_the_argument(check: Callable[..., None]) -> None:
+def test_check_names_the_argument(check: Callable[..., None]) -> None:
     right, wrong, wanted = CHECKS[check]
     for value in right:
         check("the_argument", value)
@@ -88,29 +88,29 @@ class Endless:
 
 
 @pytest.mark.parametrize("value", [None, 0, -1, True, float("nan"), "1", Endless()])
-def test_a_number_is_above_another(value: Any) -> None:
+def test_number_above_another_is_checked(value: Any) -> None:
     check_above("size", 0.5, 0)
     with pytest.raises(UsageError, match=r"^size must be a number above 0, not "):
         check_above("size", value, 0)
 
 
 @pytest.mark.parametrize("value", [None, "c", ["a"], Endless()])
-def test_a_choice_is_one_of_several(value: Any) -> None:
+def test_choice_must_be_in_the_list(value: Any) -> None:
     check_choice("mode", "a", ("a", "b"))
     with pytest.raises(UsageError, match=r"^mode must be 'a' or 'b', not "):
         check_choice("mode", value, ("a", "b"))
 
 
 @pytest.mark.parametrize("value", [None, 1, "ab", b"ab", {"a": 1}, Endless()])
-def test_things_in_a_list_are_no_text(value: Any) -> None:
+def test_items_of_a_list_must_not_be_a_string(value: Any) -> None:
     check_sequence("things", (1, 2), "things in a list")
-    assert listed("things", (one for one in range(2)), "things") == [0, 1]
+    assert listed("things", (number for number in range(2)), "things") == [0, 1]
     for check in (check_sequence, listed):
         with pytest.raises(UsageError, match=r"^things must be things in a list, not "):
             check("things", value, "things in a list")
 
 
-def test_a_truth_value_is_a_number_only_where_it_is_asked_for() -> None:
+def test_bool_is_a_number_only_on_request() -> None:
     check_kind("flag", True, bool, "True or False")  # noqa: FBT003  (what is checked)
     check_kind("size", 3, (int, float), "a number")
     with pytest.raises(UsageError, match="size must be a number, not True"):

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from asyncrpc.logs import (
+from asyncrpc.core.logs import (
     FORGOTTEN_AFTER_S,
     LINE_CHARACTERS_MAX,
     LINES_AT_ONCE,
@@ -41,7 +41,7 @@ class Log:
         self._logger.warning(*args)
 
 
-def test_a_burst_goes_through_then_one_line_a_second_with_the_number_left_out() -> None:
+def test_burst_is_logged_then_one_line_a_second_with_a_count() -> None:
     log = Log()
     for _ in range(10_000):
         log.say("from %r: %s", "a", OSError("no"))
@@ -56,7 +56,7 @@ def test_a_burst_goes_through_then_one_line_a_second_with_the_number_left_out() 
     assert log.lines[-1] == "from 'a': no (9 more before it)"
 
 
-def test_each_peer_and_each_kind_has_a_limit_of_its_own() -> None:
+def test_peers_and_kinds_have_separate_limits() -> None:
     log = Log()
     for _ in range(1000):
         log.say("from %r", "a")
@@ -65,21 +65,21 @@ def test_each_peer_and_each_kind_has_a_limit_of_its_own() -> None:
     assert log.lines[LINES_AT_ONCE:] == ["from 'b'", "from 'a'"]
 
 
-def test_a_peer_with_many_names_gets_no_more_lines() -> None:
+def test_peer_with_many_names_gets_no_more_lines() -> None:
     log = Log()
     for number in range(10_000):
         log.say("from %r", f"name {number}")
     assert len(log.lines) == PEERS_MAX + LINES_AT_ONCE
 
 
-def test_what_varies_in_a_line_gets_no_limit_of_its_own() -> None:
+def test_line_limit_ignores_the_arguments() -> None:
     log = Log()
     for number in range(10_000):
         log.say("from %r: %s: %d: %s", "a", ValueError(number), number, str(number))
     assert len(log.lines) == LINES_AT_ONCE
 
 
-def test_after_a_silence_a_burst_goes_through_again() -> None:
+def test_silence_allows_a_new_burst() -> None:
     log = Log()
     for _ in range(2):
         for _ in range(1000):
@@ -94,7 +94,7 @@ def test_after_a_silence_a_burst_goes_through_again() -> None:
     assert len(log.lines) == 3 * LINES_AT_ONCE + PEERS_MAX
 
 
-def test_who_is_refused_is_logged_once_a_second_from_the_first_line_on() -> None:
+def test_refusals_are_logged_once_a_second() -> None:
     limit = LogLimit()
     assert [limit.left_out("a", now_s) for now_s in (0.0, 0.5, 1.0, 1.5, 2.0)] == [
         "",
@@ -106,24 +106,26 @@ def test_who_is_refused_is_logged_once_a_second_from_the_first_line_on() -> None
 
 
 @pytest.mark.parametrize("text", ["a\x1b[2J", "a\rb", "a\x9bb", "a\u202eb", "a\u2028b"])
-def test_what_would_command_a_terminal_is_escaped(text: str) -> None:
+def test_terminal_commands_are_escaped(text: str) -> None:
     log = Log()
     log.say("from %s", text)
     assert log.lines == [f"from {ascii(text)[1:-1]}"]
 
 
-def test_a_peer_writes_no_line_that_looks_like_one_of_the_log() -> None:
+def test_forged_log_lines_are_indented() -> None:
     log = Log()
     forged = "no\nWARNING a died\n\nERROR b died"
     log.say("from %s", forged)
     log.say("from a", error=ValueError(forged))
     for line in log.lines:
-        assert not [one for one in line.split("\n")[1:] if not one.startswith("  ")][1:]
+        assert not [text for text in line.split("\n")[1:] if not text.startswith("  ")][
+            1:
+        ]
     assert log.lines[0] == "from no\n  WARNING a died\n  \n  ERROR b died"
     assert "\n  ERROR b died" in log.lines[1]
 
 
-def test_a_line_and_its_traceback_are_short() -> None:
+def test_line_and_its_traceback_are_short() -> None:
     log = Log()
     log.say("from %s", "x" * 100_000, error=ValueError("y" * 100_000))
     message, _, traceback = log.lines[0].partition("\n")
@@ -138,7 +140,7 @@ def test_ordinary_lines_keep_their_arguments() -> None:
     assert (record.msg, record.args) == ("%s of %d", ("a", 2))
 
 
-def test_an_argument_whose_text_cannot_be_made_is_for_the_handler_to_tell() -> None:
+def test_unprintable_argument_is_left_to_the_handler() -> None:
     class Unreadable:
         def __str__(self) -> str:
             raise ValueError
@@ -159,5 +161,6 @@ def test_every_logger_of_the_package_has_the_filter() -> None:
     others = [name for name in loggers if not name.startswith(LOGGERS_OF_TORCH)]
     assert others == [], "log with logging.getLogger('asyncrpc'): its lines are bounded"
     assert any(
-        isinstance(one, PeerLineFilter) for one in logging.getLogger("asyncrpc").filters
+        isinstance(log_filter, PeerLineFilter)
+        for log_filter in logging.getLogger("asyncrpc").filters
     )

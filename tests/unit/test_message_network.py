@@ -31,34 +31,34 @@ def deliver(
         return arrived, runner.run(main())
 
 
-def test_by_default_messages_overtake_each_other_and_none_is_lost() -> None:
+def test_messages_are_reordered_and_not_lost_by_default() -> None:
     arrived, _ = deliver(1, lambda _network: None)
     assert arrived != list(range(200))
     assert sorted(arrived, key=str) == sorted(range(200), key=str)
 
 
-def test_order_can_be_had() -> None:
+def test_network_can_keep_the_order() -> None:
     arrived, _ = deliver(1, lambda n: n.between("b", "a").reorder(allowed=False))
     assert arrived == list(range(200))
 
 
-def test_loss() -> None:
+def test_lossy_network_drops_messages() -> None:
     arrived, _ = deliver(1, lambda network: network.between("a", "b").lose(0.5))
     assert 60 < len(arrived) < 140
 
 
-def test_repetition() -> None:
+def test_repeating_network_duplicates_messages() -> None:
     arrived, _ = deliver(1, lambda network: network.between("a", "b").repeat(0.5))
     assert len(set(arrived)) == 200
     assert len(arrived) > 300
 
 
-def test_a_class_of_messages_can_be_dropped() -> None:
+def test_class_of_messages_can_be_dropped() -> None:
     arrived, _ = deliver(1, lambda network: network.between("a", "b").drop(int))
     assert arrived == []
 
 
-def test_a_partition_loses_what_would_arrive_in_it() -> None:
+def test_partition_loses_messages_that_would_arrive_in_it() -> None:
     def cut(network: MessageNetwork) -> None:
         link = network.between("a", "b")
         link.delay(1.0)
@@ -70,12 +70,12 @@ def test_a_partition_loses_what_would_arrive_in_it() -> None:
     assert all("lost" in event for at_s, event in trace if 1.0 < at_s < 2.0)
 
 
-def test_a_crashed_name_hears_nothing() -> None:
+def test_crashed_name_receives_nothing() -> None:
     arrived, _ = deliver(1, lambda network: network.crash("b"))
     assert arrived == []
 
 
-def test_same_seed_same_run() -> None:
+def test_same_seed_gives_the_same_run() -> None:
     def rules(network: MessageNetwork) -> None:
         network.between("a", "b").lose(0.2)
         network.between("a", "b").repeat(0.2)
@@ -84,7 +84,7 @@ def test_same_seed_same_run() -> None:
     assert deliver(1, rules) != deliver(2, rules)
 
 
-def test_what_would_never_end_is_refused() -> None:
+def test_endless_fault_is_refused() -> None:
     with pytest.raises(UsageError, match="never ends"):
         deliver(1, lambda network: network.between("a", "b").repeat(1))
     with pytest.raises(UsageError, match=r"between 0 and 1"):

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from asyncrpc.shortage import shortage_of
+from asyncrpc.core.host.shortage import shortage_of
 
 CASES = [
     (OSError(errno.EMFILE, ""), "`ulimit -n`"),
@@ -26,7 +26,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("error", "words"), CASES)
-def test_what_has_run_out_is_named_with_its_cure(error: Exception, words: str) -> None:
+def test_shortage_is_named_with_its_remedy(error: Exception, words: str) -> None:
     assert words in shortage_of(error)
     outer = ValueError("of the program")
     outer.__cause__ = error
@@ -37,5 +37,5 @@ def test_what_has_run_out_is_named_with_its_cure(error: Exception, words: str) -
     "error",
     [None, OSError(errno.EACCES, ""), RuntimeError("line (24) is wrong"), ValueError()],
 )
-def test_other_errors_are_no_shortage(error: Exception | None) -> None:
+def test_other_errors_are_not_a_shortage(error: Exception | None) -> None:
     assert not shortage_of(error)

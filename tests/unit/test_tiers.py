@@ -31,42 +31,42 @@ def test_slow():
 """
 
 
-def test_the_longest_prefix_tells_the_share() -> None:
+def test_longest_prefix_sets_the_share() -> None:
     assert 60 < len(quick_among(MANY, SHARES)) < 140
     assert 740 < len(quick_among(MOST, SHARES)) < 860
 
 
-def test_without_a_share_all_is_quick() -> None:
+def test_cases_without_a_share_are_all_quick() -> None:
     assert quick_among(MANY, {"tests/man/": 0.1}) == set(MANY)
 
 
 def test_every_function_has_a_quick_case() -> None:
     assert quick_among(FUNCTIONS, SHARES) == set(FUNCTIONS)
-    for one in MANY:
-        assert quick_among([one], SHARES) == {one}
+    for item in MANY:
+        assert quick_among([item], SHARES) == {item}
 
 
-def test_a_quick_case_stays_quick_among_more() -> None:
+def test_quick_case_stays_quick_among_more() -> None:
     some = quick_among(MANY[:500], SHARES)
     assert some == quick_among(MANY, SHARES) & set(MANY[:500])
     assert some == quick_among(reversed(MANY[:500]), SHARES)
 
 
-def test_each_function_is_in_one_part_and_parts_are_alike() -> None:
+def test_each_function_is_in_one_part_of_similar_size() -> None:
     parts = [Part.parse(f"{number}/4") for number in (1, 2, 3, 4)]
-    for one in FUNCTIONS:
-        assert sum(part.has(one) for part in parts) == 1
+    for function in FUNCTIONS:
+        assert sum(part.has(function) for part in parts) == 1
     sizes = [sum(map(part.has, FUNCTIONS)) for part in parts]
     assert min(sizes) > 200
 
 
-def test_the_cases_of_a_function_are_in_one_part() -> None:
+def test_cases_of_a_function_are_in_one_part() -> None:
     assert sum(map(Part(1, 3).has, MANY)) in {0, len(MANY)}
     assert all(map(Part().has, MANY))
 
 
 @pytest.mark.parametrize("text", ["", "1", "0/4", "5/4", "-1/4", "1/4/2", "a/b", "1/0"])
-def test_what_is_no_part_is_refused(text: str) -> None:
+def test_malformed_part_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="a part must be like 2/4"):
         Part.parse(text)
 
@@ -87,28 +87,28 @@ def collected(tree: pytest.Pytester, *options: str) -> set[str]:
     return {line for line in result.outlines if "::" in line}
 
 
-def test_the_tiers_are_disjoint_and_together_all(tree: pytest.Pytester) -> None:
-    found = {
+def test_tiers_are_disjoint_and_cover_all_tests(tree: pytest.Pytester) -> None:
+    tests = {
         tier: collected(tree, f"--tier={tier}") for tier in ("quick", "deep", "all")
     }
-    assert found["all"] == collected(tree)
-    assert len(found["all"]) == 2 * 53
-    assert found["quick"] | found["deep"] == found["all"]
-    assert not found["quick"] & found["deep"]
+    assert tests["all"] == collected(tree)
+    assert len(tests["all"]) == 2 * 53
+    assert tests["quick"] | tests["deep"] == tests["all"]
+    assert not tests["quick"] & tests["deep"]
 
 
-def test_slow_cases_are_deep_and_elsewhere_all_others_quick(
+def test_quick_tier_has_a_share_of_unit_cases_and_one_of_others(
     tree: pytest.Pytester,
 ) -> None:
     quick = collected(tree, "--tier=quick")
-    unit = {one for one in quick if one.startswith("tests/unit/")}
+    unit = {test for test in quick if test.startswith("tests/unit/")}
     assert len(unit) == 51
-    assert not any("slow" in one or "[50]" in one for one in quick)
+    assert not any("slow" in test or "[50]" in test for test in quick)
     assert "tests/integration/test_integration.py::test_alone" in quick
     assert 1 < len(quick - unit) < 25
 
 
-def test_parts_are_of_the_tier(tree: pytest.Pytester) -> None:
+def test_parts_divide_the_tier(tree: pytest.Pytester) -> None:
     parts = [
         collected(tree, "--tier=deep", f"--part={number}/3") for number in (1, 2, 3)
     ]
@@ -116,9 +116,7 @@ def test_parts_are_of_the_tier(tree: pytest.Pytester) -> None:
     assert sum(map(len, parts)) == len(collected(tree, "--tier=deep"))
 
 
-def test_a_part_that_is_none_is_an_error_of_the_command_line(
-    tree: pytest.Pytester,
-) -> None:
+def test_malformed_part_is_an_error_of_the_command_line(tree: pytest.Pytester) -> None:
     result = tree.runpytest_inprocess(*PLUGINS, "--part=5/4")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--part*a part must be like 2/4, not '5/4'*"])

@@ -137,31 +137,31 @@ def init_rpc(
     types = backend_registry.BackendType
     if backend is not None and not isinstance(backend, types):
         raise TypeError("Argument backend must be a member of BackendType")
-    given = rpc_backend_options
-    if given is not None and not isinstance(given, RpcBackendOptions):
+    options = rpc_backend_options
+    if options is not None and not isinstance(options, RpcBackendOptions):
         raise TypeError(
             "Argument rpc_backend_options must be an instance of RpcBackendOptions"
         )
     if backend is None:
-        backend = types.TENSORPIPE if given is None else _backend_of(given)
-    if given is None:
-        given = construct_rpc_backend_options(backend)
+        backend = types.TENSORPIPE if options is None else _backend_of(options)
+    if options is None:
+        options = construct_rpc_backend_options(backend)
     if _agent.is_set():
         raise RuntimeError("RPC is already initialized")
-    store, rank = starting.open_store(given, rank, world_size)
-    _init_rpc_backend(backend, store, name, rank, world_size, given)
+    store, rank = starting.open_store(options, rank, world_size)
+    _init_rpc_backend(backend, store, name, rank, world_size, options)
 
 
-def _backend_of(given: RpcBackendOptions) -> Any:
+def _backend_of(options: RpcBackendOptions) -> Any:
     """Return the backend that the options belong to.
 
     Raises:
         TypeError: the options do not belong to a known backend.
     """
     for candidate in backend_registry.BackendType:
-        if isinstance(given, type(construct_rpc_backend_options(candidate))):
+        if isinstance(options, type(construct_rpc_backend_options(candidate))):
             return candidate
-    raise TypeError(f"Could not infer backend for options {given}")
+    raise TypeError(f"Could not infer backend for options {options}")
 
 
 def _init_rpc_backend(  # noqa: PLR0917  (torch's signature)
@@ -180,7 +180,7 @@ def _init_rpc_backend(  # noqa: PLR0917  (torch's signature)
     _validate_rpc_args(backend, store, name, rank, world_size, rpc_backend_options)
     if _agent.is_set():
         raise RuntimeError("RPC is already initialized")
-    made = backend_registry.init_backend(
+    agent = backend_registry.init_backend(
         backend,
         store=store,
         name=name,
@@ -188,7 +188,7 @@ def _init_rpc_backend(  # noqa: PLR0917  (torch's signature)
         world_size=world_size,
         rpc_backend_options=rpc_backend_options,
     )
-    api._init_rpc_states(made)  # noqa: SLF001
+    api._init_rpc_states(agent)  # noqa: SLF001
 
 
 # --- private names of torch that programs use ----------------------------------------
@@ -226,5 +226,5 @@ def _get_debug_info() -> dict[str, str]:
 
     info = _rref_context_get_debug_info()
     info.update(_get_current_rpc_agent().get_debug_info())
-    info.update({key: str(one) for key, one in autograd._get_debug_info().items()})  # noqa: SLF001
+    info.update({key: str(value) for key, value in autograd._get_debug_info().items()})  # noqa: SLF001
     return info

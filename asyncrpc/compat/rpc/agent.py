@@ -15,19 +15,19 @@ from weakref import WeakKeyDictionary
 import torch
 
 from asyncrpc.api import Worker
-from asyncrpc.arguments import is_seconds, wrong
-from asyncrpc.clock import now_s
 from asyncrpc.compat.rpc import errors
 from asyncrpc.compat.rpc.completion import Completions
 from asyncrpc.compat.rpc.constants import UNSET_RPC_TIMEOUT
 from asyncrpc.compat.rpc.gathering import ProfiledThreads
 from asyncrpc.compat.rpc.options import TensorPipeRpcBackendOptions, WorkerInfo
 from asyncrpc.compat.rpc.promises import Promise
+from asyncrpc.core.arguments import is_seconds, wrong
+from asyncrpc.core.calls.context import forget_deadline
+from asyncrpc.core.calls.futures import CallFuture
+from asyncrpc.core.hosting import LoopThread
+from asyncrpc.core.loop.clock import now_s
+from asyncrpc.core.options import options_within
 from asyncrpc.errors import CallError, EncodeError
-from asyncrpc.runtime.calls.context import forget_deadline
-from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.runtime.hosting import LoopThread
-from asyncrpc.runtime.options import options_within
 
 _POLL_S: Final = 0.01  # between looks at the calls in flight, for `join`
 CONTEXT_BITS: Final = 48  # of an id of a context; above them is the rank
@@ -101,9 +101,9 @@ class Agent:
             return WorkerInfo(self.worker.name, self.worker.rank)
         if isinstance(to, WorkerInfo):
             return to
-        found = self._known().get(to)
-        if found is not None:
-            return found
+        info = self._known().get(to)
+        if info is not None:
+            return info
         which = "id" if isinstance(to, int) else "name"
         raise RuntimeError(
             f"name:{self.worker.name},rank:{self.rank} could not find destination "
@@ -118,7 +118,7 @@ class Agent:
         """Return which of some workers are not there any more; all, after the end."""
         if self.worker.is_closed:
             return sorted(names)
-        return sorted(names - {one.name for one in self.worker.known_members})
+        return sorted(names - {member.name for member in self.worker.known_members})
 
     def _get_device_map(self, dst: WorkerInfo) -> dict[torch.device, torch.device]:
         """Return the options' device map for a worker, which may be empty."""
@@ -133,17 +133,19 @@ class Agent:
     def _known(self) -> dict[str | int, WorkerInfo]:
         if self._infos:
             return self._infos
-        infos = [WorkerInfo(one.name, one.id) for one in self.worker.known_members]
-        known: dict[str | int, WorkerInfo] = {one.name: one for one in infos}
-        known |= {one.id: one for one in infos}
+        infos = [
+            WorkerInfo(member.name, member.id) for member in self.worker.known_members
+        ]
+        known: dict[str | int, WorkerInfo] = {info.name: info for info in infos}
+        known |= {info.id: info for info in infos}
         if self.is_static_group and len(infos) == self.worker.world_size:
             self._infos = known
         return known
 
     def rank_of(self, name: str) -> int:
         """Return the rank of a worker, -1 if the name is unknown."""
-        found = self._known().get(name)
-        return -1 if found is None else found.id
+        info = self._known().get(name)
+        return -1 if info is None else info.id
 
     def get_metrics(self) -> dict[str, str]:
         """Return figures about calls and threads, as texts."""

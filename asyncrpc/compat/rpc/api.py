@@ -20,7 +20,6 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from asyncrpc.clock import now_s
 from asyncrpc.compat.rpc import agent as agents
 from asyncrpc.compat.rpc import profiling
 from asyncrpc.compat.rpc.agent import Agent
@@ -33,12 +32,13 @@ from asyncrpc.compat.rpc.internal import (
     pickled_call,
 )
 from asyncrpc.compat.rpc.options import WorkerInfo
-from asyncrpc.compat.rpc.rref import RRef, made
+from asyncrpc.compat.rpc.rref import RRef, start_creation
 from asyncrpc.compat.rpc.rref_proxy import add_apis
 from asyncrpc.compat.rpc.store_lock import locked_at
-from asyncrpc.runtime.calls.context import forget_deadline
-from asyncrpc.runtime.calls.futures import LOOK_S
-from asyncrpc.runtime.options import options_within
+from asyncrpc.core.calls.context import forget_deadline
+from asyncrpc.core.calls.futures import LOOK_S
+from asyncrpc.core.loop.clock import now_s
+from asyncrpc.core.options import options_within
 
 __all__ = [
     "AllGatherStates",
@@ -172,12 +172,12 @@ def rpc_sync(
     agent, name = agents.current(), _to_worker_info(to).name
     if _default_pickler is not _internal_rpc_pickler:
         func, args, kwargs = _pickled(func, args, kwargs)
-    given, named = args or (), kwargs or {}
+    values, named = args or (), kwargs or {}
     limit_s = agent.limit_s(timeout)
     if profiling.is_on():
-        return profiling.sync(agent, name, func, (given, named), limit_s)
+        return profiling.sync(agent, name, func, (values, named), limit_s)
     return agent.result_of(
-        lambda: agent.start(name, func, given, named, limit_s), limit_s
+        lambda: agent.start(name, func, values, named, limit_s), limit_s
     )
 
 
@@ -225,14 +225,14 @@ def _invoke_rpc(  # noqa: PLR0917  (torch's signature)
     agent, name = agents.current(), _to_worker_info(to).name
     if _default_pickler is not _internal_rpc_pickler:
         func, args, kwargs = _pickled(func, args, kwargs)
-    given, named = args or (), kwargs or {}
+    values, named = args or (), kwargs or {}
     limit_s = agent.limit_s(rpc_timeout)
     if profiling.is_on():
-        return profiling.future(agent, name, func, (given, named), limit_s)
+        return profiling.future(agent, name, func, (values, named), limit_s)
     return agent.future(
-        partial(agent.start, name, func, given, named, limit_s),
+        partial(agent.start, name, func, values, named, limit_s),
         limit_s,
-        waits=not agent.cannot_fail(func, given, named),
+        waits=not agent.cannot_fail(func, values, named),
     )
 
 
@@ -263,18 +263,18 @@ def remote(
     kind: Any = func
     if _default_pickler is not _internal_rpc_pickler:
         func, args, kwargs = _pickled(func, args, kwargs)
-    given, named = args or (), kwargs or {}
+    values, named = args or (), kwargs or {}
 
     def start() -> Any:
         forget_deadline()
         limit_s = agent.limit_s(timeout)
         options = options_within(limit_s)
         return agent.worker.parts.start_remote(
-            name, func, given, named, options=options
+            name, func, values, named, options=options
         )
 
-    waits = not agent.cannot_fail(func, given, named)
-    make = partial(made, agent, timeout=timeout, waits=waits)
+    waits = not agent.cannot_fail(func, values, named)
+    make = partial(start_creation, agent, timeout=timeout, waits=waits)
     if profiling.is_on():
         rref = profiling.remote(agent, name, func, start, make)
     else:
@@ -362,7 +362,7 @@ _all_gather_sequence_id_to_states: defaultdict[str, AllGatherStates] = defaultdi
 
 def _init_rpc_states(agent: Agent) -> None:
     global _ALL_WORKER_NAMES  # noqa: PLW0603  (torch's name for it)
-    _ALL_WORKER_NAMES = {one.name for one in agent.get_worker_infos()}
+    _ALL_WORKER_NAMES = {info.name for info in agent.get_worker_infos()}
     if not agents.is_set():
         agents.set_current(agent)
 
@@ -465,14 +465,14 @@ def _tell_followers(
         RuntimeError: a worker did not answer in time.
     """
     objects = states.gathered_objects
-    told = {
+    sent = {
         name: rpc_async(
             name, _broadcast_to_followers, (sequence_id, objects), timeout=limit_s
         )
         for name in followers
     }
     failed: list[tuple[str, RuntimeError]] = []
-    for name, future in told.items():
+    for name, future in sent.items():
         try:
             future.wait()
         except RuntimeError as error:

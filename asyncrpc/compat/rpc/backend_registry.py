@@ -70,7 +70,7 @@ def register_backend(
     global BackendType  # noqa: PLW0603  (an enum cannot be extended)
     if backend_registered(backend_name):
         raise RuntimeError(f"RPC backend {backend_name}: already registered")
-    known = {one.name: one.value for one in BackendType}
+    known = {backend.name: backend.value for backend in BackendType}
     value = BackendValue(construct_rpc_backend_options_handler, init_backend_handler)
     BackendType = _enum_of({backend_name: value, **known})
     return BackendType[backend_name]
@@ -83,10 +83,10 @@ def construct_rpc_backend_options(
     **kwargs: Any,
 ) -> RpcBackendOptions:
     """Return options of a backend."""
-    made: RpcBackendOptions = backend.value.construct_rpc_backend_options_handler(
+    options: RpcBackendOptions = backend.value.construct_rpc_backend_options_handler(
         rpc_timeout, init_method, **kwargs
     )
-    return made
+    return options
 
 
 def init_backend(backend: Any, *args: Any, **kwargs: Any) -> Any:

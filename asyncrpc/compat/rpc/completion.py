@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from asyncrpc.core.loop.threads import Job, start_thread
+from asyncrpc.core.services.ports import Pool
 from asyncrpc.errors import AsyncRpcError, ClosedError
-from asyncrpc.runtime.ports import Pool
-from asyncrpc.runtime.threads import Job, start_thread
 
 TICK_S: Final = 0.002
 
@@ -32,13 +32,12 @@ class Completions:
 
         Args:
             pool: returns the threads, which exist once the worker has started.
-            loop: loop of the worker.
         """
         self._pool = pool
         self._loop = loop
         self._jobs: deque[Job] = deque()
-        self._given = 0  # number of jobs so far
-        self._given_before = 0  # at the last tick
+        self._job_count = 0  # number of jobs so far
+        self._job_count_before = 0  # at the last tick
         self._threads = 0  # threads of the pool that work on them
         self._is_starting = False  # one more thread; the pool may have no free one
         self._timer: asyncio.TimerHandle | None = None
@@ -46,11 +45,11 @@ class Completions:
     def run(self, job: Job) -> None:
         """Run a job in a thread; on the loop."""
         self._jobs.append(job)
-        self._given += 1
+        self._job_count += 1
         if not self._threads:
             self._start()
         if self._timer is None:
-            self._given_before = 0
+            self._job_count_before = 0
             self._timer = self._loop.call_later(TICK_S, self._on_tick)
 
     def finish(self) -> None:
@@ -90,11 +89,11 @@ class Completions:
 
     def _on_tick(self) -> None:
         """Start one more thread if a job has waited since the last tick."""
-        left = len(self._jobs)
-        if not left:
+        waiting = len(self._jobs)
+        if not waiting:
             self._timer = None
             return
-        if self._given - left < self._given_before and not self._is_starting:
+        if self._job_count - waiting < self._job_count_before and not self._is_starting:
             self._start()
-        self._given_before = self._given
+        self._job_count_before = self._job_count
         self._timer = self._loop.call_later(TICK_S, self._on_tick)

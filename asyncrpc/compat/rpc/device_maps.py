@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Self
 
 from asyncrpc.compat.rpc.options import TensorPipeRpcBackendOptions
-from asyncrpc.runtime.devices.backends import backend_of
+from asyncrpc.core.devices.backends import backend_of
 
 _CUDA = "cuda"
 
@@ -22,7 +22,6 @@ class DeviceWishes:
     """What one worker tells the others about devices.
 
     Attributes:
-        name: name of the worker.
         cuda_devices: number of CUDA devices of its process.
         devices: the devices that it may use, such as "cuda:0"; empty: any.
         maps: by the name of a peer: devices of this worker to devices of the peer.
@@ -37,10 +36,13 @@ class DeviceWishes:
     def of_options(cls, name: str, options: TensorPipeRpcBackendOptions) -> Self:
         """Return the wishes of a worker with these options."""
         maps = {
-            peer: {str(one): str(other) for one, other in devices.items()}
+            peer: {
+                str(own_device): str(their_device)
+                for own_device, their_device in devices.items()
+            }
             for peer, devices in options.device_maps.items()
         }
-        devices = [str(one) for one in options.devices]
+        devices = [str(device) for device in options.devices]
         return cls(name, backend_of(_CUDA).count(), devices, maps)
 
     def encode(self) -> str:
@@ -64,26 +66,27 @@ def check_device_maps(all_: Sequence[DeviceWishes], *, is_static: bool = True) -
         ValueError: a worker, a device or a name in a map does not exist, or two devices
             are mapped to one.
     """
-    by_name = {one.name: one for one in all_}
-    for one in all_:
-        _check_devices(one)
-        unknown = sorted(one.maps.keys() - by_name.keys())
+    by_name = {wishes.name: wishes for wishes in all_}
+    for wishes in all_:
+        _check_devices(wishes)
+        unknown = sorted(wishes.maps.keys() - by_name.keys())
         if unknown and is_static:
             raise ValueError(
-                f"Node {one.name} has invalid target node names in its device maps: "
+                f"Node {wishes.name} has invalid target node names in its device maps: "
                 f"{', '.join(unknown)}; the workers are {', '.join(sorted(by_name))}"
             )
-        for target, map_ in one.maps.items():
-            _check_map(one, by_name.get(target), target, map_)
+        for target, map_ in wishes.maps.items():
+            _check_map(wishes, by_name.get(target), target, map_)
 
 
-def _check_devices(one: DeviceWishes) -> None:
-    if len(set(one.devices)) < len(one.devices):
-        listed = ", ".join(one.devices)
-        raise ValueError(f"Node {one.name} has duplicated devices: {listed}")
-    if absent := _absent(one.devices, one):
+def _check_devices(wishes: DeviceWishes) -> None:
+    if len(set(wishes.devices)) < len(wishes.devices):
+        listed = ", ".join(wishes.devices)
+        raise ValueError(f"Node {wishes.name} has duplicated devices: {listed}")
+    if absent := _absent(wishes.devices, wishes):
         raise ValueError(
-            f"Node {one.name} has devices with invalid indices: {_told(absent, one)}"
+            f"Node {wishes.name} has devices with invalid indices: "
+            f"{_shortfall(absent, wishes)}"
         )
 
 
@@ -103,17 +106,17 @@ def _check_map(
     if target is not None:
         ends.append(("target", target, list(map_.values())))
     for kind, node, devices in ends:
-        others = [one for one in devices if one not in node.devices]
-        if node.devices and others:
+        unexpected = [device for device in devices if device not in node.devices]
+        if node.devices and unexpected:
             raise ValueError(
                 f"Node {source.name} has unexpected {kind} devices {where}: "
-                f"{', '.join(others)}; worker {node.name} was told to use "
+                f"{', '.join(unexpected)}; worker {node.name} was told to use "
                 f"{', '.join(node.devices)}"
             )
         if absent := _absent(devices, node):
             raise ValueError(
                 f"Node {source.name} has {kind} devices with invalid indices {where}: "
-                f"{_told(absent, node)}"
+                f"{_shortfall(absent, node)}"
             )
 
 
@@ -122,15 +125,15 @@ def _absent(devices: Iterable[str], node: DeviceWishes) -> list[str]:
 
     Devices of other types are checked on use.
     """
-    found = []
+    absent = []
     for device in devices:
         type_, _, index = device.partition(":")
         if type_ == _CUDA and int(index or 0) >= node.cuda_devices:
-            found.append(device)
-    return found
+            absent.append(device)
+    return absent
 
 
-def _told(absent: Sequence[str], node: DeviceWishes) -> str:
+def _shortfall(absent: Sequence[str], node: DeviceWishes) -> str:
     count = node.cuda_devices
     has = f"{count} CUDA device{'' if count == 1 else 's'}"
     return f"{', '.join(absent)}, and worker {node.name} has {has}"

@@ -72,13 +72,13 @@ def original_of(error: RemoteError, rank_of: RankOf) -> Exception:
     if issubclass(kind, AsyncRpcError):
         return _plain(error, text)
     try:
-        made: Exception = kind(text)
+        original: Exception = kind(text)
     except Exception as problem:  # noqa: BLE001  (constructors take what they like)
         return RuntimeError(
             f"Failed to create original exception type. Error msg was {problem} "
             f"Original exception on remote side was {text}"
         )
-    return made
+    return original
 
 
 def _plain(error: RemoteError, text: str) -> Exception:
@@ -123,16 +123,16 @@ def _of_argument(cause: Exception, rank_of: RankOf) -> BaseException:
 
 def of_future(error: BaseException, rank_of: RankOf) -> BaseException:
     """Return the exception that a future or `rpc_sync` raises for an asyncrpc error."""
-    found = of_call(error, rank_of)
+    translated = of_call(error, rank_of)
     if not isinstance(error, RemoteError):
-        return found
+        return translated
     if _is_of_operator(error):
-        is_refused = isinstance(found, TypeError)
+        is_refused = isinstance(translated, TypeError)
         text = error.remote_message
         return RuntimeError(f"{_NO_SCHEMA}\n{text}" if is_refused else text)
-    text = f"{type(found).__name__}: {found}"
+    text = f"{type(translated).__name__}: {translated}"
     for kind in _KEPT:
-        if isinstance(found, kind):
+        if isinstance(translated, kind):
             return kind(text)
     return RuntimeError(text)
 
@@ -143,7 +143,7 @@ def _is_of_operator(error: RemoteError) -> bool:
     The callee calls them in C++; only their text comes back.
     """
     last = error.remote_traceback.rpartition('  File "')[2]
-    if "asyncrpc/runtime/calls/inbound.py" not in last:
+    if "asyncrpc/core/calls/inbound.py" not in last:
         return False  # Python frames are above ours
     kind = getattr(type(error), "remote_class", None)
     is_refusal = "combination of arguments" in error.remote_message

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from asyncrpc.runtime.calls import modes
+from asyncrpc.core.calls import modes
 
 __all__ = ["async_execution"]
 
@@ -18,9 +18,6 @@ def async_execution(fn: F) -> F:
     The callee's thread is free once the function has returned; the answer is sent when
     the future is done.  As in torch, `staticmethod` and `classmethod` come above this
     decorator.
-
-    Args:
-        fn: the function.
 
     Returns:
         The same function.

@@ -29,12 +29,12 @@ from typing import Any, Final, NamedTuple, Self
 import torch
 from torch.autograd import profiler_legacy
 
-from asyncrpc.clock import wall_ns
+from asyncrpc.core.calls.foreign_futures import as_awaitable
+from asyncrpc.core.calls.modes import Mode, mode_of
+from asyncrpc.core.loop.clock import wall_ns
+from asyncrpc.core.torch_modes import steps
+from asyncrpc.core.worker import Worker
 from asyncrpc.errors import MalformedError, RemoteError
-from asyncrpc.runtime.calls.foreign_futures import as_awaitable
-from asyncrpc.runtime.calls.modes import Mode, mode_of
-from asyncrpc.runtime.worker import Worker
-from asyncrpc.torch_modes import steps
 
 REMOTE_OP: Final = "#remote_op: "  # between the names of the call and the range
 KEPT_MAX: Final = 1024  # values whose ranges were not fetched; callers may die
@@ -103,7 +103,9 @@ class Settings(NamedTuple):
 def start_of(records: Any) -> Any:
     """Return the record with which the legacy profiler began."""
     return next(
-        one for one in itertools.chain(*records) if one.name() == "__start_profile"
+        record
+        for record in itertools.chain(*records)
+        if record.name() == "__start_profile"
     )
 
 
@@ -135,7 +137,6 @@ class Gatherer:
 
     Attributes:
         settings: settings of the thread's profiler.
-        ranges: ranges of callees.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -165,8 +166,8 @@ class Gatherer:
 
 def gatherer_here() -> Gatherer | None:
     """Return the gatherer for the calls of this thread."""
-    found: Gatherer | None = getattr(_threads, "gatherer", None)
-    return found
+    gatherer: Gatherer | None = getattr(_threads, "gatherer", None)
+    return gatherer
 
 
 class Session(Gatherer):
@@ -208,7 +209,8 @@ class Session(Gatherer):
         self._is_over = True
         own = self._thread
         return [
-            one._replace(thread=own) if one.thread < 0 else one for one in self.ranges
+            own_range._replace(thread=own) if own_range.thread < 0 else own_range
+            for own_range in self.ranges
         ]
 
 
@@ -219,9 +221,7 @@ class ProfilingRequest:
     """The wish of one call.
 
     Args:
-        gatherer: receives the ranges.
         name: name of the call, as the profiler shows it.
-        worker: this worker.
     """
 
     def __init__(self, gatherer: Gatherer, name: str, worker: Worker) -> None:
@@ -244,10 +244,15 @@ class ProfilingRequest:
         end_us = wall_us()
         moved_us = _moved_us(ranges, self._start_us, end_us)
         prefix = self._name + REMOTE_OP
-        for one in ranges:
-            start, end = one.start_us + moved_us, one.end_us + moved_us
+        for remote_range in ranges:
+            start, end = (
+                remote_range.start_us + moved_us,
+                remote_range.end_us + moved_us,
+            )
             self._gatherer.add(
-                one._replace(name=prefix + one.name, start_us=start, end_us=end)
+                remote_range._replace(
+                    name=prefix + remote_range.name, start_us=start, end_us=end
+                )
             )
         if isinstance(self._gatherer, Session):
             self._gatherer.show(self._name, self._start_us, end_us, is_async=is_async)
@@ -260,8 +265,8 @@ def _moved_us(ranges: list[Range], start_us: float, end_us: float) -> float:
     """
     if not ranges:
         return 0.0
-    first = min(one.start_us for one in ranges)
-    last = max(one.end_us for one in ranges)
+    first = min(remote_range.start_us for remote_range in ranges)
+    last = max(remote_range.end_us for remote_range in ranges)
     if start_us <= first and last <= end_us:
         return 0.0
     spare_us = end_us - start_us - (last - first)
@@ -373,7 +378,7 @@ class ProfiledThreads:
             self._kept[token] = ranges
         return result
 
-    def taken(self, token: str) -> list[Range]:
+    def take_kept(self, token: str) -> list[Range]:
         """Return the ranges that are kept under a token, and remove them."""
         with self._lock:
             return self._kept.pop(token, [])

@@ -26,7 +26,7 @@ import torch
 from asyncrpc.compat.rpc import agent as agents
 from asyncrpc.compat.rpc.functions import async_execution
 from asyncrpc.compat.rpc.rref import RRef
-from asyncrpc.runtime.calls.modes import Mode, mode_of
+from asyncrpc.core.calls.modes import Mode, mode_of
 
 __all__ = ["PythonUDF", "RPCExecMode", "RemoteException", "deserialize", "serialize"]
 

@@ -27,14 +27,14 @@ from asyncrpc.compat.rpc.gathering import (
     Session,
     gatherer_here,
 )
-from asyncrpc.runtime.calls.context import forget_deadline
-from asyncrpc.runtime.calls.repeating import is_idempotent
-from asyncrpc.runtime.options import CallOptions
+from asyncrpc.core.calls.context import forget_deadline
+from asyncrpc.core.calls.repeating import is_idempotent
+from asyncrpc.core.options import CallOptions
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
 
-class Made(Protocol):
+class CreatedReference(Protocol):
     """A reference to a value that a call makes."""
 
     _profiled: torch.futures.Future[None]
@@ -43,7 +43,7 @@ class Made(Protocol):
         """Return a future that completes when the owner has the value."""
 
 
-M = TypeVar("M", bound=Made)
+M = TypeVar("M", bound=CreatedReference)
 
 _is_profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled  # noqa: SLF001
 find_builtin: Callable[[Any], str | None] = _builtins._find_builtin  # noqa: SLF001
@@ -58,25 +58,25 @@ def sync(
     agent: Agent,
     to: str,
     function: Callable[..., Any],
-    given: Arguments,
+    arguments: Arguments,
     limit_s: float | None,
 ) -> Any:
     """Make a call of `rpc_sync` with a range; raise as `rpc_sync`."""
     with _Shown("sync", function, agent, to) as shown:
-        return agent.result_of(lambda: shown.start(given, limit_s), limit_s)
+        return agent.result_of(lambda: shown.start(arguments, limit_s), limit_s)
 
 
 def future(
     agent: Agent,
     to: str,
     function: Callable[..., Any],
-    given: Arguments,
+    arguments: Arguments,
     limit_s: float | None,
 ) -> torch.futures.Future[Any]:
     """Make a call of `rpc_async` with a range; raise as `rpc_async`."""
     with _Shown("async", function, agent, to) as shown:
-        waits = not agent.cannot_fail(function, *given)
-        start = lambda: shown.start(given, limit_s)  # noqa: E731  (on the loop)
+        waits = not agent.cannot_fail(function, *arguments)
+        start = lambda: shown.start(arguments, limit_s)  # noqa: E731  (on the loop)
         return shown.until(agent.future(start, limit_s, waits=waits))
 
 
@@ -90,10 +90,6 @@ def remote(
     """Make a call of `remote` with a range; raise as `remote`.
 
     Args:
-        agent: agent of this process.
-        to: name of the callee.
-        function: makes the value.
-        start: starts the call.
         make: runs `start`, and returns the reference.
     """
     with _Shown("remote", function, agent, to) as shown:
@@ -143,14 +139,14 @@ class _Shown:
         ended._set_unwrap_func(lambda _value: future.wait())  # noqa: SLF001
         return ended
 
-    def start(self, given: Arguments, limit_s: float | None) -> Any:
+    def start(self, arguments: Arguments, limit_s: float | None) -> Any:
         """Start the call; on the loop."""
         agent, to, function, asked = self._agent, self._to, self._function, self._asked
         if asked is None or is_idempotent(function):
-            return agent.start(to, function, *given, limit_s)
+            return agent.start(to, function, *arguments, limit_s)
         forget_deadline()
         worker = agent.worker
-        target, values = worker.parts.describe(function, *given)
+        target, values = worker.parts.describe(function, *arguments)
         name = target or str(getattr(function, "__qualname__", function))
         call = worker.parts.new_call(name.rpartition(":")[2], to)
         call.options = CallOptions(timeout_s=limit_s)
@@ -170,7 +166,7 @@ class _Shown:
 
         return wish
 
-    def follow(self, rref: Made) -> None:
+    def follow(self, rref: CreatedReference) -> None:
         """End the range when a value is made; then ask for the ranges."""
         asked, agent, to = self._asked, self._agent, self._to
         if asked is None:
@@ -181,7 +177,7 @@ class _Shown:
             asked.take(_value_of(answer), is_async=True)
             gathered.set_result(None)
 
-        def ask(_made: object) -> None:
+        def ask(_value: object) -> None:
             limit_s = agent.rpc_timeout_s or None
             start = lambda: agent.start(to, _kept, (asked.token,), {}, limit_s)  # noqa: E731
             agent.future(start, limit_s, waits=False).add_done_callback(take)
@@ -199,7 +195,7 @@ def _value_of(answer: torch.futures.Future[list[Range]]) -> list[Range]:
 
 def _kept(token: str) -> list[Range]:
     """Return the ranges that are kept here for a caller."""
-    return agents.current().profiled.taken(token)
+    return agents.current().profiled.take_kept(token)
 
 
 def _name_of(function: Callable[..., Any]) -> str:

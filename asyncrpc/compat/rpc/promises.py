@@ -11,10 +11,10 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from asyncrpc.clock import now_s
 from asyncrpc.compat.rpc import errors
-from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.runtime.threads import thread_blocked
+from asyncrpc.core.calls.futures import CallFuture
+from asyncrpc.core.loop.clock import now_s
+from asyncrpc.core.loop.threads import thread_blocked
 
 _Future: Any = torch._C.Future  # noqa: SLF001  (without a subclass's attributes)
 _NO_VARIABLES: Final = Context()  # for calls without variables; others copy theirs
@@ -80,7 +80,6 @@ class Promise:
         """Promise the result of a call.
 
         Args:
-            agent: agent of this process.
             start: starts the call, on the loop.
             limit_s: seconds that the call may take in all.
         """

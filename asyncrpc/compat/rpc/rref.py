@@ -17,6 +17,9 @@ from asyncrpc.compat.rpc import errors
 from asyncrpc.compat.rpc.constants import UNSET_RPC_TIMEOUT
 from asyncrpc.compat.rpc.options import WorkerInfo
 from asyncrpc.compat.rpc.rref_proxy import APIS, RRefProxy
+from asyncrpc.core.calls.context import forget_deadline
+from asyncrpc.core.rref.handle import RRef as Handle
+from asyncrpc.core.rref.shared import Shared
 from asyncrpc.errors import (
     AsyncRpcError,
     DeadlineExceededError,
@@ -24,9 +27,6 @@ from asyncrpc.errors import (
     RRefDeletedError,
     UsageError,
 )
-from asyncrpc.rref.handle import RRef as Handle
-from asyncrpc.rref.shared import Shared
-from asyncrpc.runtime.calls.context import forget_deadline
 
 T = TypeVar("T")
 
@@ -87,14 +87,14 @@ class RRef(Handle[T]):
         """Return the numbers of the value and of this reference."""
         if not hasattr(self, "_numbers"):
             agent = agents.current()
-            made = agent.named_references.get(self._shared)
-            if made is None:
-                made = -1, self.rref_id.serial
+            reference = agent.named_references.get(self._shared)
+            if reference is None:
+                reference = -1, self.rref_id.serial
                 for name, incarnation in _incarnations(agent):
                     if incarnation == self.rref_id.creator:
-                        made = agent.rank_of(name), self.rref_id.serial - 1
-            fork = made[1] if self.is_owner() else next(agent.reference_ids)
-            self._numbers = made, fork
+                        reference = agent.rank_of(name), self.rref_id.serial - 1
+            fork = reference[1] if self.is_owner() else next(agent.reference_ids)
+            self._numbers = reference, fork
         return self._numbers
 
     def __str__(self) -> str:
@@ -102,8 +102,10 @@ class RRef(Handle[T]):
         value = f"GloballyUniqueId(created_on={rank}, local_id={number})"
         if self.is_owner():
             return f"OwnerRRef({value})"
-        mine = f"GloballyUniqueId(created_on={agents.current().rank}, local_id={fork})"
-        return f"UserRRef(RRefId = {value}, ForkId = {mine})"
+        fork_id = (
+            f"GloballyUniqueId(created_on={agents.current().rank}, local_id={fork})"
+        )
+        return f"UserRRef(RRefId = {value}, ForkId = {fork_id})"
 
     __repr__ = __str__
 
@@ -329,26 +331,29 @@ class RRef(Handle[T]):
 
 
 def _incarnations(agent: agents.Agent) -> list[tuple[str, int]]:
-    return [(one.name, one.incarnation) for one in agent.worker.parts.directory.members]
+    return [
+        (member.name, member.incarnation)
+        for member in agent.worker.parts.directory.members
+    ]
 
 
 def _creation_of(
     agent: agents.Agent, shared: Shared, limit_s: float | None
 ) -> torch.futures.Future[Any]:
     """Return a future that completes when a value is made, or fails at its timeout."""
-    found: torch.futures.Future[Any] = torch.futures.Future()
+    creation: torch.futures.Future[Any] = torch.futures.Future()
     call = shared.call
     if call is None:
         if shared.error is None:
-            found.set_result(None)
+            creation.set_result(None)
         else:
-            found.set_exception(errors.of_future(shared.error, agent.rank_of))
-        return found
+            creation.set_exception(errors.of_future(shared.error, agent.rank_of))
+        return creation
 
     def late() -> None:
         call.remove_done_callback(finish)
         error = errors.timed_out(limit_s or 0.0)
-        agent.in_thread(lambda: found.set_exception(error))
+        agent.in_thread(lambda: creation.set_exception(error))
 
     loop = agent.host.loop
     timer = None if limit_s is None else loop.call_later(limit_s, late)
@@ -358,16 +363,16 @@ def _creation_of(
             timer.cancel()
         error = errors.of_ended(done)
         if error is None:
-            agent.in_thread(lambda: found.set_result(None))
+            agent.in_thread(lambda: creation.set_result(None))
         else:
             failed = errors.of_future(error, agent.rank_of)
-            agent.in_thread(lambda: found.set_exception(failed))
+            agent.in_thread(lambda: creation.set_exception(failed))
 
     call.add_done_callback(finish)
-    return found
+    return creation
 
 
-def made(
+def start_creation(
     agent: agents.Agent,
     start: Callable[[], Handle[Any]],
     timeout: float = UNSET_RPC_TIMEOUT,
@@ -377,7 +382,6 @@ def made(
     """Start the creation of a value elsewhere; return the reference.
 
     Args:
-        agent: agent of this process.
         start: starts the call; on the loop, or in this thread if nothing waits.
         timeout: seconds in which the value must be made.
         waits: whether to wait for the start, as an argument may be unsendable.

@@ -19,11 +19,11 @@ from asyncrpc.compat.rpc import agent as agents
 from asyncrpc.compat.rpc import profiling
 from asyncrpc.compat.rpc.constants import UNSET_RPC_TIMEOUT
 from asyncrpc.compat.rpc.functions import async_execution
-from asyncrpc.rref.handle import RRef as Handle
-from asyncrpc.rref.handle import service_of
-from asyncrpc.runtime.calls.context import forget_deadline
-from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.runtime.calls.modes import Mode, mode_of
+from asyncrpc.core.calls.context import forget_deadline
+from asyncrpc.core.calls.futures import CallFuture
+from asyncrpc.core.calls.modes import Mode, mode_of
+from asyncrpc.core.rref.handle import RRef as Handle
+from asyncrpc.core.rref.handle import service_of
 
 if TYPE_CHECKING:
     from asyncrpc.compat.rpc.rref import RRef
@@ -57,7 +57,6 @@ class RRefProxy:
     """Methods of a referenced value, called by one of the functions for calls.
 
     Attributes:
-        rref: refers to the value.
         rpc_api: `rpc_sync`, `rpc_async` or `remote`.
         rpc_timeout: seconds, as for that function.
     """
@@ -202,9 +201,9 @@ def _remote(rref: RRef[Any], name: str, args: Any, kwargs: Any, timeout: float) 
         service = service_of(rref)
         return service.remote_method(rref, name, args, kwargs, agent.limit_s(timeout))
 
-    from asyncrpc.compat.rpc.rref import made  # noqa: PLC0415  (which needs this)
+    from asyncrpc.compat.rpc.rref import start_creation  # noqa: PLC0415  (which needs this)
 
-    return made(agent, start, timeout)
+    return start_creation(agent, start, timeout)
 
 
 # The functions for calls, by name, and what calls a method directly in their place.

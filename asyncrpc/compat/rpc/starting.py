@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import (
@@ -34,14 +34,14 @@ from asyncrpc.compat.rpc.options import (
 )
 from asyncrpc.compat.rpc.rref import RRef
 from asyncrpc.compat.rpc.store_lock import locked_at
+from asyncrpc.core.hosting import LoopThread
+from asyncrpc.core.members import Member, Rendezvous, RunningGroup
+from asyncrpc.core.membership.launched_store import find_store, has_all_of_torch
+from asyncrpc.core.membership.store_places import GivenStore
+from asyncrpc.core.membership.stores import StoreRendezvous
+from asyncrpc.core.options import DeviceOptions, Options
+from asyncrpc.core.parts import Parts
 from asyncrpc.errors import AsyncRpcError, UsageError
-from asyncrpc.runtime.hosting import LoopThread
-from asyncrpc.runtime.members import Member, Rendezvous, RunningGroup
-from asyncrpc.runtime.membership.launched_store import find_store, has_all_of_torch
-from asyncrpc.runtime.membership.store_places import GivenStore
-from asyncrpc.runtime.membership.stores import StoreRendezvous
-from asyncrpc.runtime.options import DeviceOptions, Options
-from asyncrpc.runtime.parts import Parts
 
 logger = logging.getLogger(__name__)
 
@@ -51,9 +51,6 @@ _DRAIN_S: Final = 3600.0  # torch's shutdown waits for calls without a limit
 _CONNECTED_MAX: Final = 32  # others to which this worker connects at the start
 _serial = 0
 _serial_lock = threading.Lock()
-
-
-Extension: TypeAlias = Callable[[Parts], None]
 
 
 def add_facade(parts: Parts) -> None:
@@ -107,8 +104,8 @@ def open_store(
     if world_size:
         store, rank, _ = next(rendezvous(where, rank=rank, world_size=world_size))
     else:
-        given = SimpleNamespace(init_method=where)
-        store = _create_store_from_options(given, rank)  # type: ignore[no-untyped-call]
+        store_options = SimpleNamespace(init_method=where)
+        store = _create_store_from_options(store_options, rank)  # type: ignore[no-untyped-call]
     store.set_timeout(timedelta(seconds=options.rpc_timeout or 60.0))
     with _serial_lock:
         store = PrefixStore(f"asyncrpc/{_serial}", store)
@@ -125,10 +122,10 @@ def _by_launcher(where: str, rank: int, world_size: int | None) -> tuple[str, in
     if where != _ENV or has_all_of_torch():
         return where, rank
     try:
-        found = find_store(None if rank < 0 else rank, world_size)
+        store = find_store(None if rank < 0 else rank, world_size)
     except UsageError as error:
         raise ValueError(f"env:// rendezvous: {_as_torch_says(str(error))}") from None
-    return found.url, found.rank
+    return store.url, store.rank
 
 
 def _as_torch_says(problem: str) -> str:
@@ -155,33 +152,8 @@ def init_agent(
     """
     if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
         raise TypeError("`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`")
-    return start_agent((store, name, rank, world_size, rpc_backend_options))
-
-
-def start_agent(
-    given: tuple[Any, str, int, int | None, TensorPipeRpcBackendOptions],
-    *,
-    extensions: Sequence[Extension] = (),
-    agent_class: type[Agent] = Agent,
-) -> Agent:
-    """Start the worker of this process, which may have more parts; see `init_agent`.
-
-    Args:
-        given: the arguments of `init_agent`.
-        extensions: add parts to the worker when it starts.
-        agent_class: makes its agent.
-
-    Raises:
-        ValueError, RuntimeError: as for `init_agent`.
-    """
-    store, name, rank, world_size, rpc_backend_options = given
     WorkerInfo(name, rank)  # refuses invalid names
-    own = b"static" if world_size else b"dynamic"
-    if store.compare_set(_KIND, "", own) != own:
-        raise RuntimeError(
-            "RPC group mixes statically and dynamically initialized members which is "
-            "not supported."
-        )
+    _check_group_kind(store, is_static=bool(world_size))
     where: Rendezvous = GrowingRendezvous(store)
     wishes = DeviceWishes.of_options(name, rpc_backend_options)
     if not world_size:
@@ -203,11 +175,9 @@ def start_agent(
             drain_timeout_s=_DRAIN_S,
         ),
     )
-    worker.parts.extensions = [add_facade, *extensions]
+    worker.parts.extensions = [add_facade]
     turn = nullcontext() if world_size else locked_at(store)
-    agent = agent_class(
-        worker, host, rpc_backend_options, store, is_static=bool(world_size)
-    )
+    agent = Agent(worker, host, rpc_backend_options, store, is_static=bool(world_size))
     agent.all_gather = api._all_gather  # noqa: SLF001  (torch's name)
     # Before others can call: their functions may make calls from here.
     agents.set_current(agent)
@@ -225,15 +195,27 @@ def start_agent(
     raise RuntimeError(failed)
 
 
+def _check_group_kind(store: Any, *, is_static: bool) -> None:
+    """Raise RuntimeError if the group was begun with the other kind of members."""
+    own = b"static" if is_static else b"dynamic"
+    if store.compare_set(_KIND, "", own) != own:
+        raise RuntimeError(
+            "RPC group mixes statically and dynamically initialized members which is "
+            "not supported."
+        )
+
+
 async def _start(worker: Worker) -> None:
     """Start a worker; connect to the others, unless there are many.
 
     Programs give their first calls timeouts of milliseconds, without connecting.
     """
     await worker.__aenter__()
-    others = [one.name for one in worker.known_members if one.name != worker.name]
-    if len(others) <= _CONNECTED_MAX:
-        linking = (worker.parts.link_to(name) for name in others)
+    other_names = [
+        member.name for member in worker.known_members if member.name != worker.name
+    ]
+    if len(other_names) <= _CONNECTED_MAX:
+        linking = (worker.parts.link_to(name) for name in other_names)
         await asyncio.gather(*linking, return_exceptions=True)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
-from asyncrpc.clock import now_s
+from asyncrpc.core.loop.clock import now_s
 
 _POLL_S: Final = 0.005
 _PATIENCE_S: Final = 60.0  # wait for the holder of the lock, which may have died

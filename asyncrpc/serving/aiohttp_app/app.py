@@ -23,10 +23,10 @@ from typing import Any, Final, TypeAlias
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from asyncrpc.arguments import check_kind
+from asyncrpc.core.arguments import check_kind
+from asyncrpc.core.calls.context import current_worker_var
+from asyncrpc.core.worker import Worker
 from asyncrpc.errors import AsyncRpcError, UsageError
-from asyncrpc.runtime.calls.context import current_worker_var
-from asyncrpc.runtime.worker import Worker
 from asyncrpc.serving.aiohttp_app.tracing import traced
 from asyncrpc.serving.contract import Contract
 from asyncrpc.serving.lifetime import (

@@ -15,10 +15,10 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from asyncrpc.arguments import check_kind
+from asyncrpc.core.arguments import check_kind
+from asyncrpc.core.loop.loops import loop_for
+from asyncrpc.core.worker import Worker
 from asyncrpc.errors import UsageError
-from asyncrpc.runtime.loops import loop_for
-from asyncrpc.runtime.worker import Worker
 from asyncrpc.serving.aiohttp_app.app import WORKER, WorkerKey, check_key
 from asyncrpc.serving.listening import check_where, listening
 from asyncrpc.serving.paths import check_path
@@ -107,5 +107,5 @@ async def serve_health(
     app = web.Application()
     # The workers get no keys: an `AppKey` can only be made in the main thread.
     app.add_routes(_routes(lambda _: workers, "/healthz", "/readyz"))
-    async with listening("serve_health", app, host, port) as taken:
-        yield taken
+    async with listening("serve_health", app, host, port) as bound_port:
+        yield bound_port

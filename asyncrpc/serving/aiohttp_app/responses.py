@@ -15,13 +15,13 @@ from typing import Final
 
 from aiohttp import WSMsgType, web
 
-from asyncrpc.arguments import (
+from asyncrpc.core.arguments import (
     check_callable,
     check_count,
     check_kind,
     check_texts,
 )
-from asyncrpc.runtime.loops import loop_for
+from asyncrpc.core.loop.loops import loop_for
 from asyncrpc.serving.client_scope import ClientLeftError
 from asyncrpc.serving.event_sender import (
     BEGIN_WITHIN_S,
@@ -176,7 +176,7 @@ async def websocket_response(
     check_count("message_bytes_max", message_bytes_max, at_least=1)
     sse.check_period("heartbeat_s", heartbeat_s)
     named = ",".join(request.headers.getall("Sec-WebSocket-Protocol", []))
-    offered = [one.strip() for one in named.split(",")]
+    offered = [protocol.strip() for protocol in named.split(",")]
     response = StreamingWebSocket(
         protocols=protocols_for(offered, protocols),  # else the client would choose
         max_msg_size=message_bytes_max,

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from asyncrpc.runtime.extensions import CallTracer
+from asyncrpc.extend import CallTracer
 from asyncrpc.serving.machine.error_answers import FAILED_CLOSURES
 
 R = TypeVar("R", bound=web.StreamResponse)
@@ -21,7 +21,6 @@ async def traced(
     Args:
         tracer: of the application's worker.
         request: begins the span; its trace context headers name the parent.
-        answer: handles the request.
 
     Cancellation:
         The span ends with it.
@@ -46,8 +45,8 @@ async def traced(
 
 def _only(request: web.Request, name: str) -> str:
     """Return a header that may occur only once; empty if it occurs more often."""
-    found = request.headers.getall(name, [])
-    return found[0] if len(found) == 1 else ""
+    values = request.headers.getall(name, [])
+    return values[0] if len(values) == 1 else ""
 
 
 def _all(request: web.Request, name: str) -> str:

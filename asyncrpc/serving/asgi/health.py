@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from asyncrpc.runtime.worker import Worker
+from asyncrpc.core.worker import Worker
 from asyncrpc.serving.asgi.protocol import (
     WORKER_KEY,
     AsgiApplication,
@@ -71,11 +71,6 @@ class HealthApplication:
     ) -> None:
         """Answer one request; a server calls it.
 
-        Args:
-            scope: of ASGI.
-            receive: of ASGI.
-            send: of ASGI.
-
         Cancellation:
             Nothing is left behind.
         """
@@ -97,8 +92,11 @@ class HealthApplication:
             return _NOT_ALLOWED, {"error": "MethodNotAllowed", "message": "use GET"}
         if path == self._live:
             return 200, {"live": True}
-        found = [scope.get("state", {}).get(key) for key in self._keys]
-        workers = [one if isinstance(one, Worker) else None for one in found]
+        candidates = [scope.get("state", {}).get(key) for key in self._keys]
+        workers = [
+            candidate if isinstance(candidate, Worker) else None
+            for candidate in candidates
+        ]
         return ready_body(workers)
 
 

@@ -10,7 +10,7 @@ from contextlib import (
 )
 from typing import Any, TypeAlias
 
-from asyncrpc.runtime.worker import Worker
+from asyncrpc.core.worker import Worker
 from asyncrpc.serving.asgi.machine.lifespan import (
     STARTUP_COMPLETE,
     STARTUP_FAILED,

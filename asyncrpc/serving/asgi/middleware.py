@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from asyncrpc.arguments import check_callable, check_flag
+from asyncrpc.core.arguments import check_callable, check_flag
+from asyncrpc.core.calls.context import current_worker_var
+from asyncrpc.core.worker import Worker
 from asyncrpc.errors import UsageError
-from asyncrpc.runtime.calls.context import current_worker_var
-from asyncrpc.runtime.worker import Worker
 from asyncrpc.serving.asgi.lifespan import run_lifespan
 from asyncrpc.serving.asgi.machine.connection import AsgiState
 from asyncrpc.serving.asgi.protocol import (
@@ -238,8 +238,8 @@ async def _send_answer(
     if connection.has_left:
         return answer is not None
     if connection.state is AsgiState.ACCEPTED:
-        told = answer or INTERNAL
-        closing = {"code": told.close_code, "reason": told.reason}
+        error_answer = answer or INTERNAL
+        closing = {"code": error_answer.close_code, "reason": error_answer.reason}
         await send({"type": "websocket.close", **closing})
         return answer is not None
     if answer is None or connection.state is not AsgiState.WAITING:

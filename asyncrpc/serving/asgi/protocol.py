@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
-from asyncrpc.arguments import wrong
+from asyncrpc.core.arguments import wrong
 
 AsgiScope: TypeAlias = MutableMapping[str, Any]
 AsgiMessage: TypeAlias = MutableMapping[str, Any]
@@ -42,10 +42,7 @@ async def send_response(
     """Send a whole response.
 
     Args:
-        send: to the server.
-        status: of HTTP.
         headers: without the length.
-        body: of the response.
         prefix: of the types of messages: `""`, or `websocket.` to refuse a websocket.
     """
     raw = [

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
 
-from asyncrpc.arguments import check_callable, check_count, check_texts, wrong
-from asyncrpc.runtime.loops import loop_for
+from asyncrpc.core.arguments import check_callable, check_count, check_texts, wrong
+from asyncrpc.core.loop.loops import loop_for
 from asyncrpc.serving.asgi.protocol import (
     WATCHED_KEY,
     AsgiMessage,
@@ -128,8 +128,6 @@ class EventStreamApplication:
 
         Args:
             stream: items, or a function of the `Last-Event-ID` that returns them.
-            options: how items become events.
-            headers: of the response.
         """
         self.raw_headers = [
             (name.lower().encode("latin-1"), value.encode("latin-1"))
@@ -142,11 +140,6 @@ class EventStreamApplication:
         self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend
     ) -> None:
         """Answer a request; a server or a framework calls it.
-
-        Args:
-            scope: of ASGI.
-            receive: of ASGI.
-            send: of ASGI.
 
         Raises:
             Exception: the stream raised before anything was sent.
@@ -286,22 +279,22 @@ class _AsgiEvents:
 
     async def begin(self) -> None:
         start = {"status": 200, "headers": self._headers}
-        await self._told({"type": "http.response.start", **start})
+        await self._send_unless_left({"type": "http.response.start", **start})
 
     async def answer_nobody(self) -> None:
         """Answer a client that has left; see `WatchedConnection.answer_nobody`."""
         start = {"status": CLIENT_LEFT_STATUS, "headers": []}
-        await self._told({"type": "http.response.start", **start})
+        await self._send_unless_left({"type": "http.response.start", **start})
         await self.end()
 
     async def write(self, data: bytes) -> None:
         body = {"body": data, "more_body": True}
-        await self._told({"type": "http.response.body", **body})
+        await self._send_unless_left({"type": "http.response.body", **body})
 
     async def end(self) -> None:
-        await self._told({"type": "http.response.body", "body": b""})
+        await self._send_unless_left({"type": "http.response.body", "body": b""})
 
-    async def _told(self, message: AsgiMessage) -> None:
+    async def _send_unless_left(self, message: AsgiMessage) -> None:
         try:
             await self._send(message)
         except OSError as error:  # as of ASGI 2.4, when the client has left
@@ -333,8 +326,8 @@ class _AsgiSocket:
         if message["type"] != "websocket.receive":
             return None
         text = message.get("text")
-        found: SocketData = message["bytes"] if text is None else text
-        return found
+        content: SocketData = message["bytes"] if text is None else text
+        return content
 
     async def send(self, data: SocketData) -> None:
         key = "text" if isinstance(data, str) else "bytes"

@@ -27,11 +27,7 @@ class StarletteResponse(Response):
     """A response whose body an ASGI application sends."""
 
     def __init__(self, application: ResponseApplication) -> None:
-        """Wrap an application, which also sends the headers set here.
-
-        Args:
-            application: sends the response.
-        """
+        """Wrap an application, which also sends the headers set here."""
         self.status_code = 200
         self.background = None
         self.body = b""
@@ -42,11 +38,6 @@ class StarletteResponse(Response):
         self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend
     ) -> None:
         """Send the response; the framework calls it.
-
-        Args:
-            scope: of ASGI.
-            receive: of ASGI.
-            send: of ASGI.
 
         Cancellation:
             As for the application.

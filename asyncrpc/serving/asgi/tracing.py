@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from asyncrpc.runtime.extensions import CallTracer
+from asyncrpc.extend import CallTracer
 from asyncrpc.serving.asgi.machine.connection import AsgiConnection
 from asyncrpc.serving.asgi.protocol import AsgiScope, header_values
 from asyncrpc.serving.machine.error_answers import FAILED_CLOSURES
@@ -20,7 +20,6 @@ async def traced(
     Args:
         tracer: of the application's worker.
         scope: of the request; its trace context headers name the span's parent.
-        connection: knows how the request is answered.
 
     Cancellation:
         The span ends with it.

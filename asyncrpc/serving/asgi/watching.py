@@ -21,18 +21,11 @@ class WatchedConnection:
     """Replaces a server's `receive` and `send` for the application.
 
     Attributes:
-        connection: the state of the connection.
         on_answered: called once the answer is complete.
     """
 
     def __init__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
-        """Prepare to watch.
-
-        Args:
-            scope: of the connection.
-            receive: of the server.
-            send: of the server.
-        """
+        """Prepare to watch."""
         self.connection = AsgiConnection(scope)
         self.on_answered: Callable[[], None] = lambda: None
         self._receive = receive

@@ -6,22 +6,21 @@ import asyncio
 from contextvars import Context
 from typing import Any
 
-from asyncrpc.clock import Deadline
+from asyncrpc.core.calls.context import current_deadline, current_worker_var
+from asyncrpc.core.loop.clock import Deadline
+from asyncrpc.core.loop.loops import check_loop
 from asyncrpc.errors import NotStartedError
-from asyncrpc.runtime.calls.context import current_deadline, current_worker_var
-from asyncrpc.runtime.extensions import CallTracer
-from asyncrpc.runtime.loops import check_loop
+from asyncrpc.extend import CallTracer
 from asyncrpc.serving.batching import refusals
 from asyncrpc.serving.batching.machine.overload import ServiceQueue
 
 
 def entered_loop(
-    what: str, loop: asyncio.AbstractEventLoop | None, *, is_closing: bool
+    noun: str, loop: asyncio.AbstractEventLoop | None, *, is_closing: bool
 ) -> asyncio.AbstractEventLoop:
     """Return the loop that a batcher was entered on, which must be this one.
 
     Args:
-        what: name of its class.
         loop: the loop that it was entered on; None: it was not entered.
         is_closing: whether it takes no more requests.
 
@@ -31,19 +30,15 @@ def entered_loop(
         RejectedError: the queue is closed.
     """
     if loop is None:
-        raise NotStartedError(f"the {what} has not been entered; use `async with`")
-    check_loop(f"the {what}", loop, "it")
+        raise NotStartedError(f"the {noun} has not been entered; use `async with`")
+    check_loop(f"the {noun}", loop, "it")
     if is_closing:
         raise refusals.closed("batcher")
     return loop
 
 
 def tracer_in(context: Context) -> CallTracer | None:
-    """Return the tracer of the current worker; None: its calls are not traced.
-
-    Args:
-        context: in which the queue was entered.
-    """
+    """Return the tracer of the current worker; None: its calls are not traced."""
     worker = context.get(current_worker_var)
     return None if worker is None else worker.parts.tracer
 
@@ -54,7 +49,6 @@ def deadline_here(queue: ServiceQueue[Any], name: str, now_s: float) -> Deadline
     Args:
         queue: counts the requests that come too late.
         name: of the called function, in errors.
-        now_s: the time.
 
     Raises:
         DeadlineExceededError: the deadline has passed.

@@ -23,13 +23,19 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from asyncrpc.arguments import check_callable, check_choice, check_count, check_duration
-from asyncrpc.clock import Deadline
+from asyncrpc.core.arguments import (
+    check_callable,
+    check_choice,
+    check_count,
+    check_duration,
+)
+from asyncrpc.core.calls.context import deadline_var
+from asyncrpc.core.loop.clock import Deadline
+from asyncrpc.core.loop.loops import loop_for
+from asyncrpc.core.loop.threads import settable
+from asyncrpc.core.torch_modes import alone
 from asyncrpc.errors import Outcome, RejectedError, UsageError
-from asyncrpc.runtime.calls.context import deadline_var
-from asyncrpc.runtime.extensions import CallTracer
-from asyncrpc.runtime.loops import loop_for
-from asyncrpc.runtime.threads import settable
+from asyncrpc.extend import CallTracer
 from asyncrpc.serving.batching import refusals
 from asyncrpc.serving.batching.arrivals import (
     deadline_here,
@@ -62,7 +68,6 @@ from asyncrpc.serving.batching.statistics import (
     stats_of,
 )
 from asyncrpc.serving.batching.wake_timer import WakeTimer
-from asyncrpc.torch_modes import alone
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -275,7 +280,7 @@ class Batcher(Generic[A, B]):
             gone is cancelled, and so is its call.
         """
         request = self._join(item, priority, client)
-        member = request.what
+        member = request.subject
         try:
             return (
                 await member.answer
@@ -294,7 +299,7 @@ class Batcher(Generic[A, B]):
 
         Thread safety: from any thread, but the figures may be of different moments.
         """
-        running = sum(len(one.members) for one in tuple(self._running.values()))
+        running = sum(len(batch.members) for batch in tuple(self._running.values()))
         now_s = 0.0 if self._loop is None else self._loop.time()
         return stats_of(self._queue, self._ends, running, now_s)
 
@@ -322,7 +327,7 @@ class Batcher(Generic[A, B]):
             cost=self._batch.cost_of(size),
         )
         if (tracer := self._tracer) is not None:
-            request.what.trace = tracer.here()
+            request.subject.trace = tracer.here()
         evicted = refusals.admitted(self._queue, request, now_s)
         if evicted is not None:
             self._drop(evicted, DropReason.EVICTED, now_s)
@@ -353,7 +358,7 @@ class Batcher(Generic[A, B]):
         return size
 
     def _leave(self, request: QueuedRequest[_BatchItem[A, B]]) -> None:
-        member = request.what
+        member = request.subject
         self._queue.remove(request)
         if member.answer.cancelled():  # else it ended in the same loop iteration
             self._ends.left += 1
@@ -369,7 +374,7 @@ class Batcher(Generic[A, B]):
         now_s: float,
     ) -> None:
         """Tell a request that waited why it will not run."""
-        member = request.what
+        member = request.subject
         error = refusals.dropped(
             reason,
             deadline=member.deadline,
@@ -392,7 +397,7 @@ class Batcher(Generic[A, B]):
         for request, reason in self._queue.drop_due(now_s):
             self._drop(request, reason, now_s)
         while batch := self._batches.next_batch(now_s, is_closing=self._is_closing):
-            self._start([request.what for request in batch], now_s)
+            self._start([request.subject for request in batch], now_s)
         self._timer.set(self._batches.wakes_at_s(), self._context)
 
     def _start(self, members: Sequence[_BatchItem[A, B]], now_s: float) -> None:
@@ -487,7 +492,7 @@ class Batcher(Generic[A, B]):
         """End all remaining requests and batches, and wait for the batches."""
         for request in tuple(self._queue.waiting):
             self._queue.remove(request)
-            self._fail([request.what], refusals.closed("batcher"))
+            self._fail([request.subject], refusals.closed("batcher"))
         for task in self._running:
             task.cancel()
         if self._running:

@@ -13,12 +13,12 @@ from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
-from asyncrpc.arguments import check_choice, check_count, check_flag
+from asyncrpc.core.arguments import check_choice, check_count, check_flag
+from asyncrpc.core.calls.tracing import generation_trace
+from asyncrpc.core.loop.loops import loop_for
 from asyncrpc.errors import (
     UsageError,
 )
-from asyncrpc.runtime.calls.tracing import generation_trace
-from asyncrpc.runtime.loops import loop_for
 from asyncrpc.serving.batching.arrivals import (
     deadline_here,
     entered_loop,
@@ -283,11 +283,11 @@ class ContinuousBatcher(Generic[R, S, T]):
             generation = self._join(request, priority, client)
             if trace is not None:
                 generation.span = trace.span
-                trace.count = lambda: generation.taken
+                trace.count = lambda: generation.consumed
             try:
                 while (item := await self._take(generation)) is not END:
                     self._driver.resume(generation)
-                    if generation.taken == 1:
+                    if generation.consumed == 1:
                         self._note_first(generation)
                     yield item
             finally:
@@ -321,19 +321,19 @@ class ContinuousBatcher(Generic[R, S, T]):
         now_s = loop.time()
         deadline = deadline_here(self._driver.queue, self._name, now_s)
         memory = self._memory(request)
-        made = Generation[R, T](
+        generation = Generation[R, T](
             request, deadline, memory=memory, items_max=self._items_max
         )
-        made.queued = QueuedRequest(
-            made,
+        generation.queued = QueuedRequest(
+            generation,
             now_s,
             deadline_s=None if deadline is None else deadline.at_s,
             priority=priority,
             client=client,
             size=memory,
         )
-        self._driver.add(made, now_s)
-        return made
+        self._driver.add(generation, now_s)
+        return generation
 
     async def _take(self, generation: Generation[R, T]) -> Any:
         """Return the next item, or `END`, before the deadline."""

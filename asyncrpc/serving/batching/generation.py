@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final, Generic, TypeVar
 
-from asyncrpc.clock import Deadline
-from asyncrpc.runtime.extensions import CallSpan
+from asyncrpc.core.loop.clock import Deadline
+from asyncrpc.extend import CallSpan
 from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
 from asyncrpc.serving.batching.machine.sequences import ModelSequence
 
@@ -23,20 +23,18 @@ class Generation(Generic[R, T]):
 
     Attributes:
         request: the argument of the model's `enter`.
-        deadline: of the request.
-        sequence: its place in the model.
         queued: its place in the queue before the model; set by the creator.
         span: its span in a trace, if there is one; set by the creator.
         state: the model's state of it, while it is inside.
         paused_s: when its consumer fell behind, if it is behind.
         is_over: no further item will come.
-        taken: number of items that its consumer has taken.
+        consumed: number of items that its consumer has taken.
     """
 
     __slots__ = (
         *("_arrived", "_error", "_items", "_items_max"),
-        *("deadline", "is_over", "paused_s", "queued", "request"),
-        *("sequence", "span", "state", "taken"),
+        *("consumed", "deadline", "is_over", "paused_s", "queued", "request"),
+        *("sequence", "span", "state"),
     )
 
     def __init__(
@@ -51,7 +49,6 @@ class Generation(Generic[R, T]):
 
         Args:
             request: the argument of the model's `enter`.
-            deadline: of the request.
             memory: the most that its sequence takes.
             items_max: items that may wait for the consumer.
         """
@@ -63,7 +60,7 @@ class Generation(Generic[R, T]):
         self.state: Any = None
         self.paused_s = 0.0
         self.is_over = False
-        self.taken = 0
+        self.consumed = 0
         self._items: deque[T] = deque()
         self._items_max = items_max
         self._error: BaseException | None = None
@@ -107,5 +104,5 @@ class Generation(Generic[R, T]):
                 return END
             self._arrived.clear()
             await self._arrived.wait()  # the end of the sequence sets it
-        self.taken += 1
+        self.consumed += 1
         return self._items.popleft()

@@ -15,9 +15,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from asyncrpc.arguments import check_choice, check_count
-from asyncrpc.clock import Deadline
-from asyncrpc.runtime.loops import check_loop, loop_for
+from asyncrpc.core.arguments import check_choice, check_count
+from asyncrpc.core.loop.clock import Deadline
+from asyncrpc.core.loop.loops import check_loop, loop_for
 from asyncrpc.serving.batching import refusals
 from asyncrpc.serving.batching.arrivals import deadline_here
 from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
@@ -195,9 +195,9 @@ class Limiter:
         return entrant
 
     def _give_up(self, request: QueuedRequest[_Entrant]) -> None:
-        turn = request.what.turn
+        turn = request.subject.turn
         self._queue.remove(request)
-        self._queue.rate.drop(request.what)  # if its turn came in the same moment
+        self._queue.rate.drop(request.subject)  # if its turn came in the same moment
         # If it was dropped at that moment, that has been counted; this reads the error.
         if turn.cancelled() or turn.exception() is None:
             self._ends.left += 1
@@ -211,16 +211,16 @@ class Limiter:
             self._drop(request, reason, now_s)
         while queue.waiting and queue.rate.has_place:
             (request,) = queue.take(None, 1, None)
-            if not request.what.turn.done():  # else its caller is about to give up
-                queue.rate.begin(request.what, now_s)
-                request.what.turn.set_result(None)
+            if not request.subject.turn.done():  # else its caller is about to give up
+                queue.rate.begin(request.subject, now_s)
+                request.subject.turn.set_result(None)
         self._timer.set(queue.drops_at_s, _NO_CONTEXT)
 
     def _drop(
         self, request: QueuedRequest[_Entrant], reason: DropReason, now_s: float
     ) -> None:
         """Tell a block that waited why it will not run."""
-        entrant, queue = request.what, self._queue
+        entrant, queue = request.subject, self._queue
         error = refusals.dropped(
             reason,
             deadline=entrant.deadline,

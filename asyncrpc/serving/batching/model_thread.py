@@ -9,9 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from asyncrpc.runtime.calls.context import current_worker_var
-from asyncrpc.runtime.threads import ThreadPool, outcome_to, uncancelled
-from asyncrpc.torch_modes import FunctionModes, alone
+from asyncrpc.core.calls.context import current_worker_var
+from asyncrpc.core.loop.threads import ThreadPool, outcome_to, uncancelled
+from asyncrpc.core.torch_modes import FunctionModes, alone
 
 _END_S: Final = 5.0  # ample: the thread is idle when it is told to end
 
@@ -34,8 +34,6 @@ class ModelThread:
         """Describe the thread; it starts with the first call.
 
         Args:
-            name: of the thread.
-            loop: of the caller.
             context: that functions run in, each in a copy.
             in_thread: whether plain functions run in a thread.
         """
@@ -64,7 +62,6 @@ class ModelThread:
 
         Args:
             function: plain, or a coroutine function.
-            argument: of the function.
             late: gets the result of a thread that ends after the cancellation.
 
         Raises:

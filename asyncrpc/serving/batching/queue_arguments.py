@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 import torch
 
-from asyncrpc.arguments import (
+from asyncrpc.core.arguments import (
     check_above,
     check_count,
     check_duration,
@@ -72,8 +72,8 @@ def hashable(name: str, value: Any) -> Hashable:
         hash(value)
     except Exception as error:  # the value's own code
         raise wrong(name, "hashable, such as a string or a tuple", value) from error
-    found: Hashable = value
-    return found
+    key: Hashable = value
+    return key
 
 
 def name_of(function: object) -> str:
@@ -90,7 +90,6 @@ def checked_answers(whose: str, answers: Any, count: int, asked: str) -> list[An
 
     Args:
         whose: the function, for errors.
-        answers: what it returned.
         count: of what it was asked.
         asked: what that is, in the plural.
 
@@ -139,16 +138,17 @@ def batches_of(name: str, value: Iterable[Any], size_max: int) -> list[list[Any]
         UsageError: a batch is empty, has too many items, or is not a sequence.
     """
     wanted = "batches: sequences of items"
-    found = [
-        listed(f"each of {name}", one, wanted) for one in listed(name, value, wanted)
+    batches = [
+        listed(f"each of {name}", batch, wanted)
+        for batch in listed(name, value, wanted)
     ]
-    for one in found:
-        if not 1 <= len(one) <= size_max:
+    for batch in batches:
+        if not 1 <= len(batch) <= size_max:
             raise UsageError(
                 f"each batch of {name} must have 1 to {size_max} items (max_size), "
-                f"not {len(one)}"
+                f"not {len(batch)}"
             )
-    return found
+    return batches
 
 
 def checked_callable(name: str, value: Callable[..., Any] | None) -> None:
@@ -161,9 +161,9 @@ def check_model(model: object) -> None:
     """Raise UsageError unless an object has the functions of a `SequenceModel`."""
     for method in ("enter", "step", "leave"):
         try:
-            found = getattr(model, method, None)
+            function = getattr(model, method, None)
         except Exception:  # noqa: BLE001  (the object's own code)
-            found = None
-        if not callable(found):
+            function = None
+        if not callable(function):
             wanted = "an object with functions `enter`, `step` and `leave`"
             raise wrong("model", wanted, model)

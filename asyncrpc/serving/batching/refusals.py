@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, TypeVar
 
-from asyncrpc.clock import Deadline
+from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.errors import (
     CallError,
     DeadlineExceededError,
@@ -28,9 +28,9 @@ _WORDS: Final = {
 }
 
 
-def closed(what: str, outcome: Outcome = Outcome.NOT_EXECUTED) -> RejectedError:
+def closed(noun: str, outcome: Outcome = Outcome.NOT_EXECUTED) -> RejectedError:
     """Return the error of a request to a closed batcher or limiter."""
-    return RejectedError(f"the {what} is closed", outcome=outcome)
+    return RejectedError(f"the {noun} is closed", outcome=outcome)
 
 
 def admitted(
@@ -41,13 +41,13 @@ def admitted(
     Raises:
         OverloadedError: the request must not wait.
     """
-    found = queue.offer(request, now_s)
-    if isinstance(found, QueueRefusal):
+    outcome = queue.offer(request, now_s)
+    if isinstance(outcome, QueueRefusal):
         raise OverloadedError(
-            f"{found.problem}; try again in {found.retry_after_s:.3g} s",
-            retry_after_s=found.retry_after_s,
+            f"{outcome.problem}; try again in {outcome.retry_after_s:.3g} s",
+            retry_after_s=outcome.retry_after_s,
         )
-    return found
+    return outcome
 
 
 def expired(deadline: Deadline, function: str) -> DeadlineExceededError:
@@ -71,9 +71,6 @@ def dropped(
     """Return the error of a request that waited, and will not run.
 
     Args:
-        reason: why.
-        deadline: of the request.
-        name: of the called function.
         age_s: how long it waited.
         retry_after_s: after which time there should be room.
     """

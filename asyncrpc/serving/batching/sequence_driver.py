@@ -18,14 +18,14 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
-from asyncrpc.clock import Deadline
+from asyncrpc.core.loop.clock import Deadline
+from asyncrpc.core.loop.threads import settable
 from asyncrpc.errors import (
     DeadlineExceededError,
     Outcome,
     RejectedError,
     UsageError,
 )
-from asyncrpc.runtime.threads import settable
 from asyncrpc.serving.batching import refusals
 from asyncrpc.serving.batching.generation import Generation
 from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
@@ -55,10 +55,6 @@ class SequenceDriver(Generic[R, S, T]):
 
     Attributes:
         queue: requests that wait to enter.
-        schedule: the sequences inside.
-        ends: how requests have ended.
-        steps: how fast the steps are.
-        items: number of items generated.
         is_closing: whether no further request will come.
     """
 
@@ -74,8 +70,6 @@ class SequenceDriver(Generic[R, S, T]):
         """Describe the driver.
 
         Args:
-            name: in errors.
-            model: makes the steps.
             queue: requests that wait to enter.
             schedule: without sequences.
             pause_max_s: seconds that a sequence may be paused; then it is given up.
@@ -149,7 +143,7 @@ class SequenceDriver(Generic[R, S, T]):
         now_s: float,
     ) -> None:
         """Tell a request that waited why it will not run."""
-        generation = queued.what
+        generation = queued.subject
         self.schedule.close(generation.sequence)
         error = refusals.dropped(
             reason,
@@ -164,9 +158,6 @@ class SequenceDriver(Generic[R, S, T]):
 
     async def work(self, thread: ModelThread) -> None:
         """Drive the model until all requests have ended, and no more will come.
-
-        Args:
-            thread: calls its functions.
 
         Cancellation:
             All sequences leave, and their consumers get a `RejectedError`.
@@ -195,8 +186,10 @@ class SequenceDriver(Generic[R, S, T]):
     async def _wait(self) -> None:
         """Wait for a request, for a consumer, or for the next due time."""
         times = [self.queue.drops_at_s]
-        times += [self._ends_at_s(one.what) for one in self.schedule.paused]
-        at_s = min((one for one in times if one is not None), default=None)
+        times += [
+            self._ends_at_s(sequence.subject) for sequence in self.schedule.paused
+        ]
+        at_s = min((time_s for time_s in times if time_s is not None), default=None)
         with suppress(TimeoutError):
             async with asyncio.timeout_at(at_s):
                 await self._wanted.wait()
@@ -214,7 +207,7 @@ class SequenceDriver(Generic[R, S, T]):
         for queued, reason in self.queue.drop_due(now_s):
             self._drop(queued, reason, now_s)
         for sequence in self.schedule.inside_now:
-            generation = sequence.what
+            generation = sequence.subject
             deadline = generation.deadline
             if deadline is not None and deadline.at_s <= now_s:
                 self.cut_off(generation, deadline)
@@ -227,7 +220,7 @@ class SequenceDriver(Generic[R, S, T]):
     async def _let_leave(self) -> None:
         """Drop the states of the sequences that are over."""
         for sequence in self.schedule.leaving():
-            generation = sequence.what
+            generation = sequence.subject
             state, generation.state = generation.state, None
             self.schedule.on_left(sequence)  # first, so that `leave` is called once
             self.queue.rate.drop(generation)
@@ -241,8 +234,8 @@ class SequenceDriver(Generic[R, S, T]):
         schedule = self.schedule
         if not self.queue.waiting or not schedule.room:
             return
-        taken = self.queue.take(None, schedule.room, schedule.memory_free)
-        entering = [queued.what for queued in taken]
+        requests = self.queue.take(None, schedule.room, schedule.memory_free)
+        entering = [queued.subject for queued in requests]
         now_s = self._now_s()
         for generation in entering:
             self.queue.rate.begin(generation, now_s)
@@ -259,7 +252,7 @@ class SequenceDriver(Generic[R, S, T]):
             states = await self._thread.call(
                 self._model.enter,
                 requests,
-                late=lambda made: self._on_entered_late(entering, made),
+                late=lambda late_states: self._on_entered_late(entering, late_states),
             )
             states = _answers("enter", states, len(requests))
         except Exception as error:  # noqa: BLE001  (raised in the consumers)
@@ -296,7 +289,7 @@ class SequenceDriver(Generic[R, S, T]):
         self._fail(generation, error)
 
     async def _step(self, chosen: list[ModelSequence[Generation[R, T]]]) -> None:
-        states = [sequence.what.state for sequence in chosen]
+        states = [sequence.subject.state for sequence in chosen]
         items = 0
         self.steps.begin(chosen_step := object(), self._now_s())
         try:
@@ -316,7 +309,7 @@ class SequenceDriver(Generic[R, S, T]):
 
     def _on_stepped(self, sequence: ModelSequence[Generation[R, T]], step: Any) -> int:
         """Hand over the items of a step for one sequence; return their number."""
-        generation, error = sequence.what, None
+        generation, error = sequence.subject, None
         items: list[T] = []
         is_last = True
         if isinstance(step, BaseException):
@@ -353,16 +346,16 @@ class SequenceDriver(Generic[R, S, T]):
         for state in states:
             if isinstance(state, BaseException):
                 raise state
-        left = list(states)
+        active = list(states)
         try:
             for _ in range(WARM_UP_STEPS_MAX):
-                if not left:
+                if not active:
                     break
-                steps = await thread.call(self._model.step, left)
-                steps = _answers("step", steps, len(left))
-                left = [
+                steps = await thread.call(self._model.step, active)
+                steps = _answers("step", steps, len(active))
+                active = [
                     state
-                    for state, step in zip(left, steps, strict=True)
+                    for state, step in zip(active, steps, strict=True)
                     if not _read_step(step)[1]
                 ]
         finally:
@@ -387,10 +380,10 @@ class SequenceDriver(Generic[R, S, T]):
         """End the remaining sequences, after the block of the batcher has raised."""
         self.is_closing = True
         for queued in tuple(self.queue.waiting):
-            self._fail(queued.what, refusals.closed("batcher"))
+            self._fail(queued.subject, refusals.closed("batcher"))
         for sequence in self.schedule.inside_now:
             error = refusals.closed("batcher", Outcome.UNKNOWN)
-            self._fail(sequence.what, error)
+            self._fail(sequence.subject, error)
         await self._let_leave()
 
     @staticmethod
@@ -398,13 +391,13 @@ class SequenceDriver(Generic[R, S, T]):
         return asyncio.get_running_loop().time()
 
 
-def _answers(what: str, answers: Any, count: int) -> list[Any]:
+def _answers(function: str, answers: Any, count: int) -> list[Any]:
     """Return the answers of a model's function, one for each sequence.
 
     Raises:
         UsageError: it returned something else.
     """
-    return checked_answers(f"the model's `{what}`", answers, count, "sequences")
+    return checked_answers(f"the model's `{function}`", answers, count, "sequences")
 
 
 def _read_step(step: Any) -> tuple[list[Any], bool]:

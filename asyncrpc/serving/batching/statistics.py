@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from asyncrpc.runtime.calls.context import current_worker_var
+from asyncrpc.core.calls.context import current_worker_var
 from asyncrpc.serving.batching.machine.overload import ServiceQueue
 
 
@@ -79,7 +79,6 @@ class EndCounts:
     """How the requests that were let in have ended.
 
     Attributes:
-        answered: they got their answer.
         failed: they got an error of the program.
         left: their callers went away.
     """
@@ -114,9 +113,9 @@ def stats_of(
 
 def figures_of(stats: QueueStats | GenerationStats) -> Mapping[str, float]:
     """Return the figures of a queue as metrics take them: flat, by name."""
-    found: dict[str, float] = asdict(stats)
-    requests: Any = found.pop("requests", {})
-    return {**requests, **found}
+    figures: dict[str, float] = asdict(stats)
+    requests: Any = figures.pop("requests", {})
+    return {**requests, **figures}
 
 
 def show(

@@ -26,7 +26,6 @@ class WakeTimer:
 
         Args:
             at_s: when; None: never.
-            context: to call the function in.
         """
         if self._timer is not None:
             if self._at_s == at_s:

@@ -1,6 +1,6 @@
 """Grants access to browsers and programs: by a session, a token, or from loopback.
 
-A session begins with a proof, a token, or the ticket in a link, which is good for one.
+A session begins with a token, or with the ticket in a link, which is good for one.
 """
 
 from __future__ import annotations
@@ -14,17 +14,12 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from asyncrpc.clock import Clock
-from asyncrpc.logs import LogLimit
-from asyncrpc.serving.dashboard.machine.sessions import (
-    Attempts,
-    Gate,
-    NonceMint,
-    Sessions,
-)
+from asyncrpc.core.logs import LogLimit
+from asyncrpc.core.loop.clock import Clock
+from asyncrpc.core.transport.address import is_loopback
+from asyncrpc.core.transport.sockets import user_of
+from asyncrpc.serving.dashboard.machine.sessions import Attempts, Gate, Sessions
 from asyncrpc.serving.listening import names_this_host
-from asyncrpc.transport.address import is_loopback
-from asyncrpc.transport.sockets import user_of
 
 logger = logging.getLogger("asyncrpc")
 
@@ -52,10 +47,9 @@ class Access:
         """Begin without sessions.
 
         Args:
-            gate: knows which proofs give access.
+            gate: knows which tokens give access.
         """
         self._gate = gate
-        self._nonces = NonceMint(os.urandom)
         self._sessions = Sessions(os.urandom)
         self._attempts = Attempts()
         self._log_limit = LogLimit()
@@ -64,15 +58,15 @@ class Access:
         """Return the owner of a request: a session or an address; None: no access."""
         if self._gate.takes == "nothing":
             return f"at {request.remote}" if await _is_local(request) else None
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        scheme, _, credentials = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            return self._bearer(request, given.strip())
+            return self._bearer(request, credentials.strip())
         key = request.cookies.get(COOKIE, "")
         return key if self._sessions.use(key, _now_s()) else None
 
-    def _bearer(self, request: web.Request, given: str) -> str | None:
+    def _bearer(self, request: web.Request, token: str) -> str | None:
         address = request.remote or ""
-        if self._gate.is_token(given):
+        if self._gate.is_token(token):
             return f"program at {address}"
         self._on_failure(address)
         return None
@@ -105,22 +99,20 @@ class Access:
             {
                 "signed_in": is_in,
                 "takes": takes,
-                "nonce": self._nonces.make(_now_s()),
                 "why": why,
             }
         )
 
     async def sign_in(self, request: web.Request) -> web.Response:
-        """Begin a session, if the proof or the token is right."""
+        """Begin a session, if the token or the ticket is right."""
         if self._gate.takes == "nothing":
             return _refusal(403, _LOCAL_ONLY)
-        given = await _content(request)
-        if given is None:
+        fields = await _content(request)
+        if fields is None:
             return _refusal(400, "to sign in, send a JSON object of strings")
-        now_s = _now_s()
-        if not self._is_right(given, now_s):
-            return self._wrong(request, given)
-        key = self._sessions.open(now_s)
+        if not self._is_right(fields):
+            return self._wrong(request, fields)
+        key = self._sessions.open(_now_s())
         response = web.json_response({"signed_in": True})
         # Without a path, the cookie is for the directory of this request as the browser
         # sees it: the prefix of the application, even behind a proxy that changes it.
@@ -134,7 +126,7 @@ class Access:
         )
         return response
 
-    def _wrong(self, request: web.Request, given: dict[str, str]) -> web.Response:
+    def _wrong(self, request: web.Request, fields: dict[str, str]) -> web.Response:
         if wait_s := self._on_failure(request.remote or ""):
             wait = math.ceil(wait_s)
             return _refusal(
@@ -142,24 +134,19 @@ class Access:
                 f"too many wrong attempts; try again in {wait} s",
                 {"Retry-After": str(wait)},
             )
-        if "ticket" in given:
+        if "ticket" in fields:
             return _refusal(403, _USED)
-        return _refusal(403, f"this is not the {self._name}, or it came too late")
+        return _refusal(403, f"this is not the {self._name}")
 
     @property
     def _name(self) -> str:
         takes = self._gate.takes
         return "secret or the token" if takes == "either" else takes
 
-    def _is_right(self, given: dict[str, str], now_s: float) -> bool:
-        if "ticket" in given:
-            return self._gate.take_ticket(given["ticket"])
-        if "token" in given:
-            return self._gate.is_token(given["token"].strip())
-        nonce = given.get("nonce", "")
-        # Only a right proof uses its nonce up: wrong ones leave enough to others.
-        is_right = self._gate.is_proof(nonce, given.get("proof", ""))
-        return is_right and self._nonces.use(nonce, now_s)
+    def _is_right(self, fields: dict[str, str]) -> bool:
+        if "ticket" in fields:
+            return self._gate.take_ticket(fields["ticket"])
+        return self._gate.is_token(fields.get("token", "").strip())
 
     async def sign_out(self, request: web.Request) -> web.Response:
         """End the session of a browser."""
@@ -194,13 +181,13 @@ async def _content(request: web.Request) -> dict[str, str] | None:
         if len(body) > LOGIN_BYTES_MAX:
             return None
     try:
-        found: Any = json.loads(body)
+        content: Any = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    is_right = isinstance(found, dict) and all(
-        isinstance(one, str) for one in found.values()
+    is_right = isinstance(content, dict) and all(
+        isinstance(value, str) for value in content.values()
     )
-    return found if is_right else None
+    return content if is_right else None
 
 
 def is_foreign(request: web.Request) -> bool:

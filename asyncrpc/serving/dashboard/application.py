@@ -15,8 +15,7 @@ from asyncrpc.errors import AsyncRpcError, NotStartedError, UsageError
 from asyncrpc.serving.dashboard.access import Access, is_foreign, refused
 from asyncrpc.serving.dashboard.files import PAGE, PageFiles
 from asyncrpc.serving.dashboard.look import NotFoundError, Seen, SharedLook, in_slices
-from asyncrpc.serving.dashboard.machine.answers import heading_of
-from asyncrpc.serving.dashboard.machine.encoding import encoded
+from asyncrpc.serving.dashboard.machine.answers import encoded, heading_of
 from asyncrpc.serving.dashboard.machine.query import ViewQuery, read_query
 from asyncrpc.serving.dashboard.machine.sessions import Gate
 from asyncrpc.serving.dashboard.streams import EventStreams
@@ -49,9 +48,7 @@ class DashboardApplication:
         """Describe the application.
 
         Args:
-            gate: decides on access.
             open_views: returns the views; the same ones each time.
-            close_views: ends the tasks of the views.
             every_s: seconds between two looks.
         """
         self._gate = gate

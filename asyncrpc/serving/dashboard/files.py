@@ -23,7 +23,7 @@ class PageFiles:
 
     def __init__(self) -> None:
         """Read nothing yet."""
-        self._found: dict[str, bytes] | None = None
+        self._by_name: dict[str, bytes] | None = None
 
     async def response(self, name: str) -> web.Response:
         """Return a file.
@@ -34,9 +34,9 @@ class PageFiles:
         Cancellation:
             Nothing is sent; the files may be read to the end.
         """
-        if self._found is None:
-            self._found = await asyncio.to_thread(_read_all)
-        body = self._found.get(name)
+        if self._by_name is None:
+            self._by_name = await asyncio.to_thread(_read_all)
+        body = self._by_name.get(name)
         if body is None:
             raise web.HTTPNotFound(text="there is no such file\n")
         kind = _KINDS[Path(name).suffix]

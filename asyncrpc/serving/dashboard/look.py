@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from asyncrpc.clock import NS_PER_S, wall_ns
+from asyncrpc.core.loop.clock import NS_PER_S, wall_ns
+from asyncrpc.core.loop.tasks import Tasks
 from asyncrpc.errors import AsyncRpcError
-from asyncrpc.inspection.machine.slices import Slices, let_go
-from asyncrpc.inspection.records import NoAnswer
-from asyncrpc.inspection.standing import Round
-from asyncrpc.runtime.tasks import Tasks
+from asyncrpc.tools.inspection.machine.slices import Slices, let_go
+from asyncrpc.tools.inspection.records import NoAnswer
+from asyncrpc.tools.inspection.standing import Round
 
 LET_GO_MAX: Final = 50  # parts of a look, each with some dozens of values
 
@@ -35,7 +35,6 @@ class Seen(NamedTuple, Generic[D]):
         number: of the look, from 1.
         taken_at_s: when it was complete, in seconds since 1970.
         took_s: seconds that it took.
-        workers: how many members there are.
         silent: why the others have not answered, by name.
         digest: result made from the answers; None if there is trouble.
         trouble: why the group could not be looked at; empty: no trouble.
@@ -70,7 +69,6 @@ class SharedLook(Generic[R, D]):
         """Prepare to look.
 
         Args:
-            tasks: owns the rounds.
             ask: asks the group once.
             digest: makes the shared result of a round, given the time and the round.
             every_s: seconds from the beginning of a round to that of the next.
@@ -117,16 +115,16 @@ class SharedLook(Generic[R, D]):
         self._began_s = loop.time()
         number = 1 if self._seen is None else self._seen.number + 1
         try:
-            found = await self._ask()
+            round_ = await self._ask()
         except (AsyncRpcError, NotFoundError, TimeoutError) as error:
             at_s, took_s = wall_ns() / NS_PER_S, loop.time() - self._began_s
             text = str(error) or "no worker has answered in time"
             self._seen = Seen(number, at_s, took_s, 0, {}, None, text)
             return
         at_s, took_s = wall_ns() / NS_PER_S, loop.time() - self._began_s
-        digest = await in_slices(self._digest(at_s, found))
+        digest = await in_slices(self._digest(at_s, round_))
         parts = self._parts()
-        self._seen = Seen(number, at_s, took_s, found.workers, found.silent, digest)
+        self._seen = Seen(number, at_s, took_s, round_.workers, round_.silent, digest)
         await in_slices(let_go(parts, LET_GO_MAX))
 
     def _parts(self) -> list[Any]:

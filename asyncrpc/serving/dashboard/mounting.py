@@ -7,14 +7,11 @@ from typing import Final
 
 from aiohttp import web
 
-from asyncrpc.arguments import check_duration, check_kind, wrong
+from asyncrpc.core.arguments import check_duration, check_kind, wrong
+from asyncrpc.core.loop.loops import loop_for
+from asyncrpc.core.loop.tasks import Tasks
+from asyncrpc.core.worker import Worker
 from asyncrpc.errors import NotStartedError, UsageError
-from asyncrpc.inspection.observer import Observer
-from asyncrpc.inspection.questions import ObserverQuestions
-from asyncrpc.inspection.standing import GroupQuestions, InnerQuestions
-from asyncrpc.runtime.loops import loop_for
-from asyncrpc.runtime.tasks import Tasks
-from asyncrpc.runtime.worker import Worker
 from asyncrpc.serving.dashboard.application import DashboardApplication
 from asyncrpc.serving.dashboard.machine.sessions import Gate
 from asyncrpc.serving.dashboard.views import (
@@ -29,6 +26,9 @@ from asyncrpc.serving.dashboard.views import (
 )
 from asyncrpc.serving.dashboard.worker_view import WorkerView
 from asyncrpc.serving.tokens import check_token
+from asyncrpc.tools.inspection.observer import Observer
+from asyncrpc.tools.inspection.questions import ObserverQuestions
+from asyncrpc.tools.inspection.standing import GroupQuestions, InnerQuestions
 
 EVERY_S: Final = 2.0
 EVERY_MIN_S: Final = 0.1
@@ -50,10 +50,10 @@ def dashboard(
     the links of the worker, while a browser is connected.
 
     Viewers sign in with the group's secret or the token.  Over HTTPS or on localhost,
-    the browser proves that it knows one of them without sending it; otherwise it
-    accepts only the token.  A program sends the token, as `Authorization: Bearer
-    TOKEN`.  If there is neither secret nor token, only browsers of this host and of the
-    user of this process are let in.
+    the browser sends a token that it makes of what was typed; otherwise it takes only
+    the token.  A program sends the token, as `Authorization: Bearer TOKEN`.  If there
+    is neither secret nor token, only browsers of this host and of the user of this
+    process are let in.
 
     Args:
         worker: of this process, on the event loop of the application, running or not
@@ -102,7 +102,6 @@ def observing_dashboard(
     """Return the application of `dashboard` for an observer.
 
     Args:
-        observer: asks the workers.
         address: of any worker.
         token: as for `dashboard`.
         ticket: signs in one browser, once: the one that opens `#ticket=TICKET`.
@@ -145,7 +144,7 @@ def _application(
 def views_by_name(context: ViewContext) -> dict[str, DashboardView]:
     """Return all views, by name."""
     overview = OverviewView(context)
-    made: tuple[DashboardView, ...] = (
+    views: tuple[DashboardView, ...] = (
         overview,
         WorkerView(context, overview),
         CallsView(context),
@@ -154,7 +153,7 @@ def views_by_name(context: ViewContext) -> dict[str, DashboardView]:
         CollectivesView(context),
         HangsView(context),
     )
-    return {one.name: one for one in made}
+    return {view.name: view for view in views}
 
 
 class _OpenedViews:

@@ -61,10 +61,7 @@ class EventStreams:
         """Send events until the client, the session or the application ends.
 
         Args:
-            request: of the client.
-            session: of the client.
             next_event: waits for the name and the data of the newest event, as JSON.
-            is_open: returns whether the session is open.
 
         Cancellation:
             The stream ends.
@@ -101,10 +98,10 @@ async def _send_all(
     response: web.StreamResponse, next_event: NextEvent, is_open: Callable[[], bool]
 ) -> None:
     while is_open():
-        found = await _within(next_event, SILENT_S)
+        event = await _within(next_event, SILENT_S)
         sent = COMMENT
-        if found is not None:
-            name, data = found
+        if event is not None:
+            name, data = event
             sent = encoded(ServerSentEvent(data, name), str)
         async with asyncio.timeout(STALLED_S):
             await response.write(sent)

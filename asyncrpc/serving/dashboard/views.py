@@ -6,33 +6,10 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from asyncrpc.clock import NS_PER_S
-from asyncrpc.inspection.collective_records import CollectiveHistory
-from asyncrpc.inspection.details import CallsSeen
-from asyncrpc.inspection.machine.slices import Slices
-from asyncrpc.inspection.messages import (
-    ListCalls,
-    ListReferences,
-    TakeSnapshot,
-    TellLastCollectives,
-    TellSummary,
-    TellTraining,
-)
-from asyncrpc.inspection.questions import ANSWER_S
-from asyncrpc.inspection.records import WorkerSnapshot
-from asyncrpc.inspection.reference_records import ReferencesSeen
-from asyncrpc.inspection.standing import (
-    NOT_YET,
-    GroupPoll,
-    GroupQuestions,
-    Question,
-    Round,
-    asking,
-)
-from asyncrpc.inspection.summaries import LinkSummary, WorkerSummary
-from asyncrpc.runtime.members import Member
-from asyncrpc.runtime.messages import Request
-from asyncrpc.runtime.tasks import Tasks
+from asyncrpc.core.loop.clock import NS_PER_S
+from asyncrpc.core.loop.tasks import Tasks
+from asyncrpc.core.members import Member
+from asyncrpc.extend import Request
 from asyncrpc.serving.dashboard.look import Seen, SharedLook
 from asyncrpc.serving.dashboard.machine import (
     calls,
@@ -43,9 +20,32 @@ from asyncrpc.serving.dashboard.machine import (
     training,
 )
 from asyncrpc.serving.dashboard.machine.answers import listing_of
-from asyncrpc.serving.dashboard.machine.history import GroupHistory
+from asyncrpc.serving.dashboard.machine.overview import GroupHistory
 from asyncrpc.serving.dashboard.machine.paging import Row, page_of
 from asyncrpc.serving.dashboard.machine.query import ViewQuery
+from asyncrpc.tools.inspection.collective_records import CollectiveHistory
+from asyncrpc.tools.inspection.details import CallsSeen
+from asyncrpc.tools.inspection.machine.slices import Slices
+from asyncrpc.tools.inspection.messages import (
+    ListCalls,
+    ListReferences,
+    TakeSnapshot,
+    TellLastCollectives,
+    TellSummary,
+    TellTraining,
+)
+from asyncrpc.tools.inspection.questions import ANSWER_S
+from asyncrpc.tools.inspection.records import WorkerSnapshot
+from asyncrpc.tools.inspection.reference_records import ReferencesSeen
+from asyncrpc.tools.inspection.standing import (
+    NOT_YET,
+    GroupPoll,
+    GroupQuestions,
+    Question,
+    Round,
+    asking,
+)
+from asyncrpc.tools.inspection.summaries import LinkSummary, WorkerSummary
 
 T = TypeVar("T")
 
@@ -91,8 +91,6 @@ class ViewContext(NamedTuple):
     """What all views share.
 
     Attributes:
-        questions: carries questions to the group.
-        tasks: owns the tasks of the views.
         every_s: seconds between two looks.
         after_s: seconds after which a wait counts as too long.
     """
@@ -135,7 +133,7 @@ class OverviewDigest(NamedTuple):
     totals: dict[str, Any]
 
 
-_Told = tuple[Row, Sequence[LinkSummary]]
+_OverviewAnswer = tuple[Row, Sequence[LinkSummary]]
 
 
 class OverviewView:
@@ -153,10 +151,10 @@ class OverviewView:
     def __init__(self, context: ViewContext) -> None:
         """Prepare to look."""
         self._history = GroupHistory()
-        poll: GroupPoll[WorkerSummary, _Told] = GroupPoll(
+        poll: GroupPoll[WorkerSummary, _OverviewAnswer] = GroupPoll(
             context.questions, context.tasks, asking(TellSummary()), self._take
         )
-        self.look: SharedLook[_Told, OverviewDigest] = SharedLook(
+        self.look: SharedLook[_OverviewAnswer, OverviewDigest] = SharedLook(
             context.tasks,
             poll.look,
             self._digest,
@@ -169,19 +167,21 @@ class OverviewView:
         return self.look
 
     @staticmethod
-    def _take(member: Member, told: WorkerSummary) -> _Told:
-        return overview.row_of(member.name, member.rank, told), told.links
+    def _take(member: Member, summary: WorkerSummary) -> _OverviewAnswer:
+        return overview.row_of(member.name, member.rank, summary), summary.links
 
-    def _digest(self, at_s: float, found: Round[_Told]) -> Slices[OverviewDigest]:
-        rows = [row for row, _ in found.told.values()]
+    def _digest(
+        self, at_s: float, round_: Round[_OverviewAnswer]
+    ) -> Slices[OverviewDigest]:
+        rows = [row for row, _ in round_.answers.values()]
         rows += [
-            overview.silent_row(name, found.members[name].rank, silent)
-            for name, silent in found.silent.items()
+            overview.silent_row(name, round_.members[name].rank, silent)
+            for name, silent in round_.silent.items()
         ]
         yield len(rows)
         totals = yield from overview.totals_of(rows)
         self._history.add(overview.moment_of(at_s, totals))
-        links = {name: links for name, (_, links) in found.told.items()}
+        links = {name: links for name, (_, links) in round_.answers.items()}
         return OverviewDigest(rows, links, totals)
 
     def show(
@@ -257,9 +257,9 @@ class CallsView(_ListingView):
         super().__init__(_look(context, poll, self._digest))
 
     @staticmethod
-    def _digest(_: float, found: Round[CallsSeen]) -> Slices[ListingDigest]:
-        rows = yield from calls.rows_of(found.told)
-        return ListingDigest(rows, calls.left_out_of(found.told.values()), {})
+    def _digest(_: float, round_: Round[CallsSeen]) -> Slices[ListingDigest]:
+        rows = yield from calls.rows_of(round_.answers)
+        return ListingDigest(rows, calls.left_out_of(round_.answers.values()), {})
 
 
 class ReferencesView(_ListingView):
@@ -276,9 +276,9 @@ class ReferencesView(_ListingView):
         super().__init__(_look(context, poll, self._digest))
 
     @staticmethod
-    def _digest(_: float, found: Round[ReferencesSeen]) -> Slices[ListingDigest]:
-        rows = yield from references.rows_of(found.told)
-        left_out = references.left_out_of(found.told.values())
+    def _digest(_: float, round_: Round[ReferencesSeen]) -> Slices[ListingDigest]:
+        rows = yield from references.rows_of(round_.answers)
+        left_out = references.left_out_of(round_.answers.values())
         return ListingDigest(rows, left_out, {})
 
 
@@ -297,8 +297,8 @@ class CollectivesView(_ListingView):
         super().__init__(_look(context, poll, self._digest))
 
     @staticmethod
-    def _digest(at_s: float, found: Round[CollectiveHistory]) -> Slices[ListingDigest]:
-        rows = yield from collectives.rows_of(found.told, int(at_s * NS_PER_S))
+    def _digest(at_s: float, round_: Round[CollectiveHistory]) -> Slices[ListingDigest]:
+        rows = yield from collectives.rows_of(round_.answers, int(at_s * NS_PER_S))
         return ListingDigest(rows, 0, {})
 
 
@@ -315,17 +315,19 @@ class TrainingView(_ListingView):
             context.questions,
             context.tasks,
             sharing(TellTraining, training.PASSES_MAX),
-            lambda member, told: training.TrainingTold(told, now_s(), member.host_id),
+            lambda member, seen: training.TrainingAnswer(seen, now_s(), member.host_id),
         )
         super().__init__(_look(context, poll, self._digest))
 
     @staticmethod
-    def _digest(_: float, found: Round[training.TrainingTold]) -> Slices[ListingDigest]:
-        told = found.told
-        rows = yield from training.rows_of(told)
-        passes = yield from training.passes_of(told)
-        steps = yield from training.steps_of(told)
-        pipeline = yield from training.pipeline_of(told)
+    def _digest(
+        _: float, round_: Round[training.TrainingAnswer]
+    ) -> Slices[ListingDigest]:
+        answers = round_.answers
+        rows = yield from training.rows_of(answers)
+        passes = yield from training.passes_of(answers)
+        steps = yield from training.steps_of(answers)
+        pipeline = yield from training.pipeline_of(answers)
         return ListingDigest(rows, 0, {**passes, **steps, **pipeline})
 
 
@@ -378,13 +380,13 @@ class HangsView:
         return self._looks[query.is_thorough]
 
     def _digest(
-        self, _: float, found: Round[WorkerSnapshot], *, is_thorough: bool
+        self, _: float, round_: Round[WorkerSnapshot], *, is_thorough: bool
     ) -> Slices[dict[str, Any]]:
-        snapshots = [*found.told.values(), *found.blocked.values()]
+        snapshots = [*round_.answers.values(), *round_.blocked.values()]
         silent = {
-            name: one
-            for name, one in found.silent.items()
-            if name not in found.blocked and one is not NOT_YET
+            name: no_answer
+            for name, no_answer in round_.silent.items()
+            if name not in round_.blocked and no_answer is not NOT_YET
         }
         findings = yield from hangs.findings_of(
             snapshots, silent, after_s=self._after_s

@@ -7,23 +7,23 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
+from asyncrpc.core.members import Member
 from asyncrpc.errors import AsyncRpcError, UsageError
-from asyncrpc.inspection.machine.slices import Slices
-from asyncrpc.inspection.messages import (
+from asyncrpc.serving.dashboard.look import NotFoundError, Seen, SharedLook
+from asyncrpc.serving.dashboard.machine import worker as machine
+from asyncrpc.serving.dashboard.machine.query import ViewQuery
+from asyncrpc.serving.dashboard.machine.worker import EVENTS_MAX, WorkerAnswer
+from asyncrpc.serving.dashboard.views import OverviewView, ViewContext
+from asyncrpc.tools.inspection.machine.slices import Slices
+from asyncrpc.tools.inspection.messages import (
     TakeEvents,
     TakeSnapshot,
     TellDetails,
     TellSummary,
 )
-from asyncrpc.inspection.questions import ANSWER_S
-from asyncrpc.inspection.records import NoAnswer, Trouble
-from asyncrpc.inspection.standing import Round
-from asyncrpc.runtime.members import Member
-from asyncrpc.serving.dashboard.look import NotFoundError, Seen, SharedLook
-from asyncrpc.serving.dashboard.machine import worker as machine
-from asyncrpc.serving.dashboard.machine.query import ViewQuery
-from asyncrpc.serving.dashboard.machine.worker import EVENTS_MAX, WorkerTold
-from asyncrpc.serving.dashboard.views import OverviewView, ViewContext
+from asyncrpc.tools.inspection.questions import ANSWER_S
+from asyncrpc.tools.inspection.records import NoAnswer, Trouble
+from asyncrpc.tools.inspection.standing import Round
 
 LOOKS_MAX: Final = 32  # workers that are looked at
 NAMES_SHOWN_MAX: Final = 20  # in an error
@@ -69,7 +69,9 @@ class WorkerView:
         return self._looks[name]
 
     async def _member(self, name: str) -> Member:
-        members = {one.name: one for one in await self._context.questions.members()}
+        members = {
+            member.name: member for member in await self._context.questions.members()
+        }
         if name not in members:
             known = sorted(members)
             more = len(known) - NAMES_SHOWN_MAX
@@ -80,25 +82,25 @@ class WorkerView:
             )
         return members[name]
 
-    async def _ask(self, name: str) -> Round[WorkerTold]:
+    async def _ask(self, name: str) -> Round[WorkerAnswer]:
         member = await self._member(name)
         group = await self._overview.look.newest()
         members = {name: member}
-        told: dict[str, WorkerTold] = {}
+        answers: dict[str, WorkerAnswer] = {}
         silent = dict(group.silent)
         if name in silent:  # it was asked a moment ago, and found silent
-            return Round(group.workers, members, told, silent, {})
+            return Round(group.workers, members, answers, silent, {})
         try:
-            told[name] = await self._all_of(member)
+            answers[name] = await self._all_of(member)
         except (AsyncRpcError, TimeoutError) as error:
             silent[name] = NoAnswer(Trouble.SILENT, str(error))
-        return Round(group.workers, members, told, silent, {})
+        return Round(group.workers, members, answers, silent, {})
 
-    async def _all_of(self, member: Member) -> WorkerTold:
+    async def _all_of(self, member: Member) -> WorkerAnswer:
         ask: Callable[..., Awaitable[Any]] = partial(
             self._context.questions.ask, member, timeout_s=ANSWER_S
         )
-        return WorkerTold(
+        return WorkerAnswer(
             await ask(TellSummary()),
             await ask(TellDetails()),
             await ask(TakeSnapshot(False)),  # noqa: FBT003  (a message's field)
@@ -107,12 +109,12 @@ class WorkerView:
 
     @staticmethod
     def _digest(
-        name: str, _: float, found: Round[WorkerTold]
+        name: str, _: float, round_: Round[WorkerAnswer]
     ) -> Slices[dict[str, Any]]:
-        rank = found.members[name].rank
-        if name in found.told:
-            return (yield from machine.shown(name, rank, found.told[name]))
-        silent = found.silent.get(name, NoAnswer(Trouble.SILENT, ""))
+        rank = round_.members[name].rank
+        if name in round_.answers:
+            return (yield from machine.shown(name, rank, round_.answers[name]))
+        silent = round_.silent.get(name, NoAnswer(Trouble.SILENT, ""))
         return machine.shown_silent(name, rank, silent)
 
     def show(

@@ -31,7 +31,6 @@ def time_allowed_s(
     """Return the seconds that a request may take; None: there is no limit.
 
     Args:
-        name: of the header.
         values: of all headers of this name.
         timeout_s: what the server allows; None: it sets no limit.
 

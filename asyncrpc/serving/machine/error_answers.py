@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from asyncrpc.arguments import is_seconds
+from asyncrpc.core.arguments import is_seconds
 from asyncrpc.errors import (
     AsyncRpcError,
     CallKindError,
@@ -54,10 +54,7 @@ class ErrorAnswer:
     """The answer of a server to an error.
 
     Attributes:
-        status: of HTTP.
         error: name of the error's class.
-        message: its text.
-        close_code: of a websocket.
         retry_after_s: seconds after which the client may try again; None: not told.
     """
 
@@ -75,10 +72,10 @@ class ErrorAnswer:
     @property
     def headers(self) -> dict[str, str]:
         """The headers of the response, without its length."""
-        found = {"Content-Type": "application/json; charset=utf-8"}
+        headers = {"Content-Type": "application/json; charset=utf-8"}
         if self.retry_after_s is not None:
-            found["Retry-After"] = str(math.ceil(self.retry_after_s))
-        return found
+            headers["Retry-After"] = str(math.ceil(self.retry_after_s))
+        return headers
 
     @property
     def reason(self) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from asyncrpc.arguments import check_duration, check_kind, wrong
+from asyncrpc.core.arguments import check_duration, check_kind, wrong
 from asyncrpc.errors import UsageError
 
 HEADERS: Final[Mapping[str, str]] = {

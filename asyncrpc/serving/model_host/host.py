@@ -21,7 +21,13 @@ from types import NoneType, TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from asyncrpc.api import Worker
-from asyncrpc.arguments import check_duration, check_kind, check_text
+from asyncrpc.core.arguments import check_duration, check_kind, check_text
+from asyncrpc.core.host.socket_directory import SocketDirectory
+from asyncrpc.core.loop.loops import loop_for
+from asyncrpc.core.members import UNKNOWN_INCARNATION, Member
+from asyncrpc.core.options import Options
+from asyncrpc.core.peers.peer import Peer
+from asyncrpc.core.rref.handle import RRef
 from asyncrpc.errors import (
     AsyncRpcError,
     AuthenticationError,
@@ -33,13 +39,6 @@ from asyncrpc.errors import (
     RendezvousTimeoutError,
     UsageError,
 )
-from asyncrpc.inspection.run_note import RunNoteFile
-from asyncrpc.rref.handle import RRef
-from asyncrpc.runtime.loops import loop_for
-from asyncrpc.runtime.members import UNKNOWN_INCARNATION, Member
-from asyncrpc.runtime.options import Options
-from asyncrpc.runtime.peers.peer import Peer
-from asyncrpc.runtime.socket_directory import SocketDirectory
 from asyncrpc.serving.model_host.hosted import ENDING, LOADING, READY, attach
 from asyncrpc.serving.model_host.machine.attachment import (
     Attachment,
@@ -55,6 +54,7 @@ from asyncrpc.serving.model_host.order import (
 from asyncrpc.serving.model_host.process import options_with
 from asyncrpc.serving.model_host.slot import ModelSlot, Sighting
 from asyncrpc.serving.model_host.starting import start_unless_held
+from asyncrpc.tools.inspection.run_note import RunNoteFile
 
 logger = logging.getLogger("asyncrpc")
 
@@ -185,11 +185,11 @@ class ModelHost:
         slot, order = await asyncio.to_thread(self._prepare)
         self._sockets = SocketDirectory()
         own = f"web-{os.getpid()}-{secrets.token_hex(3)}"
-        given = replace(self._options, membership="static")
+        options = replace(self._options, membership="static")
         self._worker = Worker(
             own,
             rendezvous={own: (), self._name: ()},
-            options=options_with(given, order.secret, self._sockets),
+            options=options_with(options, order.secret, self._sockets),
         )
         try:
             await self._worker.__aenter__()
@@ -453,10 +453,10 @@ class ModelHost:
         peer = worker.peer(self._name).using(timeout_s=None)
         try:
             async with contextlib.aclosing(peer.stream(attach, self._version)) as news:
-                async for word, told in news:
+                async for word, detail in news:
                     if word == ENDING:  # even if it has not accepted this web worker
                         self._generation = seen.note.generation
-                    self._on_news(word, told)
+                    self._on_news(word, detail)
         except AuthenticationError as error:
             problem = "the secret in its directory was replaced: restart this program"
             self._lose(error, problem)
@@ -480,17 +480,17 @@ class ModelHost:
             link.connection.close("another process has the model now")
             await asyncio.wait([link.connection.ended])
 
-    def _on_news(self, word: str, told: Any) -> None:
+    def _on_news(self, word: str, detail: Any) -> None:
         machine = self._machine
         if word == LOADING:
-            self._generation = told
+            self._generation = detail
             machine.advance(AttachmentEvent.ATTACHED)
         elif word == READY:
-            self._model = told
+            self._model = detail
             self._failure = None
             machine.load(self.worker.loop.time())
         elif word == ENDING:
-            logger.info("model %r: its process ends: %s", self._name, told)
+            logger.info("model %r: its process ends: %s", self._name, detail)
             self._model = None
             machine.advance(AttachmentEvent.ENDING)
         self._changed.set()

@@ -19,12 +19,11 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
 from typing import Any, Final, TypeAlias
 
-from asyncrpc.ids import WorkerId
-from asyncrpc.rref.handle import RRef
-from asyncrpc.runtime.router import Route
-from asyncrpc.runtime.threads import outcome_to
-from asyncrpc.runtime.worker import current_worker
-from asyncrpc.serde import expose
+from asyncrpc.core.loop.threads import outcome_to
+from asyncrpc.core.rref.handle import RRef
+from asyncrpc.core.serde import expose
+from asyncrpc.core.worker import current_worker
+from asyncrpc.extend import Route, WorkerId
 from asyncrpc.serving.model_host.machine.occupancy import (
     Occupancy,
     OccupancyEvent,
@@ -67,7 +66,7 @@ class HostedModel:
         self._slot = ModelSlot(order.path)
         self._sources: SourceSnapshot | None = None
         self._loop = asyncio.get_running_loop()
-        self._made: asyncio.Future[RRef[Any]] = self._loop.create_future()
+        self._loaded: asyncio.Future[RRef[Any]] = self._loop.create_future()
         self._failed_at: TracebackType | None = None
         self._ended = asyncio.Event()
         self._why = ""
@@ -94,7 +93,7 @@ class HostedModel:
     @property
     def is_made(self) -> bool:
         """Whether there is a model to release."""
-        return self._made.done() and self._made.exception() is None
+        return self._loaded.done() and self._loaded.exception() is None
 
     # --- the model -------------------------------------------------------------------
 
@@ -111,13 +110,13 @@ class HostedModel:
                 # cycles, for 0.1 s, while requests wait.
                 gc.collect()
                 gc.freeze()
-                self._made.set_result(RRef(model))
+                self._loaded.set_result(RRef(model))
                 self._sources = await self._in_thread(SourceSnapshot.of_this_process)
                 await release.wait()
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            if self._made.done():
+            if self._loaded.done():
                 raise  # of its end: the program's own
             self._fail(error)
 
@@ -125,16 +124,16 @@ class HostedModel:
         """Return the result of the function, awaited or entered if possible."""
         function = await self._in_thread(lambda: resolve(self._order))
         if inspect.iscoroutinefunction(function):
-            made = await function()
+            model = await function()
         else:
             self._is_loading_in_thread = True
-            made = await self._in_thread(function)
+            model = await self._in_thread(function)
             self._is_loading_in_thread = False
-        if inspect.isawaitable(made):
-            made = await made
-        if hasattr(type(made), "__aenter__") and hasattr(type(made), "__aexit__"):
-            made = await stack.enter_async_context(made)
-        return made
+        if inspect.isawaitable(model):
+            model = await model
+        if hasattr(type(model), "__aenter__") and hasattr(type(model), "__aexit__"):
+            model = await stack.enter_async_context(model)
+        return model
 
     def _fail(self, error: BaseException) -> None:
         """Note that the model could not be made; for a while, tell all web workers."""
@@ -150,8 +149,8 @@ class HostedModel:
             error, cause = RuntimeError(text), error
             error.__cause__ = cause
         self._failed_at = error.__traceback__
-        self._made.set_exception(error)
-        self._made.exception()  # marks it as read: perhaps no web worker waits
+        self._loaded.set_exception(error)
+        self._loaded.exception()  # marks it as read: perhaps no web worker waits
         self.occupancy.fail(self._loop.time())
         self.changed.set()
 
@@ -200,11 +199,11 @@ class HostedModel:
 
     async def _model(self) -> RRef[Any]:
         """Return the model, or raise the error of the function that makes it."""
-        await asyncio.wait([self._made])
-        error = self._made.exception()
+        await asyncio.wait([self._loaded])
+        error = self._loaded.exception()
         if error is not None:  # without the frames of those it was raised to before
             raise error.with_traceback(self._failed_at)
-        return self._made.result()
+        return self._loaded.result()
 
     async def _outdated_by(self, version: str) -> str:
         """Return why a web worker needs another process; empty if it does not."""
@@ -262,5 +261,5 @@ async def attach(version: str) -> AsyncIterator[HostNews]:
     """Attach the web worker that calls this to the model process; see `HostedModel`."""
     hosted: Any = current_worker().parts.service(SERVICE)
     async with contextlib.aclosing(hosted.attach(version)) as news:
-        async for one in news:
-            yield one
+        async for message in news:
+            yield message

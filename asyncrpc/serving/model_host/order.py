@@ -11,10 +11,10 @@ from multiprocessing import spawn
 from pathlib import Path
 from typing import Any, Final
 
-from asyncrpc.arguments import wrong
+from asyncrpc.core.arguments import wrong
+from asyncrpc.core.options import Options
+from asyncrpc.core.serde.naming import ABSENT, find_name, walk
 from asyncrpc.errors import EncodeError, UsageError
-from asyncrpc.runtime.options import Options
-from asyncrpc.serde.naming import ABSENT, find_name, walk
 
 _MAIN: Final = "__main__"
 # Keys of multiprocessing's own record of a main module.
@@ -26,12 +26,9 @@ class HostOrder:
     """The data that a model process needs to start.
 
     Attributes:
-        name: of its worker.
         function: the function that makes the model, as `module:qualname`.
         version: the version that the web worker wants.
-        generation: identifies the process.
         linger_s: seconds that it waits for web workers once all have left.
-        folder: of its slot.
         options: of its worker, without the secret.
         main: how to import the main module of the web worker, if the function is there.
         secret: of the slot; not shown in any text.
@@ -95,15 +92,15 @@ def file_of(function: str) -> str:
     if module is not None:
         return str(getattr(module, "__file__", "") or "")
     try:
-        found = find_spec(name)
+        spec = find_spec(name)
     except ImportError as error:
         raise UsageError(f"make_model: {function!r}: {error}") from error
-    if found is None:
+    if spec is None:
         raise UsageError(
             f"make_model: {function!r}: there is no module {name!r} in the import path "
             "of this program (sys.path)"
         )
-    return found.origin or ""
+    return spec.origin or ""
 
 
 def main_for(function: str) -> Mapping[str, str]:
@@ -117,8 +114,8 @@ def main_for(function: str) -> Mapping[str, str]:
     """
     if function.partition(":")[0] != _MAIN:
         return {}
-    found = spawn.get_preparation_data("")
-    main = {key: str(found[key]) for key in _MAIN_KEYS if found.get(key)}
+    preparation = spawn.get_preparation_data("")
+    main = {key: str(preparation[key]) for key in _MAIN_KEYS if preparation.get(key)}
     if not main:
         raise UsageError(
             f"make_model: {function!r} is in a program that is not a file; put it into "
@@ -137,8 +134,8 @@ def resolve(order: HostOrder) -> Callable[[], Any]:
     if order.main:
         spawn.prepare(dict(order.main))
     module, _, qualname = order.function.partition(":")
-    found = walk(import_module(module), qualname)[1]
-    if found is ABSENT or not callable(found):
+    target = walk(import_module(module), qualname)[1]
+    if target is ABSENT or not callable(target):
         raise UsageError(f"make_model: module {module!r} has no function {qualname!r}")
-    made: Callable[[], Any] = found
-    return made
+    function: Callable[[], Any] = target
+    return function

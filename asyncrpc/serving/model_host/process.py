@@ -18,31 +18,31 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from asyncrpc.api import Worker
-from asyncrpc.clock import NS_PER_S, wall_ns
-from asyncrpc.inspection.run_note import RunNoteFile
-from asyncrpc.runtime.host import HOST_ID
-from asyncrpc.runtime.loops import run
-from asyncrpc.runtime.membership.rendezvous import LocalRendezvous
-from asyncrpc.runtime.options import Options
-from asyncrpc.runtime.socket_directory import SocketDirectory
+from asyncrpc.core.host.socket_directory import SocketDirectory
+from asyncrpc.core.host.this_host import HOST_ID
+from asyncrpc.core.loop.clock import NS_PER_S, wall_ns
+from asyncrpc.core.loop.loops import run
+from asyncrpc.core.membership.rendezvous import LocalRendezvous
+from asyncrpc.core.options import Options
 from asyncrpc.serving.model_host.hosted import HostedModel
 from asyncrpc.serving.model_host.machine.occupancy import OccupancyState
 from asyncrpc.serving.model_host.order import HostOrder
 from asyncrpc.serving.model_host.slot import SlotNote
+from asyncrpc.tools.inspection.run_note import RunNoteFile
 
 FRESH_S: Final = 3600.0  # cleaners of temporary directories wait for days
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-def main(told: BinaryIO, lock: int) -> None:
+def main(pipe: BinaryIO, lock: int) -> None:
     """Run the process.
 
     Args:
-        told: pipe from which the order is read.
+        pipe: from which the order is read.
         lock: the locked file of the slot, which is inherited.
     """
-    order: HostOrder = pickle.load(told)  # noqa: S301  (from our starter)
-    _let_go_of(told)
+    order: HostOrder = pickle.load(pipe)  # noqa: S301  (from our starter)
+    _let_go_of(pipe)
     _keep_to_this_process(lock)
     sys.argv[:] = [order.function]
     if isinstance(sys.stdout, io.TextIOWrapper):  # to a pipe, kilobytes are buffered
@@ -55,9 +55,9 @@ def main(told: BinaryIO, lock: int) -> None:
         os._exit(0)
 
 
-def _let_go_of(told: BinaryIO) -> None:
+def _let_go_of(pipe: BinaryIO) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, told.fileno())
+    os.dup2(nothing, pipe.fileno())
     os.close(nothing)
 
 
@@ -141,14 +141,12 @@ async def _until_ending(hosted: HostedModel) -> None:
             await asyncio.to_thread(hosted.keep_fresh)
 
 
-def options_with(given: Options, secret: bytes, sockets: SocketDirectory) -> Options:
+def options_with(options: Options, secret: bytes, sockets: SocketDirectory) -> Options:
     """Return options of a worker that only processes of this user can reach.
 
     Args:
-        given: all other options.
-        secret: of the slot.
-        sockets: where it listens.
+        options: all other options.
     """
     listen = (f"uds://{sockets.path / 'worker'}",)
-    network = replace(given.network, listen=listen, advertise=None)
-    return replace(given, secret=secret, secret_file=None, network=network)
+    network = replace(options.network, listen=listen, advertise=None)
+    return replace(options, secret=secret, secret_file=None, network=network)

@@ -35,11 +35,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from asyncrpc.core.host.run_places import make_place, places, read_own, write_own
+from asyncrpc.core.host.secret_file import read_secret
+from asyncrpc.core.host.this_host import HOST_ID
 from asyncrpc.errors import UsageError
-from asyncrpc.inspection.run_note import NOTES, has_ended, notes_in
-from asyncrpc.runtime.host import HOST_ID
-from asyncrpc.runtime.run_places import make_place, places, read_own, write_own
-from asyncrpc.runtime.secret_file import read_secret
+from asyncrpc.tools.inspection.run_note import NOTES, has_ended, notes_in
 
 FOLDER: Final = "models"  # of all slots, in the directory of the user's runs
 _STEM_MAX: Final = 16  # for people, in a listing
@@ -57,11 +57,8 @@ class SlotNote:
     Attributes:
         generation: identifies the process; drawn anew for each.
         pid: of the process, for people.
-        addresses: where it listens.
-        function: the function that makes the model.
         folder: where it was started.
-        host: name of the host.
-        host_id: of the host and its namespaces; see `asyncrpc.runtime.host`.
+        host_id: of the host and its namespaces; see `asyncrpc.core.host.this_host`.
         began_s: when it began, in seconds since 1970.
         is_ending: whether it accepts no more web workers.
     """
@@ -84,17 +81,17 @@ class SlotNote:
 def read_slot_note(text: bytes | None) -> SlotNote | None:
     """Return the note in a file; None if it is not one."""
     try:
-        found: Any = json.loads(text or b"")
+        fields: Any = json.loads(text or b"")
         return SlotNote(
-            generation=str(found["generation"]),
-            pid=int(found["pid"]),
-            addresses=tuple(map(str, found["addresses"])),
-            function=str(found["function"]),
-            folder=str(found["folder"]),
-            host=str(found["host"]),
-            host_id=str(found["host_id"]),
-            began_s=float(found["began_s"]),
-            is_ending=bool(found["is_ending"]),
+            generation=str(fields["generation"]),
+            pid=int(fields["pid"]),
+            addresses=tuple(map(str, fields["addresses"])),
+            function=str(fields["function"]),
+            folder=str(fields["folder"]),
+            host=str(fields["host"]),
+            host_id=str(fields["host_id"]),
+            began_s=float(fields["began_s"]),
+            is_ending=bool(fields["is_ending"]),
         )
     except (ValueError, KeyError, TypeError):
         return None
@@ -114,18 +111,10 @@ class Sighting:
 
 
 class ModelSlot:
-    """The slot of one model on this host.
-
-    Attributes:
-        path: of the directory.
-    """
+    """The slot of one model on this host."""
 
     def __init__(self, path: Path) -> None:
-        """Describe the slot.
-
-        Args:
-            path: of the directory.
-        """
+        """Describe the slot."""
         self.path = path
 
     @classmethod
@@ -139,17 +128,14 @@ class ModelSlot:
         """Return the slot of a model; make its directory if it does not exist.
 
         Args:
-            name: of the model.
-            function: the function that makes it.
-            file: in which the function is.
             environ: may name another parent directory.
 
         Raises:
             UsageError: the directory cannot be made.
         """
         place = make_place(places(environ, os.geteuid(), Path(tempfile.gettempdir())))
-        told = [name, function, file, sys.prefix, HOST_ID]
-        key = hashlib.sha256("\0".join(told).encode()).hexdigest()[:_KEY_CHARACTERS]
+        identity = [name, function, file, sys.prefix, HOST_ID]
+        key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:_KEY_CHARACTERS]
         stem = re.sub(r"[^A-Za-z0-9_]+", "-", name)[:_STEM_MAX]
         slot = cls(place.path / FOLDER / f"{stem}-{key}")
         try:

@@ -31,7 +31,9 @@ class SourceSnapshot:
     @classmethod
     def of_this_process(cls) -> Self:
         """Store the state of the files of all imported modules; blocks this thread."""
-        files = (getattr(one, "__file__", None) for one in list(sys.modules.values()))
+        files = (
+            getattr(module, "__file__", None) for module in list(sys.modules.values())
+        )
         return cls({file for file in files if isinstance(file, str)})
 
     def changed(self) -> str:
@@ -45,7 +47,7 @@ class SourceSnapshot:
 
 def _stamp(path: str) -> FileStamp | None:
     try:
-        found = os.stat(path)  # noqa: PTH116  (no path object for each of thousands)
+        status = os.stat(path)  # noqa: PTH116  (no path object for each of thousands)
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns

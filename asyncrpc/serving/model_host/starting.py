@@ -18,9 +18,9 @@ import sys
 from typing import Final
 
 from asyncrpc.errors import ProcessFailedError
-from asyncrpc.inspection.run_note import without_entry
 from asyncrpc.serving.model_host.order import HostOrder
 from asyncrpc.serving.model_host.slot import ModelSlot
+from asyncrpc.tools.inspection.run_note import without_entry
 
 # Becomes the model process, in a new session, as an orphan.
 _LEAVE: Final = """\

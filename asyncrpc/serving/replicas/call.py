@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
-from asyncrpc.clock import Deadline
+from asyncrpc.core.calls.futures import CallFuture
+from asyncrpc.core.loop.clock import Deadline
+from asyncrpc.core.options import PLAIN, CallOptions
 from asyncrpc.errors import AsyncRpcError, UsageError
-from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.runtime.options import PLAIN, CallOptions
 from asyncrpc.serving.replicas.machine.attempts import (
     AttemptFailure,
     Health,
@@ -49,7 +49,6 @@ class CallCounts:
     """The calls of one router, counted.
 
     Attributes:
-        calls: calls that were made.
         retries: attempts after another had failed.
         retries_refused: retries that the budget did not allow.
         hedges: attempts in parallel with a slow one.
@@ -86,7 +85,6 @@ class ReplicaCall:
     """One call of the program.
 
     Attributes:
-        router: chooses the replica.
         counts: counters of the router's calls.
         function: its name, for people.
         start: begins one attempt at a replica; it may raise.
@@ -137,15 +135,15 @@ class ReplicaCall:
             Nothing has changed.
         """
         try:
-            found = await self.router.choose(self.key, self.tried, self.deadline)
+            record = await self.router.choose(self.key, self.tried, self.deadline)
         except AsyncRpcError:
             if last is None:
                 raise
             raise_cause(last)
-        if found is None:
+        if record is None:
             assert last is not None  # some have been tried
             raise_cause(last)
-        return found
+        return record
 
     def check_may_go_on(self, failed: AttemptFailedError) -> None:
         """Raise the error of a failed attempt unless another attempt may follow."""
@@ -159,8 +157,10 @@ class ReplicaCall:
 
     def _may_go_on(self, failure: AttemptFailure) -> bool:
         options, counts = self.router.options, self.counts
-        left = options.attempts_max - 1 - self.retries
-        step = step_after(failure, is_idempotent=self.is_idempotent, attempts_left=left)
+        attempts_left = options.attempts_max - 1 - self.retries
+        step = step_after(
+            failure, is_idempotent=self.is_idempotent, attempts_left=attempts_left
+        )
         if step is NextStep.RAISE:
             return False
         if step is NextStep.RETRY:
@@ -196,7 +196,7 @@ class ReplicaCall:
         timeout_s: float | None = after_s
         try:
             while running:
-                futures = [one.future for one in running]
+                futures = [attempt.future for attempt in running]
                 done, _ = await asyncio.wait(
                     futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -204,19 +204,21 @@ class ReplicaCall:
                 if not done:
                     self._hedge(running)
                     continue
-                for one in [one for one in running if one.future in done]:
-                    running.remove(one)
+                for attempt in [
+                    attempt for attempt in running if attempt.future in done
+                ]:
+                    running.remove(attempt)
                     try:
-                        value = one.future.result()
+                        value = attempt.future.result()
                     except BaseException as error:  # noqa: BLE001  (likewise)
-                        failed = self._failed(one, error)
+                        failed = self._failed(attempt, error)
                         continue
-                    if one is not first:
+                    if attempt is not first:
                         self.counts.hedges_won += 1
-                    return self._answered(one, value, is_first=one is first)
+                    return self._answered(attempt, value, is_first=attempt is first)
         finally:
-            for one in running:
-                self._give_up(one, is_first=one is first)
+            for attempt in running:
+                self._give_up(attempt, is_first=attempt is first)
         assert failed is not None  # nothing runs, and nothing was returned
         raise failed from failed.error
 
@@ -283,8 +285,8 @@ class ReplicaCall:
             self.router.routing.record_latency(self.function, taken_s)
 
     def _take_note(self, attempt: ReplicaAttempt) -> AnswerNote | None:
-        found = attempt.future.note
-        note = None if found is None else read_note(found)
+        encoded = attempt.future.note
+        note = None if encoded is None else read_note(encoded)
         if note is not None:
             self.router.on_note(attempt.record, note)
         return note

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from asyncrpc.runtime.messages import Request, message
+from asyncrpc.extend import Request, message
 
 SERVICE: Final = "replicas"
 _NOTE_FIELDS: Final = 3
@@ -69,15 +69,15 @@ class AnswerNote(NamedTuple):
     version: int | None
 
 
-def read_note(found: Any) -> AnswerNote | None:
+def read_note(note: Any) -> AnswerNote | None:
     """Return the note that came with an answer; None: it is not a valid note.
 
     Args:
-        found: as a peer sent it, unchecked; further fields are ignored.
+        note: as a peer sent it, unchecked; further fields are ignored.
     """
-    if type(found) is not list or len(found) < _NOTE_FIELDS:
+    if type(note) is not list or len(note) < _NOTE_FIELDS:
         return None
-    load, is_draining, version = found[:_NOTE_FIELDS]
+    load, is_draining, version = note[:_NOTE_FIELDS]
     is_load = type(load) in (int, float) and load >= 0
     if not is_load or type(is_draining) is not bool:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from asyncrpc.arguments import check_count, check_duration, is_seconds, wrong
+from asyncrpc.core.arguments import check_count, check_duration, is_seconds, wrong
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

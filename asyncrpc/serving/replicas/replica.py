@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import NoneType, TracebackType
 from typing import Any, Self
 
-from asyncrpc.arguments import (
+from asyncrpc.core.arguments import (
     check_above,
     check_callable,
     check_flag,
@@ -23,9 +23,9 @@ from asyncrpc.arguments import (
     is_seconds,
     shown,
 )
+from asyncrpc.core.calls.context import current_call_var
+from asyncrpc.core.worker import Worker, current_worker
 from asyncrpc.errors import NotStartedError, UsageError
-from asyncrpc.runtime.calls.context import current_call_var
-from asyncrpc.runtime.worker import Worker, current_worker
 from asyncrpc.serving.replicas.messages import ReplicaStatement
 from asyncrpc.serving.replicas.service import ReplicaService, service_of
 from asyncrpc.serving.weights.served_model import ServedModel
@@ -183,11 +183,11 @@ class Replica:
         worker.parts.check_on_loop("Replica.drain")
         if timeout_s is None:
             timeout_s = worker.options.drain_timeout_s
-        told = self._say_draining()
+        answers = self._say_draining()
         try:
             async with asyncio.timeout(timeout_s):
-                if told:
-                    await asyncio.wait(told)  # afterwards no call is on its way
+                if answers:
+                    await asyncio.wait(answers)  # afterwards no call is on its way
                 await worker.parts.admission.wait_idle(but=_calls_here(worker))
         except TimeoutError:
             logger.warning(
@@ -227,11 +227,11 @@ class Replica:
             version=None if model is None else model.version,
         )
 
-    def _note(self, said: Any) -> list[Any]:
+    def _note(self, version: Any) -> list[Any]:
         """Return the note of an answer, with what its function has told."""
         assert self._worker is not None  # it was entered
         is_draining = self._is_draining or self._worker.is_draining
-        return [self._load_now(), is_draining, said]
+        return [self._load_now(), is_draining, version]
 
     def _load_now(self) -> float:
         """Return the load; if the program's function fails, the number of calls."""
@@ -250,10 +250,10 @@ class Replica:
         return float(self._worker.parts.active)
 
 
-def _checked_load(found: object) -> float:
-    if not is_seconds(found) or not 0 <= found < math.inf:
-        raise UsageError(f"load must return a number, not {shown(found)}")
-    return float(found)
+def _checked_load(load: object) -> float:
+    if not is_seconds(load) or not 0 <= load < math.inf:
+        raise UsageError(f"load must return a number, not {shown(load)}")
+    return float(load)
 
 
 def _calls_here(worker: Worker) -> int:

@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from types import NoneType, TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, overload
 
-from asyncrpc.arguments import check_count, check_kind, check_text, check_timeout
+from asyncrpc.core.arguments import check_count, check_kind, check_text, check_timeout
+from asyncrpc.core.calls.context import effective_deadline
+from asyncrpc.core.calls.repeating import is_idempotent
+from asyncrpc.core.options import PLAIN, UNSET, CallOptions
+from asyncrpc.core.worker import Worker, current_worker
 from asyncrpc.errors import NotStartedError, UsageError
-from asyncrpc.runtime.calls.context import effective_deadline
-from asyncrpc.runtime.calls.repeating import is_idempotent
-from asyncrpc.runtime.options import PLAIN, UNSET, CallOptions
-from asyncrpc.runtime.worker import Worker, current_worker
 from asyncrpc.serving.replicas.call import (
     CallCounts,
     ReplicaAnswer,
@@ -340,15 +340,15 @@ class Replicas:
         return ReplicaStatistics(
             replicas=tuple(
                 ReplicaStatus(
-                    name=one.name,
-                    state=one.life.state.name,
-                    load=one.load(now_s),
-                    outstanding=one.outstanding,
-                    calls=one.calls,
-                    version=one.version,
-                    canary=one.canary,
+                    name=record.name,
+                    state=record.life.state.name,
+                    load=record.load(now_s),
+                    outstanding=record.outstanding,
+                    calls=record.calls,
+                    version=record.version,
+                    canary=record.canary,
                 )
-                for one in router.routing.records
+                for record in router.routing.records
             ),
             calls=counts.calls,
             retries=counts.retries,
@@ -403,12 +403,12 @@ class RoutedCalls:
             **{name: options[name] for name in known - {"key"} if name in options},
         )
         key = key_bytes(options["key"]) if "key" in options else mine.key
-        made = _RoutedOptions(
+        routed = _RoutedOptions(
             key=key, idempotent=call.idempotent, call=replace(call, idempotent=False)
         )
         if "idempotent" not in options:
-            made = replace(made, idempotent=mine.idempotent)
-        return RoutedCalls(self._router, self._counts, made)
+            routed = replace(routed, idempotent=mine.idempotent)
+        return RoutedCalls(self._router, self._counts, routed)
 
     async def call(
         self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
@@ -444,7 +444,7 @@ class RoutedCalls:
         Cancellation:
             All attempts are cancelled.
         """
-        return await self._made("Replicas.call", function, args, kwargs).run()
+        return await self._new_call("Replicas.call", function, args, kwargs).run()
 
     def stream(
         self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
@@ -465,10 +465,10 @@ class RoutedCalls:
         Cancellation:
             The generator is closed.
         """
-        call = self._made("Replicas.stream", function, args, kwargs)
+        call = self._new_call("Replicas.stream", function, args, kwargs)
         return stream_from(call, function, args, kwargs, self._options.call)
 
-    def _made(
+    def _new_call(
         self, used: str, function: Callable[..., Any], args: Any, kwargs: Any
     ) -> ReplicaCall:
         router, options = self._router(used), self._options

@@ -13,7 +13,13 @@ from collections.abc import Collection
 from fnmatch import fnmatchcase
 from typing import Final
 
-from asyncrpc.clock import Deadline
+from asyncrpc.core.calls.machine.calls import LinkState
+from asyncrpc.core.loop.clock import Deadline
+from asyncrpc.core.membership.changes import MemberChange, MemberChanges
+from asyncrpc.core.membership.machine.records import (
+    ChangeKind,
+)
+from asyncrpc.core.worker import Worker
 from asyncrpc.errors import (
     NAMES_SHOWN,
     AsyncRpcError,
@@ -25,14 +31,7 @@ from asyncrpc.errors import (
     UnknownWorkerError,
     WorkerLostError,
 )
-from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.calls.machine.link import LinkState
-from asyncrpc.runtime.membership.changes import MemberChange, MemberChanges
-from asyncrpc.runtime.membership.machine.records import (
-    ChangeKind,
-)
-from asyncrpc.runtime.ports import ask
-from asyncrpc.runtime.worker import Worker
+from asyncrpc.extend import WorkerId, ask
 from asyncrpc.serving.replicas.machine.attempts import HEALTH, AttemptFailure, Health
 from asyncrpc.serving.replicas.machine.routing import ReplicaRecord, Routing
 from asyncrpc.serving.replicas.machine.states import ReplicaEvent, ReplicaState
@@ -57,9 +56,6 @@ class ReplicaRouter:
     """Knows the replicas, and chooses among them.
 
     Attributes:
-        routing: decides.
-        pattern: of the names of the replicas.
-        worker: the worker that calls them.
         ejections: how often a replica was left out because it failed.
     """
 
@@ -121,18 +117,18 @@ class ReplicaRouter:
     def _sync(self) -> None:
         """Compare with the whole list of members."""
         there = {
-            one.name
-            for one in self.worker.known_members
-            if fnmatchcase(one.name, self.pattern)
+            member.name
+            for member in self.worker.known_members
+            if fnmatchcase(member.name, self.pattern)
         }
         for record in self.routing.records:
             if record.name not in there:
                 self._remove(record.name)
         for name in sorted(there):
-            found = self.worker.parts.directory.known_incarnation(name) or 0
+            incarnation = self.worker.parts.directory.known_incarnation(name) or 0
             known = self.routing.get(name)
-            if known is None or found not in (0, known.incarnation):
-                self._add(name, found)
+            if known is None or incarnation not in (0, known.incarnation):
+                self._add(name, incarnation)
 
     def _add(self, name: str, incarnation: int) -> None:
         known = self.routing.get(name)
@@ -233,9 +229,9 @@ class ReplicaRouter:
         Cancellation:
             Nothing has changed.
         """
-        found = self.choose_now(key, tried)
-        if found is not None or self._has_ready:
-            return found
+        record = self.choose_now(key, tried)
+        if record is not None or self._has_ready:
+            return record
         if self._waiting >= WAITING_MAX:
             raise self._none_ready(f"{self._waiting} calls wait for one, the limit")
         limit_s = self.worker.loop.time() + self.options.ready_timeout_s
@@ -263,11 +259,12 @@ class ReplicaRouter:
 
     @property
     def _has_ready(self) -> bool:
-        return any(one.life.takes_calls for one in self.routing.records)
+        return any(record.life.takes_calls for record in self.routing.records)
 
     def _none_ready(self, why: str) -> RejectedError:
         states = [
-            f"{one.name!r}: {one.life.state.value}" for one in self.routing.records
+            f"{record.name!r}: {record.life.state.value}"
+            for record in self.routing.records
         ]
         if more := states[NAMES_SHOWN:]:
             states[NAMES_SHOWN:] = [f"and {len(more)} more"]
@@ -283,7 +280,7 @@ class ReplicaRouter:
         Cancellation:
             Nothing has changed.
         """
-        while sum(one.life.takes_calls for one in self.routing.records) < count:
+        while sum(record.life.takes_calls for record in self.routing.records) < count:
             self._changed.clear()
             await self._changed.wait()  # the caller has a limit
 

@@ -10,11 +10,9 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from asyncrpc.core.parts import Parts
 from asyncrpc.errors import AsyncRpcError
-from asyncrpc.ids import Incarnation, WorkerId
-from asyncrpc.runtime.parts import Parts
-from asyncrpc.runtime.ports import PeerLink
-from asyncrpc.runtime.router import answers
+from asyncrpc.extend import Incarnation, PeerLink, WorkerId, answers
 from asyncrpc.serving.replicas.messages import (
     SERVICE,
     ReplicaNews,
@@ -43,7 +41,6 @@ class ReplicaService:
     """Tells routers the state of this worker, and takes the state of other replicas.
 
     Attributes:
-        routes: of its messages.
         statement: returns the state of this worker; None: it is not a replica.
         replica: the replica of this worker; None: it is not a replica.
     """
@@ -89,13 +86,16 @@ class ReplicaService:
         self._watchers[link.peer.incarnation] = link
         if self.statement is None:
             return None
-        found = self.statement()
-        return found._replace(load=max(found.load - 1, 0.0))  # this question's own
+        statement = self.statement()
+        # Without the load of this question.
+        return statement._replace(load=max(statement.load - 1, 0.0))
 
     async def _on_news(self, link: PeerLink, news: ReplicaNews) -> None:
         peer, statement = link.peer, news.statement
         listeners = tuple(self._listeners)
-        await asyncio.gather(*(one.on_news(peer, statement) for one in listeners))
+        await asyncio.gather(
+            *(listener.on_news(peer, statement) for listener in listeners)
+        )
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Forget a router that is gone."""
@@ -116,6 +116,6 @@ def service_of(parts: Parts) -> ReplicaService:
     for service in parts.services:
         if isinstance(service, ReplicaService):
             return service
-    made = ReplicaService()
-    parts.services.add(made)
-    return made
+    replica_service = ReplicaService()
+    parts.services.add(replica_service)
+    return replica_service

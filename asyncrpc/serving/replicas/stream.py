@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from asyncrpc.runtime.calls.streams import StreamReceiver
-from asyncrpc.runtime.options import CallOptions
-from asyncrpc.runtime.peers.peer import Peer
+from asyncrpc.core.calls.streams import StreamReceiver
+from asyncrpc.core.options import CallOptions
+from asyncrpc.core.peers.peer import Peer
 from asyncrpc.serving.replicas.call import (
     AttemptFailedError,
     ReplicaCall,
@@ -39,9 +39,6 @@ class RoutedStream:
 
         Args:
             call: the call that the attempt is made for.
-            record: the replica.
-            open_at: asks a peer for the stream.
-            options: of the call.
         """
         self._call = call
         self.record = record
@@ -111,8 +108,8 @@ async def stream_from(
     """
 
     def open_at(peer: Peer) -> AsyncGenerator[Any, None]:
-        found: AsyncGenerator[Any, None] = peer.stream(function, *args, **kwargs)
-        return found
+        items: AsyncGenerator[Any, None] = peer.stream(function, *args, **kwargs)
+        return items
 
     call.begin()
     last: AttemptFailedError | None = None

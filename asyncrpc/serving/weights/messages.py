@@ -6,8 +6,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from asyncrpc.runtime.messages import MEMBERS, Request, message
-from asyncrpc.runtime.schema import Count
+from asyncrpc.extend import MEMBERS, Count, Request, message
 
 SERVICE: Final = "weights"
 
@@ -16,8 +15,6 @@ class TensorHead(NamedTuple):
     """A tensor that is announced.
 
     Attributes:
-        name: in the state of the model.
-        shape: its sizes.
         dtype: such as `float32`.
     """
 
@@ -30,7 +27,6 @@ class VersionReport(NamedTuple):
     """Which versions a replica has.
 
     Attributes:
-        served: the current version.
         kept: earlier versions that it can return to, the latest last.
         canary: share of the calls that canaries get; 0: it is not a canary.
     """
@@ -51,7 +47,6 @@ class BeginTransfer(Request[None]):
 
     Attributes:
         serial: of the transfer, at its publisher.
-        version: their number.
         tensors: all of them.
     """
 
@@ -65,8 +60,6 @@ class PutTensors(Request[None]):
     """Send some of the tensors.
 
     Attributes:
-        serial: of the transfer.
-        names: of the tensors.
         tensors: in the order of the names.
     """
 
@@ -80,7 +73,6 @@ class CommitTransfer(Request[VersionReport]):
     """Serve the new weights from now on.
 
     Attributes:
-        serial: of the transfer.
         canary: share of the calls that canaries get; 0: these weights are for all.
     """
 
@@ -90,11 +82,7 @@ class CommitTransfer(Request[VersionReport]):
 
 @message(SERVICE, "abandon", about="a transfer of the sender", by=MEMBERS)
 class AbandonTransfer(Request[None]):
-    """Give up new weights.
-
-    Attributes:
-        serial: of the transfer.
-    """
+    """Give up new weights."""
 
     serial: Count
 

@@ -18,8 +18,15 @@ from typing import Any, Final, TypeVar
 import torch
 from torch import nn
 
-from asyncrpc.arguments import check_count, check_kind, check_text, is_seconds, wrong
-from asyncrpc.clock import Deadline
+from asyncrpc.core.arguments import (
+    check_count,
+    check_kind,
+    check_text,
+    is_seconds,
+    wrong,
+)
+from asyncrpc.core.loop.clock import Deadline
+from asyncrpc.core.worker import Worker, current_worker
 from asyncrpc.errors import (
     AsyncRpcError,
     PublishError,
@@ -29,9 +36,7 @@ from asyncrpc.errors import (
     UsageError,
     WorkerLostError,
 )
-from asyncrpc.runtime.messages import Request
-from asyncrpc.runtime.ports import ask
-from asyncrpc.runtime.worker import Worker, current_worker
+from asyncrpc.extend import Request, ask
 from asyncrpc.serving.weights.messages import (
     AbandonTransfer,
     AskVersions,
@@ -97,7 +102,7 @@ class Publisher:
         if worker is not None:
             check_kind("worker", worker, Worker, "a Worker or None")
         check_text("names", names)
-        self._given = worker
+        self._chosen_worker = worker
         self._names = names
         self._turn = asyncio.Lock()
         self._canary: tuple[Publication, dict[str, torch.Tensor]] | None = None
@@ -152,7 +157,9 @@ class Publisher:
         async with self._turn:
             reports = await self._reports(worker)
             if version is None:
-                known = [number for one in reports.values() for number in _numbers(one)]
+                known = [
+                    number for report in reports.values() for number in _numbers(report)
+                ]
                 version = max(known) + 1
                 if version > VERSION_MAX:
                     raise UsageError(
@@ -163,9 +170,9 @@ class Publisher:
             if canary:
                 chosen = _canaries(chosen, canaries)
             state = await _snapshot(worker, tensors)
-            made = await self._bring(worker, state, version, chosen, canary)
-            self._canary = (made, state) if canary else None
-            return made
+            publication = await self._bring(worker, state, version, chosen, canary)
+            self._canary = (publication, state) if canary else None
+            return publication
 
     async def promote(self) -> Publication:
         """Make all replicas serve the weights that the canaries serve.
@@ -192,18 +199,18 @@ class Publisher:
             reports = await self._reports(worker)
             version = published.version
             others = sorted(
-                name for name, one in reports.items() if one.served != version
+                name for name, report in reports.items() if report.served != version
             )
-            made = await self._bring(worker, state, version, others, 0.0)
+            publication = await self._bring(worker, state, version, others, 0.0)
             has_it = sorted(reports.keys() - set(others))
-            found, lost = await self._ask_all(
+            answered, lost = await self._ask_all(
                 worker, has_it, lambda: SetCanary(version, 0.0)
             )
             self._canary = None
             return Publication(
                 version,
-                tuple(sorted({*made.replicas, *found})),
-                tuple(sorted({*made.lost, *lost})),
+                tuple(sorted({*publication.replicas, *answered})),
+                tuple(sorted({*publication.lost, *lost})),
                 0.0,
             )
 
@@ -232,13 +239,13 @@ class Publisher:
         worker = self._worker("Publisher.roll_back")
         reports = await self._reports(worker)
         if version is None:
-            version = max(one.served for one in reports.values())
+            version = max(report.served for report in reports.values())
         taken_back: int = version
         self._canary = None
-        found, _ = await self._ask_all(
+        answered, _ = await self._ask_all(
             worker, sorted(reports), lambda: RollBack(taken_back)
         )
-        return {name: one.served for name, one in found.items()}
+        return {name: report.served for name, report in answered.items()}
 
     async def versions(self) -> dict[str, int]:
         """Return the version that each replica serves, by its name.
@@ -251,12 +258,12 @@ class Publisher:
             Nothing has changed.
         """
         reports = await self._reports(self._worker("Publisher.versions"))
-        return {name: one.served for name, one in reports.items()}
+        return {name: report.served for name, report in reports.items()}
 
     # --- how -------------------------------------------------------------------------
 
     def _worker(self, used: str) -> Worker:
-        worker = self._given or current_worker()
+        worker = self._chosen_worker or current_worker()
         worker.parts.check_on_loop(used)
         return worker
 
@@ -267,12 +274,14 @@ class Publisher:
             UsageError: no worker with a matching name serves a model.
         """
         names = [
-            one.name
-            for one in worker.known_members
-            if fnmatchcase(one.name, self._names)
+            member.name
+            for member in worker.known_members
+            if fnmatchcase(member.name, self._names)
         ]
-        found = await _gathered({name: _report_of(worker, name) for name in names})
-        reports = {name: one for name, one in found.items() if one is not None}
+        answers = await _gathered({name: _report_of(worker, name) for name in names})
+        reports = {
+            name: report for name, report in answers.items() if report is not None
+        }
         if not reports:
             raise UsageError(
                 f"no worker matching {self._names!r} serves a model; enter"
@@ -309,11 +318,11 @@ class Publisher:
             await self._abandon(worker, names, serial)
             raise
         there = [name for name in names if name not in lost]
-        found, more = await self._ask_all(
+        answered, more = await self._ask_all(
             worker, there, lambda: CommitTransfer(serial, canary)
         )
         return Publication(
-            version, tuple(sorted(found)), tuple(sorted({*lost, *more})), canary
+            version, tuple(sorted(answered)), tuple(sorted({*lost, *more})), canary
         )
 
     async def _abandon(self, worker: Worker, names: Sequence[str], serial: int) -> None:
@@ -322,9 +331,9 @@ class Publisher:
             link = worker.parts.directory.link_to(name)
             if link is not None and not link.is_lost:
                 with suppress(AsyncRpcError):
-                    told = link.ask(AbandonTransfer(serial))
-                    told.add_done_callback(
-                        lambda one: one.cancelled() or one.exception()
+                    answer = link.ask(AbandonTransfer(serial))
+                    answer.add_done_callback(
+                        lambda future: future.cancelled() or future.exception()
                     )
 
     async def _ask_all(
@@ -339,20 +348,20 @@ class Publisher:
             PublishError: a replica refused.
         """
 
-        async def one(name: str) -> VersionReport | AsyncRpcError:
+        async def ask_replica(name: str) -> VersionReport | AsyncRpcError:
             try:
                 return await _asked(worker, name, make())
             except AsyncRpcError as error:
                 return error
 
-        answers = await _gathered({name: one(name) for name in names})
+        answers = await _gathered({name: ask_replica(name) for name in names})
         _check_none_refused(None, answers)
-        found = {
+        reports = {
             name: answer
             for name, answer in answers.items()
             if isinstance(answer, VersionReport)
         }
-        return found, [name for name in names if name not in found]
+        return reports, [name for name in names if name not in reports]
 
 
 async def catch_up(
@@ -391,16 +400,16 @@ async def catch_up(
     worker = worker or current_worker()
     worker.parts.check_on_loop("catch_up")
     others = [
-        one.name
-        for one in worker.known_members
-        if fnmatchcase(one.name, names) and one.name != worker.name
+        member.name
+        for member in worker.known_members
+        if fnmatchcase(member.name, names) and member.name != worker.name
     ]
-    found = await _gathered({name: _report_of(worker, name) for name in others})
+    reports = await _gathered({name: _report_of(worker, name) for name in others})
     best = max(
         (
-            (one.served, name)
-            for name, one in found.items()
-            if one is not None and not one.canary
+            (report.served, name)
+            for name, report in reports.items()
+            if report is not None and not report.canary
         ),
         default=(-1, ""),
     )
@@ -454,7 +463,7 @@ def _checked_state(weights: Any) -> Mapping[str, torch.Tensor]:
     state = weights.state_dict() if isinstance(weights, nn.Module) else weights
     wanted = "a torch.nn.Module or a state_dict of one"
     check_kind("weights", state, Mapping, wanted)
-    if not all(isinstance(one, torch.Tensor) for one in state.values()):
+    if not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
         raise wrong("weights", wanted, weights)
     if not all(isinstance(name, str) for name in state):
         raise wrong("weights", wanted, weights)
@@ -472,22 +481,22 @@ async def _snapshot(
     Cancellation:
         The copy is dropped.
     """
-    before = [one._version for one in state.values()]  # noqa: SLF001  (the only counter)
+    before = [tensor._version for tensor in state.values()]  # noqa: SLF001  (the only counter)
 
     def copied() -> dict[str, torch.Tensor]:
         with torch.no_grad():
             return {
-                name: one.detach().to("cpu", copy=True).contiguous()
-                for name, one in state.items()
+                name: tensor.detach().to("cpu", copy=True).contiguous()
+                for name, tensor in state.items()
             }
 
-    found = await worker.parts.run_in_thread(copied)
-    if before != [one._version for one in state.values()]:  # noqa: SLF001
+    copies = await worker.parts.run_in_thread(copied)
+    if before != [tensor._version for tensor in state.values()]:  # noqa: SLF001
         raise UsageError(
             "the weights were written to while they were copied; wait for `publish`"
             " before the next step, or pass a copy"
         )
-    return found
+    return copies
 
 
 def _canaries(names: Sequence[str], count: int) -> list[str]:
@@ -510,9 +519,9 @@ def _numbers(report: VersionReport) -> list[int]:
 def _check_none_refused(version: int | None, answers: Mapping[str, object]) -> None:
     """Raise PublishError if an answer is an error, unless the replica was lost."""
     refused = {
-        name: one
-        for name, one in answers.items()
-        if isinstance(one, AsyncRpcError) and not isinstance(one, _GONE)
+        name: answer
+        for name, answer in answers.items()
+        if isinstance(answer, AsyncRpcError) and not isinstance(answer, _GONE)
     }
     if refused:
         raise _refused(version, refused)
@@ -520,10 +529,10 @@ def _check_none_refused(version: int | None, answers: Mapping[str, object]) -> N
 
 def _refused(version: int | None, refused: Mapping[str, AsyncRpcError]) -> PublishError:
     name, error = next(iter(refused.items()))
-    what = "" if version is None else f" version {version}, so none serves it"
+    suffix = "" if version is None else f" version {version}, so none serves it"
     raised = PublishError(
-        f"{len(refused)} of the replicas refused{what}; {name!r}: {error}",
-        refused={name: str(one) for name, one in refused.items()},
+        f"{len(refused)} of the replicas refused{suffix}; {name!r}: {error}",
+        refused={name: str(refusal) for name, refusal in refused.items()},
     )
     raised.__cause__ = error
     return raised

@@ -18,9 +18,9 @@ from typing import Final, Generic, TypeVar
 import torch
 from torch import nn
 
-from asyncrpc.arguments import check_count, check_kind
+from asyncrpc.core.arguments import check_count, check_kind
+from asyncrpc.core.calls.context import current_call_var
 from asyncrpc.errors import RejectedError, UsageError
-from asyncrpc.runtime.calls.context import current_call_var
 from asyncrpc.serving.weights.machine.versions import TransferId, VersionHistory
 from asyncrpc.serving.weights.messages import TensorHead, VersionReport
 
@@ -47,9 +47,7 @@ class WeightStore(Generic[M]):
     """The versions of one model, and the new weights that are under way.
 
     Attributes:
-        current: the version that is served.
         canary: share of the calls that canaries get; 0: this is not one.
-        history: decides which version is served.
         on_changed: called when the version or the canary share has changed.
     """
 
@@ -88,12 +86,12 @@ class WeightStore(Generic[M]):
     def room_for(self) -> dict[str, torch.Tensor]:
         """Make the tensors that new weights are copied into; called in a thread."""
         model = self.current.model
-        made: dict[int, torch.Tensor] = {}  # tied tensors stay tied
+        copies: dict[int, torch.Tensor] = {}  # tied tensors stay tied
         room = {}
         for name, old in model.state_dict(keep_vars=True).items():
-            if id(old) not in made:
-                made[id(old)] = torch.empty_like(old.detach())
-            room[name] = made[id(old)]
+            if id(old) not in copies:
+                copies[id(old)] = torch.empty_like(old.detach())
+            room[name] = copies[id(old)]
         return room
 
     def set_room(self, transfer: TransferId, room: dict[str, torch.Tensor]) -> None:
@@ -241,7 +239,7 @@ class ServedModel(Generic[M]):
         check_count("version", version, at_most=VERSION_MAX)
         call = current_call_var.get()
         if call is not None:
-            call.said = version
+            call.note = version
 
     @property
     def version(self) -> int:
@@ -285,6 +283,6 @@ def check_fit(state: Mapping[str, torch.Tensor], heads: Sequence[TensorHead]) ->
         raise UsageError(f"these weights do not fit the model: {shown}{rest}")
 
 
-def _converts(one: torch.dtype, other: torch.dtype) -> bool:
+def _converts(source: torch.dtype, target: torch.dtype) -> bool:
     """Return whether a dtype may be converted: only between floating-point types."""
-    return one == other or (one.is_floating_point and other.is_floating_point)
+    return source == target or (source.is_floating_point and target.is_floating_point)

@@ -12,12 +12,10 @@ from typing import Any
 
 import torch
 
-from asyncrpc.arguments import wrong
+from asyncrpc.core.arguments import wrong
+from asyncrpc.core.parts import Parts
 from asyncrpc.errors import RejectedError, UsageError
-from asyncrpc.ids import WorkerId
-from asyncrpc.runtime.parts import Parts
-from asyncrpc.runtime.ports import PeerLink, ask
-from asyncrpc.runtime.router import answers
+from asyncrpc.extend import PeerLink, WorkerId, answers, ask
 from asyncrpc.serving.weights.machine.versions import TransferId
 from asyncrpc.serving.weights.messages import (
     SERVICE,
@@ -38,12 +36,7 @@ logger = logging.getLogger("asyncrpc")
 
 
 class WeightsService:
-    """Takes new weights for one model.
-
-    Attributes:
-        routes: of its messages.
-        model: the model that they are for.
-    """
+    """Takes new weights for one model."""
 
     name = SERVICE
 
@@ -66,12 +59,12 @@ class WeightsService:
     async def _on_ask(self, _: PeerLink, __: AskVersions) -> VersionReport:
         return self._weights.report
 
-    async def _on_begin(self, link: PeerLink, told: BeginTransfer) -> None:
+    async def _on_begin(self, link: PeerLink, message: BeginTransfer) -> None:
         transfer, weights = (
-            TransferId(link.peer.incarnation, told.serial),
+            TransferId(link.peer.incarnation, message.serial),
             self._weights,
         )
-        weights.begin(transfer, told.version, told.tensors)
+        weights.begin(transfer, message.version, message.tensors)
         try:
             room = await self._parts.run_in_thread(weights.room_for)
         except BaseException:
@@ -79,31 +72,31 @@ class WeightsService:
             raise
         weights.set_room(transfer, room)
 
-    async def _on_put(self, link: PeerLink, told: PutTensors) -> None:
+    async def _on_put(self, link: PeerLink, message: PutTensors) -> None:
         transfer, weights = (
-            TransferId(link.peer.incarnation, told.serial),
+            TransferId(link.peer.incarnation, message.serial),
             self._weights,
         )
         async with self._copying:
-            self._check_part(transfer, told)
+            self._check_part(transfer, message)
             room = weights.room
-            targets = [room[name] for name in told.names]
+            targets = [room[name] for name in message.names]
             try:
                 await self._parts.run_in_thread(
-                    lambda: _copy_all(targets, told.tensors)
+                    lambda: _copy_all(targets, message.tensors)
                 )
-                if not weights.history.take(transfer, told.names):
+                if not weights.history.take(transfer, message.names):
                     return
-                made = await self._parts.run_in_thread(weights.with_room)
+                prepared = await self._parts.run_in_thread(weights.with_room)
             except RejectedError:  # it was given up meanwhile
                 raise
             except BaseException:
                 self._give_up(transfer)
                 raise
             if weights.history.transfer == transfer:
-                weights.set_next(made)
+                weights.set_next(prepared)
 
-    def _check_part(self, transfer: TransferId, told: PutTensors) -> None:
+    def _check_part(self, transfer: TransferId, message: PutTensors) -> None:
         """Refuse a part that does not belong to the transfer under way.
 
         Raises:
@@ -113,9 +106,9 @@ class WeightsService:
         history, room = self._weights.history, self._weights.room
         if history.transfer != transfer or not room:
             raise RejectedError("this transfer is no longer under way")
-        if len(told.names) != len(told.tensors):
+        if len(message.names) != len(message.tensors):
             raise UsageError("each tensor needs one name")
-        for name, tensor in zip(told.names, told.tensors, strict=True):
+        for name, tensor in zip(message.names, message.tensors, strict=True):
             if name not in history.missing:
                 raise UsageError(f"tensor {name!r} was not expected")
             if tensor.shape != room[name].shape:
@@ -124,28 +117,30 @@ class WeightsService:
                     f" announced with shape {tuple(room[name].shape)}"
                 )
 
-    async def _on_commit(self, link: PeerLink, told: CommitTransfer) -> VersionReport:
-        check_canary(told.canary)
-        transfer = TransferId(link.peer.incarnation, told.serial)
-        self._weights.commit(transfer, told.canary)
+    async def _on_commit(
+        self, link: PeerLink, message: CommitTransfer
+    ) -> VersionReport:
+        check_canary(message.canary)
+        transfer = TransferId(link.peer.incarnation, message.serial)
+        self._weights.commit(transfer, message.canary)
         logger.info("worker %r serves version %d", self._parts.name, self.model.version)
         return self._weights.report
 
-    async def _on_abandon(self, link: PeerLink, told: AbandonTransfer) -> None:
-        self._give_up(TransferId(link.peer.incarnation, told.serial))
+    async def _on_abandon(self, link: PeerLink, message: AbandonTransfer) -> None:
+        self._give_up(TransferId(link.peer.incarnation, message.serial))
 
-    async def _on_canary(self, _: PeerLink, told: SetCanary) -> VersionReport:
-        check_canary(told.share)
-        self._weights.set_canary(told.version, told.share)
+    async def _on_canary(self, _: PeerLink, message: SetCanary) -> VersionReport:
+        check_canary(message.share)
+        self._weights.set_canary(message.version, message.share)
         return self._weights.report
 
-    async def _on_roll_back(self, _: PeerLink, told: RollBack) -> VersionReport:
-        self._weights.roll_back(told.version)
+    async def _on_roll_back(self, _: PeerLink, message: RollBack) -> VersionReport:
+        self._weights.roll_back(message.version)
         return self._weights.report
 
-    async def _on_send(self, link: PeerLink, told: SendWeights) -> int | None:
+    async def _on_send(self, link: PeerLink, message: SendWeights) -> int | None:
         weights, version = self._weights, self.model.version
-        if told.known == version:
+        if message.known == version:
             return None
         # All of one version: its tensors are never written to, even if another comes.
         serial = new_serial(self._parts.random_bytes)

@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from asyncrpc.runtime.ports import PeerLink, ask
+from asyncrpc.extend import PeerLink, ask
 from asyncrpc.serving.weights.messages import (
     BeginTransfer,
     PutTensors,
@@ -24,8 +24,8 @@ CHUNK_BYTES: Final = 16 << 20
 def heads_of(state: Mapping[str, torch.Tensor]) -> list[TensorHead]:
     """Return the announcement of tensors."""
     return [
-        TensorHead(name, list(one.shape), str(one.dtype).rpartition(".")[2])
-        for name, one in state.items()
+        TensorHead(name, list(tensor.shape), str(tensor.dtype).rpartition(".")[2])
+        for name, tensor in state.items()
     ]
 
 
@@ -33,12 +33,12 @@ def parts_of(state: Mapping[str, torch.Tensor]) -> Iterator[Sequence[str]]:
     """Yield names of tensors that travel together."""
     names: list[str] = []
     nbytes = 0
-    for name, one in state.items():
-        if names and nbytes + one.nbytes > CHUNK_BYTES:
+    for name, tensor in state.items():
+        if names and nbytes + tensor.nbytes > CHUNK_BYTES:
             yield names
             names, nbytes = [], 0
         names.append(name)
-        nbytes += one.nbytes
+        nbytes += tensor.nbytes
     if names:
         yield names
 
@@ -49,10 +49,8 @@ async def stage_weights(
     """Send weights to a replica, which does not serve them yet.
 
     Args:
-        link: to the replica.
         serial: of the transfer: a number that no other of this worker has.
         state: the weights, which must not be written to meanwhile.
-        version: their number.
 
     Raises:
         AsyncRpcError: the replica refuses them, or is gone.

@@ -15,7 +15,7 @@ from typing import Final
 
 import asyncrpc
 from asyncrpc import Worker
-from tests.integration.runtime import fan_in
+from tests.integration.core import fan_in
 
 CALLEE: Final = "b"
 SETTLED_S: Final = 3.0  # polling, acknowledging and giving memory back have ended

@@ -11,7 +11,7 @@ import json
 import random
 from typing import Final, NamedTuple
 
-from asyncrpc.clock import now_s
+from asyncrpc.core.loop.clock import now_s
 
 WITHIN_S: Final = 3.0
 UNANSWERED_S: Final = 1.0  # by then all wait that are not answered

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
 from typing import Final
 
-from asyncrpc.clock import now_s
+from asyncrpc.core.loop.clock import now_s
 from asyncrpc.serving import ContinuousBatcher
 
 STEP_S: Final = 0.01

@@ -11,12 +11,13 @@ import gc
 from typing import Any, Final
 
 import asyncrpc
-from asyncrpc.autograd.ends import PassEnds
-from asyncrpc.autograd.segment_events import SegmentEvents
-from asyncrpc.rref.values import Values
-from asyncrpc.runtime.calls.ends import CallEnds, ServedEnds
+from asyncrpc.core.autograd.ends import PassEnds
+from asyncrpc.core.autograd.segment_events import SegmentEvents
+from asyncrpc.core.calls.inbound import ServedEnds
+from asyncrpc.core.calls.outbound import CallEnds
+from asyncrpc.core.rref.values import Values
+from asyncrpc.core.trace.ring import EventRing
 from asyncrpc.trace import FlightRecorder
-from asyncrpc.trace.ring import EventRing
 from tests.bench.sides.on_and_off import run_side
 
 # What makes events of calls and training steps.

@@ -4,7 +4,7 @@ Only what a program can notice is here: the names in the DNS, the variables that
 controller adds, whether names are published before pods are ready.
 
 Source: Kubernetes, "Jobs" and "DNS for Services and Pods"; the sources that
-asyncrpc.cli.manifest.kubernetes names for each kind.
+asyncrpc.clusters.manifest.kubernetes names for each kind.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from asyncrpc.cli.main import main
+from asyncrpc.tools.cli.main import main
 from tests.clusters.kubernetes.controllers import NAMESPACE
 
 _PAGE: Final = Path(__file__).parents[3] / "docs/how-to/run-on-kubernetes.md"

@@ -8,7 +8,7 @@ import socket
 import sys
 
 from asyncrpc import Options, Worker
-from asyncrpc.environment import resolve
+from asyncrpc.core.environment import resolve
 from asyncrpc.errors import RendezvousTimeoutError
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from asyncrpc.cli.manifest.kubernetes.kinds import KINDS
-from asyncrpc.cli.manifest.kubernetes.workload import Workload
+from asyncrpc.clusters.manifest.kubernetes.kinds import KINDS
+from asyncrpc.clusters.manifest.kubernetes.workload import Workload
 from tests.clusters.kubernetes.cluster import SimulatedCluster
 from tests.clusters.kubernetes.controllers import NAMESPACE, PodPlan, plans
 
@@ -38,7 +38,7 @@ def planned(
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "lws", "trainjob"])
-def test_pods_meet_by_what_their_manifest_says(
+def test_pods_meet_by_the_variables_of_their_manifest(
     cluster: SimulatedCluster, kind: str
 ) -> None:
     """The last pod is the first to start, and the meeting point the last."""
@@ -64,10 +64,10 @@ def test_a_name_that_is_published_late_is_waited_for(
 
 
 @pytest.mark.slow
-def test_a_name_that_leads_to_a_pod_that_is_gone_is_asked_for_again(
+def test_name_of_a_gone_pod_is_resolved_again(
     cluster: SimulatedCluster,
 ) -> None:
-    """As after a restart: the DNS still has the address of the former pod."""
+    """After a restart the DNS still has the address of the former pod."""
     plan0, plan1 = planned("job", 2, "meet")
     former = cluster.start(plan0)
     former.hears("begins")
@@ -80,7 +80,7 @@ def test_a_name_that_leads_to_a_pod_that_is_gone_is_asked_for_again(
         assert pod.hears("worker0 is at ") == first.address
 
 
-def test_a_pod_that_never_comes_is_named(cluster: SimulatedCluster) -> None:
+def test_missing_pod_is_named(cluster: SimulatedCluster) -> None:
     plan0, _ = planned("job", 2, "meet", "2")
     pod = cluster.start(plan0)
     assert "rank 1" in pod.hears("missing ")
@@ -123,10 +123,9 @@ def test_the_pod_of_the_meeting_point_comes_back_at_another_address(
     assert second.hears("worker0 is at ", since=since) == again.address
 
 
-def test_two_pods_of_three_come_back_while_one_goes_on(
+def test_two_restarted_pods_rejoin_the_third(
     cluster: SimulatedCluster,
 ) -> None:
-    """They do not begin a group of their own."""
     plan0, plan1, plan2 = planned("job", 3, "meet")
     pods = [cluster.start(plan) for plan in (plan0, plan1, plan2)]
     for pod in pods:
@@ -142,8 +141,7 @@ def test_two_pods_of_three_come_back_while_one_goes_on(
     assert pods[2].hears("worker1 is at ", since=since) == second.address
 
 
-def test_all_pods_of_a_job_come_back(cluster: SimulatedCluster) -> None:
-    """Nobody is left to join: it is as at the first start."""
+def test_restarted_job_forms_a_new_group(cluster: SimulatedCluster) -> None:
     planned_pods = planned("job", 2, "meet")
     for _ in range(2):
         pods = [cluster.start(plan) for plan in planned_pods]
@@ -154,7 +152,7 @@ def test_all_pods_of_a_job_come_back(cluster: SimulatedCluster) -> None:
             pod.kill()
 
 
-def test_all_pods_of_a_job_set_start_again(cluster: SimulatedCluster) -> None:
+def test_restarted_job_set_forms_a_new_group(cluster: SimulatedCluster) -> None:
     for attempt in range(2):
         planned_pods = planned("jobset", 2, "meet", attempt=attempt)
         pods = [cluster.start(plan) for plan in planned_pods]
@@ -167,7 +165,7 @@ def test_all_pods_of_a_job_set_start_again(cluster: SimulatedCluster) -> None:
 
 
 @pytest.mark.parametrize("first_rank", [0, 1])
-def test_a_name_of_all_pods_that_shows_one_first_gives_one_store(
+def test_headless_name_that_grows_gives_one_store(
     cluster: SimulatedCluster, first_rank: int
 ) -> None:
     """Each hosts a store while it sees itself alone.
@@ -191,7 +189,7 @@ def test_a_name_of_all_pods_that_shows_one_first_gives_one_store(
         pod.hears("has called all")
 
 
-def test_process_1_that_handles_no_signal_is_killed_after_its_grace(
+def test_process_1_without_a_signal_handler_is_killed_after_grace(
     cluster: SimulatedCluster,
 ) -> None:
     """Why the page asks for a handler: nobody tells such a program anything."""

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from typing import Any
 
-from asyncrpc.cli.manifest.kubernetes.kinds import KINDS
-from asyncrpc.cli.manifest.kubernetes.workload import Workload
+from asyncrpc.clusters.manifest.kubernetes.kinds import KINDS
+from asyncrpc.clusters.manifest.kubernetes.workload import Workload
 from tests.clusters.kubernetes.cluster import Pod, SimulatedCluster
 from tests.clusters.kubernetes.controllers import NAMESPACE, plans
 from tests.clusters.kubernetes.policy import enforce

@@ -32,7 +32,7 @@ def script(tmp_path: Path) -> str:
     return str(written)
 
 
-def test_groups_that_start_at_once_on_one_host_do_not_meet(script: str) -> None:
+def test_groups_started_at_once_on_a_host_stay_apart(script: str) -> None:
     """Two of each launcher."""
     groups = {
         f"{launcher}-{number}": launcher for launcher in LAUNCHERS for number in "ab"

@@ -71,6 +71,6 @@ def test_the_doctor_names_the_launcher(launcher: str) -> None:
     assert (values["rank"], values["world_size"], values["host"]) == (0, 1, "127.0.0.1")
 
 
-def test_both_launchers_are_there() -> None:
-    """Else `tests/clusters/install.sh` has not been run."""
+def test_mpi_launchers_are_installed() -> None:
+    """`tests/clusters/install.sh` installs them."""
     assert all(shutil.which(launcher) for launcher in LAUNCHERS)

@@ -22,7 +22,7 @@ BACKEND = """
 import os
 import torch
 import torch.distributed as dist
-import asyncrpc.collectives.torch_backend
+import asyncrpc.torch_backend
 
 dist.init_process_group("asyncrpc", init_method="asyncrpc://")
 total = torch.tensor([float(dist.get_rank() + 1)])
@@ -42,7 +42,7 @@ dist.destroy_process_group()
     ],
     ids=["compat", "backend"],
 )
-def test_torchs_names_start_under_mpirun(
+def test_programs_with_torchs_names_start_under_mpirun(
     launcher: str, source: str, lines: list[str], tmp_path: Path
 ) -> None:
     script = tmp_path / "script.py"

@@ -53,7 +53,7 @@ class World:
             one.hears("ready")
 
     def token(self, name: str = "laptop", valid_s: float = 600.0) -> str:
-        return told(self.door, f"token {name} {valid_s}")
+        return reply_to(self.door, f"token {name} {valid_s}")
 
     def notebook(self) -> Program:
         """Start a worker in a third network; it has no secret."""
@@ -73,7 +73,7 @@ class World:
         )
 
 
-def told(program: Program, command: str) -> str:
+def reply_to(program: Program, command: str) -> str:
     """Have a program do something that must succeed; return what it came to."""
     program.say(command)
     return program.hears("done ")
@@ -112,16 +112,16 @@ def test_calls_go_both_ways_and_the_guest_leaves(world: World) -> None:
     ]
     assert [one.partition(":")[2] for one in from_outside] == ["1B58"]  # 7000
     for member in ("gateway", "other"):
-        assert told(laptop, f"call {member}") == member
-        assert told(laptop, f"tensor {member} 2000000") == "True"
-        assert told(laptop, f"through {member} laptop") == "True"
-        assert told(laptop, f"reference {member}") == "abc"
-        assert told(laptop, f"stream {member}") == "4950"
+        assert reply_to(laptop, f"call {member}") == member
+        assert reply_to(laptop, f"tensor {member} 2000000") == "True"
+        assert reply_to(laptop, f"through {member} laptop") == "True"
+        assert reply_to(laptop, f"reference {member}") == "abc"
+        assert reply_to(laptop, f"stream {member}") == "4950"
     for program in (world.door, world.far):
-        assert told(program, "find laptop") == "laptop"
-        assert told(program, "call laptop") == "laptop"
-        assert told(program, "tensor laptop 2000000") == "True"
-        assert told(program, "reference laptop") == "abc"
+        assert reply_to(program, "find laptop") == "laptop"
+        assert reply_to(program, "call laptop") == "laptop"
+        assert reply_to(program, "tensor laptop 2000000") == "True"
+        assert reply_to(program, "reference laptop") == "abc"
     laptop.say("end")
     laptop.ends()
     for program in (world.door, world.far):
@@ -135,38 +135,38 @@ def test_guests_of_two_networks_call_each_other(world: World) -> None:
         program.hears("ready")
     for program in guests.values():
         for name in guests:
-            assert told(program, f"find {name}") == name
+            assert reply_to(program, f"find {name}") == name
     for program, to in ((laptop, "notebook"), (notebook, "laptop")):
-        assert told(program, f"call {to}") == to
-        assert told(program, f"tensor {to} 2000000") == "True"
-        assert told(program, f"reference {to}") == "abc"
-        assert told(program, f"stream {to}") == "4950"
+        assert reply_to(program, f"call {to}") == to
+        assert reply_to(program, f"tensor {to} 2000000") == "True"
+        assert reply_to(program, f"reference {to}") == "abc"
+        assert reply_to(program, f"stream {to}") == "4950"
     assert listening(world.outside) == listening(world.beyond) == set()
     notebook.say("end")
     notebook.ends()
     laptop.hears("left notebook")
 
 
-def test_who_is_inside_calls_first_and_is_told_of_the_loss(impatient: World) -> None:
-    """Nobody inside but the gateway has a connection to the guest before."""
+def test_inside_worker_calls_a_guest_and_hears_of_its_loss(impatient: World) -> None:
+    """Before, only the gateway was connected to the guest."""
     laptop = impatient.laptop(impatient.token())
     laptop.hears("ready")
-    told(impatient.far, "find laptop")
-    assert told(impatient.far, "call laptop") == "laptop"
+    reply_to(impatient.far, "find laptop")
+    assert reply_to(impatient.far, "call laptop") == "laptop"
     laptop.kill()
     for program in (impatient.door, impatient.far):
         program.hears("lost laptop")
 
 
-def test_a_token_that_is_revoked_ends_what_it_let_in(impatient: World) -> None:
+def test_revoked_token_ends_its_guest(impatient: World) -> None:
     token = impatient.token()
     laptop = impatient.laptop(token)
     laptop.hears("ready")
-    assert told(laptop, "call other") == "other"
+    assert reply_to(laptop, "call other") == "other"
     # The loss of a member that it has not heard of is no news to it.
     impatient.far.hears("joined laptop")
-    assert told(impatient.door, f"revoke {token}") == "True"
-    assert told(impatient.door, f"revoke {token}") == "False"
+    assert reply_to(impatient.door, f"revoke {token}") == "True"
+    assert reply_to(impatient.door, f"revoke {token}") == "False"
     laptop.say("call gateway")
     laptop.hears("failed ")
     again = impatient.laptop(token)
@@ -176,7 +176,7 @@ def test_a_token_that_is_revoked_ends_what_it_let_in(impatient: World) -> None:
     impatient.far.hears("lost laptop")
 
 
-def test_a_token_is_for_one_name_and_ends_by_itself(world: World) -> None:
+def test_token_is_for_one_name_and_expires(world: World) -> None:
     other = world.laptop(world.token("laptop"), "notebook")
     assert other.process.wait() != 0
     assert other.process.stdout is not None

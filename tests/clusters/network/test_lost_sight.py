@@ -20,7 +20,7 @@ serve(*sys.argv[1:])
 """
 LOOK = """
 import sys
-from asyncrpc.cli.main import main
+from asyncrpc.tools.cli.main import main
 print("exit", main(sys.argv[1:]))
 """
 MEET = "tcp://10.1.0.1:29500"
@@ -55,30 +55,30 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         yield Pair(net)
 
 
-def test_one_that_is_stopped(pair: Pair) -> None:
+def test_stopped_worker_is_named_by_its_sidecar(pair: Pair) -> None:
     os.kill(pair.far.process.pid, signal.SIGSTOP)
     try:
         assert "its process is stopped" in pair.look("status")
-        told = pair.look("why")
+        report = pair.look("why")
         assert (
             "far is stuck: its process is stopped, according to its liveness sidecar: "
-            "SIGCONT resumes it" in told
+            "SIGCONT resumes it" in report
         )
-        assert "exit 1" in told
+        assert "exit 1" in report
     finally:
         os.kill(pair.far.process.pid, signal.SIGCONT)
 
 
-def test_one_whose_loop_is_blocked(pair: Pair) -> None:
+def test_blocked_worker_is_named_by_its_sidecar(pair: Pair) -> None:
     pair.far.say("block 3600")
-    told = ""
-    while "liveness sidecar" not in told:  # it runs for the first seconds still
-        told = pair.look("why")
-    assert "far is stuck: its event loop is blocked, or its interpreter" in told
+    report = ""
+    while "liveness sidecar" not in report:  # it runs for the first seconds still
+        report = pair.look("why")
+    assert "far is stuck: its event loop is blocked, or its interpreter" in report
     assert "its event loop is blocked" in pair.look("status")
 
 
-def test_one_that_is_cut_off(pair: Pair) -> None:
+def test_cut_off_worker_is_named_as_silent(pair: Pair) -> None:
     pair.net.cut("inside")
-    told = pair.look("why")
-    assert "far is stuck: it does not answer, its liveness sidecar does not" in told
+    report = pair.look("why")
+    assert "far is stuck: it does not answer, its liveness sidecar does not" in report

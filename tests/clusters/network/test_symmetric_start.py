@@ -30,16 +30,16 @@ def meet(host: Host, name: str, rank: int, place: str = PLACE, **more: str) -> P
     return host.start(MEET, name, str(rank), "2", place, limit_s, **more)
 
 
-def test_whoever_is_at_the_address_hosts_the_meeting(net: Network) -> None:
-    """As srun does it: rank 0 is not on the host of MASTER_ADDR."""
+def test_process_at_the_address_hosts_the_meeting(net: Network) -> None:
+    """As under srun, rank 0 is not on the host of MASTER_ADDR."""
     head, other = net.host("head", a="10.1.0.1"), net.host("other", a="10.1.0.2")
     for host in (head, other):
         host.names(head="10.1.0.1")
     programs = [meet(other, "w0", 0), meet(head, "w1", 1)]
     for program in programs:
-        told = program.ends()
-        assert "answer w0\n" in told
-        assert "answer w1\n" in told
+        output = program.ends()
+        assert "answer w0\n" in output
+        assert "answer w1\n" in output
 
 
 def test_a_name_that_resolves_late_is_waited_for(net: Network) -> None:
@@ -61,7 +61,7 @@ def test_a_name_that_never_resolves_is_named_with_its_reason(net: Network) -> No
     assert "the name does not resolve" in told
 
 
-def test_a_host_that_is_not_there_is_told_from_one_that_refuses(net: Network) -> None:
+def test_absent_host_and_refused_port_are_reported_differently(net: Network) -> None:
     net.host("head", a="10.1.0.1")
     other = net.host("other", a="10.1.0.2")
     other.names(head="10.1.0.1")
@@ -86,8 +86,8 @@ for _ in range(3):
 """
 
 
-def test_connections_that_are_reset_are_tried_again(net: Network) -> None:
-    """Such as by a proxy whose backend is not there yet."""
+def test_reset_connections_are_retried(net: Network) -> None:
+    """A proxy resets them until its backend is there."""
     head, other = net.host("head", a="10.1.0.1"), net.host("other", a="10.1.0.2")
     for host in (head, other):
         host.names(head="10.1.0.1")
@@ -100,7 +100,7 @@ def test_connections_that_are_reset_are_tried_again(net: Network) -> None:
     assert "answer w1\n" in first.ends()
 
 
-def test_of_two_networks_a_dead_one_costs_a_moment(net: Network) -> None:
+def test_dead_network_of_two_costs_a_moment(net: Network) -> None:
     """Both are up at either end, and one leads nowhere; the other is remembered."""
     head = net.host("head", a="10.1.0.1", b="10.2.0.1")
     other = net.host("other", a="10.1.0.2", b="10.2.0.2")
@@ -108,9 +108,9 @@ def test_of_two_networks_a_dead_one_costs_a_moment(net: Network) -> None:
         host.names(head="10.2.0.1")
     net.cut("a")
     programs = [meet(head, "w0", 0), meet(other, "w1", 1)]
-    told = [program.ends() for program in programs]
-    assert "by tcp://10.2.0." in "".join(told)
-    assert "by tcp://10.1.0." not in "".join(told)
+    outputs = [program.ends() for program in programs]
+    assert "by tcp://10.2.0." in "".join(outputs)
+    assert "by tcp://10.1.0." not in "".join(outputs)
 
 
 def test_an_interface_can_be_chosen_by_the_environment(net: Network) -> None:

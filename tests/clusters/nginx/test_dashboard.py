@@ -60,7 +60,7 @@ async def jar() -> aiohttp.CookieJar:
 
 
 @pytest.mark.parametrize("place", PLACES)
-async def test_the_page_signs_in_and_looks(
+async def test_page_signs_in_behind_nginx(
     site: str, place: str, jar: aiohttp.CookieJar
 ) -> None:
     async with aiohttp.ClientSession(site, cookie_jar=jar) as session:
@@ -81,7 +81,7 @@ async def test_the_page_signs_in_and_looks(
 
 
 @pytest.mark.parametrize("place", PLACES)
-async def test_an_event_comes_through_before_the_next_one_is_there(
+async def test_event_passes_nginx_without_buffering(
     site: str, place: str, jar: aiohttp.CookieJar
 ) -> None:
     """If nginx waited for a full buffer the first look would come in hours."""
@@ -95,7 +95,7 @@ async def test_an_event_comes_through_before_the_next_one_is_there(
             await events.until_end()  # which comes through as well
 
 
-async def test_a_session_of_one_place_is_none_of_another(
+async def test_session_is_valid_for_its_own_path_only(
     site: str, jar: aiohttp.CookieJar
 ) -> None:
     async with aiohttp.ClientSession(site, cookie_jar=jar) as session:
@@ -104,7 +104,7 @@ async def test_a_session_of_one_place_is_none_of_another(
         assert (await Browser(session, "/added/").get("api/calls"))[0] == 401
 
 
-async def test_without_the_slash_nginx_and_we_agree(site: str) -> None:
+async def test_path_without_slash_redirects_behind_nginx(site: str) -> None:
     async with aiohttp.ClientSession(site) as session:
         for place in ("/stripped", "/added", "/deep/inside"):
             async with session.get(place) as answer:
@@ -112,7 +112,7 @@ async def test_without_the_slash_nginx_and_we_agree(site: str) -> None:
                 assert answer.url.path == f"{place}/"
 
 
-async def test_a_group_without_a_secret_is_for_no_client_of_a_proxy(
+async def test_group_without_a_secret_is_refused_behind_a_proxy(
     tmp_path: Path,
 ) -> None:
     """Behind a proxy that says for whom it asks, all would seem to be of this host."""
@@ -128,8 +128,8 @@ async def test_a_group_without_a_secret_is_for_no_client_of_a_proxy(
             try:
                 async with aiohttp.ClientSession(nginx.url) as session:
                     browser = Browser(session, "/deep/inside/")
-                    status, found = await browser.get("api/overview")
+                    status, body = await browser.get("api/overview")
             finally:
                 await asyncio.to_thread(nginx.__exit__)
     assert status == 401
-    assert "has no secret" in found["error"]
+    assert "has no secret" in body["error"]

@@ -9,12 +9,12 @@ from tests.bench import workloads as w
 from tests.bench.comparing import Comparison
 
 
-def test_all_libraries_are_installed_here() -> None:
+def test_libraries_to_compare_are_installed() -> None:
     assert not bench_peers.missing()
 
 
 @pytest.mark.parametrize("side", w.ALL)
-def test_a_side_measures_all_workloads_that_it_has(side: str) -> None:
+def test_sides_measure_all_their_workloads(side: str) -> None:
     comparison = Comparison(bench_peers.WORKLOADS, seconds=0.01, sides=[side])
     comparison.run(1)
     assert comparison.failures == {side: {}}

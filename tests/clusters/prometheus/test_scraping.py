@@ -113,10 +113,10 @@ def prometheus(
         yield running
 
 
-def test_all_workers_are_scraped(prometheus: Prometheus) -> None:
+def test_prometheus_scrapes_all_workers(prometheus: Prometheus) -> None:
     def all_told() -> bool:
-        found = prometheus.query("asyncrpc_worker_info")
-        return {one["metric"]["worker"] for one in found} == {"w0", "w1", "w2"}
+        samples = prometheus.query("asyncrpc_worker_info")
+        return {sample["metric"]["worker"] for sample in samples} == {"w0", "w1", "w2"}
 
     prometheus.wait_until(all_told, "each worker has told its name")
     metadata = prometheus.asked("metadata")
@@ -124,19 +124,21 @@ def test_all_workers_are_scraped(prometheus: Prometheus) -> None:
 
 
 @pytest.mark.parametrize(("title", "query"), board_queries())
-def test_the_board_has_an_answer(
+def test_queries_of_the_board_have_answers(
     prometheus: Prometheus, title: str, query: str
 ) -> None:
     words = filled_in(query)
     if any(name in query for name in MAY_BE_EMPTY):
         prometheus.query(words)
         return
-    found = prometheus.wait_until(lambda: prometheus.query(words), f"{title}: {words}")
-    assert all(len(one["value"]) == 2 for one in found)
+    samples = prometheus.wait_until(
+        lambda: prometheus.query(words), f"{title}: {words}"
+    )
+    assert all(len(sample["value"]) == 2 for sample in samples)
 
 
 @pytest.mark.parametrize("rank", range(WORLD))
-def test_promtool_has_nothing_to_complain_of(ports: list[int], rank: int) -> None:
+def test_promtool_accepts_the_metrics(ports: list[int], rank: int) -> None:
     url = f"http://127.0.0.1:{ports[rank]}/metrics"
     with urllib.request.urlopen(url, timeout=HANGS_S) as answer:
         text = answer.read()

@@ -55,7 +55,9 @@ class WebWorkers:
 
 
 @pytest.mark.parametrize("kind", ["haproxy", "nginx"])
-async def test_no_request_fails(kind: str, tmp_path: Path) -> None:
+async def test_requests_survive_a_rolling_replacement(
+    kind: str, tmp_path: Path
+) -> None:
     if missing_programs(kind):
         pytest.skip(f"{missing_programs(kind)} are missing here")
     ports = [free_port(), free_port()]

@@ -79,7 +79,7 @@ async def one_event(response: aiohttp.ClientResponse) -> dict[str, str]:
     return event
 
 
-async def test_an_event_comes_when_it_is_made(
+async def test_event_passes_nginx_at_once(
     group: Group, door: Door, tmp_path: Path
 ) -> None:
     go_on = asyncio.Event()
@@ -134,7 +134,9 @@ async def test_a_client_that_does_not_read_holds_back_its_own_generator(
         await group.watch.cancelled.wait()  # its client has left
 
 
-async def test_a_websocket(group: Group, door: Door, tmp_path: Path) -> None:
+async def test_websocket_works_behind_nginx(
+    group: Group, door: Door, tmp_path: Path
+) -> None:
     async def answer(messages: AsyncIterator[str | bytes]) -> AsyncIterator[Any]:
         async for message in messages:
             yield [message]
@@ -154,7 +156,7 @@ async def test_a_websocket(group: Group, door: Door, tmp_path: Path) -> None:
     assert (message.type, message.data) == (WSMsgType.CLOSE, 1013)
 
 
-async def test_a_websocket_whose_client_leaves(
+async def test_websocket_client_that_leaves_ends_its_generator(
     group: Group, door: Door, tmp_path: Path
 ) -> None:
     app = NeutralApp(

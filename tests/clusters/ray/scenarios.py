@@ -17,6 +17,7 @@ from torch import nn
 
 import asyncrpc
 import asyncrpc.ray
+from asyncrpc.clusters.ray.actor import WorkerOrder
 from asyncrpc.errors import (
     GangError,
     GangLostError,
@@ -29,7 +30,6 @@ from asyncrpc.errors import (
     WorkerLostError,
 )
 from asyncrpc.ray import Gang, RestartLimits, StoredValue
-from asyncrpc.ray.actor import WorkerOrder
 from tests.clusters.ray import functions
 from tests.clusters.ray.session import Nodes
 

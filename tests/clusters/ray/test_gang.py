@@ -18,17 +18,17 @@ from tests.clusters.ray.scenarios import SCENARIOS
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_gang(session: Session, name: str) -> None:
+def test_gang_passes_the_scenario(session: Session, name: str) -> None:
     session.play(name)
 
 
 @pytest.mark.parametrize("name", MISUSES)
-def test_misuse(session: Session, name: str) -> None:
+def test_misuse_of_a_gang_is_refused(session: Session, name: str) -> None:
     session.play(name)
 
 
-def test_a_gang_ends_with_its_driver(session: Session) -> None:
-    """Also if that is killed: workers and placement group belong to its job."""
+def test_gang_ends_with_its_driver(session: Session) -> None:
+    """The driver is killed: workers and placement group belong to its job."""
     driver = subprocess.Popen(
         [sys.executable, "-m", "tests.clusters.ray.driver", session.address],
         cwd=ROOT,

@@ -43,28 +43,28 @@ def run(session: Session, cwd: Path, *command: str) -> str:
     return RAYS_REPORT.sub("", done.stdout)
 
 
-def test_the_example_learns_though_a_trainer_is_killed(
+def test_example_learns_despite_a_killed_trainer(
     session: Session, tmp_path: Path
 ) -> None:
     example = str(ROOT / "examples" / "ray_gang.py")
     options = ("--address", session.address, "--kill-in", "2")
-    told = run(session, tmp_path, example, *options)
-    assert told.count(" on node ") == 4
-    assert "generation 1 is lost: " in told
-    assert "generation 2: loss" in told
-    found = re.search(r"digits: ([\d.]+)%", told)
-    assert found is not None
-    assert float(found[1]) >= 85.0
+    output = run(session, tmp_path, example, *options)
+    assert output.count(" on node ") == 4
+    assert "generation 1 is lost: " in output
+    assert "generation 2: loss" in output
+    accuracy = re.search(r"digits: ([\d.]+)%", output)
+    assert accuracy is not None
+    assert float(accuracy[1]) >= 85.0
 
 
 @pytest.mark.parametrize("number", range(len(PROGRAM.findall(PAGE.read_text("utf-8")))))
-def test_a_program_of_the_page_prints_what_the_page_says(
+def test_program_of_the_page_prints_the_shown_output(
     session: Session, tmp_path: Path, number: int
 ) -> None:
     page = PAGE.read_text("utf-8")
     program = list(PROGRAM.finditer(page))[number]
     (tmp_path / "program.py").write_text(program[1])
-    told = run(session, tmp_path, "program.py")
+    output = run(session, tmp_path, "program.py")
     said = PRINTED.match(page, program.end() + 1)
     assert said is not None, "the page must say what the program prints"
-    assert told == said[1]
+    assert output == said[1]

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from asyncrpc.environment import resolve
+from asyncrpc.core.environment import resolve
 from tests.clusters.network.hosts import ROOT, Network, Program, network, why_not
 
 PAGE: Final = (ROOT / "docs/how-to/run-on-skypilot.md").read_text("utf-8")
@@ -64,7 +64,7 @@ def started(
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
-def test_one_worker_per_node(tmp_path: Path) -> None:
+def test_page_starts_a_worker_per_node(tmp_path: Path) -> None:
     task, _ = tasks()
     assert task["num_nodes"] == len(ADDRESSES)
     with network(tmp_path) as net:
@@ -75,7 +75,7 @@ def test_one_worker_per_node(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
-def test_one_worker_per_gpu(tmp_path: Path) -> None:
+def test_page_starts_a_worker_per_gpu(tmp_path: Path) -> None:
     """No GPU is needed for it: SkyPilot's count says how many processes."""
     _, task = tasks()
     with network(tmp_path) as net:
@@ -85,10 +85,10 @@ def test_one_worker_per_gpu(tmp_path: Path) -> None:
         second.ends()
 
 
-def test_the_place_is_found_in_the_variables() -> None:
+def test_rank_is_found_in_the_variables() -> None:
     for rank in range(2):
-        found = resolve(variables(rank))
-        assert (found.rank, found.world_size) == (rank, 2)
-        assert (found.host, found.launcher) == (ADDRESSES[0], "SkyPilot")
+        resolved = resolve(variables(rank))
+        assert (resolved.rank, resolved.world_size) == (rank, 2)
+        assert (resolved.host, resolved.launcher) == (ADDRESSES[0], "SkyPilot")
     other = variables(0) | {"SKYPILOT_TASK_ID": "sky-2026-11-25-22-10-02-1_squares_2"}
     assert resolve(other).port != resolve(variables(0)).port

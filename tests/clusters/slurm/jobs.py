@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from asyncrpc.cli.main import main
+from asyncrpc.tools.cli.main import main
 from tests.clusters.hanging import HANGS_S
 from tests.clusters.slurm.cluster import SlurmCluster
 

@@ -10,7 +10,7 @@ from tests.clusters.slurm.cluster import SlurmCluster
 from tests.clusters.slurm.jobs import ENDLESS, NODES, PROGRAMS, TRAINING, Job, local_run
 
 
-def test_a_job_that_is_requeued_goes_on_as_if_nothing_had_happened(
+def test_requeued_job_continues_from_its_checkpoint(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
     """First the program ends for a signal, then the administrator requeues it."""
@@ -53,7 +53,7 @@ def test_a_job_that_is_cancelled_saves_and_is_not_started_again(
     assert job.wait_state("CANCELLED")["Restarts"] == "0"
 
 
-def test_the_time_limit_is_announced_and_the_code_tells(
+def test_announced_time_limit_requeues_a_saved_job(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
     """Slurm sends the signal within a minute: by then the limit is half an hour off."""
@@ -67,10 +67,10 @@ def test_the_time_limit_is_announced_and_the_code_tells(
     job.wait_printed(rf"^rank . starts at step {saved}$", times=2)
 
 
-def test_at_the_time_limit_there_is_kill_wait(
+def test_time_limit_leaves_kill_wait_to_save(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
-    """Without `--grace` the first signal is that of the limit: SIGTERM, then 30 s."""
+    """Without `--grace` the limit sends SIGTERM, and 30 s later SIGKILL."""
     job = Job(cluster, tmp_path, [*NODES, "--time", "60"], TRAINING, "--steps", ENDLESS)
     job.wait_printed(r"^step 50:")
     cluster.run("scontrol", "update", f"JobId={job.number}", "TimeLimit=1")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from asyncrpc.environment.host_lists import expand_hosts
+from asyncrpc.core.environment.host_lists import expand_hosts
 from tests.property.host_lists import host_lists
 
 # scontrol asks no daemon for this, but wants a configuration.
@@ -37,7 +37,7 @@ def configuration(tmp_path_factory: pytest.TempPathFactory) -> Path:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(made=host_lists(has_suffixes=False))
-def test_a_list_is_expanded_as_by_scontrol(
+def test_host_list_is_expanded_as_by_scontrol(
     configuration: Path, made: tuple[str, list[str]]
 ) -> None:
     text, _ = made

@@ -11,7 +11,7 @@ from tests.clusters.slurm.jobs import PROGRAMS, Job
 
 
 @pytest.mark.parametrize("way", ["set down", "killed", "cut off"])
-def test_the_others_learn_of_a_lost_node_by_name_and_go_on(
+def test_survivors_name_a_lost_node_and_continue(
     way: str, cluster: SlurmCluster, tmp_path: Path
 ) -> None:
     options = ["--nodes", "3", "--survive"]
@@ -23,7 +23,7 @@ def test_the_others_learn_of_a_lost_node_by_name_and_go_on(
     job.wait_printed("^worker0 goes on with worker2$")
 
 
-def test_a_program_that_ends_with_a_lost_node_is_started_again_elsewhere(
+def test_program_lost_with_its_node_restarts_elsewhere(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
     watching = str(PROGRAMS / "watching.py")

@@ -36,14 +36,14 @@ def typed(block: str, cluster: SlurmCluster, folder: Path) -> str:
     return done.stdout
 
 
-def test_srun(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_srun_command_of_the_page_trains(cluster: SlurmCluster, tmp_path: Path) -> None:
     printed = typed(BLOCKS[0], cluster, tmp_path)
     assert "rank 0 starts at step 0" in printed
     assert "rank 1 starts at step 0" in printed
     assert re.search(r"^accuracy on held-out digits: 9", printed, re.MULTILINE)
 
 
-def test_the_batch_job(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_batch_job_of_the_page_completes(cluster: SlurmCluster, tmp_path: Path) -> None:
     (job,) = re.findall(
         r"Submitted batch job (\d+)", typed(BLOCKS[1], cluster, tmp_path)
     )

@@ -11,7 +11,7 @@ from tests.clusters.slurm.cluster import SlurmCluster
 from tests.clusters.slurm.jobs import ENDLESS, NODES, TRAINING, Job, local_run, losses
 
 
-def test_srun_starts_what_asyncrpc_run_and_torchrun_start(
+def test_srun_starts_the_programs_of_asyncrpc_run_and_torchrun(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
     """The program and its result are the same, whatever starts it."""
@@ -50,9 +50,7 @@ def test_a_secret_that_others_can_read_is_refused(
     job.wait_printed(r"ASYNCRPC_SECRET_FILE: .*0644.*chmod 600", times=2)
 
 
-def test_the_script_makes_a_secret_of_its_own(
-    cluster: SlurmCluster, tmp_path: Path
-) -> None:
+def test_script_makes_its_own_secret(cluster: SlurmCluster, tmp_path: Path) -> None:
     job = Job(cluster, tmp_path, [*NODES], TRAINING, "--steps", ENDLESS)
     job.wait_printed(r"^step 50:")
     (secret,) = tmp_path.glob(".asyncrpc-secret-*")

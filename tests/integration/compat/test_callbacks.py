@@ -51,5 +51,5 @@ def call_on() -> None:
     assert torch.futures.wait_all(futures) == [4 * number for number in range(COUNT)]
 
 
-def test_callbacks_may_call_on() -> None:
+def test_callbacks_may_make_calls() -> None:
     play(call_on)

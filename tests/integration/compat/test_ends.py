@@ -21,7 +21,7 @@ from asyncrpc.compat import rpc
 from asyncrpc.compat.rpc import api
 from asyncrpc.compat.rpc.agent import Agent
 from asyncrpc.compat.rpc.options import TensorPipeRpcBackendOptions
-from asyncrpc.runtime.hosting import LoopThread
+from asyncrpc.core.hosting import LoopThread
 from asyncrpc.testing import Cluster
 from tests.ports import free_port
 
@@ -51,11 +51,13 @@ def take_part(rank: int, store: str, told: Connection, waits: Event) -> None:
     rpc.shutdown(graceful=False)
 
 
-def test_who_gathers_with_one_that_dies_is_told(tmp_path: Path) -> None:
+def test_gather_names_a_killed_member(tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
     here, there = context.Pipe(duplex=False)
-    given = str(tmp_path / "store"), there, context.Event()
-    members = [context.Process(target=take_part, args=(one, *given)) for one in (0, 1)]
+    arguments = str(tmp_path / "store"), there, context.Event()
+    members = [
+        context.Process(target=take_part, args=(rank, *arguments)) for rank in (0, 1)
+    ]
     try:
         for member in members:
             member.start()
@@ -71,8 +73,8 @@ def test_who_gathers_with_one_that_dies_is_told(tmp_path: Path) -> None:
         there.close()
 
 
-async def test_what_completes_a_future_runs_although_the_worker_ends() -> None:
-    """Its threads were busy: somebody waits for that future all the same."""
+async def test_future_completes_although_its_worker_ends() -> None:
+    """The threads of the worker are busy."""
     options = Options(
         threads=1, devices=DeviceOptions(exclusive=True), drain_timeout_s=0.0
     )
@@ -116,7 +118,7 @@ def end_together(
 
 
 @pytest.mark.parametrize("roles", list(itertools.permutations(range(3))), ids=str)
-def test_a_worker_that_shuts_down_serves_the_living(
+def test_closing_worker_serves_the_survivors(
     tmp_path: Path, roles: tuple[int, int, int]
 ) -> None:
     context = multiprocessing.get_context("forkserver")
@@ -125,8 +127,8 @@ def test_a_worker_that_shuts_down_serves_the_living(
     try:
         for role, rank in named.items():
             ends[role], there = context.Pipe(duplex=False)
-            given = rank, str(tmp_path / "store"), named, there
-            members.append(context.Process(target=end_together, args=given))
+            arguments = rank, str(tmp_path / "store"), named, there
+            members.append(context.Process(target=end_together, args=arguments))
             members[-1].start()
             there.close()
         for role, wanted in (
@@ -164,8 +166,10 @@ atexit.register(lambda: print("ends", flush=True))
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_shutdown_at_exit_ends_with_the_others(when: str, tmp_path: Path) -> None:
-    """It is registered before `init_rpc` or after it; the host of the store waits."""
+def test_shutdown_registered_at_exit_waits_for_the_group(
+    when: str, tmp_path: Path
+) -> None:
+    """Registered before `init_rpc` or after it; the host of the store waits."""
     program, port = tmp_path / "program.py", str(free_port())
     program.write_text(AT_EXIT)
     command = [sys.executable, "-m", "asyncrpc.compat", str(program), when]

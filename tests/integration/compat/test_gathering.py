@@ -15,12 +15,11 @@ import pytest
 import torch
 from torch.autograd import profiler, profiler_legacy
 
-from asyncrpc.compat import profiler_legacy as facade_legacy
 from asyncrpc.compat import profiling, rpc
 from tests.integration.compat.playing import play
 
 X = torch.ones(4)
-PROFILERS = [facade_legacy.profile, profiling.autograd_profile, profiling.profile]
+PROFILERS = [profiling.legacy_profile, profiling.autograd_profile, profiling.profile]
 
 
 # --- what is called ------------------------------------------------------------------
@@ -130,7 +129,7 @@ def gather_each_kind(make: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("make", PROFILERS, ids=["legacy", "autograd", "torch"])
-def test_each_kind_of_call_brings_what_its_function_does(
+def test_profile_has_the_events_of_each_kind_of_call(
     make: Callable[..., Any],
 ) -> None:
     play(gather_each_kind, make)
@@ -138,7 +137,7 @@ def test_each_kind_of_call_brings_what_its_function_does(
 
 def gather_nested() -> None:
     for function in (double_on, double_later_on):
-        with facade_legacy.profile() as ended:
+        with profiling.legacy_profile() as ended:
             result = rpc.rpc_sync("worker1", function, ("worker2", X))
         assert result.tolist() == [3] * 4
         outer = f"rpc_sync#{function.__name__}(worker0 -> worker1)#remote_op: "
@@ -151,13 +150,13 @@ def gather_nested() -> None:
         assert names_of(ended).count(inner) == 1
 
 
-def test_what_a_function_calls_is_part_of_it() -> None:
-    """Also where it ends when the thread that ran it has long gone on."""
+def test_nested_calls_are_part_of_the_profile() -> None:
+    """A nested call may end after its thread has gone on."""
     play(gather_nested, nprocs=3)
 
 
 def gather_steps() -> None:
-    with facade_legacy.profile() as ended:
+    with profiling.legacy_profile() as ended:
         futures = [rpc.rpc_async("worker1", double_in_steps, (X,)) for _ in range(3)]
         assert [one.wait().tolist() for one in futures] == [[1] * 4] * 3
     key = "rpc_async#double_in_steps(worker0 -> worker1)#remote_op: "
@@ -165,13 +164,13 @@ def gather_steps() -> None:
     assert [names.count(f"{key}aten::{one}") for one in ("mul", "sub")] == [3, 3]
 
 
-def test_a_coroutine_brings_its_own_steps_and_no_others() -> None:
+def test_profile_of_a_coroutine_has_its_own_steps_only() -> None:
     play(gather_steps)
 
 
 def gather_methods() -> None:
     doubler = rpc.remote("worker1", Doubler)
-    with facade_legacy.profile() as ended:
+    with profiling.legacy_profile() as ended:
         assert doubler.rpc_sync().double(X).tolist() == [2] * 4
         assert doubler.rpc_async().double_later(X).wait().tolist() == [2] * 4
         made = doubler.remote().double(X)
@@ -222,7 +221,7 @@ def fail_profiled() -> None:
         assert "On WorkerInfo(id=1, name=worker1)" in told
 
 
-def test_a_call_that_fails_does_so_as_ever_and_brings_nothing() -> None:
+def test_failed_call_brings_no_events() -> None:
     play(fail_profiled)
 
 
@@ -244,7 +243,7 @@ def gather_in_cycles() -> None:
     assert set(names_of(accumulating)) == {key("exp"), key("neg")}
 
 
-def test_each_cycle_of_a_schedule_has_its_own_and_they_accumulate() -> None:
+def test_profiler_cycles_are_separate_and_accumulate() -> None:
     play(gather_in_cycles)
 
 
@@ -270,17 +269,17 @@ def ask_for_nothing() -> None:
     assert not rpc.rpc_sync("worker1", is_profiled)
 
 
-def test_who_does_not_ask_gets_nothing_and_no_callee_is_profiled() -> None:
+def test_callee_is_profiled_on_request_only() -> None:
     play(ask_for_nothing)
 
 
-def test_without_calls_it_is_torchs_profiler() -> None:
-    with facade_legacy.profile(record_shapes=True) as ended:
+def test_profile_without_calls_equals_torchs() -> None:
+    with profiling.legacy_profile(record_shapes=True) as ended:
         double(X)
-    (outer,) = (one for one in events_of(ended) if one.name == "doubling")
-    assert [one.name for one in outer.cpu_children] == ["aten::mul"]
-    assert {one.node_id for one in events_of(ended)} == {-1}
-    with facade_legacy.profile(enabled=False):
+    (outer,) = (event for event in events_of(ended) if event.name == "doubling")
+    assert [event.name for event in outer.cpu_children] == ["aten::mul"]
+    assert {event.node_id for event in events_of(ended)} == {-1}
+    with profiling.legacy_profile(enabled=False):
         assert not is_profiled()
 
 
@@ -289,12 +288,12 @@ import asyncrpc.compat
 from torch.autograd import profiler_legacy
 torchs = profiler_legacy.profile
 asyncrpc.compat.install()
-assert profiler_legacy.profile.__module__ == "asyncrpc.compat.profiler_legacy"
+assert profiler_legacy.profile.__module__ == "asyncrpc.compat.profiling"
 assert issubclass(profiler_legacy.profile, torchs)
 asyncrpc.compat.uninstall()
 assert profiler_legacy.profile is torchs
 """
 
 
-def test_install_puts_it_in_the_place_of_torchs_until_uninstall() -> None:
+def test_install_replaces_torchs_profiler_until_uninstall() -> None:
     subprocess.run([sys.executable, "-c", INSTALLED], check=True, timeout=600)

@@ -292,15 +292,13 @@ def test_torchrun_starts_each_process_with_the_facade(script: Path) -> None:
     assert output_of(*torchrun, "-m", "asyncrpc.compat", str(script)) == [TRAINED]
 
 
-def test_after_install_every_import_finds_the_facade_until_uninstall(
-    script: Path, meeting: str
-) -> None:
+def test_imports_find_the_facade_until_uninstall(script: Path, meeting: str) -> None:
     script.write_text(WAYS_TO_IMPORT, encoding="utf-8")
     (refused,) = output_of(str(script), meeting)
     assert refused.startswith("refused: RPC is running: call torch.distributed.rpc.")
 
 
-def test_what_the_facade_has_not_is_refused_with_the_reason(script: Path) -> None:
+def test_missing_name_is_refused_with_the_reason(script: Path) -> None:
     script.write_text(MISSING, encoding="utf-8")
     assert output_of(str(script)) == []
 
@@ -311,13 +309,13 @@ def test_install_is_refused_while_torchs_agent_runs(script: Path, meeting: str) 
     assert told.startswith("torch's own RPC is running in this process: call")
 
 
-def test_install_names_what_was_imported_too_early(script: Path) -> None:
+def test_install_names_modules_imported_too_early(script: Path) -> None:
     """Records that are the same for both are not among it."""
     script.write_text(TOO_LATE, encoding="utf-8")
-    (told,) = output_of(str(script))
+    (problem,) = output_of(str(script))
     early = ("PyRRef", "get_rpc_timeout", "rpc", "rpc_sync")
     names = ", ".join(f"__main__.{name}" for name in early)
-    assert f"still torch's own: {names}; call" in told
+    assert f"still torch's own: {names}; call" in problem
 
 
 @pytest.mark.slow  # likewise
@@ -341,9 +339,7 @@ def test_children_have_the_facade_before_their_first_import(script: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["module", "package", "directory"])
-def test_modules_and_directories_run_as_python_runs_them(
-    kind: str, tmp_path: Path
-) -> None:
+def test_modules_and_directories_run_as_by_python(kind: str, tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.mkdir()
     for name in ("inner.py", "__main__.py"):
@@ -359,12 +355,12 @@ def test_modules_and_directories_run_as_python_runs_them(
 
 
 @pytest.mark.parametrize("target", [("none.py",), ("-m", "none"), ()])
-def test_what_is_not_there_is_a_mistake_of_the_command_line(
+def test_missing_target_is_a_command_line_error(
     target: tuple[str, ...], tmp_path: Path
 ) -> None:
     ended = run("-m", "asyncrpc.compat", *target, cwd=tmp_path)
     assert ended.returncode == 2
     is_file = len(target) == 1
     wanted = "the file 'none.py' does not exist" if is_file else "module 'none"
-    told = textwrap.shorten(ended.stderr, 1000)
-    assert (wanted if target else "arguments are required: SCRIPT") in told
+    problem = textwrap.shorten(ended.stderr, 1000)
+    assert (wanted if target else "arguments are required: SCRIPT") in problem

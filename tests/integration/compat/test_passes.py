@@ -19,9 +19,9 @@ from torch import nn
 
 import asyncrpc
 from asyncrpc.autograd import current_context
-from asyncrpc.autograd.inline import InlinePolicy
 from asyncrpc.compat import autograd, rpc
 from asyncrpc.compat.optim import DistributedOptimizer
+from asyncrpc.core.autograd.inline import InlinePolicy
 from tests.callbacks_of_steps import STEPS
 from tests.callbacks_of_torch import WAYS
 from tests.integration.compat.playing import play

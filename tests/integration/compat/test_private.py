@@ -41,7 +41,7 @@ class Marked:
     text = "as is"
 
 
-def seen(*values: Any) -> list[Any]:
+def texts_of(*values: Any) -> list[Any]:
     return [getattr(value, "text", value) for value in values]
 
 
@@ -49,7 +49,7 @@ def doubled(x: torch.Tensor) -> torch.Tensor:
     return 2 * x
 
 
-def held(rref: Any, factor: int) -> Any:
+def scaled_value(rref: Any, factor: int) -> Any:
     return factor * rref.to_here()
 
 
@@ -83,10 +83,13 @@ def calls_go_through_the_programs_pickler() -> None:
     pickler, x = Remarking(), torch.ones(2, requires_grad=True)
     rref = rpc.remote(OTHER, doubled, (torch.ones(2),))
     with api._use_rpc_pickler(pickler):  # noqa: SLF001
-        assert rpc.rpc_sync(OTHER, seen, (Marked(), 1)) == ["by a reducer", 1]
-        assert rpc.rpc_async(OTHER, seen, (Marked(),)).wait() == ["by a reducer"]
-        assert rpc.remote(OTHER, seen, (Marked(),)).to_here() == ["by a reducer"]
-        assert rpc.rpc_sync(OTHER, held, (rref,), {"factor": 3}).tolist() == [6, 6]
+        assert rpc.rpc_sync(OTHER, texts_of, (Marked(), 1)) == ["by a reducer", 1]
+        assert rpc.rpc_async(OTHER, texts_of, (Marked(),)).wait() == ["by a reducer"]
+        assert rpc.remote(OTHER, texts_of, (Marked(),)).to_here() == ["by a reducer"]
+        assert rpc.rpc_sync(OTHER, scaled_value, (rref,), {"factor": 3}).tolist() == [
+            6,
+            6,
+        ]
         assert rpc.rpc_sync(OTHER, later, (1,)) == 2
         assert rpc.rpc_sync(OTHER, awaited, (1,)) == 3
         assert rpc.rpc_sync(OTHER, torch.add, (x, 1)).tolist() == [2, 2]
@@ -94,9 +97,9 @@ def calls_go_through_the_programs_pickler() -> None:
         with pytest.raises(RuntimeError, match="not here"):
             rpc.rpc_sync(OTHER, refuse)
     assert pickler.calls == Counter(
-        seen=3, held=1, later=1, awaited=1, Holder=1, refuse=1
+        texts_of=3, scaled_value=1, later=1, awaited=1, Holder=1, refuse=1
     )
-    assert rpc.rpc_sync(OTHER, seen, (Marked(),)) == ["as is"]
+    assert rpc.rpc_sync(OTHER, texts_of, (Marked(),)) == ["as is"]
 
 
 def refuse() -> None:
@@ -140,7 +143,7 @@ def test_a_name_that_cannot_be_found_unpacks_as_an_error() -> None:
     assert "same name" in str(value)
 
 
-def test_a_packed_functions_error_is_a_value_that_raises_again() -> None:
+def test_error_of_a_packed_function_raises_again() -> None:
     failed = internal.RemoteException("text", KeyError)
     with pytest.raises(KeyError, match="text"):
         internal._handle_exception(failed)  # noqa: SLF001
@@ -183,7 +186,7 @@ def the_agent_answers() -> None:
     assert agent.sync() is None  # type: ignore[func-returns-value]
 
 
-def test_the_agent_has_what_torchs_has() -> None:
+def test_agent_has_the_attributes_of_torchs_agent() -> None:
     play(the_agent_answers)
 
 
@@ -225,5 +228,5 @@ def counted(to: Any, *args: Any, **kwargs: Any) -> Any:
     return rpc.rpc_sync(to, *args, **kwargs)
 
 
-def test_a_proxy_fails_where_the_method_is_called_and_as_torchs() -> None:
+def test_proxy_fails_at_the_method_call_as_torchs() -> None:
     play(methods_of_proxies)

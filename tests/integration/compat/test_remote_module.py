@@ -180,7 +180,7 @@ def run_forward() -> None:
         module.forward_async(torch.ones(2), less=1.0).wait()
 
 
-def test_it_runs_where_the_module_is() -> None:
+def test_forward_runs_on_the_worker_of_the_module() -> None:
     play(run_forward)
 
 
@@ -207,7 +207,7 @@ def train_once() -> None:
     torch.testing.assert_close(bias.to_here(), before[1] - 0.5 * 4)
 
 
-def test_it_is_trained_as_a_part_of_a_module() -> None:
+def test_remote_module_trains_inside_a_module() -> None:
     play(train_once)
 
 
@@ -262,7 +262,7 @@ def make_in_vain() -> None:
         RemoteModule.init_from_module_rref("worker1", known, object)
 
 
-def test_what_cannot_be_made_is_raised_by_its_use() -> None:
+def test_failed_construction_is_raised_at_first_use() -> None:
     play(make_in_vain)
 
 
@@ -280,11 +280,11 @@ def place_wrongly() -> None:
             RemoteModule(remote_device, nn.Linear, (1, 1))
 
 
-def test_a_place_that_is_none_is_refused_at_once() -> None:
+def test_invalid_device_string_is_refused_at_once() -> None:
     play(place_wrongly)
 
 
-def test_it_needs_rpc() -> None:
+def test_remote_module_needs_rpc() -> None:
     with pytest.raises(AssertionError, match="RemoteModule only works in RPC"):
         RemoteModule("worker1/cpu", nn.Linear, (1, 1))
 
@@ -321,7 +321,7 @@ def pass_on() -> None:
     assert rpc.rpc_sync("worker2", kind_of, (derived,)) == "Derived"
 
 
-def test_it_travels_in_calls_and_results_to_any_worker() -> None:
+def test_remote_module_travels_in_calls_and_results() -> None:
     play(pass_on, nprocs=3)
 
 
@@ -341,7 +341,7 @@ def look_at_what_travels() -> None:
     assert not found["is_device_map_set"]
 
 
-def test_other_attributes_stay_behind() -> None:
+def test_extra_attributes_do_not_travel() -> None:
     play(look_at_what_travels)
 
 
@@ -361,7 +361,7 @@ def pickle_elsewhere() -> None:
     assert forward_of(module, torch.ones(3))["where"] == "worker1"
 
 
-def test_any_other_pickle_is_refused() -> None:
+def test_pickle_outside_a_call_is_refused() -> None:
     play(pickle_elsewhere)
 
 
@@ -378,7 +378,7 @@ def share() -> None:
     assert len(there.remote_parameters()) == 3
 
 
-def test_several_share_one_module() -> None:
+def test_references_share_one_module() -> None:
     play(share, nprocs=3)
 
 
@@ -448,7 +448,7 @@ def test_a_module_on_a_gpu_takes_and_gives_tensors_of_the_host() -> None:
 # --- the rest ------------------------------------------------------------------------
 
 
-def test_a_failure_of_a_scenario_is_seen() -> None:
+def test_failed_scenario_fails_its_test() -> None:
     with pytest.raises(ProcessFailedError, match="no such layer"):
         play(failing_scenario)
 
@@ -457,6 +457,6 @@ def failing_scenario() -> None:
     failing()
 
 
-def test_what_knows_no_rpc_is_torchs_own() -> None:
+def test_functions_without_rpc_are_torchs_own() -> None:
     assert facade.all_reduce is torch.distributed.nn.functional.all_reduce
     assert set(facade.__all__) <= set(vars(facade))

@@ -180,9 +180,9 @@ def refuse() -> None:
         refuse,
     ],
 )
-def test_a_compiled_module(scenario: Callable[[], None]) -> None:
+def test_compiled_module_passes_the_scenario(scenario: Callable[[], None]) -> None:
     play(scenario)
 
 
-def test_what_it_was_compiled_from_travels_and_what_is_compiled_does_not() -> None:
+def test_source_module_travels_and_compiled_module_does_not() -> None:
     play(travel, nprocs=3)

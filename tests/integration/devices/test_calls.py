@@ -11,12 +11,12 @@ import torch
 
 import asyncrpc
 from asyncrpc import DeviceOptions, Options, Outcome, RemoteError, Worker
+from asyncrpc.core.serde.tensors import DTYPES
 from asyncrpc.errors import DecodeError, EncodeError
-from asyncrpc.serde.tensors import DTYPES
 from asyncrpc.testing import Cluster, acting_as, fake_device
+from tests.integration.core.groups import until
 from tests.integration.devices import remote
 from tests.integration.devices.accelerators import IS_FAKE, TYPE, Hands, options, set_up
-from tests.integration.runtime.groups import until
 
 Pair = tuple[Worker, Worker]
 
@@ -46,23 +46,27 @@ async def test_a_tensor_arrives_on_its_device_and_comes_back(
     assert torch.equal(await hands.take(found), X * 2)
 
 
-async def test_it_may_lie_anywhere_in_a_value(pair: Pair, hands: Hands) -> None:
-    given = await hands.put(X)
-    value = {"a": [given, X, (given, 3)], "b": given}
-    found = await pair[0].peer("b").call(remote.same, value)
-    assert found["a"][0] is found["b"]
-    assert found["a"][2] == (found["b"], 3)
-    assert str(found["b"].device) == HOME
-    assert found["a"][1].is_cpu
-    assert torch.equal(found["a"][1], X)
-    assert torch.equal(await hands.take(found["b"]), X)
+async def test_device_tensor_may_be_anywhere_in_a_value(
+    pair: Pair, hands: Hands
+) -> None:
+    tensor = await hands.put(X)
+    value = {"a": [tensor, X, (tensor, 3)], "b": tensor}
+    result = await pair[0].peer("b").call(remote.same, value)
+    assert result["a"][0] is result["b"]
+    assert result["a"][2] == (result["b"], 3)
+    assert str(result["b"].device) == HOME
+    assert result["a"][1].is_cpu
+    assert torch.equal(result["a"][1], X)
+    assert torch.equal(await hands.take(result["b"]), X)
 
 
 @pytest.mark.parametrize("size", [1, 200, 70_000, 5_000_000])
-async def test_of_any_size(pair: Pair, hands: Hands, size: int) -> None:
+async def test_tensor_of_any_size_comes_back(
+    pair: Pair, hands: Hands, size: int
+) -> None:
     x = torch.arange(size, dtype=torch.float32)
-    found = await pair[0].peer("b").call(remote.double, await hands.put(x))
-    assert torch.equal(await hands.take(found), x * 2)
+    result = await pair[0].peer("b").call(remote.double, await hands.put(x))
+    assert torch.equal(await hands.take(result), x * 2)
 
 
 def _lying() -> dict[str, torch.Tensor]:
@@ -78,34 +82,36 @@ def _lying() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", list(_lying()))
-async def test_however_it_lies(pair: Pair, hands: Hands, name: str) -> None:
+async def test_tensor_of_any_layout_comes_back(
+    pair: Pair, hands: Hands, name: str
+) -> None:
     x = _lying()[name]
 
     def there() -> torch.Tensor:
         return x.to(HOME)  # as it lies; of some devices all is contiguous
 
-    found = await pair[0].peer("b").call(remote.same, await hands.do(there))
-    assert found.shape == x.shape
-    assert torch.equal(await hands.take(found), x)
+    result = await pair[0].peer("b").call(remote.same, await hands.do(there))
+    assert result.shape == x.shape
+    assert torch.equal(await hands.take(result), x)
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("name", sorted(STRIDED))
-async def test_every_dtype_comes_back_bit_for_bit_or_is_refused(
+async def test_dtype_comes_back_bitwise_or_is_refused(
     pair: Pair, hands: Hands, name: str
 ) -> None:
     dtype, there = STRIDED[name], pair[0].peer("b")
     raw = torch.arange(64, dtype=torch.uint8)
     x = (raw % 2).to(dtype) if dtype is torch.bool else raw.view(dtype)
     try:
-        given = await hands.put(x)
-        holds = bits(await hands.take(given)) == bits(x)
+        tensor = await hands.put(x)
+        holds = bits(await hands.take(tensor)) == bits(x)
     except (RuntimeError, TypeError):  # so says a device that does not hold a dtype
         holds = False
     if holds:
-        found = await there.call(remote.same, given)
-        assert found.dtype is dtype
-        assert bits(await hands.take(found)) == bits(x)
+        result = await there.call(remote.same, tensor)
+        assert result.dtype is dtype
+        assert bits(await hands.take(result)) == bits(x)
     else:
         with pytest.raises(DecodeError, match=rf"tensor of {name} .* on {HOME}"):
             await there.using(device_map={"cpu": HOME}).call(remote.same, x)
@@ -119,7 +125,7 @@ def dense_of(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch 2.11, once
 @pytest.mark.parametrize("layout", ["coo", "csr", "quantized"])
-async def test_tensors_of_parts_go_as_a_whole_or_are_refused(
+async def test_composite_tensors_travel_whole_or_are_refused(
     pair: Pair, hands: Hands, layout: str
 ) -> None:
     """No device tested so far holds all of them; some say so late, or not at all."""
@@ -131,8 +137,8 @@ async def test_tensors_of_parts_go_as_a_whole_or_are_refused(
     }[layout]()
     dense = dense_of(x)
     try:
-        given = await hands.put(x)
-        holds = not given.is_cpu
+        tensor = await hands.put(x)
+        holds = not tensor.is_cpu
     except (RuntimeError, TypeError):  # NotImplementedError among them
         holds = False
     to_device = there.using(device_map={"cpu": HOME})
@@ -141,96 +147,102 @@ async def test_tensors_of_parts_go_as_a_whole_or_are_refused(
             await to_device.call(remote.same, x)
         return
     try:
-        came_back = await hands.take(given)
+        came_back = await hands.take(tensor)
     except (RuntimeError, TypeError):  # what went there cannot come back
         with pytest.raises(EncodeError, match=rf"{layout} tensor on '{HOME}'.*cpu"):
-            await there.call(remote.same, given)
+            await there.call(remote.same, tensor)
         return
     assert torch.equal(dense_of(came_back), dense)
     if layout == "quantized":  # no device that holds them says what they are made of
         with pytest.raises(EncodeError, match="a quantized tensor on"):
-            await there.call(remote.same, given)
+            await there.call(remote.same, tensor)
         return
-    found = await there.call(remote.same, given)
-    assert (str(found.device), found.layout) == (HOME, x.layout)
-    assert torch.equal(dense_of(await hands.take(found)), dense)
+    result = await there.call(remote.same, tensor)
+    assert (str(result.device), result.layout) == (HOME, x.layout)
+    assert torch.equal(dense_of(await hands.take(result)), dense)
     assert await to_device.call(remote.where, x) == [HOME]
     to_host = there.using(device_map={HOME: "cpu"})
-    assert await to_host.call(remote.where, given) == ["cpu"]
+    assert await to_host.call(remote.where, tensor) == ["cpu"]
 
 
-async def test_many_at_once(pair: Pair, hands: Hands) -> None:
+async def test_concurrent_calls_keep_their_tensors(pair: Pair, hands: Hands) -> None:
     there = pair[0].peer("b")
-    given = [await hands.put(X + number) for number in range(20)]
-    found = await asyncio.gather(*(there.call(remote.double, one) for one in given))
-    for number, one in enumerate(found):
-        assert torch.equal(await hands.take(one), (X + number) * 2)
+    tensors = [await hands.put(X + number) for number in range(20)]
+    results = await asyncio.gather(
+        *(there.call(remote.double, tensor) for tensor in tensors)
+    )
+    for number, result in enumerate(results):
+        assert torch.equal(await hands.take(result), (X + number) * 2)
 
 
-async def test_coroutine_functions_take_them_too(pair: Pair, hands: Hands) -> None:
-    found = await pair[0].peer("b").call(remote.double_awaited, await hands.put(X))
-    assert torch.equal(await hands.take(found), X * 2)
+async def test_coroutine_function_takes_device_tensors(
+    pair: Pair, hands: Hands
+) -> None:
+    result = await pair[0].peer("b").call(remote.double_awaited, await hands.put(X))
+    assert torch.equal(await hands.take(result), X * 2)
 
 
-async def test_functions_may_call_on(pair: Pair, hands: Hands) -> None:
+async def test_function_may_call_back_with_device_tensors(
+    pair: Pair, hands: Hands
+) -> None:
     """Back to the first worker, awaited and blocking: nobody waits for the lock."""
     there = pair[0].peer("b")
-    given = await hands.put(X)
-    found = await there.call(remote.double_elsewhere, "a", given)
-    assert torch.equal(await hands.take(found), X * 2)
-    found = await there.call(remote.double_there, "a", given)
-    assert torch.equal(await hands.take(found), X * 3)
+    tensor = await hands.put(X)
+    result = await there.call(remote.double_elsewhere, "a", tensor)
+    assert torch.equal(await hands.take(result), X * 2)
+    result = await there.call(remote.double_there, "a", tensor)
+    assert torch.equal(await hands.take(result), X * 3)
 
 
-async def test_an_error_may_hold_one(pair: Pair, hands: Hands) -> None:
-    given = await hands.put(X)
+async def test_error_may_hold_a_device_tensor(pair: Pair, hands: Hands) -> None:
+    tensor = await hands.put(X)
     with pytest.raises(RemoteError) as caught:
-        await pair[0].peer("b").call(remote.raising, given)
+        await pair[0].peer("b").call(remote.raising, tensor)
     error = caught.value
     assert isinstance(error, ValueError)
     assert "cannot" in await hands.do(lambda: str(error))
 
 
-async def test_streams(pair: Pair, hands: Hands) -> None:
-    given = await hands.put(X)
-    stream = pair[0].peer("b").stream(remote.counting, given, 5)
-    found = [item async for item in stream]
-    for number, one in enumerate(found):
-        assert str(one.device) == HOME
-        assert torch.equal(await hands.take(one), X + number)
-    again = pair[0].peer("b").stream(remote.counting_awaited, given, 3)
+async def test_stream_yields_device_tensors(pair: Pair, hands: Hands) -> None:
+    tensor = await hands.put(X)
+    stream = pair[0].peer("b").stream(remote.counting, tensor, 5)
+    items = [item async for item in stream]
+    for number, result in enumerate(items):
+        assert str(result.device) == HOME
+        assert torch.equal(await hands.take(result), X + number)
+    again = pair[0].peer("b").stream(remote.counting_awaited, tensor, 3)
     assert len([item async for item in again]) == 3
 
 
-async def test_references(pair: Pair, hands: Hands) -> None:
+async def test_references_hold_device_tensors(pair: Pair, hands: Hands) -> None:
     table = pair[0].peer("b").remote(remote.Table, HOME)
     rows = torch.arange(6.0).view(3, 2)
-    found = await table.rpc_async().rows()
-    assert str(found.device) == HOME
-    assert torch.equal(await hands.take(found), rows)
+    result = await table.rpc_async().rows()
+    assert str(result.device) == HOME
+    assert torch.equal(await hands.take(result), rows)
     moved = await table.rpc_async().add(await hands.put(torch.ones(2)))
     assert torch.equal(await hands.take(moved), rows + 1)
     kept = table.remote().rows()
     assert torch.equal(await hands.take(await kept.to_here()), rows + 1)
     mine = asyncrpc.RRef(await hands.put(X))
-    found = await pair[0].peer("b").call(remote.fetched, mine)
-    assert torch.equal(await hands.take(found), X)
+    result = await pair[0].peer("b").call(remote.fetched, mine)
+    assert torch.equal(await hands.take(result), X)
 
 
-async def test_groups(pair: Pair, hands: Hands) -> None:
-    given = await hands.put(X)
-    for one in await pair[0].group(["a", "b"]).call(remote.double, given):
-        assert torch.equal(await hands.take(one), X * 2)
+async def test_group_call_takes_device_tensors(pair: Pair, hands: Hands) -> None:
+    tensor = await hands.put(X)
+    for result in await pair[0].group(["a", "b"]).call(remote.double, tensor):
+        assert torch.equal(await hands.take(result), X * 2)
 
 
 @pytest.mark.parametrize("codec", ["zstd", "bf16"])
-async def test_codecs(pair: Pair, hands: Hands, codec: str) -> None:
+async def test_codec_keeps_the_device(pair: Pair, hands: Hands, codec: str) -> None:
     for size in (16, 1 << 20):
         x = torch.ones(size)
         there = pair[0].peer("b").using(codec=codec)
-        found = await there.call(remote.double, await hands.put(x))
-        assert str(found.device) == HOME
-        assert torch.equal(await hands.take(found), x * 2)
+        result = await there.call(remote.double, await hands.put(x))
+        assert str(result.device) == HOME
+        assert torch.equal(await hands.take(result), x * 2)
 
 
 async def test_compressing_needs_no_device(pair: Pair, hands: Hands) -> None:
@@ -245,80 +257,80 @@ async def test_compressing_needs_no_device(pair: Pair, hands: Hands) -> None:
     assert await using  # it held the device all the time
 
 
-async def test_a_call_is_cancelled_while_its_tensor_is_on_its_way(
+async def test_call_may_be_cancelled_during_its_transfer(
     pair: Pair, hands: Hands
 ) -> None:
     a, b = pair
-    given = await hands.put(torch.ones(4_000_000))
+    tensor = await hands.put(torch.ones(4_000_000))
     remote.let_go.clear()
     for after_s in (0.0, 0.001, 0.005, 0.02):  # in this or that moment of its way
-        call = a.parts.start_call("b", remote.hold, (given,))
+        call = a.parts.start_call("b", remote.hold, (tensor,))
         await asyncio.sleep(after_s)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
     remote.let_go.set()
-    found = await a.peer("b").call(remote.double, given)
-    assert torch.equal(await hands.take(found), torch.full((4_000_000,), 2.0))
+    result = await a.peer("b").call(remote.double, tensor)
+    assert torch.equal(await hands.take(result), torch.full((4_000_000,), 2.0))
     await until(lambda: not b.parts.active)
 
 
-async def test_a_deadline_passes_while_a_device_is_busy(
-    pair: Pair, hands: Hands
-) -> None:
-    given = await hands.put(X)
+async def test_deadline_passes_while_a_device_is_busy(pair: Pair, hands: Hands) -> None:
+    tensor = await hands.put(X)
     remote.let_go.clear()
     with pytest.raises(asyncrpc.DeadlineExceededError):
-        await pair[0].peer("b").using(timeout_s=0.05).call(remote.hold, given)
+        await pair[0].peer("b").using(timeout_s=0.05).call(remote.hold, tensor)
     remote.let_go.set()
-    found = await pair[0].peer("b").call(remote.double, given)
-    assert torch.equal(await hands.take(found), X * 2)
+    result = await pair[0].peer("b").call(remote.double, tensor)
+    assert torch.equal(await hands.take(result), X * 2)
 
 
 # --- device maps ---------------------------------------------------------------------
 
 
 @needs_two
-async def test_a_map_of_one_call(pair: Pair, hands: Hands) -> None:
-    given = await hands.put(X)
+async def test_device_map_of_one_call_applies(pair: Pair, hands: Hands) -> None:
+    tensor = await hands.put(X)
     there = pair[0].peer("b").using(device_map={HOME: f"{TYPE}:1"})
-    assert await there.call(remote.where, given, X) == [f"{TYPE}:1", "cpu"]
-    found = await there.call(remote.double, given)
-    assert str(found.device) == HOME
-    assert torch.equal(await hands.take(found), X * 2)
-    items = [one async for one in there.stream(remote.counting, given, 2)]
-    assert [str(one.device) for one in items] == [HOME, HOME]
-    kept = there.remote(remote.same, given)
+    assert await there.call(remote.where, tensor, X) == [f"{TYPE}:1", "cpu"]
+    result = await there.call(remote.double, tensor)
+    assert str(result.device) == HOME
+    assert torch.equal(await hands.take(result), X * 2)
+    items = [item async for item in there.stream(remote.counting, tensor, 2)]
+    assert [str(item.device) for item in items] == [HOME, HOME]
+    kept = there.remote(remote.same, tensor)
     assert str((await kept.to_here()).device) == f"{TYPE}:1"  # its own way back
 
 
-async def test_a_map_to_the_host_and_from_it(pair: Pair, hands: Hands) -> None:
-    given = await hands.put(X)
+async def test_device_map_to_and_from_the_host_applies(
+    pair: Pair, hands: Hands
+) -> None:
+    tensor = await hands.put(X)
     to_host = pair[0].peer("b").using(device_map={HOME: "cpu"})
-    assert await to_host.call(remote.where, given) == ["cpu"]
-    found = await to_host.call(remote.double, given)
-    assert str(found.device) == HOME
-    assert torch.equal(await hands.take(found), X * 2)
+    assert await to_host.call(remote.where, tensor) == ["cpu"]
+    result = await to_host.call(remote.double, tensor)
+    assert str(result.device) == HOME
+    assert torch.equal(await hands.take(result), X * 2)
     from_host = pair[0].peer("b").using(device_map={"cpu": TYPE})
     assert await from_host.call(remote.where, X, X[0].t()) == [HOME, HOME]
-    found = await from_host.call(remote.double, X)
-    assert torch.equal(found, X * 2)
+    result = await from_host.call(remote.double, X)
+    assert torch.equal(result, X * 2)
     squeezed = from_host.using(codec="zstd")
     assert await squeezed.call(remote.where, torch.zeros(1 << 20)) == [HOME]
 
 
 @needs_two
-async def test_maps_of_a_worker() -> None:
+async def test_device_maps_of_a_worker_apply() -> None:
     set_up()
     maps = {"b": {0: "cpu"}, "*": {HOME: f"{TYPE}:1", f"{TYPE}:1": HOME}}
-    given = X.to(HOME)
+    tensor = X.to(HOME)
     chosen = options(is_exclusive=False, maps=maps)
     async with Cluster(3, options=chosen) as (a, _, _):
         with acting_as(a):
-            assert await a.peer("b").call(remote.where, given) == [HOME]
-            assert await a.peer("c").call(remote.where, given) == [f"{TYPE}:1"]
-            found = await a.peer("c").call(remote.double, given)
-            assert str(found.device) == HOME
+            assert await a.peer("b").call(remote.where, tensor) == [HOME]
+            assert await a.peer("c").call(remote.where, tensor) == [f"{TYPE}:1"]
+            result = await a.peer("c").call(remote.double, tensor)
+            assert str(result.device) == HOME
             table = a.peer("c").remote(remote.Table, HOME)
             assert str((await table.rpc_async().rows()).device) == f"{TYPE}:1"
             whole = await a.peer("c").remote(remote.zeros, [2], HOME).to_here()
@@ -326,7 +338,7 @@ async def test_maps_of_a_worker() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("device_map", "words"),
     [
         (
             {"cuda:0": "cpu", "cuda:1": "cpu"},
@@ -338,51 +350,51 @@ async def test_maps_of_a_worker() -> None:
         ({"cuda": "cpu", "cuda:0": "xla:0"}, "cuda:0 to both cpu and xla:0"),
     ],
 )
-def test_maps_that_are_none(given: dict[Any, str], words: str) -> None:
+def test_invalid_device_map_is_refused(device_map: dict[Any, str], words: str) -> None:
     with pytest.raises(asyncrpc.UsageError, match=words):
-        Options(devices=DeviceOptions(maps={"b": given}))
+        Options(devices=DeviceOptions(maps={"b": device_map}))
 
 
 # --- devices that are not there ------------------------------------------------------
 
 
-async def test_a_device_that_the_callee_lacks(pair: Pair, hands: Hands) -> None:
-    given = await hands.put(X)
+async def test_device_missing_at_the_callee_is_named(pair: Pair, hands: Hands) -> None:
+    tensor = await hands.put(X)
     there = pair[0].peer("b")
     for device, words in (
         (f"{TYPE}:7", rf"'b' has no device {TYPE}:7; it has cpu, {TYPE}:0"),
         ("abacus:0", r"'b' has no device abacus:0: its DeviceOptions.names are "),
     ):
         with pytest.raises(DecodeError, match=words) as caught:
-            await there.using(device_map={HOME: device}).call(remote.double, given)
+            await there.using(device_map={HOME: device}).call(remote.double, tensor)
         assert caught.value.outcome is Outcome.NOT_EXECUTED
         assert "map the device" in str(caught.value)
-    assert await there.call(remote.where, given) == [HOME]
+    assert await there.call(remote.where, tensor) == [HOME]
 
 
-async def test_a_result_that_the_caller_cannot_place(pair: Pair, hands: Hands) -> None:
+async def test_result_on_a_device_missing_here_fails(pair: Pair, hands: Hands) -> None:
     """The function has run; the error is the caller's own."""
-    given = await hands.put(X)
+    tensor = await hands.put(X)
     there = pair[0].peer("b").using(device_map={"abacus:3": HOME})
     with pytest.raises(DecodeError, match="'a' has no device abacus:3") as caught:
-        await there.call(remote.double, given)
+        await there.call(remote.double, tensor)
     assert caught.value.outcome is Outcome.EXECUTED
 
 
-async def test_a_worker_without_devices() -> None:
+async def test_worker_without_devices_refuses_device_tensors() -> None:
     set_up()
     chosen = Options(devices=DeviceOptions(names=()))
-    given = torch.ones(2).to(HOME) if IS_FAKE else torch.ones(2)
+    tensor = torch.ones(2).to(HOME) if IS_FAKE else torch.ones(2)
     async with Cluster(2, options=chosen) as (a, _):
         if IS_FAKE:
             with pytest.raises(EncodeError, match=r"its DeviceOptions.names are none"):
-                await a.peer("b").call(remote.double, given)
+                await a.peer("b").call(remote.double, tensor)
         there = a.peer("b").using(device_map={"cpu": HOME})
         with pytest.raises(DecodeError, match=rf"'b' has no device {HOME}"):
             await there.call(remote.double, torch.ones(2))
 
 
-async def test_a_device_that_a_worker_is_told_of_and_lacks() -> None:
+async def test_missing_device_in_the_options_is_refused() -> None:
     set_up()
     worker = Worker(
         "a", rendezvous={}, options=Options(devices=DeviceOptions(names=(f"{TYPE}:9",)))

@@ -33,7 +33,7 @@ def counted(stream: Any) -> torch.Tensor:
     return value
 
 
-async def test_a_tensor_leaves_when_its_stream_has_made_it(pair: Pair) -> None:
+async def test_tensor_is_sent_after_its_stream_has_computed_it(pair: Pair) -> None:
     """The device computes, on that stream and another, while tensors are copied."""
     there = pair[0].peer("b")
     stream, other = cuda.Stream(), cuda.Stream()
@@ -47,13 +47,13 @@ async def test_a_tensor_leaves_when_its_stream_has_made_it(pair: Pair) -> None:
         with cuda.stream(other):
             for _ in range(20):
                 noise = noise @ noise.t() / 4096
-        found = await call
-        is_doubled = bool((found == 2 * STEPS).all())
+        result = await call
+        is_doubled = bool((result == 2 * STEPS).all())
         assert is_doubled
     assert await there.call(remote.where, value) == [HOME]
 
 
-async def test_its_stream_counts_also_where_the_call_waits_for_a_connection() -> None:
+async def test_stream_is_kept_while_the_call_waits_for_a_connection() -> None:
     options = accelerators.options(is_exclusive=False)
     async with Cluster(2, options=options) as (a, b):
         assert a.parts.directory.find(b.name).link is None
@@ -63,29 +63,29 @@ async def test_its_stream_counts_also_where_the_call_waits_for_a_connection() ->
             call = a.parts.start_call(b.name, remote.double, (value,))
             calls = a.group([b.name]).call(remote.double, value)
         assert not stream.query()
-        for found in (await call, *await calls):
-            is_doubled = bool((found == 2 * STEPS).all())
+        for result in (await call, *await calls):
+            is_doubled = bool((result == 2 * STEPS).all())
             assert is_doubled
 
 
-async def test_the_stream_of_the_thread_that_calls_counts(pair: Pair) -> None:
+async def test_stream_of_the_calling_thread_counts(pair: Pair) -> None:
     await pair[0].peer("b").call(remote.where)
 
     def call() -> torch.Tensor:
         stream = cuda.Stream()
         value = counted(stream)
         with cuda.stream(stream):
-            found: torch.Tensor = (
+            result: torch.Tensor = (
                 pair[0].parts.start_call("b", remote.double, (value,)).wait()
             )
-        return found
+        return result
 
-    for found in await asyncio.gather(*(asyncio.to_thread(call) for _ in range(4))):
-        is_doubled = bool((found == 2 * STEPS).all())
+    for result in await asyncio.gather(*(asyncio.to_thread(call) for _ in range(4))):
+        is_doubled = bool((result == 2 * STEPS).all())
         assert is_doubled
 
 
-async def test_a_stream_that_a_coroutine_has_chosen_does_not_hide_the_default_one(
+async def test_stream_of_a_coroutine_does_not_hide_the_default_stream(
     pair: Pair,
 ) -> None:
     """Functions compute on the default stream, and their answers are sent from it."""
@@ -93,8 +93,8 @@ async def test_a_stream_that_a_coroutine_has_chosen_does_not_hide_the_default_on
     value = torch.zeros(ELEMENTS, device=HOME)
     with cuda.stream(cuda.Stream()):
         calls = [there.call(remote.counted_up, value, STEPS) for _ in range(4)]
-        for found in await asyncio.gather(*calls):
-            is_counted = bool((found == STEPS).all())
+        for result in await asyncio.gather(*calls):
+            is_counted = bool((result == STEPS).all())
             assert is_counted
 
 
@@ -106,15 +106,17 @@ async def test_a_future_of_torch_carries_its_stream(pair: Pair) -> None:
         assert is_counted
 
 
-async def test_what_arrives_is_there_for_the_default_stream(pair: Pair) -> None:
-    given = torch.arange(ELEMENTS, device=HOME)
-    calls = [pair[0].parts.start_call("b", remote.same, (given + n,)) for n in range(8)]
-    for number, found in enumerate(await asyncio.gather(*calls)):
-        is_same = bool((found - number == given).all())
+async def test_received_tensor_is_ready_for_the_default_stream(pair: Pair) -> None:
+    tensor = torch.arange(ELEMENTS, device=HOME)
+    calls = [
+        pair[0].parts.start_call("b", remote.same, (tensor + n,)) for n in range(8)
+    ]
+    for number, result in enumerate(await asyncio.gather(*calls)):
+        is_same = bool((result - number == tensor).all())
         assert is_same
 
 
-async def test_memory_that_is_freed_meanwhile_is_not_sent(pair: Pair) -> None:
+async def test_memory_freed_during_a_call_is_not_sent(pair: Pair) -> None:
     """The caller lets go of its tensor at once, and makes others in its place."""
     calls = []
     for number in range(20):
@@ -122,29 +124,29 @@ async def test_memory_that_is_freed_meanwhile_is_not_sent(pair: Pair) -> None:
         calls.append(pair[0].parts.start_call("b", remote.double, (value,)))
         del value
         torch.full((ELEMENTS // 16,), -1.0, device=HOME)
-    for number, found in enumerate(await asyncio.gather(*calls)):
-        is_doubled = bool((found == 2 * number).all())
+    for number, result in enumerate(await asyncio.gather(*calls)):
+        is_doubled = bool((result == 2 * number).all())
         assert is_doubled
 
 
-async def test_how_fast_beside_plain_copies(
+async def test_call_speed_beside_plain_copies_is_printed(
     pair: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Printed, not asserted."""
-    given = torch.rand(64 << 20, device=HOME)
+    tensor = torch.rand(64 << 20, device=HOME)
     there = pair[0].peer("b")
-    await there.call(remote.same, given)
+    await there.call(remote.same, tensor)
     cuda.synchronize()
     began_s = time.perf_counter()
-    given.cpu().to(HOME).cpu().to(HOME)
+    tensor.cpu().to(HOME).cpu().to(HOME)
     cuda.synchronize()
     plain_s = time.perf_counter() - began_s
     began_s = time.perf_counter()
-    found = await there.call(remote.same, given)
+    result = await there.call(remote.same, tensor)
     cuda.synchronize()
     call_s = time.perf_counter() - began_s
-    assert torch.equal(found, given)
-    gigabytes = 2 * given.nbytes / 1e9
+    assert torch.equal(result, tensor)
+    gigabytes = 2 * tensor.nbytes / 1e9
     with capsys.disabled():
         print(  # noqa: T201  (whoever runs it wants to know)
             f"\n256 MiB there and back: a call {gigabytes / call_s:.2f} GB/s, "

@@ -117,11 +117,11 @@ CASES: dict[str, tuple[Register | None, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", list(CASES))
-async def test_training_is_that_of_the_host(pair: Pair, case: str) -> None:
+async def test_training_matches_the_host(pair: Pair, case: str) -> None:
     register, options = CASES[case]
-    found = await at_both(pair, lambda w: train(w, HOME, "dev", register, options))
+    results = await at_both(pair, lambda w: train(w, HOME, "dev", register, options))
     plain = await at_both(pair, lambda w: train(w, "cpu", "cpu", register, options))
-    for mine, theirs, wanted in zip(*found, plain[0], strict=True):
+    for mine, theirs, wanted in zip(*results, plain[0], strict=True):
         assert torch.equal(mine, theirs)
         if IS_FAKE:
             assert torch.equal(mine, wanted)
@@ -146,7 +146,7 @@ async def test_gradients_are_on_the_device(pair: Pair) -> None:
     assert await at_both(pair, run) == [{HOME}, {HOME}]
 
 
-async def test_a_module_of_two_devices(pair: Pair) -> None:
+async def test_module_on_two_devices_gets_the_mean(pair: Pair) -> None:
     """Parameters of the host and of a device have buckets of their own."""
 
     async def run(worker: Worker) -> list[torch.Tensor]:
@@ -158,17 +158,17 @@ async def test_a_module_of_two_devices(pair: Pair) -> None:
             scale = float(group.rank + 1)
 
             def forward() -> torch.Tensor:
-                one, other = ((each * scale).sum().cpu() for each in module)
-                loss: torch.Tensor = one + other
+                first, second = ((each * scale).sum().cpu() for each in module)
+                loss: torch.Tensor = first + second
                 return loss
 
             await model.backward(await hands.do(forward))
-            gradients = [one.grad for one in module]
+            gradients = [parameter.grad for parameter in module]
             model.close()
-            return await hands.do(lambda: [one.cpu() for one in gradients])
+            return await hands.do(lambda: [grad.cpu() for grad in gradients])
 
-    for found in await at_both(pair, run):
-        assert [one.tolist() for one in found] == [[1.5] * 3, [1.5] * 3]
+    for result in await at_both(pair, run):
+        assert [grad.tolist() for grad in result] == [[1.5] * 3, [1.5] * 3]
 
 
 async def plainly(worker: Worker, *, is_refused: bool = False) -> torch.Tensor | None:
@@ -204,21 +204,21 @@ async def plainly_there() -> torch.Tensor | None:
     TYPE in {"xla", "tpu"},
     reason="XLA: see the next test; TorchTPU takes two processes for a pod",
 )
-async def test_plain_backward_passes() -> None:
+async def test_plain_backward_gives_equal_gradients() -> None:
     """Each rank in a process: torch has one thread for a device, which then waits."""
     set_up()
     async with ProcessCluster(["b"]) as worker:
         with acting_as(worker):
             there = worker.peer("b").call(plainly_there)
-            one, other = await asyncio.gather(plainly(worker), there)
-    assert one is not None
-    assert other is not None
-    assert torch.equal(one, other)
+            ours, theirs = await asyncio.gather(plainly(worker), there)
+    assert ours is not None
+    assert theirs is not None
+    assert torch.equal(ours, theirs)
 
 
 @pytest.mark.skipif(TYPE != "xla", reason="these devices are not exclusive")
-async def test_plain_backward_passes_at_exclusive_devices(pair: Pair) -> None:
-    """They would hold the device while they wait."""
+async def test_plain_backward_on_exclusive_devices_is_refused(pair: Pair) -> None:
+    """A pass would hold the device while it waits."""
 
     async def run(worker: Worker) -> None:
         await plainly(worker, is_refused=True)

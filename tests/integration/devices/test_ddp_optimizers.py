@@ -100,7 +100,7 @@ async def _same(group: Group, state: Any) -> list[Any]:
     ],
     ids=["small", "large"],
 )
-async def test_state_is_shared_out_as_on_the_host(
+async def test_state_is_divided_as_on_the_host(
     pair: Pair, make: Any, kind: Any, options: dict[str, Any]
 ) -> None:
     async def on(device: str) -> list[Any]:
@@ -108,13 +108,13 @@ async def test_state_is_shared_out_as_on_the_host(
             pair, lambda worker: with_zero(worker, device, make, kind, options)
         )
 
-    found, other = await on(HOME)
+    ours, other = await on(HOME)
     wanted, _ = await on("cpu")
-    for one, its, plain in zip(found[0], other[0], wanted[0], strict=True):
-        assert torch.equal(one, its)
-        assert torch.allclose(one, plain, rtol=1e-4, atol=1e-5)
-    kept = found[1]["state"][0]
-    assert {one.device.type for one in kept.values()} == {"cpu"}
+    for mine, its, plain in zip(ours[0], other[0], wanted[0], strict=True):
+        assert torch.equal(mine, its)
+        assert torch.allclose(mine, plain, rtol=1e-4, atol=1e-5)
+    kept = ours[1]["state"][0]
+    assert {value.device.type for value in kept.values()} == {"cpu"}
 
 
 async def test_views_of_a_bucket_are_refused(pair: Pair) -> None:

@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from asyncrpc import DeviceOptions, Group, Options, UsageError, Worker
+from asyncrpc import DeviceOptions, Group, Options, UsageError, Worker, xla
 from asyncrpc.ddp import DistributedDataParallel
-from asyncrpc.devices import xla
 from asyncrpc.errors import CollectiveError
 from asyncrpc.testing import Cluster
 from tests.integration.devices.accelerators import IS_FAKE, TYPE, Hands
@@ -90,7 +89,7 @@ def assert_same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
             assert torch.allclose(one, other, rtol=near, atol=near)
 
 
-async def test_training_is_that_of_ddp_and_of_the_host(pair: Pair) -> None:
+async def test_training_matches_ddp_and_the_host(pair: Pair) -> None:
     native, other = await at_both(pair, lambda w: train(w, HOME, by_ddp=False))
     ddp, _ = await at_both(pair, lambda w: train(w, HOME, by_ddp=True))
     host, _ = await at_both(pair, lambda w: train(w, "cpu", by_ddp=False))
@@ -100,7 +99,7 @@ async def test_training_is_that_of_ddp_and_of_the_host(pair: Pair) -> None:
     assert_same(native, host)
 
 
-async def test_training_of_a_rank_that_is_alone(pair: Pair) -> None:
+async def test_training_alone_matches_ddp_and_the_host(pair: Pair) -> None:
     """Nothing is reduced, and DDP leaves gradients on the device."""
     native, ddp, host = [
         await train(pair[0], device, by_ddp=by_ddp, members=["a"])
@@ -110,7 +109,7 @@ async def test_training_of_a_rank_that_is_alone(pair: Pair) -> None:
     assert_same(native, host)
 
 
-async def test_ddp_alone_keeps_what_gathers_without_a_copy(pair: Pair) -> None:
+async def test_ddp_alone_accumulates_gradients_without_a_copy(pair: Pair) -> None:
     """Over passes that add to it, and for a parameter that one leaves out."""
     hands = Hands(pair[0])
     async with Group(pair[0], ["a"], name="gathers") as group:
@@ -160,14 +159,14 @@ async def with_gradients(
         return await hands.do(read)
 
 
-async def test_gradients_get_their_mean(pair: Pair) -> None:
-    """And a parameter that has none at any rank still has none."""
+async def test_gradients_become_their_mean_over_ranks(pair: Pair) -> None:
+    """A parameter without a gradient on any rank still has none."""
 
     def gradients(rank: int) -> list[list[float] | None]:
         return [[1.0, rank], None, [4.0 * rank, -2.0]]
 
-    found = await at_both(pair, lambda w: with_gradients(w, "mean", gradients))
-    assert found == [[[1.0, 0.5], None, [2.0, -2.0]]] * 2
+    results = await at_both(pair, lambda w: with_gradients(w, "mean", gradients))
+    assert results == [[[1.0, 0.5], None, [2.0, -2.0]]] * 2
 
 
 async def test_memory_is_kept_for_the_next_step(pair: Pair) -> None:
@@ -214,7 +213,7 @@ async def test_memory_is_kept_for_the_next_step(pair: Pair) -> None:
     await at_both(pair, run)
 
 
-async def test_memory_is_given_up_when_a_rank_fails_midway(pair: Pair) -> None:
+async def test_memory_is_freed_when_a_rank_fails_midway(pair: Pair) -> None:
     async def run(worker: Worker) -> None:
         group = Group(worker, ["a", "b"], name="midway")
         parameter = nn.Parameter(torch.zeros(2))
@@ -240,7 +239,7 @@ async def test_memory_is_given_up_when_a_rank_fails_midway(pair: Pair) -> None:
     await at_both(pair, run)
 
 
-async def test_ranks_with_gradients_of_other_parameters(pair: Pair) -> None:
+async def test_ranks_with_different_gradients_are_refused(pair: Pair) -> None:
     """Both have two numbers to send, which do not belong together."""
 
     def gradients(rank: int) -> list[list[float] | None]:
@@ -262,7 +261,7 @@ async def test_ranks_with_gradients_of_other_parameters(pair: Pair) -> None:
     ],
     ids=["none", "one", "more parameters"],
 )
-async def test_a_rank_without_gradients(
+async def test_rank_without_gradients_is_named_to_both(
     pair: Pair, of_b: list[list[float] | None], why: str
 ) -> None:
     """Both ranks are told, whoever it is that has none."""
@@ -286,7 +285,7 @@ async def test_sparse_gradients_are_refused(pair: Pair) -> None:
     await at_both(pair, run)
 
 
-async def test_a_group_of_one_has_nothing_to_reduce(pair: Pair) -> None:
+async def test_group_of_one_reduces_nothing(pair: Pair) -> None:
     worker = pair[0]
     hands = Hands(worker)
     async with Group(worker, ["a"], name="alone") as group:
@@ -299,7 +298,7 @@ async def test_a_group_of_one_has_nothing_to_reduce(pair: Pair) -> None:
 
 
 @pytest.mark.skipif(not IS_FAKE, reason="the process has no second device")
-async def test_a_device_that_the_worker_was_not_told_of() -> None:
+async def test_device_outside_the_options_is_refused() -> None:
     async with Cluster(
         2, options=Options(devices=DeviceOptions(names=("fake:1",)))
     ) as pair:

@@ -15,13 +15,13 @@ import torch
 
 import asyncrpc
 from asyncrpc import Options, Worker, WorkerLostError
+from asyncrpc.core.payloads import loans, regions
+from asyncrpc.core.payloads.messages import OpenRegion
+from asyncrpc.core.serde.shared import can_share
 from asyncrpc.errors import EncodeError
-from asyncrpc.runtime.payloads import loans, regions
-from asyncrpc.runtime.payloads.messages import OpenRegion
-from asyncrpc.serde.shared import can_share
 from asyncrpc.testing import Cluster, ProcessCluster, fake_device
+from tests.integration.core.groups import until
 from tests.integration.devices.accelerators import IS_FAKE, TYPE, set_up
-from tests.integration.runtime.groups import until
 
 HOME = f"{TYPE}:0"
 KEPT: list[Any] = []
@@ -33,7 +33,7 @@ needs_sharing = pytest.mark.skipif(
 )
 
 
-def made(host: torch.Tensor) -> torch.Tensor:
+def on_device(host: torch.Tensor) -> torch.Tensor:
     """Return a copy on the device that processes can share."""
     return fake_device.in_shared_memory(host) if IS_FAKE else host.to(HOME)
 
@@ -58,7 +58,7 @@ def add_in_place(value: torch.Tensor, amount: float) -> None:
 
 
 def make_shared(size: int) -> torch.Tensor:
-    return asyncrpc.share(made(torch.ones(size)))
+    return asyncrpc.share(on_device(torch.ones(size)))
 
 
 def back() -> torch.Tensor:
@@ -100,9 +100,9 @@ def set_up_there() -> None:
 
 
 @needs_sharing
-async def test_what_one_process_writes_the_other_sees(a: Any) -> None:
+async def test_write_is_seen_by_the_other_process(a: Any) -> None:
     worker, _ = a
-    value = asyncrpc.share(made(torch.zeros(1000)))
+    value = asyncrpc.share(on_device(torch.zeros(1000)))
     there = worker.peer("b")
     await there.call(keep, value)
     assert await there.call(kept_sum) == 0
@@ -119,9 +119,9 @@ async def test_what_one_process_writes_the_other_sees(a: Any) -> None:
 
 
 @needs_sharing
-async def test_it_lives_as_long_as_another_process_holds_it(a: Any) -> None:
+async def test_memory_lives_while_another_process_holds_it(a: Any) -> None:
     worker, _ = a
-    value = asyncrpc.share(made(torch.ones(1000)))
+    value = asyncrpc.share(on_device(torch.ones(1000)))
     memory = weakref.ref(value.untyped_storage())
     lent = worker.parts.memory.regions.loans
     await worker.peer("b").call(keep, value)
@@ -148,12 +148,12 @@ async def test_it_lives_as_long_as_another_process_holds_it(a: Any) -> None:
 
 @needs_sharing
 @pytest.mark.parametrize("dies", [True, False])
-async def test_who_is_killed_holds_nothing_and_who_is_cut_off_does(
+async def test_killed_worker_holds_no_memory_and_a_cut_off_one_does(
     a: Any,
     dies: bool,  # noqa: FBT001
 ) -> None:
     worker, cluster = a
-    value = asyncrpc.share(made(torch.ones(1000)))
+    value = asyncrpc.share(on_device(torch.ones(1000)))
     memory = weakref.ref(value.untyped_storage())
     lent = worker.parts.memory.regions.loans
     await worker.peer("b").call(keep, value)
@@ -174,7 +174,7 @@ async def test_who_is_killed_holds_nothing_and_who_is_cut_off_does(
 
 
 @needs_sharing
-async def test_results_are_shared_too_and_die_with_who_made_them(a: Any) -> None:
+async def test_shared_result_is_writable_by_its_maker(a: Any) -> None:
     worker, _ = a
     value = await worker.peer("b").call(make_shared, 100)
     assert str(value.device) == HOME
@@ -183,9 +183,9 @@ async def test_results_are_shared_too_and_die_with_who_made_them(a: Any) -> None
 
 
 @needs_sharing
-async def test_only_who_shares_it_can_send_it_on(a: Any) -> None:
+async def test_shared_memory_is_sent_by_its_owner_only(a: Any) -> None:
     worker, _ = a
-    value = asyncrpc.share(made(torch.ones(10)))
+    value = asyncrpc.share(on_device(torch.ones(10)))
     await worker.peer("b").call(keep, value)
     with pytest.raises(EncodeError, match=r"only the worker that shares memory.*clone"):
         await worker.peer("b").call(pass_on, "c")
@@ -194,11 +194,11 @@ async def test_only_who_shares_it_can_send_it_on(a: Any) -> None:
 
 
 @needs_sharing
-async def test_a_worker_that_closes_leaves_it_to_those_who_hold_it() -> None:
+async def test_closed_loans_stay_with_their_holders() -> None:
     cluster = processes("b")
     async with cluster as worker:
         await worker.peer("b").call(set_up_there)
-        value = asyncrpc.share(made(torch.ones(1000)))
+        value = asyncrpc.share(on_device(torch.ones(1000)))
         memory = weakref.ref(value.untyped_storage())
         await worker.peer("b").call(keep, value)
         del value
@@ -211,19 +211,21 @@ async def test_a_worker_that_closes_leaves_it_to_those_who_hold_it() -> None:
 
 
 @needs_sharing
-async def test_too_much_is_refused(a: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_loans_beyond_the_limit_are_refused(
+    a: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     worker, _ = a
     monkeypatch.setattr(loans, "LOANS_MAX", 1)
-    first, second = (asyncrpc.share(made(torch.ones(10))) for _ in range(2))
+    first, second = (asyncrpc.share(on_device(torch.ones(10))) for _ in range(2))
     await worker.peer("b").call(keep, first)
     with pytest.raises(EncodeError, match="at most 1 pieces of device memory"):
         await worker.peer("b").call(keep, second)
 
 
 @needs_sharing
-async def test_a_peer_without_the_device_refuses_it(a: Any) -> None:
+async def test_peer_without_the_device_refuses_shared_memory(a: Any) -> None:
     worker, _ = a
-    value = asyncrpc.share(made(torch.ones(10)))
+    value = asyncrpc.share(on_device(torch.ones(10)))
     with pytest.raises(EncodeError, match="nowhere:0"):
         await _sent_as(worker, value, "nowhere:0")
     await until(lambda: not len(worker.parts.memory.regions.loans))
@@ -245,24 +247,26 @@ async def _sent_as(worker: Worker, value: torch.Tensor, device: str) -> None:
 
 
 @needs_sharing
-async def test_workers_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sharing_within_a_process_is_refused_on_cuda(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """CUDA cannot; the device made of host memory can, and lets go all the same."""
     monkeypatch.setattr(regions, "IDLE_S", 0.05)
-    async with Cluster(2, network="uds") as (one, _):
-        value = asyncrpc.share(made(torch.ones(10)))
+    async with Cluster(2, network="uds") as (worker, _):
+        value = asyncrpc.share(on_device(torch.ones(10)))
         if not IS_FAKE:
             with pytest.raises(EncodeError, match="process that made it"):
-                await one.peer("b").call(keep, value)
+                await worker.peer("b").call(keep, value)
             return
-        await one.peer("b").call(keep, value)
-        await one.peer("b").call(add_in_place, value, 1.0)
+        await worker.peer("b").call(keep, value)
+        await worker.peer("b").call(add_in_place, value, 1.0)
         assert KEPT[-1].data_ptr() != value.data_ptr()
         assert kept_sum() == 20
         drop_kept()
-        await until(lambda: not len(one.parts.memory.regions.loans))
+        await until(lambda: not len(worker.parts.memory.regions.loans))
 
 
 @pytest.mark.skipif(is_shareable, reason="this one's can be")
-def test_of_other_devices_it_is_refused() -> None:
+def test_sharing_from_an_unsupported_device_is_refused() -> None:
     with pytest.raises(asyncrpc.UsageError, match=f"'{HOME}' cannot be shared"):
         asyncrpc.share(torch.empty(2, device=HOME))

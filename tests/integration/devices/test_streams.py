@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from asyncrpc import Worker
-from asyncrpc.runtime import hosting
-from asyncrpc.runtime.devices import backends
-from asyncrpc.runtime.devices.streams import carried_mark
-from asyncrpc.runtime.peers import group, starter
+from asyncrpc.core import hosting
+from asyncrpc.core.devices import backends
+from asyncrpc.core.devices.streams import carried_mark
+from asyncrpc.core.peers import group, peer
 from asyncrpc.testing import Cluster
 from tests.integration.devices import accelerators, remote
 from tests.integration.devices.accelerators import IS_FAKE, TYPE
@@ -41,11 +41,11 @@ def met(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def choose(monkeypatch: pytest.MonkeyPatch, mark: str) -> None:
     """Let whoever makes a call be on a stream with this mark."""
-    for module in (starter, group, hosting):
+    for module in (peer, group, hosting):
         monkeypatch.setattr(module, "marks_here", lambda: {torch.device(HOME): mark})
 
 
-async def test_before_a_connection_and_from_a_thread(
+async def test_stream_is_marked_where_the_call_is_made(
     met: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Cluster(2, options=accelerators.options(is_exclusive=False)) as (a, b):
@@ -57,13 +57,13 @@ async def test_before_a_connection_and_from_a_thread(
             if through == "a thread":
                 return await asyncio.to_thread(in_a_thread, a, b.name, value)
             if through == "a group":
-                [found] = await a.group([b.name]).call(remote.where, value)
-                return found
+                [devices] = await a.group([b.name]).call(remote.where, value)
+                return devices
             return await a.parts.start_call(b.name, remote.where, (value,))
 
         for through in ("a link to be made", "a thread", "a group"):
-            found = await asyncio.create_task(call(through))
-            assert found == [HOME]
+            devices = await asyncio.create_task(call(through))
+            assert devices == [HOME]
             assert met == [through]
 
 
@@ -71,7 +71,7 @@ def in_a_thread(worker: Worker, to: str, value: torch.Tensor) -> Any:
     return worker.parts.start_call(to, remote.where, (value,)).wait()
 
 
-async def test_where_no_stream_is_chosen_there_is_no_mark(met: list[Any]) -> None:
+async def test_call_without_a_stream_has_no_mark(met: list[Any]) -> None:
     async with Cluster(2, options=accelerators.options(is_exclusive=False)) as (a, b):
         value = await accelerators.Hands(a).put(torch.ones(2))
         for _ in range(2):

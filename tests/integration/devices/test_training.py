@@ -72,7 +72,7 @@ async def leaf(hands: Hands, x: torch.Tensor) -> torch.Tensor:
     return await hands.do(lambda: x.to(HOME).requires_grad_())
 
 
-async def test_gradients_are_those_of_one_process(net: Net, hands: Hands) -> None:
+async def test_gradients_equal_one_process(net: Net, hands: Hands) -> None:
     x = await leaf(hands, inputs())
     plain_x = inputs().requires_grad_()
     wanted = net.plain_forward(plain_x)
@@ -81,16 +81,16 @@ async def test_gradients_are_those_of_one_process(net: Net, hands: Hands) -> Non
         loss = await net.forward(x)
         assert str(loss.device) == HOME
         await autograd.backward(context, [loss])
-        found = autograd.get_gradients(context)
-        assert {str(one.device) for one in found.values()} == {HOME}
+        gradients = autograd.get_gradients(context)
+        assert {str(gradient.device) for gradient in gradients.values()} == {HOME}
         there = await net.first.rpc_async().gradient(list(context.id))
-        mine = {key: await hands.take(one) for key, one in found.items()}
+        mine = {key: await hands.take(gradient) for key, gradient in gradients.items()}
     assert close(mine[x], plain_x.grad)
     assert close(mine[net.second.weight], net.plain[1].weight.grad)
     assert close(there, net.plain[0].weight.grad)
 
 
-async def test_several_passes_add_up(net: Net, hands: Hands) -> None:
+async def test_gradients_of_several_passes_add_up(net: Net, hands: Hands) -> None:
     x = await leaf(hands, inputs())
     plain_x = inputs().requires_grad_()
     async with autograd.context() as context:
@@ -102,41 +102,43 @@ async def test_several_passes_add_up(net: Net, hands: Hands) -> None:
         def gathered() -> torch.Tensor:
             return autograd.get_gradients(context)[x].cpu()  # adds up: in a thread
 
-        found = await hands.do(gathered)
+        gradient = await hands.do(gathered)
     plain = net.plain_forward(plain_x)
     for _ in range(3):
         plain.backward(retain_graph=True)  # type: ignore[no-untyped-call]
-    assert close(found, plain_x.grad)
+    assert close(gradient, plain_x.grad)
     assert close(there, net.plain[0].weight.grad)
 
 
-async def test_one_tensor_used_twice(pair: Pair, hands: Hands) -> None:
+async def test_gradients_of_a_tensor_used_twice_add_up(
+    pair: Pair, hands: Hands
+) -> None:
     """Two gradients meet at one node, and are added in a thread."""
     layer = pair[0].peer("b").remote(remote.Layer, HOME, 1)
     plain = remote.Layer("cpu", 1)
     x = await leaf(hands, inputs())
     plain_x = inputs().requires_grad_()
     async with autograd.context() as context:
-        one = await layer.rpc_async().forward(x)
-        two = await layer.rpc_async().forward(one)
+        once = await layer.rpc_async().forward(x)
+        twice = await layer.rpc_async().forward(once)
 
         def together() -> torch.Tensor:
-            loss: torch.Tensor = (one * two + one).sum()
+            loss: torch.Tensor = (once * twice + once).sum()
             return loss
 
         loss = await hands.do(together)
         await autograd.backward(context, [loss])
-        found = await hands.take(autograd.get_gradients(context)[x])
+        gradient = await hands.take(autograd.get_gradients(context)[x])
         there = await layer.rpc_async().gradient(list(context.id))
     hidden = plain(plain_x)
     (hidden * plain(hidden) + hidden).sum().backward()
-    assert close(found, plain_x.grad)
+    assert close(gradient, plain_x.grad)
     assert close(there, plain.weight.grad)
 
 
 @pytest.mark.skipif(not IS_FAKE, reason="leaves of the host and of a device")
 @pytest.mark.parametrize(("mine", "theirs"), [("cpu", HOME), (HOME, "cpu")])
-async def test_gradients_come_back_by_the_map(
+async def test_gradients_come_back_by_the_device_map(
     ledger: fake_device.Ledger,
     is_exclusive: bool,  # noqa: FBT001
     mine: str,
@@ -157,13 +159,13 @@ async def test_gradients_come_back_by_the_map(
                 await autograd.backward(context, [loss])
                 gradient = autograd.get_gradients(context)[x]
                 assert str(gradient.device) == mine
-                found = await hands.take(gradient)
+                received = await hands.take(gradient)
                 there = await hands.take(
                     await layer.rpc_async().gradient(list(context.id))
                 )
     plain, plain_x = remote.Layer("cpu", 1), inputs().requires_grad_()
     plain(plain_x).pow(2).sum().backward()
-    assert close(found, plain_x.grad)
+    assert close(received, plain_x.grad)
     assert close(there, plain.weight.grad)
 
 
@@ -177,7 +179,7 @@ async def test_gradients_come_back_by_the_map(
         (torch.optim.Adam, {"lr": 0.05}),
     ],
 )
-async def test_steps_are_those_of_one_process(
+async def test_steps_equal_one_process(
     net: Net, hands: Hands, cls: Any, chosen: dict[str, Any]
 ) -> None:
     parameters = [
@@ -185,7 +187,7 @@ async def test_steps_are_those_of_one_process(
         asyncrpc.RRef(net.second.weight),
     ]
     optimizer = DistributedOptimizer(cls, parameters, **chosen)
-    plain_parameters = [one.weight for one in net.plain]
+    plain_parameters = [layer.weight for layer in net.plain]
     plain = cls(plain_parameters, **chosen)
     for step in range(4):
         x = inputs(step)
@@ -199,8 +201,8 @@ async def test_steps_are_those_of_one_process(
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(plain_parameters, clip)
         plain.step()
-    found = await net.first.rpc_async().weights()
-    assert torch.allclose(found, plain_parameters[0], rtol=1e-5, atol=1e-6)
+    weights = await net.first.rpc_async().weights()
+    assert torch.allclose(weights, plain_parameters[0], rtol=1e-5, atol=1e-6)
     mine = await hands.take(net.second.weight)
     assert torch.allclose(mine, plain_parameters[1], rtol=1e-5, atol=1e-6)
 
@@ -208,17 +210,19 @@ async def test_steps_are_those_of_one_process(
 # --- modules -------------------------------------------------------------------------
 
 
-async def test_a_remote_module_on_a_device(pair: Pair, hands: Hands) -> None:
+async def test_remote_module_on_a_device_takes_host_tensors(
+    pair: Pair, hands: Hands
+) -> None:
     _ = pair
     module = await RemoteModule(f"b/{HOME}", torch.nn.Linear, args=(4, 2))
     state = await module.state_dict()
-    assert all(one.is_cpu for one in state.values())
+    assert all(value.is_cpu for value in state.values())
     wanted = torch.nn.functional.linear(inputs(), state["weight"], state["bias"])
     for x in (inputs(), await hands.put(inputs())):
-        found = await module.forward_async(x)
-        assert found.is_cpu
-        assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-6)
-    await module.load_state_dict({name: one * 2 for name, one in state.items()})
+        result = await module.forward_async(x)
+        assert result.is_cpu
+        assert torch.allclose(result, wanted, rtol=1e-5, atol=1e-6)
+    await module.load_state_dict({name: value * 2 for name, value in state.items()})
     again = await module.forward_async(inputs())
     assert torch.allclose(again, wanted * 2, rtol=1e-5, atol=1e-6)
 
@@ -243,7 +247,7 @@ async def test_a_remote_module_trains_on_a_device(pair: Pair, hands: Hands) -> N
     assert torch.allclose(state["weight"], plain.weight, rtol=1e-5, atol=1e-6)
 
 
-async def test_a_remote_module_where_there_is_no_device(pair: Pair) -> None:
+async def test_remote_module_on_a_missing_device_is_refused(pair: Pair) -> None:
     _ = pair
     module = RemoteModule(f"b/{TYPE}:7", torch.nn.Linear, args=(4, 2))
     with pytest.raises(UsageError, match=rf"'b' has no device {TYPE}:7"):
@@ -262,12 +266,12 @@ async def mapped(
             yield Hands(a)
 
 
-async def test_with_a_device_map_results_stay_on_devices(mapped: Hands) -> None:
-    """As torch has it."""
+async def test_device_map_keeps_results_on_devices(mapped: Hands) -> None:
+    """PyTorch does the same."""
     module = await RemoteModule(f"b/{HOME}", remote.Layer, args=(HOME, 1))
-    found = await module.forward_async(await mapped.put(inputs()))
-    assert str(found.device) == HOME
-    assert close(await mapped.take(found), remote.Layer("cpu", 1)(inputs()).detach())
+    result = await module.forward_async(await mapped.put(inputs()))
+    assert str(result.device) == HOME
+    assert close(await mapped.take(result), remote.Layer("cpu", 1)(inputs()).detach())
 
 
 # --- collectives ---------------------------------------------------------------------
@@ -316,7 +320,7 @@ async def collectives(group: asyncrpc.Group, hands: Hands) -> None:
     await same(transposed, total.view(2, 3).t())
 
 
-async def test_collectives(pair: Pair) -> None:
+async def test_collectives_on_devices_give_the_expected_values(pair: Pair) -> None:
     async def at(worker: Worker) -> None:
         async with asyncrpc.Group(worker, ["a", "b"], name="devices") as group:
             await collectives(group, Hands(worker))
@@ -324,31 +328,31 @@ async def test_collectives(pair: Pair) -> None:
     await asyncio.gather(*map(at, pair))
 
 
-async def test_a_collective_of_the_host_and_of_a_device(pair: Pair) -> None:
+async def test_collective_may_mix_host_and_device(pair: Pair) -> None:
     """Ranks need not have the same devices."""
 
     async def at(worker: Worker) -> torch.Tensor:
         hands = Hands(worker)
         async with asyncrpc.Group(worker, ["a", "b"], name="mixed") as group:
             x = torch.full((5,), float(group.rank + 1))
-            given = await hands.put(x) if group.rank else x
-            return await hands.take(await group.all_reduce(given))
+            value = await hands.put(x) if group.rank else x
+            return await hands.take(await group.all_reduce(value))
 
-    for one in await asyncio.gather(*map(at, pair)):
-        assert torch.equal(one, torch.full((5,), 3.0))
+    for total in await asyncio.gather(*map(at, pair)):
+        assert torch.equal(total, torch.full((5,), 3.0))
 
 
-async def test_collectives_of_the_host_wait_for_no_turn(
+async def test_host_collectives_do_not_wait_for_a_device(
     pair: Pair, hands: Hands
 ) -> None:
-    """What large ones do in threads touches no device."""
+    """The threads of large collectives touch no device."""
     ended = threading.Event()
     using = asyncio.ensure_future(hands.do(lambda: ended.wait(10)))
 
     async def at(worker: Worker) -> None:
         async with asyncrpc.Group(worker, ["a", "b"], name="host") as group:
-            found = await group.all_reduce(torch.ones(1 << 20))
-            assert torch.equal(found, torch.full((1 << 20,), 2.0))
+            total = await group.all_reduce(torch.ones(1 << 20))
+            assert torch.equal(total, torch.full((1 << 20,), 2.0))
 
     await asyncio.gather(*map(at, pair))
     ended.set()

@@ -19,9 +19,13 @@ from torch.distributed import ReduceOp
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 from asyncrpc import Options
-from tests.integration.collectives.torch_backend.playing import drawn, same, world
-from tests.integration.collectives.torch_backend.processes import start
 from tests.integration.devices.accelerators import TYPE, set_up
+from tests.integration.parallel.collectives.torch_backend.playing import (
+    drawn,
+    same,
+    world,
+)
+from tests.integration.parallel.collectives.torch_backend.processes import start
 
 HOME = f"{TYPE}:0"
 Put = Callable[[torch.Tensor], torch.Tensor]

@@ -16,9 +16,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from asyncrpc import Options
-from tests.integration.collectives.torch_backend.playing import same
 from tests.integration.devices.accelerators import IS_FAKE, TYPE, set_up
 from tests.integration.devices.torch_ranks import HOME, begin, check_hands_off
+from tests.integration.parallel.collectives.torch_backend.playing import same
 
 STEPS = 3
 CANNOT_FIND_UNUSED = {

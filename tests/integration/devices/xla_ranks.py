@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 import asyncrpc
-from asyncrpc import Group, devices
+from asyncrpc import Group, devices, xla
 from asyncrpc.ddp import DistributedDataParallel
-from asyncrpc.devices import xla
 
 STEPS = 3
 

@@ -7,8 +7,8 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from asyncrpc.runtime.calls.context import current_worker_var
-from asyncrpc.runtime.loops import running_loop
+from asyncrpc.core.calls.context import current_worker_var
+from asyncrpc.core.loop.loops import running_loop
 
 SEQUENCES: Final = {"an empty list", "a list of numbers", "a list of text"}
 

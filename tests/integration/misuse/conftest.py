@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from asyncrpc import Options, Policy
+from asyncrpc.core.links.connection import Connection
+from asyncrpc.core.wire.frames import FrameKind
+from asyncrpc.core.wire.messages import unpack_head
 from asyncrpc.errors import EncodeError
-from asyncrpc.runtime.links.connection import Connection
 from asyncrpc.testing import Cluster, ProcessCluster
-from asyncrpc.wire.frames import FrameKind
-from asyncrpc.wire.messages import unpack_head
 from tests.integration.misuse.wrong import World, never_awaited
 
 # Of workers that take only what is allowed: what the traffic and the uses call.

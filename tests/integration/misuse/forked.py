@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 
 import asyncrpc
 from asyncrpc import Worker
-from asyncrpc.transport.abc import Transport
+from asyncrpc.core.transport.abc import Transport
 from tests.integration.misuse.using import (
     HANGS_AFTER_S,
     NOTHING_RAISED,

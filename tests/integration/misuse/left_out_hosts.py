@@ -20,7 +20,7 @@ ON_RAY: Final = {
     "ray.put",
 }
 
-# tests/unit/trace uses them, wrongly as well.
+# tests/unit/core/trace uses them, wrongly as well.
 _OF_TRACE: Final = {
     "trace.EventRing": "the worker makes and calls it",
     "trace.EventRing.newest": "the worker makes and calls it",
@@ -31,10 +31,10 @@ _OF_TRACE: Final = {
     "trace.FlightRecorder.close": "the worker makes and calls it",
     "trace.outcome_of": "the worker makes and calls it",
     "trace.call_label": "names what CallServed tells; any number and text will do",
-    "trace.Subscription": "made by Worker.subscribe; see tests/unit/trace",
-    "trace.Subscription.take": "made by Worker.subscribe; see tests/unit/trace",
-    "trace.Subscription.__anext__": "made by Worker.subscribe; see tests/unit/trace",
-    "trace.Subscription.close": "made by Worker.subscribe; see tests/unit/trace",
+    "trace.Subscription": "made by Worker.subscribe; tests/unit/core/trace",
+    "trace.Subscription.take": "made by Worker.subscribe; tests/unit/core/trace",
+    "trace.Subscription.__anext__": "made by Worker.subscribe; tests/unit/core/trace",
+    "trace.Subscription.close": "made by Worker.subscribe; tests/unit/core/trace",
 }
 
 LEFT_OUT: Final[Mapping[str, str]] = {

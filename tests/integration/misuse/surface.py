@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import asyncrpc
-from asyncrpc.runtime.options import CallOptions
+from asyncrpc.core.options import CallOptions
 from tests.architecture.public import MODULES as PUBLIC_MODULES
 
 MODULES: Final = tuple(one for one in PUBLIC_MODULES if one != "asyncrpc.errors")

@@ -76,5 +76,5 @@ def make_mistakes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", USES)
-def test_a_mistake_costs_its_own_call_only(name: str) -> None:
+def test_mistake_fails_its_own_call_only(name: str) -> None:
     play(make_mistakes, name)

@@ -33,14 +33,14 @@ GENEROUS_S: Final = 30.0
 Outcomes = Mapping[tuple[str, str], Outcome]
 
 
-def test_each_public_function_has_its_use() -> None:
+def test_public_functions_all_have_a_use() -> None:
     named = set(USES) | set(LEFT_OUT)
     assert set(surface()) - named == set(), "these may be misused, and nobody tried"
     assert named - set(surface()) == set(), "these are not public any more"
 
 
 @pytest.mark.parametrize("name", USES)
-def test_a_use_speaks_of_parameters_that_there_are(name: str) -> None:
+def test_uses_name_existing_parameters(name: str) -> None:
     use = USES[name]
     assert {*use.right, *use.fits, *use.says} - set(surface()[name]) == set()
     assert set().union(*use.fits.values()) - set(WRONG) == set()
@@ -133,14 +133,14 @@ class TestArguments:
     loops: ClassVar = {"uvloop": uvloop.new_event_loop}
 
     @pytest.mark.parametrize("name", USES)
-    async def test_a_mistake_costs_its_own_call_only(
+    async def test_mistake_fails_its_own_call_only(
         self, world: World, sent: Sent, name: str
     ) -> None:
         await make_mistakes(world, sent, name, USES[name])
 
     @pytest.mark.parametrize("policy", Policy)
     @pytest.mark.parametrize("name", value_uses())
-    async def test_a_value_that_cannot_travel_costs_its_own_call_only(
+    async def test_unsendable_value_fails_its_own_call_only(
         self, world_of: World, sent: Sent, policy: Policy, name: str
     ) -> None:
         await make_mistakes(world_of, sent, name, value_uses(policy)[name])

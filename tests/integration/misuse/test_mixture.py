@@ -478,7 +478,7 @@ class MixtureOfFour(Mixture):
 
 @pytest.mark.parametrize("machine", [Mixture, MixtureOfFour])
 @pytest.mark.slow
-def test_right_and_wrong_uses_in_any_order(machine: type[Mixture]) -> None:
+def test_uses_in_any_order_work_or_are_refused(machine: type[Mixture]) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(

@@ -71,7 +71,9 @@ async def world_with_third() -> AsyncIterator[tuple[World, Worker]]:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-async def test_wrong_places(family: str, place: str) -> None:
+async def test_use_in_a_wrong_place_is_refused_and_ends_nothing(
+    family: str, place: str
+) -> None:
     uses = FAMILIES[family]
     async with world_with_third() as (world, third):
         speaks = third if place in ENDS else world.a
@@ -87,4 +89,4 @@ async def test_wrong_places(family: str, place: str) -> None:
         for name, use in uses.items()
         if (problem := problem_of(use, place, outcomes[name]))
     }
-    assert not problems, "\n".join(f"{name}: {one}" for name, one in problems.items())
+    assert not problems, "\n".join(f"{name}: {text}" for name, text in problems.items())

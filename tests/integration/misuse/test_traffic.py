@@ -6,7 +6,7 @@ from asyncrpc.testing import Cluster
 from tests.integration.misuse.traffic import Traffic
 
 
-async def test_all_kinds_go_on() -> None:
+async def test_traffic_of_all_kinds_flows() -> None:
     async with Cluster(2) as (a, _), Traffic(a).flowing() as traffic:
         before = dict(traffic.rounds)
         await traffic.another_round()

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from tests.integration.misuse import uses_calls, uses_ddp, uses_hosts, uses_training
+from tests.integration.misuse import (
+    uses_calls,
+    uses_ddp,
+    uses_extend,
+    uses_hosts,
+    uses_training,
+)
 from tests.integration.misuse.using import Use
 
 USES: Final[Mapping[str, Use]] = {
@@ -13,4 +19,5 @@ USES: Final[Mapping[str, Use]] = {
     **uses_training.USES,
     **uses_ddp.USES,
     **uses_hosts.USES,
+    **uses_extend.USES,
 }

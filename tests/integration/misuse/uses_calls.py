@@ -21,7 +21,8 @@ from asyncrpc import (
     Worker,
     autograd,
 )
-from asyncrpc.runtime.options import CallOptions
+from asyncrpc.collectives import rendezvous
+from asyncrpc.core.options import CallOptions
 from tests.integration.misuse.traffic import make_parameter, scale
 from tests.integration.misuse.uses_values import (
     CALLABLES,
@@ -133,7 +134,7 @@ async def _meet(world: World) -> None:
 
 
 async def _meet_at(world: World) -> None:
-    await asyncio.gather(world.a.rendezvous("tag"), world.other.rendezvous("tag"))
+    await asyncio.gather(*(rendezvous(one, "tag") for one in (world.a, world.other)))
 
 
 def _using(make: Callable[[World], Any]) -> Use:
@@ -243,15 +244,21 @@ USES: Final[Mapping[str, Use]] = {
     "Worker.barrier": _method(
         "barrier", fits={"timeout_s": ANY_SECONDS}, rightly=_meet
     ),
-    "Worker.rendezvous": _method(
-        "rendezvous",
-        right={"tag": lambda _: "tag", "replicas": lambda world: [world.a.rank]},
+    "collectives.rendezvous": Use(
+        lambda _: rendezvous,
+        right={
+            "worker": lambda world: world.a,
+            "tag": lambda _: "tag",
+            "members": lambda world: [world.a.rank],
+        },
         fits={
+            "worker": {"another worker"},
             "tag": {"text", "empty text", "text with a surrogate"},
             "payload": {"bytes"},
-            "replicas": {"none"},
+            "members": {"none"},
             "timeout_s": ANY_SECONDS,
         },
+        says={"members": rf"{UNKNOWN}|\bmembers\b"},
         rightly=_meet_at,
     ),
     "Worker.__aenter__": Use(

@@ -21,12 +21,13 @@ from asyncrpc import (
     devices,
     observability,
     serving,
+    xla,
 )
-from asyncrpc.devices import DeviceName, xla
-from asyncrpc.runtime.membership.changes import MemberChange
-from asyncrpc.runtime.membership.machine.records import (
+from asyncrpc.core.membership.changes import MemberChange
+from asyncrpc.core.membership.machine.records import (
     ChangeKind,
 )
+from asyncrpc.devices import DeviceName
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.misuse import (
     uses_batching,
@@ -470,12 +471,12 @@ USES: Final[Mapping[str, Use]] = {
         right={"device": lambda _: "xla:0"},
         fits={"device": {"none", "an integer", "text"}},
     ),
-    "devices.xla.device": Use(lambda _: xla.device, needs_worker=False),
-    "devices.xla.device_type": Use(lambda _: xla.device_type, needs_worker=False),
-    "devices.xla.global_ordinal": _needs_torch_xla(xla.global_ordinal),
-    "devices.xla.local_ordinal": _needs_torch_xla(xla.local_ordinal),
-    "devices.xla.world_size": _needs_torch_xla(xla.world_size),
-    "devices.xla.generator": Use(
+    "xla.device": Use(lambda _: xla.device, needs_worker=False),
+    "xla.device_type": Use(lambda _: xla.device_type, needs_worker=False),
+    "xla.global_ordinal": _needs_torch_xla(xla.global_ordinal),
+    "xla.local_ordinal": _needs_torch_xla(xla.local_ordinal),
+    "xla.world_size": _needs_torch_xla(xla.world_size),
+    "xla.generator": Use(
         lambda _: xla.generator,
         needs_worker=False,
         right={"seed": lambda _: 1, "replica": lambda _: 0},
@@ -484,13 +485,13 @@ USES: Final[Mapping[str, Use]] = {
             "replica": {"none", "an integer"},
         },
     ),
-    "devices.xla.with_rng_lock": Use(
+    "xla.with_rng_lock": Use(
         lambda _: xla.with_rng_lock,
         needs_worker=False,
         right={"make": lambda _: _linear},
         fits={"make": CALLABLES | {"a local function", "raises in everything"}},
     ),
-    "devices.xla.rendezvous": Use(
+    "xla.rendezvous": Use(
         lambda _: xla.rendezvous,
         right={"tag": lambda _: "tag", "replicas": lambda world: [world.a.rank]},
         fits={
@@ -500,19 +501,19 @@ USES: Final[Mapping[str, Use]] = {
         },
         rightly=_meet,
     ),
-    "devices.xla.broadcast_master_param": Use(
+    "xla.broadcast_master_param": Use(
         lambda _: _with_group(xla.broadcast_master_param),
         needs_worker=False,
         right={"module": lambda _: _linear(), "group": lambda _: _ALONE},
         rightly=_broadcast,
     ),
-    "devices.xla.reduce_gradients": Use(
+    "xla.reduce_gradients": Use(
         lambda _: _with_group(xla.reduce_gradients),
         needs_worker=False,
         right={"optimizer": lambda _: _optimizer(), "group": lambda _: _ALONE},
         rightly=_reduce,
     ),
-    "devices.xla.optimizer_step": Use(
+    "xla.optimizer_step": Use(
         lambda _: xla.optimizer_step,
         needs_worker=False,
         right={"optimizer": lambda _: _optimizer()},

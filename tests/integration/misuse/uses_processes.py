@@ -8,8 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from asyncrpc import UsageError
-from asyncrpc.devices import xla
+from asyncrpc import UsageError, xla
 from asyncrpc.errors import ProcessFailedError
 from asyncrpc.multiprocessing import Processes, Queue, launch, spawn
 from tests.integration.misuse.beside import SEQUENCES, in_thread
@@ -122,7 +121,7 @@ USES: Final[Mapping[str, Use]] = {
         right={"fn": lambda _: rank_of, "start_method": lambda _: "forkserver"},
         fits={**_STARTED, "start_method": _METHOD, "daemon": FLAG, "join": FLAG},
     ),
-    "devices.xla.launch": Use(
+    "xla.launch": Use(
         lambda _: in_thread(xla.launch),
         needs_worker=False,
         right={"fn": lambda _: rank_of},

@@ -28,10 +28,9 @@ class Held:
         return torch.ones(2)
 
 
-def proof(key: str, nonce: str) -> str:
-    """Prove to know a key, as the page does."""
-    text = f"asyncrpc dashboard {nonce}".encode()
-    return hmac.new(key.encode(), text, hashlib.sha256).hexdigest()
+def token_of(key: str) -> str:
+    """Return the token of who knows a secret, as the page makes it."""
+    return hmac.new(key.encode(), b"asyncrpc dashboard", hashlib.sha256).hexdigest()
 
 
 class Browser:
@@ -63,17 +62,9 @@ class Browser:
         async with self.session.post(self.url(path), json=content) as answer:
             return answer.status, await answer.json()
 
-    async def nonce(self) -> str:
-        _, state = await self.get("login")
-        nonce: str = state["nonce"]
-        return nonce
-
     async def sign_in(self, key: str) -> int:
         """Sign in as the page does; return the status."""
-        nonce = await self.nonce()
-        status, _ = await self.post(
-            "login", {"nonce": nonce, "proof": proof(key, nonce)}
-        )
+        status, _ = await self.post("login", {"token": token_of(key)})
         return status
 
     @asynccontextmanager

@@ -31,7 +31,7 @@ def app_with(
     return app
 
 
-async def test_two_workers_in_one_application(
+async def test_application_may_have_two_workers(
     group: Group, serving_app: Serving
 ) -> None:
     """Each has its key; the middleware of a sub-application chooses its own."""
@@ -55,7 +55,7 @@ async def test_two_workers_in_one_application(
             assert await response.json() == ["second", 8]
 
 
-async def test_two_workers_under_one_key_are_refused(
+async def test_duplicate_worker_key_is_refused(
     group: Group, serving_app: Serving
 ) -> None:
     app = web.Application()
@@ -84,7 +84,9 @@ async def test_a_timeout_that_the_function_raised_is_not_the_deadline(
         assert response.content_type == "text/plain"
 
 
-async def test_a_stream_of_a_handler_that_is_not_cancelled(group: Group) -> None:
+async def test_stream_of_an_uncancelled_handler_notices_a_lost_client(
+    group: Group,
+) -> None:
     """A client that has left is noticed by the next comment at the latest."""
 
     async def handler(request: web.Request) -> web.StreamResponse:

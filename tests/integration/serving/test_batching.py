@@ -21,8 +21,8 @@ from asyncrpc import (
     deadline,
     serving,
 )
+from asyncrpc.core.calls.context import deadline_var
 from asyncrpc.errors import NotStartedError
-from asyncrpc.runtime.calls.context import deadline_var
 from asyncrpc.serving import Batcher
 from asyncrpc.testing.loop import SimLoop
 from tests.integration.serving import remote
@@ -53,7 +53,7 @@ class Gate:
         return [2 * number for number in numbers]
 
 
-async def test_a_full_batch_goes_at_once() -> None:
+async def test_full_batch_is_sent_at_once() -> None:
     gate = Gate()
     async with Batcher(gate, 3, FOREVER_S) as batched:
         assert await asyncio.gather(*map(batched, range(6))) == [0, 2, 4, 6, 8, 10]
@@ -63,7 +63,7 @@ async def test_a_full_batch_goes_at_once() -> None:
 class TestInVirtualTime:
     loops = {"sim": SimLoop}  # noqa: RUF012  (read once, by the conftest)
 
-    async def test_a_batch_that_does_not_fill_goes_after_its_wait(self) -> None:
+    async def test_partial_batch_is_sent_after_its_wait(self) -> None:
         gate = Gate()
         async with Batcher(gate, 100, 0.02) as batched:
             loop = asyncio.get_running_loop()
@@ -83,7 +83,7 @@ async def test_batches_grow_while_one_runs() -> None:
     assert gate.batches == [[0], [1, 2, 3, 4]]
 
 
-async def test_two_batches_may_run_at_once() -> None:
+async def test_batches_run_concurrently_up_to_the_limit() -> None:
     gate = Gate(is_open=False)
     async with Batcher(gate, 1, 0.0, batches_max=2) as batched:
         answers = asyncio.gather(*map(batched, range(3)))
@@ -94,7 +94,7 @@ async def test_two_batches_may_run_at_once() -> None:
         assert await answers == [0, 2, 4]
 
 
-async def test_a_cancelled_member_leaves_the_others() -> None:
+async def test_cancelled_member_does_not_affect_the_others() -> None:
     gate = Gate(is_open=False)
     async with Batcher(gate, 3, FOREVER_S) as batched:
         tasks = [asyncio.ensure_future(batched(number)) for number in range(3)]
@@ -118,8 +118,8 @@ async def test_a_member_that_leaves_before_the_call_is_not_sent() -> None:
     assert gate.batches == [[2, 3]]
 
 
-async def test_a_batch_that_nobody_waits_for_is_cancelled(group: Group) -> None:
-    """And so the remote coroutine, on the other worker."""
+async def test_batch_without_waiting_members_is_cancelled(group: Group) -> None:
+    """The remote coroutine is cancelled on the other worker."""
 
     async def call(names: list[str]) -> list[str]:
         await current_worker().peer("back").call(remote.wait_forever, names[0])
@@ -136,7 +136,7 @@ async def test_a_batch_that_nobody_waits_for_is_cancelled(group: Group) -> None:
             await group.watch.cancelled.wait()
 
 
-async def test_an_error_is_given_to_every_member() -> None:
+async def test_error_reaches_every_member() -> None:
     async def fail(numbers: list[int]) -> list[int]:
         raise ValueError(f"no luck with {len(numbers)}")
 
@@ -145,7 +145,7 @@ async def test_an_error_is_given_to_every_member() -> None:
     assert [str(error) for error in errors] == ["no luck with 3"] * 3
 
 
-async def test_the_wrong_number_of_answers_is_named() -> None:
+async def test_wrong_number_of_answers_is_named() -> None:
     async def lose_one(numbers: list[int]) -> list[int]:
         return numbers[1:]
 
@@ -188,7 +188,7 @@ NO_ANSWERS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("kind", NO_ANSWERS)
-async def test_results_that_are_no_list_are_refused_by_name(kind: str) -> None:
+async def test_results_that_are_not_a_list_are_refused_by_name(kind: str) -> None:
     async def predict(numbers: list[int]) -> Any:
         return NO_ANSWERS[kind]()
 
@@ -209,16 +209,16 @@ async def test_results_that_are_no_list_are_refused_by_name(kind: str) -> None:
         np.array([1, 2]),
     ],
 )
-async def test_every_sequence_of_answers_is_taken_in_order(answers: Any) -> None:
+async def test_answers_of_any_sequence_type_keep_their_order(answers: Any) -> None:
     async def predict(numbers: list[int]) -> Any:
         return answers
 
     async with Batcher(predict, 2, FOREVER_S) as batched:
-        found = await asyncio.gather(*map(batched, range(2)))
-    assert [int(answer) for answer in found] == [1, 2]
+        results = await asyncio.gather(*map(batched, range(2)))
+    assert [int(answer) for answer in results] == [1, 2]
 
 
-async def test_a_function_that_is_no_coroutine_function_is_refused_by_name() -> None:
+async def test_plain_function_is_refused_by_name() -> None:
     def predict(numbers: list[int]) -> list[int]:
         return numbers
 
@@ -238,7 +238,7 @@ async def test_a_function_that_cancels_itself_does_not_cancel_its_members() -> N
     assert caught.value.outcome is Outcome.UNKNOWN
 
 
-async def test_too_many_that_wait_are_rejected() -> None:
+async def test_requests_beyond_waiting_max_are_rejected() -> None:
     gate = Gate(is_open=False)
     async with Batcher(gate, 1, 0.0, waiting_max=2) as batched:
         tasks = [asyncio.ensure_future(batched(number)) for number in range(3)]
@@ -250,7 +250,7 @@ async def test_too_many_that_wait_are_rejected() -> None:
         assert await asyncio.gather(*tasks) == [0, 2, 4]
 
 
-async def test_the_end_answers_what_has_come() -> None:
+async def test_leaving_the_block_answers_waiting_requests() -> None:
     gate = Gate()
     async with Batcher(gate, 2, FOREVER_S) as batched:
         tasks = [asyncio.ensure_future(batched(number)) for number in range(3)]
@@ -278,7 +278,7 @@ async def test_a_block_that_raises_ends_everything_at_once() -> None:
     assert gate.was_cancelled
 
 
-async def test_one_members_deadline_is_not_the_others() -> None:
+async def test_deadline_of_a_member_spares_the_others() -> None:
     gate = Gate(is_open=False)
 
     async def hurried() -> None:
@@ -314,7 +314,7 @@ async def test_a_batch_has_the_latest_deadline_of_its_members() -> None:
     assert seen == [None, 50.0]
 
 
-async def test_before_it_is_entered_it_says_so() -> None:
+async def test_batcher_must_be_entered() -> None:
     with pytest.raises(NotStartedError, match="async with"):
         await Batcher(remote.double, 1, 0.0)(1)
 

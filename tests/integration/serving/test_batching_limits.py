@@ -62,9 +62,11 @@ async def predict(name: str, number: int) -> int:
 # --- single errors -------------------------------------------------------------------
 
 
-async def test_an_exception_in_the_place_of_an_answer_is_of_that_item_alone() -> None:
+async def test_exception_as_an_answer_fails_its_item_alone() -> None:
     async def divide(numbers: list[int]) -> list[float | Exception]:
-        return [1 / one if one else ZeroDivisionError("no luck") for one in numbers]
+        return [
+            1 / number if number else ZeroDivisionError("no luck") for number in numbers
+        ]
 
     async with Batcher(divide, 3, FOREVER_S) as batched:
         assert await ends(*map(batched, (1, 0, 2))) == [1.0, "ZeroDivisionError", 0.5]
@@ -72,14 +74,14 @@ async def test_an_exception_in_the_place_of_an_answer_is_of_that_item_alone() ->
     assert (stats.answered, stats.failed, stats.running) == (2, 1, 0)
 
 
-async def test_a_tensor_is_its_rows() -> None:
+async def test_tensor_answer_is_split_into_rows() -> None:
     async def double(rows: list[torch.Tensor]) -> torch.Tensor:
         return torch.stack(rows) * 2
 
     async with Batcher(double, 2, FOREVER_S) as batched:
-        found = await asyncio.gather(batched(torch.ones(3)), batched(torch.zeros(3)))
-    assert torch.equal(found[0], torch.full((3,), 2.0))
-    assert torch.equal(found[1], torch.zeros(3))
+        answers = await asyncio.gather(batched(torch.ones(3)), batched(torch.zeros(3)))
+    assert torch.equal(answers[0], torch.full((3,), 2.0))
+    assert torch.equal(answers[1], torch.zeros(3))
 
 
 # --- bytes and buckets ---------------------------------------------------------------
@@ -99,7 +101,7 @@ async def test_an_item_that_never_fits_is_refused() -> None:
             await batched(bytes(101))
 
 
-async def test_a_size_is_what_the_program_says() -> None:
+async def test_size_function_of_the_program_counts() -> None:
     model = Model()
     batched: Batcher[str, str]
     async with Batcher(model, 9, FOREVER_S, max_bytes=3, size_of=len) as batched:
@@ -130,7 +132,7 @@ async def test_a_bucket_must_be_hashable() -> None:
 # --- priorities and clients ----------------------------------------------------------
 
 
-async def test_priorities_and_shares() -> None:
+async def test_requests_run_by_priority_and_fair_share() -> None:
     model = Model()
     hold = asyncio.Event()
 
@@ -147,10 +149,17 @@ async def test_priorities_and_shares() -> None:
         await asyncio.sleep(0)
         hold.set()
         await asyncio.gather(first, others)
-    assert [one for (one,) in model.batches] == ["first", "high", "a0", "b", "a1", "a2"]
+    assert [item for (item,) in model.batches] == [
+        "first",
+        "high",
+        "a0",
+        "b",
+        "a1",
+        "a2",
+    ]
 
 
-async def test_a_full_queue_makes_room_for_a_client_without_a_place() -> None:
+async def test_full_queue_evicts_for_a_client_without_a_place() -> None:
     hold = asyncio.Event()
 
     async def held(items: list[Any]) -> list[Any]:
@@ -177,7 +186,7 @@ async def test_a_full_queue_makes_room_for_a_client_without_a_place() -> None:
     assert (stats.evicted, stats.refused, stats.answered) == (1, 1, 3)
 
 
-async def test_the_oldest_makes_room_if_the_program_wants_it_so() -> None:
+async def test_overflow_oldest_evicts_the_oldest_request() -> None:
     hold = asyncio.Event()
 
     async def held(items: list[Any]) -> list[Any]:
@@ -190,8 +199,8 @@ async def test_the_oldest_makes_room_if_the_program_wants_it_so() -> None:
         )
         await asyncio.sleep(0)
         hold.set()
-        (found,) = await asked
-    assert found == [0, *["OverloadedError"] * 3, 4, 5]
+        (results,) = await asked
+    assert results == [0, *["OverloadedError"] * 3, 4, 5]
 
 
 @pytest.mark.parametrize("priority", [101, -101, 1.0, True])
@@ -209,8 +218,8 @@ async def test_a_priority_is_a_small_integer(priority: Any) -> None:
 class TestInVirtualTime:
     loops = {"sim": SimLoop}  # noqa: RUF012  (read once, by the conftest)
 
-    async def test_what_has_passed_its_deadline_never_runs(self) -> None:
-        """Although nothing cancels it: the deadline is of a task that waits."""
+    async def test_expired_request_never_runs(self) -> None:
+        """The task that waits is not cancelled by its deadline."""
         model = Model(takes_s=5.0)
 
         async def ask(number: int, timeout_s: float | None) -> int:
@@ -219,13 +228,13 @@ class TestInVirtualTime:
                 return answer
 
         async with Batcher(model, 1, 0.0) as batched:
-            found = await ends(ask(0, None), ask(1, 2.0), ask(2, None))
+            results = await ends(ask(0, None), ask(1, 2.0), ask(2, None))
             stats = batched.stats()
-        assert found == [0, "DeadlineExceededError", 2]
+        assert results == [0, "DeadlineExceededError", 2]
         assert model.batches == [[0], [2]]
         assert stats.expired == 1
 
-    async def test_its_error_says_that_it_did_not_run(self) -> None:
+    async def test_expired_request_has_the_outcome_not_executed(self) -> None:
         async with Batcher(Model(takes_s=5.0), 1, 0.0, name="predict") as batched:
             first = asyncio.ensure_future(batched(0))
             await asyncio.sleep(0)
@@ -235,14 +244,14 @@ class TestInVirtualTime:
             assert caught.value.outcome is Outcome.NOT_EXECUTED
             await first
 
-    async def test_a_deadline_that_is_over_is_refused_at_once(self) -> None:
+    async def test_expired_deadline_is_refused_at_once(self) -> None:
         async with Batcher(Model(), 1, FOREVER_S) as batched:
             with pytest.raises(DeadlineExceededError):
                 async with deadline(0.0):
                     await batched(1)
             assert batched.stats().expired == 1
 
-    async def test_one_that_could_not_be_answered_in_time_is_refused_at_once(
+    async def test_hopeless_deadline_is_refused_at_once(
         self,
     ) -> None:
         model = Model(takes_s=1.0)
@@ -264,8 +273,8 @@ class TestInVirtualTime:
                 assert await batched(5) == 5
             await runs
 
-    async def test_what_is_too_old_is_shed(self) -> None:
-        """Before the rate is known it waits as long as it may."""
+    async def test_request_over_its_queue_age_is_shed(self) -> None:
+        """Until the rate is known, requests wait for the whole age."""
         model = Model(takes_s=5.0)
         async with Batcher(model, 1, 0.0, max_queue_age_s=2.0) as batched:
             begun_s = asyncio.get_running_loop().time()
@@ -278,7 +287,7 @@ class TestInVirtualTime:
             await first
             assert batched.stats().shed == 1
 
-    async def test_a_flood_is_served_at_the_full_rate_and_nobody_waits_long(
+    async def test_flood_is_served_at_full_rate_with_short_waits(
         self,
     ) -> None:
         """20 times what can be done: nine of ten batches are full, all are quick."""
@@ -311,7 +320,7 @@ class TestInVirtualTime:
         assert stats.answered + stats.refused + stats.shed == 20 * size * 100
         assert stats.capacity_per_s == pytest.approx(size / takes_s, rel=0.01)
 
-    async def test_a_modest_client_does_not_notice_the_flood_of_another(self) -> None:
+    async def test_modest_client_is_unaffected_by_a_flood(self) -> None:
         model = Model(takes_s=1.0)
         modest: list[Any] = []
 
@@ -331,7 +340,7 @@ class TestInVirtualTime:
             tasks.create_task(ask())
         assert modest == ["mine"] * 20
 
-    async def test_a_batch_is_warmed_up_before_any_other(self) -> None:
+    async def test_warm_up_batches_run_first(self) -> None:
         model = Model(takes_s=1.0)
         async with Batcher(model, 2, 0.0, warm_up=[[7], [8, 9]]) as batched:
             assert model.batches == [[7], [8, 9]]
@@ -371,7 +380,7 @@ async def test_the_deadline_of_a_caller_on_another_worker_counts() -> None:
     assert model.batches == [[0], [2]]
 
 
-async def test_over_http_too_much_is_503_with_the_time_to_come_again(
+async def test_overload_over_http_is_503_with_retry_after(
     group: Group, serving_app: Serving
 ) -> None:
     hold = asyncio.Event()
@@ -407,11 +416,11 @@ async def test_over_http_too_much_is_503_with_the_time_to_come_again(
         (refused,) = done
         assert refused.result() == (503, 1)
         hold.set()
-        found = await asyncio.gather(*asked)
-    assert sorted(found) == [(200, 0), (200, 0), (503, 1)]
+        answers = await asyncio.gather(*asked)
+    assert sorted(answers) == [(200, 0), (200, 0), (503, 1)]
 
 
-async def test_a_warm_up_that_fails_is_told() -> None:
+async def test_failed_warm_up_is_raised() -> None:
     async def fail(items: list[int]) -> list[int]:
         raise ValueError(f"no luck with {items}")
 
@@ -420,7 +429,7 @@ async def test_a_warm_up_that_fails_is_told() -> None:
             pass
 
 
-async def test_what_waits_and_runs_is_told() -> None:
+async def test_statistics_count_waiting_and_running_requests() -> None:
     hold = asyncio.Event()
 
     async def held(items: list[int]) -> list[int]:
@@ -466,7 +475,7 @@ def test_wrong_limits_are_named(wrong: dict[str, Any], said: str) -> None:
         Batcher(Model(), 2, 0.0, **wrong)
 
 
-async def test_a_closed_batcher_says_so() -> None:
+async def test_closed_batcher_refuses_requests() -> None:
     async with Batcher(Model(), 1, 0.0) as batched:
         pass
     with pytest.raises(RejectedError, match="the batcher is closed"):

@@ -85,12 +85,14 @@ async def take(stream: AsyncGenerator[str, None], count: int = 1000) -> list[str
     return items
 
 
-async def test_one_enters_as_another_leaves() -> None:
+async def test_sequence_enters_as_another_leaves() -> None:
     model = Counter()
     async with batcher_of(model) as batcher:
         asked = [("a", 1), ("b", 4), ("c", 2), ("d", 1)]
-        found = await asyncio.gather(*(take(batcher.generate(one)) for one in asked))
-    assert found == [["a1"], ["b1", "b2", "b3", "b4"], ["c1", "c2"], ["d1"]]
+        results = await asyncio.gather(
+            *(take(batcher.generate(request)) for request in asked)
+        )
+    assert results == [["a1"], ["b1", "b2", "b3", "b4"], ["c1", "c2"], ["d1"]]
     assert model.steps == ["ab", "bc", "bc", "bd"]
     assert sorted(model.left) == ["a", "b", "c", "d"]
 
@@ -121,48 +123,56 @@ async def test_coroutines_run_on_the_loop_with_the_worker(group: Group) -> None:
     assert seen == ["front", "front"]
 
 
-async def test_an_error_of_one_sequence_is_its_own() -> None:
+async def test_error_of_a_sequence_does_not_affect_the_others() -> None:
     model = Counter()
     async with batcher_of(model, 4) as batcher:
         asked = [("a", 3), ("e", 3), ("f", 3), ("b", 3)]
-        found = await asyncio.gather(
-            *(take(batcher.generate(one)) for one in asked), return_exceptions=True
+        results = await asyncio.gather(
+            *(take(batcher.generate(request)) for request in asked),
+            return_exceptions=True,
         )
         stats = batcher.stats()
-    assert found[0] == ["a1", "a2", "a3"]
-    assert found[3] == ["b1", "b2", "b3"]
-    assert [str(one) for one in found[1:3]] == ["no luck", "f fails at its second step"]
+    assert results[0] == ["a1", "a2", "a3"]
+    assert results[3] == ["b1", "b2", "b3"]
+    assert [str(result) for result in results[1:3]] == [
+        "no luck",
+        "f fails at its second step",
+    ]
     assert sorted(model.left) == ["a", "b", "f"]
     assert (stats.requests.answered, stats.requests.failed) == (2, 2)
 
 
-async def test_one_that_may_not_enter_does_not_keep_out_the_others() -> None:
+async def test_refused_sequence_does_not_block_the_others() -> None:
     model = Counter()
     async with batcher_of(model, 3) as batcher:
-        found = await asyncio.gather(
+        results = await asyncio.gather(
             *(take(batcher.generate((name, 1))) for name in "aXb"),
             return_exceptions=True,
         )
-    assert (found[0], str(found[1]), found[2]) == (["a1"], "X may not enter", ["b1"])
+    assert (results[0], str(results[1]), results[2]) == (
+        ["a1"],
+        "X may not enter",
+        ["b1"],
+    )
     assert model.entered == ["aXb", "a", "X", "b"]
 
 
-async def test_a_step_that_fails_fails_all_in_it_and_no_later_one() -> None:
+async def test_failed_step_fails_its_sequences_and_no_later_ones() -> None:
     class Model(Counter):
         def step(self, states: list[Any]) -> list[Any]:
-            found = super().step(states)
+            results = super().step(states)
             if len(self.steps) == 2:
                 raise RuntimeError("out of memory")
-            return found
+            return results
 
     model = Model()
     async with batcher_of(model) as batcher:
-        found = await asyncio.gather(
+        results = await asyncio.gather(
             *(take(batcher.generate((name, 3))) for name in "abc"),
             return_exceptions=True,
         )
-    assert [str(one) for one in found[:2]] == ["out of memory"] * 2
-    assert found[2] == ["c1", "c2", "c3"]
+    assert [str(result) for result in results[:2]] == ["out of memory"] * 2
+    assert results[2] == ["c1", "c2", "c3"]
     assert sorted(model.left) == ["a", "b", "c"]
 
 
@@ -174,7 +184,7 @@ async def test_items_come_before_the_error() -> None:
             await anext(stream)
 
 
-async def test_a_consumer_that_is_behind_pauses_its_own_sequence_only() -> None:
+async def test_slow_consumer_pauses_its_own_sequence_only() -> None:
     model = Counter()
     async with batcher_of(model, 2, items_max=2) as batcher:
         slow = batcher.generate(("s", 6))
@@ -182,7 +192,7 @@ async def test_a_consumer_that_is_behind_pauses_its_own_sequence_only() -> None:
         quick = await asyncio.gather(
             *(take(batcher.generate((name, 5))) for name in "abc")
         )
-        assert [len(one) for one in quick] == [5, 5, 5]
+        assert [len(items) for items in quick] == [5, 5, 5]
         stats = batcher.stats()
         assert (stats.paused, stats.requests.running) == (1, 1)
         assert "".join(model.steps).count("s") == 3, "one taken, two wait"
@@ -205,7 +215,7 @@ async def test_a_consumer_that_leaves_frees_its_slot_before_the_next_step() -> N
     assert len(model.steps) <= steps + 2
 
 
-async def test_one_that_is_cancelled_while_it_waits_never_enters() -> None:
+async def test_sequence_cancelled_while_waiting_never_enters() -> None:
     model = AsyncCounter()
     async with batcher_of(model, 1) as batcher:
         first = batcher.generate(("a", 5))
@@ -242,14 +252,14 @@ async def test_priorities_enter_first_and_clients_take_turns() -> None:
     assert model.steps == ["p", "a", "y", "b", "c"]
 
 
-async def test_so_many_enter_between_two_steps() -> None:
+async def test_entering_max_limits_entries_per_step() -> None:
     model = Counter()
     async with batcher_of(model, 3, entering_max=1) as batcher:
         await asyncio.gather(*(take(batcher.generate((name, 4))) for name in "abc"))
     assert model.steps[:3] == ["a", "ab", "abc"]
 
 
-async def test_it_is_warmed_up_before_any_other() -> None:
+async def test_warm_up_runs_before_any_request() -> None:
     model = Counter()
     warm_up = [[("w", 2)], [("v", 100), ("w", 1)]]
     async with batcher_of(model, 2, warm_up=warm_up, in_thread=True) as batcher:
@@ -260,7 +270,7 @@ async def test_it_is_warmed_up_before_any_other() -> None:
         assert batcher.stats().steps == 1
 
 
-async def test_a_warm_up_that_fails_is_told() -> None:
+async def test_failed_warm_up_is_raised() -> None:
     model = Counter()
     with pytest.raises(ValueError, match="X may not enter"):
         async with batcher_of(model, 1, warm_up=[[("X", 1)]], in_thread=True):
@@ -321,7 +331,7 @@ async def test_a_coroutine_that_lets_sequences_enter_is_cancelled() -> None:
 
 
 @pytest.mark.parametrize("is_wrong", [False, True])
-async def test_what_enters_in_a_thread_while_the_block_raises_leaves(
+async def test_sequence_entering_while_the_block_raises_leaves(
     is_wrong: bool,  # noqa: FBT001
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -351,7 +361,7 @@ async def test_what_enters_in_a_thread_while_the_block_raises_leaves(
 class TestInVirtualTime:
     loops = {"sim": SimLoop}  # noqa: RUF012  (read once, by the conftest)
 
-    async def test_a_sequence_that_is_not_taken_is_given_up(self) -> None:
+    async def test_unconsumed_sequence_is_abandoned(self) -> None:
         model = AsyncCounter(step_s=1.0)
         async with batcher_of(model, 1, items_max=1, pause_max_s=10.0) as batcher:
             slow = batcher.generate(("a", 5))
@@ -373,7 +383,7 @@ class TestInVirtualTime:
         assert model.left == ["a", "b"]
         assert "".join(model.steps).count("a") <= 4
 
-    async def test_a_deadline_ends_a_paused_one(self) -> None:
+    async def test_deadline_ends_a_paused_sequence(self) -> None:
         model = AsyncCounter(step_s=1.0)
         async with batcher_of(model, 1, items_max=1) as batcher:
             async with deadline(5.0):
@@ -383,7 +393,7 @@ class TestInVirtualTime:
             assert model.left == ["a"]
             await slow.aclose()
 
-    async def test_one_whose_deadline_passes_while_it_waits_never_enters(self) -> None:
+    async def test_sequence_expired_while_waiting_never_enters(self) -> None:
         model = AsyncCounter(step_s=1.0)
         async with batcher_of(model, 1) as batcher:
             first = asyncio.ensure_future(take(batcher.generate(("a", 10))))
@@ -396,7 +406,7 @@ class TestInVirtualTime:
             assert batcher.stats().requests.expired == 1
         assert model.entered == ["a"]
 
-    async def test_too_much_is_refused_by_the_rate_of_sequences(self) -> None:
+    async def test_overload_is_refused_by_the_rate_of_sequences(self) -> None:
         model = AsyncCounter(step_s=1.0)
         async with batcher_of(model, 2, max_queue_age_s=5.0) as batcher:
             for _ in range(3):
@@ -412,7 +422,7 @@ class TestInVirtualTime:
             await asyncio.gather(*asked, return_exceptions=True)
 
 
-async def test_errors_name_what_is_wrong() -> None:
+async def test_errors_name_the_wrong_result() -> None:
     class Wrong:
         def __init__(self, entered: Any, stepped: Any) -> None:
             self.entered, self.stepped = entered, stepped
@@ -478,7 +488,7 @@ def test_wrong_arguments_are_named(wrong: dict[str, Any], said: str) -> None:
         ContinuousBatcher(3, 1)  # type: ignore[arg-type]
 
 
-async def test_it_is_entered_once() -> None:
+async def test_batcher_is_entered_once() -> None:
     batcher = batcher_of(Counter())
     with pytest.raises(NotStartedError, match="async with"):
         await take(batcher.generate(("a", 1)))

@@ -18,8 +18,8 @@ from torch.distributed.debug import start_debug_server, stop_debug_server
 from asyncrpc import LocalRendezvous, Options, UsageError, Worker, serving
 from asyncrpc.errors import NotStartedError
 from asyncrpc.testing import ProcessCluster
-from tests.integration.inspection import hanging
-from tests.integration.inspection.ranks import take_part
+from tests.integration.tools.inspection import hanging
+from tests.integration.tools.inspection.ranks import take_part
 from tests.ports import free_port
 
 SECRET: Final = "a secret of this test"
@@ -119,7 +119,7 @@ def basic(text: str) -> str:
     return "Basic " + base64.b64encode(text.encode()).decode()
 
 
-async def test_who_has_the_token_sees_why_it_hangs(site: Site) -> None:
+async def test_token_shows_the_hang_and_its_calls(site: Site) -> None:
     page = await site.until_shown("for Lock `table` held by ps task `evict`: a cycle")
     shown = html.unescape(page)
     assert "trainer task `<b>train</b>` waits" in shown
@@ -147,12 +147,12 @@ REFUSED: Final = (
 )
 
 
-async def test_without_it_nobody_sees_anything(site: Site) -> None:
-    for given in REFUSED:
-        headers = {"Authorization": given} if given else {}
+async def test_page_without_the_token_shows_nothing(site: Site) -> None:
+    for credentials in REFUSED:
+        headers = {"Authorization": credentials} if credentials else {}
         for path in ("/asyncrpc", f"/asyncrpc?token={TOKEN}"):
             status, text, answered = await site.get(path, **headers)
-            assert status == 401, given
+            assert status == 401, credentials
             assert text.startswith("This page needs the token")
             assert answered["WWW-Authenticate"] == 'Basic realm="asyncrpc"'
             for ours in ("trainer", "evict", "barrier", "table", TOKEN, SECRET):
@@ -160,13 +160,14 @@ async def test_without_it_nobody_sees_anything(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "status"), [(f"Bearer {TOKEN}", b"200 OK"), ("", b"401 Unauthorized")]
+    ("credentials", "status"),
+    [(f"Bearer {TOKEN}", b"200 OK"), ("", b"401 Unauthorized")],
 )
-async def test_what_torch_adds_goes_nowhere(
-    site: Site, given: str, status: bytes
+async def test_response_is_sent_once(
+    site: Site, credentials: str, status: bytes
 ) -> None:
     reader, writer = await asyncio.open_connection("localhost", site.port)
-    header = f"Authorization: {given}\r\n" if given else ""
+    header = f"Authorization: {credentials}\r\n" if credentials else ""
     writer.write(f"GET /asyncrpc HTTP/1.0\r\n{header}\r\n".encode())
     sent = await reader.read()
     writer.close()
@@ -177,7 +178,7 @@ async def test_what_torch_adds_goes_nowhere(
     assert b"Content-Length: %d\r\n" % len(body) in head
 
 
-async def test_a_browser_sends_it_as_a_password(site: Site) -> None:
+async def test_token_works_as_a_password(site: Site) -> None:
     credentials = {"Authorization": basic(f"anyone:{TOKEN}")}
     status, text, answered = await site.get("/asyncrpc", **credentials)
     assert status == 200
@@ -185,7 +186,7 @@ async def test_a_browser_sends_it_as_a_password(site: Site) -> None:
     assert answered["Cache-Control"] == "no-store"
 
 
-async def test_what_cannot_be_seen_is_said(trainer: Worker) -> None:
+async def test_unreachable_group_is_reported(trainer: Worker) -> None:
     alone = Worker(
         "alone", rank=0, world_size=1, rendezvous=LocalRendezvous(1), options=OPTIONS
     )
@@ -200,7 +201,7 @@ async def test_what_cannot_be_seen_is_said(trainer: Worker) -> None:
     assert "the group cannot be looked at: no worker answers at" in text
 
 
-async def test_it_can_be_pickled_and_shows_no_secret(trainer: Worker) -> None:
+async def test_handler_pickles_and_hides_its_secrets(trainer: Worker) -> None:
     handler = serving.debug_handler(trainer, token=TOKEN)
     again = pickle.loads(pickle.dumps(handler))
     assert again.dump_filename() == "asyncrpc"
@@ -211,15 +212,15 @@ async def test_it_can_be_pickled_and_shows_no_secret(trainer: Worker) -> None:
 
 class TestMistakes:
     @pytest.mark.parametrize("token", [None, "", "short", "ä" * 20, "a" * 20 + "\n"])
-    async def test_no_token(self, trainer: Worker, token: Any) -> None:
+    async def test_invalid_token_is_refused(self, trainer: Worker, token: Any) -> None:
         with pytest.raises(UsageError, match="token must be at least 16 printable"):
             serving.debug_handler(trainer, token=token)
 
-    async def test_the_secret_for_a_token(self, trainer: Worker) -> None:
+    async def test_secret_as_the_token_is_refused(self, trainer: Worker) -> None:
         with pytest.raises(UsageError, match="must not be the secret of the group"):
             serving.debug_handler(trainer, token=SECRET)
 
-    def test_a_worker_that_does_not_run(self) -> None:
+    def test_worker_that_does_not_run_is_refused(self) -> None:
         worker = Worker("new", rendezvous={"new": "uds:///nowhere"})
         with pytest.raises(NotStartedError, match="'new' does not run"):
             serving.debug_handler(worker, token=TOKEN)

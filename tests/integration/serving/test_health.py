@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 
 from asyncrpc import Worker, serving
+from asyncrpc.core.logs import LINES_AT_ONCE
 from asyncrpc.errors import UsageError
-from asyncrpc.logs import LINES_AT_ONCE
 from asyncrpc.serving import listening
 from tests.integration.serving import remote
 from tests.integration.serving.conftest import Group, Serving
@@ -28,7 +28,9 @@ def app_with_health(group: Group, *keys: web.AppKey[Any]) -> web.Application:
     return app
 
 
-async def test_ready_tells_peers_and_calls(group: Group, serving_app: Serving) -> None:
+async def test_readiness_shows_peers_and_calls(
+    group: Group, serving_app: Serving
+) -> None:
     app = app_with_health(group)
     async with serving_app(app) as client:
         back = app[serving.WORKER].peer("back")
@@ -46,7 +48,7 @@ async def test_ready_tells_peers_and_calls(group: Group, serving_app: Serving) -
     assert (state["calls_served"], state["draining"]) == (0, False)
 
 
-async def test_a_worker_that_ends_is_not_ready_but_the_process_lives(
+async def test_ending_worker_is_live_but_not_ready(
     group: Group, serving_app: Serving
 ) -> None:
     app = app_with_health(group)
@@ -82,7 +84,7 @@ async def test_a_draining_worker_is_not_ready(
         await ending
 
 
-async def test_every_watched_worker_has_to_be_there(
+async def test_readiness_needs_all_watched_workers(
     group: Group, serving_app: Serving
 ) -> None:
     app = app_with_health(group, serving.WORKER, OTHER)
@@ -91,7 +93,7 @@ async def test_every_watched_worker_has_to_be_there(
         client.get("/readyz") as response,
     ):
         assert response.status == 503
-        names = [one["name"] for one in (await response.json())["workers"]]
+        names = [worker["name"] for worker in (await response.json())["workers"]]
         assert names == ["front"]
 
 
@@ -118,7 +120,7 @@ async def test_a_program_without_an_application_is_probed(group: Group) -> None:
             assert response.status == 503
 
 
-async def test_a_worker_that_waits_for_the_others_is_not_ready(tmp_path: Path) -> None:
+async def test_worker_waiting_for_the_others_is_not_ready(tmp_path: Path) -> None:
     where = f"file://{tmp_path}/meeting"
     worker = Worker("a", rank=0, world_size=2, rendezvous=where)
     starting = asyncio.create_task(worker.__aenter__())
@@ -135,7 +137,7 @@ async def test_a_worker_that_waits_for_the_others_is_not_ready(tmp_path: Path) -
         await starting
 
 
-async def test_a_thread_with_a_loop_of_its_own_can_serve_it(group: Group) -> None:
+async def test_health_may_be_served_by_another_thread(group: Group) -> None:
     async def ask() -> int:
         async with (
             serving.serve_health(group.back, port=0, host="127.0.0.1") as port,
@@ -171,7 +173,7 @@ async def test_silent_connections_keep_no_probe_out(
                     assert await reader.read() == b""
 
 
-async def test_requests_that_are_not_http_do_not_fill_the_log(
+async def test_non_http_requests_do_not_fill_the_log(
     group: Group, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving.serve_health(group.back, port=0, host="127.0.0.1") as port:
@@ -180,12 +182,12 @@ async def test_requests_that_are_not_http_do_not_fill_the_log(
             writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n")
             assert b" 400 " in await reader.read()
             writer.close()
-    lines = [one for one in caplog.records if one.exc_info]
+    lines = [record for record in caplog.records if record.exc_info]
     assert LINES_AT_ONCE <= len(lines) < 2 * LINES_AT_ONCE
-    assert {one.name for one in lines} == {"asyncrpc"}
+    assert {line.name for line in lines} == {"asyncrpc"}
 
 
-async def test_a_port_that_is_taken_is_said(group: Group) -> None:
+async def test_port_in_use_is_reported(group: Group) -> None:
     back = group.back
     async with serving.serve_health(back, port=0, host="127.0.0.1") as port:
         with pytest.raises(UsageError, match=f"cannot listen at port {port} of host "):
@@ -200,7 +202,7 @@ async def test_a_port_that_is_taken_is_said(group: Group) -> None:
         (["a"], 65_536, "port must be an integer of at least 0 and at most 65535"),
     ],
 )
-async def test_serve_health_says_what_is_wrong(
+async def test_serve_health_names_wrong_arguments(
     workers: list[Any], port: int, words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):

@@ -30,19 +30,23 @@ async def written(
 
 
 @pytest.mark.parametrize("slots", [1, 3, 6])
-async def test_its_tokens_are_those_it_would_write_alone(slots: int) -> None:
-    """Whoever enters and leaves beside it, and in which step."""
+async def test_batched_tokens_equal_those_written_alone(slots: int) -> None:
+    """Whichever texts enter and leave beside it, in whichever step."""
     decoder, alone = Decoder(), Decoder()
     asked = prompts(12, seed=slots)
     expected = [alone.alone(prompt) for prompt in asked]
-    assert len({len(one) for one in expected}) > 5, "they end at different steps"
+    assert len({len(sequence) for sequence in expected}) > 5, (
+        "they end at different steps"
+    )
     batcher = ContinuousBatcher(
         decoder, slots, memory_max=160, memory_of=memory_of, items_max=4
     )
     async with batcher:
-        found = await asyncio.gather(*(written(batcher, one) for one in asked))
+        texts = await asyncio.gather(
+            *(written(batcher, sequence) for sequence in asked)
+        )
     stats = batcher.stats()
-    assert found == expected
+    assert texts == expected
     assert max(decoder.sizes) == slots
     assert decoder.tokens_max <= 160
     assert decoder.inside == set()
@@ -50,13 +54,13 @@ async def test_its_tokens_are_those_it_would_write_alone(slots: int) -> None:
     assert stats.items == sum(map(len, expected))
 
 
-async def test_consumers_that_leave_and_fail_change_nothing_for_the_others() -> None:
+async def test_consumers_that_leave_or_fail_do_not_affect_the_others() -> None:
     decoder, alone = Decoder(), Decoder()
     asked = prompts(12, seed=5)
     expected = [alone.alone(prompt) for prompt in asked]
     batcher = ContinuousBatcher(decoder, 4, memory_max=150, memory_of=memory_of)
     async with batcher:
-        found = await asyncio.gather(
+        texts = await asyncio.gather(
             *(
                 written(batcher, prompt, take=2 if index % 3 == 0 else 1000)
                 for index, prompt in enumerate(asked)
@@ -66,17 +70,17 @@ async def test_consumers_that_leave_and_fail_change_nothing_for_the_others() -> 
             return_exceptions=True,
         )
         stats = batcher.stats()
-    *found, empty, large = found
+    *texts, empty, large = texts
     assert isinstance(empty, ValueError)
     assert isinstance(large, UsageError)
     assert "takes up to 151 of memory never fits" in str(large)
-    for index, (tokens, right) in enumerate(zip(found, expected, strict=True)):
+    for index, (tokens, right) in enumerate(zip(texts, expected, strict=True)):
         assert tokens == (right[:2] if index % 3 == 0 else right)
     assert decoder.inside == set()
     assert stats.requests.failed == 1
 
 
-async def test_it_is_streamed_from_the_worker_that_has_the_model(
+async def test_text_streams_from_the_worker_of_the_model(
     group: Group,
 ) -> None:
     """A consumer on another worker that leaves frees the memory there."""
@@ -104,24 +108,24 @@ async def test_it_is_streamed_from_the_worker_that_has_the_model(
 
     try:
         async with batcher, group.front():
-            found = await asyncio.gather(
+            texts = await asyncio.gather(
                 *map(stream, asked), stream(endless, 3), return_exceptions=True
             )
             async with asyncio.timeout(30):
                 await decoder.is_empty.wait()
     finally:
         del language.batchers[group.name]
-    assert found[:-1] == expected
-    assert found[-1] == alone.alone(endless)[:3]
+    assert texts[:-1] == expected
+    assert texts[-1] == alone.alone(endless)[:3]
 
 
-async def test_the_end_of_the_block_waits_for_what_is_being_written() -> None:
+async def test_leaving_the_block_waits_for_texts_in_progress() -> None:
     decoder, alone = Decoder(), Decoder()
     asked = prompts(5, seed=2)
     async with ContinuousBatcher(decoder, 2) as batcher:
-        tasks = [asyncio.ensure_future(written(batcher, one)) for one in asked]
+        tasks = [asyncio.ensure_future(written(batcher, prompt)) for prompt in asked]
         await asyncio.sleep(0)
-    assert [await task for task in tasks] == [alone.alone(one) for one in asked]
+    assert [await task for task in tasks] == [alone.alone(prompt) for prompt in asked]
     with pytest.raises(RejectedError, match="closed"):
         await written(batcher, asked[0])
     assert decoder.inside == set()

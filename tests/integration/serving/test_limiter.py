@@ -46,7 +46,7 @@ class Blocks:
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
 
 
-async def test_so_many_run_and_the_others_wait_for_their_turn() -> None:
+async def test_blocks_beyond_the_limit_wait_for_their_turn() -> None:
     blocks = Blocks(Limiter(2))
     for name in "abcd":
         await blocks.start(name)
@@ -59,7 +59,7 @@ async def test_so_many_run_and_the_others_wait_for_their_turn() -> None:
     assert blocks.limiter.stats().answered == 4
 
 
-async def test_too_many_are_refused() -> None:
+async def test_blocks_beyond_waiting_max_are_refused() -> None:
     blocks = Blocks(Limiter(1, waiting_max=1))
     for name in "abc":
         await blocks.start(name)
@@ -70,7 +70,7 @@ async def test_too_many_are_refused() -> None:
     assert blocks.limiter.stats().refused == 1
 
 
-async def test_priorities_and_shares() -> None:
+async def test_blocks_run_by_priority_and_fair_share() -> None:
     blocks = Blocks(Limiter(1))
     await blocks.start("first")
     for name in ("a1", "a2"):
@@ -85,7 +85,7 @@ async def test_priorities_and_shares() -> None:
     assert order == ["high", "a1", "b", "a2"]
 
 
-async def test_a_block_that_raises_or_is_cancelled_lets_the_next_one_in() -> None:
+async def test_failed_or_cancelled_block_admits_the_next() -> None:
     limiter = Limiter(1)
     blocks = Blocks(limiter)
 
@@ -108,7 +108,7 @@ async def test_a_block_that_raises_or_is_cancelled_lets_the_next_one_in() -> Non
     assert (stats.running, stats.waiting) == (0, 0)
 
 
-async def test_one_that_is_cancelled_as_its_turn_comes_does_not_keep_it() -> None:
+async def test_cancelled_block_passes_its_turn_on() -> None:
     blocks = Blocks(Limiter(1))
     for name in "abc":
         await blocks.start(name)
@@ -134,7 +134,7 @@ async def test_one_that_is_cancelled_as_its_turn_comes_does_not_keep_it() -> Non
 class TestInVirtualTime:
     loops = {"sim": SimLoop}  # noqa: RUF012  (read once, by the conftest)
 
-    async def test_what_has_passed_its_deadline_never_runs(self) -> None:
+    async def test_expired_block_never_runs(self) -> None:
         blocks = Blocks(Limiter(1))
         await blocks.start("a")
         with pytest.raises(DeadlineExceededError):
@@ -146,7 +146,7 @@ class TestInVirtualTime:
         await blocks.end_all()
         assert blocks.limiter.stats().expired == 2
 
-    async def test_what_waits_too_long_is_refused(self) -> None:
+    async def test_block_over_its_queue_age_is_refused(self) -> None:
         limiter = Limiter(2, max_queue_age_s=2.0)
 
         async def block() -> str:
@@ -159,11 +159,11 @@ class TestInVirtualTime:
 
         assert await asyncio.gather(*(block() for _ in range(4))) == ["ran"] * 4
         # Two run, three wait for 1 s to 2 s, and more would wait longer.
-        found = await asyncio.gather(*(block() for _ in range(9)))
-        assert found == ["ran"] * 5 + ["refused"] * 4
+        results = await asyncio.gather(*(block() for _ in range(9)))
+        assert results == ["ran"] * 5 + ["refused"] * 4
 
 
-async def test_it_belongs_to_one_loop() -> None:
+async def test_limiter_belongs_to_one_loop() -> None:
     limiter = Limiter(1)
 
     async def use() -> None:

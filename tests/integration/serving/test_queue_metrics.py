@@ -27,7 +27,7 @@ def read(metrics: observability.Metrics) -> dict[tuple[str, ...], float]:
     }
 
 
-async def test_they_are_shown_while_they_are_open() -> None:
+async def test_queue_metrics_are_shown_while_the_queue_is_open() -> None:
     hold = asyncio.Event()
 
     async def predict(items: list[int]) -> list[int]:
@@ -44,18 +44,18 @@ async def test_they_are_shown_while_they_are_open() -> None:
                 asked = [asyncio.ensure_future(first(number)) for number in range(3)]
                 async with aclosing(model.generate(("a", 2))) as items:
                     assert [item async for item in items] == ["a1", "a2"]
-                found = read(metrics)
-                assert found["asyncrpc_queue_waiting", "predict"] == 2
-                assert found["asyncrpc_queue_running", "predict"] == 1
-                assert found["asyncrpc_queue_oldest_seconds", "predict"] >= 0
-                assert found["asyncrpc_queue_waiting", "predict-2"] == 0
-                assert found["asyncrpc_queue_running", "handlers"] == 1
-                assert found["asyncrpc_sequence_items_total", "model"] == 2
-                assert found["asyncrpc_sequence_steps_total", "model"] == 2
+                values = read(metrics)
+                assert values["asyncrpc_queue_waiting", "predict"] == 2
+                assert values["asyncrpc_queue_running", "predict"] == 1
+                assert values["asyncrpc_queue_oldest_seconds", "predict"] >= 0
+                assert values["asyncrpc_queue_waiting", "predict-2"] == 0
+                assert values["asyncrpc_queue_running", "handlers"] == 1
+                assert values["asyncrpc_sequence_items_total", "model"] == 2
+                assert values["asyncrpc_sequence_steps_total", "model"] == 2
                 hold.set()
                 await asyncio.gather(*asked)
-                found = read(metrics)
+                values = read(metrics)
                 ended = "asyncrpc_queue_requests_total"
-                assert found[ended, "predict", "answered"] == 3
-                assert found[ended, "model", "answered"] == 1
+                assert values[ended, "predict", "answered"] == 3
+                assert values[ended, "model", "answered"] == 1
             assert {queue for _, queue, *_ in read(metrics)} == {"handlers"}

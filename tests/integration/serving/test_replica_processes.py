@@ -68,20 +68,20 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
         yield made
 
 
-async def test_nothing_fails_while_each_replica_is_replaced(fleet: Fleet) -> None:
+async def test_calls_survive_a_rolling_replacement(fleet: Fleet) -> None:
     async with serving.Replicas(fleet.web, "model-*", options=AT_ONCE) as replicas:
         await replicas.wait_ready(3)
         ended = asyncio.Event()
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
 
         async def flood() -> None:
             while not ended.is_set():
-                found[await replicas.call(programs.work, 0.005)] += 1
+                counts[await replicas.call(programs.work, 0.005)] += 1
 
         async def read() -> None:
             while not ended.is_set():
                 items = replicas.stream(programs.count_up, 20)
-                assert [one async for one in items] == list(range(20))
+                assert [item async for item in items] == list(range(20))
 
         async with asyncio.TaskGroup() as clients:
             for _ in range(8):
@@ -91,17 +91,17 @@ async def test_nothing_fails_while_each_replica_is_replaced(fleet: Fleet) -> Non
                 await fleet.start(f"model-{number + 3}")
                 await replicas.wait_ready(4)
                 assert "ended in order" in await fleet.end(f"model-{number}")
-            before = sum(found.values())
-            while sum(found.values()) < before + 50:
+            before = sum(counts.values())
+            while sum(counts.values()) < before + 50:
                 await replicas.call(programs.work, 0.0)
             ended.set()
-        assert len(found) == 6
-        names = {one.name for one in replicas.statistics().replicas}
+        assert len(counts) == 6
+        names = {replica.name for replica in replicas.statistics().replicas}
         assert names == {"model-3", "model-4", "model-5"}
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
-async def test_a_kill_fails_what_ran_there_or_moves_it(
+async def test_killed_replica_fails_or_moves_its_calls(
     fleet: Fleet,
     idempotent: bool,  # noqa: FBT001
 ) -> None:
@@ -113,7 +113,7 @@ async def test_a_kill_fails_what_ran_there_or_moves_it(
         while sum(there.values()) < 9:  # they begin in the next turns
             await asyncio.sleep(0)
             found_now = replicas.statistics().replicas
-            there = {one.name: one.outstanding for one in found_now}
+            there = {item.name: item.outstanding for item in found_now}
         victim = max(there, key=lambda name: there[name])
         others = there.keys() - {victim}
         for name, count in there.items():
@@ -121,20 +121,20 @@ async def test_a_kill_fails_what_ran_there_or_moves_it(
         await asyncio.to_thread(fleet.running[victim].kill)
         for name in others:
             await fleet.web.peer(name).call(programs.let_go)
-        found = await asyncio.gather(*calls, return_exceptions=True)
-        lost = [one for one in found if isinstance(one, BaseException)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        lost = [result for result in results if isinstance(result, BaseException)]
         if idempotent:
             assert not lost
-            assert set(found) <= others
+            assert set(results) <= others
             assert replicas.statistics().retries == there[victim] > 0
         else:
             assert len(lost) == there[victim] > 0
-            for one in lost:
-                assert isinstance(one, WorkerLostError)
-                assert one.outcome is Outcome.UNKNOWN
+            for result in lost:
+                assert isinstance(result, WorkerLostError)
+                assert result.outcome is Outcome.UNKNOWN
 
 
-async def test_another_worker_can_drain_a_replica(fleet: Fleet) -> None:
+async def test_replica_can_be_drained_by_another_worker(fleet: Fleet) -> None:
     async with serving.Replicas(fleet.web, "model-*", options=AT_ONCE) as replicas:
         await replicas.wait_ready(3)
         assert await fleet.web.peer("model-1").call(serving.drain)

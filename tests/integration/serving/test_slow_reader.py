@@ -105,7 +105,7 @@ class SlowReader:
 
 
 @asynccontextmanager
-async def shown(worker: Worker) -> AsyncIterator[Served]:
+async def served_dashboard(worker: Worker) -> AsyncIterator[Served]:
     app = serving.dashboard(worker, token=TOKEN, every_s=0.1)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
     try:
@@ -154,10 +154,10 @@ class TestSlowReader:
 
     loops = {"uvloop": uvloop.new_event_loop}  # noqa: RUF012
 
-    async def test_it_collects_nothing_and_holds_up_nobody(self) -> None:
+    async def test_slow_reader_misses_looks_and_delays_no_other(self) -> None:
         async with (
             many_references() as worker,
-            shown(worker) as served,
+            served_dashboard(worker) as served,
             reader(served, **BEARER) as slow,
         ):
             await until(served, lambda: served.is_stuck(slow))
@@ -165,51 +165,51 @@ class TestSlowReader:
             async with served.browser.live(PATH, **BEARER) as events:
                 while len(others) < 20:
                     others.append(await events.look())
-            times = [one["taken_at_s"] for one in others]
+            times = [look["taken_at_s"] for look in others]
             assert times == sorted(set(times))  # each is another one
             waiting = served.buffered(slow)  # no more than before all of these looks
             assert waiting is not None
             assert waiting < BUFFERED_MAX
             # Reading again, it has whole looks: those on their way, and the newest.
             looks = await asyncio.to_thread(slow.read_beyond, times[-1])
-            read = [one["taken_at_s"] for one in looks]
+            read = [look["taken_at_s"] for look in looks]
             assert read == sorted(set(read))
-            assert {one["view"] for one in looks} == {"references"}
+            assert {look["view"] for look in looks} == {"references"}
             assert set(times) - set(read)  # it has missed some
 
-    async def test_it_is_left_when_its_session_ends(self) -> None:
-        async with many_references() as worker, shown(worker) as served:
+    async def test_slow_reader_is_dropped_when_its_session_ends(self) -> None:
+        async with many_references() as worker, served_dashboard(worker) as served:
             assert await served.browser.sign_in(SECRET) == 200
             (cookie,) = served.browser.session.cookie_jar
-            given = {"Cookie": f"{cookie.key}={cookie.value}"}
-            async with reader(served, **given) as slow:
+            cookies = {"Cookie": f"{cookie.key}={cookie.value}"}
+            async with reader(served, **cookies) as slow:
                 await until(served, lambda: served.is_stuck(slow))
                 assert (await served.browser.post("logout", {}))[0] == 200
                 await until(served, lambda: served.buffered(slow) is None)
 
-    async def test_it_is_left_when_it_leaves(self) -> None:
-        async with many_references() as worker, shown(worker) as served:
+    async def test_slow_reader_is_dropped_when_it_leaves(self) -> None:
+        async with many_references() as worker, served_dashboard(worker) as served:
             async with reader(served, **BEARER) as slow:
                 await until(served, lambda: served.is_stuck(slow))
             await until(served, lambda: served.buffered(slow) is None)
 
-    async def test_it_is_left_when_it_has_read_nothing_for_long(
+    async def test_stalled_reader_is_dropped_after_a_while(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(streams, "STALLED_S", 0.5)
         async with (
             many_references() as worker,
-            shown(worker) as served,
+            served_dashboard(worker) as served,
             reader(served, **BEARER) as slow,
         ):
             await until(served, lambda: served.is_stuck(slow))
             await until(served, lambda: served.buffered(slow) is None)
 
-    async def test_it_does_not_hold_up_the_end_of_the_application(self) -> None:
+    async def test_slow_reader_does_not_delay_the_shutdown(self) -> None:
         async with (
             AsyncExitStack() as stack,
             many_references() as worker,
-            shown(worker) as served,
+            served_dashboard(worker) as served,
         ):
             slow = await stack.enter_async_context(reader(served, **BEARER))
             await until(served, lambda: served.is_stuck(slow))

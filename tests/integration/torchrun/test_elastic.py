@@ -111,9 +111,11 @@ def met(notes: list[Note], *, after: int = 0) -> dict[str, Note]:
     return {one["met"]: one for one in notes[after:] if "met" in one}
 
 
-def said(notes: list[Note], answers: list[str], *, after: int = 0) -> set[str]:
+def names_with_answers(
+    notes: list[Note], answers: list[str], *, after: int = 0
+) -> set[str]:
     """Return the names of those who noted these answers."""
-    return {one["name"] for one in notes[after:] if one.get("answers") == answers}
+    return {note["name"] for note in notes[after:] if note.get("answers") == answers}
 
 
 def agent_options(port: int, host: str, *, is_host: bool) -> list[str]:
@@ -135,17 +137,21 @@ def test_workers_of_a_lost_agent_come_back_as_new_incarnations(fleet: Fleet) -> 
     port = free_port()
     fleet.start(*agent_options(port, "127.0.0.1", is_host=True))
     lost = fleet.start(*agent_options(port, "127.0.0.2", is_host=False))
-    notes = fleet.await_notes(lambda notes: said(notes, ALL) == names)
+    notes = fleet.await_notes(lambda notes: names_with_answers(notes, ALL) == names)
     first = met(notes)
 
     fleet.kill(lost)
     survivors = {"worker0", "worker1"}
     gone = ["0", "1", "lost", "lost"]
-    notes = fleet.await_notes(lambda notes: said(notes, gone) == survivors)
+    notes = fleet.await_notes(
+        lambda notes: names_with_answers(notes, gone) == survivors
+    )
 
     so_far = len(notes)
     fleet.start(*agent_options(port, "127.0.0.2", is_host=False))
-    notes = fleet.await_notes(lambda notes: said(notes, ALL, after=so_far) == names)
+    notes = fleet.await_notes(
+        lambda notes: names_with_answers(notes, ALL, after=so_far) == names
+    )
     second = met(notes, after=so_far)
     assert set(first) == set(second) == names
     for name in names:
@@ -157,7 +163,7 @@ def test_workers_of_a_lost_agent_come_back_as_new_incarnations(fleet: Fleet) -> 
 
 
 @pytest.mark.parametrize("has_own_stores", [True, False])
-def test_all_are_started_anew_when_one_fails(
+def test_failed_worker_restarts_all_workers(
     fleet: Fleet, *, has_own_stores: bool
 ) -> None:
     """The second life meets apart from the first, also at the store of the first."""
@@ -166,12 +172,12 @@ def test_all_are_started_anew_when_one_fails(
     names = {"worker0", "worker1"}
 
     def have_both_lives(notes: list[Note]) -> bool:
-        again = [one for one in notes if one["restart"] == "1"]
-        return said(again, ["0", "1"]) == names
+        again = [note for note in notes if note["restart"] == "1"]
+        return names_with_answers(again, ["0", "1"]) == names
 
     notes = fleet.await_notes(have_both_lives)
-    lives = [(one["met"], one["restart"]) for one in notes if "met" in one]
+    lives = [(note["met"], note["restart"]) for note in notes if "met" in note]
     assert sorted(lives) == [(name, life) for name in sorted(names) for life in "01"]
-    assert len({one["incarnation"] for one in notes if "met" in one}) == 4
+    assert len({note["incarnation"] for note in notes if "met" in note}) == 4
     fleet.stop_file.touch()
     assert agent.wait(LIMIT_S) == 0

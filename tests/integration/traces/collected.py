@@ -12,8 +12,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
 
+from asyncrpc.core.worker import Worker
 from asyncrpc.observability import trace_calls
-from asyncrpc.runtime.worker import Worker
 
 LIMIT_S = 60.0  # what takes so long hangs
 

@@ -28,24 +28,27 @@ async def ask(batched: Batcher[int, int], spans: Spans, number: int) -> int:
         return await batched(number)
 
 
-async def test_a_batch_is_linked_to_its_requests(trio: Trio, spans: Spans) -> None:
+async def test_batch_is_linked_to_its_requests(trio: Trio, spans: Spans) -> None:
     a, *_ = trio
     with acting_as(a):
         async with Batcher(doubled, 3, 3600.0) as batched:
             asked = [ask(batched, spans, number) for number in (1, 2)]
-            found = await asyncio.gather(*asked, batched(3))  # the last is in no trace
-    assert found == [2, 4, 6]
+            answers = await asyncio.gather(
+                *asked,
+                batched(3),  # in no trace
+            )
+    assert answers == [2, 4, 6]
     batch = spans.one("doubled")
     requests = [spans.one(f"request {number}") for number in (1, 2)]
-    assert batch.links == tuple(one.span_id for one in requests)
+    assert batch.links == tuple(request.span_id for request in requests)
     assert (batch.kind, batch.parent_id) == ("INTERNAL", None)
     assert batch.attributes == {"asyncrpc.batch.size": 3, "asyncrpc.worker": "a"}
     client, _ = spans.pair("double")
     assert client.parent_id == batch.span_id
-    assert [one.status for one in requests] == ["UNSET", "UNSET"]
+    assert [request.status for request in requests] == ["UNSET", "UNSET"]
 
 
-async def test_a_batch_that_fails(trio: Trio, spans: Spans) -> None:
+async def test_failed_batch_has_an_error_span(trio: Trio, spans: Spans) -> None:
     a, *_ = trio
     with acting_as(a):
         async with Batcher(refused, 1, 0.0) as batched:
@@ -55,9 +58,7 @@ async def test_a_batch_that_fails(trio: Trio, spans: Spans) -> None:
     assert (batch.status, batch.error_type) == ("ERROR", "ValueError")
 
 
-async def test_a_batcher_without_a_worker_that_is_traced(
-    plain: Trio, spans: Spans
-) -> None:
+async def test_untraced_batcher_has_no_spans(plain: Trio, spans: Spans) -> None:
     a: Worker = plain[0]
     with acting_as(a):
         async with Batcher(doubled, 1, 0.0) as batched:

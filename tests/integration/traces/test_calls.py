@@ -84,30 +84,28 @@ async def test_a_call_of_a_program_s_thread_is_below_its_span(
     assert client.parent_id == spans.one("outer").span_id
 
 
-async def test_what_is_quick_enough_for_the_loop_stays_there(
-    trio: Trio, spans: Spans
-) -> None:
+async def test_call_on_the_loop_has_spans(trio: Trio, spans: Spans) -> None:
     a, _, _ = trio
     assert await a.peer("b").call(max, 1, 2) == 2
     spans.pair("max")
 
 
-async def test_remote_values_and_their_methods(trio: Trio, spans: Spans) -> None:
+async def test_remote_values_and_methods_have_spans(trio: Trio, spans: Spans) -> None:
     a, *_ = trio
     with acting_as(a), spans.tracer().start_as_current_span("outer") as outer:
         table = a.peer("b").remote(remote.Table)
         where = await table.rpc_async().where()
         kept = await table.remote().where().to_here()
-        made = (await table.to_here()).made
+        maker = (await table.to_here()).made
     _, server = spans.pair("Table")
-    assert made == context_of(server)
-    servers = [context_of(one) for one in spans.all if one.kind == "SERVER"]
+    assert maker == context_of(server)
+    servers = [context_of(span) for span in spans.all if span.kind == "SERVER"]
     assert {where, kept} < set(servers)
     outer_id = outer.get_span_context().span_id
-    clients = [one for one in spans.all if one.kind == "CLIENT"]
-    assert [one.parent_id for one in clients] == [outer_id] * 5
-    assert {one.parent_id for one in spans.all if one.kind == "SERVER"} == {
-        one.span_id for one in clients
+    clients = [span for span in spans.all if span.kind == "CLIENT"]
+    assert [client.parent_id for client in clients] == [outer_id] * 5
+    assert {span.parent_id for span in spans.all if span.kind == "SERVER"} == {
+        client.span_id for client in clients
     }
 
 
@@ -123,22 +121,20 @@ async def test_a_group_call_has_a_span_for_each_peer(trio: Trio, spans: Spans) -
     assert set(found) == {context_of(one) for one in servers}
 
 
-async def test_no_function_sees_the_trace_among_its_arguments(
-    trio: Trio, spans: Spans
-) -> None:
+async def test_trace_is_not_among_the_arguments(trio: Trio, spans: Spans) -> None:
     a, *_ = trio
-    found = await a.peer("b").call(remote.anything, 1, traceparent=2, t=3)
-    assert found == ((1,), {"traceparent": 2, "t": 3})
+    arguments = await a.peer("b").call(remote.anything, 1, traceparent=2, t=3)
+    assert arguments == ((1,), {"traceparent": 2, "t": 3})
     assert await a.peer("b").call(remote.anything) == ((), {})
     partial = functools.partial(remote.anything, 1)
     assert await a.peer("b").call(partial, 2) == ((1, 2), {})
 
 
-async def test_a_call_to_the_worker_itself(trio: Trio, spans: Spans) -> None:
+async def test_call_to_the_own_worker_has_spans(trio: Trio, spans: Spans) -> None:
     a, *_ = trio
-    found = await a.peer("a").call(remote.here_async)
+    position = await a.peer("a").call(remote.here_async)
     _, server = spans.pair("here_async")
-    assert found == context_of(server)
+    assert position == context_of(server)
 
 
 async def test_codecs_and_options_do_not_lose_the_trace(
@@ -153,24 +149,24 @@ async def test_codecs_and_options_do_not_lose_the_trace(
 # --- who is traced -------------------------------------------------------------------
 
 
-async def test_a_worker_that_is_not_traced_ignores_what_comes(
+async def test_untraced_worker_ignores_incoming_traces(
     plain: Trio, spans: Spans
 ) -> None:
     a, *_ = plain
     spans.trace(a)
     assert await a.peer("b").call(remote.here_async) == (0, 0)
-    assert [one.kind for one in spans.all] == ["CLIENT"]
+    assert [span.kind for span in spans.all] == ["CLIENT"]
 
 
-async def test_a_call_of_a_worker_that_is_not_traced_begins_a_trace(
+async def test_call_of_an_untraced_worker_begins_a_trace(
     plain: Trio, spans: Spans
 ) -> None:
     a, b, _ = plain
     spans.trace(b)
-    found = await a.peer("b").call(remote.here_async)
+    position = await a.peer("b").call(remote.here_async)
     server = spans.one("here_async")
     assert (server.kind, server.parent_id) == ("SERVER", None)
-    assert found == context_of(server)
+    assert position == context_of(server)
 
 
 async def test_traces_can_begin_before_the_worker_does(spans: Spans) -> None:
@@ -182,18 +178,18 @@ async def test_traces_can_begin_before_the_worker_does(spans: Spans) -> None:
 
 
 @pytest.mark.parametrize("function", [remote.here_async, remote.here_in_thread])
-async def test_nothing_is_left_for_the_next_call(
+async def test_trace_ends_with_its_call(
     plain: Trio, spans: Spans, function: Callable[[], Any]
 ) -> None:
     """On the same thread, also if it is the only one."""
     a, b, c = plain
     spans.trace(a, b)
     await a.peer("b").call(function)
-    found = await c.peer("b").call(function)  # brings no position
+    position = await c.peer("b").call(function)  # brings no position
     first, second = spans.named(function.__name__, "SERVER")
     assert second.parent_id is None
     assert second.trace_id != first.trace_id
-    assert found == context_of(second)
+    assert position == context_of(second)
     assert remote.position() == (0, 0)
 
 
@@ -205,7 +201,7 @@ class Unsendable:
         raise TypeError("it stays")
 
 
-async def test_a_call_that_cannot_be_sent_has_ended(trio: Trio, spans: Spans) -> None:
+async def test_unsendable_call_has_an_ended_span(trio: Trio, spans: Spans) -> None:
     a, *_ = trio
     await a.peer("b").call(int)
     spans.clear()
@@ -213,12 +209,12 @@ async def test_a_call_that_cannot_be_sent_has_ended(trio: Trio, spans: Spans) ->
         await a.peer("b").call(remote.anything, Unsendable())
     with pytest.raises(EncodeError):
         await a.group(["b"]).call(remote.anything, Unsendable())
-    found = spans.named("anything")
-    assert [one.error_type for one in found] == ["EncodeError"] * 2
-    assert [one.status for one in found] == ["ERROR"] * 2
+    failed = spans.named("anything")
+    assert [span.error_type for span in failed] == ["EncodeError"] * 2
+    assert [span.status for span in failed] == ["ERROR"] * 2
 
 
-async def test_a_call_to_a_worker_that_is_not_known_has_ended(
+async def test_call_to_an_unknown_worker_has_an_ended_span(
     trio: Trio, spans: Spans
 ) -> None:
     a, *_ = trio

@@ -24,16 +24,16 @@ def gate() -> Iterator[asyncio.Event]:
     del remote.gates["g"]
 
 
-async def test_what_a_function_raises_is_at_both_ends(trio: Trio, spans: Spans) -> None:
+async def test_error_of_a_function_is_in_both_spans(trio: Trio, spans: Spans) -> None:
     a, *_ = trio
     with pytest.raises(ValueError, match="no luck"):
         await a.peer("b").call(remote.fail)
-    for one in spans.pair("fail"):
-        assert (one.status, one.error_type) == ("ERROR", "ValueError")
-        assert one.text == "no luck"
+    for span in spans.pair("fail"):
+        assert (span.status, span.error_type) == ("ERROR", "ValueError")
+        assert span.text == "no luck"
 
 
-async def test_what_the_maker_of_a_value_raises_is_at_the_owner(
+async def test_error_of_a_constructor_is_in_the_owners_span(
     trio: Trio, spans: Spans
 ) -> None:
     a, *_ = trio
@@ -44,7 +44,7 @@ async def test_what_the_maker_of_a_value_raises_is_at_the_owner(
     assert (client.status, server.status) == ("UNSET", "ERROR")
 
 
-async def test_a_call_that_is_cancelled(
+async def test_cancelled_call_has_error_spans(
     trio: Trio, spans: Spans, gate: asyncio.Event
 ) -> None:
     a, *_ = trio
@@ -55,11 +55,11 @@ async def test_a_call_that_is_cancelled(
     with pytest.raises(asyncio.CancelledError):
         await call
     await spans.has(lambda: len(spans.all) == 2)
-    for one in spans.pair("wait_for"):
-        assert (one.status, one.error_type) == ("ERROR", "CancelledError")
+    for span in spans.pair("wait_for"):
+        assert (span.status, span.error_type) == ("ERROR", "CancelledError")
 
 
-async def test_a_call_whose_deadline_passes(
+async def test_expired_call_has_error_spans(
     trio: Trio, spans: Spans, gate: asyncio.Event
 ) -> None:
     a, *_ = trio
@@ -68,15 +68,15 @@ async def test_a_call_whose_deadline_passes(
         with pytest.raises(TimeoutError):
             await a.peer("b").using(timeout_s=timeout_s).call(remote.wait_for, "g")
         timeout_s *= 4
-    await spans.has(lambda: any(one.kind == "SERVER" for one in spans.all))
+    await spans.has(lambda: any(span.kind == "SERVER" for span in spans.all))
     server = spans.one("wait_for", "SERVER")
-    (client,) = [one for one in spans.all if one.span_id == server.parent_id]
+    (client,) = [span for span in spans.all if span.span_id == server.parent_id]
     assert (client.status, client.error_type) == ("ERROR", "DeadlineExceededError")
     # Whether its own clock or the caller's word comes first is chance.
     assert server.error_type in {"DeadlineExceededError", "CancelledError"}
 
 
-async def test_a_call_whose_worker_dies(spans: Spans) -> None:
+async def test_call_of_a_killed_worker_has_an_error_span(spans: Spans) -> None:
     cluster = ProcessCluster(["b"], method="forkserver")
     async with cluster as a:
         spans.trace(a)
@@ -87,7 +87,7 @@ async def test_a_call_whose_worker_dies(spans: Spans) -> None:
     assert (client.status, client.error_type) == ("ERROR", "WorkerLostError")
 
 
-async def test_each_attempt_has_a_span_below_that_of_the_call(
+async def test_attempts_have_spans_below_the_call(
     spans: Spans, gate: asyncio.Event
 ) -> None:
     options = Options(limits=LimitOptions(inbound_calls_max=1), drain_timeout_s=2.0)
@@ -99,29 +99,29 @@ async def test_each_attempt_has_a_span_below_that_of_the_call(
             reading = asyncio.create_task(a.peer("b").call(remote.read))
         await spans.has(lambda: bool(spans.named("read", "CLIENT")))
         gate.set()
-        found = await reading
+        answer = await reading
         await holding
     whole = spans.one("read", "INTERNAL")
     assert whole.parent_id == spans.one("outer").span_id
     assert whole.status == "UNSET"
     *refused, last = spans.named("read", "CLIENT")
     assert refused
-    assert {one.error_type for one in refused} == {"OverloadedError"}
-    assert {one.parent_id for one in (*refused, last)} == {whole.span_id}
+    assert {span.error_type for span in refused} == {"OverloadedError"}
+    assert {span.parent_id for span in (*refused, last)} == {whole.span_id}
     server = spans.one("read", "SERVER")
-    assert (server.parent_id, found[1]) == (last.span_id, server.span_id)
+    assert (server.parent_id, answer[1]) == (last.span_id, server.span_id)
 
 
-async def test_an_error_that_nobody_awaits_is_still_told(
+async def test_unawaited_error_reaches_the_exception_handler(
     trio: Trio, spans: Spans
 ) -> None:
-    """To look at the error for a span does not count as taking note of it."""
+    """The span reads the error without marking it as retrieved."""
     a, *_ = trio
-    told: list[object] = []
+    errors: list[object] = []
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
+    loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))
     call = a.parts.start_call("b", remote.fail)
     await asyncio.wait([call])
     del call
     loop.set_exception_handler(None)
-    assert [str(one) for one in told] == ["no luck"]
+    assert [str(error) for error in errors] == ["no luck"]

@@ -22,7 +22,7 @@ async def ask(
     return [item async for item in counter.generate(number)]
 
 
-async def test_a_generation_is_part_of_its_request(trio: Trio, spans: Spans) -> None:
+async def test_generation_is_part_of_its_request(trio: Trio, spans: Spans) -> None:
     with acting_as(trio[0]):
         async with ContinuousBatcher(Countdown(), 2, in_thread=False) as counter:
             with spans.tracer().start_as_current_span("request"):
@@ -38,7 +38,7 @@ async def test_a_generation_is_part_of_its_request(trio: Trio, spans: Spans) -> 
     assert first.attributes == {"asyncrpc.worker": "a", "asyncrpc.stream.items": 3}
 
 
-async def test_a_generation_that_fails(trio: Trio, spans: Spans) -> None:
+async def test_failed_generation_has_an_error_span(trio: Trio, spans: Spans) -> None:
     with acting_as(trio[0]):
         async with ContinuousBatcher(Countdown(), 2, in_thread=False) as counter:
             with pytest.raises(ValueError, match="no luck"):
@@ -48,8 +48,9 @@ async def test_a_generation_that_fails(trio: Trio, spans: Spans) -> None:
     assert shown.attributes["asyncrpc.stream.items"] == 2
 
 
-async def test_a_generation_whose_consumer_leaves(trio: Trio, spans: Spans) -> None:
-    """It has not failed."""
+async def test_abandoned_generation_has_a_cancelled_span(
+    trio: Trio, spans: Spans
+) -> None:
     with acting_as(trio[0]):
         async with (
             ContinuousBatcher(Countdown(), 2, in_thread=False) as counter,
@@ -62,7 +63,7 @@ async def test_a_generation_whose_consumer_leaves(trio: Trio, spans: Spans) -> N
     assert shown.attributes["asyncrpc.stream.items"] == 1
 
 
-async def test_a_generation_that_is_refused(trio: Trio, spans: Spans) -> None:
+async def test_refused_generation_has_an_error_span(trio: Trio, spans: Spans) -> None:
     with acting_as(trio[0]):
         limits: Any = {"inside_max": 1, "waiting_max": 1}
         async with (
@@ -76,16 +77,14 @@ async def test_a_generation_that_is_refused(trio: Trio, spans: Spans) -> None:
                 await ask(counter, 1)
             waiting.cancel()
             await asyncio.wait([waiting])
-    refused = [one for one in spans.named("Countdown") if one.status == "ERROR"]
-    assert "OverloadedError" in {one.error_type for one in refused}
-    of_refused = next(one for one in refused if one.error_type == "OverloadedError")
+    refused = [span for span in spans.named("Countdown") if span.status == "ERROR"]
+    assert "OverloadedError" in {span.error_type for span in refused}
+    of_refused = next(span for span in refused if span.error_type == "OverloadedError")
     assert of_refused.attributes["asyncrpc.stream.items"] == 0
     assert "asyncrpc.generation.waited_s" not in of_refused.attributes
 
 
-async def test_a_batcher_without_a_worker_that_is_traced(
-    plain: Trio, spans: Spans
-) -> None:
+async def test_untraced_batcher_has_no_spans(plain: Trio, spans: Spans) -> None:
     with acting_as(plain[0]):
         async with ContinuousBatcher(Countdown(), 1, in_thread=False) as counter:
             assert await ask(counter, 1) == [0]

@@ -14,7 +14,7 @@ from opentelemetry.trace import (
 )
 
 from asyncrpc import Worker
-from asyncrpc.runtime.extensions import TRACE
+from asyncrpc.core.services.extensions import TRACE
 from tests.integration.traces import remote
 from tests.integration.traces.collected import Spans, context_of
 from tests.integration.traces.conftest import Trio
@@ -45,7 +45,7 @@ async def test_a_position_of_a_peer_is_the_parent(
 
 
 @pytest.mark.parametrize(
-    "found",
+    "position",
     [
         "",
         "nonsense",
@@ -66,13 +66,13 @@ async def test_a_position_of_a_peer_is_the_parent(
     ],
     ids=repr,
 )
-async def test_what_cannot_be_read_is_ignored(
-    plain: Trio, spans: Spans, found: Any
+async def test_unreadable_position_is_ignored(
+    plain: Trio, spans: Spans, position: Any
 ) -> None:
     """The call runs, in a trace that begins with it."""
     a, b, _ = plain
     spans.trace(b)
-    result = await call_with(a, found)
+    result = await call_with(a, position)
     server = spans.one("here_async")
     assert (server.parent_id, server.status) == (None, "UNSET")
     assert result == context_of(server)
@@ -87,7 +87,7 @@ async def test_a_long_tracestate_is_left_out(plain: Trio, spans: Spans) -> None:
     assert (server.parent_id, server.tracestate) == (SPAN_ID, "")
 
 
-async def test_a_state_goes_on_to_the_end(trio: Trio, spans: Spans) -> None:
+async def test_tracestate_travels_to_the_last_worker(trio: Trio, spans: Spans) -> None:
     a, *_ = trio
     state = TraceState([("vendor", "value"), ("other", "1")])
     parent = SpanContext(
@@ -95,11 +95,11 @@ async def test_a_state_goes_on_to_the_end(trio: Trio, spans: Spans) -> None:
     )
     with trace.use_span(NonRecordingSpan(parent)):
         await a.peer("b").call(remote.call_on, "c")
-    assert {one.tracestate for one in spans.all} == {"vendor=value,other=1"}
-    assert {one.trace_id for one in spans.all} == {1}
+    assert {span.tracestate for span in spans.all} == {"vendor=value,other=1"}
+    assert {span.trace_id for span in spans.all} == {1}
 
 
-async def test_what_the_root_leaves_out_nobody_records(
+async def test_unsampled_root_is_recorded_by_no_worker(
     plain: Trio, spans: Spans
 ) -> None:
     """The others would record whatever begins with them."""
@@ -113,12 +113,14 @@ async def test_what_the_root_leaves_out_nobody_records(
     assert first[1] != second[1]
 
 
-async def test_what_the_root_records_all_do(plain: Trio, spans: Spans) -> None:
+async def test_sampled_root_is_recorded_by_all_workers(
+    plain: Trio, spans: Spans
+) -> None:
     """The others would record nothing that begins with them."""
     a, b, c = plain
     off = Spans(sampled=False)
     off.trace(b, c)
     spans.trace(a)
     await a.peer("b").call(remote.through, "b", "c")
-    assert [one.kind for one in spans.all] == ["CLIENT"]
-    assert [one.kind for one in off.all] == ["SERVER", "CLIENT", "SERVER"]
+    assert [span.kind for span in spans.all] == ["CLIENT"]
+    assert [span.kind for span in off.all] == ["SERVER", "CLIENT", "SERVER"]

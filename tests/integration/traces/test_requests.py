@@ -85,8 +85,8 @@ async def test_requests_of_one_connection_have_traces_of_their_own(
     assert (second.parent_id, second.trace_id != TRACE_ID) == (None, True)
 
 
-async def test_a_span_that_is_there_is_the_parent(trio: Trio, spans: Spans) -> None:
-    """Of a middleware of the program's, before ours."""
+async def test_existing_span_is_the_parent(trio: Trio, spans: Spans) -> None:
+    """A middleware of the program made the span before ours."""
 
     @web.middleware
     async def own(
@@ -109,7 +109,7 @@ async def test_a_span_that_is_there_is_the_parent(trio: Trio, spans: Spans) -> N
 @pytest.mark.parametrize(
     ("path", "status", "error"), [("/refuse", 503, "503"), ("/miss", 404, None)]
 )
-async def test_an_answer_that_is_an_error(
+async def test_error_answer_sets_the_request_span(
     trio: Trio, spans: Spans, path: str, status: int, error: str | None
 ) -> None:
     async with serve(app_of(trio[0])) as client, client.get(path) as response:
@@ -120,9 +120,7 @@ async def test_an_answer_that_is_an_error(
     assert request.status == ("UNSET" if error is None else "ERROR")
 
 
-async def test_headers_that_cannot_be_read_are_ignored(
-    trio: Trio, spans: Spans
-) -> None:
+async def test_unreadable_headers_are_ignored(trio: Trio, spans: Spans) -> None:
     headers = [("traceparent", PARENT), ("traceparent", PARENT)]
     async with (
         serve(app_of(trio[0])) as client,
@@ -132,7 +130,7 @@ async def test_headers_that_cannot_be_read_are_ignored(
     assert spans.one("GET /ask/{name}").parent_id is None
 
 
-async def test_an_application_that_is_not_traced(plain: Trio, spans: Spans) -> None:
+async def test_untraced_application_has_no_spans(plain: Trio, spans: Spans) -> None:
     async with serve(app_of(plain[0])) as client, client.get("/ask/x") as response:
         assert response.status == 200
     assert spans.all == []
@@ -192,7 +190,7 @@ async def test_a_request_by_asgi_is_the_parent_of_its_calls(
     ("path", "status", "error"),
     [("/refuse", 503, "503"), ("/fail", 500, "ValueError")],
 )
-async def test_an_answer_by_asgi_that_is_an_error(
+async def test_error_answer_by_asgi_sets_the_request_span(
     trio: Trio, spans: Spans, path: str, status: int, error: str
 ) -> None:
     assert await asked_by_asgi(trio[0], path) == status
@@ -200,7 +198,9 @@ async def test_an_answer_by_asgi_that_is_an_error(
     assert (request.error_type, request.status) == (error, "ERROR")
 
 
-async def test_a_path_that_no_route_matches(trio: Trio, spans: Spans) -> None:
+async def test_unmatched_path_has_a_span_without_route(
+    trio: Trio, spans: Spans
+) -> None:
     assert await asked_by_asgi(trio[0], "/nowhere") == 404
     request = spans.one("GET")
     assert request.attributes["http.response.status_code"] == 404
@@ -272,7 +272,9 @@ async def test_a_websocket_is_the_parent_of_what_it_streams(
 
 
 @DOORS
-async def test_a_websocket_that_fails(trio: Trio, spans: Spans, door: str) -> None:
+async def test_failed_websocket_has_an_error_span(
+    trio: Trio, spans: Spans, door: str
+) -> None:
     async with (
         socket_app_of(door, trio[0]) as client,
         client.ws_connect("/failing") as websocket,
@@ -284,7 +286,7 @@ async def test_a_websocket_that_fails(trio: Trio, spans: Spans, door: str) -> No
     assert request.attributes["http.response.status_code"] == 101
 
 
-async def test_a_websocket_that_is_refused(trio: Trio, spans: Spans) -> None:
+async def test_refused_websocket_has_a_403_span(trio: Trio, spans: Spans) -> None:
     async with socket_app_of("asgi", trio[0]) as client:
         with pytest.raises(aiohttp.WSServerHandshakeError, match="403"):
             await client.ws_connect("/refused")
@@ -309,7 +311,7 @@ async def spans_of(a: Worker, *names: str) -> AsyncIterator[tuple[str, list[Show
         yield name, await a.peer(name).call(remote.ended)
 
 
-async def test_one_trace_from_a_request_over_three_processes(spans: Spans) -> None:
+async def test_trace_covers_a_request_over_three_processes(spans: Spans) -> None:
     names = ["b", "c", "d"]
     async with ProcessCluster(names, method="forkserver") as a:
         await a.group(names).call(remote.begin)
@@ -323,19 +325,26 @@ async def test_one_trace_from_a_request_over_three_processes(spans: Spans) -> No
         ):
             answer = await response.json()
         here = spans.all
-        there = {name: found async for name, found in spans_of(a, *names)}
+        there = {name: remote_spans async for name, remote_spans in spans_of(a, *names)}
 
     request = spans.one("GET /through")
     assert request.parent_id == SPAN_ID
-    all_of_them = [*here, *(one for found in there.values() for one in found)]
-    assert {one.trace_id for one in all_of_them} == {TRACE_ID}
-    assert len(all_of_them) == len({one.span_id for one in all_of_them}) == 9
+    all_of_them = [
+        *here,
+        *(
+            remote_span
+            for remote_spans in there.values()
+            for remote_span in remote_spans
+        ),
+    ]
+    assert {span.trace_id for span in all_of_them} == {TRACE_ID}
+    assert len(all_of_them) == len({span.span_id for span in all_of_them}) == 9
 
     call, stream = (spans.one(name, "CLIENT") for name in ("through", "positions"))
     assert call.parent_id == stream.parent_id == request.span_id
-    at_b = {one.kind: one for one in there["b"]}
-    at_c = {one.kind: one for one in there["c"]}
-    at_d = {one.name: one for one in there["d"]}
+    at_b = {span.kind: span for span in there["b"]}
+    at_c = {span.kind: span for span in there["c"]}
+    at_d = {span.name: span for span in there["d"]}
     chain = [
         call,
         at_b["SERVER"],
@@ -344,9 +353,9 @@ async def test_one_trace_from_a_request_over_three_processes(spans: Spans) -> No
         at_c["CLIENT"],
         at_d["through"],
     ]
-    parents = [one.span_id for one in chain[:-1]]
-    assert [one.parent_id for one in chain[1:]] == parents
-    servers = [[one.trace_id, one.span_id] for one in chain[1::2]]
+    parents = [span.span_id for span in chain[:-1]]
+    assert [span.parent_id for span in chain[1:]] == parents
+    servers = [[span.trace_id, span.span_id] for span in chain[1::2]]
     assert answer["calls"] == servers
     produced = at_d["positions"]
     assert produced.parent_id == stream.span_id

@@ -21,67 +21,69 @@ def items_of(spans: Spans, name: str) -> list[int]:
 
 
 @pytest.mark.parametrize("function", [remote.positions_async, remote.positions])
-async def test_every_step_runs_in_the_span(
+async def test_stream_steps_run_in_the_span(
     trio: Trio, spans: Spans, function: Callable[..., Any]
 ) -> None:
     a, *_ = trio
     with spans.tracer().start_as_current_span("outer") as outer:
-        found = [one async for one in a.peer("b").stream(function, COUNT)]
+        positions = [position async for position in a.peer("b").stream(function, COUNT)]
         assert remote.position()[1] == outer.get_span_context().span_id
     client, server = spans.pair(function.__name__)
-    assert found == [context_of(server)] * COUNT
+    assert positions == [context_of(server)] * COUNT
     assert client.parent_id == spans.one("outer").span_id
     assert items_of(spans, function.__name__) == [COUNT, COUNT]
 
 
 @pytest.mark.parametrize("function", [remote.calls_async, remote.calls_in_thread])
-async def test_calls_of_each_step_are_below_the_stream(
+async def test_calls_of_stream_steps_are_below_the_stream(
     trio: Trio, spans: Spans, function: Callable[..., Any]
 ) -> None:
     a, *_ = trio
-    found = [one async for one in a.peer("b").stream(function, "c", 3)]
+    positions = [position async for position in a.peer("b").stream(function, "c", 3)]
     _, server = spans.pair(function.__name__)
     clients = spans.named("here_async", "CLIENT")
-    assert [one.parent_id for one in clients] == [server.span_id] * 3
-    assert found == [context_of(one) for one in spans.named("here_async", "SERVER")]
+    assert [client.parent_id for client in clients] == [server.span_id] * 3
+    assert positions == [
+        context_of(span) for span in spans.named("here_async", "SERVER")
+    ]
 
 
-async def test_a_span_of_a_plain_generator_stays_over_its_steps(
+async def test_inner_span_of_a_plain_generator_spans_its_steps(
     trio: Trio, spans: Spans, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its steps run in several threads, one after the other, in one context."""
     a, *_ = trio
-    found = [one async for one in a.peer("b").stream(remote.inner_span, COUNT)]
-    assert all(is_own for _, is_own in found)
+    steps = [step async for step in a.peer("b").stream(remote.inner_span, COUNT)]
+    assert all(is_own for _, is_own in steps)
     await spans.has(lambda: bool(spans.named("inner")))
     _, server = spans.pair("inner_span")
     assert spans.one("inner").parent_id == server.span_id
     assert "detach" not in caplog.text
 
 
-async def test_an_error_comes_after_the_items(trio: Trio, spans: Spans) -> None:
+async def test_failed_stream_has_error_spans(trio: Trio, spans: Spans) -> None:
     a, *_ = trio
     with pytest.raises(ValueError, match="no luck"):
         async for _ in a.peer("b").stream(remote.fail_after, 2):
             pass
-    for one in spans.pair("fail_after"):
-        assert (one.status, one.error_type) == ("ERROR", "ValueError")
+    for span in spans.pair("fail_after"):
+        assert (span.status, span.error_type) == ("ERROR", "ValueError")
     assert items_of(spans, "fail_after") == [2, 2]
 
 
-async def test_a_consumer_may_leave_early(trio: Trio, spans: Spans) -> None:
+async def test_abandoned_stream_has_cancelled_spans(trio: Trio, spans: Spans) -> None:
     a, *_ = trio
     async with aclosing(a.peer("b").stream(remote.one_and_wait)) as items:
         async for _ in items:
             break
     await spans.has(lambda: len(spans.all) == 2)
-    for one in spans.pair("one_and_wait"):
-        assert (one.status, one.error_type) == ("UNSET", None)
-        assert one.attributes["asyncrpc.cancelled"] is True
+    for span in spans.pair("one_and_wait"):
+        assert (span.status, span.error_type) == ("UNSET", None)
+        assert span.attributes["asyncrpc.cancelled"] is True
     assert items_of(spans, "one_and_wait") == [1, 1]
 
 
-async def test_a_consumer_that_is_cancelled(trio: Trio, spans: Spans) -> None:
+async def test_cancelled_consumer_has_an_error_span(trio: Trio, spans: Spans) -> None:
     a, *_ = trio
     begun = asyncio.Event()
 
@@ -99,7 +101,7 @@ async def test_a_consumer_that_is_cancelled(trio: Trio, spans: Spans) -> None:
     assert (client.status, client.error_type) == ("ERROR", "CancelledError")
 
 
-async def test_a_stream_whose_deadline_passes(trio: Trio, spans: Spans) -> None:
+async def test_expired_stream_has_an_error_span(trio: Trio, spans: Spans) -> None:
     a, *_ = trio
     with pytest.raises(TimeoutError):
         async for _ in a.peer("b").using(timeout_s=0.05).stream(remote.one_and_wait):
@@ -108,7 +110,9 @@ async def test_a_stream_whose_deadline_passes(trio: Trio, spans: Spans) -> None:
     assert client.error_type == "DeadlineExceededError"
 
 
-async def test_a_stream_to_a_worker_that_is_not_known(trio: Trio, spans: Spans) -> None:
+async def test_stream_to_an_unknown_worker_has_an_error_span(
+    trio: Trio, spans: Spans
+) -> None:
     a, b, _ = trio
     await b.shutdown()
     with pytest.raises(Exception):  # noqa: B017, PT011  (lost, or not known any more)

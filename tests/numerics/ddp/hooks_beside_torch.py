@@ -22,8 +22,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
 
 from asyncrpc import Group
 from asyncrpc.ddp import GradBucket
-from asyncrpc.ddp.hooks import local_sgd, plain, powersgd
-from asyncrpc.ddp.hooks.compression import PowerSGDState
+from asyncrpc.parallel.ddp.hooks import local_sgd, plain, powersgd
+from asyncrpc.parallel.ddp.hooks.compression import PowerSGDState
 from tests.numerics.ddp.beside import both
 
 Shape = tuple[int, ...]

@@ -18,7 +18,7 @@ TRAINED = 16.0  # units: sums in float32, in steps that come after each other
 
 
 @pytest.mark.slow
-def test_two_ranks_have_the_bits_of_torchs(tmp_path: Path) -> None:
+def test_two_ranks_match_torch_bitwise(tmp_path: Path) -> None:
     averaging = [
         Case(((2, 2),)),
         Case(((3, 2),), warmup=2),
@@ -30,7 +30,7 @@ def test_two_ranks_have_the_bits_of_torchs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_four_ranks_come_close_to_torchs(tmp_path: Path) -> None:
+def test_four_ranks_match_torch_closely(tmp_path: Path) -> None:
     averaging = [
         Case(((3, 4),), warmup=2, units=MEANS),
         Case(((2, 2), (4, 4)), warmup=1, units=MEANS),

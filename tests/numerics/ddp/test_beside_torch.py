@@ -142,7 +142,7 @@ async def compare(rank: int, size: int, options: dict[str, Any], hook: Any) -> f
         (False, False, default_hooks.fp16_compress_hook),
     ],
 )
-def test_the_same_parameters_after_every_step(
+def test_parameters_match_torch_after_every_step(
     size: int,
     view: bool,  # noqa: FBT001  (pytest gives it by name)
     unused: bool,  # noqa: FBT001  (likewise)
@@ -153,10 +153,10 @@ def test_the_same_parameters_after_every_step(
         "find_unused_parameters": unused,
     }
     options["bucket_cap_mb"] = 1
-    found = launch(
+    differences = launch(
         compare, (size, options, hook), size, method="forkserver", timeout_s=200
     )
     halves = hook is default_hooks.fp16_compress_hook
     exact = size == 2 and not halves
     limit = 0.0 if exact else 1e-3 if halves else TOLERANCE
-    assert max(found) <= limit, found
+    assert max(differences) <= limit, differences

@@ -25,7 +25,7 @@ def tolerance(hook: str, dtype: torch.dtype, size: int) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_plain_hooks_give_what_those_of_torch_give(size: int, tmp_path: Path) -> None:
+def test_plain_hooks_match_torch(size: int, tmp_path: Path) -> None:
     cases = [
         Case(hook, dtype=dtype, steps=2, tolerance=tolerance(hook, dtype, size))
         for hook in DEFAULT
@@ -39,7 +39,7 @@ def test_plain_hooks_give_what_those_of_torch_give(size: int, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_post_local_sgd_gives_what_that_of_torch_gives(tmp_path: Path) -> None:
+def test_post_local_sgd_matches_torch(tmp_path: Path) -> None:
     cases = [
         Case(
             "local",

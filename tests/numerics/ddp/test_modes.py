@@ -9,7 +9,7 @@ import pytest
 
 from asyncrpc import Group, Worker
 from asyncrpc.multiprocessing import launch
-from tests.integration.ddp.ranks import groups_of
+from tests.integration.parallel.ddp.ranks import groups_of
 from tests.numerics.ddp.modes_of_ranks import ALONE, CHECKS, SIZE, Check
 
 CASES = {
@@ -27,7 +27,7 @@ async def test_ranks_of_a_process_have_the_defaults(check: Check) -> None:
 
 
 @pytest.mark.parametrize("check", ALONE.values(), ids=ALONE)
-async def test_a_loss_that_is_computed_in_the_thread_has_the_modes_of_the_caller(
+async def test_loss_computed_in_the_thread_has_the_modes_of_the_caller(
     check: Check,
 ) -> None:
     async with groups_of(1) as groups:

@@ -22,7 +22,13 @@ from asyncrpc import Group, UsageError
 from asyncrpc.ddp import DistributedDataParallel
 from asyncrpc.errors import CollectiveError
 from asyncrpc.multiprocessing import launch
-from tests.integration.ddp.ranks import Grads, grads_of, groups_of, outcomes, same
+from tests.integration.parallel.ddp.ranks import (
+    Grads,
+    grads_of,
+    groups_of,
+    outcomes,
+    same,
+)
 from tests.numerics.ddp.beside import both
 
 
@@ -178,9 +184,11 @@ async def compare(rank: int, folder: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_gathered_gradients_are_those_of_torch(tmp_path: Path) -> None:
-    found = launch(compare, (str(tmp_path),), 2, method="forkserver", timeout_s=200)
-    assert found == [[], []]
+def test_gathered_gradients_match_torch(tmp_path: Path) -> None:
+    differences = launch(
+        compare, (str(tmp_path),), 2, method="forkserver", timeout_s=200
+    )
+    assert differences == [[], []]
 
 
 @pytest.fixture

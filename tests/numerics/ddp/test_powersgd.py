@@ -34,7 +34,9 @@ def check(size: int, tmp_path: Path, *cases: Case) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
-def test_error_feedback_and_warm_start(size: int, tmp_path: Path) -> None:
+def test_powersgd_matches_torch_with_feedback_and_warm_start(
+    size: int, tmp_path: Path
+) -> None:
     cases = [
         Case(
             hook,
@@ -59,7 +61,7 @@ def test_error_feedback_and_warm_start(size: int, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
-def test_other_options(size: int, tmp_path: Path) -> None:
+def test_powersgd_matches_torch_with_other_options(size: int, tmp_path: Path) -> None:
     options: list[dict[str, Any]] = [
         {**FEW, "matrix_approximation_rank": 4},  # by QR decomposition
         {**FEW, "matrix_approximation_rank": 64},  # more than a matrix has
@@ -81,12 +83,12 @@ def test_other_options(size: int, tmp_path: Path) -> None:
         {**FEW, "min_compression_rate": 100},  # nothing is compressed
         {},  # nothing yet
     ]
-    check(size, tmp_path, *(Case("powerSGD", given) for given in options))
+    check(size, tmp_path, *(Case("powerSGD", chosen) for chosen in options))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
-def test_dtypes(size: int, tmp_path: Path) -> None:
+def test_powersgd_matches_torch_in_other_dtypes(size: int, tmp_path: Path) -> None:
     eps = torch.finfo(torch.float64).eps
     doubles = [
         Case(
@@ -106,7 +108,7 @@ def test_dtypes(size: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_many_steps_and_large_buckets(tmp_path: Path) -> None:
+def test_powersgd_matches_torch_over_many_steps(tmp_path: Path) -> None:
     many = Case("powerSGD", {**FEW, "matrix_approximation_rank": 2}, steps=60)
     large = Case("powerSGD", FEW, buckets=LARGE, steps=4)
     square = Case("batched", FEW, buckets=(*LARGE, *BUCKETS), steps=4)

@@ -23,7 +23,7 @@ from asyncrpc.ddp import (
     fp16_compress_wrapper,
     powerSGD_hook,
 )
-from asyncrpc.ddp.hooks.states import bound
+from asyncrpc.parallel.ddp.hooks.states import bound
 from asyncrpc.testing import Cluster
 
 Hook = Callable[[PowerSGDState, GradBucket], Awaitable[torch.Tensor]]
@@ -135,16 +135,16 @@ WAYS = [by_pickle, by_torch, by_values, copy.deepcopy]
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("at", [1, 2, 4])  # before it compresses, when it begins, later
-async def test_it_goes_on_with_the_same_bits(
+async def test_saved_state_continues_bitwise(
     hook: str, way: Callable[[PowerSGDState], PowerSGDState], at: int
 ) -> None:
     async with Cluster(2) as workers:
         ranks = ranks_of(workers, "all")
         await steps(ranks, HOOKS[hook], range(at))
-        others = loaded(ranks, [way(one.state) for one in ranks])
+        others = loaded(ranks, [way(rank.state) for rank in ranks])
         wanted = await steps(ranks, HOOKS[hook], range(at, 7))
-        found = await steps(others, HOOKS[hook], range(at, 7))
-        assert all(map(same, found, wanted))
+        results = await steps(others, HOOKS[hook], range(at, 7))
+        assert all(map(same, results, wanted))
         assert others[0].state.iter == 7
         stats = others[0].state.compression_stats()
         assert stats == ranks[0].state.compression_stats()
@@ -154,11 +154,13 @@ async def test_it_goes_on_with_the_same_bits(
 @pytest.mark.parametrize(
     "options", [{"use_error_feedback": False}, {"warm_start": False}]
 )
-async def test_it_does_without_errors_or_without_qs(options: dict[str, Any]) -> None:
+async def test_saved_state_continues_without_errors_or_qs(
+    options: dict[str, Any],
+) -> None:
     async with Cluster(2) as workers:
         ranks = ranks_of(workers, "all", **options)
         await steps(ranks, powerSGD_hook, range(4))
-        others = loaded(ranks, [by_pickle(one.state) for one in ranks])
+        others = loaded(ranks, [by_pickle(rank.state) for rank in ranks])
         wanted = await steps(ranks, powerSGD_hook, range(4, 7))
         assert all(map(same, await steps(others, powerSGD_hook, range(4, 7)), wanted))
         state = ranks[0].state
@@ -168,20 +170,20 @@ async def test_it_does_without_errors_or_without_qs(options: dict[str, Any]) -> 
         )
 
 
-async def test_other_buckets_go_on_with_the_same_bits() -> None:
+async def test_saved_state_continues_bitwise_in_other_buckets() -> None:
     """Errors and Qs belong to parameters: their buckets may be cut anew."""
     async with Cluster(2) as workers:
         ranks = ranks_of(workers, "all")
         await steps(ranks, powerSGD_hook, range(5))
-        others = loaded(ranks, [by_pickle(one.state) for one in ranks])
+        others = loaded(ranks, [by_pickle(rank.state) for rank in ranks])
         wanted = await steps(ranks, powerSGD_hook, range(5, 8))
         # As when a module is made anew: its buckets are cut once more after a step.
-        found = await steps(others, powerSGD_hook, range(5, 6), layout=OTHER)
-        found += await steps(others, powerSGD_hook, range(6, 8))
-        assert all(map(same, found, wanted))
+        results = await steps(others, powerSGD_hook, range(5, 6), layout=OTHER)
+        results += await steps(others, powerSGD_hook, range(6, 8))
+        assert all(map(same, results, wanted))
 
 
-async def test_batched_takes_errors_along_into_other_buckets() -> None:
+async def test_batched_errors_move_into_other_buckets() -> None:
     async with Cluster(2) as workers:
         ranks = ranks_of(workers, "all")
         await steps(ranks, batched_powerSGD_hook, range(5))
@@ -191,10 +193,10 @@ async def test_batched_takes_errors_along_into_other_buckets() -> None:
             0, torch.zeros(126), [ranks[0].parameters[5]], is_last=False
         )
         state.begin(bucket)
-        found = state.error_for(bucket, 144)
-        assert found is not None
-        assert torch.equal(found[:126], before[:126])
-        assert (found[126:] == 0).all()
+        errors = state.error_for(bucket, 144)
+        assert errors is not None
+        assert torch.equal(errors[:126], before[:126])
+        assert (errors[126:] == 0).all()
 
 
 async def test_the_mean_of_all_errors_is_enough_for_any_number_of_ranks() -> None:
@@ -223,15 +225,15 @@ async def test_the_mean_of_all_errors_is_enough_for_any_number_of_ranks() -> Non
                     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-async def test_errors_of_one_rank_are_not_those_of_all() -> None:
-    """So it matters that each rank saves its own, or that they are averaged."""
+async def test_state_of_a_single_rank_does_not_fit_all_ranks() -> None:
+    """Each rank saves its own errors, or their mean is saved."""
     async with Cluster(2) as workers:
         ranks = ranks_of(workers, "all")
         await steps(ranks, powerSGD_hook, range(5))
         others = loaded(ranks, [by_pickle(ranks[0].state) for _ in ranks])
         (wanted,) = await steps(ranks, powerSGD_hook, range(5, 6))
-        (found,) = await steps(others, powerSGD_hook, range(5, 6))
-        assert not torch.allclose(found[1], wanted[1], rtol=1e-2, atol=1e-2)
+        (restored,) = await steps(others, powerSGD_hook, range(5, 6))
+        assert not torch.allclose(restored[1], wanted[1], rtol=1e-2, atol=1e-2)
 
 
 async def test_a_state_of_another_module_is_refused() -> None:
@@ -254,7 +256,7 @@ async def test_a_state_of_another_module_is_refused() -> None:
                 await powerSGD_hook(state, bucket)
 
 
-async def test_it_says_that_the_group_is_left_out(
+async def test_pickled_state_warns_that_its_group_is_left_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with Cluster(1) as workers:
@@ -265,13 +267,13 @@ async def test_it_says_that_the_group_is_left_out(
             saved = pickle.dumps(state)
             assert "without its group" in caplog.text
             caplog.clear()
-            found = pickle.loads(saved)
+            restored = pickle.loads(saved)
             assert "process_group" in caplog.text
-        assert found.process_group is None
+        assert restored.process_group is None
         with pytest.raises(UsageError, match="has no group"):
-            _ = found.group
-        found.process_group = group
-        assert found.group is group
+            _ = restored.group
+        restored.process_group = group
+        assert restored.group is group
 
 
 class Crossed(nn.Module):
@@ -326,8 +328,8 @@ class Trainer:
         return found
 
 
-async def test_a_module_that_is_made_anew_goes_on_with_the_same_bits() -> None:
-    """Its buckets are others at first, as they are cut anew after the first step."""
+async def test_new_module_continues_bitwise_from_a_state() -> None:
+    """The buckets differ at first: they are rebuilt after the first step."""
     layouts = []
 
     async def resume(group: Group) -> None:
@@ -344,5 +346,5 @@ async def test_a_module_that_is_made_anew_goes_on_with_the_same_bits() -> None:
         assert losses[6:] == wanted
 
     async with Cluster(2) as workers:
-        await asyncio.gather(*(resume(Group(one)) for one in workers))
+        await asyncio.gather(*(resume(Group(worker)) for worker in workers))
     assert layouts[0] != layouts[-1]

@@ -23,5 +23,5 @@ CASES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_the_same_bits_as_torchs_and_as_one_rank(size: int, tmp_path: Path) -> None:
+def test_zero_steps_match_torch_and_one_rank_bitwise(size: int, tmp_path: Path) -> None:
     launch(play, (str(tmp_path), CASES), size, method="forkserver", timeout_s=200)

@@ -15,7 +15,7 @@ import uvloop
 
 from asyncrpc import Worker
 from asyncrpc.autograd import context
-from asyncrpc.runtime.ports import PeerLink
+from asyncrpc.core.services.ports import PeerLink
 from asyncrpc.testing import Cluster, acting_as
 from tests.inner_state import routes_of
 from tests.numerics.programs.language import NAMES, Program

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from tests.property.machines.of_barriers import SERIES
 from tests.property.machines.of_collectives import COLLECTIVE
 from tests.property.machines.of_doors import ASGI_CONNECTION, LIFESPAN
 from tests.property.machines.of_elastic_groups import ELASTIC
@@ -19,7 +20,6 @@ from tests.property.machines.of_payloads import LANES, REGION
 from tests.property.machines.of_preemption import PREEMPTION
 from tests.property.machines.of_references import HOLDING
 from tests.property.machines.of_replicas import REPLICA, WEIGHTS
-from tests.property.machines.of_rounds import SERIES
 from tests.property.machines.of_sequences import SEQUENCE
 from tests.property.machines.of_stages import MICRO_BATCH
 from tests.property.machines.of_workers import WORKER

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Final, TypeAlias
 
-from asyncrpc.collectives.machine.operations import (
+from asyncrpc.parallel.collectives.machine.operations import (
     CollectiveFailure,
     Descriptor,
     MessageKey,
@@ -70,25 +70,25 @@ class CollectivesWorld:
 
     def facts(self) -> str:
         """Return everything that is so, to tell worlds apart."""
-        return repr([one.facts() for one in self.ranks])
+        return repr([rank.facts() for rank in self.ranks])
 
     def possible(self) -> Iterator[Action]:
         """Yield what may happen next."""
-        for rank, one in enumerate(self.ranks):
-            operation = one.operation
-            is_free = operation is None and not one.has_left
-            has_more = len(one.results) < len(one.program)
+        for rank, member in enumerate(self.ranks):
+            operation = member.operation
+            is_free = operation is None and not member.has_left
+            has_more = len(member.results) < len(member.program)
             may: dict[str, object] = {
-                "deliver": one.inbox,
+                "deliver": member.inbox,
                 "begin": is_free and has_more,
                 "leave": (is_free and not has_more)
-                or (one.may_leave_early and not one.has_left),
+                or (member.may_leave_early and not member.has_left),
                 "take": operation is not None
                 and not operation.failure
-                and not one.has_taken
+                and not member.has_taken
                 and operation.arrived,
                 "end": operation is not None
-                and (operation.failure or (one.has_taken and one.is_answered)),
+                and (operation.failure or (member.has_taken and member.is_answered)),
             }
             yield from ((what, rank) for what, can_be in may.items() if can_be)
 
@@ -96,11 +96,11 @@ class CollectivesWorld:
         """Let something happen."""
         what, rank = action
         getattr(self, f"_{what}")(rank, self.ranks[rank])
-        for one, rank_of in zip(self.ranks, (0, 1), strict=True):
-            self._carry_out(rank_of, one)
+        for member, rank_of in zip(self.ranks, (0, 1), strict=True):
+            self._carry_out(rank_of, member)
 
-    def _carry_out(self, rank: int, one: _Rank) -> None:
-        outbox = one.machine.outbox
+    def _carry_out(self, rank: int, member: _Rank) -> None:
+        outbox = member.machine.outbox
         while outbox:
             failing = outbox.pop(0)
             for number in failing.messages:
@@ -113,38 +113,40 @@ class CollectivesWorld:
 
     # --- what a rank does ------------------------------------------------------------
 
-    def _begin(self, rank: int, one: _Rank) -> None:
-        descriptor = Descriptor(one.program[len(one.results)])
-        operation = one.machine.begin(descriptor)
+    def _begin(self, rank: int, member: _Rank) -> None:
+        descriptor = Descriptor(member.program[len(member.results)])
+        operation = member.machine.begin(descriptor)
         if isinstance(operation, CollectiveFailure):
-            one.results.append(False)
+            member.results.append(False)
             return
-        one.number = operation.number
-        one.has_taken = one.is_answered = False
+        member.number = operation.number
+        member.has_taken = member.is_answered = False
         self._send(rank, "block", operation.number, descriptor)
 
-    def _take(self, rank: int, one: _Rank) -> None:
-        ((_, number),) = one.operation.arrived.items()
-        one.operation.arrived.clear()
-        one.has_taken = True
+    def _take(self, rank: int, member: _Rank) -> None:
+        ((_, number),) = member.operation.arrived.items()
+        member.operation.arrived.clear()
+        member.has_taken = True
         self._send(rank, "answer", number, None)
 
-    def _end(self, rank: int, one: _Rank) -> None:
-        operation = one.operation
-        one.results.append(operation.failure is None)
-        one.machine.operations.end(operation)
+    def _end(self, rank: int, member: _Rank) -> None:
+        operation = member.operation
+        member.results.append(operation.failure is None)
+        member.machine.operations.end(operation)
         for number in operation.arrived.values():
-            self._send(rank, "answer", number, one.machine.too_late(number, 1 - rank))
+            self._send(
+                rank, "answer", number, member.machine.too_late(number, 1 - rank)
+            )
 
-    def _leave(self, rank: int, one: _Rank) -> None:
-        one.has_left = True
-        self._send(rank, "left", *one.machine.leave("has closed"))
+    def _leave(self, rank: int, member: _Rank) -> None:
+        member.has_left = True
+        self._send(rank, "left", *member.machine.leave("has closed"))
 
     # --- what comes ------------------------------------------------------------------
 
-    def _deliver(self, rank: int, one: _Rank) -> None:
-        machine = one.machine
-        match one.inbox.popleft():
+    def _deliver(self, rank: int, member: _Rank) -> None:
+        machine = member.machine
+        match member.inbox.popleft():
             case ("block", number, descriptor):
                 failure = machine.refusal_of(number, 1 - rank, descriptor)
                 if failure is not None:
@@ -152,19 +154,19 @@ class CollectivesWorld:
                 else:
                     machine.operations.arrive(number, MessageKey(1 - rank, 0), number)
             case ("answer", number, failure):
-                if number == one.number:
-                    one.is_answered = True
-                if failure is not None and one.operation is not None:
-                    self._on_refused(one, number, failure)
+                if number == member.number:
+                    member.is_answered = True
+                if failure is not None and member.operation is not None:
+                    self._on_refused(member, number, failure)
             case ("failed", number, failure):
                 machine.receive_failure(number, failure)
             case ("left", ended, failure):
                 machine.lose(failure, ended=ended)
 
     @staticmethod
-    def _on_refused(one: _Rank, number: int, failure: CollectiveFailure) -> None:
-        if number == one.number and one.operation.failure is None:
-            one.machine.fail(number, failure)
+    def _on_refused(member: _Rank, number: int, failure: CollectiveFailure) -> None:
+        if number == member.number and member.operation.failure is None:
+            member.machine.fail(number, failure)
 
     # --- the end ---------------------------------------------------------------------
 
@@ -189,9 +191,9 @@ class CollectivesWorld:
         Raises:
             AssertionError: a rank waits for ever.
         """
-        for one in self.ranks:
-            assert one.operation is None, f"{one.program} waits for ever"
-            assert one.has_left
+        for member in self.ranks:
+            assert member.operation is None, f"{member.program} waits for ever"
+            assert member.has_left
 
 
 def visit(build: ModuleType, programs: tuple[str, str], *, leaves: int | None) -> int:

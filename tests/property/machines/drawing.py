@@ -1,11 +1,14 @@
-"""Draws all machines of the catalog into docs/reference/machines.md.
+"""Draws all machines of the catalog on one page.
 
-$ python -m tests.property.machines.drawing    # after a change of a table
+$ python -m tests.property.machines.drawing build/docs/machines.md
 """
 
 from __future__ import annotations
 
 import enum
+import os
+import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +18,7 @@ from tests.property.machines.catalog import CATALOG
 from tests.property.machines.spec import Machine, table_of
 
 ROOT: Final = Path(__file__).parents[3]
-PAGE: Final = ROOT / "docs" / "reference" / "machines.md"
+REFERENCE: Final = ROOT / "docs" / "reference"
 
 _HEAD: Final = """\
 # Machines
@@ -23,18 +26,19 @@ _HEAD: Final = """\
 The states of each machine, and the events that change them, as the tables in the code.
 A test sends every event in every state. Other tests change each table and each guard
 on purpose, and check that a test then fails (`make mutants`).
-
-This page is made from the tables: `python -m tests.property.machines.drawing`.
 """
 
 
-def page() -> str:
-    """Return the page, as it has to be."""
+def page(folder: Path) -> str:
+    """Return the page, with links as from a folder."""
     contents = "\n".join(
-        f"- [{one.name}](#{one.name.lower().replace(' ', '-')})" for one in CATALOG
+        f"- [{machine.name}](#{machine.name.lower().replace(' ', '-')})"
+        for machine in CATALOG
     )
-    sections = [section(one, one.source) for one in CATALOG]
-    return "\n".join([_HEAD, contents, "", *sections])
+    sections = [section(machine, machine.source) for machine in CATALOG]
+    text = "\n".join([_HEAD, contents, "", *sections])
+    # The catalog's links are those of a page among the others.
+    return re.sub(r"\]\((?!#)", f"]({os.path.relpath(REFERENCE, folder)}/", text)
 
 
 def section(machine: Machine, build: ModuleType) -> str:
@@ -82,8 +86,8 @@ def _meanings(
 ) -> Iterator[str]:
     yield f"| {what} | |"
     yield "| --- | --- |"
-    for one in names:
-        yield f"| `{one.name}` | {meanings.get(one.name, one.value)} |"
+    for name in names:
+        yield f"| `{name.name}` | {meanings.get(name.name, name.value)} |"
 
 
 def _what_is_left(machine: Machine) -> Iterator[str]:
@@ -99,4 +103,5 @@ def _what_is_left(machine: Machine) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    target = Path(sys.argv[1]).resolve()
+    target.write_text(page(target.parent), encoding="utf-8")

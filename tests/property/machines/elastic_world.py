@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Final, TypeAlias
 
-from asyncrpc.collectives.machine.views import View
-from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.core.ids import Incarnation, WorkerId
+from asyncrpc.parallel.collectives.machine.views import View
 
 Action: TypeAlias = tuple[str, int, int]
 LETTERS: Final = "abcdefgh"
@@ -62,53 +62,56 @@ class ElasticWorld:
         self.build = build
         count = scene.members + scene.newcomers
         self.ids = [WorkerId(LETTERS[n], Incarnation(n + 1)) for n in range(count)]
-        self.all = [_One(build.ElasticMember(one, n)) for n, one in enumerate(self.ids)]
+        self.all = [
+            _One(build.ElasticMember(worker_id, n))
+            for n, worker_id in enumerate(self.ids)
+        ]
         self.deaths_left = scene.deaths
         self.installed: dict[tuple[int, tuple[WorkerId, ...]], set[WorkerId]] = {}
         members = tuple(self.ids[: scene.members])
-        for one in self.all[: scene.members]:
-            one.machine.state = build.MEMBER
-            one.machine.view = View(1, members, (0,) * len(members))
+        for member in self.all[: scene.members]:
+            member.machine.state = build.MEMBER
+            member.machine.view = View(1, members, (0,) * len(members))
 
     def possible(self) -> Iterator[Action]:
         """Yield what may happen next."""
-        for number, one in enumerate(self.all):
-            if one.is_dead:
+        for number, member in enumerate(self.all):
+            if member.is_dead:
                 continue
-            if not one.has_come:
+            if not member.has_come:
                 yield "come", number, 0
             if self.deaths_left:
                 yield "die", number, 0
-            for sender, messages in one.inbox.items():
+            for sender, messages in member.inbox.items():
                 if messages:
                     yield "hear", number, sender
-            for dead in one.unheard:
-                if not one.inbox.get(dead):
+            for dead in member.unheard:
+                if not member.inbox.get(dead):
                     yield "lose", number, dead
 
     def do(self, action: Action) -> None:
         """Let something happen."""
         what, number, other = action
-        one = self.all[number]
+        member = self.all[number]
         match what:
             case "come":
-                one.has_come = True
+                member.has_come = True
                 asked = self.build.Application(
                     step=0, needs_majority=self.scene.needs_majority
                 )
                 roster = [LETTERS[n] for n in range(len(self.all)) if n != number]
-                one.machine.come(asked, roster)
+                member.machine.come(asked, roster)
             case "die":
                 self.deaths_left -= 1
-                one.is_dead = True
+                member.is_dead = True
                 for n, survivor in enumerate(self.all):
                     if n != number:
                         survivor.unheard.add(number)
             case "hear":
-                one.machine.receive(self.ids[other], one.inbox[other].popleft())
+                member.machine.receive(self.ids[other], member.inbox[other].popleft())
             case _:
-                one.unheard.discard(other)
-                one.machine.lose(self.ids[other])
+                member.unheard.discard(other)
+                member.machine.lose(self.ids[other])
         self._send(number)
         self._check(number)
 
@@ -141,15 +144,19 @@ class ElasticWorld:
     def check_end(self) -> None:
         """Check what must be so when nothing can happen any more."""
         build = self.build
-        alive = [one.machine for one in self.all if not one.is_dead]
-        members = [one for one in alive if one.state is build.MEMBER]
-        stuck = [one for one in alive if not one.has_quorum]
+        alive = [member.machine for member in self.all if not member.is_dead]
+        members = [member for member in alive if member.state is build.MEMBER]
+        stuck = [member for member in alive if not member.has_quorum]
         if not stuck:
-            waiting = [one.me.name for one in alive if one.is_here]
-            late = [one for one in alive if one.is_here and one.state is build.JOINING]
+            waiting = [member.me.name for member in alive if member.is_here]
+            late = [
+                member
+                for member in alive
+                if member.is_here and member.state is build.JOINING
+            ]
             # A newcomer that came too late waits for the next border.
             assert len(waiting) == len(late), f"{waiting} wait for ever"
-            views = {one.view for one in members}
+            views = {member.view for member in members}
             assert len(views) <= 1, f"they have {len(views)} views"
             assert not late or members, f"{waiting} wait for nobody"
 
@@ -158,26 +165,26 @@ class ElasticWorld:
         return repr(
             [
                 (
-                    one.machine.state.name,
-                    one.machine.view.key,
-                    _of(one.machine.proposal),
+                    member.machine.state.name,
+                    member.machine.view.key,
+                    _of(member.machine.proposal),
                     sorted(
-                        (who, _of(said))
-                        for who, said in one.machine._heard.items()  # noqa: SLF001
+                        (who, _of(applicant))
+                        for who, applicant in member.machine._heard.items()  # noqa: SLF001
                     ),
-                    sorted(one.machine._roster.items()),  # noqa: SLF001
-                    sorted(one.machine._lost),  # noqa: SLF001
+                    sorted(member.machine._roster.items()),  # noqa: SLF001
+                    sorted(member.machine._lost),  # noqa: SLF001
                     [
                         (
                             sender,
                             [(s.view.key, s.is_here, _of(s.proposal)) for s in box],
                         )
-                        for sender, box in sorted(one.inbox.items())
+                        for sender, box in sorted(member.inbox.items())
                         if box
                     ],
-                    (one.has_come, one.is_dead, sorted(one.unheard)),
+                    (member.has_come, member.is_dead, sorted(member.unheard)),
                 )
-                for one in self.all
+                for member in self.all
             ]
         ).encode()
 

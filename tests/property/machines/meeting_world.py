@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Final, TypeVar
 
-from asyncrpc.ids import Incarnation
-from asyncrpc.runtime.members import Member
+from asyncrpc.core.ids import Incarnation
+from asyncrpc.core.members import Member
 
 T = TypeVar("T")
 ALL: Final = "all"
@@ -111,13 +111,13 @@ class Rules:
     def start(self, world: World, rank: int) -> World:
         """A process of a rank begins; rank 0 hosts a store if there is none."""
         number = world.numbers + 1
-        made = _with(world, rank, Life(number))
-        made = replace(made, numbers=number)
-        if rank or made.store is not None:
-            return made
+        after = _with(world, rank, Life(number))
+        after = replace(after, numbers=number)
+        if rank or after.store is not None:
+            return after
         nobody = (0,) * len(world.lives)
         store = Store(world.stores, ("",), (nobody,), nobody)
-        return replace(made, store=store, stores=world.stores + 1)
+        return replace(after, store=store, stores=world.stores + 1)
 
     def kill(self, world: World, rank: int) -> World:
         """A process ends, and the store with it, if it is its host."""
@@ -127,8 +127,8 @@ class Rules:
         is_member = any(word == ALL and dead.number in all_ for word, all_ in met)
         if dead.group or is_member:  # else no member has heard of it
             world = _told(world, rank)
-        found = replace(_with(world, rank, None), deaths=world.deaths - 1)
-        return replace(found, store=None if rank == 0 else store)
+        after = replace(_with(world, rank, None), deaths=world.deaths - 1)
+        return replace(after, store=None if rank == 0 else store)
 
     # --- a worker that comes ---------------------------------------------------------
 
@@ -143,7 +143,9 @@ class Rules:
             "ASKING": self._ask,
             "JOINING": self._join,
         }
-        yield from (one for one in act[life.arrival](world, rank, life) if one != world)
+        yield from (
+            after for after in act[life.arrival](world, rank, life) if after != world
+        )
 
     def _wait(self, world: World, rank: int, life: Life) -> Iterator[World]:
         store = world.store
@@ -173,11 +175,11 @@ class Rules:
         yield self._advanced(world, rank, life, event)
 
     def _ask(self, world: World, rank: int, life: Life) -> Iterator[World]:
-        found = self._offered(world, life)
-        for other in found:
+        offered = self._offered(world, life)
+        for other in offered:
             taken = replace(life, group=other.group)
             yield _told(self._advanced(world, rank, taken, "ADMITTED"), rank)
-        yield from self._silent(world, rank, life, is_there=bool(found))
+        yield from self._silent(world, rank, life, is_there=bool(offered))
 
     def _join(self, world: World, rank: int, life: Life) -> Iterator[World]:
         if self._has_lost(world, life):
@@ -237,8 +239,8 @@ class Rules:
 
     def _offered(self, world: World, life: Life) -> list[Life]:
         """Return the members of an offer that are there."""
-        alive = [one for one in world.lives if one is not None and one.group]
-        return [one for one in alive if one.number in life.offer]
+        alive = [life for life in world.lives if life is not None and life.group]
+        return [other_life for other_life in alive if other_life.number in life.offer]
 
     def _advanced(self, world: World, rank: int, life: Life, event: str) -> World:
         machine = self._arriving.MeetingArrival()
@@ -260,18 +262,21 @@ class Rules:
             yield self._kept(world, rank, heard, loss)
         store = world.store
         if life.keeping == "LOOKING":
-            found = self._keeping.NOTHING_FOUND
+            finding = self._keeping.NOTHING_FOUND
             if store is not None and any(store.came):
                 holder = Incarnation(store.came[rank])
                 offered = tuple(map(Incarnation, store.offer))
-                found = self._keeping.Finding("run", holder, offered)
-            event = self._keeping.judge(found, "run", life.number, present)
+                finding = self._keeping.Finding("run", holder, offered)
+            event = self._keeping.judge(finding, "run", life.number, present)
             yield self._kept(world, rank, life, event)
         elif life.keeping == "OFFERING":
             if store is None:
                 yield self._kept(world, rank, life, self._event("ABSENT"))
             else:
-                offer = [one.incarnation for one in self._keeping.offer_of(present)]
+                offer = [
+                    present_member.incarnation
+                    for present_member in self._keeping.offer_of(present)
+                ]
                 here = replace(world, store=replace(store, offer=tuple(offer)))
                 yield self._kept(here, rank, life, self._event("WRITTEN"))
         elif life.keeping == "PAUSING":
@@ -295,7 +300,7 @@ class Rules:
             for rank in range(len(world.lives)):
                 for _ in range(2):
                     world = self._some_step(world, rank, sweep)
-            lives = [one for one in world.lives if one is not None and one.group]
+            lives = [life for life in world.lives if life is not None and life.group]
             if len(lives) == len(world.lives):
                 return True
         return False
@@ -304,13 +309,13 @@ class Rules:
         life = world.lives[rank]
         if life is None:
             return self.start(world, rank)
-        found = [*self.arrive(world, rank, life), *self.keep(world, rank, life)]
-        return found[sweep % len(found)] if found else world
+        steps = [*self.arrive(world, rank, life), *self.keep(world, rank, life)]
+        return steps[sweep % len(steps)] if steps else world
 
 
 def groups(world: World) -> set[tuple[int, int]]:
     """Return the groups that have living members."""
-    return {one.group for one in world.lives if one is not None and one.group}
+    return {life.group for life in world.lives if life is not None and life.group}
 
 
 def explore(rules: Rules, first: World) -> int:
@@ -324,28 +329,28 @@ def explore(rules: Rules, first: World) -> int:
         world = unvisited.pop()
         assert len(groups(world)) <= 1, world
         assert rules.settles(world), world
-        for one in rules.steps(world):
-            if one not in seen:
-                seen.add(one)
-                unvisited.append(one)
+        for step in rules.steps(world):
+            if step not in seen:
+                seen.add(step)
+                unvisited.append(step)
     return len(seen)
 
 
 def _members(world: World) -> list[Member]:
     return [
-        Member(f"worker{rank}", rank, Incarnation(one.number), ())
-        for rank, one in enumerate(world.lives)
-        if one is not None and one.group
+        Member(f"worker{rank}", rank, Incarnation(life.number), ())
+        for rank, life in enumerate(world.lives)
+        if life is not None and life.group
     ]
 
 
 def _told(world: World, about: int) -> World:
     """Let all members but one have something to notice."""
     lives = tuple(
-        replace(one, has_loss=True)
-        if one is not None and one.group and rank != about
-        else one
-        for rank, one in enumerate(world.lives)
+        replace(life, has_loss=True)
+        if life is not None and life.group and rank != about
+        else life
+        for rank, life in enumerate(world.lives)
     )
     return replace(world, lives=lives)
 

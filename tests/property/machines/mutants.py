@@ -109,7 +109,7 @@ def _look_at_the_drawing(machine: Machine, build: ModuleType) -> None:
 
 @functools.cache
 def _right_drawing(name: str) -> str:
-    (machine,) = [one for one in CATALOG if one.name == name]
+    (machine,) = [machine for machine in CATALOG if machine.name == name]
     return section(machine, machine.source)
 
 
@@ -205,9 +205,9 @@ def main(names: list[str]) -> int:
         print(
             f"{machine.name:<30} {total:>8} {killed.total():>8}       {by}", flush=True
         )
-        all_survivors += [f"{machine.name}: {one}" for one in survivors]
-    for one in all_survivors:
-        print(f"survives: {one}")
+        all_survivors += [f"{machine.name}: {mutant}" for mutant in survivors]
+    for survivor in all_survivors:
+        print(f"survives: {survivor}")
     return len(all_survivors)
 
 

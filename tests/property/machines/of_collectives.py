@@ -6,8 +6,8 @@ import enum
 from types import ModuleType
 from typing import Any, Final
 
-from asyncrpc.collectives.machine import matching, operations
 from asyncrpc.errors import MalformedError
+from asyncrpc.parallel.collectives.machine import matching, operations
 from tests.property.machines.collectives_world import visit
 from tests.property.machines.spec import Guard, Machine, Part
 
@@ -25,8 +25,8 @@ class _OneCollective:
     @property
     def state(self) -> enum.Enum:
         """Where it is."""
-        found: enum.Enum = self.operations.state(0)
-        return found
+        current: enum.Enum = self.operations.state(0)
+        return current
 
     def on(self, event: enum.Enum) -> None:
         """Let an event happen to it."""
@@ -50,7 +50,7 @@ _PROGRAMS: Final = (
 )
 
 
-def _none_ends_well_that_is_not_the_same_and_none_waits_for_ever(
+def _mismatched_programs_fail_and_none_waits_for_ever(
     build: ModuleType,
 ) -> None:
     for programs in _PROGRAMS:
@@ -58,30 +58,30 @@ def _none_ends_well_that_is_not_the_same_and_none_waits_for_ever(
             assert visit(build, programs, leaves=leaves) > 10
 
 
-def _who_has_not_come_is_late(build: ModuleType) -> None:
-    one = build.MatchedCollectives()
-    one.join("a group", ("a", "b", "c", "d"), 0)
-    one.begin(operations.Descriptor("barrier"))
-    one.give_up(0, 1.0, {1: 1, 2: 0, 3: None})
-    (failing,) = one.outbox
+def _absent_ranks_are_late(build: ModuleType) -> None:
+    machine = build.MatchedCollectives()
+    machine.join("a group", ("a", "b", "c", "d"), 0)
+    machine.begin(operations.Descriptor("barrier"))
+    machine.give_up(0, 1.0, {1: 1, 2: 0, 3: None})
+    (failing,) = machine.outbox
     assert failing.failure.ranks == ("c", "d")
     assert failing.is_news
-    one.operations.end(one.operations.running[0])
-    one.give_up(0, 1.0, {1: 1, 2: 0, 3: None})
-    assert len(one.outbox) == 1
+    machine.operations.end(machine.operations.running[0])
+    machine.give_up(0, 1.0, {1: 1, 2: 0, 3: None})
+    assert len(machine.outbox) == 1
 
 
-def _a_rank_is_who_it_says_and_nobody_else(build: ModuleType) -> None:
-    one = build.MatchedCollectives()
+def _rank_speaks_only_for_itself(build: ModuleType) -> None:
+    machine = build.MatchedCollectives()
 
     def refuses(name: str, rank: int | None = None) -> bool:
         try:
-            one.check_speaker(name, rank)
+            machine.check_speaker(name, rank)
         except MalformedError:
             return True
         return False
 
-    one.join("a group", ("a", "b"), 0)
+    machine.join("a group", ("a", "b"), 0)
     assert refuses("d")
     assert refuses("d", 1)
     assert refuses("b", 0)
@@ -90,70 +90,70 @@ def _a_rank_is_who_it_says_and_nobody_else(build: ModuleType) -> None:
     assert not refuses("b")
 
 
-def _a_rank_that_has_left_is_missed_by_what_it_has_not_ended(build: ModuleType) -> None:
-    one = build.MatchedCollectives()
-    one.join("a group", ("a", "b", "c"), 0)
+def _unended_operations_miss_a_rank_that_has_left(build: ModuleType) -> None:
+    machine = build.MatchedCollectives()
+    machine.join("a group", ("a", "b", "c"), 0)
     for _ in range(3):
-        one.begin(operations.Descriptor("barrier"))
+        machine.begin(operations.Descriptor("barrier"))
     failures = [operations.CollectiveFailure(code, code, ()) for code in "bc"]
-    assert one.lose(failures[0], ended=2)
-    assert not one.lose(failures[1], ended=2)
-    assert one.lose(failures[1], ended=1)
-    assert [failing.number for failing in one.outbox] == [2, 1]
-    assert one.lost == failures[0]
-    assert one.last_lost == failures[1]
-    assert [one.lost_for(number) for number in range(4)] == [
+    assert machine.lose(failures[0], ended=2)
+    assert not machine.lose(failures[1], ended=2)
+    assert machine.lose(failures[1], ended=1)
+    assert [failing.number for failing in machine.outbox] == [2, 1]
+    assert machine.lost == failures[0]
+    assert machine.last_lost == failures[1]
+    assert [machine.lost_for(number) for number in range(4)] == [
         None,
         failures[1],
         failures[0],
         failures[0],
     ]
-    assert one.begin(operations.Descriptor("barrier")) == failures[0]
-    assert one.refuse("gives up") == failures[0]
-    assert one.operations.begun == 3
-    assert one.leave("has closed")[0] == 0
+    assert machine.begin(operations.Descriptor("barrier")) == failures[0]
+    assert machine.refuse("gives up") == failures[0]
+    assert machine.operations.begun == 3
+    assert machine.leave("has closed")[0] == 0
 
 
-def _what_comes_for_what_is_over_or_lost_is_refused(build: ModuleType) -> None:
-    one = build.MatchedCollectives()
-    one.join("a group", ("a", "b", "c"), 0)
+def _messages_of_ended_or_lost_operations_are_refused(build: ModuleType) -> None:
+    machine = build.MatchedCollectives()
+    machine.join("a group", ("a", "b", "c"), 0)
     barrier = operations.Descriptor("barrier")
-    one.operations.end(one.begin(barrier))
-    late = one.refusal_of(0, 1, barrier)
+    machine.operations.end(machine.begin(barrier))
+    late = machine.refusal_of(0, 1, barrier)
     assert late.ranks == ("b", "a")
     assert "rank 0 ('a') has finished it and begun 1 collectives" in late.problem
-    assert one.refusal_of(1, 1, barrier) is None
-    lost = one.loss_of("c", "it has died")
-    assert one.loss_of("d", "it has died") is None
-    assert one.lose(lost)
-    assert one.refusal_of(1, 1, None) == lost
-    assert one.refusal_of(7, 1, barrier) == lost
+    assert machine.refusal_of(1, 1, barrier) is None
+    lost = machine.loss_of("c", "it has died")
+    assert machine.loss_of("d", "it has died") is None
+    assert machine.lose(lost)
+    assert machine.refusal_of(1, 1, None) == lost
+    assert machine.refusal_of(7, 1, barrier) == lost
 
 
-def _what_another_rank_has_begun_or_failed_counts_at_the_beginning(
+def _earlier_news_of_other_ranks_count_at_the_beginning(
     build: ModuleType,
 ) -> None:
     barrier, other = map(operations.Descriptor, ("barrier", "broadcast"))
-    one = build.MatchedCollectives()
-    one.join("a group", ("a", "b"), 0)
-    one.receive(0, 1, other)
-    mismatch = one.begin(barrier)
+    machine = build.MatchedCollectives()
+    machine.join("a group", ("a", "b"), 0)
+    machine.receive(0, 1, other)
+    mismatch = machine.begin(barrier)
     assert mismatch.ranks == ("b", "a")
-    assert one.operations.state(0) is operations.OVER
-    assert one.outbox.pop().is_news
+    assert machine.operations.state(0) is operations.OVER
+    assert machine.outbox.pop().is_news
     failure = operations.CollectiveFailure("", "it has failed at b", ("b",))
-    one.receive_failure(0, failure)  # it is over
-    assert one.outbox == []
-    one.receive_failure(1, failure)
-    assert not one.outbox.pop().is_news
-    assert one.begin(barrier) == failure
-    running = one.begin(barrier)
-    one.receive_failure(running.number, failure)
-    one.receive_failure(running.number, mismatch)
+    machine.receive_failure(0, failure)  # it is over
+    assert machine.outbox == []
+    machine.receive_failure(1, failure)
+    assert not machine.outbox.pop().is_news
+    assert machine.begin(barrier) == failure
+    running = machine.begin(barrier)
+    machine.receive_failure(running.number, failure)
+    machine.receive_failure(running.number, mismatch)
     assert running.failure == failure
-    assert len(one.outbox) == 1
-    assert one.refuse("gives up") is None
-    assert one.refusal_of(3, 1, barrier).ranks == ("a",)
+    assert len(machine.outbox) == 1
+    assert machine.refuse("gives up") is None
+    assert machine.refusal_of(3, 1, barrier).ranks == ("a",)
 
 
 COLLECTIVE: Final = Machine(
@@ -166,8 +166,8 @@ COLLECTIVE: Final = Machine(
     events="CollectiveEvent",
     starts=("AHEAD",),
     begin=lambda build, _: _OneCollective(build),
-    feed=lambda one, event: one.on(event),
-    state_of=lambda one: one.state,
+    feed=lambda machine, event: machine.on(event),
+    state_of=lambda machine: machine.state,
     stories="""
 all ranks come:
     AHEAD -BEGIN-> RUNNING -END-> OVER
@@ -188,7 +188,7 @@ what has failed begins once:
 what is over is not begun:
     OVER -BEGIN-x
 """,
-    tests=("tests/unit/collectives/machine/test_operations.py",),
+    tests=("tests/unit/parallel/collectives/machine/test_operations.py",),
     guards=(
         Guard(
             "a-failure-is-forgotten",
@@ -196,7 +196,7 @@ what is over is not begun:
             "            pass\n",
         ),
         Guard(
-            "what-comes-early-is-dropped",
+            "early-messages-are-dropped",
             "        operation.arrived = self._early.pop(operation.number, {})\n",
             "",
         ),
@@ -206,17 +206,17 @@ what is over is not begun:
             "        if False:\n",
         ),
         Guard(
-            "what-ranks-have-said-before-is-forgotten",
+            "earlier-descriptors-are-not-compared",
             "            if theirs != descriptor:\n",
             "            if False:\n",
         ),
         Guard(
-            "what-ranks-say-later-is-not-compared",
+            "later-descriptors-are-not-compared",
             "            if operation.descriptor != theirs:\n",
             "            if False:\n",
         ),
         Guard(
-            "any-number-may-come-early",
+            "early-messages-are-unlimited",
             "if kept >= EARLY_MAX or number - self.begun >= EARLY_MAX:",
             "if False:",
         ),
@@ -225,12 +225,12 @@ what is over is not begun:
         Part(
             matching,
             checks=(
-                _none_ends_well_that_is_not_the_same_and_none_waits_for_ever,
-                _who_has_not_come_is_late,
-                _a_rank_is_who_it_says_and_nobody_else,
-                _a_rank_that_has_left_is_missed_by_what_it_has_not_ended,
-                _what_comes_for_what_is_over_or_lost_is_refused,
-                _what_another_rank_has_begun_or_failed_counts_at_the_beginning,
+                _mismatched_programs_fail_and_none_waits_for_ever,
+                _absent_ranks_are_late,
+                _rank_speaks_only_for_itself,
+                _unended_operations_miss_a_rank_that_has_left,
+                _messages_of_ended_or_lost_operations_are_refused,
+                _earlier_news_of_other_ranks_count_at_the_beginning,
             ),
             guards=(
                 Guard(
@@ -255,23 +255,23 @@ what is over is not begun:
                     "failure = None",
                 ),
                 Guard(
-                    "nothing-fails-for-a-rank-that-is-gone",
+                    "running-operations-outlive-a-gone-rank",
                     "                self.fail(number, failure, is_news=False)\n"
                     "        self._gone",
                     "                pass\n        self._gone",
                 ),
                 Guard(
-                    "nothing-fails-later-for-a-rank-that-is-gone",
+                    "later-operations-outlive-a-gone-rank",
                     "        self._gone.append((ended, failure))\n",
                     "",
                 ),
                 Guard(
-                    "a-rank-that-leaves-is-missed-by-what-it-has-ended",
+                    "ended-operations-miss-a-rank-that-leaves",
                     "if number >= ended and self.lost_for(number) is None:",
                     "if self.lost_for(number) is None:",
                 ),
                 Guard(
-                    "what-a-rank-has-ended-needs-it",
+                    "ended-operations-need-a-gone-rank",
                     "            if number >= ended:\n",
                     "            if True:\n",
                 ),
@@ -281,27 +281,27 @@ what is over is not begun:
                     "if self._gone:",
                 ),
                 Guard(
-                    "who-leaves-has-ended-what-runs",
+                    "leaving-rank-has-ended-running-operations",
                     "min(self.operations.running, default=self.operations.begun)",
                     "self.operations.begun",
                 ),
                 Guard(
-                    "the-other-ranks-are-not-told",
+                    "other-ranks-are-not-told",
                     "self.outbox.append(Failing(number, failure, messages, is_news))",
                     "self.outbox.append(Failing(number, failure, messages, False))",
                 ),
                 Guard(
-                    "what-others-say-of-failures-is-not-heard",
+                    "failures-of-others-are-not-heard",
                     "if not operations.is_over(number) and operations.failure_of",
                     "if False and operations.failure_of",
                 ),
                 Guard(
-                    "who-has-come-is-late",
+                    "present-rank-is-late",
                     "if count is None or count <= number",
                     "if count is None or count <= number + 1",
                 ),
                 Guard(
-                    "who-does-not-say-has-come",
+                    "silent-rank-has-come",
                     "if count is None or count <= number",
                     "if count is not None and count <= number",
                 ),

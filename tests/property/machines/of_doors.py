@@ -13,50 +13,52 @@ _WEBSOCKET: Final = {"type": "websocket", "headers": ()}
 _GONE: Final = {"type": "http.disconnect"}
 
 
-def _who_leaves_cancels_what_is_not_answered(build: ModuleType) -> None:
+def _leaving_client_cancels_an_unanswered_request(build: ModuleType) -> None:
     for answered in range(3):
-        one = build.AsgiConnection(_HTTP)
+        machine = build.AsgiConnection(_HTTP)
         if answered:
-            one.sends({"type": "http.response.start", "status": 200})
-            assert one.status == 200
-            one.sends({"type": "http.response.body", "more_body": answered == 1})
-        assert one.received(_GONE) is (answered < 2)
-        assert one.has_left is (answered < 2)
+            machine.sends({"type": "http.response.start", "status": 200})
+            assert machine.status == 200
+            machine.sends({"type": "http.response.body", "more_body": answered == 1})
+        assert machine.received(_GONE) is (answered < 2)
+        assert machine.has_left is (answered < 2)
 
 
-def _a_websocket_that_waits_is_told(build: ModuleType) -> None:
+def _waiting_websocket_hears_the_disconnect(build: ModuleType) -> None:
     for is_waiting in (True, False):
-        one = build.AsgiConnection(_WEBSOCKET)
-        one.asks()
+        machine = build.AsgiConnection(_WEBSOCKET)
+        machine.asks()
         if not is_waiting:
-            one.asks_no_more()
-        assert one.received({"type": "websocket.disconnect"}) is not is_waiting
+            machine.asks_no_more()
+        assert machine.received({"type": "websocket.disconnect"}) is not is_waiting
 
 
-def _what_is_held_is_bounded(build: ModuleType) -> None:
-    one = build.AsgiConnection(_HTTP)
+def _held_messages_are_bounded(build: ModuleType) -> None:
+    machine = build.AsgiConnection(_HTTP)
     held = 0
-    while one.may_read:
-        one.received({"type": "http.request", "body": b"x" * 8192, "more_body": True})
+    while machine.may_read:
+        machine.received(
+            {"type": "http.request", "body": b"x" * 8192, "more_body": True}
+        )
         held += 1
     assert held == 8
-    one.take()
-    assert one.may_read
+    machine.take()
+    assert machine.may_read
 
 
-def _the_last_word_is_held_back(build: ModuleType) -> None:
+def _last_message_is_held_back(build: ModuleType) -> None:
     for words, held in (
         (("lifespan.startup.complete",), 0),
         (("lifespan.startup.failed",), 1),
         (("lifespan.startup.complete", "lifespan.shutdown.complete"), 1),
         (("lifespan.startup.complete", "lifespan.shutdown.failed"), 1),
     ):
-        one = build.InnerLifespan()
-        passed = [one.sends({"type": word}) for word in words]
+        machine = build.InnerLifespan()
+        passed = [machine.sends({"type": word}) for word in words]
         assert passed.count(False) == held
         if held:
-            assert one.last == {"type": words[-1]}
-        assert not one.returned()
+            assert machine.last == {"type": words[-1]}
+        assert not machine.returned()
     assert build.InnerLifespan().returned()
 
 
@@ -68,8 +70,8 @@ ASGI_CONNECTION: Final = Machine(
     events="AsgiStep",
     starts=("WAITING",),
     begin=lambda build, _: build.AsgiConnection(_HTTP),
-    feed=lambda one, step: one.advance(step),
-    state_of=lambda one: one.state,
+    feed=lambda machine, step: machine.advance(step),
+    state_of=lambda machine: machine.state,
     stories="""
 a request is answered:
     WAITING -BEGIN-> ANSWERING -END-> ANSWERED
@@ -88,13 +90,13 @@ it is refused without a response:
 """,
     refusal="",
     checks=(
-        _who_leaves_cancels_what_is_not_answered,
-        _a_websocket_that_waits_is_told,
-        _what_is_held_is_bounded,
+        _leaving_client_cancels_an_unanswered_request,
+        _waiting_websocket_hears_the_disconnect,
+        _held_messages_are_bounded,
     ),
     guards=(
         Guard(
-            "who-waits-for-a-message-is-cancelled",
+            "waiting-reader-is-cancelled",
             "return self.has_left and not is_told",
             "return self.has_left",
         ),
@@ -109,7 +111,7 @@ it is refused without a response:
             "elif kind in _BODIES:",
         ),
         Guard(
-            "what-is-taken-still-counts",
+            "taken-messages-still-count",
             "self._bytes -= _bytes_of(message)",
             "self._bytes -= 0",
         ),
@@ -125,8 +127,8 @@ LIFESPAN: Final = Machine(
     events="LifespanStep",
     starts=("STARTING",),
     begin=lambda build, _: build.InnerLifespan(),
-    feed=lambda one, step: one.advance(step),
-    state_of=lambda one: one.state,
+    feed=lambda machine, step: machine.advance(step),
+    state_of=lambda machine: machine.state,
     stories="""
 an application starts and ends:
     STARTING -START-> STARTED -END-> ENDED -RETURN-> ENDED
@@ -138,7 +140,7 @@ it knows no lifespan:
     STARTING -RETURN-> UNSUPPORTED
 """,
     refusal="",
-    checks=(_the_last_word_is_held_back,),
+    checks=(_last_message_is_held_back,),
     guards=(
         Guard(
             "the-server-hears-of-the-end-before-the-worker-has-ended",

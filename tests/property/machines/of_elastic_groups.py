@@ -6,9 +6,14 @@ import enum
 from types import ModuleType
 from typing import Any, Final
 
-from asyncrpc.collectives.machine import reconfiguration, views
-from asyncrpc.collectives.machine.views import Accusation, Applicant, Proposal, View
-from asyncrpc.ids import Incarnation, WorkerId
+from asyncrpc.core.ids import Incarnation, WorkerId
+from asyncrpc.parallel.collectives.machine import reconfiguration, views
+from asyncrpc.parallel.collectives.machine.views import (
+    Accusation,
+    Applicant,
+    Proposal,
+    View,
+)
 from tests.property.machines.elastic_world import Scene, play, visit
 from tests.property.machines.spec import Guard, Machine, Part
 
@@ -26,8 +31,8 @@ class _OneMember:
     @property
     def state(self) -> enum.Enum:
         """What the worker is."""
-        found: enum.Enum = self.machine.state
-        return found
+        current: enum.Enum = self.machine.state
+        return current
 
     def on(self, event: enum.Enum) -> None:
         """Let an event happen to it."""
@@ -76,42 +81,42 @@ def _larger_groups_agree_in_random_orders(build: ModuleType) -> None:
 
 
 def _member(build: ModuleType, *members: WorkerId) -> Any:
-    one = build.ElasticMember(A, 0)
-    one.state = build.MEMBER
-    one.view = View(1, members, (0,) * len(members))
-    return one
+    machine = build.ElasticMember(A, 0)
+    machine.state = build.MEMBER
+    machine.view = View(1, members, (0,) * len(members))
+    return machine
 
 
-def _of(one: WorkerId, turn: int = 1, **terms: Any) -> Applicant:
-    return Applicant(one, turn, -1, 0, **terms)
+def _of(worker: WorkerId, turn: int = 1, **terms: Any) -> Applicant:
+    return Applicant(worker, turn, -1, 0, **terms)
 
 
 def _a_minority_stops(build: ModuleType) -> None:
-    one = _member(build, A, B, C)
-    one.come(build.Application())
-    one.lose(B)
-    assert one.is_here
-    one.lose(C)
-    assert not one.is_here
-    assert not one.has_quorum
-    assert one.absent == ("b", "c")
-    assert one.lost_view.generation == 1
-    one.come(build.Application(needs_majority=False))
-    assert one.view == View(2, (A,), (-1,))
-    assert one.has_quorum
+    machine = _member(build, A, B, C)
+    machine.come(build.Application())
+    machine.lose(B)
+    assert machine.is_here
+    machine.lose(C)
+    assert not machine.is_here
+    assert not machine.has_quorum
+    assert machine.absent == ("b", "c")
+    assert machine.lost_view.generation == 1
+    machine.come(build.Application(needs_majority=False))
+    assert machine.view == View(2, (A,), (-1,))
+    assert machine.has_quorum
 
 
-def _who_gives_up_is_not_counted_as_there(build: ModuleType) -> None:
-    one = _member(build, A, B)
-    one.come(build.Application())
-    one.outbox.clear()
-    one.give_up()
-    assert list(one.outbox) == ["b"]
-    assert not one.standing.is_here
+def _member_that_gives_up_counts_as_absent(build: ModuleType) -> None:
+    machine = _member(build, A, B)
+    machine.come(build.Application())
+    machine.outbox.clear()
+    machine.give_up()
+    assert list(machine.outbox) == ["b"]
+    assert not machine.standing.is_here
     other = _member(build, A, B)
     other.me = B
     other.come(build.Application())
-    joined = one.proposal.joined(other.proposal)
+    joined = machine.proposal.joined(other.proposal)
     other.receive(A, build.Standing(other.view, is_here=True, proposal=Proposal()))
     other.receive(A, build.Standing(other.view, is_here=False, proposal=joined))
     assert other.is_here
@@ -119,79 +124,79 @@ def _who_gives_up_is_not_counted_as_there(build: ModuleType) -> None:
 
 
 def _newcomers_begin_once_all_have_answered(build: ModuleType) -> None:
-    one = build.ElasticMember(A, 0)
-    one.come(build.Application(min_size=2), ["b", "c"])
-    assert set(one.outbox) == {"b", "c"}
-    assert one.missing == ("b", "c")
-    one.receive(C, build.Standing(View(), is_here=False, proposal=Proposal()))
-    assert one.missing == ("b",)
-    assert (one.size, one.least) == (1, 2)
-    one.meet(["b", "c", "d"])
-    assert "d" in one.missing
-    one.cannot_reach("d")
-    assert one.missing == ("b",)
-    theirs = Proposal().having(_of(B)).joined(one.proposal)
-    one.receive(B, build.Standing(View(), is_here=True, proposal=theirs))
-    assert one.view == View(1, (A, B), (-1, 0))
+    machine = build.ElasticMember(A, 0)
+    machine.come(build.Application(min_size=2), ["b", "c"])
+    assert set(machine.outbox) == {"b", "c"}
+    assert machine.missing == ("b", "c")
+    machine.receive(C, build.Standing(View(), is_here=False, proposal=Proposal()))
+    assert machine.missing == ("b",)
+    assert (machine.size, machine.least) == (1, 2)
+    machine.meet(["b", "c", "d"])
+    assert "d" in machine.missing
+    machine.cannot_reach("d")
+    assert machine.missing == ("b",)
+    theirs = Proposal().having(_of(B)).joined(machine.proposal)
+    machine.receive(B, build.Standing(View(), is_here=True, proposal=theirs))
+    assert machine.view == View(1, (A, B), (-1, 0))
 
 
-def _a_newcomer_does_not_accuse_members(build: ModuleType) -> None:
-    one = build.ElasticMember(C, 0)
-    one.come(build.Application(), ["a", "b"])
+def _newcomer_does_not_accuse_members(build: ModuleType) -> None:
+    machine = build.ElasticMember(C, 0)
+    machine.come(build.Application(), ["a", "b"])
     there = View(4, (A, B), (0, 0))
-    one.receive(A, build.Standing(there, is_here=False, proposal=Proposal()))
-    assert one.view == there
-    one.lose(B)
-    assert one.is_here
-    assert one.proposal.accusations == frozenset()
-    one.lose(A)
-    assert not one.is_here
-    assert one.absent == ("a", "b")
+    machine.receive(A, build.Standing(there, is_here=False, proposal=Proposal()))
+    assert machine.view == there
+    machine.lose(B)
+    assert machine.is_here
+    assert machine.proposal.accusations == frozenset()
+    machine.lose(A)
+    assert not machine.is_here
+    assert machine.absent == ("a", "b")
 
 
-def _a_group_that_all_have_left_is_begun_anew(build: ModuleType) -> None:
-    one = build.ElasticMember(C, 0)
-    one.come(build.Application(), ["a"])
+def _deserted_group_is_begun_anew(build: ModuleType) -> None:
+    machine = build.ElasticMember(C, 0)
+    machine.come(build.Application(), ["a"])
     there = View(4, (A,), (0,))
     gone = Proposal(departures={A: 1})
-    one.receive(A, build.Standing(there, is_here=False, proposal=gone))
-    assert one.view == View(1, (C,), (-1,))
+    machine.receive(A, build.Standing(there, is_here=False, proposal=gone))
+    assert machine.view == View(1, (C,), (-1,))
 
 
-def _who_leaves_says_so_once(build: ModuleType) -> None:
-    one = _member(build, A, B)
-    one.leave()
-    standing, names = one.farewell
+def _leaving_member_says_so_once(build: ModuleType) -> None:
+    machine = _member(build, A, B)
+    machine.leave()
+    standing, names = machine.farewell
     assert names == ("b",)
     assert standing.proposal.has_left(A)
-    assert not one.outbox
-    one.farewell = None
-    one.leave()
-    assert one.farewell is None
-    one.receive(
+    assert not machine.outbox
+    machine.farewell = None
+    machine.leave()
+    assert machine.farewell is None
+    machine.receive(
         B, build.Standing(View(1, (B,), (0,)), is_here=True, proposal=Proposal())
     )
-    assert list(one.outbox) == ["b"]  # it is told that there is nothing here
-    assert one.standing.view == View()
+    assert list(machine.outbox) == ["b"]  # it is told that there is nothing here
+    assert machine.standing.view == View()
 
 
-def _who_waits_tells_those_that_are_missing_again(build: ModuleType) -> None:
-    one = _member(build, A, B, C)
-    one.repeat()
-    assert not one.outbox
-    one.come(build.Application())
-    one.outbox.clear()
-    one.repeat()
-    assert set(one.outbox) == {"b", "c"}
+def _waiting_member_tells_missing_ones_again(build: ModuleType) -> None:
+    machine = _member(build, A, B, C)
+    machine.repeat()
+    assert not machine.outbox
+    machine.come(build.Application())
+    machine.outbox.clear()
+    machine.repeat()
+    assert set(machine.outbox) == {"b", "c"}
 
 
-def _a_worker_that_speaks_is_not_lost(build: ModuleType) -> None:
-    one = _member(build, A, B)
-    one.lose(C)
-    one.receive(C, build.Standing(View(), is_here=True, proposal=Proposal()))
+def _speaking_worker_is_not_lost(build: ModuleType) -> None:
+    machine = _member(build, A, B)
+    machine.lose(C)
+    machine.receive(C, build.Standing(View(), is_here=True, proposal=Proposal()))
     theirs = Proposal().having(_of(C))
-    one.receive(C, build.Standing(View(), is_here=True, proposal=theirs))
-    assert one.newcomers == ("c",)
+    machine.receive(C, build.Standing(View(), is_here=True, proposal=theirs))
+    assert machine.newcomers == ("c",)
 
 
 # --- views ---------------------------------------------------------------------------
@@ -211,13 +216,13 @@ def _proposals_are_joined_like_sets(build: ModuleType) -> None:
     assert joined.having(_of(C, 3)).has_left(C)
 
 
-def _the_most_accused_is_left_out(build: ModuleType) -> None:
+def _most_accused_member_is_left_out(build: ModuleType) -> None:
     view = build.View(1, (A, B, C), (0, 0, 0))
 
     def out(*pairs: tuple[WorkerId, WorkerId]) -> set[str]:
         accusations = frozenset(Accusation(*pair) for pair in pairs)
         proposal = build.Proposal({D: _of(D)}, accusations)
-        return {one.name for one in build.excluded_by(view, proposal)}
+        return {worker.name for worker in build.excluded_by(view, proposal)}
 
     assert out() == set()
     assert out((A, C)) == {"c"}
@@ -231,7 +236,7 @@ def _the_most_accused_is_left_out(build: ModuleType) -> None:
 def _members_keep_their_order(build: ModuleType) -> None:
     view = build.View(1, (C, A), (0, 0))
     ranked = Applicant(B, 1, 7, 3)
-    applicants = {one: _of(one) for one in (A, C, D)} | {B: ranked}
+    applicants = {worker: _of(worker) for worker in (A, C, D)} | {B: ranked}
     following = build.next_view(view, build.Proposal(applicants))
     assert following.members == (C, A, B, D)
     assert following.steps == (0, 0, 3, 0)
@@ -242,14 +247,14 @@ def _members_keep_their_order(build: ModuleType) -> None:
     assert build.View(1, (A, B)).key > build.View(1, (B,)).key
 
 
-def _half_is_a_quorum_with_the_first(build: ModuleType) -> None:
+def _half_with_the_first_member_is_a_quorum(build: ModuleType) -> None:
     def has_quorum(size: int, lost: str, left: str = "", **terms: bool) -> bool:
         members = (A, B, C, D)[:size]
-        here = next(one for one in members if one.name not in lost + left)
+        here = next(member for member in members if member.name not in lost + left)
         accusations = frozenset(
-            Accusation(here, one) for one in members if one.name in lost
+            Accusation(here, other) for other in members if other.name in lost
         )
-        departures = {one: 1 for one in members if one.name in left}
+        departures = {other: 1 for other in members if other.name in left}
         proposal = build.Proposal({here: _of(here, **terms)}, accusations, departures)
         return bool(build.can_have_quorum(build.View(1, members), proposal))
 
@@ -266,16 +271,16 @@ def _half_is_a_quorum_with_the_first(build: ModuleType) -> None:
     assert build.can_have_quorum(build.View(1, (A,)), newcomer)
 
 
-def _what_members_ask_for_that_are_left_out_does_not_count(build: ModuleType) -> None:
+def _terms_of_excluded_members_do_not_count(build: ModuleType) -> None:
     def has_quorum(view: tuple[WorkerId, ...], lost: str, **strict: bool) -> bool:
         applicants = {
-            one: _of(one, needs_majority=strict[one.name])
-            for one in view
-            if one.name in strict
+            worker: _of(worker, needs_majority=strict[worker.name])
+            for worker in view
+            if worker.name in strict
         }
-        here = next(one for one in view if one.name not in lost)
+        here = next(worker for worker in view if worker.name not in lost)
         accusations = frozenset(
-            Accusation(here, one) for one in view if one.name in lost
+            Accusation(here, worker) for worker in view if worker.name in lost
         )
         proposal = build.Proposal(applicants, accusations)
         return bool(build.can_have_quorum(build.View(1, view), proposal))
@@ -287,17 +292,17 @@ def _what_members_ask_for_that_are_left_out_does_not_count(build: ModuleType) ->
     assert not has_quorum((A, B), "a", a=True)  # nobody else has come
 
 
-def _one_that_was_late_before_it_was_lost_stops_nobody(build: ModuleType) -> None:
+def _lost_member_that_was_late_stops_no_group(build: ModuleType) -> None:
     """Its word that it wants to join came after the view that it is in."""
-    one = _member(build, A, B, C)
+    machine = _member(build, A, B, C)
     joining = build.Standing(View(), is_here=True, proposal=build.Proposal({B: _of(B)}))
-    one.receive(B, joining)
-    one.lose(B)
-    one.lose(C)
-    one.come(build.Application())
-    assert not one.has_quorum
-    one.come(build.Application(needs_majority=False))
-    assert one.view == View(2, (A,), (-1,))
+    machine.receive(B, joining)
+    machine.lose(B)
+    machine.lose(C)
+    machine.come(build.Application())
+    assert not machine.has_quorum
+    machine.come(build.Application(needs_majority=False))
+    assert machine.view == View(2, (A,), (-1,))
 
 
 ELASTIC: Final = Machine(
@@ -310,8 +315,8 @@ ELASTIC: Final = Machine(
     events="MemberEvent",
     starts=("OUTSIDE",),
     begin=lambda build, _: _OneMember(build),
-    feed=lambda one, event: one.on(event),
-    state_of=lambda one: one.state,
+    feed=lambda machine, event: machine.on(event),
+    state_of=lambda machine: machine.state,
     stories="""
 it comes in, and goes from border to border:
     OUTSIDE -COME-> JOINING -INSTALL-> MEMBER -COME-> RECONFIGURING -INSTALL-> MEMBER
@@ -337,25 +342,26 @@ who is left out gets nothing:
     checks=(
         _small_groups_agree_in_every_order,
         _a_minority_stops,
-        _one_that_was_late_before_it_was_lost_stops_nobody,
-        _who_gives_up_is_not_counted_as_there,
+        _lost_member_that_was_late_stops_no_group,
+        _member_that_gives_up_counts_as_absent,
         _newcomers_begin_once_all_have_answered,
-        _a_newcomer_does_not_accuse_members,
-        _a_group_that_all_have_left_is_begun_anew,
-        _who_leaves_says_so_once,
-        _who_waits_tells_those_that_are_missing_again,
-        _a_worker_that_speaks_is_not_lost,
+        _newcomer_does_not_accuse_members,
+        _deserted_group_is_begun_anew,
+        _leaving_member_says_so_once,
+        _waiting_member_tells_missing_ones_again,
+        _speaking_worker_is_not_lost,
         _larger_groups_agree_in_random_orders,
     ),
     guards=(
         Guard(
-            "who-has-not-said-the-same-does-not-matter",
-            "if one != self.me and self._heard.get(one) != self.proposal",
-            "if one != self.me and one not in self._heard",
+            "other-proposals-do-not-matter",
+            "if member != self.me and self._heard.get(member) != self.proposal",
+            "if member != self.me and member not in self._heard",
         ),
         Guard(
-            "who-has-not-come-does-not-matter",
-            "            if one != self.me and self._heard.get(one) != self.proposal\n",
+            "absent-members-do-not-matter",
+            "            if member != self.me and self._heard.get(member)"
+            " != self.proposal\n",
             "            if False\n",
         ),
         Guard(
@@ -369,8 +375,8 @@ who is left out gets nothing:
             "        if False:\n",
         ),
         Guard(
-            "what-has-changed-is-not-told",
-            "            if self.proposal != self._told and self._is_complete:\n",
+            "changes-are-not-told",
+            "            if self.proposal != self._announced and self._is_complete:\n",
             "            if False:\n",
         ),
         Guard(
@@ -379,7 +385,7 @@ who is left out gets nothing:
             "        self._after_news()\n\n    def back",
         ),
         Guard(
-            "who-has-installed-the-next-view-does-not-say-so",
+            "later-view-is-not-told",
             "            return\n        self.outbox[sender.name] = None\n",
             "            return\n",
         ),
@@ -394,7 +400,7 @@ who is left out gets nothing:
             "            pass\n",
         ),
         Guard(
-            "who-speaks-stays-lost",
+            "speaking-member-stays-lost",
             "        self.back(sender)\n",
             "",
         ),
@@ -404,12 +410,12 @@ who is left out gets nothing:
             "if is_in and not self.missing:",
         ),
         Guard(
-            "nobody-is-told-that-a-worker-leaves",
+            "farewell-has-no-receivers",
             "        self.farewell = self.standing, tuple(self.outbox)\n",
             "        self.farewell = self.standing, ()\n",
         ),
         Guard(
-            "nothing-is-repeated",
+            "standing-is-not-repeated",
             "        if self.is_here:\n            self.outbox |= dict.fromkeys",
             "        if False:\n            self.outbox |= dict.fromkeys",
         ),
@@ -419,19 +425,19 @@ who is left out gets nothing:
             views,
             checks=(
                 _proposals_are_joined_like_sets,
-                _the_most_accused_is_left_out,
+                _most_accused_member_is_left_out,
                 _members_keep_their_order,
-                _half_is_a_quorum_with_the_first,
-                _what_members_ask_for_that_are_left_out_does_not_count,
+                _half_with_the_first_member_is_a_quorum,
+                _terms_of_excluded_members_do_not_count,
             ),
             guards=(
                 Guard(
                     "an-earlier-turn-replaces-a-later-one",
-                    "max(applicant, applicants.get(one, applicant))",
+                    "max(applicant, applicants.get(worker, applicant))",
                     "applicant",
                 ),
                 Guard(
-                    "accusations-of-those-left-out-count",
+                    "accusations-of-excluded-members-count",
                     "and not {by, lost} & out:",
                     "and lost not in out:",
                 ),
@@ -442,8 +448,8 @@ who is left out gets nothing:
                 ),
                 Guard(
                     "the-first-of-equals-is-left-out",
-                    "key=lambda one: (counts[one], ranked[one])",
-                    "key=lambda one: (counts[one], -ranked[one])",
+                    "key=lambda worker: (counts[worker], ranked[worker])",
+                    "key=lambda worker: (counts[worker], -ranked[worker])",
                 ),
                 Guard(
                     "half-is-always-a-quorum",
@@ -451,30 +457,31 @@ who is left out gets nothing:
                     ")",
                 ),
                 Guard(
-                    "what-those-ask-for-that-are-left-out-counts",
-                    "    asking = [one for one in came if one not in out] or came\n",
+                    "terms-of-excluded-members-count",
+                    "    asking = [member for member in came if member not in out]"
+                    " or came\n",
                     "    asking = came\n",
                 ),
                 Guard(
-                    "nobody-has-asked-if-all-who-came-are-left-out",
-                    "if one not in out] or came\n",
-                    "if one not in out]\n",
+                    "excluded-applicants-set-no-terms",
+                    "if member not in out] or came\n",
+                    "if member not in out]\n",
                 ),
                 Guard(
-                    "who-has-left-still-votes",
-                    "    voters = [one for one in view.members if not proposal.has_left"
-                    "(one)]\n",
+                    "departed-member-still-votes",
+                    "    voters = [member for member in view.members"
+                    " if not proposal.has_left(member)]\n",
                     "    voters = list(view.members)\n",
                 ),
                 Guard(
-                    "who-has-come-again-has-left",
+                    "returned-member-has-left",
                     "(applicant is None or applicant.turn <= turn)",
                     "True",
                 ),
                 Guard(
                     "newcomers-without-a-rank-come-first",
-                    "        return rank < 0, rank, one\n",
-                    "        return rank >= 0, rank, one\n",
+                    "        return rank < 0, rank, worker\n",
+                    "        return rank >= 0, rank, worker\n",
                 ),
             ),
         ),

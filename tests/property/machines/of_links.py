@@ -5,31 +5,31 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, Final
 
-from asyncrpc.runtime.calls.machine import link
-from asyncrpc.runtime.links.machine import dialing, pool, reconnect
-from asyncrpc.wire import resume
+from asyncrpc.core.calls.machine import calls
+from asyncrpc.core.links.machine import dialing, pool, reconnect
+from asyncrpc.core.wire import resume
 from tests.property.machines.spec import Guard, Machine
 from tests.property.machines.walk import led, paths_to_all
 
-_UNIT: Final = "tests/unit/runtime/links/machine"
+_UNIT: Final = "tests/unit/core/links/machine"
 
 # --- which connection ----------------------------------------------------------------
 
 
-def _feed_peer(one: Any, event: Any) -> None:
+def _feed_peer(machine: Any, event: Any) -> None:
     match event.name:
         case "WANT":
-            one.want()
+            machine.want()
         case "DIAL_FAILED":
-            one.on_dial_failed()
+            machine.on_dial_failed()
         case "DIALED":
-            one.on_open("ours", dialed=True)
+            machine.on_open("ours", dialed=True)
         case "ACCEPTED":
-            one.on_open("theirs", dialed=False)
+            machine.on_open("theirs", dialed=False)
         case "PROVEN":
-            one.on_proven(one.connection)
+            machine.on_proven(machine.connection)
         case "LOST":
-            one.on_lost(one.connection or "another")
+            machine.on_lost(machine.connection or "another")
 
 
 PEER: Final = Machine(
@@ -41,7 +41,7 @@ PEER: Final = Machine(
     starts=("IDLE",),
     begin=lambda build, _: build.PeerConnection(1),
     feed=_feed_peer,
-    state_of=lambda one: one.state,
+    state_of=lambda machine: machine.state,
     stories="""
 a call dials:
     IDLE -WANT-> DIALING -DIALED-> OPEN -LOST-> IDLE
@@ -90,7 +90,7 @@ one dial at a time:
             "may_have_crossed = False",
         ),
         Guard(
-            "what-is-open-at-both-ends-is-given-up",
+            "claims-open-at-both-ends-are-given-up",
             "if self.connection is None or is_smaller:",
             "if True:",
         ),
@@ -115,18 +115,18 @@ one dial at a time:
 # --- a dial --------------------------------------------------------------------------
 
 
-def _it_is_tried_so_often_and_no_more(build: ModuleType) -> None:
-    one = build.DialAttempts()
+def _dial_attempts_are_limited(build: ModuleType) -> None:
+    machine = build.DialAttempts()
     events = build.DialEvent
     for number in range(build.ATTEMPTS_MAX):
-        assert one.number == number
-        assert not one.is_exhausted
-        assert not one.is_over
+        assert machine.number == number
+        assert not machine.is_exhausted
+        assert not machine.is_over
         for event in (events.FREE, events.UNREACHED, events.MOVED):
-            one.on(event)
-    assert one.is_exhausted
-    one.on(events.EXHAUSTED)
-    assert one.is_over
+            machine.on(event)
+    assert machine.is_exhausted
+    machine.on(events.EXHAUSTED)
+    assert machine.is_over
 
 
 DIAL: Final = Machine(
@@ -137,8 +137,8 @@ DIAL: Final = Machine(
     events="DialEvent",
     starts=("READY",),
     begin=lambda build, _: build.DialAttempts(),
-    feed=lambda one, event: one.on(event),
-    state_of=lambda one: one.state,
+    feed=lambda machine, event: machine.on(event),
+    state_of=lambda machine: machine.state,
     stories="""
 the peer answers:
     READY -FREE-> DIALING -OPENED-> READY -LINKED-> CONNECTED
@@ -172,7 +172,7 @@ it has been tried often enough:
 nothing broke that was not dialed:
     READY -BROKE-x -FREE-> DIALING -BROKE-> PAUSED
 """,
-    checks=(_it_is_tried_so_often_and_no_more,),
+    checks=(_dial_attempts_are_limited,),
     tests=(f"{_UNIT}/test_dialing.py",),
     guards=(
         Guard(
@@ -207,7 +207,7 @@ nothing broke that was not dialed:
             "        self._breaks += event is DialEvent.BROKE and event not in row\n",
         ),
         Guard(
-            "one-attempt-too-many",
+            "attempts-exceed-their-limit",
             "return self.number - self.spared >= ATTEMPTS_MAX",
             "return self.number - self.spared > ATTEMPTS_MAX",
         ),
@@ -237,21 +237,21 @@ nothing broke that was not dialed:
 # --- a link --------------------------------------------------------------------------
 
 
-def _feed_link(one: Any, event: Any) -> None:
+def _feed_link(machine: Any, event: Any) -> None:
     if event.name == "GOODBYE":
-        one.on_goodbye()
+        machine.on_goodbye()
     else:
-        one.on_lost("a cable")
+        machine.on_lost("a cable")
 
 
-def _the_first_reason_counts(build: ModuleType) -> None:
-    one = build.LinkStatus()
-    one.on_goodbye()
-    assert not one.is_lost
-    one.on_lost("a cable")
-    one.on_lost("something else")
-    assert one.is_lost
-    assert one.lost_because == "a cable"
+def _first_reason_counts(build: ModuleType) -> None:
+    machine = build.LinkStatus()
+    machine.on_goodbye()
+    assert not machine.is_lost
+    machine.on_lost("a cable")
+    machine.on_lost("something else")
+    assert machine.is_lost
+    assert machine.lost_because == "a cable"
     other = build.LinkStatus()
     other.on_lost("")
     assert other.lost_because
@@ -261,13 +261,13 @@ LINK: Final = Machine(
     name="A link",
     about="Whether calls go both ways, one way, or no more. No event leads back: a "
     "later connection makes another link.",
-    source=link,
+    source=calls,
     states="LinkState",
     events="LinkEvent",
     starts=("OPEN",),
     begin=lambda build, _: build.LinkStatus(),
     feed=_feed_link,
-    state_of=lambda one: one.state,
+    state_of=lambda machine: machine.state,
     stories="""
 the peer shuts down:
     OPEN -GOODBYE-> DRAINING -GOODBYE-> DRAINING -LOST-> LOST
@@ -275,11 +275,11 @@ the peer dies:
     OPEN -LOST-> LOST -LOST-> LOST -GOODBYE-> LOST
 """,
     refusal="",
-    checks=(_the_first_reason_counts,),
+    checks=(_first_reason_counts,),
     guards=(
         Guard("the-last-reason-counts", "if not self.is_lost:", "if True:"),
         Guard(
-            "there-is-no-reason",
+            "loss-has-no-reason",
             'self.lost_because = reason or "the connection was closed"',
             "self.lost_because = reason",
         ),
@@ -307,8 +307,8 @@ RECONNECT: Final = Machine(
     events="ReconnectEvent",
     starts=("WHOLE",),
     begin=lambda build, _: build.Reconnect(),
-    feed=lambda one, event: one.on(event),
-    state_of=lambda one: one.state,
+    feed=lambda machine, event: machine.on(event),
+    state_of=lambda machine: machine.state,
     stories="""
 the side that dials gets through:
     WHOLE -BROKE-> BROKEN -CLAIM-> CLAIMED -RELEASE-> BROKEN -RESUMED-> WHOLE
@@ -344,7 +344,7 @@ what is broken breaks once:
             "        self.attempt = 0\n",
         ),
         Guard(
-            "what-has-ended-is-resumed",
+            "ended-link-is-resumed",
             "if self.state is ReconnectState.ENDED:",
             "if False:",
         ),
@@ -394,7 +394,7 @@ what is broken breaks once:
             "return True",
         ),
         Guard(
-            "who-is-busy-is-lost",
+            "busy-peer-is-lost",
             "    if ADVICE[evidence] is Advice.WAIT:\n",
             "    if False:\n",
         ),
@@ -407,7 +407,7 @@ what is broken breaks once:
 )
 
 
-def _it_is_broken_while_it_waits_for_a_transport(build: ModuleType) -> None:
+def _link_without_transport_is_broken(build: ModuleType) -> None:
     for state, path in paths_to_all(RESUME, build).items():
         is_broken = led(RESUME, build, path).is_broken
         assert is_broken == (state.name in {"BROKEN", "CLOSING_BROKEN"})
@@ -422,8 +422,8 @@ RESUME: Final = Machine(
     events="ResumeEvent",
     starts=("NOT_RESUMABLE",),
     begin=lambda build, _: build.ResumeStatus(),
-    feed=lambda one, event: one.on(event),
-    state_of=lambda one: one.state,
+    feed=lambda machine, event: machine.on(event),
+    state_of=lambda machine: machine.state,
     stories="""
 it breaks and goes on:
     NOT_RESUMABLE -ALLOW-> CONNECTED -LOSE-> BROKEN -RESUME-> CONNECTED
@@ -469,11 +469,11 @@ what ends is not replaced:
     ENDING -REPLACE-> ENDING -CLOSE-> ENDING
 """,
     refusal="",
-    checks=(_it_is_broken_while_it_waits_for_a_transport,),
-    tests=("tests/unit/wire/test_resume.py",),
+    checks=(_link_without_transport_is_broken,),
+    tests=("tests/unit/core/wire/test_resume.py",),
     guards=(
         Guard(
-            "what-closes-is-not-broken",
+            "closing-link-is-not-broken",
             "_BROKEN: Final = frozenset({BROKEN, CLOSING_BROKEN})",
             "_BROKEN: Final = frozenset({BROKEN})",
         ),
@@ -483,12 +483,12 @@ what ends is not replaced:
             "",
         ),
         Guard(
-            "half-a-part-is-let-go",
+            "half-received-part-is-let-go",
             "            if end > received:\n",
             "            if start > received:\n",
         ),
         Guard(
-            "less-was-read-than-was-acknowledged",
+            "read-bytes-go-back",
             "        if received < self._acknowledged:\n",
             "        if False:\n",
         ),
@@ -499,7 +499,7 @@ what ends is not replaced:
         ),
         Guard(
             "news-are-told-again",
-            "        self._told = self.received\n",
+            "        self._acknowledged = self.received\n",
             "",
         ),
     ),

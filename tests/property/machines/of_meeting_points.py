@@ -6,17 +6,17 @@ import itertools
 from types import ModuleType
 from typing import Final
 
-from asyncrpc.ids import Incarnation
-from asyncrpc.runtime.members import Member
-from asyncrpc.runtime.membership.machine import arriving, keeping
+from asyncrpc.core.ids import Incarnation
+from asyncrpc.core.members import Member
+from asyncrpc.core.membership.machine import arriving, keeping
 from tests.property.machines.spec import Guard, Machine
 
 
-def _an_arrival_is_over_in_a_group(build: ModuleType) -> None:
+def _arrival_is_over_in_a_group(build: ModuleType) -> None:
     for state in build.ArrivalState:
-        one = build.MeetingArrival()
-        one.state = state
-        assert one.is_over is (state.name in {"MET", "TAKEN_IN"})
+        machine = build.MeetingArrival()
+        machine.state = state
+        assert machine.is_over is (state.name in {"MET", "TAKEN_IN"})
 
 
 ARRIVAL: Final = Machine(
@@ -31,8 +31,8 @@ ARRIVAL: Final = Machine(
     events="ArrivalEvent",
     starts=("WAITING",),
     begin=lambda build, _: build.MeetingArrival(),
-    feed=lambda one, event: one.advance(event),
-    state_of=lambda one: one.state,
+    feed=lambda machine, event: machine.advance(event),
+    state_of=lambda machine: machine.state,
     stories="""
 all come:
     WAITING -ALL_CAME-> MET
@@ -48,7 +48,7 @@ they die while it asks them:
 the last of all has come meanwhile:
     WAITING -OFFER-> KNOCKING -ANSWERED-> CLAIMING -TOO_LATE-> WAITING -ALL_CAME-> MET
 """,
-    checks=(_an_arrival_is_over_in_a_group,),
+    checks=(_arrival_is_over_in_a_group,),
 )
 
 
@@ -64,7 +64,7 @@ def _only_a_store_of_the_run_gets_an_offer(build: ModuleType) -> None:
     for run, holder, offered in itertools.product(
         ("", "another", "ours"), (0, 101, 999), ((), (101,), (101, 102), (102, 101))
     ):
-        found = build.Finding(run, holder, offered)
+        finding = build.Finding(run, holder, offered)
         wanted = (
             "ABSENT"
             if run != "ours"
@@ -74,17 +74,17 @@ def _only_a_store_of_the_run_gets_an_offer(build: ModuleType) -> None:
             if offered == (101, 102)
             else "OUTDATED"
         )
-        assert build.judge(found, "ours", 101, present).name == wanted
+        assert build.judge(finding, "ours", 101, present).name == wanted
     assert build.judge(build.NOTHING_FOUND, "ours", 101, present).name == "ABSENT"
 
 
-def _an_offer_names_the_first_that_have_ranks(build: ModuleType) -> None:
+def _offer_names_the_first_ranked_members(build: ModuleType) -> None:
     assert build.offer_of(_members(2, -1, 1)) == _members(1, 2)
     many = _members(*range(100))
     assert build.offer_of(many) == many[: build.OFFERED_MAX]
 
 
-def _a_few_members_look_until_all_are_there(build: ModuleType) -> None:
+def _few_members_look_until_all_are_there(build: ModuleType) -> None:
     """The first of those that are left, whichever those are."""
     size = 6
     for ranks in itertools.chain.from_iterable(
@@ -97,17 +97,17 @@ def _a_few_members_look_until_all_are_there(build: ModuleType) -> None:
 
 
 def _pauses_grow_until_the_next_loss(build: ModuleType) -> None:
-    one, event = build.MeetingKeeping(), build.KeepingEvent
-    one.advance(event.LOSS)
+    machine, event = build.MeetingKeeping(), build.KeepingEvent
+    machine.advance(event.LOSS)
     seen = []
     for _ in range(8):
-        one.advance(event.ABSENT)
-        seen.append(one.pause_s)
-        one.advance(event.TIME_UP)
+        machine.advance(event.ABSENT)
+        seen.append(machine.pause_s)
+        machine.advance(event.TIME_UP)
     assert seen == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0]
-    one.advance(event.ABSENT)
-    one.advance(event.LOSS)
-    assert one.pause_s == 0.5
+    machine.advance(event.ABSENT)
+    machine.advance(event.LOSS)
+    assert machine.pause_s == 0.5
 
 
 KEEPING: Final = Machine(
@@ -121,8 +121,8 @@ KEEPING: Final = Machine(
     events="KeepingEvent",
     starts=("RESTING",),
     begin=lambda build, _: build.MeetingKeeping(),
-    feed=lambda one, event: one.advance(event),
-    state_of=lambda one: one.state,
+    feed=lambda machine, event: machine.advance(event),
+    state_of=lambda machine: machine.state,
     stories="""
 the host of the store is gone, and comes back:
     RESTING -LOSS-> LOOKING -ABSENT-> PAUSING -TIME_UP-> LOOKING -OUTDATED-> OFFERING
@@ -151,28 +151,28 @@ its own rank has been started again elsewhere:
     refusal="",
     checks=(
         _only_a_store_of_the_run_gets_an_offer,
-        _an_offer_names_the_first_that_have_ranks,
-        _a_few_members_look_until_all_are_there,
+        _offer_names_the_first_ranked_members,
+        _few_members_look_until_all_are_there,
         _pauses_grow_until_the_next_loss,
     ),
     guards=(
         Guard(
             "a-store-of-another-run-gets-an-offer",
-            "if found.run != run:",
-            "if not found.run:",
+            "if finding.run != run:",
+            "if not finding.run:",
         ),
         Guard(
             "a-former-life-makes-offers",
-            "if found.holder not in {UNKNOWN_INCARNATION, me}:",
+            "if finding.holder not in {UNKNOWN_INCARNATION, me}:",
             "if False:",
         ),
         Guard(
-            "a-worker-is-replaced-by-nobody",
-            "if found.holder not in {UNKNOWN_INCARNATION, me}:",
-            "if found.holder != me:",
+            "worker-is-replaced-by-an-unknown-one",
+            "if finding.holder not in {UNKNOWN_INCARNATION, me}:",
+            "if finding.holder != me:",
         ),
         Guard("everybody-looks", "[:KEEPERS]]", "]"),
-        Guard("guests-are-offered", "if one.rank >= 0)", "if True)"),
+        Guard("guests-are-offered", "if member.rank >= 0)", "if True)"),
         Guard("pauses-do-not-grow", "min(2 * self.pause_s", "min(self.pause_s"),
         Guard(
             "a-loss-does-not-hurry",
@@ -180,7 +180,7 @@ its own rank has been started again elsewhere:
             "if event is KeepingEvent.COMPLETE:",
         ),
         Guard(
-            "they-stop-before-all-are-there",
+            "keepers-stop-before-all-are-there",
             ".issuperset(range(world_size))",
             ".issuperset(range(world_size - 1))",
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from asyncrpc.wire import outgoing
+from asyncrpc.core.wire import outgoing
 from tests.property.machines.spec import Guard, Machine
 
 OUTGOING: Final = Machine(
@@ -16,8 +16,8 @@ OUTGOING: Final = Machine(
     events="OutgoingEvent",
     starts=("NEW",),
     begin=lambda build, _: build.OutgoingMessage(2, 1),
-    feed=lambda one, event: one.on(event),
-    state_of=lambda one: one.state,
+    feed=lambda machine, event: machine.on(event),
+    state_of=lambda machine: machine.state,
     stories="""
 it goes in chunks:
     NEW -QUEUE-> QUEUED -SEND-> SENT
@@ -50,10 +50,10 @@ its bytes come, and lanes are there:
 its bytes do not come:
     BLOCKED -DROP-> DROPPED
 """,
-    tests=("tests/unit/wire/test_outgoing.py",),
+    tests=("tests/unit/core/wire/test_outgoing.py",),
     guards=(
         Guard(
-            "what-is-dropped-is-not-taken-back",
+            "dropped-messages-are-not-taken-back",
             "                self._waiting[message]()\n",
             "",
         ),
@@ -63,17 +63,17 @@ its bytes do not come:
             "",
         ),
         Guard(
-            "any-call-of-the-kind-is-dropped",
+            "messages-of-other-calls-are-dropped",
             "                and message.call_id == call_id\n",
             "",
         ),
         Guard(
-            "what-tells-more-than-a-value-is-dropped",
+            "messages-with-more-than-a-value-are-dropped",
             "                and (message.is_bare or not bare_only)\n",
             "",
         ),
         Guard(
-            "what-has-ended-still-waits",
+            "ended-messages-still-wait",
             "self._waiting.pop(message, None) is not None",
             "message in self._waiting",
         ),

@@ -15,66 +15,70 @@ LOSABLE: Final = {"SEEKING", "STARTING", "LOADING", "READY"}
 
 
 def _ready(build: ModuleType, now_s: float = 0.0) -> Any:
-    one = build.Attachment()
-    _come_back(build, one, now_s)
-    return one
+    machine = build.Attachment()
+    _come_back(build, machine, now_s)
+    return machine
 
 
-def _come_back(build: ModuleType, one: Any, now_s: float) -> None:
+def _come_back(build: ModuleType, machine: Any, now_s: float) -> None:
     for event in (build.AttachmentEvent.FOUND, build.AttachmentEvent.ATTACHED):
-        one.advance(event)
-    one.load(now_s)
-    assert one.state.name == "READY"
+        machine.advance(event)
+    machine.load(now_s)
+    assert machine.state.name == "READY"
 
 
-def _a_loss_counts_where_there_is_something_to_lose(build: ModuleType) -> None:
+def _loss_counts_only_where_a_process_can_be_lost(build: ModuleType) -> None:
     for state, path in paths_to_all(ATTACHMENT, build).items():
-        one = led(ATTACHMENT, build, path)
-        one.lose(7.0, "it was killed")
+        machine = led(ATTACHMENT, build, path)
+        machine.lose(7.0, "it was killed")
         if state.name in LOSABLE:
-            assert (one.state.name, one.losses, one.failures) == ("RESTING", 1, 1)
-            assert (one.problem, one.wakes_at_s) == ("it was killed", 7.1)
+            assert (machine.state.name, machine.losses, machine.failures) == (
+                "RESTING",
+                1,
+                1,
+            )
+            assert (machine.problem, machine.wakes_at_s) == ("it was killed", 7.1)
         else:
-            assert (one.state, one.losses, one.failures) == (state, 0, 0)
-            assert (one.problem, one.wakes_at_s) == ("", None)
+            assert (machine.state, machine.losses, machine.failures) == (state, 0, 0)
+            assert (machine.problem, machine.wakes_at_s) == ("", None)
 
 
-def _each_rest_in_a_row_is_longer_and_the_sixth_loss_trips(build: ModuleType) -> None:
-    one, now_s, rests = _ready(build), 0.0, []
+def _rests_grow_and_the_sixth_loss_trips(build: ModuleType) -> None:
+    machine, now_s, rests = _ready(build), 0.0, []
     for number in range(1, 9):
-        one.lose(now_s, f"loss {number}")
-        assert one.failures == one.losses == number
-        assert one.state.name == ("RESTING" if number <= 5 else "TRIPPED")
-        rests.append(round(one.wakes_at_s - now_s, 3))
-        left_s = one.rest(now_s)
-        assert left_s == one.wakes_at_s - now_s
-        assert one.state.name in {"RESTING", "TRIPPED"}
-        now_s = one.wakes_at_s
-        assert one.rest(now_s) == 0.0
-        assert (one.state.name, one.wakes_at_s) == ("SEEKING", None)
+        machine.lose(now_s, f"loss {number}")
+        assert machine.failures == machine.losses == number
+        assert machine.state.name == ("RESTING" if number <= 5 else "TRIPPED")
+        rests.append(round(machine.wakes_at_s - now_s, 3))
+        left_s = machine.rest(now_s)
+        assert left_s == machine.wakes_at_s - now_s
+        assert machine.state.name in {"RESTING", "TRIPPED"}
+        now_s = machine.wakes_at_s
+        assert machine.rest(now_s) == 0.0
+        assert (machine.state.name, machine.wakes_at_s) == ("SEEKING", None)
     assert rests == [0.1, 0.2, 0.4, 0.8, 1.6, 30.0, 30.0, 30.0]
 
 
-def _a_process_that_stays_ready_ends_the_row(build: ModuleType) -> None:
+def _long_readiness_ends_the_row_of_losses(build: ModuleType) -> None:
     for stayed_s, failures in ((59.9, 4), (60.0, 1)):
-        one = _ready(build)
+        machine = _ready(build)
         for _ in range(3):
-            one.lose(0.0, "early")
-            one.rest(100.0)
-            _come_back(build, one, 100.0)
-        one.lose(100.0 + stayed_s, "late")
-        assert (one.failures, one.losses) == (failures, 4)
+            machine.lose(0.0, "early")
+            machine.rest(100.0)
+            _come_back(build, machine, 100.0)
+        machine.lose(100.0 + stayed_s, "late")
+        assert (machine.failures, machine.losses) == (failures, 4)
 
 
-def _readiness_counts_from_its_beginning_and_once(build: ModuleType) -> None:
+def _readiness_counts_once_from_its_beginning(build: ModuleType) -> None:
     """A loss while it starts again is no loss of a process that stayed ready."""
-    one = _ready(build)
-    one.load(50.0)  # told twice
-    one.lose(60.0, "first")
-    assert one.failures == 1
-    one.rest(61.0)
-    one.lose(200.0, "second, before it was ready")
-    assert one.failures == 2
+    machine = _ready(build)
+    machine.load(50.0)  # told twice
+    machine.lose(60.0, "first")
+    assert machine.failures == 1
+    machine.rest(61.0)
+    machine.lose(200.0, "second, before it was ready")
+    assert machine.failures == 2
     other = build.Attachment()
     other.lose(0.0, "third")
     other.rest(100.0)
@@ -83,13 +87,13 @@ def _readiness_counts_from_its_beginning_and_once(build: ModuleType) -> None:
     assert other.failures == 2
 
 
-def _who_does_not_rest_has_nothing_to_wait_for(build: ModuleType) -> None:
-    one = build.Attachment()
-    assert one.rest(0.0) == 0.0
-    assert one.state.name == "SEEKING"
+def _seeking_attachment_has_no_rest(build: ModuleType) -> None:
+    machine = build.Attachment()
+    assert machine.rest(0.0) == 0.0
+    assert machine.state.name == "SEEKING"
 
 
-def _the_longest_rest_is_that_of_the_tripped(build: ModuleType) -> None:
+def _tripped_rest_is_the_longest(build: ModuleType) -> None:
     assert build.REST_S * 2 ** (build.FAILURES_MAX - 1) <= build.REST_MAX_S
 
 
@@ -102,8 +106,8 @@ ATTACHMENT: Final = Machine(
     events="AttachmentEvent",
     starts=("SEEKING",),
     begin=lambda build, _: build.Attachment(),
-    feed=lambda one, event: one.advance(event),
-    state_of=lambda one: one.state,
+    feed=lambda machine, event: machine.advance(event),
+    state_of=lambda machine: machine.state,
     stories="""
 it is the first, starts the process, and leaves one day:
     SEEKING -FOUND-> STARTING -ATTACHED-> LOADING -LOADED-> READY -CLOSED-> CLOSED
@@ -146,12 +150,12 @@ the web worker leaves, whatever is being done, in TRIPPED:
 """,
     refusal="",
     checks=(
-        _a_loss_counts_where_there_is_something_to_lose,
-        _each_rest_in_a_row_is_longer_and_the_sixth_loss_trips,
-        _a_process_that_stays_ready_ends_the_row,
-        _readiness_counts_from_its_beginning_and_once,
-        _who_does_not_rest_has_nothing_to_wait_for,
-        _the_longest_rest_is_that_of_the_tripped,
+        _loss_counts_only_where_a_process_can_be_lost,
+        _rests_grow_and_the_sixth_loss_trips,
+        _long_readiness_ends_the_row_of_losses,
+        _readiness_counts_once_from_its_beginning,
+        _seeking_attachment_has_no_rest,
+        _tripped_rest_is_the_longest,
     ),
     guards=(
         Guard(
@@ -180,12 +184,12 @@ the web worker leaves, whatever is being done, in TRIPPED:
             "ready_s = self._ready_s",
         ),
         Guard(
-            "readiness-counts-that-never-was",
+            "readiness-counts-before-loading",
             "if self.state is AttachmentState.LOADING:\n            self._ready_s",
             "if True:\n            self._ready_s",
         ),
         Guard(
-            "one-loss-less-trips",
+            "fewer-losses-trip",
             "is_too_often = self.failures > FAILURES_MAX",
             "is_too_often = self.failures >= FAILURES_MAX",
         ),
@@ -218,65 +222,77 @@ the web worker leaves, whatever is being done, in TRIPPED:
 LINGER_S: Final = 100.0
 
 
-def _it_waits_for_the_first_and_after_the_last(build: ModuleType) -> None:
-    one = build.Occupancy(LINGER_S, 7.0)
-    assert one.ends_at_s == 107.0
-    one.come()
-    one.come()
-    assert (one.state.name, one.attached, one.ends_at_s) == ("SERVING", 2, None)
-    one.elapse(1e9)
-    one.leave(200.0)
-    assert (one.state.name, one.attached, one.ends_at_s) == ("SERVING", 1, None)
-    one.leave(300.0)
-    assert (one.state.name, one.attached, one.ends_at_s) == ("ALONE", 0, 400.0)
-    one.elapse(399.9)
-    assert one.state.name == "ALONE"
-    one.elapse(400.0)
-    assert one.state.name == "ENDING"
+def _process_waits_for_its_first_and_after_its_last_worker(build: ModuleType) -> None:
+    machine = build.Occupancy(LINGER_S, 7.0)
+    assert machine.ends_at_s == 107.0
+    machine.come()
+    machine.come()
+    assert (machine.state.name, machine.attached, machine.ends_at_s) == (
+        "SERVING",
+        2,
+        None,
+    )
+    machine.elapse(1e9)
+    machine.leave(200.0)
+    assert (machine.state.name, machine.attached, machine.ends_at_s) == (
+        "SERVING",
+        1,
+        None,
+    )
+    machine.leave(300.0)
+    assert (machine.state.name, machine.attached, machine.ends_at_s) == (
+        "ALONE",
+        0,
+        400.0,
+    )
+    machine.elapse(399.9)
+    assert machine.state.name == "ALONE"
+    machine.elapse(400.0)
+    assert machine.state.name == "ENDING"
 
 
-def _the_first_have_time_to_come(build: ModuleType) -> None:
+def _first_worker_has_time_to_come(build: ModuleType) -> None:
     """Even if the process is not to wait for others: whoever started it may be dead."""
-    one = build.Occupancy(0.0, 7.0)
-    assert one.ends_at_s == 7.0 + build.FIRST_S
-    one.come()
-    one.leave(20.0)
-    assert one.ends_at_s == 20.0
+    machine = build.Occupancy(0.0, 7.0)
+    assert machine.ends_at_s == 7.0 + build.FIRST_S
+    machine.come()
+    machine.leave(20.0)
+    assert machine.ends_at_s == 20.0
 
 
-def _an_error_stays_for_a_while(build: ModuleType) -> None:
+def _error_stays_for_a_while(build: ModuleType) -> None:
     """Web workers that come and go neither shorten nor extend it."""
     for linger_s, stays_s in ((0.0, build.UNMADE_S), (LINGER_S, LINGER_S)):
-        one = build.Occupancy(linger_s, 7.0)
-        one.come()
-        one.fail(50.0)
-        assert (one.state.name, one.ends_at_s) == ("UNMADE", 50.0 + stays_s)
-        assert one.takes_others
-        one.come()
-        one.leave(50.1)
-        one.leave(50.2)
-        assert (one.state.name, one.ends_at_s) == ("UNMADE", 50.0 + stays_s)
-        one.elapse(50.0 + stays_s)
-        assert one.state.name == "ENDING"
-        one.fail(99.0)
-        assert one.ends_at_s == 50.0 + stays_s
+        machine = build.Occupancy(linger_s, 7.0)
+        machine.come()
+        machine.fail(50.0)
+        assert (machine.state.name, machine.ends_at_s) == ("UNMADE", 50.0 + stays_s)
+        assert machine.takes_others
+        machine.come()
+        machine.leave(50.1)
+        machine.leave(50.2)
+        assert (machine.state.name, machine.ends_at_s) == ("UNMADE", 50.0 + stays_s)
+        machine.elapse(50.0 + stays_s)
+        assert machine.state.name == "ENDING"
+        machine.fail(99.0)
+        assert machine.ends_at_s == 50.0 + stays_s
 
 
-def _it_takes_others_unless_it_ends(build: ModuleType) -> None:
+def _process_takes_others_unless_it_ends(build: ModuleType) -> None:
     for state, path in paths_to_all(OCCUPANCY, build).items():
-        one = led(OCCUPANCY, build, path)
-        assert one.takes_others is (state.name not in {"RETIRED", "ENDING"})
+        machine = led(OCCUPANCY, build, path)
+        assert machine.takes_others is (state.name not in {"RETIRED", "ENDING"})
 
 
-def _a_retired_process_ends_with_its_last_web_worker(build: ModuleType) -> None:
-    one = build.Occupancy(LINGER_S, 7.0)
-    one.come()
-    one.come()
-    one.advance(build.OccupancyEvent.OUTDATED)
-    one.leave(8.0)
-    assert one.state.name == "RETIRED"
-    one.leave(9.0)
-    assert (one.state.name, one.attached) == ("ENDING", 0)
+def _retired_process_ends_with_its_last_web_worker(build: ModuleType) -> None:
+    machine = build.Occupancy(LINGER_S, 7.0)
+    machine.come()
+    machine.come()
+    machine.advance(build.OccupancyEvent.OUTDATED)
+    machine.leave(8.0)
+    assert machine.state.name == "RETIRED"
+    machine.leave(9.0)
+    assert (machine.state.name, machine.attached) == ("ENDING", 0)
 
 
 OCCUPANCY: Final = Machine(
@@ -287,8 +303,8 @@ OCCUPANCY: Final = Machine(
     events="OccupancyEvent",
     starts=("ALONE",),
     begin=lambda build, _: build.Occupancy(LINGER_S, 0.0),
-    feed=lambda one, event: one.advance(event),
-    state_of=lambda one: one.state,
+    feed=lambda machine, event: machine.advance(event),
+    state_of=lambda machine: machine.state,
     stories="""
 web workers come, are reloaded, and leave for good:
     ALONE -CAME-> SERVING -ALL_LEFT-> ALONE -CAME-> SERVING -ALL_LEFT-> ALONE
@@ -318,11 +334,11 @@ an operator lets it end, in UNMADE:
 """,
     refusal="",
     checks=(
-        _it_waits_for_the_first_and_after_the_last,
-        _the_first_have_time_to_come,
-        _an_error_stays_for_a_while,
-        _it_takes_others_unless_it_ends,
-        _a_retired_process_ends_with_its_last_web_worker,
+        _process_waits_for_its_first_and_after_its_last_worker,
+        _first_worker_has_time_to_come,
+        _error_stays_for_a_while,
+        _process_takes_others_unless_it_ends,
+        _retired_process_ends_with_its_last_web_worker,
     ),
     guards=(
         Guard(
@@ -331,33 +347,33 @@ an operator lets it end, in UNMADE:
             "now_s + linger_s",
         ),
         Guard(
-            "it-does-not-wait-for-the-first-as-long-as-for-others",
+            "first-worker-has-less-time-than-others",
             "now_s + max(linger_s, FIRST_S)",
             "now_s + FIRST_S",
         ),
         Guard(
-            "it-ends-while-it-serves",
+            "serving-process-ends",
             "        if self.state is OccupancyState.SERVING:\n"
             "            self.ends_at_s = None\n",
             "",
         ),
         Guard(
-            "one-that-leaves-counts-for-all",
+            "one-leaving-worker-counts-for-all",
             "        if self.attached:\n            return\n",
             "",
         ),
         Guard(
-            "it-does-not-wait-after-the-last",
+            "process-ends-with-its-last-worker",
             "self.ends_at_s = now_s + self._linger_s",
             "self.ends_at_s = now_s",
         ),
         Guard(
-            "an-error-is-extended-by-who-leaves",
+            "leaving-worker-extends-an-error",
             "if self.state is OccupancyState.ALONE:\n            self.ends_at_s",
             "if True:\n            self.ends_at_s",
         ),
         Guard(
-            "an-error-does-not-reach-those-who-are-there",
+            "error-ends-before-waiting-workers-see-it",
             "now_s + max(self._linger_s, UNMADE_S)",
             "now_s + self._linger_s",
         ),
@@ -382,12 +398,12 @@ an operator lets it end, in UNMADE:
             "is not OccupancyState.RETIRED",
         ),
         Guard(
-            "its-time-is-up-a-moment-late",
+            "time-is-up-a-moment-late",
             "now_s >= self.ends_at_s",
             "now_s > self.ends_at_s",
         ),
         Guard(
-            "its-time-is-always-up",
+            "time-is-always-up",
             "self.ends_at_s is not None and now_s >= self.ends_at_s",
             "self.ends_at_s is not None",
         ),

@@ -6,7 +6,7 @@ import enum
 from types import ModuleType
 from typing import Any, Final
 
-from asyncrpc.runtime.payloads.machine import lanes, regions
+from asyncrpc.core.payloads.machine import lanes, regions
 from tests.property.machines.regions_world import KEY, Bounds, visit
 from tests.property.machines.spec import Guard, Machine, table_of
 
@@ -32,8 +32,8 @@ LANES: Final = Machine(
     events="LanesEvent",
     starts=("NONE", "OFF"),
     begin=lambda build, start: _Follower(build, build.LanesState[start]),
-    feed=lambda one, event: one.on(event),
-    state_of=lambda one: one.state,
+    feed=lambda machine, event: machine.on(event),
+    state_of=lambda machine: machine.state,
     stories="""
 a payload opens them:
     NONE -WANT-> OPENING -OPENED-> UP -WANT-> UP
@@ -63,7 +63,7 @@ the link ends without lanes:
     OFF -CLOSE-> CLOSED
 """,
     refusal="",
-    tests=("tests/unit/runtime/payloads/machine/test_lanes.py",),
+    tests=("tests/unit/core/payloads/machine/test_lanes.py",),
     guards=(
         Guard(
             "a-turn-is-never-quiet",
@@ -76,7 +76,7 @@ the link ends without lanes:
             "            if False:\n",
         ),
         Guard(
-            "one-message-ends-the-quiet",
+            "single-message-ends-the-quiet",
             "            if self._turns < QUIET_TURNS:\n",
             "            if True:\n",
         ),
@@ -116,15 +116,15 @@ class _OneRegion:
     @property
     def state(self) -> enum.Enum:
         """What is known of it at the peer."""
-        found: enum.Enum = self.kept.state("b", KEY)
-        return found
+        current: enum.Enum = self.kept.state("b", KEY)
+        return current
 
     def on(self, event: enum.Enum) -> None:
         """Let an event happen to it."""
         self.kept.on("b", KEY, event)
 
 
-def _nobody_refers_to_what_is_not_there(build: ModuleType) -> None:
+def _references_lead_only_to_present_regions(build: ModuleType) -> None:
     for bounds in (Bounds(1, 1, 1), Bounds(1, 2, 0)):
         assert visit(build, bounds) > 100
 
@@ -139,8 +139,8 @@ REGION: Final = Machine(
     events="RegionEvent",
     starts=("UNSHARED",),
     begin=lambda build, _: _OneRegion(build),
-    feed=lambda one, event: one.on(event),
-    state_of=lambda one: one.state,
+    feed=lambda machine, event: machine.on(event),
+    state_of=lambda machine: machine.state,
     stories="""
 this worker shares it and lets go:
     UNSHARED -CONFIRMED-> SHARED -TELL-> DOUBTED -TOLD-> UNSHARED
@@ -165,16 +165,16 @@ the peer lets go of what it has not:
 nobody is told who counts on nothing:
     UNSHARED -TELL-x
 """,
-    checks=(_nobody_refers_to_what_is_not_there,),
-    tests=("tests/unit/runtime/payloads/machine/test_regions.py",),
+    checks=(_references_lead_only_to_present_regions,),
+    tests=("tests/unit/core/payloads/machine/test_regions.py",),
     guards=(
         Guard(
             "an-answer-from-before-a-gone-counts",
-            "if self.is_over or key in self._void or key not in self.left:",
-            "if self.is_over or key not in self.left:",
+            "if self.is_over or key in self._void or key not in self.unconfirmed:",
+            "if self.is_over or key not in self.unconfirmed:",
         ),
         Guard(
-            "a-gone-says-nothing-of-answers",
+            "gone-message-voids-no-question",
             "            question.void(keys)\n",
             "            question.void(())\n",
         ),
@@ -184,42 +184,42 @@ nobody is told who counts on nothing:
             "",
         ),
         Guard(
-            "who-may-have-heard-a-question-is-not-told",
+            "failed-question-is-not-withdrawn",
             "            self.on(question.peer, key, RegionEvent.FAILED)\n",
             "            pass\n",
         ),
         Guard(
-            "who-asks-is-not-told",
+            "asking-peer-is-not-noted",
             "        self.on(peer, key, RegionEvent.ASKED)\n",
             "",
         ),
         Guard(
-            "who-is-told-is-not-asked",
+            "told-regions-are-not-asked-for",
             "return [key for key in keys if at_peer.get(key) is not SHARED]",
             "return [key for key in keys if key not in at_peer]",
         ),
         Guard(
-            "what-a-message-waits-for-goes",
+            "awaited-regions-go",
             "            and key not in self._awaited\n",
             "",
         ),
         Guard(
-            "what-was-used-goes",
+            "used-regions-go",
             "            and key not in self.used\n",
             "",
         ),
         Guard(
-            "what-has-users-goes",
+            "regions-with-users-go",
             "            and not self._has_users(region)\n",
             "",
         ),
         Guard(
-            "what-a-peer-counts-on-goes",
+            "regions-of-counting-peers-go",
             "if not is_counted_on and self._is_idle(key):",
             "if self._is_idle(key):",
         ),
         Guard(
-            "what-is-used-again-goes",
+            "regions-used-again-go",
             "if not is_counted_on and self._is_idle(key):",
             "if not is_counted_on:",
         ),
@@ -234,7 +234,7 @@ nobody is told who counts on nothing:
             "        for key in keys:",
         ),
         Guard(
-            "nothing-is-ever-idle",
+            "regions-are-never-idle",
             "        used, self.used = self.used, set()\n",
             "        used = self.used\n",
         ),
@@ -249,12 +249,12 @@ nobody is told who counts on nothing:
             "",
         ),
         Guard(
-            "one-region-too-many",
+            "regions-exceed-their-limit",
             "if len(self.regions) >= REGIONS_MAX:",
             "if len(self.regions) > REGIONS_MAX:",
         ),
         Guard(
-            "what-is-not-here-is-used",
+            "absent-regions-are-used",
             "        if region is not None:\n            self.used.add(key)\n",
             "        self.used.add(key)\n",
         ),

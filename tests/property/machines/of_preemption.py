@@ -6,52 +6,52 @@ import itertools
 from types import ModuleType
 from typing import Any, Final
 
-from asyncrpc.preemption.machine import preempting
+from asyncrpc.clusters.preemption.machine import preempting
 from tests.property.machines.spec import Guard, Machine
 from tests.property.machines.walk import led, paths_to_all
 
 GRACE_S: Final = 100.0
 
 
-def _the_grace_is_shared_out_in_order(build: ModuleType) -> None:
+def _grace_is_shared_out_in_order(build: ModuleType) -> None:
     """No state outlasts the grace, and a later one has no earlier end."""
     ends = list(build.SHARES.values())
     assert ends == sorted(ends)
     assert 0 < ends[0] < ends[-1] < 1
     for state, path in paths_to_all(PREEMPTION, build).items():
-        one = led(PREEMPTION, build, path)
-        one.noticed_at_s = None
-        assert one.wakes_at_s is None
-        one.noticed_at_s = 7.0
+        machine = led(PREEMPTION, build, path)
+        machine.noticed_at_s = None
+        assert machine.wakes_at_s is None
+        machine.noticed_at_s = 7.0
         is_waiting = state.name not in {"WATCHING", "ENDED"}
-        assert (one.wakes_at_s is not None) is is_waiting, state
+        assert (machine.wakes_at_s is not None) is is_waiting, state
         if is_waiting:
-            assert one.wakes_at_s == 7.0 + build.SHARES[state] * GRACE_S
+            assert machine.wakes_at_s == 7.0 + build.SHARES[state] * GRACE_S
 
 
 def _notice(build: ModuleType, *, is_lockstep: bool, steps: int) -> Any:
-    one = build.Preempting(GRACE_S, is_lockstep=is_lockstep)
+    machine = build.Preempting(GRACE_S, is_lockstep=is_lockstep)
     for _ in range(steps):
-        assert one.may_step
-        one.begin_step()
-    one.notice(7.0)
-    assert one.noticed_at_s == 7.0
-    one.notice(9.0)
-    assert one.noticed_at_s == 7.0, "a second notice counts"
-    return one
+        assert machine.may_step
+        machine.begin_step()
+    machine.notice(7.0)
+    assert machine.noticed_at_s == 7.0
+    machine.notice(9.0)
+    assert machine.noticed_at_s == 7.0, "a second notice counts"
+    return machine
 
 
 def _open_steps_may_end_and_no_other_begins(build: ModuleType) -> None:
     for steps in range(4):
-        one = _notice(build, is_lockstep=False, steps=steps)
+        machine = _notice(build, is_lockstep=False, steps=steps)
         for left in range(steps, 0, -1):
-            assert one.state.name == "FINISHING"
-            assert one.steps_open == left
-            assert not one.may_step
-            one.end_step()
-        assert one.state.name == "SAVING"
-        assert not one.may_step
-        assert not one.was_torn
+            assert machine.state.name == "FINISHING"
+            assert machine.steps_open == left
+            assert not machine.may_step
+            machine.end_step()
+        assert machine.state.name == "SAVING"
+        assert not machine.may_step
+        assert not machine.was_torn
 
 
 def _workers_in_lockstep_end_with_the_same_step(build: ModuleType) -> None:
@@ -59,62 +59,66 @@ def _workers_in_lockstep_end_with_the_same_step(build: ModuleType) -> None:
     for begun in itertools.product(range(4), repeat=2):
         latest = max(begun)
         for steps, ended_before in itertools.product(begun, (False, True)):
-            one = _notice(build, is_lockstep=True, steps=steps)
-            assert one.state.name == "AGREEING"
+            machine = _notice(build, is_lockstep=True, steps=steps)
+            assert machine.state.name == "AGREEING"
             for _ in range(steps if ended_before else 0):
-                one.end_step()
-                assert not one.may_step
-            assert one.state.name == "AGREEING"
-            one.agree(latest)
+                machine.end_step()
+                assert not machine.may_step
+            assert machine.state.name == "AGREEING"
+            machine.agree(latest)
             for _ in range(2 * latest):
-                if one.may_step:
-                    one.begin_step()
-                if one.steps_open:
-                    one.end_step()
-            assert one.state.name == "SAVING"
-            assert one.steps_begun == latest
-            assert one.steps_open == 0
-            assert not one.was_torn
+                if machine.may_step:
+                    machine.begin_step()
+                if machine.steps_open:
+                    machine.end_step()
+            assert machine.state.name == "SAVING"
+            assert machine.steps_begun == latest
+            assert machine.steps_open == 0
+            assert not machine.was_torn
 
 
-def _who_makes_no_steps_has_none_to_catch_up(build: ModuleType) -> None:
-    one = _notice(build, is_lockstep=True, steps=0)
-    one.agree(0)
-    assert one.state.name == "SAVING"
+def _worker_without_steps_has_none_to_catch_up(build: ModuleType) -> None:
+    machine = _notice(build, is_lockstep=True, steps=0)
+    machine.agree(0)
+    assert machine.state.name == "SAVING"
 
 
-def _the_exit_code_tells_whether_all_was_saved(build: ModuleType) -> None:
+def _exit_code_tells_whether_all_was_saved(build: ModuleType) -> None:
     for unsaved, is_torn in itertools.product((0, 1), (False, True)):
-        one = _notice(build, is_lockstep=False, steps=1)
+        machine = _notice(build, is_lockstep=False, steps=1)
         if is_torn:
-            one.advance(build.PreemptionEvent.TIME_UP)
-            assert one.exit_code(15) == 143
+            machine.advance(build.PreemptionEvent.TIME_UP)
+            assert machine.exit_code(15) == 143
         else:
-            one.end_step()
-        assert one.was_torn is is_torn
-        assert one.exit_code(15) == 143, "the callbacks have not ended"
-        one.on_saved(unsaved)
+            machine.end_step()
+        assert machine.was_torn is is_torn
+        assert machine.exit_code(15) == 143, "the callbacks have not ended"
+        machine.on_saved(unsaved)
         was_saved = not unsaved and not is_torn
-        assert one.exit_code(15) == (75 if was_saved else 143)
+        assert machine.exit_code(15) == (75 if was_saved else 143)
 
 
-def _a_step_that_ends_late_changes_nothing(build: ModuleType) -> None:
-    one = _notice(build, is_lockstep=False, steps=1)
-    one.advance(build.PreemptionEvent.TIME_UP)
-    one.end_step()
-    assert one.state.name == "SAVING"
-    assert one.was_torn
+def _late_end_of_a_step_changes_nothing(build: ModuleType) -> None:
+    machine = _notice(build, is_lockstep=False, steps=1)
+    machine.advance(build.PreemptionEvent.TIME_UP)
+    machine.end_step()
+    assert machine.state.name == "SAVING"
+    assert machine.was_torn
 
 
 def _steps_before_any_notice_are_only_counted(build: ModuleType) -> None:
-    one = build.Preempting(GRACE_S, is_lockstep=False)
-    one.begin_step()
-    one.end_step()
-    assert (one.state.name, one.steps_begun, one.steps_open) == ("WATCHING", 1, 0)
-    one.advance(build.PreemptionEvent.BLOCK_ENDED)
-    one.notice(7.0)
-    assert one.state.name == "ENDED"
-    assert one.noticed_at_s is None
+    machine = build.Preempting(GRACE_S, is_lockstep=False)
+    machine.begin_step()
+    machine.end_step()
+    assert (machine.state.name, machine.steps_begun, machine.steps_open) == (
+        "WATCHING",
+        1,
+        0,
+    )
+    machine.advance(build.PreemptionEvent.BLOCK_ENDED)
+    machine.notice(7.0)
+    assert machine.state.name == "ENDED"
+    assert machine.noticed_at_s is None
 
 
 PREEMPTION: Final = Machine(
@@ -125,8 +129,8 @@ PREEMPTION: Final = Machine(
     events="PreemptionEvent",
     starts=("WATCHING",),
     begin=lambda build, _: build.Preempting(GRACE_S, is_lockstep=False),
-    feed=lambda one, event: one.advance(event),
-    state_of=lambda one: one.state,
+    feed=lambda machine, event: machine.advance(event),
+    state_of=lambda machine: machine.state,
     stories="""
 nobody announces an end:
     WATCHING -BLOCK_ENDED-> ENDED -NOTICE-> ENDED
@@ -154,12 +158,12 @@ notices are repeated:
 """,
     refusal="",
     checks=(
-        _the_grace_is_shared_out_in_order,
+        _grace_is_shared_out_in_order,
         _open_steps_may_end_and_no_other_begins,
         _workers_in_lockstep_end_with_the_same_step,
-        _who_makes_no_steps_has_none_to_catch_up,
-        _the_exit_code_tells_whether_all_was_saved,
-        _a_step_that_ends_late_changes_nothing,
+        _worker_without_steps_has_none_to_catch_up,
+        _exit_code_tells_whether_all_was_saved,
+        _late_end_of_a_step_changes_nothing,
         _steps_before_any_notice_are_only_counted,
     ),
     guards=(
@@ -169,7 +173,7 @@ notices are repeated:
             "if self.unsaved == 0:",
         ),
         Guard(
-            "what-was-not-saved-counts-as-saved",
+            "unsaved-state-counts-as-saved",
             "if self.unsaved == 0 and not self.was_torn:",
             "if not self.was_torn:",
         ),
@@ -179,7 +183,7 @@ notices are repeated:
             "return self.state is not PreemptionState.SAVING\n",
         ),
         Guard(
-            "nobody-catches-up",
+            "workers-do-not-catch-up",
             "return self._steps_left > 0\n",
             "return False\n",
         ),
@@ -194,7 +198,7 @@ notices are repeated:
             "if is_finishing and self._steps_left <= 0:",
         ),
         Guard(
-            "who-is-behind-saves-early",
+            "worker-behind-saves-early",
             "if is_finishing and not self.steps_open and self._steps_left <= 0:",
             "if is_finishing and not self.steps_open:",
         ),
@@ -209,7 +213,7 @@ notices are repeated:
             "if self._steps_left > 0:",
         ),
         Guard(
-            "who-is-behind-does-not-go-on",
+            "worker-behind-does-not-go-on",
             "if self.steps_open or self._steps_left > 0:",
             "if self.steps_open:",
         ),

@@ -6,8 +6,8 @@ import enum
 from types import ModuleType
 from typing import Any, Final
 
-from asyncrpc.ids import Incarnation, RRefId
-from asyncrpc.rref.machine import user
+from asyncrpc.core.ids import Incarnation, RRefId
+from asyncrpc.core.rref.machine import user
 from tests.property.machines.spec import Machine
 
 _OWNER: Final = Incarnation(2)
@@ -29,8 +29,8 @@ class _OneHolding:
     @property
     def state(self) -> enum.Enum:
         """The holding's state."""
-        found: enum.Enum = self._holding.state
-        return found
+        current: enum.Enum = self._holding.state
+        return current
 
     def on(self, event: enum.Enum) -> None:
         """Let an event happen to it."""
@@ -47,8 +47,8 @@ HOLDING: Final = Machine(
     events="HoldingEvent",
     starts=("PENDING", "BORROWED", "CONFIRMED"),
     begin=_OneHolding,
-    feed=lambda one, event: one.on(event),
-    state_of=lambda one: one.state,
+    feed=lambda machine, event: machine.on(event),
+    state_of=lambda machine: machine.state,
     meanings={
         "PENDING": "`remote()` made the reference here; the owner has not confirmed it",
         "BORROWED": "a third worker lent the reference; the owner does not count it",

@@ -16,11 +16,11 @@ from tests.property.machines.walk import led, paths_to_all
 
 def _only_two_states_take_calls(build: ModuleType) -> None:
     for state, path in paths_to_all(REPLICA, build).items():
-        one = led(REPLICA, build, path)
-        assert one.takes_calls is (state.name in {"WARMING", "READY"})
+        machine = led(REPLICA, build, path)
+        assert machine.takes_calls is (state.name in {"WARMING", "READY"})
         for event in build.ReplicaEvent:
-            one = led(REPLICA, build, path)
-            assert one.advance(event) is (one.state is not state)
+            machine = led(REPLICA, build, path)
+            assert machine.advance(event) is (machine.state is not state)
 
 
 REPLICA: Final = Machine(
@@ -31,8 +31,8 @@ REPLICA: Final = Machine(
     events="ReplicaEvent",
     starts=("JOINING",),
     begin=lambda build, _: build.ReplicaLife(),
-    feed=lambda one, event: one.advance(event),
-    state_of=lambda one: one.state,
+    feed=lambda machine, event: machine.advance(event),
+    state_of=lambda machine: machine.state,
     stories="""
 it starts slowly, serves, drains and leaves:
     JOINING -SAID_READY-> WARMING -WARMED-> READY -SAID_DRAINING-> DRAINING -GONE-> LOST
@@ -66,12 +66,12 @@ it says again that it is ready, although it fails:
             "frozenset(ReplicaState) - {ReplicaState.LOST}",
         ),
         Guard(
-            "a-cold-replica-takes-nothing",
+            "cold-replica-takes-no-calls",
             "frozenset({ReplicaState.WARMING, ReplicaState.READY})",
             "frozenset({ReplicaState.READY})",
         ),
         Guard(
-            "no-change-is-reported",
+            "changes-are-not-reported",
             "        self.state = following\n        return True\n",
             "        self.state = following\n        return False\n",
         ),
@@ -98,128 +98,130 @@ def _refusal(
 
 
 def _begun(build: ModuleType, *, serial: int = 1, version: int = 7) -> tuple[Any, Any]:
-    one = build.VersionHistory(3, 1)
+    machine = build.VersionHistory(3, 1)
     transfer = build.TransferId(10, serial)
-    one.begin(transfer, version, NAMES)
-    return one, transfer
+    machine.begin(transfer, version, NAMES)
+    return machine, transfer
 
 
-def _serves(one: Any, number: int, kept: list[int]) -> None:
-    assert (one.served, one.kept) == (number, kept)
+def _serves(machine: Any, number: int, kept: list[int]) -> None:
+    assert (machine.served, machine.kept) == (number, kept)
 
 
-def _parts_count_in_any_order_and_once(build: ModuleType) -> None:
+def _parts_count_once_in_any_order(build: ModuleType) -> None:
     for order in itertools.permutations(NAMES):
         for cut in range(1, len(order) + 1):
-            one, transfer = _begun(build)
+            machine, transfer = _begun(build)
             parts = [order[:cut], *((name,) for name in order[cut:])]
             for number, part in enumerate(parts):
-                _refusal(RejectedError, one.commit, transfer)
-                _serves(one, 3, [])
-                assert one.take(transfer, part) is (number == len(parts) - 1)
-                _refusal((UsageError, RejectedError), one.take, transfer, part)
-            assert one.commit(transfer) == -1
-            _serves(one, 7, [3])
-            _refusal(RejectedError, one.commit, transfer)
+                _refusal(RejectedError, machine.commit, transfer)
+                _serves(machine, 3, [])
+                assert machine.take(transfer, part) is (number == len(parts) - 1)
+                _refusal((UsageError, RejectedError), machine.take, transfer, part)
+            assert machine.commit(transfer) == -1
+            _serves(machine, 7, [3])
+            _refusal(RejectedError, machine.commit, transfer)
 
 
 def _unknown_tensors_are_refused(build: ModuleType) -> None:
-    one, transfer = _begun(build)
-    text = _refusal(UsageError, one.take, transfer, ("a", "d"))
+    machine, transfer = _begun(build)
+    text = _refusal(UsageError, machine.take, transfer, ("a", "d"))
     assert "'d' was not expected" in text
-    assert one.missing == set(NAMES)
+    assert machine.missing == set(NAMES)
 
 
-def _what_belongs_to_another_transfer_does_nothing(build: ModuleType) -> None:
-    one, transfer = _begun(build)
+def _messages_of_another_transfer_do_nothing(build: ModuleType) -> None:
+    machine, transfer = _begun(build)
     for other in (build.TransferId(10, 2), build.TransferId(11, 1)):
-        _refusal(RejectedError, one.take, other, ("a",))
-        _refusal(RejectedError, one.commit, other)
-        assert not one.abandon(other)
-    assert not one.on_lost(11)
-    assert one.transfer == transfer
-    assert one.missing == set(NAMES)
+        _refusal(RejectedError, machine.take, other, ("a",))
+        _refusal(RejectedError, machine.commit, other)
+        assert not machine.abandon(other)
+    assert not machine.on_lost(11)
+    assert machine.transfer == transfer
+    assert machine.missing == set(NAMES)
 
 
-def _who_is_gone_leaves_nothing(build: ModuleType) -> None:
+def _gone_publisher_leaves_no_transfer(build: ModuleType) -> None:
     for taken in range(4):
         for end in ("abandon", "lost"):
-            one, transfer = _begun(build)
+            machine, transfer = _begun(build)
             for name in NAMES[:taken]:
-                one.take(transfer, (name,))
-            assert one.abandon(transfer) if end == "abandon" else one.on_lost(10)
-            assert one.transfer is None
-            assert not one.missing
-            assert one.state.name == "IDLE"
-            _serves(one, 3, [])
-            assert not one.abandon(transfer)
-            assert not one.on_lost(10)
-            one.begin(build.TransferId(11, 5), 7, NAMES)
-            assert one.transfer == (11, 5)
+                machine.take(transfer, (name,))
+            assert (
+                machine.abandon(transfer) if end == "abandon" else machine.on_lost(10)
+            )
+            assert machine.transfer is None
+            assert not machine.missing
+            assert machine.state.name == "IDLE"
+            _serves(machine, 3, [])
+            assert not machine.abandon(transfer)
+            assert not machine.on_lost(10)
+            machine.begin(build.TransferId(11, 5), 7, NAMES)
+            assert machine.transfer == (11, 5)
 
 
 def _two_publishers_do_not_mix(build: ModuleType) -> None:
-    one, transfer = _begun(build)
+    machine, transfer = _begun(build)
     other = build.TransferId(11, 1)
-    text = _refusal(RejectedError, one.begin, other, 8, NAMES)
+    text = _refusal(RejectedError, machine.begin, other, 8, NAMES)
     assert "another publisher" in text
-    assert (one.transfer, one.staged) == (transfer, 7)
-    one.take(transfer, ("a",))
+    assert (machine.transfer, machine.staged) == (transfer, 7)
+    machine.take(transfer, ("a",))
     again = build.TransferId(10, 2)
-    one.begin(again, 9, NAMES)  # the same one begins anew
-    assert (one.transfer, one.staged, one.missing) == (again, 9, set(NAMES))
-    assert one.take(again, NAMES)
-    one.commit(again)
-    _serves(one, 9, [3])
+    machine.begin(again, 9, NAMES)  # the same one begins anew
+    assert (machine.transfer, machine.staged, machine.missing) == (again, 9, set(NAMES))
+    assert machine.take(again, NAMES)
+    machine.commit(again)
+    _serves(machine, 9, [3])
 
 
-def _numbers_are_not_used_twice(build: ModuleType) -> None:
-    one, transfer = _begun(build)
-    one.take(transfer, NAMES)
-    one.commit(transfer)
+def _version_numbers_are_not_used_twice(build: ModuleType) -> None:
+    machine, transfer = _begun(build)
+    machine.take(transfer, NAMES)
+    machine.commit(transfer)
     for number in (7, 3):
         later = build.TransferId(10, 2)
-        text = _refusal(UsageError, one.begin, later, number, NAMES)
+        text = _refusal(UsageError, machine.begin, later, number, NAMES)
         assert "is here already" in text
-    assert one.transfer is None
+    assert machine.transfer is None
 
 
-def _as_many_are_kept_as_are_wanted(build: ModuleType) -> None:
+def _kept_versions_are_limited(build: ModuleType) -> None:
     for most in range(3):
-        one = build.VersionHistory(0, most)
+        machine = build.VersionHistory(0, most)
         for number in range(1, 5):
             transfer = build.TransferId(1, number)
-            one.begin(transfer, number, NAMES)
-            one.take(transfer, NAMES)
+            machine.begin(transfer, number, NAMES)
+            machine.take(transfer, NAMES)
             dropped = number - 1 - most
-            assert one.commit(transfer) == (dropped if dropped >= 0 else -1)
-            _serves(one, number, list(range(max(number - most, 0), number)))
+            assert machine.commit(transfer) == (dropped if dropped >= 0 else -1)
+            _serves(machine, number, list(range(max(number - most, 0), number)))
 
 
-def _the_way_back_is_gone_once(build: ModuleType) -> None:
-    one, transfer = _begun(build)
-    one.take(transfer, NAMES)
-    one.commit(transfer)
-    assert not one.roll_back(3)
-    assert one.roll_back(7)
-    _serves(one, 3, [])
-    assert not one.roll_back(7)
-    text = _refusal(RejectedError, one.roll_back, 3)
+def _rollback_works_once(build: ModuleType) -> None:
+    machine, transfer = _begun(build)
+    machine.take(transfer, NAMES)
+    machine.commit(transfer)
+    assert not machine.roll_back(3)
+    assert machine.roll_back(7)
+    _serves(machine, 3, [])
+    assert not machine.roll_back(7)
+    text = _refusal(RejectedError, machine.roll_back, 3)
     assert "no earlier one is kept" in text
-    _serves(one, 3, [])
+    _serves(machine, 3, [])
 
 
-def _the_way_back_gives_up_what_comes(build: ModuleType) -> None:
-    one, transfer = _begun(build)
-    one.take(transfer, NAMES)
-    one.commit(transfer)
+def _rollback_abandons_the_coming_transfer(build: ModuleType) -> None:
+    machine, transfer = _begun(build)
+    machine.take(transfer, NAMES)
+    machine.commit(transfer)
     later = build.TransferId(10, 2)
-    one.begin(later, 8, NAMES)
-    one.take(later, ("a",))
-    assert one.roll_back(7)
-    _serves(one, 3, [])
-    assert one.transfer is None
-    _refusal(RejectedError, one.take, later, ("b",))
+    machine.begin(later, 8, NAMES)
+    machine.take(later, ("a",))
+    assert machine.roll_back(7)
+    _serves(machine, 3, [])
+    assert machine.transfer is None
+    _refusal(RejectedError, machine.take, later, ("b",))
 
 
 WEIGHTS: Final = Machine(
@@ -230,8 +232,8 @@ WEIGHTS: Final = Machine(
     events="TransferEvent",
     starts=("IDLE",),
     begin=lambda build, _: build.VersionHistory(3, 1),
-    feed=lambda one, event: one.advance(event),
-    state_of=lambda one: one.state,
+    feed=lambda machine, event: machine.advance(event),
+    state_of=lambda machine: machine.state,
     stories="""
 new weights come in parts, and are served:
     IDLE -BEGUN-> STAGING -PART-> STAGING -LAST_PART-> STAGED -COMMITTED-> IDLE
@@ -252,19 +254,19 @@ nothing is served that is not whole:
 """,
     refusal="",
     checks=(
-        _parts_count_in_any_order_and_once,
+        _parts_count_once_in_any_order,
         _unknown_tensors_are_refused,
-        _what_belongs_to_another_transfer_does_nothing,
-        _who_is_gone_leaves_nothing,
+        _messages_of_another_transfer_do_nothing,
+        _gone_publisher_leaves_no_transfer,
         _two_publishers_do_not_mix,
-        _numbers_are_not_used_twice,
-        _as_many_are_kept_as_are_wanted,
-        _the_way_back_is_gone_once,
-        _the_way_back_gives_up_what_comes,
+        _version_numbers_are_not_used_twice,
+        _kept_versions_are_limited,
+        _rollback_works_once,
+        _rollback_abandons_the_coming_transfer,
     ),
     guards=(
         Guard(
-            "what-is-not-whole-is-served",
+            "partial-version-is-served",
             "self._check(transfer, TransferState.STAGED)",
             "self._check(transfer, self.state)",
         ),
@@ -304,22 +306,22 @@ nothing is served that is not whole:
             "len(self.kept) > self._kept_max + 1",
         ),
         Guard(
-            "the-way-back-is-gone-twice",
+            "rollback-works-twice",
             "if self.served != from_version:",
             "if False:",
         ),
         Guard(
-            "any-loss-ends-a-transfer",
+            "loss-of-any-publisher-ends-a-transfer",
             "if self.transfer is None or self.transfer.publisher != publisher:",
             "if self.transfer is None:",
         ),
         Guard(
-            "what-was-given-up-is-still-awaited",
+            "abandoned-tensors-are-still-awaited",
             "            self.missing.clear()\n",
             "",
         ),
         Guard(
-            "the-way-back-leaves-what-comes",
+            "rollback-keeps-the-coming-transfer",
             "        self.advance(TransferEvent.ROLLED_BACK)\n",
             "",
         ),

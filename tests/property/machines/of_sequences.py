@@ -22,13 +22,13 @@ def _schedule(build: ModuleType, slots: int = 2, inside: int = 3) -> Any:
 
 
 def _enter(build: ModuleType, schedule: Any, name: str, memory: int = 2) -> Any:
-    one = build.ModelSequence(name, memory)
-    schedule.admit(one)
-    schedule.on_entered(one)
-    return one
+    sequence = build.ModelSequence(name, memory)
+    schedule.admit(sequence)
+    schedule.on_entered(sequence)
+    return sequence
 
 
-def _memory_is_held_from_admission_until_the_model_has_let_go(
+def _memory_is_held_until_the_model_lets_go(
     build: ModuleType,
 ) -> None:
     schedule = _schedule(build)
@@ -48,35 +48,35 @@ def _memory_is_held_from_admission_until_the_model_has_let_go(
     assert not schedule.has_work
 
 
-def _no_step_has_more_than_the_slots_and_all_get_their_turn(
+def _steps_fit_the_slots_and_all_get_their_turn(
     build: ModuleType,
 ) -> None:
     schedule = _schedule(build, slots=2, inside=4)
     all_of = [_enter(build, schedule, name) for name in "ab"]
     first = schedule.begin_step()
     assert first == all_of
-    for one in first:
-        schedule.on_stepped(one, is_last=False, is_behind=True)
+    for sequence in first:
+        schedule.on_stepped(sequence, is_last=False, is_behind=True)
     assert schedule.room == 2
     all_of += [_enter(build, schedule, name) for name in "cd"]
-    for one in all_of[:2]:
-        schedule.on_taken(one)
+    for sequence in all_of[:2]:
+        schedule.on_taken(sequence)
     seen = []
     for _ in range(4):
         chosen = schedule.begin_step()
         assert len(chosen) == 2
         assert schedule.room == 0
-        seen.append("".join(one.what for one in chosen))
-        for one in chosen:
-            schedule.on_stepped(one, is_last=False, is_behind=False)
+        seen.append("".join(sequence.subject for sequence in chosen))
+        for sequence in chosen:
+            schedule.on_stepped(sequence, is_last=False, is_behind=False)
     assert seen == ["cd", "ab", "cd", "ab"]
 
 
-def _one_that_is_behind_waits_and_one_that_is_over_leaves(build: ModuleType) -> None:
+def _slow_sequence_waits_and_ended_one_leaves(build: ModuleType) -> None:
     schedule = _schedule(build)
     behind, over = _enter(build, schedule, "behind"), _enter(build, schedule, "over")
-    for one in schedule.begin_step():
-        schedule.on_stepped(one, is_last=one is over, is_behind=True)
+    for sequence in schedule.begin_step():
+        schedule.on_stepped(sequence, is_last=sequence is over, is_behind=True)
     assert schedule.paused == (behind,)
     assert schedule.leaving() == [over]
     assert schedule.begin_step() == []
@@ -85,21 +85,21 @@ def _one_that_is_behind_waits_and_one_that_is_over_leaves(build: ModuleType) -> 
     assert not schedule.has_work
 
 
-def _room_is_what_the_narrowest_limit_leaves(build: ModuleType) -> None:
+def _narrowest_limit_sets_the_room(build: ModuleType) -> None:
     limits = build.SequenceLimits(3, 4, 2, None)
     schedule = build.SequenceSchedule(limits)
     assert (schedule.room, schedule.memory_free) == (2, None)
     for name in "ab":
         _enter(build, schedule, name)
     assert schedule.room == 1
-    for one in schedule.begin_step():
-        schedule.on_stepped(one, is_last=False, is_behind=True)
+    for sequence in schedule.begin_step():
+        schedule.on_stepped(sequence, is_last=False, is_behind=True)
     assert schedule.room == 2
     _enter(build, schedule, "c")
     assert schedule.room == 1
 
 
-def _whoever_is_inside_is_known(build: ModuleType) -> None:
+def _inside_states_are_known(build: ModuleType) -> None:
     inside = {state.name for state in build.INSIDE}
     assert inside == {state.name for state in table_of(build)} - {"WAITING", "ENDED"}
 
@@ -115,8 +115,8 @@ SEQUENCE: Final = Machine(
     events="SequenceEvent",
     starts=("WAITING",),
     begin=lambda build, _: build.ModelSequence("", 1),
-    feed=lambda one, event: one.advance(event),
-    state_of=lambda one: one.state,
+    feed=lambda machine, event: machine.advance(event),
+    state_of=lambda machine: machine.state,
     stories="""
 it is generated in two steps:
     WAITING -ADMITTED-> ENTERING -ENTERED-> READY -STEP_BEGUN-> STEPPING
@@ -144,11 +144,11 @@ and it cannot enter:
 """,
     refusal="",
     checks=(
-        _memory_is_held_from_admission_until_the_model_has_let_go,
-        _no_step_has_more_than_the_slots_and_all_get_their_turn,
-        _one_that_is_behind_waits_and_one_that_is_over_leaves,
-        _room_is_what_the_narrowest_limit_leaves,
-        _whoever_is_inside_is_known,
+        _memory_is_held_until_the_model_lets_go,
+        _steps_fit_the_slots_and_all_get_their_turn,
+        _slow_sequence_waits_and_ended_one_leaves,
+        _narrowest_limit_sets_the_room,
+        _inside_states_are_known,
     ),
     tests=(_TESTS,),
     guards=(
@@ -158,7 +158,7 @@ and it cannot enter:
             "            pass\n",
         ),
         Guard(
-            "a-closed-request-frees-what-it-never-held",
+            "closed-request-frees-memory-it-never-held",
             "if after is SequenceState.ENDED and before in INSIDE:",
             "if after is SequenceState.ENDED:",
         ),
@@ -178,12 +178,12 @@ and it cannot enter:
             "limits.slots - len(self._ready) - len(self._paused),",
         ),
         Guard(
-            "any-number-is-inside",
+            "inside-sequences-are-unlimited",
             "limits.inside_max - len(self._inside),",
             "limits.inside_max,",
         ),
         Guard(
-            "one-that-is-over-is-paused",
+            "ended-sequence-is-paused",
             "        if is_last:\n",
             "        if is_last and not is_behind:\n",
         ),
@@ -209,7 +209,7 @@ and it cannot enter:
                     "self.clock = max(self.clock, share.tag)",
                 ),
                 Guard(
-                    "nobody-is-forgotten",
+                    "idle-clients-are-not-forgotten",
                     "            self._forget()\n",
                     "            pass\n",
                 ),
@@ -224,9 +224,9 @@ and it cannot enter:
                     "-priority, oldest.serial",
                 ),
                 Guard(
-                    "what-does-not-fit-is-passed-by",
-                    "                if request.size > left:\n",
-                    "                if request.size > left and taken:\n",
+                    "oversized-request-is-passed-by",
+                    "                if request.size > size_free:\n",
+                    "                if request.size > size_free and batch:\n",
                 ),
                 Guard(
                     "a-client-goes-once-in-a-batch",
@@ -234,17 +234,17 @@ and it cannot enter:
                     "            if not line.by_client:\n",
                 ),
                 Guard(
-                    "others-have-no-turn-before",
+                    "other-clients-have-no-turn-before",
                     "min(level.waiting, (own + 1) * clients - 1)",
                     "min(level.waiting, own)",
                 ),
                 Guard(
-                    "all-of-others-are-before",
+                    "all-requests-of-others-are-before",
                     "min(level.waiting, (own + 1) * clients - 1)",
                     "level.waiting",
                 ),
                 Guard(
-                    "what-is-more-important-gives-way",
+                    "higher-priority-gives-way",
                     "        if lowest > priority:\n",
                     "        if lowest > priority + 1:\n",
                 ),
@@ -270,7 +270,7 @@ and it cannot enter:
                     "if len(waiting) > limits.waiting_max:",
                 ),
                 Guard(
-                    "what-would-wait-too-long-waits",
+                    "doomed-request-waits",
                     "if age_max_s is not None and wait_s > age_max_s:",
                     "if age_max_s is not None and wait_s > 2 * age_max_s:",
                 ),
@@ -280,7 +280,7 @@ and it cannot enter:
                     "if is_unlimited:",
                 ),
                 Guard(
-                    "its-own-turn-does-not-count",
+                    "own-turn-does-not-count",
                     "(self.rate.turn_s if limits.whole_turns else 0.0)",
                     "0.0",
                 ),
@@ -295,12 +295,12 @@ and it cannot enter:
                     "        return problem, False\n",
                 ),
                 Guard(
-                    "what-is-a-little-late-is-dropped",
+                    "slightly-late-request-is-dropped",
                     "oldest.came_s + age_s + self._error_s > now_s",
                     "oldest.came_s + age_s > now_s",
                 ),
                 Guard(
-                    "it-wakes-too-early-for-the-oldest",
+                    "queue-wakes-too-early-for-the-oldest",
                     "max(begin_s, oldest.came_s + age_s + self._error_s)",
                     "oldest.came_s + age_s + self._error_s",
                 ),
@@ -336,7 +336,7 @@ and it cannot enter:
                     "nbytes < 0",
                 ),
                 Guard(
-                    "it-sleeps-through-what-is-due",
+                    "batch-queue-sleeps-through-a-due-batch",
                     "        if self.queue.rate.has_place:\n            times +=",
                     "        if not self.queue.rate.has_place:\n            times +=",
                 ),
@@ -352,7 +352,7 @@ and it cannot enter:
             (),
             (
                 Guard(
-                    "nothing-is-forgotten",
+                    "old-turns-are-not-forgotten",
                     "weight = max(WEIGHT, 1 / self.ended)",
                     "weight = 1 / self.ended",
                 ),
@@ -378,12 +378,12 @@ and it cannot enter:
             (),
             (
                 Guard(
-                    "what-has-left-is-kept",
+                    "left-entries-are-kept",
                     "            self._compact()\n",
                     "            pass\n",
                 ),
                 Guard(
-                    "what-has-left-is-over",
+                    "left-entries-are-returned",
                     "while self._heap and self._heap[0][2] not in self._container:",
                     "while False:",
                 ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, Final
 
-from asyncrpc.nn import schedules
+from asyncrpc.parallel.pipeline import schedules
 from tests.property.machines.spec import Guard, Machine
 
 
@@ -44,8 +44,8 @@ MICRO_BATCH: Final = Machine(
     events="ChunkEvent",
     starts=("AWAITED",),
     begin=lambda build, _: _OneChunk(build),
-    feed=lambda one, event: one.on(event),
-    state_of=lambda one: one.stage.state(0),
+    feed=lambda machine, event: machine.on(event),
+    state_of=lambda machine: machine.stage.state(0),
     stories="""
 it goes forward and backward:
     AWAITED -INPUT-> ARRIVED -FORWARD-> HELD -ANSWER-> ANSWERED -END-> DONE
@@ -58,7 +58,7 @@ it waits for the next stage:
 it ends once:
     DONE -END-x -INPUT-x
 """,
-    tests=("tests/unit/nn/test_schedules.py",),
+    tests=("tests/unit/core/nn/test_schedules.py",),
     guards=(
         Guard(
             "an-action-runs-before-it-is-due",
@@ -71,7 +71,7 @@ it ends once:
             "    ActionKind.BACKWARD: ChunkState.HELD,\n",
         ),
         Guard(
-            "nothing-is-ever-let-go",
+            "stage-never-lets-go",
             "            self.held -= 1\n",
             "            self.held -= 0\n",
         ),

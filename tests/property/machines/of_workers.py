@@ -5,21 +5,21 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Final
 
+from asyncrpc.core import lifecycle
 from asyncrpc.errors import NotStartedError
-from asyncrpc.runtime import lifecycle
 from tests.property.machines.spec import Guard, Machine
 from tests.property.machines.walk import led, paths_to_all
 
 
-def _is_usable_while_functions_may_run(build: ModuleType) -> None:
+def _worker_is_usable_while_functions_may_run(build: ModuleType) -> None:
     for state, path in paths_to_all(WORKER, build).items():
-        one = led(WORKER, build, path)
+        machine = led(WORKER, build, path)
         may_call = state.name in {"STARTING", "RUNNING", "DRAINING"}
-        assert one.is_usable is may_call
-        assert one.is_draining is (state.name in {"DRAINING", "CLOSED"})
-        assert one.is_running is (state.name == "RUNNING")
+        assert machine.is_usable is may_call
+        assert machine.is_draining is (state.name in {"DRAINING", "CLOSED"})
+        assert machine.is_running is (state.name == "RUNNING")
         try:
-            one.check_running()
+            machine.check_running()
         except NotStartedError:
             assert not may_call
         else:
@@ -35,8 +35,8 @@ WORKER: Final = Machine(
     events="Event",
     starts=("NEW",),
     begin=lambda build, _: build.Lifecycle("a"),
-    feed=lambda one, event: one.advance(event),
-    state_of=lambda one: one.state,
+    feed=lambda machine, event: machine.advance(event),
+    state_of=lambda machine: machine.state,
     meanings={
         "NEW": "the worker has not been started",
         "STARTING": "the worker meets the others of its group",
@@ -81,7 +81,7 @@ its process forks later:
         for state in lifecycle.WorkerState
         if state is not lifecycle.WorkerState.NEW
     },
-    checks=(_is_usable_while_functions_may_run,),
+    checks=(_worker_is_usable_while_functions_may_run,),
     guards=(
         Guard(
             "a-second-start-is-no-mistake-of-the-program",
@@ -89,7 +89,7 @@ its process forks later:
             "if False:",
         ),
         Guard(
-            "what-cannot-happen-changes-something",
+            "impossible-event-changes-the-worker",
             "        following = TRANSITIONS[self.state].get(event)\n",
             "        following = TRANSITIONS[self.state].get(event)\n"
             "        self.is_usable = False\n",

@@ -40,7 +40,7 @@ class _Question:
 
     def facts(self) -> object:
         """Return everything that is so of it."""
-        return self.is_open, self.asked, *self.of.left, *sorted(self.of._void)  # noqa: SLF001
+        return self.is_open, self.asked, *self.of.unconfirmed, *sorted(self.of._void)  # noqa: SLF001
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class _End:
         return (
             (self.has_users, self.references, self.sweeps, self.is_telling),
             (tuple(self.inbox), tuple(self.arrived)),
-            tuple(one.facts() for one in self.questions),
+            tuple(question.facts() for question in self.questions),
             (*kept["regions"], kept["_is_letting_go"]),
             (*sorted(kept["used"]), *sorted(kept["_awaited"].items())),
             tuple(
@@ -210,7 +210,7 @@ class RegionsWorld:
             self._send(end, "attach", which)
             return
         end.kept.confirm(question.of, KEY)
-        if question.of.left:
+        if question.of.unconfirmed:
             self._ask(end, which)
             return
         question.is_open = False
@@ -240,7 +240,7 @@ class RegionsWorld:
 
     def _left(self) -> Iterator[Action]:
         for what in ("take", "deliver"):
-            yield from (one for one in self.possible() if one[0] == what)
+            yield from (step for step in self.possible() if step[0] == what)
 
 
 def visit(build: ModuleType, bounds: Bounds) -> int:

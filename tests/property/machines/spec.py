@@ -97,13 +97,13 @@ class Machine:
 
     def states_in(self, build: ModuleType) -> type[enum.Enum]:
         """Return the enum of the states in a build of the module."""
-        found: type[enum.Enum] = getattr(build, self.states)
-        return found
+        states: type[enum.Enum] = getattr(build, self.states)
+        return states
 
     def events_in(self, build: ModuleType) -> type[enum.Enum]:
         """Return the enum of the events in a build of the module."""
-        found: type[enum.Enum] = getattr(build, self.events)
-        return found
+        events: type[enum.Enum] = getattr(build, self.events)
+        return events
 
     def error_for(self, state: str, event: str) -> str:
         """Return which error an event raises that is not listed; empty: none."""
@@ -112,8 +112,8 @@ class Machine:
 
 def table_of(build: ModuleType) -> Table:
     """Return the transitions of a build."""
-    found: Table = build.TRANSITIONS
-    return found
+    table: Table = build.TRANSITIONS
+    return table
 
 
 @contextmanager

@@ -47,24 +47,24 @@ def stories_of(machine: Machine) -> list[Story]:
     Raises:
         ValueError: one is none.
     """
-    found: list[list[str]] = []
+    titles: list[list[str]] = []
     for line in machine.stories.strip().splitlines():
         if line.startswith(" "):
-            found[-1] += line.split()
+            titles[-1] += line.split()
         else:
-            found.append([line.removesuffix(":")])
-    return [_story(*one) for one in found]
+            titles.append([line.removesuffix(":")])
+    return [_story(*story) for story in titles]
 
 
 def _story(title: str, first: str, *words: str) -> Story:
     state, steps = first, []
     todo = iter(words)
     for word in todo:
-        found = _EVENT.fullmatch(word)
-        if found is None:
+        match = _EVENT.fullmatch(word)
+        if match is None:
             raise ValueError(f"{title!r}: {word!r} is no event")
-        after = next(todo) if found[2] == ">" else None
-        steps.append(Step(state, found[1], after))
+        after = next(todo) if match[2] == ">" else None
+        steps.append(Step(state, match[1], after))
         state = after or state
     return Story(title, first, tuple(steps))
 
@@ -84,19 +84,21 @@ def play(machine: Machine, build: ModuleType, story: Story) -> None:
     """
     states, events = machine.states_in(build), machine.events_in(build)
     if story.first in machine.starts:
-        one = machine.begin(build, story.first)
+        subject = machine.begin(build, story.first)
     else:
         paths = paths_to_all(machine, build)
         assert states[story.first] in paths, f"{story.first} cannot be reached"
-        one = led(machine, build, paths[states[story.first]])
-    assert machine.state_of(one) is states[story.first], story.title
+        subject = led(machine, build, paths[states[story.first]])
+    assert machine.state_of(subject) is states[story.first], story.title
     for step in story.steps:
-        before = facts(one)
-        error = error_of(machine, one, events[step.event])
+        before = facts(subject)
+        error = error_of(machine, subject, events[step.event])
         if step.after is None:
             assert error is not None, f"{step} of {story.title!r} is not refused"
-            assert facts(one) == before, f"{step} of {story.title!r} changes something"
+            assert facts(subject) == before, (
+                f"{step} of {story.title!r} changes something"
+            )
         else:
             assert error is None, f"{step} of {story.title!r}: {error!r}"
-            state = machine.state_of(one)
+            state = machine.state_of(subject)
             assert state is states[step.after], f"{step} of {story.title!r}: {state}"

@@ -5,23 +5,22 @@ from __future__ import annotations
 import pytest
 
 from tests.property.machines.catalog import CATALOG
-from tests.property.machines.drawing import PAGE, page
 from tests.property.machines.spec import Machine, Part, table_of
 from tests.property.machines.stories import Story, play, shown_by, stories_of
 from tests.property.machines.walk import walk
 
-each = pytest.mark.parametrize("machine", CATALOG, ids=lambda one: one.name)
+each = pytest.mark.parametrize("machine", CATALOG, ids=lambda machine: machine.name)
 
 
 @each
-def test_every_event_in_every_state_does_what_the_table_says(machine: Machine) -> None:
+def test_every_event_in_every_state_follows_the_table(machine: Machine) -> None:
     source = machine.source
     count = len(machine.states_in(source)) * len(machine.events_in(source))
     assert walk(machine, source) == count
 
 
 @each
-def test_every_state_has_a_row_and_every_event_happens(machine: Machine) -> None:
+def test_every_state_has_a_row_and_every_event_occurs(machine: Machine) -> None:
     table = table_of(machine.source)
     assert table.keys() == set(machine.states_in(machine.source))
     listed = {event for row in table.values() for event in row}
@@ -31,17 +30,17 @@ def test_every_state_has_a_row_and_every_event_happens(machine: Machine) -> None
 @pytest.mark.parametrize(
     ("machine", "story"),
     [
-        pytest.param(one, story, id=f"{one.name}: {story.title}")
-        for one in CATALOG
-        for story in stories_of(one)
+        pytest.param(machine, story, id=f"{machine.name}: {story.title}")
+        for machine in CATALOG
+        for story in stories_of(machine)
     ],
 )
-def test_it_goes_as_in_the_story(machine: Machine, story: Story) -> None:
+def test_machine_plays_its_story(machine: Machine, story: Story) -> None:
     play(machine, machine.source, story)
 
 
 @each
-def test_the_stories_show_every_transition(machine: Machine) -> None:
+def test_stories_show_every_transition(machine: Machine) -> None:
     listed = {
         (state.name, event.name)
         for state, row in table_of(machine.source).items()
@@ -53,18 +52,12 @@ def test_the_stories_show_every_transition(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("part", "check"),
     [
-        pytest.param(part, check, id=f"{one.name}: {check.__name__}")
-        for one in CATALOG
-        for part in one.all_parts
+        pytest.param(part, check, id=f"{machine.name}: {check.__name__}")
+        for machine in CATALOG
+        for part in machine.all_parts
         for check in part.checks
     ],
 )
-def test_it_keeps_what_it_promises(part: Part, check: object) -> None:
+def test_machine_keeps_its_invariants(part: Part, check: object) -> None:
     assert callable(check)
     check(part.source)
-
-
-def test_the_page_is_made_from_the_tables() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), (
-        "make it anew: python -m tests.property.machines.drawing"
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncrpc.runtime.membership.machine import arriving, keeping
+from asyncrpc.core.membership.machine import arriving, keeping
 from tests.property.machines.meeting_world import Rules, begun, explore
 from tests.property.machines.spec import Guard, build_of
 
@@ -19,12 +19,12 @@ from tests.property.machines.spec import Guard, build_of
         pytest.param(3, 1, 0, marks=pytest.mark.slow),
     ],
 )
-def test_all_get_into_one_group(size: int, deaths: int, lies: int) -> None:
+def test_living_workers_get_into_one_group(size: int, deaths: int, lies: int) -> None:
     count = explore(Rules(arriving, keeping), begun(size, deaths, lies))
     assert count > 100
 
 
-def test_without_offers_rank_0_stays_alone() -> None:
+def test_missing_offers_leave_rank_0_alone() -> None:
     """The world can tell right from wrong."""
     mute = Guard(
         "mute", "{_E.LOSS: _S.LOOKING},\n    _S.LOOKING", "{},\n    _S.LOOKING"
@@ -45,7 +45,7 @@ def test_members_that_stop_looking_early_leave_rank_0_alone() -> None:
         explore(Rules(arriving, build), begun(2, 2, 0))
 
 
-def test_a_worker_that_asks_without_a_word_may_see_two_groups() -> None:
+def test_unannounced_worker_may_see_two_groups() -> None:
     hasty = Guard("hasty", "_E.ANSWERED: _S.CLAIMING", "_E.ANSWERED: _S.ASKING")
     with build_of(arriving, hasty) as build, pytest.raises(AssertionError):
         explore(Rules(build, keeping), begun(2, 3, 1))

@@ -21,13 +21,13 @@ from tests.property.machines.spec import Guard, Machine, Part, build_of, source_
 
 QUICK_MUTANTS = 25  # of each table: all of them take half a minute
 
-each = pytest.mark.parametrize("machine", CATALOG, ids=lambda one: one.name)
+each = pytest.mark.parametrize("machine", CATALOG, ids=lambda machine: machine.name)
 each_guard = pytest.mark.parametrize(
     ("machine", "part", "guard"),
     [
-        pytest.param(one, part, guard, id=f"{one.name}: {guard.name}")
-        for one in CATALOG
-        for part, guard in guards_of(one)
+        pytest.param(machine, part, guard, id=f"{machine.name}: {guard.name}")
+        for machine in CATALOG
+        for part, guard in guards_of(machine)
     ],
 )
 
@@ -38,23 +38,25 @@ def survivors(machine: Machine, mutants_max: int | None = None) -> list[str]:
         if mutants_max is not None and mutants_max < len(chosen):
             chosen = random.Random(machine.name).sample(chosen, mutants_max)
         return [
-            str(one) for one in chosen if killer_of_table(machine, build, one) is None
+            str(mutant)
+            for mutant in chosen
+            if killer_of_table(machine, build, mutant) is None
         ]
 
 
 @each
-def test_some_changes_of_the_table_are_noticed(machine: Machine) -> None:
+def test_quick_table_mutants_are_noticed(machine: Machine) -> None:
     assert survivors(machine, QUICK_MUTANTS) == []
 
 
 @pytest.mark.slow
 @each
-def test_every_change_of_the_table_is_noticed(machine: Machine) -> None:
+def test_every_table_mutant_is_noticed(machine: Machine) -> None:
     assert survivors(machine) == []
 
 
 @each_guard
-def test_a_mutant_of_a_guard_fits_the_source(
+def test_guard_mutant_fits_the_source(
     machine: Machine, part: Part, guard: Guard
 ) -> None:
     assert part in machine.all_parts
@@ -63,8 +65,6 @@ def test_a_mutant_of_a_guard_fits_the_source(
 
 @pytest.mark.slow
 @each_guard
-def test_a_mutant_of_a_guard_is_noticed(
-    machine: Machine, part: Part, guard: Guard
-) -> None:
+def test_guard_mutant_is_noticed(machine: Machine, part: Part, guard: Guard) -> None:
     noticed = killer_of_guard(machine, part, guard) is not None
     assert noticed or is_killed_by_tests(machine, part, guard)

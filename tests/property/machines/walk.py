@@ -21,27 +21,27 @@ Path = tuple[str, tuple[enum.Enum, ...]]  # the first state, and the events from
 def paths_to_all(machine: Machine, build: ModuleType) -> dict[enum.Enum, Path]:
     """Return a shortest path to each state that can be reached."""
     states = machine.states_in(build)
-    found: dict[enum.Enum, Path] = {
+    paths: dict[enum.Enum, Path] = {
         states[start]: (start, ()) for start in machine.starts
     }
-    todo = deque(found)
+    todo = deque(paths)
     while todo:
         state = todo.popleft()
-        start, events = found[state]
+        start, events = paths[state]
         for event, after in table_of(build)[state].items():
-            if after not in found:
-                found[after] = start, (*events, event)
+            if after not in paths:
+                paths[after] = start, (*events, event)
                 todo.append(after)
-    return found
+    return paths
 
 
 def led(machine: Machine, build: ModuleType, path: Path) -> Any:
     """Return a machine that has been led along a path."""
     start, events = path
-    one = machine.begin(build, start)
+    subject = machine.begin(build, start)
     for event in events:
-        machine.feed(one, event)
-    return one
+        machine.feed(subject, event)
+    return subject
 
 
 def walk(machine: Machine, build: ModuleType) -> int:
@@ -56,55 +56,58 @@ def walk(machine: Machine, build: ModuleType) -> int:
     count = 0
     for state in states:
         for event in events:
-            one = led(machine, build, paths[state])
-            assert machine.state_of(one) is state, f"led to {state}"
+            subject = led(machine, build, paths[state])
+            assert machine.state_of(subject) is state, f"led to {state}"
             after = table_of(build)[state].get(event)
             if after is None:
-                _check_refusal(machine, one, state, event)
+                _check_refusal(machine, subject, state, event)
             else:
-                machine.feed(one, event)
-                assert machine.state_of(one) is after, f"{event} in {state}"
+                machine.feed(subject, event)
+                assert machine.state_of(subject) is after, f"{event} in {state}"
             count += 1
     return count
 
 
 def _check_refusal(
-    machine: Machine, one: Any, state: enum.Enum, event: enum.Enum
+    machine: Machine, subject: Any, state: enum.Enum, event: enum.Enum
 ) -> None:
-    before = facts(one)
+    before = facts(subject)
     name = machine.error_for(state.name, event.name)
-    error = error_of(machine, one, event)
-    found = "" if error is None else type(error).__name__
-    assert found == name, f"{event} in {state}: {error!r}"
-    assert facts(one) == before, f"{event} in {state} has changed something"
+    error = error_of(machine, subject, event)
+    error_name = "" if error is None else type(error).__name__
+    assert error_name == name, f"{event} in {state}: {error!r}"
+    assert facts(subject) == before, f"{event} in {state} has changed something"
 
 
 def error_of(
-    machine: Machine, one: Any, event: enum.Enum
+    machine: Machine, subject: Any, event: enum.Enum
 ) -> errors.AsyncRpcError | None:
     """Let an event happen; return the error that it is refused with, if it is."""
     try:
-        machine.feed(one, event)
+        machine.feed(subject, event)
     except errors.AsyncRpcError as error:
         return error
     return None
 
 
-def facts(one: object) -> object:
+def facts(thing: object) -> object:
     """Return all that an object knows, as something that can be compared."""
-    if one is None or isinstance(one, str | bytes | int | float | enum.Enum):
-        return one
-    if isinstance(one, Mapping):
-        return [(facts(key), facts(value)) for key, value in one.items()]
-    if isinstance(one, list | tuple | deque):
-        return [facts(item) for item in one]
-    if isinstance(one, set | frozenset):
-        return sorted(map(repr, one))
+    if thing is None or isinstance(thing, str | bytes | int | float | enum.Enum):
+        return thing
+    if isinstance(thing, Mapping):
+        return [(facts(key), facts(value)) for key, value in thing.items()]
+    if isinstance(thing, list | tuple | deque):
+        return [facts(item) for item in thing]
+    if isinstance(thing, set | frozenset):
+        return sorted(map(repr, thing))
     names = [
-        name for cls in type(one).__mro__ for name in getattr(cls, "__slots__", ())
+        name for cls in type(thing).__mro__ for name in getattr(cls, "__slots__", ())
     ]
-    named = {name: getattr(one, name) for name in names if hasattr(one, name)}
-    named |= getattr(one, "__dict__", {})
-    if callable(one) or isinstance(one, ModuleType) or not named:
-        return id(one)
-    return [type(one).__name__, *((name, facts(named[name])) for name in sorted(named))]
+    named = {name: getattr(thing, name) for name in names if hasattr(thing, name)}
+    named |= getattr(thing, "__dict__", {})
+    if callable(thing) or isinstance(thing, ModuleType) or not named:
+        return id(thing)
+    return [
+        type(thing).__name__,
+        *((name, facts(named[name])) for name in sorted(named)),
+    ]

@@ -37,21 +37,19 @@ def reporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return {"PYTHONPATH": str(tmp_path)}
 
 
-def test_only_the_reports_of_rank_0_are_heard(reporter: dict[str, str]) -> None:
+def test_reports_of_rank_0_alone_are_read(reporter: dict[str, str]) -> None:
     heard = list(reports(MODULE, ["a", "b"], world_size=3, environ=reporter))
     assert heard == [("a", [1]), ("b", [1])]
 
 
-def test_a_process_that_dies_is_an_error_after_what_it_had_reported(
-    reporter: dict[str, str],
-) -> None:
+def test_dead_process_is_an_error_after_its_reports(reporter: dict[str, str]) -> None:
     heard: list[tuple[str, list[Any]]] = []
     with pytest.raises(RuntimeError, match="status 3"):
         heard.extend(reports(MODULE, ["a", "die", "b"], environ=reporter))
     assert heard == [("a", [1])]
 
 
-def test_a_process_that_hangs_is_killed(tmp_path: Path) -> None:
+def test_hanging_process_is_killed(tmp_path: Path) -> None:
     (tmp_path / f"{MODULE}.py").write_text("import time\ntime.sleep(600)", "utf-8")
     environ = {"PYTHONPATH": str(tmp_path)}
     with pytest.raises(RuntimeError, match="status"):
@@ -72,10 +70,10 @@ class Script:
         self, _module: str, arguments: list[str], **_rest: object
     ) -> Iterator[tuple[str, list[Any]]]:
         self.asked.append(arguments[4:])
-        for one in self.starts.pop(0):
-            if isinstance(one, Exception):
-                raise one
-            yield one
+        for item in self.starts.pop(0):
+            if isinstance(item, Exception):
+                raise item
+            yield item
 
 
 def compared(
@@ -88,7 +86,7 @@ def compared(
     return comparison.results(), script
 
 
-def test_a_workload_that_kills_its_process_costs_itself_only(
+def test_workload_that_kills_its_process_costs_itself_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ok: Reported = ("many_async", [[5.0], ""])
@@ -100,12 +98,12 @@ def test_a_workload_that_kills_its_process_costs_itself_only(
         [ok, ("many_def", [[1.0], ""]), ("rref", [[2.0], ""])],
     )
     assert script.asked[1] == ["rref"]
-    ours = [one.figures["asyncrpc"] for one in results]
+    ours = [result.figures["asyncrpc"] for result in results]
     assert ours == [Figure((5.0,)), None, Figure((7.0,))]
-    assert [one.failure for one in results] == ["", "it died", ""]
+    assert [result.failure for result in results] == ["", "it died", ""]
 
 
-def test_a_start_that_never_begins_fails_its_workloads_and_is_not_repeated(
+def test_start_that_never_begins_fails_its_workloads_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     results, script = compared(
@@ -115,10 +113,10 @@ def test_a_start_that_never_begins_fails_its_workloads_and_is_not_repeated(
         [],
     )
     assert len(script.asked) == 2
-    assert [one.failure for one in results] == ["no such option"] * 2
+    assert [result.failure for result in results] == ["no such option"] * 2
 
 
-def test_processes_are_told_how_asyncrpc_is_to_poll(
+def test_polling_choice_of_asyncrpc_reaches_the_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     script = Script([[("send_1", [[1.0], ""])]] * 2)
@@ -127,21 +125,21 @@ def test_processes_are_told_how_asyncrpc_is_to_poll(
     assert script.asked == [["send_1", "--spin", "off"]] * 2
 
 
-def test_a_row_is_measured_with_the_one_that_has_the_figure_of_asyncrpc() -> None:
+def test_row_is_measured_with_the_row_of_its_asyncrpc_figure() -> None:
     assert chosen("sockets_16")[0] == ["tcp_16", "sockets_16"]
     assert chosen("huge")[0] == ["send_256", "huge_256"]
     assert chosen("rref_method")[0] == ["rref_method"]
 
 
-def test_each_side_is_first_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sides_take_turns_to_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script([[("send_1", [[1.0], ""])] for _ in range(2 * 3)])
     modules: list[str] = []
 
-    def heard(module: str, arguments: list[str], **rest: object) -> Any:
+    def recording(module: str, arguments: list[str], **rest: object) -> Any:
         modules.append(module.rpartition(".")[2])
         return script(module, arguments, **rest)
 
-    monkeypatch.setattr(comparing, "reports", heard)
+    monkeypatch.setattr(comparing, "reports", recording)
     Comparison(["send_1"], seconds=0.1, sides=["torch", "pyzmq", "ray"]).run(2)
     assert modules == [
         *("torch_side", "pyzmq_side", "ray_side"),
@@ -149,7 +147,7 @@ def test_each_side_is_first_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_the_failures_of_each_side_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_of_each_side_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     starts: list[list[Reported]] = [
         [("rref_method", [[5.0], ""])],
         [("rref_method", [[], "no such actor"])],
@@ -163,14 +161,14 @@ def test_the_failures_of_each_side_are_kept(monkeypatch: pytest.MonkeyPatch) -> 
     assert comparison.figure("ray", row) is None
 
 
-def test_every_workload_has_a_start_and_every_row_a_name_of_its_own() -> None:
+def test_workloads_have_starts_and_rows_unique_names() -> None:
     rows = w.rows_of(list(w.WORKLOADS))
     assert len({row.name for row in rows}) == len(rows)
     for name, workload in w.WORKLOADS.items():
         assert set(workload.sides) <= set(w.KINDS[workload.kind].sides), name
 
 
-def test_what_a_row_is_compared_with_is_a_row() -> None:
+def test_row_is_compared_with_an_existing_row() -> None:
     rows = w.rows_of(list(w.WORKLOADS))
     names = {row.name for row in rows}
     assert {row.against[1] for row in rows if row.against} <= names
@@ -197,7 +195,7 @@ def written() -> dict[str, Any]:
     }
 
 
-def test_the_page_gets_the_table_between_its_markers_and_keeps_the_rest() -> None:
+def test_page_keeps_its_text_around_the_new_table() -> None:
     page = f"# Title\n\n{BEGIN}\nold\n{END}\n\nrest\n"
     text = pages.section(written())
     renewed = pages.replaced(page, "table", text)
@@ -211,7 +209,7 @@ def test_the_page_gets_the_table_between_its_markers_and_keeps_the_rest() -> Non
 
 
 @pytest.mark.parametrize("page", ["", BEGIN, f"{END}{BEGIN}", f"{BEGIN}{BEGIN}{END}"])
-def test_a_page_without_its_markers_is_left_alone(page: str) -> None:
+def test_page_without_its_markers_is_left_alone(page: str) -> None:
     with pytest.raises(ValueError, match="once each"):
         pages.replaced(page, "table", "text")
 
@@ -228,12 +226,12 @@ def test_a_page_without_its_markers_is_left_alone(page: str) -> None:
         "busy",
     ],
 )
-def test_the_page_of_this_repository_has_the_markers_of(part: str) -> None:
+def test_page_of_this_repository_has_its_markers(part: str) -> None:
     page = pages.PAGE.read_text("utf-8")
     assert "made for a test" in pages.replaced(page, part, "made for a test")
 
 
-def test_a_run_that_was_kept_is_shown_and_drawn_again(tmp_path: Path) -> None:
+def test_saved_run_is_shown_and_drawn_again(tmp_path: Path) -> None:
     run, picture = tmp_path / "run.json", tmp_path / "ratios.png"
     run.write_text(json.dumps(written()), "utf-8")
     options = ["--from", str(run), "--plot", str(picture)]
@@ -243,7 +241,7 @@ def test_a_run_that_was_kept_is_shown_and_drawn_again(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_rival_is_measured_in_processes_without_asyncrpc() -> None:
+def test_rival_runs_in_processes_without_asyncrpc() -> None:
     program = (
         "import sys, tests.bench.sides.torch_side;"
         "print([name for name in ('asyncrpc', 'uvloop') if name in sys.modules])"

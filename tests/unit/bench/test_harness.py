@@ -37,12 +37,12 @@ def result(row: Row, ours: float | None, theirs: float | None) -> Result:
     return Result(row, figures, figures["torch"])
 
 
-def test_a_figure_is_the_median_and_the_range() -> None:
+def test_figure_is_the_median_and_the_range() -> None:
     figure = Figure((5.0, 1.0, 3.0))
     assert (figure.median, figure.least, figure.most) == (3.0, 1.0, 5.0)
 
 
-def test_percentiles_are_in_microseconds_and_never_beyond_what_was_seen() -> None:
+def test_percentiles_are_in_microseconds_and_within_the_samples() -> None:
     times_s = [number / 1e6 for number in range(1, 102)]
     assert p50_p99_us(times_s) == pytest.approx([51.0, 100.0])
     assert p50_p99_us([2e-6]) == pytest.approx([2.0, 2.0])
@@ -64,17 +64,17 @@ def test_rates_count_all_time_and_bandwidth_the_median() -> None:
         (-12.34, "-12.3"),
     ],
 )
-def test_numbers_have_three_digits_that_count(value: float, text: str) -> None:
+def test_numbers_have_three_significant_digits(value: float, text: str) -> None:
     assert short(value) == text
 
 
-def test_a_ratio_over_one_means_better_whichever_way_is_better() -> None:
+def test_ratio_above_one_means_better_for_latency_and_rate() -> None:
     assert result(LATENCY, 100.0, 250.0).ratio == pytest.approx(2.5)
     assert result(RATE, 100.0, 250.0).ratio == pytest.approx(0.4)
     assert result(RATE, 100.0, None).ratio is None
 
 
-def test_the_spread_of_a_ratio_is_over_the_starts_that_ran_side_by_side() -> None:
+def test_ratio_spread_is_taken_over_paired_starts() -> None:
     figures = {"asyncrpc": Figure((10.0, 20.0)), "torch": Figure((40.0, 40.0))}
     spread = Result(LATENCY, figures, figures["torch"]).ratios
     assert spread == pytest.approx([4.0, 2.0])
@@ -92,13 +92,13 @@ def test_the_spread_of_a_ratio_is_over_the_starts_that_ran_side_by_side() -> Non
         (EXTRA, 51.0, None, "short"),
     ],
 )
-def test_a_row_reaches_its_target_or_falls_short_of_it(
+def test_row_verdict_follows_from_its_target(
     row: Row, ours: float | None, theirs: float | None, verdict: str
 ) -> None:
     assert result(row, ours, theirs).verdict == verdict
 
 
-def test_starts_are_joined_by_row_and_a_lost_one_leaves_the_rest() -> None:
+def test_starts_are_joined_by_row_despite_a_lost_one() -> None:
     starts = {
         "asyncrpc": [{"call, p50": 1.0}, {}, {"call, p50": 3.0}],
         "torch": [{"call, p50": 4.0, "calls": 7.0}],
@@ -108,25 +108,25 @@ def test_starts_are_joined_by_row_and_a_lost_one_leaves_the_rest() -> None:
     assert rate.figures == {"asyncrpc": None, "torch": Figure((7.0,))}
 
 
-def test_a_row_may_be_compared_with_another_row_of_either_side() -> None:
+def test_row_may_be_compared_with_another_row_of_either_side() -> None:
     polling = Row("polling", "us", against=("torch", "call, p50"))
     eight = Row("eight", "1/s", higher_is_better=True, against=("asyncrpc", "calls"))
     starts = {
         "asyncrpc": [{"polling": 20.0, "eight": 90.0, "calls": 60.0}],
         "torch": [{"call, p50": 200.0, "eight": 1.0}],
     }
-    ratios = [one.ratio for one in collect([polling, eight], starts)]
+    ratios = [result.ratio for result in collect([polling, eight], starts)]
     assert ratios == pytest.approx([10.0, 1.5])
 
 
-def test_a_row_that_failed_stays_with_its_reason_unless_another_start_gave_it() -> None:
+def test_failed_row_keeps_its_reason_unless_another_start_measured_it() -> None:
     failures = {"call, p50": "it broke", "calls": "it broke once"}
     results = collect([LATENCY, RATE], {"asyncrpc": [{"calls": 1.0}]}, failures)
-    assert [one.verdict for one in results] == ["failed", ""]
+    assert [result.verdict for result in results] == ["failed", ""]
     assert failures_of(results) == ["call, p50: it broke"]
 
 
-def test_the_table_is_aligned() -> None:
+def test_table_is_aligned() -> None:
     figures = {"asyncrpc": Figure((200.0, 150.0, 250.0)), "torch": None}
     spread = Result(RATE, figures, None)
     lines = table([result(LATENCY, 100.0, 250.0), spread]).splitlines()
@@ -137,7 +137,7 @@ def test_the_table_is_aligned() -> None:
     ]
 
 
-def test_a_row_against_another_side_shows_whose_figure_it_is_compared_with() -> None:
+def test_row_against_another_side_names_the_side_of_its_figure() -> None:
     row = RATE._replace(name="calls, against sockets", against=("sockets", "bare"))
     starts = {
         "asyncrpc": [{row.name: 3.0}],
@@ -157,7 +157,7 @@ def test_markdown_has_a_rule_and_right_aligned_numbers() -> None:
     ]
 
 
-def test_what_is_written_as_json_is_read_back_whole() -> None:
+def test_results_survive_json() -> None:
     polling = Row("polling", "us", target=5.0, against=("torch", "call, p50"))
     starts = {"asyncrpc": [{"polling": 20.0}], "torch": [{"call, p50": 200.0}]}
     results = collect([polling, LATENCY, EXTRA], starts, {"shared": "no"})
@@ -166,13 +166,13 @@ def test_what_is_written_as_json_is_read_back_whole() -> None:
     assert (written[0]["ratio"], written[0]["verdict"]) == (10.0, "ok")
 
 
-def test_measuring_warms_up_and_repeats_as_often_as_it_must() -> None:
+def test_measure_warms_up_and_repeats_at_least_three_times() -> None:
     calls = []
     times_s = measure(lambda: calls.append(1), Budget(0.0, at_least=3), warm_ups=2)
     assert (len(times_s), len(calls)) == (3, 5)
 
 
-async def test_measuring_what_is_awaited_does_the_same() -> None:
+async def test_measure_async_warms_up_and_repeats_at_least_three_times() -> None:
     calls = []
 
     async def action() -> None:

@@ -19,20 +19,20 @@ def figures(*medians: float | None) -> dict[str, Figure | None]:
     }
 
 
-def test_the_ratio_is_to_the_best_of_the_others() -> None:
-    found = figures(10.0, 50.0, 20.0, None, 400.0)
-    assert bench_peers.ratio(LATENCY, found) == pytest.approx(2.0)
-    assert bench_peers.ratio(RATE, found) == pytest.approx(10 / 400)
+def test_ratio_is_to_the_best_peer() -> None:
+    row = figures(10.0, 50.0, 20.0, None, 400.0)
+    assert bench_peers.ratio(LATENCY, row) == pytest.approx(2.0)
+    assert bench_peers.ratio(RATE, row) == pytest.approx(10 / 400)
 
 
-def test_without_one_of_two_figures_there_is_no_ratio() -> None:
+def test_ratio_needs_both_figures() -> None:
     assert bench_peers.ratio(LATENCY, figures(None, 1.0, 1.0, 1.0, 1.0)) is None
     assert bench_peers.ratio(LATENCY, figures(1.0, None, None, None, None)) is None
 
 
-def test_the_columns_of_the_table_line_up_and_what_is_not_there_is_a_dash() -> None:
-    found = figures(10.0, 50.0, 20.0, None, 1234.0)
-    text = bench_peers.table([(LATENCY, found), (RATE, figures(*[None] * 5))])
+def test_table_columns_line_up_and_show_dashes_for_gaps() -> None:
+    latencies = figures(10.0, 50.0, 20.0, None, 1234.0)
+    text = bench_peers.table([(LATENCY, latencies), (RATE, figures(*[None] * 5))])
     assert text.splitlines() == [
         "workload                   unit  asyncrpc  torch  pyzmq  grpc    ray  ratio",
         "call, p50                  us        10.0   50.0   20.0     -  1,234   2.00",
@@ -40,7 +40,7 @@ def test_the_columns_of_the_table_line_up_and_what_is_not_there_is_a_dash() -> N
     ]
 
 
-def test_each_workload_is_measured_by_asyncrpc_and_by_another() -> None:
+def test_each_workload_runs_on_asyncrpc_torch_and_a_third_side() -> None:
     for name in bench_peers.WORKLOADS:
         sides = w.WORKLOADS[name].sides
         assert {"asyncrpc", "torch"} < set(sides), name

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from asyncrpc.compat.rpc.completion import TICK_S, Completions
+from asyncrpc.core.loop.threads import ThreadPool
 from asyncrpc.errors import ClosedError, RejectedError
-from asyncrpc.runtime.threads import ThreadPool
 
 Done = Callable[[Any, BaseException | None], None]
 
@@ -72,7 +72,9 @@ def noted(into: list[int], number: int) -> Callable[[], None]:
     return lambda: into.append(number)
 
 
-def test_one_thread_runs_all_in_order(completions: Completions, pool: Pool) -> None:
+def test_first_thread_runs_all_jobs_in_order(
+    completions: Completions, pool: Pool
+) -> None:
     ran: list[int] = []
     for number in range(5):
         completions.run(noted(ran, number))
@@ -82,7 +84,7 @@ def test_one_thread_runs_all_in_order(completions: Completions, pool: Pool) -> N
     assert not pool.given
 
 
-def test_what_comes_as_the_thread_ends_gets_another(
+def test_job_that_comes_as_the_thread_ends_gets_another_thread(
     completions: Completions, pool: Pool
 ) -> None:
     ran: list[int] = []
@@ -96,7 +98,7 @@ def test_what_comes_as_the_thread_ends_gets_another(
     assert ran == [0, 1]
 
 
-def test_one_more_thread_for_what_waits_longer_than_a_tick(
+def test_job_that_waits_longer_than_a_tick_gets_another_thread(
     completions: Completions, pool: Pool, ticks: Ticks
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
@@ -125,7 +127,7 @@ def test_one_more_thread_for_what_waits_longer_than_a_tick(
     thread.join()
 
 
-def test_none_for_what_has_just_come(
+def test_new_job_gets_no_further_thread(
     completions: Completions, pool: Pool, ticks: Ticks
 ) -> None:
     completions.run(noted([], 0))
@@ -136,7 +138,7 @@ def test_none_for_what_has_just_come(
     assert len(pool.given) == 1
 
 
-def test_nothing_ticks_where_nothing_waits(
+def test_timer_stops_when_no_job_waits(
     completions: Completions, pool: Pool, ticks: Ticks
 ) -> None:
     completions.run(noted([], 0))
@@ -147,7 +149,7 @@ def test_nothing_ticks_where_nothing_waits(
     assert len(ticks.actions) == 1
 
 
-def test_a_job_that_raises_stops_no_other(completions: Completions, pool: Pool) -> None:
+def test_failing_job_stops_no_other_job(completions: Completions, pool: Pool) -> None:
     def fail() -> None:
         raise ValueError
 
@@ -163,7 +165,7 @@ def test_a_job_that_raises_stops_no_other(completions: Completions, pool: Pool) 
 
 
 @pytest.mark.parametrize("is_dropped", [False, True])
-def test_what_no_thread_of_the_worker_runs_is_run_all_the_same(
+def test_job_runs_even_if_the_pool_refuses_or_drops_it(
     completions: Completions, pool: Pool, *, is_dropped: bool
 ) -> None:
     ran = threading.Event()
@@ -174,7 +176,7 @@ def test_what_no_thread_of_the_worker_runs_is_run_all_the_same(
     assert ran.wait(60.0)
 
 
-def test_what_waits_when_the_loop_ends_is_run_all_the_same(
+def test_waiting_job_runs_even_after_the_loop_ends(
     completions: Completions, pool: Pool
 ) -> None:
     later, ended = threading.Event(), threading.Event()
@@ -191,7 +193,7 @@ def test_what_waits_when_the_loop_ends_is_run_all_the_same(
     assert ended.wait(60.0)
 
 
-async def test_a_job_may_wait_for_one_that_comes_after_it() -> None:
+async def test_job_may_wait_for_a_later_job() -> None:
     loop = asyncio.get_running_loop()
     pool = ThreadPool("test", 4, loop)
     completions = Completions(lambda: pool, loop)

@@ -30,7 +30,7 @@ def maps(**by_peer: dict[str, str]) -> DeviceWishes:
         replace(maps(b={"cuda:1": "cuda:0"}), devices=["cuda:1"]),
     ],
 )
-def test_a_map_that_can_be_followed(a: DeviceWishes) -> None:
+def test_valid_device_map_is_accepted(a: DeviceWishes) -> None:
     check_device_maps([a, B])
     check_device_maps([B, DeviceWishes.decode(a.encode())])
 
@@ -67,22 +67,24 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("a", "why"), REFUSED)
-def test_a_map_that_cannot_is_refused_everywhere(a: DeviceWishes, why: str) -> None:
+def test_invalid_device_map_is_refused_on_every_worker(
+    a: DeviceWishes, why: str
+) -> None:
     for order in ([a, B], [B, a]):
         with pytest.raises(ValueError, match=f"^{re.escape(f'Node a has {why}')}$"):
             check_device_maps(order)
 
 
-def test_a_group_that_grows_is_checked_as_far_as_it_is_known() -> None:
+def test_growing_group_checks_the_known_devices_only() -> None:
     check_device_maps([maps(c={"cuda:0": "cuda:9"})], is_static=False)
     with pytest.raises(ValueError, match="source devices with invalid indices"):
         check_device_maps([maps(c={"cuda:9": "cuda:0"})], is_static=False)
 
 
-def test_what_options_say() -> None:
+def test_device_wishes_are_read_from_options() -> None:
     options = TensorPipeRpcBackendOptions(device_maps={"b": {"cuda:0": "cuda:1"}})
     options.set_device_map("b", {"cuda:1": torch.device("cuda:0")})
-    found = DeviceWishes.of_options("a", options)
-    assert found.maps == {"b": {"cuda:0": "cuda:1", "cuda:1": "cuda:0"}}
-    assert not found.devices
-    assert found.cuda_devices == torch.cuda.device_count()
+    wishes = DeviceWishes.of_options("a", options)
+    assert wishes.maps == {"b": {"cuda:0": "cuda:1", "cuda:1": "cuda:0"}}
+    assert not wishes.devices
+    assert wishes.cuda_devices == torch.cuda.device_count()

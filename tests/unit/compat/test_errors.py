@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from asyncrpc.compat.rpc import errors
+from asyncrpc.core.serde import describe_exception, rebuild_exception
 from asyncrpc.errors import (
     DeadlineExceededError,
     DecodeError,
@@ -16,8 +17,7 @@ from asyncrpc.errors import (
     Outcome,
     WorkerLostError,
 )
-from asyncrpc.serde import describe_exception, rebuild_exception
-from tests.unit.serde.loopback import TRUSTED, round_trip
+from tests.unit.core.serde.loopback import TRUSTED, round_trip
 
 
 class TwoArguments(Exception):  # noqa: N818
@@ -60,9 +60,9 @@ def raising(error: BaseException) -> Callable[[], None]:
         (Custom("c"), RuntimeError, Custom),
         (RuntimeError("r"), RuntimeError, RuntimeError),
     ],
-    ids=lambda one: getattr(one, "__name__", None) or type(one).__name__,
+    ids=lambda case: getattr(case, "__name__", None) or type(case).__name__,
 )
-def test_a_future_keeps_two_types_and_a_fetch_keeps_all(
+def test_future_keeps_two_types_and_a_fetch_keeps_all(
     raised: Exception,
     by_future: type[Exception],
     by_fetch: type[Exception],
@@ -79,12 +79,12 @@ def test_a_future_keeps_two_types_and_a_fetch_keeps_all(
         assert "Traceback (most recent call last)" in text
 
 
-def test_newlines_of_a_text_arrive_as_newlines() -> None:
+def test_newlines_of_a_text_arrive_unchanged() -> None:
     failed = errors.of_future(of_callee(raising(ValueError("one\ntwo"))), rank_of)
     assert "ValueError('one\ntwo')" in str(failed)
 
 
-def test_what_takes_more_than_a_text_is_named_in_a_runtime_error() -> None:
+def test_exception_with_two_arguments_becomes_a_runtime_error() -> None:
     failed = errors.of_call(of_callee(raising(TwoArguments(1, "foo"))), rank_of)
     assert type(failed) is RuntimeError
     assert re.match(
@@ -95,7 +95,7 @@ def test_what_takes_more_than_a_text_is_named_in_a_runtime_error() -> None:
     )
 
 
-def test_a_function_that_calls_an_operator_is_no_operator() -> None:
+def test_function_that_calls_an_operator_is_not_reported_as_operator() -> None:
     def function() -> Any:
         return torch.mm(torch.ones(2, 3), torch.ones(2, 3))
 
@@ -105,7 +105,7 @@ def test_a_function_that_calls_an_operator_is_no_operator() -> None:
 
 
 @pytest.mark.parametrize("in_seconds", [0.1, 1.0])
-def test_a_call_out_of_time_says_the_time_in_milliseconds(in_seconds: float) -> None:
+def test_timeout_of_a_call_is_told_in_milliseconds(in_seconds: float) -> None:
     late = DeadlineExceededError(
         function="f", to="worker1", outcome=Outcome.UNKNOWN, timeout_s=in_seconds
     )
@@ -118,14 +118,14 @@ def test_a_call_out_of_time_says_the_time_in_milliseconds(in_seconds: float) -> 
         )
 
 
-def test_an_argument_that_cannot_travel_raises_what_pickle_raised() -> None:
+def test_unpicklable_argument_raises_the_error_of_pickle() -> None:
     cannot = EncodeError("a lock cannot be sent", function="f", to="worker1")
     assert type(errors.of_call(cannot, rank_of)) is RuntimeError
     cannot.__cause__ = TypeError("cannot pickle '_thread.lock' object")
     assert errors.of_call(cannot, rank_of) is cannot.__cause__
 
 
-def test_a_reference_to_a_value_that_never_came_cannot_travel() -> None:
+def test_reference_to_a_missing_value_cannot_travel() -> None:
     cannot = EncodeError("it cannot be sent", function="f", to="worker1")
     cannot.__cause__ = DeadlineExceededError(
         function="g", to="worker1", outcome=Outcome.UNKNOWN, timeout_s=1.0
@@ -135,7 +135,7 @@ def test_a_reference_to_a_value_that_never_came_cannot_travel() -> None:
     assert "RRef creation" in str(failed)
 
 
-def test_a_function_that_the_callee_has_not_is_explained() -> None:
+def test_function_missing_at_the_callee_is_explained() -> None:
     absent = DecodeError("module 'm' has no 'f'", function="f", to="worker1")
     for error in (absent, of_callee(raising(absent))):
         failed = errors.of_future(error, rank_of)
@@ -143,7 +143,7 @@ def test_a_function_that_the_callee_has_not_is_explained() -> None:
         assert "RPC pickler does not serialize" in str(failed)
 
 
-def test_what_is_no_function_s_doing_is_a_runtime_error() -> None:
+def test_lost_worker_becomes_a_runtime_error() -> None:
     lost = WorkerLostError("it is gone", function="f", to="worker1")
     failed = errors.of_call(lost, rank_of)
     assert type(failed) is RuntimeError
@@ -152,7 +152,7 @@ def test_what_is_no_function_s_doing_is_a_runtime_error() -> None:
     assert errors.of_call(other, rank_of) is other
 
 
-async def test_a_cancelled_call_says_that_rpc_has_ended() -> None:
+async def test_cancelled_call_says_that_rpc_has_ended() -> None:
     call: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     call.cancel()
     failed = errors.of_ended(call)
@@ -160,7 +160,7 @@ async def test_a_cancelled_call_says_that_rpc_has_ended() -> None:
     assert "shut down" in str(failed)
 
 
-def test_raising_leaves_no_frames_that_hold_what_they_came_through() -> None:
+def test_raised_error_keeps_no_frames_of_the_callee() -> None:
     with pytest.raises(ValueError, match="v") as caught:
         errors.raised(of_callee(raising(ValueError("v"))))
     assert len(caught.traceback) == 2  # this line, and the one that raises

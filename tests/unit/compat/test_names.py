@@ -69,7 +69,10 @@ WITHOUT: Final = {f"{RPC}.server_process_global_profiler": PROFILER}
 
 def torchs_modules() -> dict[str, ModuleType]:
     package = torch.distributed.rpc
-    below = (f"{RPC}.{one.name}" for one in pkgutil.iter_modules(package.__path__))
+    below = (
+        f"{RPC}.{module_info.name}"
+        for module_info in pkgutil.iter_modules(package.__path__)
+    )
     names = [
         RPC,
         *below,
@@ -91,7 +94,7 @@ HOMES: Final = installing._homes()  # noqa: SLF001
 
 
 @pytest.mark.parametrize("module", sorted(MODULES.keys() - WITHOUT.keys()))
-def test_every_name_of_torchs_is_the_facades_or_has_a_reason(module: str) -> None:
+def test_every_name_of_torch_is_substituted_or_has_a_reason(module: str) -> None:
     substitute = installing.Substitute(module, HOMES[module], MODULES[module])
     missing = {
         name
@@ -102,7 +105,7 @@ def test_every_name_of_torchs_is_the_facades_or_has_a_reason(module: str) -> Non
 
 
 @pytest.mark.parametrize("module", sorted(MODULES.keys() - WITHOUT.keys()))
-def test_no_function_or_class_of_torchs_rpc_is_handed_on(module: str) -> None:
+def test_substitute_hands_on_no_rpc_function_or_class_of_torch(module: str) -> None:
     """But records of options, and switches of torch's own profiler and compiler."""
     substitute = installing.Substitute(module, HOMES[module], MODULES[module])
     theirs = {
@@ -127,7 +130,7 @@ def test_no_function_or_class_of_torchs_rpc_is_handed_on(module: str) -> None:
     }
 
 
-def test_what_is_left_out_is_torchs_and_not_the_facades() -> None:
+def test_left_out_names_exist_in_torch_and_not_in_the_facade() -> None:
     theirs = {name for module in MODULES.values() for name in vars(module)}
     ours = {name for homes in HOMES.values() for home in homes for name in dir(home)}
     assert not LEFT_OUT.keys() - theirs

@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from asyncrpc.autograd.functions import CrossingId, Received, Recv
-from asyncrpc.autograd.state import Sent
 from asyncrpc.compat.nodes import (
     RECEIVED,
     SENT,
@@ -18,8 +16,10 @@ from asyncrpc.compat.nodes import (
     SendRpcBackward,
     join,
 )
-from asyncrpc.ids import Incarnation, MessageId, WorkerId
-from asyncrpc.serde import Codec, FunctionTable, Policy
+from asyncrpc.core.autograd.functions import CrossingId, Received, Recv
+from asyncrpc.core.autograd.state import Sent
+from asyncrpc.core.ids import Incarnation, MessageId, WorkerId
+from asyncrpc.core.serde import Codec, FunctionTable, Policy
 
 PEER = WorkerId("a", Incarnation(1))
 MESSAGE = MessageId(PEER.incarnation, 1)
@@ -49,13 +49,13 @@ class Catcher:
     def receive(self, tensor: torch.Tensor) -> torch.Tensor:
         self.caught.append(Received(CrossingId(MESSAGE, len(self.caught)), PEER))
         self.caught[-1].begin()
-        found: torch.Tensor = Recv.apply(  # type: ignore[no-untyped-call]
+        received: torch.Tensor = Recv.apply(  # type: ignore[no-untyped-call]
             self.anchor, tensor, self.caught[-1]
         )
-        return found
+        return received
 
     def gradients(self) -> list[torch.Tensor | None]:
-        return [one.gradient for one in self.caught]
+        return [crossing.gradient for crossing in self.caught]
 
 
 def sparse() -> torch.Tensor:
@@ -67,26 +67,26 @@ def through_codec(value: Any) -> tuple[Any, Catcher, list[Node]]:
     """Return a value as it arrives, what catches its gradients, and its nodes."""
     functions = FunctionTable(Policy.TRUSTED)
     encoded = Codec(functions).encode(value)
-    buffers = [memoryview(bytearray(one)) for one in encoded.buffers]
+    buffers = [memoryview(bytearray(buffer)) for buffer in encoded.buffers]
     catcher, nodes = Catcher(), list[Node]()
     arriving = ReceivedMessage(catcher.receive, nodes.append)
     codec = Codec(functions)
-    found = codec.decode(encoded.control, buffers, on_gradient=arriving)
+    decoded = codec.decode(encoded.control, buffers, on_gradient=arriving)
     arriving.finish()
-    return found, catcher, nodes
+    return decoded, catcher, nodes
 
 
-@pytest.mark.parametrize("made", [lambda: torch.ones(2, 3), sparse])
-def test_tensors_of_one_message_have_one_node(made: Any) -> None:
+@pytest.mark.parametrize("make", [lambda: torch.ones(2, 3), sparse])
+def test_tensors_of_a_message_share_one_node(make: Any) -> None:
     catcher = Catcher()
-    tensors = [catcher.receive(made()) for _ in range(3)]
-    versions = [one._version for one in tensors]  # noqa: SLF001
+    tensors = [catcher.receive(make()) for _ in range(3)]
+    versions = [tensor._version for tensor in tensors]  # noqa: SLF001
     node = join(tensors)
     assert node.name() == RECEIVED
     assert isinstance(node, Node)
-    assert all(one.grad_fn is node for one in tensors)
-    assert [one._version for one in tensors] == versions  # noqa: SLF001
-    assert not any(one.is_leaf or one._is_view() for one in tensors)  # noqa: SLF001
+    assert all(tensor.grad_fn is node for tensor in tensors)
+    assert [tensor._version for tensor in tensors] == versions  # noqa: SLF001
+    assert not any(tensor.is_leaf or tensor._is_view() for tensor in tensors)  # noqa: SLF001
     (tensors[0] * 2 + tensors[2]).sum().backward()  # type: ignore[no-untyped-call]
     first, unused, last = catcher.gradients()
     assert first is not None
@@ -95,7 +95,7 @@ def test_tensors_of_one_message_have_one_node(made: Any) -> None:
     assert torch.equal(first.to_dense(), 2 * last.to_dense())
 
 
-def test_only_tensors_that_were_used_take_part() -> None:
+def test_region_contains_used_tensors_only() -> None:
     catcher = Catcher()
     x, y, z = (catcher.receive(torch.ones(2)) for _ in range(3))
     node = join([x, y, z])
@@ -110,7 +110,7 @@ def test_only_tensors_that_were_used_take_part() -> None:
     ]
 
 
-def test_a_region_goes_on_where_the_one_that_it_adopts_stopped() -> None:
+def test_adopting_region_goes_on_where_the_adopted_one_stopped() -> None:
     catcher = Catcher()
     x, y, z = (catcher.receive(torch.ones(2)) for _ in range(3))
     node = join([x, y, z])
@@ -134,37 +134,44 @@ def test_joined_tensors_may_be_changed_in_place() -> None:
     join([x, y])
     x.mul_(y)
     (x * x).sum().backward()  # type: ignore[no-untyped-call]
-    assert [one.tolist() for one in catcher.gradients() if one is not None] == [
+    assert [
+        gradient.tolist() for gradient in catcher.gradients() if gradient is not None
+    ] == [
         [2.0, 2.0],
         [2.0, 2.0],
     ]
 
 
-def test_what_was_computed_while_the_message_was_rebuilt_stays_good() -> None:
+def test_tensors_computed_while_decoding_stay_valid() -> None:
     roots = torch.tensor([3.0], requires_grad=True) * 1, torch.ones(1) * 2
     value = [Squared(roots[0]), roots[1].requires_grad_() * 1]
     (squared, other), catcher, nodes = through_codec(value)
     assert squared.root.grad_fn is other.grad_fn is nodes[0]
     (squared.square + squared.root + other).sum().backward()
-    assert [one.tolist() for one in catcher.gradients() if one is not None] == [
+    assert [
+        gradient.tolist() for gradient in catcher.gradients() if gradient is not None
+    ] == [
         [7.0],
         [1.0],
     ]
 
 
-def test_a_message_without_crossings_has_no_node() -> None:
+def test_message_without_crossings_has_no_node() -> None:
     value, _, nodes = through_codec([torch.ones(2), [1, 2]])
     assert value[0].grad_fn is None
     assert not nodes
 
 
-def test_the_node_of_what_was_sent_shows_where_gradients_enter() -> None:
+def test_send_node_shows_where_gradients_enter() -> None:
     leaf = torch.ones(2, requires_grad=True)
     edges = [get_gradient_edge(leaf), GradientEdge(*get_gradient_edge(leaf * 2)[:2])]
     node = SendRpcBackward(Sent(edges, PEER))
     assert isinstance(node, Node)
     assert node.name() == SENT
-    assert [(one and one.name(), number) for one, number in node.next_functions] == [
+    assert [
+        (next_node and next_node.name(), number)
+        for next_node, number in node.next_functions
+    ] == [
         ("torch::autograd::AccumulateGrad", 0),
         ("MulBackward0", 0),
     ]
@@ -176,7 +183,7 @@ def test_the_node_of_what_was_sent_shows_where_gradients_enter() -> None:
 @pytest.mark.parametrize(
     "register", ["register_hook", "register_prehook", "_register_hook_dict"]
 )
-def test_it_takes_no_hooks_that_would_never_run(register: str) -> None:
+def test_send_node_refuses_hooks_that_would_never_run(register: str) -> None:
     node = SendRpcBackward(Sent([], PEER))
     with pytest.raises(RuntimeError, match="register the hook on the tensor"):
         getattr(node, register)(print)

@@ -31,16 +31,18 @@ async def completed(limit_s: float | None) -> Any:
 
 
 @pytest.mark.parametrize("limit_s", [None, 3600.0])
-async def test_a_result_within_the_limit_is_the_futures(limit_s: float | None) -> None:
+async def test_result_within_the_limit_completes_the_future(
+    limit_s: float | None,
+) -> None:
     assert await completed(limit_s) == 7
 
 
-async def test_a_result_after_the_limit_is_a_timeout() -> None:
+async def test_result_after_the_limit_is_a_timeout() -> None:
     with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
         await completed(1e-9)
 
 
-async def test_a_call_that_cannot_be_started_fails_its_future() -> None:
+async def test_call_that_cannot_start_fails_its_future() -> None:
     def refuse() -> Any:
         raise ValueError("the arguments cannot travel")
 
@@ -50,7 +52,7 @@ async def test_a_call_that_cannot_be_started_fails_its_future() -> None:
         promise.future.wait()
 
 
-async def test_what_a_call_was_started_with_is_let_go_as_it_begins() -> None:
+async def test_arguments_are_released_when_the_call_begins() -> None:
     class Argument:
         pass
 

@@ -9,7 +9,7 @@ import pytest
 from asyncrpc.serving.client_scope import ClientScope, beside
 
 
-async def test_a_block_ends_when_its_client_leaves() -> None:
+async def test_block_ends_when_its_client_leaves() -> None:
     client = ClientScope()
     has_ended = False
     async with client:
@@ -26,7 +26,7 @@ async def test_a_block_ends_when_its_client_leaves() -> None:
     await asyncio.sleep(0)  # nothing is left that would cancel this
 
 
-async def test_a_client_that_leaves_later_cancels_nothing() -> None:
+async def test_late_departure_of_a_client_cancels_nothing() -> None:
     client = ClientScope()
     async with client:
         pass
@@ -35,7 +35,7 @@ async def test_a_client_that_leaves_later_cancels_nothing() -> None:
     assert not client.has_left
 
 
-async def test_leaving_twice_is_leaving_once() -> None:
+async def test_second_departure_changes_nothing() -> None:
     client = ClientScope()
     async with client:
         asyncio.get_running_loop().call_soon(client.leave)
@@ -59,7 +59,7 @@ async def fail_in(client: ClientScope) -> None:
             raise ValueError("of the block")
 
 
-async def test_a_cancellation_of_another_passes_through() -> None:
+async def test_foreign_cancellation_passes_through() -> None:
     """Also one that comes in the same turn."""
     for leaves in (False, True):
         client, begun = ClientScope(), asyncio.Event()
@@ -72,12 +72,12 @@ async def test_a_cancellation_of_another_passes_through() -> None:
             await task
 
 
-async def test_an_error_of_the_block_passes_through() -> None:
+async def test_error_of_the_block_passes_through() -> None:
     with pytest.raises(ValueError, match="of the block"):
         await fail_in(ClientScope())
 
 
-async def test_scopes_nest() -> None:
+async def test_nested_scopes_end_separately() -> None:
     outer, inner = ClientScope(), ClientScope()
     reached: list[str] = []
     async with outer:
@@ -90,7 +90,7 @@ async def test_scopes_nest() -> None:
     await asyncio.sleep(0)
 
 
-async def test_what_is_beside_a_block_ends_with_it() -> None:
+async def test_companion_task_ends_with_its_block() -> None:
     ended: list[str] = []
 
     async def run() -> None:
@@ -104,7 +104,7 @@ async def test_what_is_beside_a_block_ends_with_it() -> None:
     assert ended == ["beside"]
 
 
-async def test_an_error_beside_a_block_is_not_the_blocks() -> None:
+async def test_error_of_a_companion_task_is_not_that_of_the_block() -> None:
     async def fail() -> None:
         raise ValueError("beside")
 

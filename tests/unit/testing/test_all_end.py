@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from asyncrpc import Options, UsageError, Worker
-from asyncrpc.optim.turns import TurnQueue
-from asyncrpc.rref.values import Value
-from asyncrpc.runtime.calls.futures import CallFuture
-from asyncrpc.runtime.calls.streams import StreamProducer
-from asyncrpc.runtime.rounds.service import BARRIER
+from asyncrpc.core.barriers.service import BARRIER
+from asyncrpc.core.calls.futures import CallFuture
+from asyncrpc.core.calls.streams import StreamProducer
+from asyncrpc.core.optim.turns import TurnQueue
+from asyncrpc.core.rref.values import Value
 from asyncrpc.testing import Cluster, StillPendingError, acting_as, all_end
 
 AT_ONCE = Options(drain_timeout_s=0.0)
@@ -62,7 +62,7 @@ async def wait_for_turn(turns: TurnQueue) -> None:
 class TestWhatIsStuck:
     """Each kind is named: what it is, where it stands, and why it never ends."""
 
-    async def test_a_task_that_waits_in_our_code_for_nobody(self) -> None:
+    async def test_task_stuck_in_our_code_is_reported(self) -> None:
         turns = TurnQueue()
         await turns.take({1})
         with pytest.raises(StillPendingError) as caught:
@@ -71,13 +71,14 @@ class TestWhatIsStuck:
                 await asyncio.sleep(0)
         (wait,) = caught.value.waits
         assert re.search(
-            r"task 'stepping' in TurnQueue\.take \(asyncrpc/optim/turns\.py:\d+\) < "
+            r"task 'stepping' in TurnQueue\.take \(asyncrpc/core/optim/turns\.py"
+            r":\d+\) < "
             r"wait_for_turn .*: nothing that asyncrpc knows of will end it",
             wait,
         )
         await end(waiting)
 
-    async def test_one_in_a_generator(self) -> None:
+    async def test_stuck_generator_is_reported(self) -> None:
         credit = StreamProducer(1, 1)
         credit.spend(1)
 
@@ -97,7 +98,7 @@ class TestWhatIsStuck:
                 await asyncio.sleep(0)
         await end(taking)
 
-    async def test_a_call_that_was_never_sent(self) -> None:
+    async def test_unsent_call_is_reported(self) -> None:
         loop = asyncio.get_running_loop()
         with pytest.raises(StillPendingError) as caught:
             async with all_end(within_s=0.0):
@@ -107,7 +108,7 @@ class TestWhatIsStuck:
         ]
         call.cancel()
 
-    async def test_one_that_its_link_has_forgotten(self) -> None:
+    async def test_call_forgotten_by_its_link_is_reported(self) -> None:
         async with Cluster(2, options=AT_ONCE) as (a, b):
             with pytest.raises(StillPendingError) as caught:
                 async with all_end(within_s=0.0):
@@ -121,7 +122,7 @@ class TestWhatIsStuck:
             assert "of worker 'a': its link does not know it any more" in wait
             call.cancel()
 
-    async def test_one_that_the_callee_has_dropped(self) -> None:
+    async def test_call_dropped_by_the_callee_is_reported(self) -> None:
         async with Cluster(2, options=AT_ONCE) as (a, b):
             with pytest.raises(StillPendingError, match="'b' does not have it in hand"):
                 async with all_end(within_s=0.0):
@@ -130,7 +131,7 @@ class TestWhatIsStuck:
                     _drop(b)
             call.cancel()
 
-    async def test_a_stream_that_the_producer_has_dropped(self) -> None:
+    async def test_stream_dropped_by_the_producer_is_reported(self) -> None:
         async with Cluster(2, options=AT_ONCE) as (a, b):
 
             async def take() -> list[int]:
@@ -148,14 +149,14 @@ class TestWhatIsStuck:
             assert "'b' does not have it in hand" in wait
             await end(taking)
 
-    async def test_a_value_whose_owner_has_forgotten_it(self) -> None:
+    async def test_value_forgotten_by_its_owner_is_reported(self) -> None:
         async with Cluster(1, options=AT_ONCE) as (a,):
             with pytest.raises(StillPendingError, match="its owner"):
                 async with all_end(within_s=0.0):
                     value = Value(a.loop)
             value.cancel()
 
-    async def test_who_waits_for_a_worker_that_is_closed(self) -> None:
+    async def test_task_that_waits_for_a_closed_worker_is_reported(self) -> None:
         with pytest.raises(StillPendingError) as caught:
             async with all_end(within_s=0.0):
                 async with Cluster(2, options=AT_ONCE) as (a, _):
@@ -165,7 +166,7 @@ class TestWhatIsStuck:
         assert "worker 'a' is closed" in caught.value.waits[0]
         await end(waiting)
 
-    async def test_what_asyncrpc_is_told_of(self) -> None:
+    async def test_future_with_a_callback_of_ours_is_reported(self) -> None:
         loop = asyncio.get_running_loop()
         turns = TurnQueue()
         with pytest.raises(StillPendingError, match=r"TurnQueue\.end"):
@@ -175,7 +176,7 @@ class TestWhatIsStuck:
         future.remove_done_callback(turns.end)  # type: ignore[arg-type]
         future.cancel()
 
-    async def test_a_block_that_raises_says_what_was_pending(self) -> None:
+    async def test_failing_block_lists_pending_waits(self) -> None:
         turns = TurnQueue()
         await turns.take({1})
         with pytest.raises(ValueError, match="of the block") as caught:
@@ -190,12 +191,12 @@ class TestWhatIsStuck:
 class TestWhatHasACause:
     """A healthy run is silent, and what ends soon is waited for."""
 
-    async def test_workers_that_come_and_go(self) -> None:
+    async def test_workers_that_come_and_go_are_not_reported(self) -> None:
         async with all_end(within_s=LONG_S), Cluster(3) as (a, _, _):
             assert await a.peer("b").call(max, 1, 2) == 2
             assert [item async for item in a.peer("c").stream(numbers, 3)] == [0, 1, 2]
 
-    async def test_an_open_worker_and_a_call_that_is_served(self) -> None:
+    async def test_served_call_of_an_open_worker_is_not_reported(self) -> None:
         async with Cluster(2, options=AT_ONCE) as (a, _):
             async with all_end(within_s=0.0):
                 call = a.parts.start_call("b", held, with_site=True)
@@ -203,7 +204,7 @@ class TestWhatHasACause:
             _go.set()
             assert await call == 7
 
-    async def test_a_call_to_oneself_and_its_value(self) -> None:
+    async def test_call_to_oneself_is_not_reported(self) -> None:
         async with Cluster(1, options=AT_ONCE) as (a,):
             with acting_as(a):
                 async with all_end(within_s=0.0):
@@ -213,7 +214,7 @@ class TestWhatHasACause:
                 _go.set()
                 assert await waiting == 7
 
-    async def test_a_stream_that_is_produced(self) -> None:
+    async def test_produced_stream_is_not_reported(self) -> None:
         async with Cluster(2, options=AT_ONCE) as (a, _):
 
             async def take() -> list[int]:
@@ -225,7 +226,7 @@ class TestWhatHasACause:
             _go.set()
             assert await taking == [1, 7]
 
-    async def test_a_barrier_to_which_others_may_come(self) -> None:
+    async def test_barrier_with_absent_members_is_not_reported(self) -> None:
         async with Cluster(2, options=AT_ONCE) as (a, b):
             async with all_end(within_s=0.0):
                 waiting = asyncio.create_task(a.barrier())
@@ -233,13 +234,13 @@ class TestWhatHasACause:
             await b.barrier()
             await waiting
 
-    async def test_what_is_not_ours(self) -> None:
+    async def test_foreign_wait_is_not_reported(self) -> None:
         async with all_end(within_s=0.0):
             waiting = asyncio.create_task(asyncio.Event().wait())
             await asyncio.sleep(0)
         await end(waiting)
 
-    async def test_what_was_there_before(self) -> None:
+    async def test_wait_from_before_the_block_is_not_reported(self) -> None:
         turns = TurnQueue()
         await turns.take({1})
         waiting = asyncio.create_task(wait_for_turn(turns))
@@ -248,7 +249,7 @@ class TestWhatHasACause:
             pass
         await end(waiting)
 
-    async def test_what_ends_in_time_is_waited_for(self) -> None:
+    async def test_wait_that_ends_in_time_is_awaited(self) -> None:
         turns = TurnQueue()
         held_turn = await turns.take({1})
         async with all_end(within_s=LONG_S):
@@ -258,7 +259,7 @@ class TestWhatHasACause:
         assert waiting.done()
 
 
-async def test_nested_blocks_see_what_is_their_own() -> None:
+async def test_nested_block_sees_its_own_waits_only() -> None:
     turns = TurnQueue()
     await turns.take({1})
     with pytest.raises(StillPendingError) as caught:
@@ -271,7 +272,7 @@ async def test_nested_blocks_see_what_is_their_own() -> None:
     await end(first)
 
 
-async def test_the_collector_is_left_as_it_was() -> None:
+async def test_collector_is_left_as_it_was() -> None:
     before = gc.get_freeze_count()
     async with all_end(within_s=0.0):
         assert gc.get_freeze_count() > 0
@@ -279,7 +280,7 @@ async def test_the_collector_is_left_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, -1.0, "1", True, float("nan")])
-async def test_a_time_that_is_none_is_refused(wrong: Any) -> None:
+async def test_malformed_time_is_refused(wrong: Any) -> None:
     with pytest.raises(UsageError, match="within_s must be a number of seconds"):
         async with all_end(within_s=wrong):
             pass
@@ -293,7 +294,7 @@ async def numbers(count: int) -> AsyncIterator[int]:
 
 async def wait_for_others(worker: Worker) -> None:
     """Wait for a word of another worker of the group."""
-    await worker.parts.rounds.participant(BARRIER).join(b"", None)
+    await worker.parts.barriers.participant(BARRIER).join(None)
 
 
 def _drop(worker: Worker) -> None:

@@ -13,7 +13,7 @@ from asyncrpc.errors import UsageError
 from asyncrpc.testing.faults import FaultScript, InjectedError
 
 
-def test_only_the_named_point_is_struck() -> None:
+def test_fault_strikes_the_named_point_only() -> None:
     faults = FaultScript()
     faults.at(rank=2, step=5).fail("disk full")
     faults.reached(rank=2, step=4)
@@ -22,14 +22,14 @@ def test_only_the_named_point_is_struck() -> None:
         faults.reached(rank=2, step=5)
 
 
-def test_a_script_pickles() -> None:
+def test_fault_script_can_be_pickled() -> None:
     faults = FaultScript()
     faults.at(rank=0, step=0).fail("there too")
     with pytest.raises(InjectedError, match="there too"):
         pickle.loads(pickle.dumps(faults)).reached(rank=0, step=0)
 
 
-def test_one_fault_for_each_point() -> None:
+def test_point_has_one_fault_at_most() -> None:
     faults = FaultScript()
     faults.at(rank=0, step=1).kill()
     with pytest.raises(UsageError, match="rank 0 already has a fault at step 1"):
@@ -39,7 +39,7 @@ def test_one_fault_for_each_point() -> None:
 @pytest.mark.parametrize(
     ("fault", "status"), [("kill()", -signal.SIGKILL), ("exit(3)", 3)]
 )
-def test_a_process_ends_as_the_script_says(fault: str, status: int) -> None:
+def test_process_ends_as_its_script_says(fault: str, status: int) -> None:
     program = (
         "from asyncrpc.testing.faults import FaultScript as Script\n"
         f"script = Script(); script.at(rank=0, step=0).{fault}\n"

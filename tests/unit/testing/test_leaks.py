@@ -11,13 +11,13 @@ import threading
 from asyncrpc.testing.leaks import ResourceSnapshot
 
 
-def test_nothing_new_is_no_leak() -> None:
+def test_unchanged_resources_are_not_a_leak() -> None:
     leaks = ResourceSnapshot.take().compare()
     assert not leaks
     assert leaks.descriptors == leaks.threads == leaks.processes == leaks.tasks == ()
 
 
-def test_a_descriptor_is_named_by_what_it_points_to() -> None:
+def test_leaked_descriptor_is_named_by_its_target() -> None:
     before = ResourceSnapshot.take()
     descriptor = os.open(os.devnull, os.O_RDONLY)
     try:
@@ -29,7 +29,7 @@ def test_a_descriptor_is_named_by_what_it_points_to() -> None:
     assert not before.compare()
 
 
-def test_a_number_that_is_used_again_is_still_a_leak() -> None:
+def test_reused_descriptor_number_is_still_a_leak() -> None:
     first = os.open(os.devnull, os.O_RDONLY)
     before = ResourceSnapshot.take()
     os.close(first)
@@ -41,7 +41,7 @@ def test_a_number_that_is_used_again_is_still_a_leak() -> None:
         os.close(again)
 
 
-def test_a_thread_is_named() -> None:
+def test_leaked_thread_is_named() -> None:
     before = ResourceSnapshot.take()
     release = threading.Event()
     thread = threading.Thread(target=release.wait, name="asyncrpc-pool-0")
@@ -54,7 +54,7 @@ def test_a_thread_is_named() -> None:
     thread.join()
 
 
-def test_a_child_process_is_found_also_when_dead() -> None:
+def test_leaked_child_process_is_found_even_when_dead() -> None:
     before = ResourceSnapshot.take()
     child = subprocess.Popen([sys.executable, "-c", ""])
     try:
@@ -64,7 +64,7 @@ def test_a_child_process_is_found_also_when_dead() -> None:
     assert not before.compare()
 
 
-async def test_a_task_is_named() -> None:
+async def test_leaked_task_is_named() -> None:
     before = ResourceSnapshot.take()
     release = asyncio.Event()
     task = asyncio.create_task(release.wait(), name="forgotten")

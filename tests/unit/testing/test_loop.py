@@ -35,14 +35,14 @@ def simulate(seed: int) -> list[tuple[float, str]]:
     return trace
 
 
-def test_same_seed_same_run() -> None:
+def test_same_seed_gives_the_same_run() -> None:
     first, again, other = simulate(1), simulate(1), simulate(2)
     assert first == again
     assert first != other
     assert first[-1][0] > 3000  # which no test would have time for
 
 
-def test_a_deadlock_names_the_tasks_and_where_they_wait() -> None:
+def test_deadlock_names_the_tasks_and_their_waits() -> None:
     async def waits_in_vain() -> None:
         await asyncio.Event().wait()
 
@@ -58,7 +58,7 @@ def test_a_deadlock_names_the_tasks_and_where_they_wait() -> None:
     assert len(caught.value.stuck) == 2
 
 
-def test_an_executor_runs_in_place() -> None:
+def test_executor_runs_in_place() -> None:
     async def main() -> tuple[int, str]:
         where = await asyncio.to_thread(threading.get_ident)
         try:
@@ -73,7 +73,7 @@ def test_an_executor_runs_in_place() -> None:
     assert "invalid literal" in message
 
 
-def test_call_soon_threadsafe_works_from_the_loops_own_thread() -> None:
+def test_call_soon_threadsafe_works_in_the_thread_of_the_loop() -> None:
     async def main() -> None:
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
         loop.call_soon_threadsafe(woken.set)

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import pytest
 
+from asyncrpc.core.transport.address import Address
 from asyncrpc.errors import ConnectError, ConnectionLostError, TransportError
 from asyncrpc.testing.conformance import Acceptor, Pair, Recorder
 from asyncrpc.testing.loop import SimLoop
@@ -17,7 +18,6 @@ from asyncrpc.testing.network import (
     DETECT_S,
     Network,
 )
-from asyncrpc.transport.address import Address
 
 T = TypeVar("T")
 PS = Address("mem", "ps")
@@ -53,14 +53,14 @@ async def chatter(seed: int) -> list[tuple[float, str]]:
     return list(network.trace)
 
 
-def test_the_same_seed_gives_the_same_trace() -> None:
+def test_same_seed_gives_the_same_trace() -> None:
     first, again, other = run(chatter(1)), run(chatter(1)), run(chatter(2))
     assert len(first) > 50
     assert first == again
     assert first != other
 
 
-def test_a_delay_is_felt() -> None:
+def test_delay_is_applied() -> None:
     async def main(mean_s: float) -> float:
         network = Network(seed=1)
         pair = await connected(network)
@@ -75,7 +75,7 @@ def test_a_delay_is_felt() -> None:
     assert run(main(0.0)) == 0
 
 
-def test_a_short_partition_delays_and_loses_nothing() -> None:
+def test_short_partition_delays_and_loses_nothing() -> None:
     async def main() -> None:
         network = Network(seed=1)
         pair = await connected(network)
@@ -91,7 +91,7 @@ def test_a_short_partition_delays_and_loses_nothing() -> None:
     run(main())
 
 
-def test_a_long_partition_breaks_both_ends() -> None:
+def test_long_partition_breaks_both_ends() -> None:
     async def main() -> None:
         network = Network(seed=1)
         pair = await connected(network)
@@ -130,7 +130,7 @@ def test_connecting_through_a_partition_gives_up_in_the_end() -> None:
     run(main())
 
 
-def test_a_clog_holds_everything_back_for_its_time() -> None:
+def test_clog_holds_everything_back_for_its_time() -> None:
     async def main() -> None:
         network = Network(seed=1)
         pair = await connected(network)
@@ -156,7 +156,7 @@ def test_dropped_connections_are_lost_at_both_ends() -> None:
     run(main())
 
 
-def test_too_many_losses_break_the_connection() -> None:
+def test_repeated_loss_breaks_the_connection() -> None:
     async def main() -> None:
         network = Network(seed=1)
         pair = await connected(network)
@@ -168,7 +168,7 @@ def test_too_many_losses_break_the_connection() -> None:
     run(main())
 
 
-def test_a_crash_is_noticed_by_the_other_side_only() -> None:
+def test_crash_is_noticed_by_the_other_side_only() -> None:
     async def main() -> None:
         network = Network(seed=1)
         pair = await connected(network)
@@ -189,7 +189,7 @@ def test_a_crash_is_noticed_by_the_other_side_only() -> None:
     run(main())
 
 
-def test_a_silent_crash_leaves_a_half_open_connection() -> None:
+def test_silent_crash_leaves_a_half_open_connection() -> None:
     async def main() -> None:
         network = Network(seed=1)
         pair = await connected(network)
@@ -208,7 +208,7 @@ def test_a_silent_crash_leaves_a_half_open_connection() -> None:
     run(main())
 
 
-def test_a_reader_that_stopped_ends_a_close_after_the_linger() -> None:
+def test_stopped_reader_ends_a_close_after_the_linger() -> None:
     async def main() -> None:
         network = Network(seed=1)
         pair = await connected(network)

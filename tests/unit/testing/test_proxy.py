@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from asyncrpc.core.wire.frames import Flags, FrameKind, data_prefix, prefix
+from asyncrpc.core.wire.messages import Hello
 from asyncrpc.errors import UsageError
 from asyncrpc.testing.proxy import Proxy, Way
 from asyncrpc.testing.scanner import HANDSHAKE_BYTES, Conversation
-from asyncrpc.wire.frames import Flags, FrameKind, data_prefix, prefix
-from asyncrpc.wire.messages import Hello
 
 LIMIT_S = 60.0
 SHAKE = bytes(HANDSHAKE_BYTES)
@@ -68,20 +68,20 @@ async def dialed(proxy: Proxy) -> AsyncIterator[Stream]:
 
 async def all_of(reader: asyncio.StreamReader) -> tuple[bytes, bool]:
     """Read to the end; return what came, and whether a reset ended it."""
-    found = bytearray()
+    received = bytearray()
     try:
         while chunk := await reader.read(1 << 16):
-            found += chunk
+            received += chunk
     except ConnectionResetError:
-        return bytes(found), True
-    return bytes(found), False
+        return bytes(received), True
+    return bytes(received), False
 
 
 # --- frames --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1, 7, 40, 1000])
-def test_the_ends_of_frames_are_found_however_the_stream_is_cut(size: int) -> None:
+def test_frame_ends_are_found_in_any_pieces(size: int) -> None:
     payload = b"p" * 100
     frames = [
         (FrameKind.HELLO, prefix(FrameKind.HELLO, control=HELLO.encode())),
@@ -109,16 +109,16 @@ def test_the_ends_of_frames_are_found_however_the_stream_is_cut(size: int) -> No
         at += len(frame)
         ends.append((at, int(kind)))
     scanner = Conversation({}).scanners[Way.TO_TARGET]
-    found = [
+    frames_found = [
         (begin + end, kind)
         for begin in range(0, len(stream), size)
         for end, kind in scanner.scan(memoryview(stream[begin : begin + size]))
     ]
-    assert found == ends
+    assert frames_found == ends
 
 
 @pytest.mark.parametrize("read", range(0, 200, 7))
-def test_a_connection_that_resumes_another_goes_on_inside_a_frame(read: int) -> None:
+def test_resumed_connection_continues_inside_a_frame(read: int) -> None:
     """Of three frames the acceptor has read so many bytes; the rest comes again."""
     stream = CALL + PING + CALL
     ends, at = [], 0
@@ -131,8 +131,8 @@ def test_a_connection_that_resumes_another_goes_on_inside_a_frame(read: int) -> 
     first.scanners[Way.TO_TARGET].scan(memoryview(stream))
     (token,) = sessions
     again = meet(sessions, replace(HELLO, resume=token), replace(HELLO, received=read))
-    found = again.scanners[Way.TO_TARGET].scan(memoryview(stream[read:] + PING))
-    assert [read + end for end, _ in found] == [
+    frames_found = again.scanners[Way.TO_TARGET].scan(memoryview(stream[read:] + PING))
+    assert [read + end for end, _ in frames_found] == [
         *(end for end in ends if end > read),
         len(stream) + len(PING),
     ]
@@ -143,14 +143,14 @@ def meet(
     sessions: dict[int, Conversation], hello: Hello, answer: Hello
 ) -> Conversation:
     """Let the handshake of a connection pass."""
-    found = Conversation(sessions)
-    for way, one in zip(Way, (hello, answer), strict=True):
-        frame = prefix(FrameKind.HELLO, control=one.encode())
-        found.scanners[way].scan(memoryview(SHAKE + frame))
-    return found
+    conversation = Conversation(sessions)
+    for way, hello_of in zip(Way, (hello, answer), strict=True):
+        frame = prefix(FrameKind.HELLO, control=hello_of.encode())
+        conversation.scanners[way].scan(memoryview(SHAKE + frame))
+    return conversation
 
 
-def test_what_is_no_frame_is_let_be() -> None:
+def test_malformed_stream_is_passed_without_frames() -> None:
     scanner = Conversation({}).scanners[Way.TO_TARGET]
     assert scanner.scan(memoryview(SHAKE + b"x" * 1000)) == []
     assert scanner.is_lost
@@ -186,7 +186,7 @@ async def test_bytes_and_ends_pass_both_ways() -> None:
     ],
 )
 @pytest.mark.parametrize("piecewise", [True, False])
-async def test_a_cut_lets_pass_exactly_what_is_before_it(
+async def test_cut_passes_exactly_the_bytes_before_it(
     frames: int, nbytes: int, passes: int, *, reset: bool, piecewise: bool
 ) -> None:
     stream = SHAKE + CALL + PING + CALL
@@ -206,7 +206,7 @@ async def test_a_cut_lets_pass_exactly_what_is_before_it(
         near_out.close()
 
 
-async def test_a_cut_is_counted_over_connections_and_happens_once() -> None:
+async def test_cut_counts_over_connections_and_happens_once() -> None:
     target = Target()
     async with before(target) as proxy:
         cut = proxy.cut_after(Way.TO_TARGET, frames=2)
@@ -225,7 +225,7 @@ async def test_a_cut_is_counted_over_connections_and_happens_once() -> None:
                     assert await near_in.readexactly(3) == b"yes"
 
 
-async def test_a_cut_taken_back_does_not_happen() -> None:
+async def test_cut_taken_back_does_not_happen() -> None:
     target = Target()
     async with before(target) as proxy, dialed(proxy) as (_, near_out):
         far_in, _ = await target.accepted.get()
@@ -236,19 +236,19 @@ async def test_a_cut_taken_back_does_not_happen() -> None:
 
 async def test_all_connections_are_cut_at_once() -> None:
     target = Target()
-    async with before(target) as proxy, dialed(proxy) as one, dialed(proxy) as other:
+    async with before(target) as proxy, dialed(proxy) as first, dialed(proxy) as other:
         for _ in range(2):
             await target.accepted.get()
         assert proxy.open_connections == 2
         assert proxy.cut() == 2
-        for reader in (one[0], other[0], target.all[0][0], target.all[1][0]):
+        for reader in (first[0], other[0], target.all[0][0], target.all[1][0]):
             assert await all_of(reader) == (b"", True)
 
 
 # --- other faults --------------------------------------------------------------------
 
 
-async def test_who_is_refused_can_come_later_to_the_same_address() -> None:
+async def test_refused_client_can_return_to_the_same_address() -> None:
     target = Target()
     async with before(target) as proxy, dialed(proxy) as (_, near_out):
         far_in, _ = await target.accepted.get()
@@ -265,7 +265,7 @@ async def test_who_is_refused_can_come_later_to_the_same_address() -> None:
             await target.accepted.get()
 
 
-async def test_a_partition_holds_back_bytes_and_ends_until_it_heals() -> None:
+async def test_partition_holds_back_bytes_and_ends_until_it_heals() -> None:
     target = Target()
     async with before(target) as proxy, dialed(proxy) as (_, near_out):
         far_in, _ = await target.accepted.get()
@@ -281,7 +281,7 @@ async def test_a_partition_holds_back_bytes_and_ends_until_it_heals() -> None:
             await target.accepted.get()
 
 
-async def test_a_delay_is_the_same_for_all_that_comes_at_once() -> None:
+async def test_delay_is_shared_by_simultaneous_bytes() -> None:
     target = Target()
     async with before(target) as proxy, dialed(proxy) as (_, near_out):
         far_in, _ = await target.accepted.get()
@@ -293,7 +293,7 @@ async def test_a_delay_is_the_same_for_all_that_comes_at_once() -> None:
         assert clock() - begun_s >= 0.2
 
 
-async def test_a_throttle_lets_so_much_through_each_second() -> None:
+async def test_throttle_limits_bytes_per_second() -> None:
     target = Target()
     async with before(target) as proxy, dialed(proxy) as (_, near_out):
         far_in, _ = await target.accepted.get()
@@ -305,7 +305,7 @@ async def test_a_throttle_lets_so_much_through_each_second() -> None:
         assert clock() - begun_s >= 0.18  # the last of 20 pieces has no pause before it
 
 
-async def test_where_nobody_listens_the_dialer_is_cut_off() -> None:
+async def test_dialer_is_cut_off_where_no_target_listens() -> None:
     target = Target()
     async with before(target) as proxy:
         proxy.target = type(proxy.target)("tcp", "127.0.0.1", 1)
@@ -313,7 +313,7 @@ async def test_where_nobody_listens_the_dialer_is_cut_off() -> None:
             assert await all_of(near_in) == (b"", True)
 
 
-async def test_unix_sockets_are_passed_on_too(tmp_path: Path) -> None:
+async def test_unix_sockets_are_proxied_too(tmp_path: Path) -> None:
     target = Target()
     server = await asyncio.start_unix_server(target.accept, tmp_path / "target")
     listen = f"uds://{tmp_path}/proxy"
@@ -332,6 +332,6 @@ async def test_unix_sockets_are_passed_on_too(tmp_path: Path) -> None:
     assert not (tmp_path / "proxy").exists()
 
 
-def test_memory_has_no_proxy() -> None:
+def test_memory_transport_has_no_proxy() -> None:
     with pytest.raises(UsageError, match="mem://a"):
         Proxy("mem://a")

@@ -31,7 +31,7 @@ from asyncrpc.compat.rpc import agent as agents
 from asyncrpc.compat.rpc import api
 from asyncrpc.compat.rpc.options import WorkerInfo
 from asyncrpc.compat.rpc.rref import RRef
-from asyncrpc.rref.handle import RRef as Handle
+from asyncrpc.core.rref.handle import RRef as Handle
 
 __all__ = ["RemoteModule"]
 
@@ -259,8 +259,8 @@ class _RemoteModule(nn.Module):
         Source: torch.distributed.nn.RemoteModule.remote_parameters.
         """
         owner, values = self.module_rref.owner(), (self.module_rref, recurse)
-        found: list[RRef[nn.Parameter]] = api.rpc_sync(owner, _param_rrefs, values)
-        return found
+        references: list[RRef[nn.Parameter]] = api.rpc_sync(owner, _param_rrefs, values)
+        return references
 
     def get_module_rref(self) -> RRef[nn.Module]:
         """Return the reference to the module."""
@@ -418,7 +418,9 @@ def _param_rrefs(
     recurse: bool,  # noqa: FBT001  (travels in a call)
 ) -> list[RRef[nn.Parameter]]:
     """Return a reference to each parameter of a module of this worker."""
-    return [RRef(one) for one in module_rref.local_value().parameters(recurse)]
+    return [
+        RRef(parameter) for parameter in module_rref.local_value().parameters(recurse)
+    ]
 
 
 def _set_mode(

@@ -64,7 +64,8 @@ class Scripted(Base):
         raise RuntimeError({not_pickled!r})
 """
 
-_made: dict[str, type[nn.Module]] = {}  # by the interface's name in TorchScript
+# By the interface's name in TorchScript.
+_compiled_classes: dict[str, type[nn.Module]] = {}
 
 
 class Runs(Protocol):
@@ -139,12 +140,11 @@ def scriptable(interface: Any, runs: Runs) -> nn.Module:
 
     Args:
         interface: has the types of `forward`.
-        runs: makes the calls.
     """
     name = str(interface.__torch_script_interface__)
-    if name not in _made:
-        _made[name] = _compiled(name)
-    return _made[name](runs)
+    if name not in _compiled_classes:
+        _compiled_classes[name] = _compiled(name)
+    return _compiled_classes[name](runs)
 
 
 def _compiled(name: str) -> type[nn.Module]:
@@ -162,24 +162,29 @@ def _compiled(name: str) -> type[nn.Module]:
 
 
 def _plain(name: str) -> str:
-    return "".join(one if one.isalnum() else "_" for one in name)
+    return "".join(character if character.isalnum() else "_" for character in name)
 
 
 def _source(name: str) -> str:
-    found: Any = torch.jit._state._python_cu.get_interface(name)  # noqa: SLF001
-    schema = found.getMethod("forward")
+    interface: Any = torch.jit._state._python_cu.get_interface(name)  # noqa: SLF001
+    schema = interface.getMethod("forward")
     arguments = schema.arguments[1:]  # without `self`
-    types: Mapping[str, str] = {one.name: str(one.type) for one in arguments}
+    types: Mapping[str, str] = {
+        argument.name: str(argument.type) for argument in arguments
+    }
     defaults = {
-        one.name: f" = {one.default_value!r}" if one.has_default_value() else ""
-        for one in arguments
+        argument.name: f" = {argument.default_value!r}"
+        if argument.has_default_value()
+        else ""
+        for argument in arguments
     }
     return _METHODS.format(
-        typed="".join(f", {one}: {kind}" for one, kind in types.items()),
+        typed="".join(f", {argument}: {kind}" for argument, kind in types.items()),
         typed_with_defaults="".join(
-            f", {one}: {kind}{defaults[one]}" for one, kind in types.items()
+            f", {argument}: {kind}{defaults[argument]}"
+            for argument, kind in types.items()
         ),
-        names="".join(f"{one}, " for one in types),
+        names="".join(f"{argument}, " for argument in types),
         result=str(schema.returns[0].type),
         not_pickled=NOT_PICKLED,
     )

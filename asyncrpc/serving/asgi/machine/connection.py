@@ -82,8 +82,6 @@ class AsgiConnection:
     """The messages of a connection, and how far its answer is.
 
     Attributes:
-        is_websocket: whether it is a websocket.
-        state: how far the answer is.
         status: of the response; None: no response has begun.  For a websocket, as its
             client sees it: 101 if accepted, 403 if closed before that.
         close_code: the code with which a websocket was closed, by the application or
@@ -91,11 +89,7 @@ class AsgiConnection:
     """
 
     def __init__(self, scope: Mapping[str, Any]) -> None:
-        """Begin without messages.
-
-        Args:
-            scope: of the connection.
-        """
+        """Begin without messages."""
         self.is_websocket = scope["type"] == "websocket"
         self.state = AsgiState.WAITING
         self.status: int | None = None

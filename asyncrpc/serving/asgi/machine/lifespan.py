@@ -66,7 +66,6 @@ class InnerLifespan:
     """The lifespan of the application inside a middleware.
 
     Attributes:
-        state: how far it is.
         last: the message that goes to the server when the worker has ended.
     """
 

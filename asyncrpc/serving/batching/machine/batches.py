@@ -25,7 +25,6 @@ class BatchLimits:
     """What makes a batch.
 
     Attributes:
-        max_size: requests in it.
         max_wait_s: how long the oldest one waits for others.
         max_bytes: of all requests in it; None: no limit.
     """
@@ -44,11 +43,7 @@ class BatchLimits:
 
 
 class BatchQueue(Generic[T]):
-    """Requests that wait for a batch.
-
-    Attributes:
-        queue: holds the requests.
-    """
+    """Requests that wait for a batch."""
 
     def __init__(self, batch: BatchLimits, limits: QueueLimits) -> None:
         """Begin without requests."""
@@ -63,16 +58,15 @@ class BatchQueue(Generic[T]):
         The caller has dropped the requests that are due to be dropped.
 
         Args:
-            now_s: the time.
             is_closing: no further request will come, so none waits for others.
         """
         if not self.queue.rate.has_place:
             return []
         waiting = self.queue.waiting
         due = [
-            one
-            for one in waiting.buckets
-            if is_closing or self._is_full(one) or self._due_s(one) <= now_s
+            bucket
+            for bucket in waiting.buckets
+            if is_closing or self._is_full(bucket) or self._due_s(bucket) <= now_s
         ]
         if not due:
             return []
@@ -85,7 +79,7 @@ class BatchQueue(Generic[T]):
         if (drops_at_s := self.queue.drops_at_s) is not None:
             times.append(drops_at_s)
         if self.queue.rate.has_place:
-            times += [self._due_s(one) for one in self.queue.waiting.buckets]
+            times += [self._due_s(bucket) for bucket in self.queue.waiting.buckets]
         return min(times, default=None)
 
     def _is_full(self, bucket: Hashable) -> bool:

@@ -51,6 +51,6 @@ class ExpiryHeap(Generic[T]):
 
     def _compact(self) -> None:
         """Drop the entries of things that have left, in amortized constant time."""
-        self._heap = [one for one in self._heap if one[2] in self._container]
+        self._heap = [entry for entry in self._heap if entry[2] in self._container]
         heapq.heapify(self._heap)
         self._compact_above = 2 * len(self._heap) + _STALE_MAX

@@ -40,25 +40,23 @@ class QueuedRequest(Generic[T]):
     """One request that waits.
 
     Attributes:
-        what: the service's own object, which is not read here.
+        subject: the service's own object, which is not read here.
         came_s: when it arrived.
         deadline_s: when it must no longer run; None: never.
         priority: a higher one goes sooner.
-        client: its owner.
         bucket: it only goes together with others of the same bucket.
         size: its part of the size limit of all that go together.
         cost: what it takes of its client's share; 1 is a whole batch.
-        serial: number of its arrival.
     """
 
     __slots__ = (
         *("bucket", "came_s", "client", "cost", "deadline_s", "priority"),
-        *("serial", "size", "what"),
+        *("serial", "size", "subject"),
     )
 
     def __init__(
         self,
-        what: T,
+        subject: T,
         came_s: float,
         *,
         deadline_s: float | None = None,
@@ -68,7 +66,7 @@ class QueuedRequest(Generic[T]):
         size: int = 0,
         cost: float = 1.0,
     ) -> None:
-        self.what = what
+        self.subject = subject
         self.came_s = came_s
         self.deadline_s = deadline_s
         self.priority = priority
@@ -84,7 +82,6 @@ class _ClientShare:
 
     Attributes:
         tag: the client with the least one goes next.
-        waiting: number of its requests.
     """
 
     __slots__ = ("tag", "waiting")
@@ -100,8 +97,6 @@ class _PriorityLevel:
     Attributes:
         shares: by client; also of some clients that do not wait.
         clock: the tag with which a new client begins.
-        waiting: number of requests.
-        clients: number of clients that wait.
     """
 
     __slots__ = ("clients", "clock", "shares", "waiting")
@@ -143,7 +138,7 @@ class _PriorityLevel:
 
     def longest(self) -> Hashable:
         """Return the client with the most requests."""
-        return max(self.shares, key=lambda one: self.shares[one].waiting)
+        return max(self.shares, key=lambda client: self.shares[client].waiting)
 
     def _forget(self) -> None:
         """Drop the shares of clients that would begin at the clock anyway."""
@@ -188,7 +183,6 @@ class _Bucket(Generic[T]):
 
     Attributes:
         lines: by priority; without empty ones.
-        waiting: number of requests.
         size: sum of their sizes.
     """
 
@@ -257,8 +251,8 @@ class FairQueue(Generic[T]):
 
     def waiting_in(self, bucket: Hashable) -> tuple[int, int, float]:
         """Return number, size, and oldest arrival of the requests in a bucket."""
-        found = self._buckets[bucket]
-        return found.waiting, found.size, found.oldest_s
+        bucket_queue = self._buckets[bucket]
+        return bucket_queue.waiting, bucket_queue.size, bucket_queue.oldest_s
 
     def add(self, request: QueuedRequest[T]) -> None:
         """Let a request wait that came after all others."""
@@ -292,13 +286,13 @@ class FairQueue(Generic[T]):
         chosen = list(buckets)
         if len(chosen) == 1:
             return chosen[0]
-        found = [self._buckets[one] for one in chosen]
+        candidates = [self._buckets[bucket] for bucket in chosen]
         priority = min(
-            (priority for one in found for priority in one.lines),
+            (priority for candidate in candidates for priority in candidate.lines),
             key=lambda priority: min(
-                self._order_of(priority, one.lines[priority])
-                for one in found
-                if priority in one.lines
+                self._order_of(priority, candidate.lines[priority])
+                for candidate in candidates
+                if priority in candidate.lines
             ),
         )
         shares = self._levels[priority].shares
@@ -309,7 +303,7 @@ class FairQueue(Generic[T]):
                 if (line := self._buckets[bucket].lines.get(priority)) is not None
                 for client in line.by_client
             ),
-            key=lambda one: one[:2],
+            key=lambda entry: entry[:2],
         )
         return bucket
 
@@ -319,16 +313,15 @@ class FairQueue(Generic[T]):
         """Take out the next requests of a bucket, and charge their clients.
 
         Args:
-            bucket: with requests in it.
             count_max: how many at most.
             size_max: limit of their total size; None: no limit.  The first request that
                 does not fit holds back the others, as it would starve otherwise.
         """
-        taken: list[QueuedRequest[T]] = []
-        left = size_max
+        batch: list[QueuedRequest[T]] = []
+        size_free = size_max
         lines = self._buckets[bucket].lines
         heaps: dict[int, list[tuple[float, int, Hashable]]] = {}
-        while lines and len(taken) < count_max:
+        while lines and len(batch) < count_max:
             priority = self._next_level(lines)
             line, shares = lines[priority], self._levels[priority].shares
             heap = heaps.get(priority)
@@ -340,23 +333,25 @@ class FairQueue(Generic[T]):
                 heapq.heapify(heap)
             client = heap[0][2]
             request = line.first_of(client)
-            if left is not None:
-                if request.size > left:
+            if size_free is not None:
+                if request.size > size_free:
                     break
-                left -= request.size
+                size_free -= request.size
             heapq.heappop(heap)
             self._levels[priority].serve(client, request.cost)
             self.remove(request)
-            taken.append(request)
+            batch.append(request)
             if client in line.by_client:
                 tag = self._levels[priority].shares[client].tag
                 heapq.heappush(heap, (tag, line.first_of(client).serial, client))
-        return taken
+        return batch
 
     def _next_level(self, lines: dict[int, _WaitingLine[T]]) -> int:
         if len(lines) == 1:
             return next(iter(lines))
-        return min(lines, key=lambda one: self._order_of(one, lines[one]))
+        return min(
+            lines, key=lambda priority: self._order_of(priority, lines[priority])
+        )
 
     def _order_of(self, priority: int, line: _WaitingLine[T]) -> tuple[float, int]:
         """Return the rank of a level: when its oldest came, after the head start."""
@@ -388,8 +383,6 @@ class FairQueue(Generic[T]):
         It belongs to the client with the most requests in the lowest priority.
 
         Args:
-            priority: of the one that would come.
-            client: of that one.
             oldest: return the client's first one, even if the new one has no better
                 right to the place; else its last one.
 

@@ -52,7 +52,6 @@ class QueueLimits:
     Attributes:
         waiting_max: requests that may wait.
         places: turns that may run at the same time.
-        turn_max: requests in one turn.
         max_age_s: seconds that a request may wait, by the forecast; None: no limit.
         standing_age_s: the same if the queue has not been empty for `max_age_s`; None:
             `max_age_s` as well.
@@ -79,7 +78,6 @@ class QueueRefusal:
     """Why a request may not wait.
 
     Attributes:
-        problem: in words.
         retry_after_s: seconds after which there should be room.
     """
 
@@ -92,12 +90,10 @@ class QueueCounts:
     """How many requests were treated how, in total.
 
     Attributes:
-        admitted: let in to wait.
         refused: not let in.
         expired: dropped because of their deadlines.
         shed: dropped because they were too old.
         evicted: dropped because others had a better claim to the place.
-        taken: taken out to run.
     """
 
     admitted: int = 0
@@ -109,13 +105,7 @@ class QueueCounts:
 
 
 class ServiceQueue(Generic[T]):
-    """The requests that wait for something with a limited rate.
-
-    Attributes:
-        waiting: the requests.
-        rate: at which they are served.
-        counts: how requests were treated.
-    """
+    """The requests that wait for something with a limited rate."""
 
     def __init__(self, limits: QueueLimits) -> None:
         """Begin without requests."""
@@ -190,9 +180,9 @@ class ServiceQueue(Generic[T]):
         answer_s = wait_s + (self.rate.turn_s if limits.whole_turns else 0.0)
         if now_s + answer_s <= deadline_s:
             return None
-        what = "be answered" if limits.whole_turns else "begin"
+        verb = "be answered" if limits.whole_turns else "begin"
         return (
-            f"at the present rate it would {what} after {answer_s:.3g} s, and its "
+            f"at the present rate it would {verb} after {answer_s:.3g} s, and its "
             f"deadline is in {deadline_s - now_s:.3g} s"
         )
 
@@ -215,9 +205,9 @@ class ServiceQueue(Generic[T]):
         self, bucket: Hashable, count_max: int, size_max: int | None
     ) -> list[QueuedRequest[T]]:
         """Take out the next requests; see `FairQueue.take`."""
-        taken = self.waiting.take(bucket, count_max, size_max)
-        self.counts.taken += len(taken)
-        return taken
+        requests = self.waiting.take(bucket, count_max, size_max)
+        self.counts.taken += len(requests)
+        return requests
 
     # --- requests to drop ------------------------------------------------------------
 

@@ -97,7 +97,6 @@ class SequenceLimits:
     """How many sequences a model takes.
 
     Attributes:
-        slots: sequences in a step.
         inside_max: sequences whose state it has, including paused ones.
         entering_max: sequences that enter between two steps.
         memory_max: memory of all of them; None: no limit.
@@ -113,15 +112,14 @@ class ModelSequence(Generic[T]):
     """One sequence.
 
     Attributes:
-        what: the service's own object, which is not read here.
+        subject: the service's own object, which is not read here.
         memory: the most that it takes.
-        state: where it is.
     """
 
-    __slots__ = ("memory", "state", "what")
+    __slots__ = ("memory", "state", "subject")
 
-    def __init__(self, what: T, memory: int) -> None:
-        self.what = what
+    def __init__(self, subject: T, memory: int) -> None:
+        self.subject = subject
         self.memory = memory
         self.state = SequenceState.WAITING
 
@@ -215,7 +213,6 @@ class SequenceSchedule(Generic[T]):
         """Note the end of a step for one of its sequences.
 
         Args:
-            sequence: took part in the step.
             is_last: whether the step was its last one, or has failed.
             is_behind: whether its consumer has not taken enough of its items.
         """

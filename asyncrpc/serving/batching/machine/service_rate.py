@@ -23,7 +23,6 @@ class ServiceRate:
     """The rate at which turns end.
 
     Attributes:
-        ended: number of turns that have ended.
         turn_s: mean length of a turn; 0 before the first.
         requests: mean number of requests in one.
     """

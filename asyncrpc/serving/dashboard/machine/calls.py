@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from asyncrpc.inspection.details import KEPT_BACK, CallSeen, CallsSeen
-from asyncrpc.inspection.machine.slices import Slices, let_go, parts_of
-from asyncrpc.inspection.records import CallKey
-from asyncrpc.serving.dashboard.machine.numbers import known_age
+from asyncrpc.serving.dashboard.machine.answers import known_age
 from asyncrpc.serving.dashboard.machine.paging import Row
+from asyncrpc.tools.inspection.details import KEPT_BACK, CallSeen, CallsSeen
+from asyncrpc.tools.inspection.machine.slices import Slices, let_go, parts_of
+from asyncrpc.tools.inspection.records import CallKey
 
 KEYS: Final = ("caller", "callee", "function", "call_id", "age_s", "state", "kind")
 ON_ITS_WAY: Final = "on its way"
@@ -17,63 +17,63 @@ CALLEE_SILENT: Final = "sent; the callee tells nothing"
 CALLER_SILENT: Final = "; its caller tells nothing"
 
 
-def rows_of(told: Mapping[str, CallsSeen]) -> Slices[list[Row]]:
+def rows_of(answers: Mapping[str, CallsSeen]) -> Slices[list[Row]]:
     """Return a row for each call, in slices.
 
     Args:
-        told: the calls of the workers that have answered, by name.
+        answers: the calls of the workers that have answered, by name.
     """
-    made: dict[CallKey, tuple[str, CallSeen]] = {}
+    outgoing: dict[CallKey, tuple[str, CallSeen]] = {}
     served: dict[CallKey, tuple[str, CallSeen]] = {}
-    for name, seen in told.items():
+    for name, seen in answers.items():
         for part in parts_of(seen.calls):
-            for one in part:
-                (served if one.is_served else made)[one.key] = name, one
+            for call in part:
+                (served if call.is_served else outgoing)[call.key] = name, call
             yield len(part)
     rows: list[Row] = []
-    for keys in parts_of(made):
+    for keys in parts_of(outgoing):
         for key in keys:
-            caller, one = made[key]
+            caller, call = outgoing[key]
             rows.append(
-                _row(caller, one.other, one, _state(one, served.get(key), told))
+                _row(caller, call.other, call, _state(call, served.get(key), answers))
             )
         yield len(keys)
     for keys in parts_of(served):
         for key in keys:
-            if key in made:
+            if key in outgoing:
                 continue
-            callee, one = served[key]
+            callee, call = served[key]
             # It may have been answered between the two looks.
-            more = CALLER_SILENT if one.other not in told else ""
-            rows.append(_row(one.other, callee, one, one.state + more))
+            more = CALLER_SILENT if call.other not in answers else ""
+            rows.append(_row(call.other, callee, call, call.state + more))
         yield len(keys)
-    yield from let_go(made)
+    yield from let_go(outgoing)
     yield from let_go(served)
     return rows
 
 
-def left_out_of(told: Iterable[CallsSeen]) -> int:
+def left_out_of(answers: Iterable[CallsSeen]) -> int:
     """Return how many calls, counted at either end, the workers left out."""
-    return sum(one.left_out for one in told)
+    return sum(seen.left_out for seen in answers)
 
 
 def _state(
-    made: CallSeen, there: tuple[str, CallSeen] | None, told: Mapping[str, Any]
+    call: CallSeen, there: tuple[str, CallSeen] | None, answers: Mapping[str, Any]
 ) -> str:
     if there is not None:
         return there[1].state
-    if made.state == KEPT_BACK:
+    if call.state == KEPT_BACK:
         return KEPT_BACK
-    return ON_ITS_WAY if made.other in told else CALLEE_SILENT
+    return ON_ITS_WAY if call.other in answers else CALLEE_SILENT
 
 
-def _row(caller: str, callee: str, one: CallSeen, state: str) -> Row:
+def _row(caller: str, callee: str, call: CallSeen, state: str) -> Row:
     return {
         "caller": caller,
         "callee": callee,
-        "function": one.function or None,
-        "call_id": one.key.call_id,
-        "age_s": known_age(one.for_s),
+        "function": call.function or None,
+        "call_id": call.key.call_id,
+        "age_s": known_age(call.for_s),
         "state": state,
-        "kind": "stream" if one.is_stream else "call",
+        "kind": "stream" if call.is_stream else "call",
     }

@@ -6,16 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from asyncrpc.inspection.collective_records import (
+from asyncrpc.serving.dashboard.machine.paging import Row
+from asyncrpc.tools.inspection.collective_records import (
     CLOSED,
     UNDER_WAY,
     CollectiveHistory,
     KnownGroup,
     NotedCollective,
 )
-from asyncrpc.inspection.machine.slices import Slices, let_go, parts_of, weighed_parts
-from asyncrpc.inspection.machine.wording import place_of
-from asyncrpc.serving.dashboard.machine.paging import Row
+from asyncrpc.tools.inspection.machine.slices import (
+    Slices,
+    let_go,
+    parts_of,
+    weighed_parts,
+)
+from asyncrpc.tools.inspection.machine.wording import place_of
 
 KEYS: Final = (
     *("group", "sequence", "kind", "state", "came", "missing", "age_s", "took_s"),
@@ -48,16 +53,16 @@ class _Joined:
     noted: dict[int, NotedCollective] = field(default_factory=dict)
 
 
-def rows_of(told: Mapping[str, CollectiveHistory], now_ns: int) -> Slices[list[Row]]:
+def rows_of(answers: Mapping[str, CollectiveHistory], now_ns: int) -> Slices[list[Row]]:
     """Return a row for each collective, in slices.
 
     Args:
-        told: the histories of the workers that have answered, by name.
+        answers: the histories of the workers that have answered, by name.
         now_ns: the time, in nanoseconds since 1970.
     """
     joined: dict[tuple[int, int], _Joined] = {}
     begun: dict[tuple[int, int], int] = {}  # by group and rank
-    for history in told.values():
+    for history in answers.values():
         ranks = list[int]()
         for groups, weight in weighed_parts(history.groups, _size_of):
             for group in groups:
@@ -66,18 +71,20 @@ def rows_of(told: Mapping[str, CollectiveHistory], now_ns: int) -> Slices[list[R
                 ranks.append(rank)
             yield weight
         for part in parts_of(history.collectives):
-            for one in part:
-                if one.group >= len(ranks):  # an error: its group is not listed
+            for collective in part:
+                if collective.group >= len(ranks):  # an error: its group is not listed
                     continue
-                group = history.groups[one.group]
-                key = group.group_id, one.number
-                found = joined.setdefault(key, _Joined(group, one.number))
-                found.noted[ranks[one.group]] = one
+                group = history.groups[collective.group]
+                key = group.group_id, collective.number
+                entry = joined.setdefault(key, _Joined(group, collective.number))
+                entry.noted[ranks[collective.group]] = collective
             yield len(part)
     rows = []
     # A row reads all ranks, so a few rows of a large group make a slice.
-    for some, weight in weighed_parts(joined.values(), lambda one: _size_of(one.group)):
-        rows += [_row(one, told, begun, now_ns) for one in some]
+    for some, weight in weighed_parts(
+        joined.values(), lambda entry: _size_of(entry.group)
+    ):
+        rows += [_row(entry, answers, begun, now_ns) for entry in some]
         yield weight
     yield from let_go(joined)
     yield from let_go(begun)
@@ -93,38 +100,40 @@ def _rank_in(group: KnownGroup, name: str) -> int:
 
 
 def _row(
-    one: _Joined,
-    told: Mapping[str, Any],
+    entry: _Joined,
+    answers: Mapping[str, Any],
     begun: Mapping[tuple[int, int], int],
     now_ns: int,
 ) -> Row:
     came, missing, unknown = list[int](), list[int](), list[int]()
-    for rank, name in enumerate(one.group.members):
-        known = begun.get((one.group.group_id, rank), CLOSED)
-        if rank in one.noted or known > one.number:
+    for rank, name in enumerate(entry.group.members):
+        known = begun.get((entry.group.group_id, rank), CLOSED)
+        if rank in entry.noted or known > entry.number:
             came.append(rank)
-        elif name in told and known != CLOSED:
+        elif name in answers and known != CLOSED:
             missing.append(rank)
         else:
             unknown.append(rank)
-    first = next(iter(one.noted.values()))
-    is_under_way = any(it.ended_ns == UNDER_WAY for it in one.noted.values())
-    began_ns = min(it.began_ns for it in one.noted.values())
-    ended_ns = max(it.ended_ns for it in one.noted.values())
-    waits = [it for it in one.noted.values() if it.ended_ns == UNDER_WAY and it.frames]
+    first = next(iter(entry.noted.values()))
+    is_under_way = any(it.ended_ns == UNDER_WAY for it in entry.noted.values())
+    began_ns = min(it.began_ns for it in entry.noted.values())
+    ended_ns = max(it.ended_ns for it in entry.noted.values())
+    waits = [
+        it for it in entry.noted.values() if it.ended_ns == UNDER_WAY and it.frames
+    ]
     return {
-        "group": one.group.label,
-        "sequence": one.number,
+        "group": entry.group.label,
+        "sequence": entry.number,
         "kind": first.operation,
-        "state": "under way" if is_under_way else _outcome(one),
+        "state": "under way" if is_under_way else _outcome(entry),
         "came": came[:RANKS_MAX],
         "missing": missing[:RANKS_MAX],
         "unknown": unknown[:RANKS_MAX],
-        "ranks": len(one.group.members),
+        "ranks": len(entry.group.members),
         "ranks_left_out": sum(
             max(0, len(ranks) - RANKS_MAX) for ranks in (came, missing, unknown)
         ),
-        "workers": list(one.group.members[:RANKS_MAX]),
+        "workers": list(entry.group.members[:RANKS_MAX]),
         "age_s": max(0.0, (now_ns - began_ns) / _NS_PER_S),
         "took_s": None if is_under_way else (ended_ns - began_ns) / _NS_PER_S,
         "bytes": _bytes(first),
@@ -132,17 +141,17 @@ def _row(
     }
 
 
-def _outcome(one: _Joined) -> str:
+def _outcome(entry: _Joined) -> str:
     """Return how a collective ended: well if it did at all ranks that answered."""
-    outcomes = [it.outcome for it in one.noted.values()]
+    outcomes = [it.outcome for it in entry.noted.values()]
     return next((it for it in outcomes if it != _OK), _OK)
 
 
-def _bytes(one: NotedCollective) -> int | None:
-    size = _SIZES.get(one.dtype.removeprefix("torch."))
-    if size is None or one.shape is None:
+def _bytes(collective: NotedCollective) -> int | None:
+    size = _SIZES.get(collective.dtype.removeprefix("torch."))
+    if size is None or collective.shape is None:
         return None
     nbytes = size
-    for length in one.shape:
+    for length in collective.shape:
         nbytes = min(nbytes * length, BYTES_MAX)
     return nbytes if nbytes < BYTES_MAX else None

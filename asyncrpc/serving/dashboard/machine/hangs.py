@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from asyncrpc.inspection.machine.graph import (
+from asyncrpc.serving.dashboard.machine.answers import known_age
+from asyncrpc.tools.inspection.machine.graph import (
     AwaitGraph,
     Edge,
     Hang,
@@ -13,8 +14,8 @@ from asyncrpc.inspection.machine.graph import (
     graph_in_slices,
     hangs_in_slices,
 )
-from asyncrpc.inspection.machine.slices import Slices, let_go, weighed_parts
-from asyncrpc.inspection.machine.wording import (
+from asyncrpc.tools.inspection.machine.slices import Slices, let_go, weighed_parts
+from asyncrpc.tools.inspection.machine.wording import (
     hop,
     named,
     place_of,
@@ -22,8 +23,7 @@ from asyncrpc.inspection.machine.wording import (
     unnamed_troubles,
     words_of,
 )
-from asyncrpc.inspection.records import NoAnswer, WorkerSnapshot
-from asyncrpc.serving.dashboard.machine.numbers import known_age
+from asyncrpc.tools.inspection.records import NoAnswer, WorkerSnapshot
 
 SENTENCES_MAX: Final = 20
 NODES_MAX: Final = 200
@@ -40,32 +40,31 @@ def findings_of(
     """Return the waits that take too long and why, in slices.
 
     Args:
-        snapshots: of the workers that have answered.
         silent: why the others have not answered, by name.
         after_s: seconds that a wait may take.
     """
     graph = yield from graph_in_slices(snapshots, silent)
-    found = yield from hangs_in_slices(graph, after_s=after_s)
-    told = found[:SENTENCES_MAX]
+    hangs = yield from hangs_in_slices(graph, after_s=after_s)
+    shown = hangs[:SENTENCES_MAX]
     sentences = []
-    for one in told:
-        sentences.append(sentence(graph, one))
-        yield len(one.nodes)
-    troubles = unnamed_troubles(graph, found)
+    for hang in shown:
+        sentences.append(sentence(graph, hang))
+        yield len(hang.nodes)
+    troubles = unnamed_troubles(graph, hangs)
     sentences += troubles[: SENTENCES_MAX - len(sentences)]
-    drawing = yield from _Drawing(graph).of(found)
+    drawing = yield from _Drawing(graph).of(hangs)
     yield from let_go(graph.edges)
     return {
         "sentences": sentences,
-        "sentences_left_out": len(found) + len(troubles) - len(sentences),
+        "sentences_left_out": len(hangs) + len(troubles) - len(sentences),
         "after_s": after_s,
-        "is_certain": bool(told) and told[0].is_certain,
+        "is_certain": bool(shown) and shown[0].is_certain,
         **drawing,
     }
 
 
-def _length_of(found: Hang) -> int:
-    return len(found.nodes)
+def _length_of(hang: Hang) -> int:
+    return len(hang.nodes)
 
 
 class _Drawing:
@@ -78,12 +77,12 @@ class _Drawing:
         self._nodes: list[dict[str, Any]] = []
         self._edges: dict[tuple[str, str], dict[str, Any]] = {}
 
-    def of(self, found: Sequence[Hang]) -> Slices[dict[str, Any]]:
-        for some, weight in weighed_parts(found, _length_of, NODES_OF_SLICE):
-            for one in some:
-                self._draw(one)
+    def of(self, hangs: Sequence[Hang]) -> Slices[dict[str, Any]]:
+        for some, weight in weighed_parts(hangs, _length_of, NODES_OF_SLICE):
+            for hang in some:
+                self._draw(hang)
             yield weight
-        first = found[0] if found and found[0].nodes[0] in self._ids else None
+        first = hangs[0] if hangs and hangs[0].nodes[0] in self._ids else None
         return {
             "nodes": self._nodes,
             "edges": list(self._edges.values()),
@@ -92,22 +91,22 @@ class _Drawing:
             "left_out": len(self._left_out - self._ids.keys()),
         }
 
-    def _draw(self, found: Hang) -> None:
+    def _draw(self, hang: Hang) -> None:
         """Add a path, completely or not at all."""
-        new = {node for node in found.nodes if node not in self._ids}
+        new = {node for node in hang.nodes if node not in self._ids}
         if len(self._ids) + len(new) > NODES_MAX:
             self._left_out |= new
             return
-        for node in found.nodes:
+        for node in hang.nodes:
             self._add(node)
-        for node, edge in zip(found.nodes, found.path, strict=False):
+        for node, edge in zip(hang.nodes, hang.path, strict=False):
             self._tie(node, edge)
 
-    def _cycle(self, found: Hang) -> list[str]:
-        if not found.is_cycle:
+    def _cycle(self, hang: Hang) -> list[str]:
+        if not hang.is_cycle:
             return []
-        begin = found.nodes.index(found.nodes[-1])
-        return [self._ids[node] for node in found.nodes[begin:-1]]
+        begin = hang.nodes.index(hang.nodes[-1])
+        return [self._ids[node] for node in hang.nodes[begin:-1]]
 
     def _tie(self, node: Node, edge: Edge) -> None:
         ends = self._ids[node], self._ids[edge.to]

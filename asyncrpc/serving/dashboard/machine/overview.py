@@ -1,17 +1,19 @@
-"""The overview: a row for each worker, a matrix of their links, and totals."""
+"""The overview: a row for each worker, their links, totals, and the last minutes."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from asyncrpc.inspection.machine.slices import SLICE_MAX, Slices
-from asyncrpc.inspection.records import NoAnswer, Trouble
-from asyncrpc.inspection.summaries import LinkSummary, WorkerSummary
-from asyncrpc.serving.dashboard.machine.history import Moment
-from asyncrpc.serving.dashboard.machine.numbers import known, known_age, known_bytes
+from asyncrpc.serving.dashboard.machine.answers import known, known_age, known_bytes
 from asyncrpc.serving.dashboard.machine.paging import Row
+from asyncrpc.tools.inspection.machine.slices import SLICE_MAX, Slices
+from asyncrpc.tools.inspection.records import NoAnswer, Trouble
+from asyncrpc.tools.inspection.summaries import LinkSummary, WorkerSummary
 
+HISTORY_S: Final = 600.0
+MOMENTS_MAX: Final = 600
 MATRIX_MAX: Final = 32  # rows and columns
 BUSY_S: Final = 0.1  # duration of one iteration of an event loop
 STATES: Final[Mapping[Trouble, str]] = {
@@ -28,36 +30,74 @@ KEYS: Final = (
 )
 
 
-def row_of(name: str, rank: int, told: WorkerSummary) -> Row:
+class Moment(NamedTuple):
+    """A group at one moment.
+
+    Attributes:
+        at_s: when, in seconds since 1970.
+        made_per_s: calls that its workers made; None: beyond the range of numbers.
+        p99_s: of the calls of the slowest worker; None: there were no calls.
+    """
+
+    at_s: float
+    made_per_s: float | None
+    p99_s: float | None
+    memory_bytes: int
+
+
+class GroupHistory:
+    """Moments, the oldest first; those older than `HISTORY_S` are forgotten."""
+
+    def __init__(self) -> None:
+        """Begin without moments."""
+        self._moments: deque[Moment] = deque(maxlen=MOMENTS_MAX)
+
+    def add(self, moment: Moment) -> None:
+        """Add a moment; drop later ones, which exist if the clock was set back."""
+        while self._moments and self._moments[-1].at_s > moment.at_s:
+            self._moments.pop()
+        self._moments.append(moment)
+        while self._moments[0].at_s < moment.at_s - HISTORY_S:
+            self._moments.popleft()
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Return the moments column by column."""
+        return {
+            name: [moment[place] for moment in self._moments]
+            for place, name in enumerate(Moment._fields)
+        }
+
+
+def row_of(name: str, rank: int, summary: WorkerSummary) -> Row:
     """Return the row of a worker that has answered."""
-    made, served = told.rates.made, told.rates.served
+    outgoing, served = summary.rates.made, summary.rates.served
     return {
         "worker": name,
         "rank": _rank(rank),
-        "host": told.host,
-        "pid": told.pid,
-        "state": state_of(told),
-        "since_s": known_age(told.running_s),
-        "made_per_s": known(made.per_s),
+        "host": summary.host,
+        "pid": summary.pid,
+        "state": state_of(summary),
+        "since_s": known_age(summary.running_s),
+        "made_per_s": known(outgoing.per_s),
         "served_per_s": known(served.per_s),
-        "failed_per_s": known(made.failed_per_s),
-        "p50_s": known(made.p50_s),
-        "p99_s": known(made.p99_s),
-        "bytes_per_s": known(made.bytes_per_s),
-        "lag_s": known(told.lag_s),
-        "memory_bytes": known_bytes(told.memory_bytes),
-        "slab_bytes": told.slab_bytes,
-        "references": told.references,
-        "tasks": told.tasks,
-        "calls_under_way": told.calls_made,
+        "failed_per_s": known(outgoing.failed_per_s),
+        "p50_s": known(outgoing.p50_s),
+        "p99_s": known(outgoing.p99_s),
+        "bytes_per_s": known(outgoing.bytes_per_s),
+        "lag_s": known(summary.lag_s),
+        "memory_bytes": known_bytes(summary.memory_bytes),
+        "slab_bytes": summary.slab_bytes,
+        "references": summary.references,
+        "tasks": summary.tasks,
+        "calls_under_way": summary.calls_made,
     }
 
 
-def state_of(told: WorkerSummary) -> str:
+def state_of(summary: WorkerSummary) -> str:
     """Return the state of a worker that has answered."""
-    if told.is_draining:
+    if summary.is_draining:
         return "draining"
-    return "busy" if told.lag_s >= BUSY_S else "well"
+    return "busy" if summary.lag_s >= BUSY_S else "well"
 
 
 def silent_row(name: str, rank: int, silent: NoAnswer) -> Row:
@@ -103,8 +143,8 @@ def totals_of(rows: Iterable[Row]) -> Slices[dict[str, Any]]:
 
 def moment_of(at_s: float, totals: Mapping[str, Any]) -> Moment:
     """Return the part of a look that the history keeps."""
-    made, memory = totals["calls_made_per_s"], totals["memory_bytes"]
-    return Moment(at_s, made, totals["p99_s"], memory)
+    calls_per_s, memory = totals["calls_made_per_s"], totals["memory_bytes"]
+    return Moment(at_s, calls_per_s, totals["p99_s"], memory)
 
 
 def matrix_of(
@@ -115,12 +155,11 @@ def matrix_of(
     Args:
         shown: names of the workers of the page.
         links: of the workers that have answered, by name.
-        total: how many workers there are.
     """
     names = list(shown[:MATRIX_MAX])
     cells = []
     for name in names:
-        by_peer = {one.peer: one for one in links.get(name, ()) if one.peer != name}
+        by_peer = {link.peer: link for link in links.get(name, ()) if link.peer != name}
         cells.append([_cell(by_peer.get(other)) for other in names])
     return {"workers": names, "cells": cells, "left_out": max(0, total - len(names))}
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
-from asyncrpc.inspection.machine.slices import SLICE_MAX, Slices, parts_of
 from asyncrpc.serving.dashboard.machine.query import ViewQuery
+from asyncrpc.tools.inspection.machine.slices import SLICE_MAX, Slices, parts_of
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -22,7 +22,6 @@ class RowsPage(NamedTuple):
     """A page of rows.
 
     Attributes:
-        rows: of the page.
         total: how many rows there are on all pages.
         first: index of the first row of the page, from 1; 0 if the page is empty.
     """
@@ -60,11 +59,11 @@ def page_of(
     for passed in range(0, min(begin, total), SLICE_MAX):
         count = min(SLICE_MAX, begin - passed)
         yield sum(1 for _ in islice(ordered, count))
-    found = [row for _, row in islice(ordered, query.per_page)]
+    shown = [row for _, row in islice(ordered, query.per_page)]
     for run in runs:
         yield len(run)
         run.clear()
-    return RowsPage(found, total, begin + 1 if found else 0)
+    return RowsPage(shown, total, begin + 1 if shown else 0)
 
 
 _Rank: TypeAlias = tuple[bool, Any]
@@ -123,8 +122,8 @@ def _is_wanted(row: Row, query: ViewQuery, owners: tuple[str, ...]) -> bool:
 
 def _names_in(row: Row, owners: tuple[str, ...]) -> Iterator[str]:
     """Yield the names of workers that a row has."""
-    for one in owners:
-        value = row.get(one)
+    for owner in owners:
+        value = row.get(owner)
         if isinstance(value, str):
             yield value
         elif value is not None:

@@ -24,7 +24,6 @@ class ViewQuery:
         sort: the key by which the rows are sorted.
         is_up: whether the least is first.
         page: from 1.
-        per_page: rows of a page.
         workers: names of the wanted workers; empty: all.
         find: only rows with this text, in any case; empty: all.
         is_thorough: whether the workers may be held briefly to find out more.
@@ -57,7 +56,7 @@ def read_query(
     Raises:
         UsageError: a parameter is unknown, given twice, or out of range.
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     workers: list[str] = []
     for name, value in parameters:
         if name == "worker":
@@ -67,23 +66,23 @@ def read_query(
                 f"the parameter {name[:TEXT_MAX]!r} is unknown; known: "
                 f"{', '.join(('worker', *_KNOWN))}"
             )
-        elif name in found:
+        elif name in texts:
             raise UsageError(f"{name} must be given once")
         else:
-            found[name] = value
+            texts[name] = value
     if len(workers) > NAMES_MAX:
         raise UsageError(f"worker may be given {NAMES_MAX} times, not {len(workers)}")
-    chosen = _one_of("sort", found.get("sort", sort), keys) if keys else sort
+    chosen = _one_of("sort", texts.get("sort", sort), keys) if keys else sort
     is_other = chosen != sort
     default = "down" if is_other or not is_up else "up"
     return ViewQuery(
         chosen,
-        _ORDERS[_one_of("order", found.get("order", default), _ORDERS)],
-        _number("page", found.get("page", "1"), PAGE_MAX),
-        _number("per_page", found.get("per_page", str(PER_PAGE)), PER_PAGE_MAX),
+        _ORDERS[_one_of("order", texts.get("order", default), _ORDERS)],
+        _number("page", texts.get("page", "1"), PAGE_MAX),
+        _number("per_page", texts.get("per_page", str(PER_PAGE)), PER_PAGE_MAX),
         frozenset(workers),
-        _text("find", found.get("find", "")).casefold(),
-        _one_of("thorough", found.get("thorough", "no"), ("yes", "no")) == "yes",
+        _text("find", texts.get("find", "")).casefold(),
+        _one_of("thorough", texts.get("thorough", "no"), ("yes", "no")) == "yes",
     )
 
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from asyncrpc.inspection.machine.slices import Slices, let_go, parts_of, weighed_parts
-from asyncrpc.inspection.reference_records import ReferenceSeen, ReferencesSeen
-from asyncrpc.serving.dashboard.machine.numbers import known_age
+from asyncrpc.serving.dashboard.machine.answers import known_age
 from asyncrpc.serving.dashboard.machine.paging import Row
+from asyncrpc.tools.inspection.machine.slices import (
+    Slices,
+    let_go,
+    parts_of,
+    weighed_parts,
+)
+from asyncrpc.tools.inspection.reference_records import ReferenceSeen, ReferencesSeen
 
 KEYS: Final = (
     *("owner", "reference", "type", "state", "age_s", "holders", "creator"),
@@ -17,58 +22,55 @@ KEYS: Final = (
 HOLDERS_MAX: Final = 20  # names in a row
 
 
-def rows_of(told: Mapping[str, ReferencesSeen]) -> Slices[list[Row]]:
+def rows_of(answers: Mapping[str, ReferencesSeen]) -> Slices[list[Row]]:
     """Return a row for each value, in slices: by its owner, if that has answered.
 
     If the owner has not answered, the row is made from the holders.
-
-    Args:
-        told: the references of the workers that have answered, by name.
     """
     owned: list[Row] = []
     held: dict[str, list[tuple[str, ReferenceSeen]]] = {}
-    for name, seen in told.items():
+    for name, seen in answers.items():
         for part in parts_of(seen.references):
-            for one in part:
-                if one.is_owner:
-                    owned.append(_row(one, one.holders))
-                elif one.owner not in told:
-                    held.setdefault(_named(one), []).append((name, one))
+            for reference in part:
+                if reference.is_owner:
+                    owned.append(_row(reference, reference.holders))
+                elif reference.owner not in answers:
+                    held.setdefault(_named(reference), []).append((name, reference))
             yield len(part)
     for values, weight in weighed_parts(held.values(), len):
         for seen_by in values:
             names = sorted({name for name, _ in seen_by})
-            oldest = max((one for _, one in seen_by), key=_age_of)
+            oldest = max((reference for _, reference in seen_by), key=_age_of)
             owned.append(_row(oldest, names))
         yield weight
     yield from let_go(held)
     return owned
 
 
-def left_out_of(told: Iterable[ReferencesSeen]) -> int:
+def left_out_of(answers: Iterable[ReferencesSeen]) -> int:
     """Return how many references, owned or held, the workers left out."""
-    return sum(one.left_out for one in told)
+    return sum(seen.left_out for seen in answers)
 
 
-def _age_of(one: ReferenceSeen) -> float:
-    return known_age(one.age_s) or 0.0
+def _age_of(reference: ReferenceSeen) -> float:
+    return known_age(reference.age_s) or 0.0
 
 
-def _named(one: ReferenceSeen) -> str:
-    return str(one.rref_id)
+def _named(reference: ReferenceSeen) -> str:
+    return str(reference.rref_id)
 
 
-def _row(one: ReferenceSeen, holders: list[str]) -> Row:
+def _row(reference: ReferenceSeen, holders: list[str]) -> Row:
     return {
-        "owner": one.owner,
-        "reference": _named(one),
-        "type": one.type_name or None,
-        "state": one.state,
-        "age_s": known_age(one.age_s),
+        "owner": reference.owner,
+        "reference": _named(reference),
+        "type": reference.type_name or None,
+        "state": reference.state,
+        "age_s": known_age(reference.age_s),
         "holders": holders[:HOLDERS_MAX],
         "holders_left_out": max(0, len(holders) - HOLDERS_MAX),
-        "creator": one.creator,
-        "local_users": one.handles,
-        "lent": one.lent,
-        "is_owners_word": one.is_owner,
+        "creator": reference.creator,
+        "local_users": reference.handles,
+        "lent": reference.lent,
+        "is_owners_word": reference.is_owner,
     }

@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from asyncrpc.inspection.details import StageStepSeen, TrainingSeen, context_name
-from asyncrpc.inspection.machine.slices import SLICE_MAX, Slices, weighed_parts
-from asyncrpc.serving.dashboard.machine.numbers import known, known_age
+from asyncrpc.serving.dashboard.machine.answers import known, known_age
 from asyncrpc.serving.dashboard.machine.paging import Row
+from asyncrpc.tools.inspection.details import StageStepSeen, TrainingSeen, context_name
+from asyncrpc.tools.inspection.machine.slices import SLICE_MAX, Slices, weighed_parts
 
 KEYS: Final = (
     *("worker", "passes_per_s", "steps_per_s", "collectives_per_s"),
@@ -23,41 +23,39 @@ SPANS_MAX: Final = 4000  # of all stages together
 TIME_MAX_S: Final = 1e12  # more is an error of the reporting worker
 
 
-class TrainingTold(NamedTuple):
+class TrainingAnswer(NamedTuple):
     """The training of a worker, and how its clock relates to those of the others.
 
     Attributes:
-        told: the answer of the worker.
         came_s: when the answer came, by the clock of this process.
-        host_id: of its host: workers of one host have one clock.
     """
 
-    told: TrainingSeen
+    seen: TrainingSeen
     came_s: float
     host_id: str
 
 
-def rows_of(told: Mapping[str, TrainingTold]) -> Slices[list[Row]]:
+def rows_of(answers: Mapping[str, TrainingAnswer]) -> Slices[list[Row]]:
     """Return a row for each worker, in slices."""
     rows: list[Row] = []
 
-    def weight_of(item: tuple[str, TrainingTold]) -> int:
-        return 1 + len(item[1].told.buckets)
+    def weight_of(item: tuple[str, TrainingAnswer]) -> int:
+        return 1 + len(item[1].seen.buckets)
 
-    for part, weight in weighed_parts(told.items(), weight_of):
-        rows += [_row(name, one.told) for name, one in part]
+    for part, weight in weighed_parts(answers.items(), weight_of):
+        rows += [_row(name, answer.seen) for name, answer in part]
         yield weight
     return rows
 
 
-def _row(name: str, one: TrainingSeen) -> Row:
+def _row(name: str, seen: TrainingSeen) -> Row:
     return {
         "worker": name,
-        "passes_per_s": known(one.passes_per_s),
-        "steps_per_s": known(one.steps_per_s),
-        "collectives_per_s": known(one.collectives_per_s),
-        "backward_p50_s": known(one.backward_p50_s),
-        "step_p50_s": known(one.step_p50_s),
+        "passes_per_s": known(seen.passes_per_s),
+        "steps_per_s": known(seen.steps_per_s),
+        "collectives_per_s": known(seen.collectives_per_s),
+        "backward_p50_s": known(seen.backward_p50_s),
+        "step_p50_s": known(seen.step_p50_s),
         "buckets": [
             {
                 "bucket": it.bucket,
@@ -65,17 +63,13 @@ def _row(name: str, one: TrainingSeen) -> Row:
                 "per_s": known(it.per_s),
                 "p50_s": known(it.p50_s),
             }
-            for it in one.buckets
+            for it in seen.buckets
         ],
     }
 
 
 class _First:
-    """The first rows by some order, of many that are added in parts.
-
-    Attributes:
-        count: how many rows were added.
-    """
+    """The first rows by some order, of many that are added in parts."""
 
     def __init__(self, rows_max: int, rank: Callable[[Row], float]) -> None:
         self.count = 0
@@ -109,7 +103,7 @@ def _age_of(row: Row, unknown: float) -> float:
     return unknown if age_s is None else age_s
 
 
-def passes_of(told: Mapping[str, TrainingTold]) -> Slices[dict[str, Any]]:
+def passes_of(answers: Mapping[str, TrainingAnswer]) -> Slices[dict[str, Any]]:
     """Return backward passes, under way and ended, in slices.
 
     Passes under way come first, the oldest at the top, as it may hang; then the newest
@@ -117,8 +111,8 @@ def passes_of(told: Mapping[str, TrainingTold]) -> Slices[dict[str, Any]]:
     """
     under_way = _First(PASSES_MAX, _oldest_first)
     ended = _First(PASSES_MAX, _newest_first)
-    for name, one in told.items():
-        seen = one.told
+    for name, answer in answers.items():
+        seen = answer.seen
         under_way.add(
             {
                 "worker": name,
@@ -142,15 +136,15 @@ def passes_of(told: Mapping[str, TrainingTold]) -> Slices[dict[str, Any]]:
             for it in seen.passes
         )
         yield len(seen.under_way) + len(seen.passes)
-    found = [*under_way.rows, *ended.rows][:PASSES_MAX]
-    left_out = under_way.count + ended.count - len(found)
-    return {"passes": found, "passes_left_out": left_out}
+    passes = [*under_way.rows, *ended.rows][:PASSES_MAX]
+    left_out = under_way.count + ended.count - len(passes)
+    return {"passes": passes, "passes_left_out": left_out}
 
 
-def steps_of(told: Mapping[str, TrainingTold]) -> Slices[dict[str, Any]]:
+def steps_of(answers: Mapping[str, TrainingAnswer]) -> Slices[dict[str, Any]]:
     """Return optimizer steps, the newest first, in slices."""
     steps = _First(STEPS_MAX, _newest_first)
-    for name, one in told.items():
+    for name, answer in answers.items():
         steps.add(
             {
                 "worker": name,
@@ -158,14 +152,14 @@ def steps_of(told: Mapping[str, TrainingTold]) -> Slices[dict[str, Any]]:
                 "owners": list(it.owners[:STAGES_MAX]),
                 "owners_left_out": max(0, len(it.owners) - STAGES_MAX),
                 "state": it.outcome,
-                "age_s": _age_s(one.told.now_s, it.at_s),
+                "age_s": _age_s(answer.seen.now_s, it.at_s),
                 "took_s": known(it.at_s - it.began_s),
             }
-            for it in one.told.steps
+            for it in answer.seen.steps
         )
-        yield len(one.told.steps)
-    found = steps.rows
-    return {"steps": found, "steps_left_out": steps.count - len(found)}
+        yield len(answer.seen.steps)
+    rows = steps.rows
+    return {"steps": rows, "steps_left_out": steps.count - len(rows)}
 
 
 def _age_s(now_s: float, at_s: float) -> float | None:
@@ -189,7 +183,7 @@ class _StageSeen(NamedTuple):
     is_of_one_clock: bool
 
 
-def pipeline_of(told: Mapping[str, TrainingTold]) -> Slices[dict[str, Any]]:
+def pipeline_of(answers: Mapping[str, TrainingAnswer]) -> Slices[dict[str, Any]]:
     """Return the last pipeline step that most of its stages report, in slices.
 
     Stages of one host have one clock.  Stages of other hosts are aligned by when their
@@ -197,11 +191,11 @@ def pipeline_of(told: Mapping[str, TrainingTold]) -> Slices[dict[str, Any]]:
     times is left out.
     """
     steps: dict[tuple[str, int, int], list[_StageSeen]] = {}
-    is_one_host = len({one.host_id for one in told.values()}) <= 1
-    for some, weight in weighed_parts(told.items(), _count_of):
-        for name, one in some:
-            shift_s = 0.0 if is_one_host else one.came_s - one.told.now_s
-            for step in one.told.stages:
+    is_one_host = len({answer.host_id for answer in answers.values()}) <= 1
+    for some, weight in weighed_parts(answers.items(), _count_of):
+        for name, answer in some:
+            shift_s = 0.0 if is_one_host else answer.came_s - answer.seen.now_s
+            for step in answer.seen.stages:
                 began_s = step.began_s + shift_s
                 if _has_times(step, began_s):
                     key = step.context, step.number, step.stages
@@ -210,14 +204,14 @@ def pipeline_of(told: Mapping[str, TrainingTold]) -> Slices[dict[str, Any]]:
         yield weight
     if not steps:
         return {"pipeline": [], "pipeline_step": None}
-    found = max(steps.values(), key=lambda stages: (len(stages), _end_s(stages)))
-    found.sort(key=lambda one: one.step.stage)
-    left_out = max(0, len(found) - STAGES_MAX)
-    return (yield from _drawn(found[:STAGES_MAX], left_out=left_out))
+    stages = max(steps.values(), key=lambda stages: (len(stages), _end_s(stages)))
+    stages.sort(key=lambda stage: stage.step.stage)
+    left_out = max(0, len(stages) - STAGES_MAX)
+    return (yield from _drawn(stages[:STAGES_MAX], left_out=left_out))
 
 
-def _count_of(item: tuple[str, TrainingTold]) -> int:
-    return 1 + sum(len(step.spans) for step in item[1].told.stages)
+def _count_of(item: tuple[str, TrainingAnswer]) -> int:
+    return 1 + sum(len(step.spans) for step in item[1].seen.stages)
 
 
 def _has_times(step: StageStepSeen, began_s: float) -> bool:
@@ -243,24 +237,24 @@ def _seen(
 
 
 def _end_s(stages: Sequence[_StageSeen]) -> float:
-    return max(one.ends_s for one in stages)
+    return max(stage.ends_s for stage in stages)
 
 
 def _drawn(stages: Sequence[_StageSeen], *, left_out: int) -> Slices[dict[str, Any]]:
-    zero_s = min(one.starts_s for one in stages)
+    zero_s = min(stage.starts_s for stage in stages)
     whole_s = max(0.0, _end_s(stages) - zero_s)
     spans_max = SPANS_MAX // len(stages)
     drawn: list[dict[str, Any]] = []
     shares: list[float] = []
 
-    def weight_of(one: _StageSeen) -> int:
-        return min(spans_max, len(one.step.spans))
+    def weight_of(stage: _StageSeen) -> int:
+        return min(spans_max, len(stage.step.spans))
 
     for some, weight in weighed_parts(stages, weight_of):
-        for one in some:
-            share = min(1.0, max(0.0, one.busy_s / whole_s)) if whole_s else None
+        for stage in some:
+            share = min(1.0, max(0.0, stage.busy_s / whole_s)) if whole_s else None
             shares += [] if share is None else [share]
-            drawn.append(_stage(one, zero_s, share, spans_max))
+            drawn.append(_stage(stage, zero_s, share, spans_max))
         yield weight
     first = stages[0]
     return {
@@ -279,12 +273,12 @@ def _drawn(stages: Sequence[_StageSeen], *, left_out: int) -> Slices[dict[str, A
 
 
 def _stage(
-    one: _StageSeen, zero_s: float, share: float | None, spans_max: int
+    stage: _StageSeen, zero_s: float, share: float | None, spans_max: int
 ) -> dict[str, Any]:
-    shift_s = one.began_s - zero_s
+    shift_s = stage.began_s - zero_s
     return {
-        "stage": one.step.stage,
-        "worker": one.worker,
+        "stage": stage.step.stage,
+        "worker": stage.worker,
         "busy_share": share,
         "spans": [
             {
@@ -293,7 +287,7 @@ def _stage(
                 "kind": span.kind,
                 "chunk": span.chunk,
             }
-            for span in one.step.spans[:spans_max]
+            for span in stage.step.spans[:spans_max]
         ],
-        "spans_left_out": max(0, len(one.step.spans) - spans_max),
+        "spans_left_out": max(0, len(stage.step.spans) - spans_max),
     }

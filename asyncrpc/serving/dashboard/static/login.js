@@ -1,8 +1,6 @@
-// Sign in.  The group's secret stays in the page: the page answers a number of the
-// server's with a proof that it knows the secret.
+// Sign in.  The group's secret stays in the page, which sends the token that it makes of it.
 
 import { element, setText } from "./dom.js";
-import { askTerms } from "./live.js";
 
 const NAMES = {
   secret: "The group's secret",
@@ -13,7 +11,7 @@ const NAMES = {
 /** Return a form; `onSignedIn` is called when it has succeeded; `why`: it is needed. */
 export function loginForm(terms, onSignedIn, why) {
   if (terms.takes === "nothing") return refusal(terms.why);
-  const canProve = globalThis.crypto?.subtle != null;
+  const canDerive = globalThis.crypto?.subtle != null;
   const input = element("input", {
     id: "login-word",
     type: "password",
@@ -27,9 +25,9 @@ export function loginForm(terms, onSignedIn, why) {
     "form",
     { class: "login" },
     element("h1", { tabindex: -1 }, "Sign in"),
-    element("label", { for: "login-word" }, canProve ? NAMES[terms.takes] : NAMES.token),
+    element("label", { for: "login-word" }, canDerive ? NAMES[terms.takes] : NAMES.token),
     input,
-    element("p", { id: "login-note" }, note(canProve, terms)),
+    element("p", { id: "login-note" }, note(canDerive, terms)),
     trouble,
     button,
   );
@@ -37,7 +35,7 @@ export function loginForm(terms, onSignedIn, why) {
     event.preventDefault();
     button.setAttribute("aria-busy", "true");
     const word = input.value.trim();
-    const why = await signIn(() => (canProve ? proofOf(word) : { token: word }));
+    const why = await signIn(async () => ({ token: canDerive ? await tokenOf(word) : word }));
     button.removeAttribute("aria-busy");
     setText(trouble, why ?? "");
     if (why == null) onSignedIn();
@@ -56,22 +54,22 @@ function refusal(why) {
   );
 }
 
-function note(canProve, terms) {
-  if (canProve) {
+function note(canDerive, terms) {
+  if (canDerive) {
     const where =
       terms.takes === "token"
         ? ""
         : " The secret is what ASYNCRPC_SECRET gives the workers. If asyncrpc run has made it, " +
           "asyncrpc dashboard, started on a terminal there, prints a link that signs you in.";
-    return `What you type is not sent: the page proves that you know it.${where}`;
+    return `What you type is not sent: the page sends a token that it makes of it.${where}`;
   }
   const token =
     terms.takes === "secret"
       ? "This dashboard has no token"
       : "Only type the dashboard's token here, never the group's secret; it will travel as it is";
   return (
-    "This page came by plain HTTP from another host, where a browser cannot prove that " +
-    `you know a secret without sending it. ${token}. Better, use HTTPS, or a tunnel: ` +
+    "This page came by plain HTTP from another host, where a browser cannot make a token " +
+    `of a secret: it would send the secret. ${token}. Better, use HTTPS, or a tunnel: ` +
     `ssh -L 8080:localhost:${location.port || 80} ${location.hostname}, and then ` +
     "http://localhost:8080."
   );
@@ -100,17 +98,15 @@ async function signIn(content) {
   }
 }
 
-async function proofOf(word) {
-  const { nonce } = await askTerms();
+/** Return the token of who knows a word: the server makes it likewise. */
+async function tokenOf(word) {
   const encoder = new TextEncoder();
   const algorithm = { name: "HMAC", hash: "SHA-256" };
   const key = await crypto.subtle.importKey(
     "raw", encoder.encode(word), algorithm, false, ["sign"],
   );
-  const message = encoder.encode(`asyncrpc dashboard ${nonce}`);
-  const proof = new Uint8Array(await crypto.subtle.sign("HMAC", key, message));
-  const hex = [...proof].map((byte) => byte.toString(16).padStart(2, "0")).join("");
-  return { nonce, proof: hex };
+  const made = await crypto.subtle.sign("HMAC", key, encoder.encode("asyncrpc dashboard"));
+  return [...new Uint8Array(made)].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
 /** End the session. */

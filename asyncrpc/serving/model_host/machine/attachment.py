@@ -132,7 +132,6 @@ class Attachment:
         """Note that the process was lost, or could not make its model.
 
         Args:
-            now_s: the time.
             problem: the cause, for the errors of calls.
         """
         if AttachmentEvent.LOST not in TRANSITIONS[self.state]:

@@ -80,7 +80,6 @@ class Occupancy:
 
     Attributes:
         state: what the process must do now.
-        attached: how many web workers are attached.
         ends_at_s: when the process ends if nothing happens; None: it does not end.
     """
 
@@ -91,7 +90,6 @@ class Occupancy:
 
         Args:
             linger_s: seconds that the process waits for others once all have left.
-            now_s: the time.
         """
         self.state = OccupancyState.ALONE
         self.attached = 0

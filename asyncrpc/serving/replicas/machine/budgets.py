@@ -17,12 +17,18 @@ class ShareBudget:
     """A share of all calls, saved up to a limit.
 
     Attributes:
-        left: how many could be taken at once.
-        taken: how many have been taken.
-        refused: how many have been refused.
+        remaining: how many could be taken at once.
     """
 
-    __slots__ = ("_at_s", "_most", "_per_s", "_share", "left", "refused", "taken")
+    __slots__ = (
+        "_at_s",
+        "_most",
+        "_per_s",
+        "_share",
+        "granted",
+        "refused",
+        "remaining",
+    )
 
     def __init__(
         self, share: float, *, most: float, per_s: float = 0.0, first: float = 0.0
@@ -33,27 +39,26 @@ class ShareBudget:
             share: what each call pays in.
             most: limit of what is saved.
             per_s: what each second pays in.
-            first: balance at the beginning.
         """
         self._share = share
         self._most = most
         self._per_s = per_s
         self._at_s: float | None = None
-        self.left = first
-        self.taken = self.refused = 0
+        self.remaining = first
+        self.granted = self.refused = 0
 
     def pay(self, now_s: float) -> None:
         """Pay in the share of one call."""
         since_s = 0.0 if self._at_s is None else max(now_s - self._at_s, 0.0)
         self._at_s = now_s
-        paid = self.left + self._share + since_s * self._per_s
-        self.left = min(paid, self._most)
+        paid = self.remaining + self._share + since_s * self._per_s
+        self.remaining = min(paid, self._most)
 
     def take(self) -> bool:
         """Take 1 out; return whether the balance allowed it."""
-        if self.left < 1.0:
+        if self.remaining < 1.0:
             self.refused += 1
             return False
-        self.left -= 1.0
-        self.taken += 1
+        self.remaining -= 1.0
+        self.granted += 1
         return True

@@ -80,8 +80,8 @@ def bucket_of(latency_s: float) -> int:
     """Return the bucket of a latency, in seconds."""
     if latency_s <= FIRST_S:
         return 0
-    found = math.ceil(math.log2(latency_s / FIRST_S) * PER_DOUBLING)
-    return min(found, BUCKETS - 1)
+    bucket = math.ceil(math.log2(latency_s / FIRST_S) * PER_DOUBLING)
+    return min(bucket, BUCKETS - 1)
 
 
 def end_of(bucket: int) -> float:

@@ -24,8 +24,6 @@ def score_of(key: bytes, name: str, weight: float = 1.0) -> float:
     """Return the score of a replica for a key: at least 0.
 
     Args:
-        key: of the call.
-        name: of the replica.
         weight: its share of keys, relative to those of others.
     """
     return -weight / math.log(unit_of(key, name))
@@ -35,5 +33,5 @@ def unit_of(key: bytes, salt: str = "") -> float:
     """Return the number of a key, above 0 and below 1; keys are spread evenly."""
     # The length in front: (b"ab", "c") is not (b"a", "bc").
     text = len(key).to_bytes(8, "big") + key + salt.encode()
-    found = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
-    return (found + 0.5) * _SCALE if found < (1 << 64) - 1024 else 1.0 - 2.0**-53
+    digest = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+    return (digest + 0.5) * _SCALE if digest < (1 << 64) - 1024 else 1.0 - 2.0**-53

@@ -55,13 +55,9 @@ class ReplicaRecord:
     """What a router knows of one incarnation of a replica.
 
     Attributes:
-        name: of its worker.
-        incarnation: of its worker.
-        life: its state.
         weight: its share, relative to those of others.
         canary: share of the calls that canaries get; 0: it is not a canary.
         version: of its weights, as last reported; None: it has none.
-        outstanding: calls that this router has there.
         calls: how many it has ever been given.
         failures: how many of the last calls failed in a row.
     """
@@ -101,12 +97,7 @@ class ReplicaRecord:
 
 
 class Routing:
-    """The replicas of one router, and what it may add to their load.
-
-    Attributes:
-        retries: the budget of retries.
-        hedges: the budget of hedged calls.
-    """
+    """The replicas of one router, and what it may add to their load."""
 
     def __init__(self, options: ReplicaOptions) -> None:
         self.options = options
@@ -168,7 +159,9 @@ class Routing:
     def _on_changed(self) -> None:
         self._taking = None
         timed = (ReplicaState.WARMING, ReplicaState.EJECTED)
-        self._timed = sum(one.life.state in timed for one in self._records.values())
+        self._timed = sum(
+            record.life.state in timed for record in self._records.values()
+        )
 
     def tick(self, now_s: float) -> None:
         """Apply the changes that are due by time."""
@@ -196,8 +189,6 @@ class Routing:
         """Return the replica that a call goes to; None: no other is left.
 
         Args:
-            now_s: the time.
-            draw: returns random numbers.
             key: calls with the same one go to the same replica.
             tried: replicas that the call has already tried.
         """
@@ -216,54 +207,58 @@ class Routing:
         taking = self._taking
         if taking is None:
             there = self.records
-            taking = [one for one in there if one.life.takes_calls]
+            taking = [record for record in there if record.life.takes_calls]
             if not taking:  # a replica that failed is better than none
-                taking = [one for one in there if one.life.state is _EJECTED]
+                taking = [record for record in there if record.life.state is _EJECTED]
             self._taking = taking
         if not tried:
             return taking
-        return [one for one in taking if one not in tried]
+        return [record for record in taking if record not in tried]
 
     @staticmethod
     def _with_canaries(
         pool: list[ReplicaRecord], key: bytes | None, draw: Draw
     ) -> list[ReplicaRecord]:
         """Return the canaries or the others, chosen by the canary share."""
-        share = max(one.canary for one in pool)
+        share = max(record.canary for record in pool)
         if not share:
             return pool
         chance = draw() if key is None else unit_of(key, _CANARY_SALT)
         wants_canary = chance < share
-        found = [one for one in pool if (one.canary > 0) is wants_canary]
-        return found or pool
+        chosen = [record for record in pool if (record.canary > 0) is wants_canary]
+        return chosen or pool
 
     def _by_key(
         self, pool: list[ReplicaRecord], key: bytes, now_s: float
     ) -> ReplicaRecord:
         limit = self.options.key_load_max
         if limit is None:
-            return max(pool, key=lambda one: score_of(key, one.name, one.weight))
+            return max(
+                pool, key=lambda record: score_of(key, record.name, record.weight)
+            )
         in_order = sorted(
-            pool, key=lambda one: score_of(key, one.name, one.weight), reverse=True
+            pool,
+            key=lambda record: score_of(key, record.name, record.weight),
+            reverse=True,
         )
         # The call itself counts: with an idle pool the first one has room.
-        most = limit * (sum(one.load(now_s) for one in pool) + 1) / len(pool)
-        for one in in_order:
-            if one.load(now_s) + 1 <= max(most, 1.0):
-                return one
+        most = limit * (sum(record.load(now_s) for record in pool) + 1) / len(pool)
+        for record in in_order:
+            if record.load(now_s) + 1 <= max(most, 1.0):
+                return record
         return in_order[0]
 
     def _warm_enough(
         self, pool: list[ReplicaRecord], now_s: float, draw: Draw
     ) -> list[ReplicaRecord]:
         """Return the replicas, each warming one only with the chance of its share."""
-        found = [
-            one
-            for one in pool
-            if one.life.state is not ReplicaState.WARMING
-            or draw() < self._warm_share(one, now_s)
+        eligible = [
+            record
+            for record in pool
+            if record.life.state is not ReplicaState.WARMING
+            or draw() < self._warm_share(record, now_s)
         ]
-        return found or pool
+        return eligible or pool
 
     def _warm_share(self, record: ReplicaRecord, now_s: float) -> float:
         return max((now_s - record.since_s) / self.options.warm_s, FIRST_SHARE)
@@ -275,10 +270,10 @@ class Routing:
             return pool[0]
         first = int(draw() * count)
         second = int(draw() * (count - 1))
-        one, other = pool[first], pool[second + (second >= first)]
-        one_cost = (one.load(now_s) + 1) / one.weight
+        record, other = pool[first], pool[second + (second >= first)]
+        record_cost = (record.load(now_s) + 1) / record.weight
         other_cost = (other.load(now_s) + 1) / other.weight
-        return one if one_cost <= other_cost else other
+        return record if record_cost <= other_cost else other
 
     # --- calls under way -------------------------------------------------------------
 
@@ -302,7 +297,7 @@ class Routing:
         if not options.eject_after or record.failures < options.eject_after:
             return False
         count = len(self._records)
-        ejected = sum(one.life.state is _EJECTED for one in self._records.values())
+        ejected = sum(other.life.state is _EJECTED for other in self._records.values())
         if count < _OTHERS_MIN or ejected + 1 > max(options.eject_share * count, 1.0):
             return False
         if not self.advance(record, ReplicaEvent.FAILED):
@@ -321,8 +316,8 @@ class Routing:
         window = self._latencies.get(function)
         if window is None:
             return None
-        found = window.quantile_s
-        return found if found < _FOR_EVER else None
+        quantile_s = window.quantile_s
+        return quantile_s if quantile_s < _FOR_EVER else None
 
     def record_latency(self, function: str, latency_s: float) -> None:
         """Record how long a call took, or ran before it was given up."""

@@ -77,11 +77,7 @@ TAKES_CALLS: Final = frozenset({ReplicaState.WARMING, ReplicaState.READY})
 
 
 class ReplicaLife:
-    """The state of one replica.
-
-    Attributes:
-        state: what it takes.
-    """
+    """The state of one replica."""
 
     __slots__ = ("state",)
 

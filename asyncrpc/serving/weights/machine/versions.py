@@ -69,11 +69,8 @@ class VersionHistory:
     """The versions of one replica.
 
     Attributes:
-        state: of the new weights.
-        served: the version that is served.
         kept: earlier versions that can be served again, the latest last.
         transfer: which new weights are under way; None: no transfer is.
-        staged: version of the new weights.
         missing: names of the tensors that have not arrived.
     """
 
@@ -91,7 +88,6 @@ class VersionHistory:
         """Begin with one version.
 
         Args:
-            served: its number.
             kept_max: how many earlier versions are kept.
         """
         self.state = TransferState.IDLE

@@ -47,7 +47,7 @@ async def wait_there(group: Group) -> None:
 # --- what goes on --------------------------------------------------------------------
 
 
-async def test_a_background_task_goes_on_after_its_client(group: Group) -> None:
+async def test_background_task_outlives_its_client(group: Group) -> None:
     """The response is complete: what is done then is the application's own work."""
     may_end, has_ended = asyncio.Event(), asyncio.Event()
 
@@ -98,7 +98,7 @@ async def test_the_deadline_ends_with_the_complete_response(group: Group) -> Non
         await asyncio.gather(*left)
 
 
-async def test_a_task_that_was_left_outlives_a_deadline_that_passed(
+async def test_task_of_a_handler_outlives_a_passed_deadline(
     group: Group,
 ) -> None:
     left: list[asyncio.Task[Any]] = []
@@ -123,7 +123,7 @@ async def test_a_task_that_was_left_outlives_a_deadline_that_passed(
 
 @pytest.mark.parametrize("answers", ["waits", "streams"])
 @pytest.mark.parametrize("with_ours", [True, False])
-async def test_a_client_that_leaves_early_is_no_error_of_a_middleware_outside(
+async def test_early_client_departure_is_not_an_error_of_outer_middleware(
     group: Group, caplog: pytest.LogCaptureFixture, answers: str, *, with_ours: bool
 ) -> None:
     is_over = asyncio.Event()
@@ -165,7 +165,7 @@ async def test_a_client_that_leaves_early_is_no_error_of_a_middleware_outside(
     assert "Traceback" not in caplog.text
 
 
-async def test_a_program_may_want_its_handlers_to_go_on(group: Group) -> None:
+async def test_handler_cancellation_can_be_switched_off(group: Group) -> None:
     begun, may_end, has_ended = (asyncio.Event() for _ in range(3))
 
     async def handle(_: Request) -> Response:
@@ -191,7 +191,7 @@ async def current_connections_are_lost(client: aiohttp.ClientSession) -> None:
         assert response.status == 404
 
 
-async def test_a_stream_has_a_background_task_too(group: Group) -> None:
+async def test_stream_may_have_a_background_task(group: Group) -> None:
     done = asyncio.Event()
 
     async def note() -> None:
@@ -220,7 +220,7 @@ async def test_a_stream_has_a_background_task_too(group: Group) -> None:
 # --- frameworks ----------------------------------------------------------------------
 
 
-async def test_a_plain_function_calls_from_its_thread(group: Group) -> None:
+async def test_plain_function_may_call_from_its_thread(group: Group) -> None:
     app = FastAPI(lifespan=asgi.lifespan(group.front))
     app.add_middleware(asgi.WorkerMiddleware, timeout_s=60.0)
 
@@ -234,7 +234,7 @@ async def test_a_plain_function_calls_from_its_thread(group: Group) -> None:
 
 
 @pytest.mark.parametrize("is_outside", [True, False])
-async def test_a_middleware_of_the_framework_around_or_inside(
+async def test_framework_middleware_works_around_or_inside(
     group: Group,
     is_outside: bool,  # noqa: FBT001
 ) -> None:
@@ -268,7 +268,7 @@ async def test_a_middleware_of_the_framework_around_or_inside(
             await group.watch.cancelled.wait()
 
 
-async def test_a_stream_without_the_middleware(group: Group) -> None:
+async def test_stream_without_middleware_notices_a_lost_client(group: Group) -> None:
     """A client that leaves is noticed all the same."""
     app = Starlette(lifespan=asgi.lifespan(group.back))
 
@@ -287,7 +287,7 @@ async def test_a_stream_without_the_middleware(group: Group) -> None:
             await group.watch.cancelled.wait()
 
 
-async def test_the_checks_may_be_mounted(group: Group) -> None:
+async def test_health_checks_may_be_mounted(group: Group) -> None:
     app = Starlette(
         lifespan=asgi.lifespan(group.front),
         routes=[Mount("/health", asgi.health_app(live="/live", ready="/ready"))],
@@ -298,7 +298,7 @@ async def test_the_checks_may_be_mounted(group: Group) -> None:
                 assert response.status == status
 
 
-async def test_a_client_that_asks_before_it_sends(group: Group) -> None:
+async def test_expect_continue_is_answered_when_the_body_is_read(group: Group) -> None:
     """`Expect: 100-continue`: the body is not asked for before the handler reads."""
 
     async def handle(request: Request) -> Response:
@@ -367,13 +367,15 @@ async def nobody(scope: Any, receive: Any, send: Any) -> None:
     """Be an application that knows no lifespan, and does not say so."""
 
 
-async def test_an_application_that_returns_from_its_lifespan(group: Group) -> None:
+async def test_application_that_returns_from_its_lifespan_completes(
+    group: Group,
+) -> None:
     sent = await lifespan_of(asgi.WorkerMiddleware(nobody, group.front))
-    kinds = [one["type"] for one in sent]
+    kinds = [message["type"] for message in sent]
     assert kinds == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
-async def test_a_worker_that_cannot_start_is_told_to_the_server(group: Group) -> None:
+async def test_failed_start_of_the_worker_reaches_the_server(group: Group) -> None:
     async with group.front():
         second = group.front()  # of the same name: it is refused
         sent: list[dict[str, Any]] = []
@@ -387,13 +389,13 @@ async def test_a_worker_that_cannot_start_is_told_to_the_server(group: Group) ->
         app = asgi.WorkerMiddleware(nobody, second)
         with pytest.raises(asyncrpc.AsyncRpcError):
             await app({"type": "lifespan", "state": {}}, receive, send)
-    assert [one["type"] for one in sent] == ["lifespan.startup.failed"]
+    assert [event["type"] for event in sent] == ["lifespan.startup.failed"]
     assert "worker 'front' did not start: " in sent[0]["message"]
 
 
 @pytest.mark.parametrize("fails_at", ["startup", "shutdown"])
-async def test_an_application_whose_lifespan_fails(group: Group, fails_at: str) -> None:
-    made = group.front()
+async def test_failed_lifespan_closes_the_worker(group: Group, fails_at: str) -> None:
+    worker = group.front()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await receive()
@@ -402,13 +404,13 @@ async def test_an_application_whose_lifespan_fails(group: Group, fails_at: str) 
             await receive()
         await send({"type": f"lifespan.{fails_at}.failed", "message": "no luck"})
 
-    sent = await lifespan_of(asgi.WorkerMiddleware(app, made))
+    sent = await lifespan_of(asgi.WorkerMiddleware(app, worker))
     last = {"type": f"lifespan.{fails_at}.failed", "message": "no luck"}
     assert sent[-1] == last
-    assert made.is_closed
+    assert worker.is_closed
 
 
-async def test_an_application_without_a_worker_says_what_to_do() -> None:
+async def test_application_without_a_worker_is_told_the_remedy() -> None:
     async def receive() -> Any:
         return await asyncio.get_running_loop().create_future()
 
@@ -421,14 +423,14 @@ async def test_an_application_without_a_worker_says_what_to_do() -> None:
         await app(scope, receive, send)
 
 
-async def test_a_maker_of_something_else_is_refused() -> None:
+async def test_worker_factory_with_another_result_is_refused() -> None:
     maker: Any = dict
     with pytest.raises(UsageError, match=r"what worker\(\) returns must be a Worker"):
         async with asgi.lifespan(maker)(None):
             pass
 
 
-async def test_two_workers_by_their_keys(group: Group) -> None:
+async def test_workers_are_kept_apart_by_their_keys(group: Group) -> None:
     second = group.front("second", 2)
 
     @asynccontextmanager
@@ -457,4 +459,4 @@ async def test_two_workers_by_their_keys(group: Group) -> None:
                 assert await response.text() == name
         async with client.get("/health/readyz") as response:
             shown = (await response.json())["workers"]
-            assert [one["name"] for one in shown] == ["front", "second"]
+            assert [worker["name"] for worker in shown] == ["front", "second"]

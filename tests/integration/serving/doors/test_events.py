@@ -34,17 +34,19 @@ async def ended(group: Group) -> None:
         await group.watch.cancelled.wait()
 
 
-async def test_items_are_events(group: Group, door: Door) -> None:
+async def test_items_are_sent_as_events(group: Group, door: Door) -> None:
     app = one_stream(group, lambda _: there(remote.count_to, 40))
     async with door.serve(app) as client, client.get("/") as response:
         assert response.status == 200
         assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
         assert response.headers["Cache-Control"] == "no-store"
         assert response.headers["X-Accel-Buffering"] == "no"
-        assert await events_of(response) == [{"data": str(one)} for one in range(40)]
+        assert await events_of(response) == [
+            {"data": str(number)} for number in range(40)
+        ]
 
 
-async def test_a_lone_surrogate_arrives_as_it_was(group: Group, door: Door) -> None:
+async def test_lone_surrogate_arrives_unchanged(group: Group, door: Door) -> None:
     async def items(_: str) -> AsyncIterator[Any]:
         yield {"name": "a\ud800b"}
 
@@ -56,7 +58,7 @@ async def test_a_lone_surrogate_arrives_as_it_was(group: Group, door: Door) -> N
         assert json.loads(event["data"]) == {"name": "a\ud800b"}
 
 
-async def test_an_event_says_more_than_its_data(group: Group, door: Door) -> None:
+async def test_event_has_name_id_and_retry(group: Group, door: Door) -> None:
     async def items(_: str) -> AsyncIterator[Any]:
         yield ServerSentEvent({"a": "ä\n"}, event="token", id="7", retry_s=1.5)
         yield ServerSentEvent("b", id="8")
@@ -75,7 +77,7 @@ async def test_an_event_says_more_than_its_data(group: Group, door: Door) -> Non
         )
 
 
-async def test_text_of_several_lines(group: Group, door: Door) -> None:
+async def test_text_of_several_lines_arrives_whole(group: Group, door: Door) -> None:
     app = one_stream(
         group,
         lambda _: there(remote.count_to, 2),
@@ -94,7 +96,7 @@ async def test_the_last_event_id_is_handed_on(group: Group, door: Door) -> None:
             assert len(await events_of(response)) == 1
 
 
-async def test_a_response_begins_without_an_item(group: Group, door: Door) -> None:
+async def test_response_begins_before_the_first_item(group: Group, door: Door) -> None:
     app = one_stream(
         group, lambda _: there(remote.give_and_wait, group.name), begin_within_s=0.0
     )
@@ -116,9 +118,7 @@ async def test_silence_is_broken_by_comments(group: Group, door: Door) -> None:
     await ended(group)
 
 
-async def test_who_asks_for_the_head_alone_runs_no_generator(
-    group: Group, door: Door
-) -> None:
+async def test_head_request_runs_no_generator(group: Group, door: Door) -> None:
     asked: list[str] = []
 
     async def items(_: str) -> AsyncIterator[int]:
@@ -138,9 +138,7 @@ async def test_who_asks_for_the_head_alone_runs_no_generator(
 # --- errors --------------------------------------------------------------------------
 
 
-async def test_a_stream_that_is_refused_has_a_status_of_its_own(
-    group: Group, door: Door
-) -> None:
+async def test_refused_stream_has_its_own_status(group: Group, door: Door) -> None:
     app = one_stream(group, lambda _: there(remote.give_and_refuse))
     async with door.serve(app) as client, client.get("/") as response:
         assert response.status == 503
@@ -158,7 +156,7 @@ async def test_a_later_error_is_the_last_event(group: Group, door: Door) -> None
     assert "32 items wait" in told["message"]
 
 
-async def test_an_error_that_is_not_the_clients_to_know(
+async def test_internal_error_is_hidden_from_the_client(
     group: Group, door: Door, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = one_stream(group, lambda _: there(remote.give_and_fail, "one"), end_event="e")
@@ -170,7 +168,7 @@ async def test_an_error_that_is_not_the_clients_to_know(
     assert "no luck" in caplog.text
 
 
-async def test_an_item_that_is_not_json(
+async def test_item_that_is_not_json_ends_the_stream_with_an_error(
     group: Group, door: Door, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def items(_: str) -> AsyncIterator[Any]:
@@ -186,7 +184,7 @@ async def test_an_item_that_is_not_json(
     assert "an item of type object cannot be written as JSON" in caplog.text
 
 
-async def test_a_call_that_is_too_late_is_an_event(group: Group, door: Door) -> None:
+async def test_expired_call_is_an_event(group: Group, door: Door) -> None:
     async def items(_: str) -> AsyncIterator[Any]:
         yield "one"
         async with asyncrpc.deadline(0.05):
@@ -235,7 +233,7 @@ async def test_a_client_that_leaves_runs_the_remote_finally(
         await ended(group)
 
 
-async def test_a_client_that_leaves_before_the_first_item(
+async def test_client_that_leaves_before_the_first_item_ends_the_call(
     group: Group, door: Door
 ) -> None:
     app = one_stream(group, lambda _: there(remote.give_and_wait, group.name))

@@ -47,44 +47,48 @@ async def listens(port: int, is_running: Callable[[], bool] = lambda: True) -> N
     await writer.wait_closed()
 
 
-async def told(client: aiohttp.ClientSession, path: str) -> Any:
+async def answer_of(client: aiohttp.ClientSession, path: str) -> Any:
     async with asyncio.timeout(30), client.get(path) as response:
         return await response.json()
 
 
-async def test_requests(client: aiohttp.ClientSession) -> None:
+async def test_requests_are_answered_and_cancelled(
+    client: aiohttp.ClientSession,
+) -> None:
     async with client.get("/refuse") as response:
         assert response.status == 503
         assert response.headers["Retry-After"] == "8"
     asking = asyncio.create_task(client.get("/wait"))
-    await told(client, "/begun")
+    await answer_of(client, "/begun")
     asking.cancel()
-    await told(client, "/ended")
+    await answer_of(client, "/ended")
 
 
-async def test_background_work_after_a_file_is_not_cancelled(
+async def test_background_work_after_a_file_completes(
     client: aiohttp.ClientSession,
 ) -> None:
     """This server sends a file by its path (the extension `pathsend`)."""
     headers = {"Connection": "close"}
     async with client.get("/file", headers=headers) as response:
         assert b"An application on granian" in await response.read()
-    assert await told(client, "/file-ended") == "done"
+    assert await answer_of(client, "/file-ended") == "done"
 
 
-async def test_events(client: aiohttp.ClientSession) -> None:
+async def test_event_streams_end_in_every_way(client: aiohttp.ClientSession) -> None:
     async with client.get("/count") as response:
-        assert await events_of(response) == [{"data": str(one)} for one in range(40)]
+        assert await events_of(response) == [
+            {"data": str(number)} for number in range(40)
+        ]
     async with client.get("/fail") as response:
         first, last = await events_of(response)
         assert (first, last["event"]) == ({"data": '"one"'}, "error")
     leaving = await client.get("/give")
-    await told(client, "/begun")
+    await answer_of(client, "/begun")
     leaving.close()
-    await told(client, "/ended")
+    await answer_of(client, "/ended")
 
 
-async def test_sockets(client: aiohttp.ClientSession) -> None:
+async def test_websockets_echo_fail_and_end(client: aiohttp.ClientSession) -> None:
     async with client.ws_connect("/echo") as websocket:
         await websocket.send_str("ä")
         assert await websocket.receive_json() == "ä"
@@ -94,13 +98,15 @@ async def test_sockets(client: aiohttp.ClientSession) -> None:
         await websocket.receive()
         assert (await websocket.receive()).data == 1013
     leaving = await client.ws_connect("/give-socket")
-    await told(client, "/begun")
+    await answer_of(client, "/begun")
     await leaving.close()
-    await told(client, "/ended")
+    await answer_of(client, "/ended")
 
 
 @pytest.mark.parametrize("path", ["/slow", "/slow-socket"])
-async def test_a_slow_reader(client: aiohttp.ClientSession, path: str) -> None:
+async def test_slow_reader_holds_back_its_own_generator_alone(
+    client: aiohttp.ClientSession, path: str
+) -> None:
     async with (
         stalled(client, path, upgrade=path.endswith("socket")),
         client.get("/quick") as response,
@@ -108,7 +114,7 @@ async def test_a_slow_reader(client: aiohttp.ClientSession, path: str) -> None:
         read, items = 0, 4 * HELD_THERE_MAX
         while read < items * ITEM_LENGTH:
             read += len(await response.content.readany())
-        produced = await told(client, "/produced")
+        produced = await answer_of(client, "/produced")
         assert produced["quick"] >= items - 1
         assert produced["slow"] <= HELD_THERE_MAX
-    await told(client, "/ended")
+    await answer_of(client, "/ended")

@@ -73,7 +73,9 @@ async def test_the_worker_ends_with_the_application(group: Group, door: Door) ->
     assert made[0].is_closed
 
 
-async def test_a_running_worker_is_left_running(group: Group, door: Door) -> None:
+async def test_running_worker_outlives_the_application(
+    group: Group, door: Door
+) -> None:
     async def answer(asked: Asked) -> Any:
         return current_worker().name
 
@@ -83,7 +85,7 @@ async def test_a_running_worker_is_left_running(group: Group, door: Door) -> Non
     assert not group.back.is_closed
 
 
-async def test_the_two_checks(group: Group, door: Door) -> None:
+async def test_health_checks_follow_the_worker(group: Group, door: Door) -> None:
     async def answer(asked: Asked) -> Any:
         await current_worker().shutdown()
         return None
@@ -93,7 +95,7 @@ async def test_the_two_checks(group: Group, door: Door) -> None:
             assert response.status == 200
             body = await response.json()
             assert body["ready"] is True
-            assert [one["name"] for one in body["workers"]] == ["front"]
+            assert [worker["name"] for worker in body["workers"]] == ["front"]
         async with client.get("/") as response:
             assert response.status == 200
         async with client.get("/readyz") as response:
@@ -113,10 +115,10 @@ NAMED = ("tests.integration.serving.remote:double", "back", "builtins:list")
 
 
 @pytest.mark.parametrize("way", ["path", "query", "header", "body"])
-async def test_a_client_reaches_what_handlers_call_and_nothing_else(
+async def test_client_reaches_only_functions_that_handlers_call(
     group: Group, door: Door, way: str
 ) -> None:
-    """Whatever it names, and wherever."""
+    """Whatever function the client names, and wherever."""
 
     async def answer(_: Asked) -> Any:
         return await asyncrpc.rpc_async("back", remote.double, args=([1],))
@@ -137,7 +139,7 @@ async def test_a_client_reaches_what_handlers_call_and_nothing_else(
                     assert await response.json() == [2]
 
 
-async def test_answers_tell_no_traceback_and_no_value(group: Group, door: Door) -> None:
+async def test_answers_show_no_traceback_and_no_value(group: Group, door: Door) -> None:
     functions = [remote.refuse, remote.overload, remote.fail, remote.time_out]
 
     async def answer(_: Asked) -> Any:
@@ -150,8 +152,8 @@ async def test_answers_tell_no_traceback_and_no_value(group: Group, door: Door) 
             async with client.get("/") as response:
                 text = await response.text()
                 assert response.status >= 500
-                for told in ("value of", "Traceback", ".py", "no luck", "of its own"):
-                    assert told not in text
+                for secret in ("value of", "Traceback", ".py", "no luck", "of its own"):
+                    assert secret not in text
 
 
 # --- clients that leave --------------------------------------------------------------
@@ -167,7 +169,7 @@ async def test_a_client_that_leaves_cancels_the_remote_work(
         await leave_while_it_waits(group, client.get("/"))
 
 
-async def test_a_client_that_leaves_after_its_body_was_read(
+async def test_client_leaving_after_its_body_cancels_the_call(
     group: Group, door: Door
 ) -> None:
     async def answer(asked: Asked) -> Any:
@@ -178,7 +180,7 @@ async def test_a_client_that_leaves_after_its_body_was_read(
         await leave_while_it_waits(group, client.post("/", data=b"all"))
 
 
-async def test_a_client_that_leaves_during_the_response(
+async def test_client_leaving_during_the_response_cancels_the_call(
     group: Group, door: Door
 ) -> None:
     async def answer(asked: Asked) -> Any:
@@ -228,9 +230,7 @@ async def test_a_refused_call_is_503_with_retry_after(group: Group, door: Door) 
     assert response.content_type == "application/json"
 
 
-async def test_an_overloaded_callee_says_when_to_come_again(
-    group: Group, door: Door
-) -> None:
+async def test_overloaded_callee_sets_retry_after(group: Group, door: Door) -> None:
     response, body = await answer_to(group, door, remote.overload)
     assert (response.status, body["error"]) == (503, "OverloadedError")
     assert response.headers["Retry-After"] == "8"
@@ -286,9 +286,7 @@ async def test_an_error_of_the_function_is_500(group: Group, door: Door) -> None
     assert (response.status, body) == (500, {})
 
 
-async def test_a_response_that_has_begun_is_cut_off_not_answered_twice(
-    group: Group, door: Door
-) -> None:
+async def test_begun_response_is_cut_off_on_an_error(group: Group, door: Door) -> None:
     async def answer(asked: Asked) -> Any:
         await asked.begin(b"half")
         await asyncrpc.rpc_async("back", remote.refuse)
@@ -357,7 +355,7 @@ async def test_a_client_cannot_lengthen_the_deadline(group: Group, door: Door) -
 
 
 @pytest.mark.parametrize("value", ["soon", "-1", "1.5", "1e3", "", "9" * 11])
-async def test_a_deadline_that_is_no_number_is_400(
+async def test_deadline_that_is_not_a_number_is_400(
     group: Group, door: Door, value: str
 ) -> None:
     async def answer(asked: Asked) -> Any:
@@ -374,9 +372,7 @@ async def test_a_deadline_that_is_no_number_is_400(
     assert repr(value) in body["message"]
 
 
-async def test_the_header_has_the_name_that_the_program_gives_it(
-    group: Group, door: Door
-) -> None:
+async def test_deadline_header_has_the_chosen_name(group: Group, door: Door) -> None:
     async def answer(asked: Asked) -> Any:
         return "answered"
 

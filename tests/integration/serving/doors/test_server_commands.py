@@ -69,9 +69,7 @@ def is_there(pid: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_web_worker_shares_and_launches_and_leaves_nothing(
-    name: str, tmp_path: Path
-) -> None:
+def test_web_worker_shares_launches_and_cleans_up(name: str, tmp_path: Path) -> None:
     port = free_port()
     command = [part.format(port=port) for part in COMMANDS[name]]
     written = tmp_path / "written"
@@ -85,9 +83,9 @@ def test_a_web_worker_shares_and_launches_and_leaves_nothing(
             start_new_session=True,
         )
     try:
-        told = asyncio.run(ask(port, server))
-        assert told["shared"] == [1.0, 2.0]
-        assert len(set(told["pids"])) == 3
+        report = asyncio.run(ask(port, server))
+        assert report["shared"] == [1.0, 2.0]
+        assert len(set(report["pids"])) == 3
         server.terminate()
         status = server.wait()
     finally:
@@ -97,4 +95,4 @@ def test_a_web_worker_shares_and_launches_and_leaves_nothing(
     text = written.read_text()
     assert status in (0, -signal.SIGTERM), text
     assert "Traceback" not in text
-    assert not [pid for pid in told["pids"] if is_there(pid)], text
+    assert not [pid for pid in report["pids"] if is_there(pid)], text

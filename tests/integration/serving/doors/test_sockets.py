@@ -41,7 +41,7 @@ async def closed(websocket: aiohttp.ClientWebSocketResponse) -> tuple[int, str]:
     return message.data, message.extra or ""
 
 
-async def test_a_lone_surrogate_arrives_as_it_was(group: Group, door: Door) -> None:
+async def test_lone_surrogate_arrives_unchanged(group: Group, door: Door) -> None:
     async def items(_: Any) -> AsyncIterator[Any]:
         yield {"name": "a\ud800b"}
 
@@ -51,7 +51,7 @@ async def test_a_lone_surrogate_arrives_as_it_was(group: Group, door: Door) -> N
         assert await closed(websocket) == (1000, "")
 
 
-async def test_a_text_that_cannot_be_sent_is_named(
+async def test_unsendable_text_is_named(
     group: Group, door: Door, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def items(_: Any) -> AsyncIterator[str]:
@@ -109,7 +109,7 @@ async def test_messages_are_answered(group: Group, door: Door) -> None:
         assert await closed(websocket) == (1000, "")
 
 
-async def test_no_message_is_lost_where_few_may_wait(group: Group, door: Door) -> None:
+async def test_messages_survive_a_small_queue(group: Group, door: Door) -> None:
     async def answer(messages: AsyncIterator[str | bytes]) -> AsyncIterator[Any]:
         async for message in messages:
             await current_worker().peer("back").call(remote.double, [1])
@@ -145,14 +145,14 @@ async def test_the_subprotocol_is_the_servers_choice(group: Group, door: Door) -
         (remote.give_and_fail, 1011, "InternalError: the server failed"),
     ],
 )
-async def test_an_error_is_the_code_of_the_closure(
+async def test_error_sets_the_code_of_the_closure(
     group: Group, door: Door, function: Any, code: int, reason: str
 ) -> None:
     app = one_socket(group, lambda _: there(function, "one"))
     async with door.serve(app) as client, client.ws_connect("/") as websocket:
         assert await websocket.receive_json() == "one"
-        found, text = await closed(websocket)
-    assert (found, text[: len(reason)]) == (code, reason)
+        closed_with, text = await closed(websocket)
+    assert (closed_with, text[: len(reason)]) == (code, reason)
 
 
 async def test_the_deadline_closes_the_websocket(group: Group, door: Door) -> None:
@@ -203,7 +203,7 @@ async def test_a_client_that_leaves_runs_the_remote_finally(
         await ended(group)
 
 
-async def test_a_client_whose_connection_breaks(group: Group, door: Door) -> None:
+async def test_broken_connection_ends_the_generator(group: Group, door: Door) -> None:
     app = one_socket(group, lambda _: there(remote.give_and_wait, group.name, "one"))
     async with door.serve(app) as client:
         async with stalled(client, "/", upgrade=True), asyncio.timeout(30):

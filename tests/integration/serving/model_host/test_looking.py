@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from asyncrpc.cli.main import main
+from asyncrpc.tools.cli.main import main
 from tests.integration.serving.model_host import models
 from tests.integration.serving.model_host.web import WebWorker
 
 NewWeb = Callable[[], WebWorker]
-Told = Callable[..., tuple[int, str]]
+VerbRunner = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def told(
+def run_verb(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Told:
+) -> VerbRunner:
     """Runs a command here, and returns its status and what it prints."""
     monkeypatch.setenv("ASYNCRPC_RUN_DIR", str(folder / "runs"))
     for name in ("ASYNCRPC_ADDRESS", "ASYNCRPC_SECRET", "ASYNCRPC_SECRET_FILE"):
@@ -35,9 +35,9 @@ def told(
 
 
 def test_the_verbs_find_a_model_and_its_web_workers(
-    folder: Path, new_web: NewWeb, told: Told
+    folder: Path, new_web: NewWeb, run_verb: VerbRunner
 ) -> None:
-    status, printed = told("status")
+    status, printed = run_verb("status")
     assert status != 0
     assert "no run of yours is under way" in printed
     webs = [new_web(), new_web()]
@@ -45,7 +45,7 @@ def test_the_verbs_find_a_model_and_its_web_workers(
         web.enter(linger_s=0.0)
     pid = webs[0].do("call", ("pid",))
 
-    status, printed = told("runs", "--json")
+    status, printed = run_verb("runs", "--json")
     (model,) = json.loads(printed)["runs"]
     assert (status, model["pid"], model["nprocs"]) == (0, pid, 3)
     assert model["command"] == ["ModelHost", f"{models.__name__}:make_model"]
@@ -54,44 +54,44 @@ def test_the_verbs_find_a_model_and_its_web_workers(
     assert sorted(one["pid"] for one in model["workers"]) == sorted(pids)
 
     for chosen in ((), ("--run", "model-"), ("--run", str(pid))):
-        status, printed = told("status", *chosen, "--json")
+        status, printed = run_verb("status", *chosen, "--json")
         workers = json.loads(printed)["workers"]
         assert status == 0
         assert sorted(one["pid"] for one in workers) == sorted(pids)
         assert {one["state"] for one in workers} == {"runs"}
-    status, printed = told("stacks")
+    status, printed = run_verb("stacks")
     assert status == 0
     for one in pids:
         assert f"process {one}" in printed
-    status, printed = told("refs")
+    status, printed = run_verb("refs")
     assert status == 0
     for web in webs:
         assert f"web-{web.pid}-" in printed  # holds the model
     for verb in (("calls",), ("top", "--once"), ("doctor",)):
-        status, printed = told(*verb)
+        status, printed = run_verb(*verb)
         assert status == 0, printed
 
     webs[0].kill()
-    status, printed = told("status", "--json")
+    status, printed = run_verb("status", "--json")
     assert status == 0
     left = {one["pid"] for one in json.loads(printed)["workers"]}
     assert left == {pid, webs[1].pid}
 
 
-def test_why_follows_a_request_into_the_model_and_takes_no_rest_for_a_hang(
-    folder: Path, new_web: NewWeb, told: Told
+def test_why_follows_a_request_into_the_model(
+    folder: Path, new_web: NewWeb, run_verb: VerbRunner
 ) -> None:
     web = new_web()
     web.enter(linger_s=0.0)
     web.begin("call", ("wait_forever",))
     while not (folder / "waiting").exists():  # it tells nothing else
         pass
-    status, printed = told("why", "--after", "0")
+    status, printed = run_verb("why", "--after", "0")
     assert status == 1
     assert "`Model.wait_forever`" in printed
     assert "which waits for" in printed
     assert "attach" not in printed  # as long as there is a web worker
-    status, printed = told("why", "--after", "0", "--json")
-    ways = [one["path"] for one in json.loads(printed)["hangs"]]
+    status, printed = run_verb("why", "--after", "0", "--json")
+    ways = [hang["path"] for hang in json.loads(printed)["hangs"]]
     assert any({"model"} < {step["worker"] for step in way} for way in ways)
     web.kill()

@@ -36,9 +36,7 @@ def entered(
     return webs
 
 
-def test_one_of_the_web_workers_starts_a_killed_model_again(
-    folder: Path, new_web: NewWeb
-) -> None:
+def test_killed_model_is_started_again_once(folder: Path, new_web: NewWeb) -> None:
     webs = entered(new_web, 3)
     pid = webs[0].do("call", ("pid",))
     os.kill(pid, signal.SIGKILL)
@@ -68,10 +66,10 @@ def test_a_call_in_flight_fails_when_the_model_is_killed(
     caller.do("wait_ready")
 
 
-def test_who_comes_while_the_process_shuts_down_waits_for_the_next_one(
+def test_web_worker_waits_for_the_next_model_process(
     folder: Path, new_web: NewWeb
 ) -> None:
-    """That it refuses is no failure of the model."""
+    """A refusal during the shutdown is not a failure of the model."""
     (web,) = entered(new_web, 1)
     pid = web.do("call", ("pid",))
     web.do("call", ("refuse_calls",))
@@ -85,8 +83,8 @@ def test_who_comes_while_the_process_shuts_down_waits_for_the_next_one(
     assert "raised" not in late.do("status")[3]
 
 
-def test_in_between_calls_are_rejected(new_web: NewWeb) -> None:
-    """They say why; nothing was sent, so a retry is safe."""
+def test_calls_between_two_model_processes_are_rejected(new_web: NewWeb) -> None:
+    """Nothing was sent, so that a retry is safe."""
     (web,) = entered(new_web, 1)
     pid = web.do("call", ("pid",))
     with pytest.raises(
@@ -98,10 +96,8 @@ def test_in_between_calls_are_rejected(new_web: NewWeb) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_is_told_to_end_is_replaced(
-    folder: Path, new_web: NewWeb
-) -> None:
-    """It is no loss; calls in flight end first."""
+def test_terminated_model_process_is_replaced(folder: Path, new_web: NewWeb) -> None:
+    """It does not count as a loss; calls in flight end first."""
     (web,) = entered(new_web, 1)
     web.do("call", ("end",))
     while len(lines_of(folder / "made")) < 2:  # it is asked for nothing
@@ -110,7 +106,9 @@ def test_a_process_that_is_told_to_end_is_replaced(
     assert web.do("status")[2] == 0
 
 
-def test_all_are_told_why_there_is_no_model(folder: Path, new_web: NewWeb) -> None:
+def test_failed_model_is_explained_to_all_web_workers(
+    folder: Path, new_web: NewWeb
+) -> None:
     """With the traceback; and without making it anew for each."""
     webs = [new_web() for _ in range(3)]
     for web in webs:
@@ -126,7 +124,7 @@ def test_all_are_told_why_there_is_no_model(folder: Path, new_web: NewWeb) -> No
 
 
 @pytest.mark.slow
-def test_a_model_that_can_be_made_later_is(folder: Path, new_web: NewWeb) -> None:
+def test_failed_model_can_be_made_later(folder: Path, new_web: NewWeb) -> None:
     web = new_web()
     with pytest.raises(FileNotFoundError, match="weights"):
         web.enter("make_if_told", linger_s=0.0)
@@ -137,7 +135,7 @@ def test_a_model_that_can_be_made_later_is(folder: Path, new_web: NewWeb) -> Non
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_again_and_again_is_not_started_for_ever(
+def test_restarts_of_a_crashing_model_are_limited(
     folder: Path, new_web: NewWeb
 ) -> None:
     web = new_web()
@@ -147,9 +145,7 @@ def test_a_process_that_dies_again_and_again_is_not_started_for_ever(
 
 
 @pytest.mark.slow
-def test_who_waits_for_the_model_waits_no_longer_than_it_may(
-    folder: Path, new_web: NewWeb
-) -> None:
+def test_wait_for_the_model_is_limited(folder: Path, new_web: NewWeb) -> None:
     """The process ends although a thread of it may be making the model for ever."""
     os.mkfifo(folder / "go")
     web = new_web()
@@ -159,7 +155,7 @@ def test_who_waits_for_the_model_waits_no_longer_than_it_may(
 
 
 @pytest.mark.slow
-def test_there_is_no_such_function(new_web: NewWeb) -> None:
+def test_unknown_model_function_is_refused(new_web: NewWeb) -> None:
     web = new_web()
     with pytest.raises(UsageError, match="has no function 'make_other'"):
         web.enter("make_other", linger_s=0.0)

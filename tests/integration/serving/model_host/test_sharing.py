@@ -36,7 +36,7 @@ def test_web_workers_that_come_at_once_share_one_model(
         assert web.do("forward", [0.0, 1.0, 2.0, 3.0]) == [0.0, 2.0, 4.0, 6.0]
 
 
-def test_the_model_outlives_who_started_it(folder: Path, new_web: NewWeb) -> None:
+def test_model_outlives_its_starter(folder: Path, new_web: NewWeb) -> None:
     first, second = new_web(), new_web()
     first.enter(linger_s=0.0)
     second.enter(linger_s=0.0)
@@ -49,7 +49,7 @@ def test_the_model_outlives_who_started_it(folder: Path, new_web: NewWeb) -> Non
     assert len(lines_of(folder / "made")) == 1
 
 
-def test_what_was_there_with_the_model_is_nothing_to_the_collector(
+def test_objects_of_the_model_are_frozen_for_the_collector(
     new_web: NewWeb,
 ) -> None:
     """A full collection would go through all of torch, for 0.1 s."""
@@ -58,10 +58,10 @@ def test_what_was_there_with_the_model_is_nothing_to_the_collector(
     assert web.do("call", ("frozen",)) > 10_000
 
 
-def test_who_starts_it_may_be_killed_in_the_middle(
+def test_model_starts_though_its_first_starter_is_killed(
     folder: Path, new_web: NewWeb
 ) -> None:
-    """Whatever it had done of the start: another web worker gets a model."""
+    """At any point of the start."""
     first = new_web()
     first.begin("enter", ("make_model", {"linger_s": 0.0}))
     lock = folder / "runs" / "models"
@@ -105,16 +105,16 @@ def test_tensors_go_through_shared_memory(new_web: NewWeb) -> None:
 
 
 @pytest.mark.slow
-def test_what_the_function_makes_may_be_awaited(new_web: NewWeb) -> None:
+def test_model_function_may_be_a_coroutine(new_web: NewWeb) -> None:
     web = new_web()
     web.enter("make_in_coroutine", linger_s=0.0)
     assert web.do("status")[0] == "ready"
 
 
-def test_a_batcher_of_the_model_gathers_what_web_workers_ask(
+def test_batcher_of_the_model_gathers_calls_of_web_workers(
     folder: Path, new_web: NewWeb
 ) -> None:
-    """Each of them alone would wait for an hour; the context is left at the end."""
+    """A call alone would wait for an hour; the context is left at the end."""
     webs = [new_web() for _ in range(3)]
     for web in webs:
         web.enter("make_batched", linger_s=0.0)
@@ -128,7 +128,7 @@ def test_a_batcher_of_the_model_gathers_what_web_workers_ask(
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
-def test_killed_web_workers_cost_the_model_nothing(new_web: NewWeb, kills: int) -> None:
+def test_model_survives_killed_web_workers(new_web: NewWeb, kills: int) -> None:
     """Links, tasks, descriptors and references are what they were; memory nearly."""
     watch = new_web()
     watch.enter(linger_s=0.0)

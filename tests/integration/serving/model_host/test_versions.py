@@ -34,8 +34,8 @@ def test_a_process_of_another_version_is_replaced(
     assert len(set(lines_of(folder / "made"))) == 2
 
 
-def test_those_that_use_the_old_version_go_on(folder: Path, new_web: NewWeb) -> None:
-    """As in a rolling reload: they are served until they leave."""
+def test_web_workers_of_the_old_version_continue(folder: Path, new_web: NewWeb) -> None:
+    """They are served until they leave, as in a rolling reload."""
     old, new = new_web(), new_web()
     old.enter(version="1", linger_s=3600.0)
     pid = old.do("call", ("pid",))
@@ -70,7 +70,7 @@ def test_a_file_that_has_changed_makes_a_process_out_of_date(
 
 
 @pytest.mark.slow
-def test_two_names_are_two_models(folder: Path, new_web: NewWeb) -> None:
+def test_different_names_are_different_models(folder: Path, new_web: NewWeb) -> None:
     webs = [new_web() for _ in range(2)]
     for web, name in zip(webs, ("a", "b"), strict=True):
         web.enter(name=name, linger_s=0.0)

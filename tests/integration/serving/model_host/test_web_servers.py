@@ -107,7 +107,7 @@ def server(folder: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
             process.stdout.read()  # until the model's process has ended, too
 
 
-def _held(answer: dict[str, Any]) -> list[int]:
+def _counts_of(answer: dict[str, Any]) -> list[int]:
     """Return what the model's process holds, but for memory."""
     return [answer["inside"][name] for name in COUNTS]
 
@@ -134,10 +134,12 @@ def test_web_workers_share_a_model_and_come_and_go(
     reloaded = server.get_until(WORKERS, WORKERS)
     assert {one["model"] for one in reloaded} == {model}
     assert lines_of(folder / "made") == [str(model)]
-    most = [max(counts) for counts in zip(*map(_held, before), strict=True)]
+    most = [max(counts) for counts in zip(*map(_counts_of, before), strict=True)]
     # What the old ones had ends by itself.
     end_s = time.monotonic() + ANSWER_S
-    while any(now > then for now, then in zip(_held(server.get()), most, strict=True)):
+    while any(
+        now > then for now, then in zip(_counts_of(server.get()), most, strict=True)
+    ):
         assert time.monotonic() < end_s
     server.process.terminate()
     server.process.wait(ANSWER_S)

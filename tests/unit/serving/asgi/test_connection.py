@@ -37,17 +37,17 @@ def part(*, more: bool) -> dict[str, Any]:
     return {"type": "http.response.body", "body": b"x", "more_body": more}
 
 
-def test_messages_come_in_order_and_the_last_one_again() -> None:
+def test_messages_come_in_order_and_the_last_one_repeats() -> None:
     connection = request()
     assert connection.take() is None
     messages = [body(1, more=True), body(2)]
-    assert [connection.received(one) for one in messages] == [False, False]
+    assert [connection.received(message) for message in messages] == [False, False]
     assert connection.received(LEFT) is True
     taken = [connection.take() for _ in range(4)]
     assert taken == [*messages, LEFT, LEFT]
 
 
-def test_a_client_that_leaves_cancels_the_application() -> None:
+def test_disconnecting_client_cancels_the_application() -> None:
     connection = request()
     connection.received(body())
     connection.asks()  # whether or not it waits
@@ -55,7 +55,7 @@ def test_a_client_that_leaves_cancels_the_application() -> None:
     assert connection.has_left
 
 
-def test_a_client_that_leaves_during_the_response() -> None:
+def test_client_disconnecting_during_the_response_cancels_it() -> None:
     connection = request()
     connection.sends(start())
     connection.sends(part(more=True))
@@ -73,7 +73,7 @@ def test_a_client_that_leaves_during_the_response() -> None:
         {"type": "http.response.zerocopysend", "file": 3, "more_body": False},
     ],
 )
-def test_what_is_done_after_the_response_goes_on(last: dict[str, Any]) -> None:
+def test_work_after_the_response_is_not_cancelled(last: dict[str, Any]) -> None:
     connection = request()
     connection.sends(start(204))
     connection.sends(last)
@@ -82,7 +82,7 @@ def test_what_is_done_after_the_response_goes_on(last: dict[str, Any]) -> None:
     assert not connection.has_left
 
 
-def test_a_file_may_be_a_part_of_a_response() -> None:
+def test_file_may_be_part_of_a_response() -> None:
     connection = request()
     connection.sends(start())
     connection.sends(
@@ -92,7 +92,7 @@ def test_a_file_may_be_a_part_of_a_response() -> None:
     assert connection.received(LEFT) is True
 
 
-def test_no_more_is_read_than_is_held() -> None:
+def test_read_ahead_is_limited() -> None:
     connection = request()
     assert connection.may_read
     connection.received(body(READ_AHEAD_BYTES_MAX - 1, more=True))
@@ -113,13 +113,13 @@ def test_empty_messages_are_limited_too() -> None:
     assert connection.may_read
 
 
-def test_nothing_is_read_after_the_client_has_left() -> None:
+def test_disconnected_client_is_not_read() -> None:
     connection = request()
     connection.received(LEFT)
     assert not connection.may_read
 
 
-def test_a_body_that_waits_to_be_asked_for_is_not_read_ahead() -> None:
+def test_body_that_expects_continue_is_not_read_ahead() -> None:
     connection = request((b"expect", b"100-Continue"))
     assert not connection.may_read
     assert connection.asks() is True
@@ -129,14 +129,14 @@ def test_a_body_that_waits_to_be_asked_for_is_not_read_ahead() -> None:
     assert connection.may_read
 
 
-def test_other_requests_are_read_without_being_asked() -> None:
+def test_request_without_expect_is_read_unasked() -> None:
     assert request((b"expect", b"nothing")).asks() is False
 
 
 # --- websockets ----------------------------------------------------------------------
 
 
-def test_an_application_that_waits_is_told_and_not_cancelled() -> None:
+def test_waiting_application_is_informed_and_not_cancelled() -> None:
     connection = websocket()
     connection.asks()
     assert connection.received(SOCKET_LEFT) is False
@@ -144,7 +144,7 @@ def test_an_application_that_waits_is_told_and_not_cancelled() -> None:
     assert connection.take() == SOCKET_LEFT
 
 
-def test_an_application_that_works_is_cancelled() -> None:
+def test_working_application_is_cancelled() -> None:
     connection = websocket()
     connection.sends({"type": "websocket.accept"})
     assert connection.state is AsgiState.ACCEPTED
@@ -164,7 +164,7 @@ def test_an_application_that_works_is_cancelled() -> None:
         ],
     ],
 )
-def test_a_websocket_that_the_application_has_closed(
+def test_disconnect_after_a_closed_websocket_cancels_nothing(
     messages: list[dict[str, Any]],
 ) -> None:
     connection = websocket()
@@ -189,7 +189,7 @@ def test_a_websocket_that_the_application_has_closed(
         ([{"type": "websocket.http.response.start", "status": 503}], 503, 1001),
     ],
 )
-def test_what_a_websocket_was_answered_and_closed_with(
+def test_websocket_records_its_status_and_close_code(
     messages: list[dict[str, Any]], status: int | None, code: int
 ) -> None:
     """The first closure counts."""
@@ -202,19 +202,19 @@ def test_what_a_websocket_was_answered_and_closed_with(
     assert connection.close_code == code
 
 
-def test_a_client_that_closes_without_a_code() -> None:
+def test_client_close_without_a_code_is_1005() -> None:
     connection = websocket()
     connection.received({"type": "websocket.disconnect"})
     assert (connection.close_code, connection.status) == (1005, None)
 
 
-def test_a_request_is_closed_with_nothing() -> None:
+def test_http_request_has_no_close_code() -> None:
     connection = AsgiConnection({"type": "http", "headers": []})
     connection.received({"type": "http.disconnect"})
     assert (connection.close_code, connection.status) == (None, None)
 
 
-def test_messages_of_a_websocket_count_by_their_content() -> None:
+def test_websocket_messages_count_by_their_content() -> None:
     connection = websocket()
     connection.received({"type": "websocket.connect"})
     connection.received({"type": "websocket.receive", "text": None, "bytes": b"xx"})

@@ -15,7 +15,7 @@ END_FAILED = {"type": "lifespan.shutdown.failed", "message": "no"}
 
 
 @pytest.mark.parametrize("last", [ENDED, END_FAILED])
-def test_the_end_is_held_back_until_the_worker_has_ended(last: dict[str, Any]) -> None:
+def test_shutdown_is_held_back_until_the_worker_has_ended(last: dict[str, Any]) -> None:
     inner = InnerLifespan()
     assert inner.sends(STARTED) is True
     assert inner.sends(last) is False
@@ -23,21 +23,21 @@ def test_the_end_is_held_back_until_the_worker_has_ended(last: dict[str, Any]) -
     assert not inner.returned()
 
 
-def test_a_start_that_failed_is_told_after_the_worker_has_ended() -> None:
+def test_failed_startup_is_reported_after_the_worker_has_ended() -> None:
     inner = InnerLifespan()
     assert inner.sends(FAILED) is False
     assert (inner.state, inner.last) == (LifespanState.FAILED, FAILED)
     assert not inner.returned()
 
 
-def test_an_application_that_ends_without_a_word() -> None:
+def test_application_that_returns_after_startup_has_ended() -> None:
     inner = InnerLifespan()
     inner.sends(STARTED)
     assert not inner.returned()
     assert (inner.state, inner.last) == (LifespanState.ENDED, ENDED)
 
 
-def test_an_application_without_a_lifespan() -> None:
+def test_application_without_a_lifespan_is_accepted() -> None:
     inner = InnerLifespan()
     assert inner.returned()
     assert inner.returned()  # it is asked again
@@ -45,7 +45,7 @@ def test_an_application_without_a_lifespan() -> None:
 
 
 @pytest.mark.parametrize("message", [ENDED, {"type": "http.response.start"}])
-def test_what_makes_no_sense_is_for_the_server_to_say(message: dict[str, Any]) -> None:
+def test_unexpected_message_is_left_to_the_server(message: dict[str, Any]) -> None:
     inner = InnerLifespan()
     assert inner.sends(message) is True
     assert inner.state is LifespanState.STARTING

@@ -13,80 +13,82 @@ from asyncrpc.serving.batching.machine.overload import QueueLimits
 LIMITS = QueueLimits(waiting_max=100, places=1, turn_max=3)
 
 
-def made(limits: QueueLimits = LIMITS, **batch: Any) -> BatchQueue[str]:
-    given = {"max_size": 3, "max_wait_s": 1.0, **batch}
-    return BatchQueue(BatchLimits(**given), limits)
+def new_batches(limits: QueueLimits = LIMITS, **batch: Any) -> BatchQueue[str]:
+    options = {"max_size": 3, "max_wait_s": 1.0, **batch}
+    return BatchQueue(BatchLimits(**options), limits)
 
 
-def add(batches: BatchQueue[str], name: str, came_s: float = 0.0, **given: Any) -> None:
-    assert batches.queue.offer(QueuedRequest(name, came_s, **given), came_s) is None
+def add(
+    batches: BatchQueue[str], name: str, came_s: float = 0.0, **options: Any
+) -> None:
+    assert batches.queue.offer(QueuedRequest(name, came_s, **options), came_s) is None
 
 
-def taken(batches: BatchQueue[str], now_s: float, **given: Any) -> str:
-    return "".join(one.what for one in batches.next_batch(now_s, **given))
+def take_names(batches: BatchQueue[str], now_s: float, **options: Any) -> str:
+    return "".join(request.subject for request in batches.next_batch(now_s, **options))
 
 
-def test_a_full_one_is_due() -> None:
-    batches = made()
+def test_full_batch_is_due() -> None:
+    batches = new_batches()
     for name in "abcd":
         add(batches, name)
-    assert taken(batches, 0.0) == "abc"
-    assert taken(batches, 0.0) == ""
+    assert take_names(batches, 0.0) == "abc"
+    assert take_names(batches, 0.0) == ""
 
 
-def test_one_is_due_when_its_oldest_has_waited() -> None:
-    batches = made()
+def test_batch_is_due_when_its_oldest_request_has_waited() -> None:
+    batches = new_batches()
     assert batches.wakes_at_s() is None
     add(batches, "a", 2.0)
     add(batches, "b", 2.5)
     assert batches.wakes_at_s() == 3.0
-    assert taken(batches, 2.9) == ""
-    assert taken(batches, 3.0) == "ab"
+    assert take_names(batches, 2.9) == ""
+    assert take_names(batches, 3.0) == "ab"
     assert batches.wakes_at_s() is None
 
 
-def test_at_the_end_nothing_waits() -> None:
-    batches = made()
+def test_closing_queue_makes_every_batch_due() -> None:
+    batches = new_batches()
     add(batches, "a")
-    assert taken(batches, 0.0, is_closing=True) == "a"
+    assert take_names(batches, 0.0, is_closing=True) == "a"
 
 
-def test_none_begins_while_as_many_run_as_may() -> None:
-    batches = made()
+def test_batch_waits_while_all_places_are_busy() -> None:
+    batches = new_batches()
     batches.queue.rate.begin("one", 0.0)
     for name in "abc":
         add(batches, name)
-    assert taken(batches, 9.0) == ""
+    assert take_names(batches, 9.0) == ""
     assert batches.wakes_at_s() is None, "its end is told"
     batches.queue.rate.drop("one")
-    assert taken(batches, 9.0) == "abc"
+    assert take_names(batches, 9.0) == "abc"
 
 
-def test_bytes_are_limited() -> None:
-    batches = made(max_bytes=10)
+def test_batch_bytes_are_limited() -> None:
+    batches = new_batches(max_bytes=10)
     add(batches, "a", size=6)
-    assert taken(batches, 0.0) == ""
+    assert take_names(batches, 0.0) == ""
     add(batches, "b", size=6)
-    assert taken(batches, 0.0) == "a", "full by bytes"
-    assert taken(batches, 0.0) == ""
-    assert taken(batches, 1.0) == "b"
+    assert take_names(batches, 0.0) == "a", "full by bytes"
+    assert take_names(batches, 0.0) == ""
+    assert take_names(batches, 1.0) == "b"
 
 
-def test_buckets_fill_by_themselves() -> None:
-    batches = made()
+def test_buckets_fill_independently() -> None:
+    batches = new_batches()
     add(batches, "a", 0.0, bucket="x")
     add(batches, "b", 0.1, bucket="y")
     add(batches, "c", 0.2, bucket="y")
-    assert taken(batches, 0.5) == ""
+    assert take_names(batches, 0.5) == ""
     add(batches, "d", 0.5, bucket="y")
-    assert taken(batches, 0.5) == "bcd", "the one that is full"
+    assert take_names(batches, 0.5) == "bcd", "the one that is full"
     assert batches.wakes_at_s() == 1.0
-    assert taken(batches, 1.0) == "a"
+    assert take_names(batches, 1.0) == "a"
 
 
-def test_it_wakes_for_what_is_dropped() -> None:
+def test_queue_wakes_for_requests_to_be_dropped() -> None:
     limits = QueueLimits(waiting_max=9, places=1, turn_max=3, max_age_s=5.0)
-    batches = made(limits, max_wait_s=60.0)
+    batches = new_batches(limits, max_wait_s=60.0)
     add(batches, "a", deadline_s=2.0)
     assert batches.wakes_at_s() == 2.0
     batches.queue.rate.begin("one", 0.0)
@@ -97,7 +99,7 @@ def test_it_wakes_for_what_is_dropped() -> None:
     ("max_bytes", "nbytes", "cost"),
     [(None, 10**9, 0.25), (100, 10, 0.25), (100, 50, 0.5), (100, 100, 1.0)],
 )
-def test_a_request_costs_what_it_takes_most_of(
+def test_request_costs_its_largest_share(
     max_bytes: int | None, nbytes: int, cost: float
 ) -> None:
     limits = BatchLimits(max_size=4, max_wait_s=0.0, max_bytes=max_bytes)

@@ -21,14 +21,16 @@ class Line:
         self.all_of: list[QueuedRequest[str]] = []
         self.now_s = 0.0
 
-    def add(self, name: str, client: Hashable = None, **given: Any) -> Any:
-        request = QueuedRequest(name, self.now_s, client=client, **given)
+    def add(self, name: str, client: Hashable = None, **options: Any) -> Any:
+        request = QueuedRequest(name, self.now_s, client=client, **options)
         self.queue.add(request)
         self.all_of.append(request)
         return request
 
     def take(self, count: int, size: int | None = None, bucket: Any = None) -> str:
-        return "".join(str(one.what) for one in self.queue.take(bucket, count, size))
+        return "".join(
+            str(request.subject) for request in self.queue.take(bucket, count, size)
+        )
 
     def all(self) -> str:
         taken = ""
@@ -43,14 +45,14 @@ def line() -> Line:
 
 
 class TestOrder:
-    def test_one_client_is_served_in_order(self, line: Line) -> None:
+    def test_requests_of_a_client_are_served_in_order(self, line: Line) -> None:
         for name in "abc":
             line.add(name)
         assert line.take(2) == "ab"
         line.add("d")
         assert line.all() == "cd"
 
-    def test_clients_take_turns_whoever_came_first(self, line: Line) -> None:
+    def test_clients_take_turns_regardless_of_arrival(self, line: Line) -> None:
         for name in "AAAAAA":
             line.add(name, client=1)
         for name in "bb":
@@ -58,19 +60,19 @@ class TestOrder:
         line.add("c", client=3)
         assert line.take(9) == "AbcAbAAAA"
 
-    def test_the_one_who_came_first_begins(self, line: Line) -> None:
+    def test_client_that_came_first_is_served_first(self, line: Line) -> None:
         line.add("b", client=2)
         line.add("a", client=1)
         assert line.all() == "ba"
 
-    def test_a_large_request_counts_for_as_much(self, line: Line) -> None:
+    def test_large_request_counts_for_as_much(self, line: Line) -> None:
         for name in "AAA":
             line.add(name, client=1, cost=1.0)
         for name in "bbbbbb":
             line.add(name, client=2, cost=0.5)
         assert line.take(9) == "AbbAbbAbb"
 
-    def test_a_client_that_comes_back_has_saved_nothing(self, line: Line) -> None:
+    def test_returning_client_has_saved_no_turns(self, line: Line) -> None:
         line.add("b", client=2)
         for _ in range(12):
             line.add("A", client=1)
@@ -81,34 +83,30 @@ class TestOrder:
         assert sorted(taken[:4]) == ["A", "A", "b", "b"]
         assert taken[:4] != "bbAA"
 
-    def test_a_client_with_one_request_at_a_time_gets_its_share_only(
-        self, line: Line
-    ) -> None:
+    def test_client_with_single_requests_gets_its_share_only(self, line: Line) -> None:
         """It comes back at once, each time; two others always wait."""
         for name in "BC" * 30:
             line.add(name, client=name)
         taken = ""
         for _ in range(30):
-            if "a" not in [str(one.what) for one in line.queue]:
+            if "a" not in [str(request.subject) for request in line.queue]:
                 line.add("a", client="a")
             taken += line.take(1)
         counts = {name: taken.count(name) for name in "aBC"}
         assert max(counts.values()) - min(counts.values()) <= 1
 
-    def test_a_client_that_comes_back_still_owes_what_it_was_given(
-        self, line: Line
-    ) -> None:
+    def test_returning_client_still_owes_for_large_requests(self, line: Line) -> None:
         """Its requests are large, and it has one at a time."""
         for _ in range(100):
             line.add("b", client="b", cost=0.125)
-        given = {"A": 0.0, "b": 0.0}
+        served = {"A": 0.0, "b": 0.0}
         for _ in range(80):
-            if "A" not in [str(one.what) for one in line.queue]:
+            if "A" not in [str(request.subject) for request in line.queue]:
                 line.add("A", client="A")
-            given[line.take(1)] += 1.0
-        assert abs(given["A"] - given["b"] * 0.125) <= 2.0
+            served[line.take(1)] += 1.0
+        assert abs(served["A"] - served["b"] * 0.125) <= 2.0
 
-    def test_ever_new_clients_do_not_starve_one_that_waits(self, line: Line) -> None:
+    def test_new_clients_do_not_starve_a_waiting_one(self, line: Line) -> None:
         for _ in range(10):
             line.add("A", client="A")
         for serial in range(4):
@@ -120,7 +118,7 @@ class TestOrder:
         assert taken.count("A") >= 5, "of ten that wait, one is A's"
         assert max(map(len, taken.split("A"))) <= 12
 
-    def test_one_that_leaves_costs_its_client_nothing(self, line: Line) -> None:
+    def test_removed_request_costs_its_client_nothing(self, line: Line) -> None:
         for name in "AAAA":
             line.add(name, client=1)
         gone = [line.add("b", client=2) for _ in range(3)]
@@ -129,7 +127,7 @@ class TestOrder:
             line.queue.remove(request)
         assert line.take(2) in {"AB", "BA"}
 
-    def test_shares_of_those_who_left_are_forgotten(self, line: Line) -> None:
+    def test_shares_of_departed_clients_are_forgotten(self, line: Line) -> None:
         line.add("A", client="always")
         for serial in range(500):
             line.add("n", client=serial)
@@ -139,14 +137,14 @@ class TestOrder:
 
 
 class TestPriority:
-    def test_a_higher_one_goes_first(self, line: Line) -> None:
+    def test_request_of_higher_priority_goes_first(self, line: Line) -> None:
         line.add("a")
         line.add("B", priority=1)
         line.add("c")
         line.add("D", priority=2)
         assert line.all() == "DBac"
 
-    def test_it_is_a_head_start(self, line: Line) -> None:
+    def test_priority_is_a_head_start_in_time(self, line: Line) -> None:
         line.add("a")
         line.now_s = 0.5
         line.add("B", priority=1)
@@ -155,13 +153,13 @@ class TestPriority:
         line.add("D", priority=2)
         assert line.all() == "BDaC"
 
-    def test_a_batch_takes_from_several(self, line: Line) -> None:
+    def test_batch_takes_from_several_priorities(self, line: Line) -> None:
         line.add("a")
         line.add("B", priority=1)
         line.add("c")
         assert line.take(2) == "Ba"
 
-    def test_clients_are_equal_within_one_only(self, line: Line) -> None:
+    def test_clients_share_equally_within_a_priority_only(self, line: Line) -> None:
         for name in "AAA":
             line.add(name, client=1, priority=1)
         for name in "aa":
@@ -172,7 +170,7 @@ class TestPriority:
 
 
 class TestBuckets:
-    def test_only_one_goes_together(self, line: Line) -> None:
+    def test_batch_contains_a_single_bucket(self, line: Line) -> None:
         line.add("a", bucket="x")
         line.add("b", bucket="y")
         line.add("c", bucket="x")
@@ -181,7 +179,7 @@ class TestBuckets:
         assert list(line.queue.buckets) == ["y"]
         assert line.queue.leader(["y"]) == "y"
 
-    def test_the_next_one_is_that_of_the_client_with_the_least(
+    def test_next_bucket_belongs_to_the_client_with_the_least_share(
         self, line: Line
     ) -> None:
         for name in "AAAA":
@@ -190,13 +188,13 @@ class TestBuckets:
         assert line.take(1, bucket=line.queue.leader(["x", "y"])) == "A"
         assert line.queue.leader(["x", "y"]) == "y"
 
-    def test_the_next_one_is_that_of_the_highest_priority(self, line: Line) -> None:
+    def test_next_bucket_has_the_highest_priority(self, line: Line) -> None:
         line.add("a", bucket="x")
         line.add("B", bucket="y", priority=1)
         assert line.queue.leader(["x", "y"]) == "y"
         assert line.queue.leader(["x"]) == "x"
 
-    def test_what_is_in_one(self, line: Line) -> None:
+    def test_bucket_reports_its_count_size_and_oldest_time(self, line: Line) -> None:
         line.add("a", bucket="x", size=3)
         line.now_s = 2.0
         line.add("b", bucket="x", size=4, priority=5)
@@ -206,12 +204,12 @@ class TestBuckets:
 
 
 class TestSize:
-    def test_it_is_limited(self, line: Line) -> None:
+    def test_batch_size_is_limited(self, line: Line) -> None:
         for name in "abc":
             line.add(name, size=4)
         assert line.take(3, size=8) == "ab"
 
-    def test_a_large_one_keeps_back_the_others(self, line: Line) -> None:
+    def test_large_request_holds_back_later_ones(self, line: Line) -> None:
         line.add("a", size=9)
         line.add("b", size=1)
         assert line.take(3, size=8) == ""
@@ -219,7 +217,7 @@ class TestSize:
         assert line.take(3, size=0) == ""
         assert line.take(3, size=1) == "b"
 
-    def test_one_that_is_kept_back_is_not_charged(self, line: Line) -> None:
+    def test_held_back_request_is_not_charged(self, line: Line) -> None:
         line.add("A", client=1, size=9)
         line.add("b", client=2, size=1)
         assert line.take(3, size=8) == ""
@@ -227,7 +225,7 @@ class TestSize:
 
 
 class TestRoom:
-    def test_how_many_go_before_another(self, line: Line) -> None:
+    def test_requests_ahead_of_a_new_one_are_counted(self, line: Line) -> None:
         queue = line.queue
         assert queue.ahead_of(0, "b") == 0
         for _ in range(10):
@@ -241,24 +239,24 @@ class TestRoom:
         assert queue.ahead_of(0, "a") == 12
         assert queue.ahead_of(-1, "a") == 12
 
-    def test_the_client_with_the_most_gives_way(self, line: Line) -> None:
+    def test_client_with_most_requests_is_evicted(self, line: Line) -> None:
         queue = line.queue
         assert queue.to_evict(0, "a") is None
-        made = [line.add(name, client="a") for name in "xyz"]
+        added = [line.add(name, client="a") for name in "xyz"]
         line.add("b", client="b")
         assert queue.to_evict(0, "a") is None
-        assert queue.to_evict(0, "c") is made[-1]
-        assert queue.to_evict(0, "b") is made[-1]
+        assert queue.to_evict(0, "c") is added[-1]
+        assert queue.to_evict(0, "b") is added[-1]
         line.add("b", client="b")
         assert queue.to_evict(0, "b") is None, "it has its share already"
 
-    def test_it_is_the_last_one_over_all_buckets(self, line: Line) -> None:
+    def test_eviction_takes_the_last_request_of_all_buckets(self, line: Line) -> None:
         line.add("x", client="a", bucket=1)
         last = line.add("y", client="a", bucket=2)
         line.add("z", client="b", bucket=1)
         assert line.queue.to_evict(0, "c") is last
 
-    def test_the_oldest_gives_way_to_all_but_those_of_less_importance(
+    def test_oldest_request_is_evicted_unless_it_is_more_important(
         self, line: Line
     ) -> None:
         queue = line.queue
@@ -272,7 +270,7 @@ class TestRoom:
         line.add("b", client="b")
         assert queue.to_evict(0, "b", oldest=True) is other, "it has its share"
 
-    def test_what_is_less_important_gives_way(self, line: Line) -> None:
+    def test_less_important_request_is_evicted(self, line: Line) -> None:
         line.add("a")
         low = line.add("b")
         line.add("C", priority=1)
@@ -281,7 +279,7 @@ class TestRoom:
         assert line.queue.to_evict(-1, None) is None
 
 
-def test_what_waits_is_told(line: Line) -> None:
+def test_queue_lists_its_waiting_requests(line: Line) -> None:
     queue = line.queue
     assert queue.oldest is None
     first = line.add("a", client=1, bucket=1, priority=3)
@@ -289,7 +287,7 @@ def test_what_waits_is_told(line: Line) -> None:
     assert queue.oldest is first
     assert (len(queue), first in queue) == (2, True)
     line.queue.remove(line.all_of[0])
-    assert [one.what for one in queue] == ["b"]
+    assert [request.subject for request in queue] == ["b"]
     assert first not in queue
     with pytest.raises(KeyError):
         line.queue.remove(line.all_of[0])

@@ -19,7 +19,7 @@ from asyncrpc.serving.batching.machine.overload import (
 LIMITS = QueueLimits(waiting_max=100, places=1, turn_max=4)
 
 
-def made(limits: QueueLimits, *, turn_s: float = 0.0) -> ServiceQueue[str]:
+def queue_of(limits: QueueLimits, *, turn_s: float = 0.0) -> ServiceQueue[str]:
     """Return a queue; with a `turn_s`, one that has seen such turns, and runs one."""
     queue: ServiceQueue[str] = ServiceQueue(limits)
     if turn_s:
@@ -49,23 +49,23 @@ def fill(queue: ServiceQueue[str], count: int, client: Hashable = None) -> None:
 
 
 def refusal_of(
-    queue: ServiceQueue[str], one: QueuedRequest[str], now_s: float = 0.0
+    queue: ServiceQueue[str], new: QueuedRequest[str], now_s: float = 0.0
 ) -> QueueRefusal | None:
     """Return why a request must not wait; one that may is taken out again."""
-    found = queue.offer(one, now_s)
-    if isinstance(found, QueueRefusal):
-        return found
-    queue.remove(one)
+    refusal = queue.offer(new, now_s)
+    if isinstance(refusal, QueueRefusal):
+        return refusal
+    queue.remove(new)
     return None
 
 
-def wait(queue: ServiceQueue[str], one: QueuedRequest[str]) -> None:
-    assert queue.offer(one, one.came_s) is None
+def wait(queue: ServiceQueue[str], new: QueuedRequest[str]) -> None:
+    assert queue.offer(new, new.came_s) is None
 
 
 class TestRefusals:
-    def test_a_full_queue(self) -> None:
-        queue = made(replace(LIMITS, waiting_max=2))
+    def test_full_queue_refuses_a_request(self) -> None:
+        queue = queue_of(replace(LIMITS, waiting_max=2))
         fill(queue, 2)
         refusal = refusal_of(queue, request(), 0.0)
         assert refusal is not None
@@ -73,8 +73,8 @@ class TestRefusals:
         assert refusal.retry_after_s > 0
         assert queue.counts.refused == 1
 
-    def test_a_full_queue_makes_room_for_a_client_with_less(self) -> None:
-        queue = made(replace(LIMITS, waiting_max=2))
+    def test_full_queue_makes_room_for_a_client_with_less(self) -> None:
+        queue = queue_of(replace(LIMITS, waiting_max=2))
         fill(queue, 2, client="a")
         other = request(client="b")
         evicted = queue.offer(other, 0.0)
@@ -83,8 +83,8 @@ class TestRefusals:
         assert len(queue.waiting) == 2
         assert (queue.counts.evicted, queue.counts.refused) == (1, 0)
 
-    def test_the_oldest_makes_room_for_each_that_comes(self) -> None:
-        queue = made(replace(LIMITS, waiting_max=2, evicts_oldest=True))
+    def test_oldest_request_makes_room_for_each_new_one(self) -> None:
+        queue = queue_of(replace(LIMITS, waiting_max=2, evicts_oldest=True))
         first, second, third = (request(float(at)) for at in range(3))
         wait(queue, first)
         wait(queue, second)
@@ -92,13 +92,13 @@ class TestRefusals:
         low = request(3.0, priority=-1)
         assert isinstance(queue.offer(low, 3.0), QueueRefusal)
 
-    def test_the_oldest_makes_room_in_time(self) -> None:
+    def test_oldest_request_makes_room_in_time(self) -> None:
         """As many wait as go next; one more would wait for a turn more."""
         limits = replace(LIMITS, max_age_s=1.0, evicts_oldest=True)
-        queue = made(limits, turn_s=1.0)
+        queue = queue_of(limits, turn_s=1.0)
         requests = [request(at / 10) for at in range(6)]
-        for one in requests[:4]:
-            wait(queue, one)
+        for entry in requests[:4]:
+            wait(queue, entry)
         assert queue.offer(requests[4], 0.4) is requests[0]
         assert queue.offer(requests[5], 0.5) is requests[1]
         assert (queue.counts.evicted, queue.counts.refused) == (2, 0)
@@ -108,14 +108,14 @@ class TestRefusals:
         assert isinstance(queue.offer(request(0.9), 0.9), QueueRefusal)
         assert len(queue.waiting) == 4
 
-    def test_without_limits_of_time_nothing_else_is_refused(self) -> None:
-        queue = made(LIMITS, turn_s=1000.0)
+    def test_queue_without_time_limits_refuses_nothing_else(self) -> None:
+        queue = queue_of(LIMITS, turn_s=1000.0)
         fill(queue, 99)
         assert refusal_of(queue, request(), 0.0) is None
 
-    def test_one_that_would_wait_too_long(self) -> None:
+    def test_request_that_would_wait_too_long_is_refused(self) -> None:
         """The rest of the turn that runs, and those before it, of 1 s and 4 each."""
-        queue = made(replace(LIMITS, max_age_s=2.0), turn_s=1.0)
+        queue = queue_of(replace(LIMITS, max_age_s=2.0), turn_s=1.0)
         fill(queue, 7)
         assert refusal_of(queue, request(), 0.0) is None
         fill(queue, 1)
@@ -124,29 +124,29 @@ class TestRefusals:
         assert "longer than 2 s (max_queue_age_s)" in refusal.problem
         assert refusal_of(queue, request(), 1.0) is None, "the turn is about to end"
 
-    def test_one_of_another_client_waits_less(self) -> None:
-        queue = made(replace(LIMITS, max_age_s=1.5), turn_s=1.0)
+    def test_request_of_another_client_waits_less(self) -> None:
+        queue = queue_of(replace(LIMITS, max_age_s=1.5), turn_s=1.0)
         fill(queue, 50, client="a")
         assert refusal_of(queue, request(client="a"), 0.0) is not None
         assert refusal_of(queue, request(client="b"), 0.0) is None
         assert refusal_of(queue, request(client="a", priority=1), 0.0) is None
 
-    def test_nothing_is_refused_while_a_place_is_free(self) -> None:
-        queue = made(replace(LIMITS, places=2, max_age_s=0.001), turn_s=1000.0)
+    def test_free_place_prevents_refusals(self) -> None:
+        queue = queue_of(replace(LIMITS, places=2, max_age_s=0.001), turn_s=1000.0)
         fill(queue, 3)
         assert refusal_of(queue, request(deadline_s=0.5), 0.0) is None
 
-    def test_one_that_could_not_be_answered_by_its_deadline(self) -> None:
+    def test_request_that_would_miss_its_deadline_is_refused(self) -> None:
         """The rest of the turn that runs, and its own."""
-        queue = made(LIMITS, turn_s=1.0)
+        queue = queue_of(LIMITS, turn_s=1.0)
         refusal = refusal_of(queue, request(deadline_s=1.4), 0.5)
         assert refusal is not None
         assert "would be answered after 1.5 s" in refusal.problem
         assert "deadline is in 0.9 s" in refusal.problem
         assert refusal_of(queue, request(deadline_s=2.0), 0.5) is None
 
-    def test_one_whose_turn_need_only_begin(self) -> None:
-        queue = made(replace(LIMITS, whole_turns=False), turn_s=1.0)
+    def test_request_whose_turn_need_only_begin_may_end_late(self) -> None:
+        queue = queue_of(replace(LIMITS, whole_turns=False), turn_s=1.0)
         assert refusal_of(queue, request(deadline_s=1.0), 0.5) is None
         refusal = refusal_of(queue, request(deadline_s=0.9), 0.5)
         assert refusal is not None
@@ -154,15 +154,15 @@ class TestRefusals:
 
 
 class TestDrops:
-    def test_what_has_passed_its_deadline(self) -> None:
-        queue = made(LIMITS)
+    def test_expired_request_is_dropped(self) -> None:
+        queue = queue_of(LIMITS)
         late, later, other = (
             request(deadline_s=2.0),
             request(deadline_s=1.0),
             request(),
         )
-        for one in (late, later, other):
-            wait(queue, one)
+        for entry in (late, later, other):
+            wait(queue, entry)
         assert queue.drops_at_s == 1.0
         assert list(queue.drop_due(0.9)) == []
         assert list(queue.drop_due(1.0)) == [(later, DropReason.EXPIRED)]
@@ -173,8 +173,8 @@ class TestDrops:
         assert queue.counts.expired == 1
         assert len(queue.waiting) == 1
 
-    def test_what_is_too_old(self) -> None:
-        queue = made(replace(LIMITS, max_age_s=3.0))
+    def test_too_old_request_is_dropped(self) -> None:
+        queue = queue_of(replace(LIMITS, max_age_s=3.0))
         assert queue.drops_at_s is None
         first, second = request(0.0), request(1.0)
         wait(queue, first)
@@ -185,16 +185,16 @@ class TestDrops:
         assert queue.drops_at_s == 4.0
         assert queue.counts.shed == 1
 
-    def test_the_forecast_may_be_wrong_by_a_turn(self) -> None:
-        queue = made(replace(LIMITS, max_age_s=3.0), turn_s=2.0)
-        one = request(0.0)
-        wait(queue, one)
+    def test_forecast_may_be_wrong_by_a_turn(self) -> None:
+        queue = queue_of(replace(LIMITS, max_age_s=3.0), turn_s=2.0)
+        waiting = request(0.0)
+        wait(queue, waiting)
         assert queue.drops_at_s == 5.0
         assert list(queue.drop_due(4.9)) == []
-        assert list(queue.drop_due(5.0)) == [(one, DropReason.TOO_OLD)]
+        assert list(queue.drop_due(5.0)) == [(waiting, DropReason.TOO_OLD)]
 
-    def test_a_standing_queue_has_a_shorter_limit(self) -> None:
-        queue = made(replace(LIMITS, max_age_s=3.0, standing_age_s=1.0))
+    def test_standing_queue_has_a_shorter_limit(self) -> None:
+        queue = queue_of(replace(LIMITS, max_age_s=3.0, standing_age_s=1.0))
         first, second = request(0.0), request(2.5)
         wait(queue, first)
         wait(queue, second)
@@ -205,17 +205,17 @@ class TestDrops:
         assert list(queue.drop_due(3.4)) == []
         assert list(queue.drop_due(3.5)) == [(second, DropReason.TOO_OLD)]
 
-    def test_a_queue_that_was_empty_is_not_standing(self) -> None:
-        queue = made(replace(LIMITS, max_age_s=3.0, standing_age_s=1.0))
+    def test_queue_that_was_empty_is_not_standing(self) -> None:
+        queue = queue_of(replace(LIMITS, max_age_s=3.0, standing_age_s=1.0))
         wait(queue, request(0.0))
         queue.take(None, 1, None)
         wait(queue, request(2.5))
         assert queue.drops_at_s == 5.5
         assert list(queue.drop_due(4.0)) == []
 
-    def test_a_standing_queue_refuses_by_its_own_limit(self) -> None:
+    def test_standing_queue_refuses_by_its_own_limit(self) -> None:
         limits = replace(LIMITS, max_age_s=3.0, standing_age_s=1.0)
-        queue = made(limits, turn_s=2.0)
+        queue = queue_of(limits, turn_s=2.0)
         queue.rate.drop("runs")
         first, last = request(0.5), request(3.9)
         wait(queue, first)
@@ -229,31 +229,31 @@ class TestDrops:
         queue.rate.begin("runs", 4.0)
         assert refusal_of(queue, request(), 4.0) is None, "it was empty a moment ago"
 
-    def test_what_runs_already_is_not_dropped(self) -> None:
-        queue = made(replace(LIMITS, max_age_s=3.0))
+    def test_running_request_is_not_dropped(self) -> None:
+        queue = queue_of(replace(LIMITS, max_age_s=3.0))
         wait(queue, request(deadline_s=1.0))
         assert len(queue.take(None, 1, None)) == 1
         assert list(queue.drop_due(9.0)) == []
         assert queue.counts.taken == 1
 
 
-def test_the_age_of_the_queue() -> None:
-    queue = made(LIMITS)
+def test_queue_age_is_that_of_its_oldest_request() -> None:
+    queue = queue_of(LIMITS)
     assert queue.age_s(5.0) == 0.0
     wait(queue, request(2.0))
     assert queue.age_s(5.0) == 3.0
     assert queue.age_s(1.0) == 0.0, "clocks may be early"
 
 
-def test_removing_tells_whether_it_waited() -> None:
-    queue = made(LIMITS)
-    one = request()
-    wait(queue, one)
-    assert queue.remove(one)
-    assert not queue.remove(one)
+def test_remove_returns_whether_the_request_waited() -> None:
+    queue = queue_of(LIMITS)
+    new = request()
+    wait(queue, new)
+    assert queue.remove(new)
+    assert not queue.remove(new)
 
 
-def test_what_has_left_is_not_kept_for_its_deadline() -> None:
+def test_removed_entries_leave_the_expiry_heap() -> None:
     here: set[int] = set()
     heap: ExpiryHeap[int] = ExpiryHeap(here)
     for number in range(10_000):

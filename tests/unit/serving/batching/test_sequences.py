@@ -32,7 +32,7 @@ class Model:
             self.schedule.on_entered(sequence)
 
     def begin(self) -> str:
-        return "".join(one.what for one in self.schedule.begin_step())
+        return "".join(sequence.subject for sequence in self.schedule.begin_step())
 
     def step(self, last: str = "", behind: str = "") -> str:
         chosen = self.begin()
@@ -44,12 +44,12 @@ class Model:
 
     def leave(self) -> str:
         leaving = self.schedule.leaving()
-        for one in leaving:
-            self.schedule.on_left(one)
-        return "".join(one.what for one in leaving)
+        for sequence in leaving:
+            self.schedule.on_left(sequence)
+        return "".join(sequence.subject for sequence in leaving)
 
 
-def test_one_that_enters_takes_part_in_the_next_step() -> None:
+def test_admitted_sequence_takes_part_in_the_next_step() -> None:
     model = Model(slots=3)
     model.enter("ab")
     assert model.step() == "ab"
@@ -57,7 +57,7 @@ def test_one_that_enters_takes_part_in_the_next_step() -> None:
     assert model.step() == "abc"
 
 
-def test_one_that_has_ended_leaves_and_frees_what_it_held() -> None:
+def test_ended_sequence_leaves_and_frees_its_memory() -> None:
     model = Model()
     model.enter("ab", memory=4)
     assert (model.schedule.room, model.schedule.memory_free) == (0, 2)
@@ -68,11 +68,11 @@ def test_one_that_has_ended_leaves_and_frees_what_it_held() -> None:
     assert model.step() == "b"
 
 
-def test_one_that_is_paused_keeps_its_memory_and_not_its_slot() -> None:
+def test_paused_sequence_keeps_its_memory_and_frees_its_slot() -> None:
     model = Model()
     model.enter("ab", memory=2)
     assert model.step(behind="a") == "ab"
-    assert [one.what for one in model.schedule.paused] == ["a"]
+    assert [sequence.subject for sequence in model.schedule.paused] == ["a"]
     assert (model.schedule.room, model.schedule.memory_free) == (1, 6)
     model.enter("c", memory=2)
     assert model.step() == "bc"
@@ -80,7 +80,7 @@ def test_one_that_is_paused_keeps_its_memory_and_not_its_slot() -> None:
     assert {*model.step(), *model.step()} == {"a", "b", "c"}
 
 
-def test_slots_go_round_when_more_are_ready() -> None:
+def test_slots_rotate_when_more_sequences_are_ready() -> None:
     model = Model(slots=2)
     model.enter("ab")
     model.step(behind="ab")
@@ -91,7 +91,7 @@ def test_slots_go_round_when_more_are_ready() -> None:
     assert model.schedule.room == 0
 
 
-def test_room_is_limited_by_all_three() -> None:
+def test_room_is_limited_by_slots_paused_sequences_and_memory() -> None:
     model = Model(slots=2, inside=3)
     assert model.schedule.room == 2
     model.enter("ab")
@@ -105,7 +105,7 @@ def test_room_is_limited_by_all_three() -> None:
     assert (schedule.room, schedule.memory_free) == (1, None)
 
 
-def test_a_consumer_that_goes_frees_its_slot_before_the_next_step() -> None:
+def test_departed_consumer_frees_its_slot_before_the_next_step() -> None:
     model = Model()
     model.enter("ab")
     assert model.begin() == "ab"
@@ -121,7 +121,7 @@ def test_a_consumer_that_goes_frees_its_slot_before_the_next_step() -> None:
     assert model.schedule.inside == 0
 
 
-def test_a_consumer_that_goes_while_its_sequence_enters() -> None:
+def test_consumer_departing_during_admission_frees_its_sequence() -> None:
     schedule: SequenceSchedule[str] = SequenceSchedule(SequenceLimits(1, 1, 1, 5))
     gone, refused = ModelSequence("gone", 5), ModelSequence("refused", 5)
     schedule.admit(gone)
@@ -137,25 +137,25 @@ def test_a_consumer_that_goes_while_its_sequence_enters() -> None:
     assert schedule.leaving() == []
 
 
-def test_a_refused_one_holds_nothing() -> None:
+def test_refused_sequence_holds_nothing() -> None:
     schedule: SequenceSchedule[str] = SequenceSchedule(SequenceLimits(1, 1, 1, 5))
-    one = ModelSequence("", 3)
-    schedule.admit(one)
+    sequence = ModelSequence("", 3)
+    schedule.admit(sequence)
     assert schedule.memory_free == 2
-    schedule.on_refused(one)
+    schedule.on_refused(sequence)
     assert (schedule.inside, schedule.memory_free) == (0, 5)
 
 
-def test_one_that_waits_is_closed_without_a_trace() -> None:
+def test_waiting_sequence_closes_without_a_trace() -> None:
     schedule: SequenceSchedule[str] = SequenceSchedule(SequenceLimits(1, 1, 1, 5))
-    one = ModelSequence("", 3)
-    schedule.close(one)
-    assert one.state is SequenceState.ENDED
+    sequence = ModelSequence("", 3)
+    schedule.close(sequence)
+    assert sequence.state is SequenceState.ENDED
     assert (schedule.inside, schedule.memory_free) == (0, 5)
 
 
-@pytest.mark.parametrize("state", [one for one in SequenceState if one in INSIDE])
-def test_all_that_is_inside_ends_by_leaving_or_by_not_entering(
+@pytest.mark.parametrize("state", [state for state in SequenceState if state in INSIDE])
+def test_admitted_sequences_end_by_leaving_or_refusal_only(
     state: SequenceState,
 ) -> None:
     for event, after in TRANSITIONS[state].items():

@@ -23,7 +23,7 @@ def after(
     return rate
 
 
-def test_the_first_turns_count_as_much_as_each_other() -> None:
+def test_first_turns_count_equally() -> None:
     rate = ServiceRate(1)
     for turn, took_s in enumerate((1.0, 2.0, 6.0)):
         rate.begin(turn, 0.0)
@@ -33,7 +33,7 @@ def test_the_first_turns_count_as_much_as_each_other() -> None:
     assert rate.ended == 3
 
 
-def test_later_ones_count_for_an_eighth() -> None:
+def test_later_turns_count_for_an_eighth() -> None:
     rate = after(20, took_s=1.0)
     rate.begin("slow", 0.0)
     rate.end("slow", 9, 9.0)
@@ -41,7 +41,7 @@ def test_later_ones_count_for_an_eighth() -> None:
     assert rate.requests == pytest.approx(2.0)
 
 
-def test_what_was_cancelled_does_not_count() -> None:
+def test_cancelled_turn_does_not_count() -> None:
     rate = after(3, took_s=1.0)
     rate.begin("cancelled", 0.0)
     assert rate.running == 1
@@ -50,14 +50,14 @@ def test_what_was_cancelled_does_not_count() -> None:
     assert (rate.running, rate.ended, rate.turn_s) == (0, 3, 1.0)
 
 
-def test_nothing_is_foretold_before_a_few_have_ended() -> None:
+def test_few_turns_give_no_forecast() -> None:
     rate = after(TURNS_MIN - 1, took_s=1.0)
     assert rate.wait_s(10, 0.0) == 0.0
     assert rate.drain_s(10, 0.0) == RETRY_AFTER_UNKNOWN_S
     assert ServiceRate(1).per_s() == 0.0
 
 
-def test_it_waits_for_the_rest_of_what_runs_and_for_the_turns_before() -> None:
+def test_forecast_counts_the_running_turn_and_the_turns_ahead() -> None:
     rate = after(TURNS_MIN, took_s=4.0)
     assert rate.has_place
     assert rate.wait_s(0, 0.0) == 0.0
@@ -79,7 +79,7 @@ def test_places_share_the_turns() -> None:
     assert rate.wait_s(3, 2.0) == 8.0
 
 
-def test_when_there_should_be_room() -> None:
+def test_drain_time_follows_from_the_rate() -> None:
     rate = after(TURNS_MIN, took_s=2.0, requests=8)
     rate.begin("runs", 0.0)
     assert rate.drain_s(0, 0.5) == 3.5

@@ -8,7 +8,7 @@ import contextvars
 from asyncrpc.serving.batching.wake_timer import WakeTimer
 
 
-async def test_a_time_that_has_come_may_be_set_again() -> None:
+async def test_due_time_may_be_set_again() -> None:
     """On uvloop, what waits for no time is no timer."""
     woken: asyncio.Queue[float] = asyncio.Queue()
     timer = WakeTimer(woken.put_nowait)
@@ -20,7 +20,7 @@ async def test_a_time_that_has_come_may_be_set_again() -> None:
     assert woken.empty()
 
 
-async def test_the_last_time_that_was_set_counts() -> None:
+async def test_last_time_set_counts() -> None:
     woken: asyncio.Queue[float] = asyncio.Queue()
     timer = WakeTimer(woken.put_nowait)
     context = contextvars.copy_context()

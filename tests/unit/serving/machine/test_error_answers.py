@@ -48,7 +48,7 @@ def from_far(**sent: Any) -> BaseException:
     return rebuild(FromFarError, ("full",), {**known, **sent})
 
 
-def told(error: BaseException, **state: Any) -> ErrorAnswer | None:
+def answer_for(error: BaseException, **state: Any) -> ErrorAnswer | None:
     return answer_to(error, **{"is_over": False, "is_closed": False, **state})
 
 
@@ -70,10 +70,10 @@ def told(error: BaseException, **state: Any) -> ErrorAnswer | None:
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_errors_that_have_an_answer(
+def test_known_errors_have_an_answer(
     error: Exception, status: int, name: str, code: int, retry: str | None
 ) -> None:
-    answer = told(error)
+    answer = answer_for(error)
     assert answer is not None
     assert (answer.status, answer.error, answer.close_code) == (status, name, code)
     assert answer.headers.get("Retry-After") == retry
@@ -92,26 +92,26 @@ def test_errors_that_have_an_answer(
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_errors_that_are_for_others_to_decide(error: Exception) -> None:
-    assert told(error) is None
+def test_errors_of_the_program_have_no_answer(error: Exception) -> None:
+    assert answer_for(error) is None
 
 
-def test_what_is_a_timeout_of_the_request() -> None:
+def test_timeout_after_the_deadline_of_the_request_is_a_504() -> None:
     """Only one that comes after the deadline, and from no function."""
-    assert told(TimeoutError(), is_over=True) == ErrorAnswer(
+    assert answer_for(TimeoutError(), is_over=True) == ErrorAnswer(
         504, "DeadlineExceededError", "the request took longer than it may", 4504
     )
-    assert told(RemoteTimeoutError("its own"), is_over=True) is None
+    assert answer_for(RemoteTimeoutError("its own"), is_over=True) is None
 
 
-def test_an_application_whose_worker_has_ended() -> None:
-    answer = told(NotStartedError("it has ended"), is_closed=True)
+def test_application_whose_worker_has_ended_answers_503() -> None:
+    answer = answer_for(NotStartedError("it has ended"), is_closed=True)
     assert answer is not None
     assert (answer.status, answer.error) == (503, "NotStartedError")
 
 
 @pytest.mark.parametrize(
-    ("given", "sent"),
+    ("estimate", "sent"),
     [
         (0, "0"),
         (0.2, "1"),
@@ -125,42 +125,42 @@ def test_an_application_whose_worker_has_ended() -> None:
         (None, "9"),
     ],
 )
-def test_an_estimate_is_taken_as_far_as_it_makes_sense(given: Any, sent: str) -> None:
+def test_retry_estimate_is_clamped_or_replaced(estimate: Any, sent: str) -> None:
     """It may come from another worker, where anything can be an attribute."""
-    error = from_far(retry_after_s=given)
-    answer = told(error, retry_after_s=8.5)
+    error = from_far(retry_after_s=estimate)
+    answer = answer_for(error, retry_after_s=8.5)
     assert answer is not None
     assert (answer.error, answer.headers["Retry-After"]) == ("OverloadedError", sent)
 
 
-def test_overload_may_have_another_status_than_the_rest() -> None:
-    full = told(OverloadedError("full", retry_after_s=2.1), overloaded_status=429)
+def test_overload_may_have_a_status_of_its_own() -> None:
+    full = answer_for(OverloadedError("full", retry_after_s=2.1), overloaded_status=429)
     assert full is not None
     assert (full.status, full.close_code) == (429, 1013)
     assert full.headers["Retry-After"] == "3"
-    refused = told(RejectedError("no"), overloaded_status=429)
+    refused = answer_for(RejectedError("no"), overloaded_status=429)
     assert refused is not None
     assert refused.status == 503
 
 
 @pytest.mark.parametrize("status", [503, 429])
-def test_a_status_of_overload(status: int) -> None:
+def test_overload_status_is_accepted(status: int) -> None:
     assert is_overloaded_status(status)
 
 
 @pytest.mark.parametrize("status", [None, True, 0, 200, 500, 504, 503.0, "503"])
-def test_no_status_of_overload(status: object) -> None:
+def test_other_values_are_not_an_overload_status(status: object) -> None:
     assert not is_overloaded_status(status)
 
 
-def test_an_estimate_that_did_not_come() -> None:
-    answer = told(from_far(), retry_after_s=0.5)
+def test_missing_estimate_gives_the_default() -> None:
+    answer = answer_for(from_far(), retry_after_s=0.5)
     assert answer is not None
     assert answer.headers["Retry-After"] == "1"
 
 
-def test_a_reason_fits_into_a_close_frame() -> None:
-    answer = told(RejectedError("ä" * 200), retry_after_s=2)
+def test_reason_fits_into_a_close_frame() -> None:
+    answer = answer_for(RejectedError("ä" * 200), retry_after_s=2)
     assert answer is not None
     size = len(answer.reason.encode())
     assert REASON_BYTES_MAX - 1 <= size <= REASON_BYTES_MAX  # no half character

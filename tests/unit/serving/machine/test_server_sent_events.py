@@ -27,13 +27,13 @@ LINE = st.text().filter(lambda text: not re.search("[\r\n\0]", text))
 
 def read(stream: bytes) -> list[dict[str, str]]:
     """Read a stream as the HTML standard says, "Interpreting an event stream"."""
-    found: list[dict[str, str]] = []
+    events: list[dict[str, str]] = []
     data: list[str] = []
     fields: dict[str, str] = {}
     for line in re.split("\r\n|\r|\n", stream.decode()):
         if not line:
             if data:
-                found.append({**fields, "data": "\n".join(data)})
+                events.append({**fields, "data": "\n".join(data)})
             data, fields = [], {}
         elif not line.startswith(":"):
             name, _, value = line.partition(":")
@@ -42,7 +42,7 @@ def read(stream: bytes) -> list[dict[str, str]]:
                 data.append(value)
             else:
                 fields[name] = value
-    return found
+    return events
 
 
 @given(st.lists(st.tuples(st.text(), LINE, LINE)))
@@ -61,18 +61,18 @@ def test_any_text_is_one_event(texts: list[tuple[str, str, str]]) -> None:
     ]
     surrogates = re.compile("[\ud800-\udfff]")
     assert read(sent) == [
-        {key: surrogates.sub("?", value) for key, value in one.items()}
-        for one in expected
+        {key: surrogates.sub("?", value) for key, value in fields.items()}
+        for fields in expected
     ]
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists))
-def test_json_is_the_default(value: Any) -> None:
+def test_json_is_the_default_encoding(value: Any) -> None:
     (event,) = read(encoded(value))
     assert json.loads(event["data"]) == value
 
 
-def test_all_fields_in_bytes() -> None:
+def test_event_bytes_contain_all_fields() -> None:
     event = ServerSentEvent([1], event="e", id="i", retry_s=0.0001)
     assert encoded(event) == b"event: e\nid: i\nretry: 1\ndata: [1]\n\n"
     assert encoded("") == b'data: ""\n\n'
@@ -82,42 +82,42 @@ def test_all_fields_in_bytes() -> None:
 
 @pytest.mark.parametrize("text", ["a\nb", "a\rb", "\r\n", "\0", "a\ud800b"])
 @pytest.mark.parametrize("name", ["event", "id"])
-def test_a_field_of_one_line(name: str, text: str) -> None:
+def test_field_with_a_line_break_is_refused(name: str, text: str) -> None:
     with pytest.raises(UsageError, match=f"{name} must be a string without line"):
         dataclasses.replace(ServerSentEvent(), **{name: text})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, object(), {1j: 2}, b"bytes"])
-def test_what_is_not_json_says_what_to_do(value: Any) -> None:
+def test_value_without_json_is_refused_with_advice(value: Any) -> None:
     with pytest.raises(UsageError, match=r"as JSON: .*; yield plain values, or give"):
         as_json(value)
 
 
-def test_an_encoder_returns_text_of_utf8() -> None:
+def test_encoder_must_return_text_of_utf8() -> None:
     with pytest.raises(UsageError, match="must be text that UTF-8 can carry"):
         encoded("a\udfffb", str)
 
 
-def test_json_escapes_what_utf8_cannot_carry_and_nothing_else() -> None:
+def test_json_escapes_surrogates_only() -> None:
     assert as_json("ä\U0001f600") == '"ä\U0001f600"'
     assert as_json(["ä\ud800"]) == '["\\u00e4\\ud800"]'
 
 
-def test_an_encoder_returns_text() -> None:
+def test_encoder_must_return_text() -> None:
     wrong: Any = lambda _: b"x"  # noqa: E731
     with pytest.raises(UsageError, match="what encode returns must be a string"):
         encoded(1, wrong)
 
 
 @pytest.mark.parametrize("headers", [{"a": 1}, {1: "a"}, {"a": "b\nc"}, {"a\r": "b"}])
-def test_headers_that_would_break_the_response(headers: Any) -> None:
+def test_headers_that_would_break_the_response_are_refused(headers: Any) -> None:
     with pytest.raises(UsageError, match="headers must be a map of printable"):
         checked_headers(headers)
     assert checked_headers(None) == {}
     assert checked_headers({"X-A": "b c"}) == {"X-A": "b c"}
 
 
-def test_a_period_is_never_zero() -> None:
+def test_period_is_never_zero() -> None:
     check_period("every_s", None)
     check_period("every_s", 0.1)
     with pytest.raises(UsageError, match="every_s must be seconds above 0, or None"):

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from asyncrpc.core.options import Options
 from asyncrpc.errors import NotStartedError, UsageError
-from asyncrpc.runtime.options import Options
-from asyncrpc.serving import ModelHost
+from asyncrpc.serving import ModelHost, ModelHostStatus
 from asyncrpc.serving.model_host.order import (
     HostOrder,
     file_of,
@@ -37,7 +37,7 @@ def order_for(function: str) -> HostOrder:
     )
 
 
-def test_a_function_is_found_by_its_name() -> None:
+def test_function_is_found_by_its_name() -> None:
     name = name_of_function(make)
     assert name == f"{__name__}:make"
     assert name_of_function(name) == name
@@ -49,12 +49,12 @@ def test_a_function_is_found_by_its_name() -> None:
 @pytest.mark.parametrize(
     "wrong", ["make", "a:", ":b", "a b:c", "a..b:c", 7, None, b"a:b"]
 )
-def test_what_names_no_function_is_refused(wrong: Any) -> None:
+def test_malformed_function_name_is_refused(wrong: Any) -> None:
     with pytest.raises(UsageError, match="make_model must be a function at the top"):
         name_of_function(wrong)
 
 
-def test_what_has_no_name_is_refused() -> None:
+def test_function_without_a_name_is_refused() -> None:
     with pytest.raises(UsageError, match="cannot be imported by another process"):
         name_of_function(lambda: 7)
 
@@ -67,28 +67,28 @@ def test_what_has_no_name_is_refused() -> None:
         ("no_such_package.inner:make", "No module named 'no_such_package'"),
     ],
 )
-def test_a_module_that_is_not_there_is_named(function: str, problem: str) -> None:
+def test_missing_module_is_named(function: str, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         file_of(function)
 
 
-def test_a_module_need_not_be_imported_to_be_found() -> None:
+def test_module_is_found_without_an_import() -> None:
     assert Path(file_of("this:make")).name == "this.py"
 
 
 @pytest.mark.parametrize("name", ["absent", "PATTERN.x"])
-def test_a_name_that_leads_nowhere_is_refused(name: str) -> None:
+def test_name_that_leads_nowhere_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match=f"has no function '{name}'"):
         resolve(order_for(f"{__name__}:{name}"))
 
 
-def test_the_secret_is_in_no_text() -> None:
+def test_secret_is_in_no_text() -> None:
     assert "hidden" not in repr(order_for("a:b"))
 
 
-async def test_a_host_that_was_not_entered_says_so() -> None:
+async def test_unentered_host_is_an_error() -> None:
     host = ModelHost(make)
-    assert host.status == ("seeking", "", 0, "")
+    assert host.status == ModelHostStatus("seeking", "", 0, "")
     for use in (lambda: host.model, lambda: host.peer, lambda: host.worker):
         with pytest.raises(NotStartedError, match="async with serving"):
             use()

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from asyncrpc.core.identity import WorkerIdentity
 from asyncrpc.errors import UsageError
-from asyncrpc.inspection.run_note import note_of
-from asyncrpc.runtime.identity import WorkerIdentity
 from asyncrpc.serving.model_host.slot import (
     ModelSlot,
     Sighting,
     SlotNote,
     read_slot_note,
 )
+from asyncrpc.tools.inspection.run_note import note_of
 
 NOTE = SlotNote(
     "g1",
@@ -33,12 +33,12 @@ NOTE = SlotNote(
 )
 
 
-def slot_in(tmp_path: Path, *told: str) -> ModelSlot:
-    name, function, file = told or ("model", "app:make", "/app.py")
+def slot_in(tmp_path: Path, *identity: str) -> ModelSlot:
+    name, function, file = identity or ("model", "app:make", "/app.py")
     return ModelSlot.of(name, function, file, {"ASYNCRPC_RUN_DIR": str(tmp_path)})
 
 
-def test_one_lock_at_a_time(tmp_path: Path) -> None:
+def test_slot_has_one_lock_at_a_time(tmp_path: Path) -> None:
     slot = slot_in(tmp_path)
     assert not slot.look().is_held
     lock = slot.try_lock()
@@ -50,7 +50,7 @@ def test_one_lock_at_a_time(tmp_path: Path) -> None:
     assert not slot.look().is_held
 
 
-def test_a_lock_whose_file_was_removed_holds_nobody_up(tmp_path: Path) -> None:
+def test_lock_with_a_removed_file_blocks_no_process(tmp_path: Path) -> None:
     """A cleaner of temporary files may do so; there may be two processes then."""
     slot = slot_in(tmp_path)
     first = slot.try_lock()
@@ -65,7 +65,7 @@ def test_a_lock_whose_file_was_removed_holds_nobody_up(tmp_path: Path) -> None:
     os.close(second)
 
 
-def test_a_directory_that_was_removed_is_made_again(tmp_path: Path) -> None:
+def test_removed_directory_is_created_again(tmp_path: Path) -> None:
     slot = slot_in(tmp_path)
     shutil.rmtree(slot.path)
     lock = slot.try_lock()
@@ -73,7 +73,7 @@ def test_a_directory_that_was_removed_is_made_again(tmp_path: Path) -> None:
     os.close(lock)
 
 
-def test_the_note_of_a_process_that_died_is_not_read(tmp_path: Path) -> None:
+def test_note_of_a_dead_process_is_not_read(tmp_path: Path) -> None:
     slot = slot_in(tmp_path)
     lock = slot.try_lock()
     assert lock is not None
@@ -89,29 +89,29 @@ def test_the_note_of_a_process_that_died_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [None, b"", b"{", b"[]", b'{"generation": 1}', b"7"])
-def test_what_is_not_a_note_is_none(text: bytes | None) -> None:
+def test_malformed_note_is_ignored(text: bytes | None) -> None:
     assert read_slot_note(text) is None
 
 
-def test_a_note_is_read_as_it_was_written() -> None:
+def test_note_is_read_as_it_was_written() -> None:
     assert read_slot_note(NOTE.as_json()) == NOTE
 
 
-def test_others_get_other_slots(tmp_path: Path) -> None:
-    told = [
+def test_slot_differs_by_name_function_and_file(tmp_path: Path) -> None:
+    identities = [
         ("model", "app:make", "/a/app.py"),
         ("model", "app:make", "/b/app.py"),
         ("model", "app:other", "/a/app.py"),
         ("other", "app:make", "/a/app.py"),
         ("a/../model", "app:make", "/a/app.py"),
     ]
-    slots = [slot_in(tmp_path, *one) for one in told]
-    assert len({one.path for one in slots}) == len(told)
-    assert {one.path.parent for one in slots} == {tmp_path / "models"}
-    assert slot_in(tmp_path, *told[0]).path == slots[0].path
+    slots = [slot_in(tmp_path, *identity) for identity in identities]
+    assert len({slot.path for slot in slots}) == len(identities)
+    assert {slot.path.parent for slot in slots} == {tmp_path / "models"}
+    assert slot_in(tmp_path, *identities[0]).path == slots[0].path
 
 
-def test_the_secret_is_drawn_once_and_private(tmp_path: Path) -> None:
+def test_secret_is_drawn_once_and_private(tmp_path: Path) -> None:
     slot = slot_in(tmp_path)
     secret = slot.secret()
     assert slot.secret() == secret
@@ -119,19 +119,19 @@ def test_the_secret_is_drawn_once_and_private(tmp_path: Path) -> None:
     path = slot.path / "secret"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(slot.path.stat().st_mode) == 0o700
-    assert {one.name for one in slot.path.iterdir()} == {"secret", "workers"}
+    assert {file.name for file in slot.path.iterdir()} == {"secret", "workers"}
     path.chmod(0o644)
     with pytest.raises(UsageError, match="has mode 0644"):
         slot.secret()
 
 
-def test_no_directory_can_be_made(tmp_path: Path) -> None:
+def test_directory_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "models").write_text("in the way", encoding="ascii")
     with pytest.raises(UsageError, match="set ASYNCRPC_RUN_DIR to another directory"):
         slot_in(tmp_path)
 
 
-def test_what_is_used_does_not_look_old(tmp_path: Path) -> None:
+def test_used_slot_keeps_its_files_fresh(tmp_path: Path) -> None:
     slot = slot_in(tmp_path)
     slot.secret()
     note = note_of(WorkerIdentity("web", -1, 2, is_strict=False), ["uds:///x"])
@@ -141,10 +141,10 @@ def test_what_is_used_does_not_look_old(tmp_path: Path) -> None:
     for path in all_of_it:
         os.utime(path, (1, 1))
     slot.keep_fresh()
-    assert min(one.stat().st_mtime for one in all_of_it) > 1
+    assert min(path.stat().st_mtime for path in all_of_it) > 1
 
 
-def test_the_note_of_a_web_worker_that_was_killed_is_removed(tmp_path: Path) -> None:
+def test_note_of_a_killed_web_worker_is_removed(tmp_path: Path) -> None:
     slot = slot_in(tmp_path)
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", ""]) as ended:
         ended.wait()
@@ -157,5 +157,5 @@ def test_the_note_of_a_web_worker_that_was_killed_is_removed(tmp_path: Path) -> 
     for name, text in files.items():
         (slot.path / "workers" / name).write_text(text, encoding="ascii")
     slot.keep_fresh()
-    left = {one.name for one in (slot.path / "workers").iterdir()}
+    left = {file.name for file in (slot.path / "workers").iterdir()}
     assert left == {"live.json", "other.json"}

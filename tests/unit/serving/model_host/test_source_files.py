@@ -8,13 +8,13 @@ from pathlib import Path
 from asyncrpc.serving.model_host.source_files import SourceSnapshot
 
 
-def test_nothing_has_changed(tmp_path: Path) -> None:
+def test_unchanged_files_are_not_reported(tmp_path: Path) -> None:
     path = tmp_path / "a.py"
     path.write_text("1", encoding="ascii")
     assert SourceSnapshot([str(path), str(tmp_path / "absent.py")]).changed() == ""
 
 
-def test_a_file_that_changed_is_named(tmp_path: Path) -> None:
+def test_changed_file_is_named(tmp_path: Path) -> None:
     """By its size, or its time alone, or that it is gone."""
     path = tmp_path / "a.py"
     path.write_text("1", encoding="ascii")
@@ -32,7 +32,7 @@ def test_a_file_that_changed_is_named(tmp_path: Path) -> None:
     assert seen.changed() == str(path)
 
 
-def test_the_modules_of_this_process_are_looked_at() -> None:
+def test_modules_of_this_process_are_watched() -> None:
     seen = SourceSnapshot.of_this_process()
     assert seen.changed() == ""
     assert __file__ in seen._stamps  # noqa: SLF001  (what it looks at)

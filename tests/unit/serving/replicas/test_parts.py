@@ -33,18 +33,18 @@ from asyncrpc.serving.replicas.messages import AnswerNote, read_note
 
 
 @pytest.mark.parametrize("quantile", [0.5, 0.95, 0.99])
-def test_a_quantile_is_right_to_a_bucket(quantile: float) -> None:
+def test_latency_quantile_is_right_to_a_bucket(quantile: float) -> None:
     rng = random.Random(0)
     for _ in range(5):
         window = LatencyWindow(quantile)
-        given = [0.01 * rng.lognormvariate(0.0, 1.0) for _ in range(500)]
-        for one in given:
-            window.record(one)
-        exact = sorted(given)[math.ceil(quantile * len(given)) - 1]
+        latencies = [0.01 * rng.lognormvariate(0.0, 1.0) for _ in range(500)]
+        for latency_s in latencies:
+            window.record(latency_s)
+        exact = sorted(latencies)[math.ceil(quantile * len(latencies)) - 1]
         assert window.quantile_s == pytest.approx(exact, rel=0.1)
 
 
-def test_of_few_calls_no_quantile_is_known() -> None:
+def test_latency_quantile_is_unknown_for_few_calls() -> None:
     window = LatencyWindow(0.95)
     for _ in range(latency.CALLS_MIN - 1):
         assert window.quantile_s == math.inf
@@ -66,7 +66,7 @@ def test_old_latencies_are_forgotten() -> None:
 
 
 @given(st.floats(0.0, 1e6))
-def test_each_latency_has_a_bucket_that_ends_after_it(latency_s: float) -> None:
+def test_latency_bucket_ends_after_its_values(latency_s: float) -> None:
     bucket = latency.bucket_of(latency_s)
     assert 0 <= bucket < latency.BUCKETS
     end_s = latency.end_of(bucket)
@@ -79,7 +79,7 @@ def test_each_latency_has_a_bucket_that_ends_after_it(latency_s: float) -> None:
 
 
 @given(st.lists(st.booleans(), max_size=300), st.floats(0.0, 1.0), st.integers(0, 20))
-def test_no_more_is_taken_than_was_paid(
+def test_budget_never_spends_more_than_was_paid(
     takes: list[bool], share: float, first: int
 ) -> None:
     budget = ShareBudget(share, most=50.0, first=float(first))
@@ -91,12 +91,12 @@ def test_no_more_is_taken_than_was_paid(
             budget.pay(0.0)
             paid += 1
         assert taken <= first + share * paid + 1e-9
-        assert 0 <= budget.left <= max(50.0, first)
-    assert budget.taken == taken
-    assert budget.taken + budget.refused == sum(takes)
+        assert 0 <= budget.remaining <= max(50.0, first)
+    assert budget.granted == taken
+    assert budget.granted + budget.refused == sum(takes)
 
 
-def test_time_pays_as_well_and_never_backwards() -> None:
+def test_budget_is_paid_by_time_and_never_backwards() -> None:
     budget = ShareBudget(0.0, most=3.0, per_s=0.5)
     budget.pay(100.0)
     assert not budget.take()
@@ -113,31 +113,31 @@ def test_time_pays_as_well_and_never_backwards() -> None:
 
 
 @given(st.binary(max_size=40), st.text(max_size=10))
-def test_a_unit_is_between_0_and_1_and_always_the_same(key: bytes, salt: str) -> None:
-    found = unit_of(key, salt)
-    assert 0 < found < 1
-    assert unit_of(key, salt) == found
+def test_unit_is_between_0_and_1_and_reproducible(key: bytes, salt: str) -> None:
+    unit = unit_of(key, salt)
+    assert 0 < unit < 1
+    assert unit_of(key, salt) == unit
     assert 0 <= score_of(key, salt) < math.inf
 
 
-def test_where_a_key_ends_counts() -> None:
+def test_unit_depends_on_the_boundary_of_a_key() -> None:
     assert unit_of(b"ab", "c") != unit_of(b"a", "bc")
 
 
-def test_units_are_even() -> None:
-    found = [unit_of(str(number).encode()) for number in range(4000)]
-    assert statistics.mean(found) == pytest.approx(0.5, abs=0.02)
-    assert statistics.pstdev(found) == pytest.approx(math.sqrt(1 / 12), abs=0.02)
+def test_units_are_evenly_distributed() -> None:
+    units = [unit_of(str(number).encode()) for number in range(4000)]
+    assert statistics.mean(units) == pytest.approx(0.5, abs=0.02)
+    assert statistics.pstdev(units) == pytest.approx(math.sqrt(1 / 12), abs=0.02)
 
 
 def test_keys_of_different_kinds_are_different() -> None:
-    keys = [key_bytes(one) for one in ("1", 1, b"1", -1, "-1", "\ud800", "")]
+    keys = [key_bytes(key) for key in ("1", 1, b"1", -1, "-1", "\ud800", "")]
     assert len(set(keys)) == len(keys)
     assert key_bytes(None) is None
 
 
 @pytest.mark.parametrize("wrong", [1.0, True, object(), ["a"], ("a",)])
-def test_a_key_is_text_bytes_or_an_integer(wrong: Any) -> None:
+def test_key_is_text_bytes_or_an_integer(wrong: Any) -> None:
     with pytest.raises(UsageError, match="key must be"):
         key_bytes(wrong)
 
@@ -145,7 +145,7 @@ def test_a_key_is_text_bytes_or_an_integer(wrong: Any) -> None:
 # --- attempts ------------------------------------------------------------------------
 
 
-def test_what_may_have_run_is_repeated_only_if_it_may_be() -> None:
+def test_call_that_may_have_run_is_retried_only_if_idempotent() -> None:
     """Every failure, of both kinds of functions, with and without attempts left."""
     safe = {
         AttemptFailure.DRAINING,
@@ -166,8 +166,10 @@ def test_what_may_have_run_is_repeated_only_if_it_may_be() -> None:
     assert STEPS.keys() == HEALTH.keys() == set(AttemptFailure)
 
 
-def test_a_busy_replica_is_no_bad_one() -> None:
-    unknown = {one for one, health in HEALTH.items() if health is Health.UNKNOWN}
+def test_busy_replica_is_not_an_unhealthy_one() -> None:
+    unknown = {
+        failure for failure, health in HEALTH.items() if health is Health.UNKNOWN
+    }
     assert unknown == {
         AttemptFailure.DRAINING,
         AttemptFailure.OVERLOADED,
@@ -180,7 +182,7 @@ def test_a_busy_replica_is_no_bad_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "note"),
+    ("metadata", "note"),
     [
         ([3.0, False, None], AnswerNote(3.0, is_draining=False, version=None)),
         ([3, True, 7], AnswerNote(3.0, is_draining=True, version=7)),
@@ -197,8 +199,10 @@ def test_a_busy_replica_is_no_bad_one() -> None:
         (7, None),
     ],
 )
-def test_a_note_is_read_or_ignored(found: Any, note: AnswerNote | None) -> None:
-    assert read_note(found) == note
+def test_replica_note_is_read_or_ignored(
+    metadata: Any, note: AnswerNote | None
+) -> None:
+    assert read_note(metadata) == note
 
 
 # --- options -------------------------------------------------------------------------
@@ -221,6 +225,6 @@ def test_a_note_is_read_or_ignored(found: Any, note: AnswerNote | None) -> None:
         {"ready_timeout_s": float("inf")},
     ],
 )
-def test_a_wrong_option_is_named(wrong: dict[str, Any]) -> None:
+def test_wrong_option_is_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
         ReplicaOptions(**wrong)

@@ -40,8 +40,8 @@ def routing_of(
 
 def chosen(routing: Routing, now_s: float = 0.0, *, calls: int = 1000) -> Counter[str]:
     draw = random.Random(0).random
-    found = (routing.choose(now_s, draw) for _ in range(calls))
-    return Counter(one.name for one in found if one is not None)
+    choices = (routing.choose(now_s, draw) for _ in range(calls))
+    return Counter(replica.name for replica in choices if replica is not None)
 
 
 def fail(routing: Routing, record: ReplicaRecord, now_s: float, times: int = 5) -> bool:
@@ -55,25 +55,25 @@ def fail(routing: Routing, record: ReplicaRecord, now_s: float, times: int = 5) 
 # --- load ----------------------------------------------------------------------------
 
 
-def test_of_two_the_less_loaded_is_chosen_for_every_pair_and_load() -> None:
+def test_less_loaded_of_two_replicas_is_chosen() -> None:
     for first, second in itertools.product(range(4), repeat=2):
-        routing, (one, other) = routing_of(2)
-        one.outstanding, other.outstanding = first, second
-        found = chosen(routing, calls=50)
+        routing, (left, other) = routing_of(2)
+        left.outstanding, other.outstanding = first, second
+        counts = chosen(routing, calls=50)
         if first == second:
-            assert len(found) == 2
+            assert len(counts) == 2
         else:
-            assert found == {(one if first < second else other).name: 50}
+            assert counts == {(left if first < second else other).name: 50}
 
 
-def test_the_most_loaded_of_all_is_never_chosen() -> None:
+def test_most_loaded_replica_is_never_chosen() -> None:
     routing, records = routing_of(5)
     records[3].outstanding = 9
     assert records[3].name not in chosen(routing)
     assert len(chosen(routing)) == 4
 
 
-def test_what_was_told_less_what_was_from_here_fades() -> None:
+def test_load_from_other_routers_fades() -> None:
     _, (record,) = routing_of(1)
     record.outstanding = 3
     record.tell_load(10.0, 5.0)
@@ -86,29 +86,29 @@ def test_what_was_told_less_what_was_from_here_fades() -> None:
     assert record.load(6.0) == 1.0
 
 
-def test_a_heavier_replica_bears_more() -> None:
-    routing, (one, other) = routing_of(2)
-    one.weight = 3.0
-    one.outstanding, other.outstanding = 4, 1
-    assert set(chosen(routing)) == {one.name}
-    one.outstanding = 6
+def test_heavier_replica_bears_more() -> None:
+    routing, (first, other) = routing_of(2)
+    first.weight = 3.0
+    first.outstanding, other.outstanding = 4, 1
+    assert set(chosen(routing)) == {first.name}
+    first.outstanding = 6
     assert set(chosen(routing)) == {other.name}
 
 
-def test_a_tried_replica_is_not_chosen_again() -> None:
+def test_tried_replica_is_not_chosen_again() -> None:
     routing, records = routing_of(3)
     draw = random.Random(0).random
     for tried in itertools.combinations(records, 2):
-        found = routing.choose(0.0, draw, tried=tried)
-        assert found is not None
-        assert found not in tried
+        choice = routing.choose(0.0, draw, tried=tried)
+        assert choice is not None
+        assert choice not in tried
     assert routing.choose(0.0, draw, tried=records) is None
     assert Routing(AT_ONCE).choose(0.0, draw) is None
 
 
 @pytest.mark.parametrize("state", list(ReplicaState))
-def test_only_those_get_calls_that_take_them(state: ReplicaState) -> None:
-    """But what is left out for its failures rather than nobody."""
+def test_replicas_in_other_states_get_no_calls(state: ReplicaState) -> None:
+    """But an ejected one does where there is no other."""
     path = {
         ReplicaState.JOINING: [],
         WARMING: [ReplicaEvent.SAID_READY],
@@ -123,8 +123,8 @@ def test_only_those_get_calls_that_take_them(state: ReplicaState) -> None:
     for event in path:
         routing.advance(record, event)
     assert record.life.state is state
-    found = routing.choose(0.0, lambda: 0.0)
-    assert (found is record) is (state in {WARMING, READY, EJECTED})
+    choice = routing.choose(0.0, lambda: 0.0)
+    assert (choice is record) is (state in {WARMING, READY, EJECTED})
     other = routing.add("other", 1)
     routing.make_ready(other, 0.0, age_s=10.0)
     names = set(chosen(routing))
@@ -134,30 +134,30 @@ def test_only_those_get_calls_that_take_them(state: ReplicaState) -> None:
 # --- slow start ----------------------------------------------------------------------
 
 
-def test_a_replica_warms_up() -> None:
+def test_cold_replica_warms_up() -> None:
     routing, _ = routing_of(3, ReplicaOptions(warm_s=10.0))
     late = routing.add("late", 1)
     routing.make_ready(late, 100.0, age_s=0.0)
     shares = []
     for age_s in (0.0, 1.0, 5.0, 9.0, 10.0):
-        found = chosen(routing, 100.0 + age_s, calls=8000)
-        shares.append(found["late"] / 2000)  # 1: as much as the others
+        counts = chosen(routing, 100.0 + age_s, calls=8000)
+        shares.append(counts["late"] / 2000)  # 1: as much as the others
     assert shares == sorted(shares)
     assert 0.05 <= shares[0] <= 0.2
     assert 0.85 <= shares[-1] <= 1.15
     assert late.life.state is READY
 
 
-def test_if_all_are_cold_all_are_asked() -> None:
+def test_cold_replicas_are_all_used_if_none_is_warm() -> None:
     routing = Routing(ReplicaOptions(warm_s=10.0))
     for number in range(3):
         routing.make_ready(routing.add(f"m{number}", 1), 0.0, age_s=0.0)
-    found = chosen(routing)
-    assert sum(found.values()) == 1000
-    assert min(found.values()) > 250
+    counts = chosen(routing)
+    assert sum(counts.values()) == 1000
+    assert min(counts.values()) > 250
 
 
-def test_a_replica_that_others_have_warmed_up_is_warm() -> None:
+def test_replica_warmed_by_others_is_warm() -> None:
     routing = Routing(ReplicaOptions(warm_s=10.0))
     record = routing.add("m", 1)
     routing.make_ready(record, 3.0, age_s=60.0)
@@ -167,13 +167,15 @@ def test_a_replica_that_others_have_warmed_up_is_warm() -> None:
 # --- keys ----------------------------------------------------------------------------
 
 
-def test_a_key_stays_and_only_the_keys_of_a_lost_replica_move() -> None:
+def test_keys_move_only_with_a_lost_replica() -> None:
     routing, records = routing_of(5)
     keys = [str(number).encode() for number in range(500)]
 
     def places() -> dict[bytes, str]:
-        found = {key: routing.choose(0.0, random.random, key=key) for key in keys}
-        return {key: one.name for key, one in found.items() if one is not None}
+        choices = {key: routing.choose(0.0, random.random, key=key) for key in keys}
+        return {
+            key: replica.name for key, replica in choices.items() if replica is not None
+        }
 
     before = places()
     counts = Counter(before.values())
@@ -193,16 +195,16 @@ def test_keys_are_spread_by_weight() -> None:
     routing, records = routing_of(3)
     records[0].weight = 2.0
     keys = [str(number).encode() for number in range(4000)]
-    found = Counter(
-        one.name
+    counts = Counter(
+        replica.name
         for key in keys
-        if (one := routing.choose(0.0, random.random, key=key)) is not None
+        if (replica := routing.choose(0.0, random.random, key=key)) is not None
     )
-    assert found[records[0].name] == pytest.approx(2000, rel=0.1)
-    assert found[records[1].name] == pytest.approx(1000, rel=0.15)
+    assert counts[records[0].name] == pytest.approx(2000, rel=0.1)
+    assert counts[records[1].name] == pytest.approx(1000, rel=0.15)
 
 
-def test_a_key_goes_on_if_its_replica_has_too_much() -> None:
+def test_key_of_an_overloaded_replica_goes_to_the_next() -> None:
     options = ReplicaOptions(warm_s=0.0, key_load_max=2.0)
     routing, _ = routing_of(4, options)
     own = routing.choose(0.0, random.random, key=b"k")
@@ -220,24 +222,24 @@ def test_a_key_goes_on_if_its_replica_has_too_much() -> None:
 # --- canaries ------------------------------------------------------------------------
 
 
-def test_canaries_get_their_share_and_a_key_decides_for_all_routers() -> None:
-    one, records = routing_of(4)
+def test_canary_gets_its_share_and_keys_agree_between_routers() -> None:
+    first, records = routing_of(4)
     other, others = routing_of(4)
-    for routing, found in ((one, records), (other, others)):
-        routing.set_canary(found[1], 0.25)
-    assert chosen(one, calls=4000)[records[1].name] == pytest.approx(1000, rel=0.1)
+    for routing, replicas in ((first, records), (other, others)):
+        routing.set_canary(replicas[1], 0.25)
+    assert chosen(first, calls=4000)[records[1].name] == pytest.approx(1000, rel=0.1)
     for number in range(300):
         key = str(number).encode()
-        place = one.choose(0.0, random.random, key=key)
+        place = first.choose(0.0, random.random, key=key)
         there = other.choose(0.0, random.random, key=key)
         assert place is not None
         assert there is not None
         assert place.name == there.name
-    one.set_canary(records[1], 0.0)
-    assert chosen(one, calls=4000)[records[1].name] == pytest.approx(1000, rel=0.15)
+    first.set_canary(records[1], 0.0)
+    assert chosen(first, calls=4000)[records[1].name] == pytest.approx(1000, rel=0.15)
 
 
-def test_without_canaries_or_with_nothing_else_the_share_does_not_count() -> None:
+def test_lone_canary_ignores_its_share() -> None:
     routing, records = routing_of(2)
     routing.set_canary(records[0], 0.01)
     routing.remove(records[1].name)
@@ -247,7 +249,7 @@ def test_without_canaries_or_with_nothing_else_the_share_does_not_count() -> Non
 # --- ejection ------------------------------------------------------------------------
 
 
-def test_it_takes_failures_in_a_row() -> None:
+def test_ejection_takes_failures_in_a_row() -> None:
     routing, (record, _) = routing_of(2)
     for _ in range(20):
         assert not fail(routing, record, 0.0, times=4)
@@ -261,7 +263,7 @@ def test_it_takes_failures_in_a_row() -> None:
     assert record.outstanding == 0
 
 
-def test_the_time_left_out_grows_and_is_forgiven() -> None:
+def test_ejection_time_grows_and_is_forgiven() -> None:
     routing, records = routing_of(2)
     record = records[0]
     now_s, waits = 0.0, []
@@ -277,16 +279,16 @@ def test_the_time_left_out_grows_and_is_forgiven() -> None:
 
 
 @pytest.mark.parametrize(("count", "most"), [(1, 0), (2, 1), (3, 1), (7, 2), (10, 3)])
-def test_so_many_are_left_out_at_most(count: int, most: int) -> None:
+def test_ejected_replicas_are_limited(count: int, most: int) -> None:
     routing, records = routing_of(count)
     for record in records:
         fail(routing, record, 0.0, times=50)
-    states = Counter(one.life.state for one in records)
+    states = Counter(replica.life.state for replica in records)
     assert states[EJECTED] == most
     assert len(chosen(routing)) == count - most
 
 
-def test_one_may_never_be_left_out() -> None:
+def test_ejection_can_be_turned_off() -> None:
     routing, (record, _) = routing_of(2, ReplicaOptions(warm_s=0.0, eject_after=0))
     assert not fail(routing, record, 0.0, times=100)
 
@@ -294,7 +296,7 @@ def test_one_may_never_be_left_out() -> None:
 # --- lives ---------------------------------------------------------------------------
 
 
-def test_a_new_life_begins_anew() -> None:
+def test_new_life_of_a_replica_starts_afresh() -> None:
     routing, (record,) = routing_of(1)
     record.outstanding = 5
     new = routing.add(record.name, 99)
@@ -308,7 +310,7 @@ def test_a_new_life_begins_anew() -> None:
 # --- latencies -----------------------------------------------------------------------
 
 
-def test_latencies_are_kept_by_function_and_of_so_many() -> None:
+def test_latencies_are_kept_for_a_limited_number_of_functions() -> None:
     routing, _ = routing_of(2)
     for number in range(FUNCTIONS_MAX + 5):
         for _ in range(40):
@@ -319,7 +321,7 @@ def test_latencies_are_kept_by_function_and_of_so_many() -> None:
     assert routing.hedge_after_s("unknown") is None
 
 
-def test_without_a_quantile_nothing_is_hedged() -> None:
+def test_missing_quantile_prevents_hedging() -> None:
     routing, _ = routing_of(2, ReplicaOptions(hedge_quantile=None))
     for _ in range(100):
         routing.record_latency("f", 0.001)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from asyncrpc.inspection.records import (
+from asyncrpc.core.loop.waits import WaitKind
+from asyncrpc.tools.inspection.records import (
     NO_ACTOR,
     Actor,
     ActorKind,
@@ -13,7 +14,6 @@ from asyncrpc.inspection.records import (
     ServedCall,
     StackFrame,
     Wait,
-    WaitKind,
     WorkerSnapshot,
 )
 
@@ -28,17 +28,17 @@ def frames(count: int) -> tuple[StackFrame, ...]:
     )
 
 
-def actor(name: str, wait: Wait = RUNS, **given: Any) -> Actor:
+def actor(name: str, wait: Wait = RUNS, **fields: Any) -> Actor:
     """Return a task."""
     plain = Actor(ActorKind.TASK, name, name, frames(2), wait, is_internal=False)
-    return plain._replace(**given)
+    return plain._replace(**fields)
 
 
-def thread(name: str, wait: Wait = RUNS, **given: Any) -> Actor:
-    return actor(name, wait, kind=ActorKind.THREAD, **given)
+def thread(name: str, wait: Wait = RUNS, **fields: Any) -> Actor:
+    return actor(name, wait, kind=ActorKind.THREAD, **fields)
 
 
-def snapshot(name: str, actors: Sequence[Actor] = (), **given: Any) -> WorkerSnapshot:
+def snapshot(name: str, actors: Sequence[Actor] = (), **fields: Any) -> WorkerSnapshot:
     plain = WorkerSnapshot(
         name,
         rank=0,
@@ -51,7 +51,7 @@ def snapshot(name: str, actors: Sequence[Actor] = (), **given: Any) -> WorkerSna
         made=(),
         served=(),
     )
-    return plain._replace(**given)
+    return plain._replace(**fields)
 
 
 def lock(*holders: int, for_s: float = 20.0) -> Wait:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from asyncrpc.inspection.collective_records import CLOSED, CollectiveHistory
-from asyncrpc.inspection.machine.slices import SLICE_MAX
-from asyncrpc.inspection.records import StackFrame
 from asyncrpc.serving.dashboard.machine.collectives import KEYS, RANKS_MAX, rows_of
 from asyncrpc.serving.dashboard.machine.paging import Row
+from asyncrpc.tools.inspection.collective_records import CLOSED, CollectiveHistory
+from asyncrpc.tools.inspection.machine.slices import SLICE_MAX
+from asyncrpc.tools.inspection.records import StackFrame
 from tests.unit.serving.dashboard.machine.told import (
     HUGE,
     ODD_NAMES,
@@ -27,21 +27,21 @@ NOW_NS = 5_000_000_000
 PAIR = ("a", "b")
 
 
-def rows(*told: CollectiveHistory) -> list[Row]:
-    return done(rows_of({one.name: one for one in told}, NOW_NS))[0]
+def rows(*reports: CollectiveHistory) -> list[Row]:
+    return done(rows_of({report.name: report for report in reports}, NOW_NS))[0]
 
 
-def row_of(*told: CollectiveHistory) -> Row:
-    (row,) = rows(*told)
+def row_of(*reports: CollectiveHistory) -> Row:
+    (row,) = rows(*reports)
     return row
 
 
-def test_of_nobody_there_is_none() -> None:
+def test_empty_group_has_no_rows() -> None:
     assert done(rows_of({}, NOW_NS)) == ([], [])
     assert rows(history("a", [])) == rows(history("a", [group(PAIR)])) == []
 
 
-def test_a_row_has_all_keys() -> None:
+def test_row_has_all_keys() -> None:
     row = row_of(
         history("a", [group(PAIR, begun=1)], [noted(0)]),
         history("b", [group(PAIR, begun=1)], [noted(0, began_ns=2_000_000_000)]),
@@ -69,15 +69,15 @@ def test_a_row_has_all_keys() -> None:
     ("is_noted", "begun"),
     [*product((True, False), (CLOSED, 0, 7, 8, HUGE)), (False, None)],
 )
-def test_a_rank_has_come_is_missing_or_is_not_known(
+def test_rank_has_come_is_missing_or_is_unknown(
     *, is_noted: bool, begun: int | None
 ) -> None:
     """`begun` is what rank 1 tells of the group of collective 7; None: it is silent."""
-    told = [history("a", [group(PAIR, begun=8)], [under_way(7)])]
+    reports = [history("a", [group(PAIR, begun=8)], [under_way(7)])]
     if begun is not None:
-        found = [under_way(7)] if is_noted else []
-        told.append(history("b", [group(PAIR, begun=begun)], found))
-    row = row_of(*told)
+        noted_there = [under_way(7)] if is_noted else []
+        reports.append(history("b", [group(PAIR, begun=begun)], noted_there))
+    row = row_of(*reports)
     expected: tuple[list[int], list[int], list[int]]
     if is_noted or (begun or 0) > 7:
         expected = [0, 1], [], []  # by its note, or it is beyond
@@ -88,7 +88,7 @@ def test_a_rank_has_come_is_missing_or_is_not_known(
     assert (row["came"], row["missing"], row["unknown"]) == expected
 
 
-def test_a_rank_that_tells_nothing_of_the_group_is_not_known() -> None:
+def test_rank_without_the_group_is_unknown() -> None:
     row = row_of(history("a", [group(PAIR)], [under_way(0)]), history("b", []))
     assert row["unknown"] == [1]
 
@@ -103,10 +103,10 @@ def test_a_rank_that_tells_nothing_of_the_group_is_not_known() -> None:
         (("RankLostError", None), "under way"),
     ],
 )
-def test_it_is_under_way_as_long_as_it_is_at_any_rank_and_then_as_the_first_that_failed(
+def test_row_state_is_under_way_or_the_first_failure(
     outcomes: tuple[str | None, ...], state: str
 ) -> None:
-    told = [
+    reports = [
         history(
             name,
             [group(PAIR, begun=1)],
@@ -114,12 +114,12 @@ def test_it_is_under_way_as_long_as_it_is_at_any_rank_and_then_as_the_first_that
         )
         for name, outcome in zip(PAIR, outcomes, strict=True)
     ]
-    row = row_of(*told)
+    row = row_of(*reports)
     assert row["state"] == state
     assert (row["took_s"] is None) == (state == "under way")
 
 
-def test_where_it_waits_is_said_by_the_first_rank_that_knows() -> None:
+def test_row_shows_the_frame_of_the_first_rank_that_knows() -> None:
     frames = (StackFrame("step", "/app/train.py", 41), StackFrame("main", "/x.py", 1))
     row = row_of(
         history("a", [group(PAIR)], [under_way(0)]),
@@ -130,7 +130,7 @@ def test_where_it_waits_is_said_by_the_first_rank_that_knows() -> None:
     assert ended["at"] is None
 
 
-def test_a_clock_that_is_behind_makes_no_age_below_zero() -> None:
+def test_clock_that_is_behind_gives_no_negative_age() -> None:
     row = row_of(history("a", [group(PAIR)], [under_way(0, began_ns=2 * NOW_NS)]))
     assert row["age_s"] == 0.0
 
@@ -153,7 +153,7 @@ def test_a_clock_that_is_behind_makes_no_age_below_zero() -> None:
         ("float32", (*(HUGE,) * 5000, 0), 0),
     ],
 )
-def test_bytes_are_known_by_type_and_shape(
+def test_bytes_follow_from_type_and_shape(
     dtype: str, shape: tuple[int, ...] | None, nbytes: int | None
 ) -> None:
     row = row_of(history("a", [group(PAIR)], [noted(0, dtype=dtype, shape=shape)]))
@@ -161,21 +161,28 @@ def test_bytes_are_known_by_type_and_shape(
     as_sent(row)
 
 
-def test_collectives_are_told_apart_by_their_groups_and_numbers() -> None:
+def test_collectives_are_identified_by_group_and_number() -> None:
     groups = [group(PAIR, group_id=1, begun=9), group(PAIR, group_id=2, begun=9)]
-    found = [noted(number, group=place) for place in (0, 1) for number in (0, 3, HUGE)]
-    told = [
-        history("a", groups, found),
+    collectives = [
+        noted(number, group=place) for place in (0, 1) for number in (0, 3, HUGE)
+    ]
+    reports = [
+        history("a", groups, collectives),
         history(
-            "b", reversed(groups), [one._replace(group=1 - one.group) for one in found]
+            "b",
+            reversed(groups),
+            [
+                collective._replace(group=1 - collective.group)
+                for collective in collectives
+            ],
         ),
     ]
-    joined = rows(*told)
-    assert len(joined) == len(found)
+    joined = rows(*reports)
+    assert len(joined) == len(collectives)
     assert all(row["came"] == [0, 1] for row in joined)
 
 
-def test_a_member_that_is_no_rank_is_not_counted() -> None:
+def test_member_without_a_rank_is_not_counted() -> None:
     row = row_of(
         history("a", [group(PAIR)], [under_way(0)]),
         history("guest", [group(PAIR)], [under_way(0)]),
@@ -183,29 +190,33 @@ def test_a_member_that_is_no_rank_is_not_counted() -> None:
     assert (row["came"], row["unknown"], row["ranks"]) == ([0], [1], 2)
 
 
-def test_a_collective_of_a_group_that_is_not_named_is_left_out() -> None:
-    found = [under_way(0, group=1), under_way(1, group=HUGE), under_way(2)]
-    assert [row["sequence"] for row in rows(history("a", [group(PAIR)], found))] == [2]
+def test_collective_of_an_unlisted_group_is_left_out() -> None:
+    collectives = [under_way(0, group=1), under_way(1, group=HUGE), under_way(2)]
+    assert [
+        row["sequence"] for row in rows(history("a", [group(PAIR)], collectives))
+    ] == [2]
 
 
 @pytest.mark.parametrize("size", [1, RANKS_MAX, RANKS_MAX + 1, 1000])
-def test_so_many_ranks_are_listed_and_the_others_counted(size: int) -> None:
+def test_listed_ranks_are_limited_and_the_rest_counted(size: int) -> None:
     names = [f"w{number}" for number in range(size)]
     ranks = list(range(size))
-    told = [history(name, [group(names, begun=1)], [under_way(0)]) for name in names]
-    row = row_of(*told)
+    reports = [history(name, [group(names, begun=1)], [under_way(0)]) for name in names]
+    row = row_of(*reports)
     assert row["came"] == ranks[:RANKS_MAX]
     assert row["workers"] == names[:RANKS_MAX]
     assert (row["ranks"], row["ranks_left_out"]) == (size, max(0, size - RANKS_MAX))
-    told = [one._replace(groups=(group(names),), collectives=()) for one in told]
-    told[0] = history(names[0], [group(names, begun=1)], [under_way(0)])
-    row = row_of(*told)
+    reports = [
+        report._replace(groups=(group(names),), collectives=()) for report in reports
+    ]
+    reports[0] = history(names[0], [group(names, begun=1)], [under_way(0)])
+    row = row_of(*reports)
     assert (row["came"], row["missing"]) == ([0], ranks[1 : RANKS_MAX + 1])
     assert row["ranks_left_out"] == max(0, size - 1 - RANKS_MAX)
 
 
 def test_odd_names_stay_text() -> None:
-    told = [
+    reports = [
         history(
             name,
             [group(ODD_NAMES)._replace(label=name, group_id=place)],
@@ -213,29 +224,29 @@ def test_odd_names_stay_text() -> None:
         )
         for place, name in enumerate(ODD_NAMES)
     ]
-    found = rows(*told)
-    assert as_sent({"rows": found}) == {"rows": found}
-    assert {row["group"] for row in found} == set(ODD_NAMES)
+    joined = rows(*reports)
+    assert as_sent({"rows": joined}) == {"rows": joined}
+    assert {row["group"] for row in joined} == set(ODD_NAMES)
 
 
 @pytest.mark.parametrize("count", [1, SLICE_MAX, 2 * SLICE_MAX + 1])
-def test_no_more_than_a_slice_is_done_at_once(count: int) -> None:
-    given: list[Any] = [noted(number) for number in range(count)]
-    told = {name: history(name, [group(PAIR)], given) for name in PAIR}
-    found, steps = done(rows_of(told, NOW_NS))
-    assert len(found) == count
+def test_rows_are_joined_a_slice_at_a_time(count: int) -> None:
+    collectives: list[Any] = [noted(number) for number in range(count)]
+    reports = {name: history(name, [group(PAIR)], collectives) for name in PAIR}
+    joined, steps = done(rows_of(reports, NOW_NS))
+    assert len(joined) == count
     assert max(steps) <= SLICE_MAX
     # Groups, what is told, rows, each of which looks at two ranks, and what is let go
     # of: rows, and two ranks.
     assert sum(steps) == 2 * 2 + 2 * count + 2 * count + count + 2
 
 
-def test_a_row_of_a_large_group_is_a_slice_of_its_own() -> None:
+def test_row_of_a_large_group_is_a_slice_of_its_own() -> None:
     names = [f"w{number}" for number in range(1000)]
-    told = {
+    reports = {
         name: history(name, [group(names)], [noted(number) for number in range(3)])
         for name in names[:2]
     }
-    found, steps = done(rows_of(told, NOW_NS))
-    assert len(found) == 3
+    joined, steps = done(rows_of(reports, NOW_NS))
+    assert len(joined) == 3
     assert steps == [1000, 3, 1000, 3, 1000, 1000, 1000, 3, 2]

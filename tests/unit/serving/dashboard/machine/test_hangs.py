@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from asyncrpc.inspection.machine import graph
-from asyncrpc.inspection.machine.slices import SLICE_MAX
-from asyncrpc.inspection.records import (
-    NO_ACTOR,
-    NoAnswer,
-    Trouble,
-    Wait,
-    WaitKind,
-    WorkerSnapshot,
-)
+from asyncrpc.core.loop.waits import WaitKind
 from asyncrpc.serving.dashboard.machine.hangs import (
     FRAMES_MAX,
     NODES_MAX,
     SENTENCES_MAX,
     findings_of,
+)
+from asyncrpc.tools.inspection.machine import graph
+from asyncrpc.tools.inspection.machine.slices import SLICE_MAX
+from asyncrpc.tools.inspection.records import (
+    NO_ACTOR,
+    NoAnswer,
+    Trouble,
+    Wait,
+    WorkerSnapshot,
 )
 from tests.unit.serving.dashboard.machine.seen import (
     EVENT,
@@ -49,10 +49,10 @@ def findings(
     return done(findings_of(snapshots, silent, after_s=AFTER_S))[0]
 
 
-def pair_in_a_cycle(name: str = "a", **given: Any) -> WorkerSnapshot:
+def pair_in_a_cycle(name: str = "a", **fields: Any) -> WorkerSnapshot:
     """Return a worker two of whose tasks wait for each other."""
     tasks = [actor("one", lock(1)), actor("two", lock(0))]
-    return snapshot(name, tasks, **given)
+    return snapshot(name, tasks, **fields)
 
 
 def chain(name: str, length: int) -> WorkerSnapshot:
@@ -70,9 +70,7 @@ def chain(name: str, length: int) -> WorkerSnapshot:
     "snapshots",
     [[], [snapshot("a")], [snapshot("a", [actor("t"), thread("x")]), snapshot("b")]],
 )
-def test_where_nothing_waits_there_is_nothing_to_say(
-    snapshots: list[WorkerSnapshot],
-) -> None:
+def test_group_without_waits_has_no_findings(snapshots: list[WorkerSnapshot]) -> None:
     assert findings(snapshots) == {
         "sentences": [],
         "sentences_left_out": 0,
@@ -86,24 +84,24 @@ def test_where_nothing_waits_there_is_nothing_to_say(
     }
 
 
-def test_a_cycle_is_said_and_drawn() -> None:
-    found = findings([pair_in_a_cycle()])
-    (sentence,) = found["sentences"]
+def test_cycle_has_a_sentence_and_a_drawing() -> None:
+    report = findings([pair_in_a_cycle()])
+    (sentence,) = report["sentences"]
     assert sentence.endswith("a cycle, which nothing can end")
-    assert found["is_certain"]
-    ids = {node["label"]: node["id"] for node in found["nodes"]}
+    assert report["is_certain"]
+    ids = {node["label"]: node["id"] for node in report["nodes"]}
     assert sorted(ids) == ["task `one`", "task `two`"]
-    assert sorted(found["cycle"]) == sorted(ids.values())
-    assert found["at_fault"] in ids.values()
-    assert [(edge["from"], edge["to"]) for edge in found["edges"]] in (
+    assert sorted(report["cycle"]) == sorted(ids.values())
+    assert report["at_fault"] in ids.values()
+    assert [(edge["from"], edge["to"]) for edge in report["edges"]] in (
         [("n0", "n1"), ("n1", "n0")],
         [("n1", "n0"), ("n0", "n1")],
     )
-    assert all(edge["is_sure"] for edge in found["edges"])
-    assert found["edges"][0]["label"].startswith("Lock `table` held by a task `")
+    assert all(edge["is_sure"] for edge in report["edges"])
+    assert report["edges"][0]["label"].startswith("Lock `table` held by a task `")
 
 
-def test_a_way_leads_over_workers_to_who_is_at_fault() -> None:
+def test_path_leads_over_workers_to_the_fault() -> None:
     snapshots = [
         snapshot("a", [actor("train", call_to(1))], incarnation=1),
         snapshot(
@@ -113,12 +111,12 @@ def test_a_way_leads_over_workers_to_who_is_at_fault() -> None:
             served=(served_by(0, 1),),
         ),
     ]
-    found = findings(snapshots)
-    nodes = {node["id"]: node for node in found["nodes"]}
+    report = findings(snapshots)
+    nodes = {node["id"]: node for node in report["nodes"]}
     assert [node["worker"] for node in nodes.values()] == ["a", "b", "b"]
-    assert nodes[found["at_fault"]]["label"] == "task `holds`"
-    assert found["cycle"] == []
-    assert found["nodes"][0] == {
+    assert nodes[report["at_fault"]]["label"] == "task `holds`"
+    assert report["cycle"] == []
+    assert report["nodes"][0] == {
         "id": "n0",
         "kind": "task",
         "worker": "a",
@@ -127,19 +125,22 @@ def test_a_way_leads_over_workers_to_who_is_at_fault() -> None:
         "detail": ["waits for `f`", "train.py:2 in f2", "train.py:1 in f1"],
         "trouble": None,
     }
-    assert found["edges"][0]["label"] == "b `f`"
+    assert report["edges"][0]["label"] == "b `f`"
 
 
-def test_a_cycle_below_a_way_is_told_apart_from_it() -> None:
+def test_cycle_is_marked_apart_from_the_path_into_it() -> None:
     tasks = [actor("enters", lock(1)), actor("one", lock(2)), actor("two", lock(1))]
-    found = findings([snapshot("a", tasks)])
-    labels = {node["id"]: node["label"] for node in found["nodes"]}
+    report = findings([snapshot("a", tasks)])
+    labels = {node["id"]: node["label"] for node in report["nodes"]}
     assert len(labels) == 3
-    assert sorted(labels[one] for one in found["cycle"]) == ["task `one`", "task `two`"]
+    assert sorted(labels[node_id] for node_id in report["cycle"]) == [
+        "task `one`",
+        "task `two`",
+    ]
 
 
 @pytest.mark.parametrize("trouble", list(Trouble))
-def test_a_worker_in_trouble_is_a_node_of_its_own(trouble: Trouble) -> None:
+def test_worker_in_trouble_is_a_node_of_its_own(trouble: Trouble) -> None:
     snapshots = [
         snapshot(
             "a",
@@ -152,8 +153,8 @@ def test_a_worker_in_trouble_is_a_node_of_its_own(trouble: Trouble) -> None:
         )
     ]
     no_answer = NoAnswer(trouble, "since noon")
-    found = findings(snapshots, b=no_answer)
-    (_, node) = found["nodes"]
+    report = findings(snapshots, b=no_answer)
+    (_, node) = report["nodes"]
     assert node == {
         "id": "n1",
         "kind": "worker",
@@ -163,25 +164,25 @@ def test_a_worker_in_trouble_is_a_node_of_its_own(trouble: Trouble) -> None:
         "detail": [no_answer.text],
         "trouble": no_answer.text,
     }
-    assert found["at_fault"] == "n1"
-    assert len(found["sentences"]) == 1
+    assert report["at_fault"] == "n1"
+    assert len(report["sentences"]) == 1
 
 
-def test_a_trouble_that_nobody_waits_for_is_said_all_the_same() -> None:
-    found = findings([snapshot("a")], b=NoAnswer(Trouble.GONE, ""))
-    assert found["sentences"] == ["b is stuck: its process is gone"]
-    assert found["nodes"] == []
-    assert not found["is_certain"]
+def test_trouble_without_waiters_is_reported() -> None:
+    report = findings([snapshot("a")], b=NoAnswer(Trouble.GONE, ""))
+    assert report["sentences"] == ["b is stuck: its process is gone"]
+    assert report["nodes"] == []
+    assert not report["is_certain"]
 
 
-def test_a_pool_that_is_taken_is_no_task_and_no_trouble() -> None:
+def test_busy_pool_is_neither_a_task_nor_a_trouble() -> None:
     """It is in no snapshot: it has a name, and nothing else is known of it."""
     snapshots = [
         snapshot("a", [actor("train", call_to(1))], incarnation=1),
         snapshot("b", [], incarnation=2, served=(served_by(NO_ACTOR, 1),)),
     ]
-    found = findings(snapshots)
-    assert found["nodes"][-1] == {
+    report = findings(snapshots)
+    assert report["nodes"][-1] == {
         "id": "n1",
         "kind": "worker",
         "worker": "b",
@@ -193,15 +194,15 @@ def test_a_pool_that_is_taken_is_no_task_and_no_trouble() -> None:
 
 
 @pytest.mark.parametrize("for_s", [-1.0, *NO_NUMBERS])
-def test_an_age_that_is_none_is_null(for_s: float) -> None:
-    """What no task can end is told of however long it has waited."""
+def test_nonfinite_age_is_null(for_s: float) -> None:
+    """A cycle is reported however long it has waited."""
     tasks = [actor("one", lock(1, for_s=for_s)), actor("two", lock(0, for_s=for_s))]
-    found = findings([snapshot("a", tasks)])
-    assert [node["age_s"] for node in found["nodes"]] == [None, None]
-    as_sent(found)
+    report = findings([snapshot("a", tasks)])
+    assert [node["age_s"] for node in report["nodes"]] == [None, None]
+    as_sent(report)
 
 
-def test_a_wait_that_has_not_lasted_is_none() -> None:
+def test_short_wait_is_not_reported() -> None:
     calls = [actor("train", call_to(1, for_s=AFTER_S - 0.1))]
     snapshots = [
         snapshot("a", calls, incarnation=1),
@@ -218,26 +219,24 @@ def test_a_wait_that_has_not_lasted_is_none() -> None:
 
 
 @pytest.mark.parametrize("count", [1, FRAMES_MAX, FRAMES_MAX + 1, 500])
-def test_of_a_stack_the_innermost_frames_are_shown_the_innermost_first(
-    count: int,
-) -> None:
+def test_shown_frames_are_limited_to_the_innermost_first(count: int) -> None:
     tasks = [actor("one", lock(1), frames=frames(count)), actor("two", lock(0))]
-    found = findings([snapshot("a", tasks)])
-    node = next(node for node in found["nodes"] if node["label"] == "task `one`")
+    report = findings([snapshot("a", tasks)])
+    node = next(node for node in report["nodes"] if node["label"] == "task `one`")
     lines = [f"train.py:{line} in f{line}" for line in range(count, 0, -1)]
     assert node["detail"][1:] == lines[:FRAMES_MAX]
 
 
 @pytest.mark.parametrize("count", [SENTENCES_MAX, SENTENCES_MAX + 1, 300])
-def test_so_many_findings_are_said_and_the_others_counted(count: int) -> None:
-    found = findings([pair_in_a_cycle(f"w{number}") for number in range(count)])
-    assert len(found["sentences"]) == SENTENCES_MAX
-    assert found["sentences_left_out"] == count - SENTENCES_MAX
+def test_sentences_are_limited_and_the_rest_counted(count: int) -> None:
+    report = findings([pair_in_a_cycle(f"w{number}") for number in range(count)])
+    assert len(report["sentences"]) == SENTENCES_MAX
+    assert report["sentences_left_out"] == count - SENTENCES_MAX
     drawn = min(count, NODES_MAX // 2)
-    assert len(found["nodes"]) == 2 * drawn
-    assert len(found["edges"]) == 2 * drawn
-    assert found["left_out"] == 2 * (count - drawn)
-    assert len({node["id"] for node in found["nodes"]}) == 2 * drawn
+    assert len(report["nodes"]) == 2 * drawn
+    assert len(report["edges"]) == 2 * drawn
+    assert report["left_out"] == 2 * (count - drawn)
+    assert len({node["id"] for node in report["nodes"]}) == 2 * drawn
 
 
 @pytest.mark.parametrize("hangs", [0, 1, SENTENCES_MAX - 1, SENTENCES_MAX])
@@ -246,54 +245,54 @@ def test_troubles_follow_the_findings_within_the_same_limit(hangs: int) -> None:
     silent = {
         f"x{number:02}": NoAnswer(Trouble.SILENT, "") for number in range(SENTENCES_MAX)
     }
-    found = findings(snapshots, **silent)
-    assert len(found["sentences"]) == SENTENCES_MAX
-    assert found["sentences_left_out"] == hangs
-    words = found["sentences"][hangs:]
+    report = findings(snapshots, **silent)
+    assert len(report["sentences"]) == SENTENCES_MAX
+    assert report["sentences_left_out"] == hangs
+    words = report["sentences"][hangs:]
     assert words == [
         f"{name} is stuck: it does not answer"
         for name in sorted(silent)[: SENTENCES_MAX - hangs]
     ]
 
 
-def test_a_way_that_is_longer_than_a_drawing_is_left_out_of_it() -> None:
-    found = findings([chain("a", NODES_MAX + 1)])
-    assert len(found["sentences"]) == 1
-    assert found["nodes"] == found["edges"] == []
-    assert found["left_out"] == NODES_MAX + 1
-    assert found["at_fault"] is None
-    assert found["cycle"] == []
+def test_path_longer_than_a_drawing_is_left_out() -> None:
+    report = findings([chain("a", NODES_MAX + 1)])
+    assert len(report["sentences"]) == 1
+    assert report["nodes"] == report["edges"] == []
+    assert report["left_out"] == NODES_MAX + 1
+    assert report["at_fault"] is None
+    assert report["cycle"] == []
 
 
-def test_what_fits_is_drawn_though_something_before_it_does_not() -> None:
-    found = findings([chain("a", NODES_MAX), chain("b", 3)])
-    assert len(found["nodes"]) == NODES_MAX
-    assert found["left_out"] == 3
+def test_finding_that_fits_is_drawn_after_one_that_does_not() -> None:
+    report = findings([chain("a", NODES_MAX), chain("b", 3)])
+    assert len(report["nodes"]) == NODES_MAX
+    assert report["left_out"] == 3
     longer = findings([chain("a", NODES_MAX + 1), chain("b", 3)])
     assert {node["worker"] for node in longer["nodes"]} == {"b"}
     assert longer["at_fault"] is None  # that of the first is not drawn
 
 
-def test_a_node_on_two_ways_is_drawn_once() -> None:
+def test_node_on_two_paths_is_drawn_once() -> None:
     tasks = [
         actor("x", lock(2)),
         actor("y", lock(2, for_s=30.0)),
         actor("holds", Wait(WaitKind.EVENT, "Event `go`", 20.0, is_closed=True)),
     ]
-    found = findings([snapshot("a", tasks)])
-    labels = [node["label"] for node in found["nodes"]]
+    report = findings([snapshot("a", tasks)])
+    labels = [node["label"] for node in report["nodes"]]
     assert len(labels) == len(set(labels))
 
 
 @pytest.mark.parametrize("size", [1, 150, 1000])
-def test_no_more_than_a_slice_is_done_at_once(size: int) -> None:
+def test_findings_are_made_a_slice_at_a_time(size: int) -> None:
     snapshots = [pair_in_a_cycle(f"w{number}") for number in range(size)]
-    found, steps = done(findings_of(snapshots, {}, after_s=AFTER_S))
-    assert len(found["sentences"]) == min(size, SENTENCES_MAX)
+    report, steps = done(findings_of(snapshots, {}, after_s=AFTER_S))
+    assert len(report["sentences"]) == min(size, SENTENCES_MAX)
     assert max(steps) <= SLICE_MAX
 
 
-def test_a_collective_of_many_ranks_comes_in_slices() -> None:
+def test_collective_of_many_ranks_comes_in_slices() -> None:
     """Half of the ranks wait for the other half: ten thousand edges."""
     names = tuple(f"w{number}" for number in range(200))
     waits = Wait(WaitKind.COLLECTIVE, "all_reduce 1", 20.0, members=names)
@@ -304,8 +303,8 @@ def test_a_collective_of_many_ranks_comes_in_slices() -> None:
         )
         for place, name in enumerate(names)
     ]
-    found, steps = done(findings_of(snapshots, {}, after_s=AFTER_S))
-    assert "and 99 more have not come" in found["sentences"][0]
+    report, steps = done(findings_of(snapshots, {}, after_s=AFTER_S))
+    assert "and 99 more have not come" in report["sentences"][0]
     assert max(steps) <= SLICE_MAX
     assert len(steps) > 100 * 100 // (10 * graph.NODES_MAX)
 
@@ -326,13 +325,13 @@ def test_odd_names_stay_text() -> None:
         for place, name in enumerate(ODD_NAMES)
     ]
     silent = {f"silent {name}": NoAnswer(Trouble.SILENT, name) for name in ODD_NAMES}
-    found = done(findings_of(snapshots, silent, after_s=AFTER_S))[0]
-    assert as_sent(found) == found
-    assert {node["worker"] for node in found["nodes"]} == set(ODD_NAMES)
-    assert len(found["sentences"]) + found["sentences_left_out"] == 2 * len(ODD_NAMES)
+    report = done(findings_of(snapshots, silent, after_s=AFTER_S))[0]
+    assert as_sent(report) == report
+    assert {node["worker"] for node in report["nodes"]} == set(ODD_NAMES)
+    assert len(report["sentences"]) + report["sentences_left_out"] == 2 * len(ODD_NAMES)
 
 
-def test_how_long_a_wait_may_take_is_told_back() -> None:
+def test_limit_of_a_wait_is_echoed() -> None:
     for after_s in (0.0, 0.5, 1e9):
-        found, _ = done(findings_of([], {}, after_s=after_s))
-        assert found["after_s"] == after_s
+        report, _ = done(findings_of([], {}, after_s=after_s))
+        assert report["after_s"] == after_s

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from asyncrpc.inspection.machine.slices import SLICE_MAX
-from asyncrpc.inspection.records import NoAnswer, Trouble
-from asyncrpc.inspection.summaries import UNKNOWN_BYTES
-from asyncrpc.serving.dashboard.machine.history import Moment
 from asyncrpc.serving.dashboard.machine.overview import (
     BUSY_S,
+    HISTORY_S,
     KEYS,
     MATRIX_MAX,
+    MOMENTS_MAX,
     STATES,
+    GroupHistory,
+    Moment,
     matrix_of,
     moment_of,
     row_of,
@@ -25,6 +25,9 @@ from asyncrpc.serving.dashboard.machine.overview import (
     totals_of,
 )
 from asyncrpc.serving.dashboard.machine.paging import Row
+from asyncrpc.tools.inspection.machine.slices import SLICE_MAX
+from asyncrpc.tools.inspection.records import NoAnswer, Trouble
+from asyncrpc.tools.inspection.summaries import UNKNOWN_BYTES
 from tests.unit.serving.dashboard.machine.told import (
     HUGE,
     NO_NUMBERS,
@@ -47,8 +50,8 @@ def totals(*rows: Row) -> dict[str, Any]:
 # --- rows ----------------------------------------------------------------------------
 
 
-def test_a_row_has_all_keys_and_each_number_in_its_place() -> None:
-    told = summary(
+def test_row_has_all_keys_with_each_number_in_its_place() -> None:
+    summed_up = summary(
         pid=4,
         host="h",
         running_s=5.0,
@@ -64,7 +67,7 @@ def test_a_row_has_all_keys_and_each_number_in_its_place() -> None:
         calls_made=8,
         calls_served=9,
     )
-    row = row_of("a", 3, told)
+    row = row_of("a", 3, summed_up)
     assert set(row) == set(KEYS)
     assert row == {
         "worker": "a",
@@ -88,7 +91,7 @@ def test_a_row_has_all_keys_and_each_number_in_its_place() -> None:
     }
 
 
-def test_what_a_worker_does_not_know_is_null() -> None:
+def test_unknown_values_are_null() -> None:
     row = row_of("a", -1, summary(memory_bytes=UNKNOWN_BYTES))
     assert [row[key] for key in ("rank", "p50_s", "p99_s", "memory_bytes")] == [
         None
@@ -96,7 +99,7 @@ def test_what_a_worker_does_not_know_is_null() -> None:
 
 
 @pytest.mark.parametrize("value", NO_NUMBERS)
-def test_a_number_that_is_none_is_null_wherever_it_is(value: float) -> None:
+def test_nonfinite_numbers_are_null_everywhere(value: float) -> None:
     bad = calls_a_second(value, failed=value, p99_s=value, nbytes=value)
     row = row_of("a", 0, summary(rates=rates(bad, bad), running_s=value, lag_s=value))
     floats = {
@@ -128,12 +131,14 @@ def test_a_number_that_is_none_is_null_wherever_it_is(value: float) -> None:
         (BUSY_S, True, "draining"),
     ],
 )
-def test_how_a_worker_is(lag_s: float, *, is_draining: bool, state: str) -> None:
+def test_worker_state_follows_from_its_summary(
+    lag_s: float, *, is_draining: bool, state: str
+) -> None:
     assert state_of(summary(lag_s=lag_s, is_draining=is_draining)) == state
 
 
 @pytest.mark.parametrize("trouble", list(Trouble))
-def test_a_silent_worker_has_a_row_that_knows_its_state_alone(trouble: Trouble) -> None:
+def test_silent_worker_has_a_row_with_its_state_alone(trouble: Trouble) -> None:
     row = silent_row("a", 2, NoAnswer(trouble, "words"))
     assert set(row) == set(KEYS)
     assert {key: value for key, value in row.items() if value is not None} == {
@@ -153,13 +158,13 @@ def test_odd_names_stay_text() -> None:
 # --- totals --------------------------------------------------------------------------
 
 
-def test_the_totals_of_nobody_are_nothing() -> None:
+def test_empty_group_has_zero_totals() -> None:
     assert totals() == totals(silent_row("a", 0, SILENT))
     assert totals()["memory_bytes"] == 0
     assert totals()["p99_s"] is None
 
 
-def test_totals_are_sums_and_the_slowest_of_those_that_answer() -> None:
+def test_totals_are_sums_and_the_slowest_percentile() -> None:
     rows = [
         row_of(
             f"w{number}",
@@ -186,21 +191,21 @@ def test_totals_are_sums_and_the_slowest_of_those_that_answer() -> None:
     }
 
 
-def test_the_memory_of_a_process_counts_once() -> None:
+def test_memory_of_a_process_counts_once() -> None:
     def worker(name: str, host: str, pid: int, nbytes: int) -> Row:
         return row_of(name, 0, summary(host=host, pid=pid, memory_bytes=nbytes))
 
-    found = totals(
+    sums = totals(
         worker("a", "h", 1, 100),
         worker("b", "h", 1, 100),
         worker("c", "h", 2, 1000),
         worker("d", "i", 1, 10_000),
         worker("e", "i", 3, UNKNOWN_BYTES),
     )
-    assert found["memory_bytes"] == 11_100
+    assert sums["memory_bytes"] == 11_100
 
 
-def test_huge_numbers_are_added_and_what_is_too_much_is_not_known() -> None:
+def test_huge_numbers_are_added_and_overflow_is_unknown() -> None:
     most = sys.float_info.max
     rows = [
         row_of(
@@ -215,46 +220,46 @@ def test_huge_numbers_are_added_and_what_is_too_much_is_not_known() -> None:
         )
         for pid, name in enumerate("ab")
     ]
-    found = as_sent(totals(*rows))
-    assert found["memory_bytes"] == found["references"] == 2 * HUGE
-    assert found["calls_made_per_s"] is None
-    assert found["calls_served_per_s"] == 2.0
-    assert moment_of(1.0, found) == Moment(1.0, None, None, 2 * HUGE)
+    sums = as_sent(totals(*rows))
+    assert sums["memory_bytes"] == sums["references"] == 2 * HUGE
+    assert sums["calls_made_per_s"] is None
+    assert sums["calls_served_per_s"] == 2.0
+    assert moment_of(1.0, sums) == Moment(1.0, None, None, 2 * HUGE)
 
 
 @pytest.mark.parametrize("count", [0, 1, SLICE_MAX, 3 * SLICE_MAX + 1])
-def test_no_more_than_a_slice_is_added_at_once(count: int) -> None:
+def test_totals_are_added_a_slice_at_a_time(count: int) -> None:
     row = row_of("a", 0, summary(references=1))
-    found, steps = done(totals_of([row] * count))
-    assert found["references"] == count
+    sums, steps = done(totals_of([row] * count))
+    assert sums["references"] == count
     assert steps == [SLICE_MAX] * (count // SLICE_MAX)
 
 
-def test_the_history_keeps_three_of_the_totals() -> None:
-    given = {"calls_made_per_s": 1.0, "p99_s": 2.0, "memory_bytes": 3, "references": 4}
-    assert moment_of(9.0, given) == Moment(9.0, 1.0, 2.0, 3)
+def test_history_keeps_three_of_the_totals() -> None:
+    sums = {"calls_made_per_s": 1.0, "p99_s": 2.0, "memory_bytes": 3, "references": 4}
+    assert moment_of(9.0, sums) == Moment(9.0, 1.0, 2.0, 3)
 
 
 # --- the matrix ----------------------------------------------------------------------
 
 
-def test_without_workers_the_matrix_is_empty() -> None:
+def test_matrix_of_no_workers_is_empty() -> None:
     assert matrix_of([], {}, 0) == {"workers": [], "cells": [], "left_out": 0}
 
 
-def test_a_worker_alone_has_one_cell_of_nothing() -> None:
-    found = matrix_of(["a"], {"a": [link("a")]}, 1)
-    assert found == {"workers": ["a"], "cells": [[None]], "left_out": 0}
+def test_lone_worker_has_one_empty_cell() -> None:
+    matrix = matrix_of(["a"], {"a": [link("a")]}, 1)
+    assert matrix == {"workers": ["a"], "cells": [[None]], "left_out": 0}
 
 
-def test_a_row_is_who_sends_and_a_column_who_receives() -> None:
+def test_matrix_rows_are_senders_and_columns_receivers() -> None:
     links = {
         "a": [link("b", in_flight=3), link("elsewhere")],
         "b": [link("a", is_broken=True, p50_s=math.nan)],
     }
-    found = matrix_of(["b", "a", "silent"], links, 3)
-    assert found["workers"] == ["b", "a", "silent"]
-    cells = found["cells"]
+    matrix = matrix_of(["b", "a", "silent"], links, 3)
+    assert matrix["workers"] == ["b", "a", "silent"]
+    cells = matrix["cells"]
     assert cells[1] == [
         {
             "state": "open",
@@ -271,34 +276,34 @@ def test_a_row_is_who_sends_and_a_column_who_receives() -> None:
     assert cells[2] == [None] * 3
 
 
-def test_the_last_of_two_links_to_one_peer_counts() -> None:
+def test_last_of_two_links_to_a_peer_counts() -> None:
     links = {"a": [link("b", in_flight=1), link("b", in_flight=2)]}
     assert matrix_of(["a", "b"], links, 2)["cells"][0][1]["in_flight"] == 2
 
 
 @pytest.mark.parametrize("count", [MATRIX_MAX - 1, MATRIX_MAX, MATRIX_MAX + 1, 200])
 @pytest.mark.parametrize("more", [0, 800])
-def test_the_matrix_has_the_first_workers_and_counts_the_others(
+def test_matrix_shows_the_first_workers_and_counts_the_rest(
     count: int, more: int
 ) -> None:
     names = [f"w{number}" for number in range(count)]
     links = {name: [link(other) for other in names] for name in names}
-    found = matrix_of(names, links, count + more)
+    matrix = matrix_of(names, links, count + more)
     size = min(count, MATRIX_MAX)
-    assert found["workers"] == names[:size]
-    assert [len(row) for row in found["cells"]] == [size] * size
-    nothing = [at for at, row in enumerate(found["cells"]) if row[at] is None]
+    assert matrix["workers"] == names[:size]
+    assert [len(row) for row in matrix["cells"]] == [size] * size
+    nothing = [at for at, row in enumerate(matrix["cells"]) if row[at] is None]
     assert nothing == list(range(size))  # the diagonal
-    assert sum(cell is None for row in found["cells"] for cell in row) == size
-    assert found["left_out"] == count + more - size
+    assert sum(cell is None for row in matrix["cells"] for cell in row) == size
+    assert matrix["left_out"] == count + more - size
 
 
-def test_a_group_that_has_become_smaller_leaves_out_nobody() -> None:
+def test_shrunken_group_leaves_out_no_worker() -> None:
     assert matrix_of(["a", "b"], {}, 1)["left_out"] == 0
 
 
 @pytest.mark.parametrize("value", NO_NUMBERS)
-def test_a_cell_has_no_number_that_is_none(value: float) -> None:
+def test_nonfinite_numbers_of_a_cell_are_null(value: float) -> None:
     odd = link("b", calls_per_s=value, bytes_per_s=value, p50_s=value)
     (_, cell), _ = as_sent(matrix_of(["a", "b"], {"a": [odd]}, 2))["cells"]
     assert cell == {
@@ -312,6 +317,74 @@ def test_a_cell_has_no_number_that_is_none(value: float) -> None:
 
 def test_odd_names_lead_to_each_other() -> None:
     links = {name: [link(other) for other in ODD_NAMES] for name in ODD_NAMES}
-    found = as_sent(matrix_of(ODD_NAMES, links, len(ODD_NAMES)))
-    assert found["workers"] == list(ODD_NAMES)
-    assert sum(cell is None for row in found["cells"] for cell in row) == len(ODD_NAMES)
+    matrix = as_sent(matrix_of(ODD_NAMES, links, len(ODD_NAMES)))
+    assert matrix["workers"] == list(ODD_NAMES)
+    assert sum(cell is None for row in matrix["cells"] for cell in row) == len(
+        ODD_NAMES
+    )
+
+
+def moment(at_s: float, made_per_s: float | None = 1.0) -> Moment:
+    return Moment(at_s, made_per_s, 0.5, 1000)
+
+
+def times(history: GroupHistory) -> list[float]:
+    return history.columns()["at_s"]
+
+
+def test_new_history_has_empty_columns() -> None:
+    assert GroupHistory().columns() == {
+        "at_s": [],
+        "made_per_s": [],
+        "p99_s": [],
+        "memory_bytes": [],
+    }
+
+
+def test_moments_are_listed_column_by_column() -> None:
+    history = GroupHistory()
+    history.add(Moment(1.0, 2.0, None, 3))
+    history.add(Moment(4.0, None, 0.5, 6))
+    assert history.columns() == {
+        "at_s": [1.0, 4.0],
+        "made_per_s": [2.0, None],
+        "p99_s": [None, 0.5],
+        "memory_bytes": [3, 6],
+    }
+
+
+def test_moments_older_than_the_history_are_forgotten() -> None:
+    history = GroupHistory()
+    for at_s in (0.0, 1.0, HISTORY_S):
+        history.add(moment(at_s))
+    assert times(history) == [0.0, 1.0, HISTORY_S]  # to the second
+    history.add(moment(HISTORY_S + 1.0))
+    assert times(history) == [1.0, HISTORY_S, HISTORY_S + 1.0]
+    history.add(moment(10 * HISTORY_S))
+    assert times(history) == [10 * HISTORY_S]
+
+
+def test_number_of_moments_is_limited_to_the_newest() -> None:
+    history = GroupHistory()
+    for number in range(MOMENTS_MAX + 5):
+        history.add(moment(number / 10))
+    assert len(times(history)) == MOMENTS_MAX
+    assert times(history)[0] == 0.5
+
+
+@pytest.mark.parametrize(("back_to", "left"), [(2.5, [1.0, 2.0]), (2.0, [1.0, 2.0])])
+def test_clock_set_back_removes_later_moments(
+    back_to: float, left: list[float]
+) -> None:
+    history = GroupHistory()
+    for at_s in (1.0, 2.0, 3.0, 4.0):
+        history.add(moment(at_s))
+    history.add(moment(back_to))
+    assert times(history) == [*left, back_to]
+
+
+def test_clock_set_back_before_all_moments_starts_over() -> None:
+    history = GroupHistory()
+    history.add(moment(5.0))
+    history.add(moment(-5.0))
+    assert times(history) == [-5.0]

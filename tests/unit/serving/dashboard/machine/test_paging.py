@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from asyncrpc.inspection.machine.slices import SLICE_MAX, Slices, finished
 from asyncrpc.serving.dashboard.machine.paging import Row, RowsPage, page_of
 from asyncrpc.serving.dashboard.machine.query import PAGE_MAX, ViewQuery
+from asyncrpc.tools.inspection.machine.slices import SLICE_MAX, Slices, finished
 from tests.unit.serving.dashboard.machine.told import ODD_NAMES
 
 COUNT = 3 * SLICE_MAX + 7
 
 
 def rows(count: int = COUNT) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = [
+    all_rows: list[dict[str, Any]] = [
         {"worker": f"w{number:04}", "age_s": float(number)} for number in range(count)
     ]
-    random.Random(7).shuffle(found)
-    return found
+    random.Random(7).shuffle(all_rows)
+    return all_rows
 
 
 def steps_of(work: Slices[RowsPage]) -> tuple[RowsPage, list[int]]:
@@ -32,29 +32,29 @@ def steps_of(work: Slices[RowsPage]) -> tuple[RowsPage, list[int]]:
             return end.value, steps
 
 
-def all_pages(given: list[dict[str, Any]], **query: Any) -> list[Row]:
-    found: list[Row] = []
+def all_pages(source: list[dict[str, Any]], **query: Any) -> list[Row]:
+    collected: list[Row] = []
     page = 1
     while True:
-        shown = finished(page_of(given, ViewQuery(page=page, **query)))
+        shown = finished(page_of(source, ViewQuery(page=page, **query)))
         if not shown.rows:
             assert shown.first == 0
-            return found
-        assert shown.first == len(found) + 1
-        found += shown.rows
+            return collected
+        assert shown.first == len(collected) + 1
+        collected += shown.rows
         page += 1
 
 
 @pytest.mark.parametrize("sort", ["worker", "age_s"])
 @pytest.mark.parametrize("is_up", [True, False])
-def test_the_pages_have_all_rows_in_order(sort: str, *, is_up: bool) -> None:
-    given = rows()
-    found = all_pages(given, sort=sort, is_up=is_up, per_page=200)
-    assert found == sorted(given, key=lambda row: row[sort], reverse=not is_up)
+def test_pages_have_all_rows_in_order(sort: str, *, is_up: bool) -> None:
+    source = rows()
+    collected = all_pages(source, sort=sort, is_up=is_up, per_page=200)
+    assert collected == sorted(source, key=lambda row: row[sort], reverse=not is_up)
 
 
 @pytest.mark.parametrize("page", [1, 4, 8, 1000])
-def test_no_more_than_a_slice_is_done_at_once(page: int) -> None:
+def test_rows_are_sorted_a_slice_at_a_time(page: int) -> None:
     query = ViewQuery("age_s", is_up=False, page=page, per_page=200)
     shown, steps = steps_of(page_of(rows(), query))
     assert shown.total == COUNT
@@ -63,20 +63,20 @@ def test_no_more_than_a_slice_is_done_at_once(page: int) -> None:
 
 
 @pytest.mark.parametrize("is_up", [True, False])
-def test_what_is_not_known_is_last_in_both_orders(*, is_up: bool) -> None:
-    given = [{"age_s": None, "worker": "x"}, *rows(3)]
-    shown = finished(page_of(given, ViewQuery("age_s", is_up=is_up)))
+def test_unknown_values_are_last_in_both_orders(*, is_up: bool) -> None:
+    source = [{"age_s": None, "worker": "x"}, *rows(3)]
+    shown = finished(page_of(source, ViewQuery("age_s", is_up=is_up)))
     assert shown.rows[-1]["worker"] == "x"
 
 
 def test_lists_are_sorted_by_their_length() -> None:
-    given: list[Row] = [{"holders": ["a", "b"]}, {"holders": []}, {"holders": ["z"]}]
-    shown = finished(page_of(given, ViewQuery("holders", is_up=True)))
+    source: list[Row] = [{"holders": ["a", "b"]}, {"holders": []}, {"holders": ["z"]}]
+    shown = finished(page_of(source, ViewQuery("holders", is_up=True)))
     assert [len(row["holders"]) for row in shown.rows] == [0, 1, 2]
 
 
-def test_only_the_rows_that_are_wanted() -> None:
-    given: list[Row] = [
+def test_page_contains_matching_rows_only() -> None:
+    source: list[Row] = [
         {"caller": "a", "callee": "b", "function": "Train"},
         {"caller": "b", "callee": "c", "function": "evict"},
         {"caller": "c", "callee": "c", "function": None},
@@ -85,7 +85,7 @@ def test_only_the_rows_that_are_wanted() -> None:
 
     def shown(**query: Any) -> list[Any]:
         asked = ViewQuery("caller", is_up=True, **query)
-        page = finished(page_of(given, asked, owners))
+        page = finished(page_of(source, asked, owners))
         assert page.total == len(page.rows)
         return [row["caller"] for row in page.rows]
 
@@ -94,65 +94,67 @@ def test_only_the_rows_that_are_wanted() -> None:
     assert shown(find="train", workers=frozenset({"c"})) == []
 
 
-def test_a_list_of_names_counts_as_owners() -> None:
-    given: list[Row] = [
+def test_list_of_names_counts_as_owners() -> None:
+    source: list[Row] = [
         {"owner": "a", "holders": ["b", "c"]},
         {"owner": "d", "holders": []},
     ]
     query = ViewQuery("owner", is_up=True, workers=frozenset({"c"}))
-    shown = finished(page_of(given, query, ("owner", "holders")))
+    shown = finished(page_of(source, query, ("owner", "holders")))
     assert [row["owner"] for row in shown.rows] == ["a"]
 
 
-def test_no_rows_are_a_page() -> None:
+def test_empty_view_has_an_empty_page() -> None:
     assert finished(page_of([], ViewQuery("age_s", is_up=True))) == RowsPage([], 0, 0)
 
 
 @pytest.mark.parametrize("is_up", [True, False])
 @pytest.mark.parametrize("value", [0, 0.0, "", "x", None, [], ["a"]])
-def test_rows_that_are_alike_stay_in_their_order_on_all_pages(
+def test_equal_rows_keep_their_order_on_all_pages(
     value: object, *, is_up: bool
 ) -> None:
-    given = [{"key": value, "place": place} for place in range(COUNT)]
-    found = all_pages(given, sort="key", is_up=is_up, per_page=200)
-    assert [row["place"] for row in found] == list(range(COUNT))
+    source = [{"key": value, "place": place} for place in range(COUNT)]
+    collected = all_pages(source, sort="key", is_up=is_up, per_page=200)
+    assert [row["place"] for row in collected] == list(range(COUNT))
 
 
 @pytest.mark.parametrize("is_up", [True, False])
-def test_numbers_are_sorted_as_numbers_whatever_their_size(*, is_up: bool) -> None:
+def test_numbers_of_any_size_are_sorted_by_value(*, is_up: bool) -> None:
     values = [-1.5, -0.0, 0, 1e-300, 3, 3.5, 1 << 53, (1 << 63) - 1, 1 << 90, 1e300]
-    given: list[Row] = [{"key": value} for value in random.Random(1).sample(values, 10)]
-    shown = finished(page_of(given, ViewQuery("key", is_up=is_up)))
+    source: list[Row] = [
+        {"key": value} for value in random.Random(1).sample(values, 10)
+    ]
+    shown = finished(page_of(source, ViewQuery("key", is_up=is_up)))
     assert [row["key"] for row in shown.rows] == (values if is_up else values[::-1])
 
 
 @pytest.mark.parametrize("is_up", [True, False])
 def test_odd_names_are_sorted_and_found_as_text(*, is_up: bool) -> None:
-    given: list[Row] = [{"worker": name} for name in ODD_NAMES]
-    shown = finished(page_of(given, ViewQuery("worker", is_up=is_up)))
+    source: list[Row] = [{"worker": name} for name in ODD_NAMES]
+    shown = finished(page_of(source, ViewQuery("worker", is_up=is_up)))
     assert [row["worker"] for row in shown.rows] == sorted(ODD_NAMES, reverse=not is_up)
     for name in ODD_NAMES:
         query = ViewQuery("worker", is_up=is_up, workers=frozenset({name}))
-        assert finished(page_of(given, query)).rows == [{"worker": name}]
+        assert finished(page_of(source, query)).rows == [{"worker": name}]
         query = ViewQuery("worker", is_up=is_up, find=name.casefold())
-        assert {"worker": name} in finished(page_of(given, query)).rows
+        assert {"worker": name} in finished(page_of(source, query)).rows
 
 
 def test_numbers_and_lists_are_not_searched() -> None:
-    given: list[Row] = [{"worker": "a", "pid": 77, "holders": ["77"], "host": None}]
-    assert finished(page_of(given, ViewQuery("pid", is_up=True, find="77"))).total == 0
+    source: list[Row] = [{"worker": "a", "pid": 77, "holders": ["77"], "host": None}]
+    assert finished(page_of(source, ViewQuery("pid", is_up=True, find="77"))).total == 0
 
 
-def test_a_key_that_no_row_has_is_not_known() -> None:
-    given = rows(3)
-    shown = finished(page_of(given, ViewQuery("nothing", is_up=True)))
-    assert shown.rows == given
+def test_missing_key_sorts_as_unknown() -> None:
+    source = rows(3)
+    shown = finished(page_of(source, ViewQuery("nothing", is_up=True)))
+    assert shown.rows == source
 
 
-def test_a_row_without_an_owner_is_of_no_worker() -> None:
-    given: list[Row] = [{"owner": None, "holders": None}, {}, {"owner": "a"}]
+def test_row_without_an_owner_belongs_to_no_worker() -> None:
+    source: list[Row] = [{"owner": None, "holders": None}, {}, {"owner": "a"}]
     query = ViewQuery("owner", is_up=True, workers=frozenset({"a"}))
-    assert finished(page_of(given, query, ("owner", "holders"))).total == 1
+    assert finished(page_of(source, query, ("owner", "holders"))).total == 1
 
 
 @pytest.mark.parametrize(
@@ -167,11 +169,15 @@ def test_a_row_without_an_owner_is_of_no_worker() -> None:
         (COUNT, PAGE_MAX, 0, 0),
     ],
 )
-def test_a_page_begins_where_the_one_before_it_ends(
+def test_page_starts_where_the_previous_one_ends(
     count: int, page: int, first: int, shown: int
 ) -> None:
     query = ViewQuery("worker", is_up=True, page=page, per_page=50)
-    found, steps = steps_of(page_of(rows(count), query))
-    assert (found.total, found.first, len(found.rows)) == (count, first, shown)
+    shown_page, steps = steps_of(page_of(rows(count), query))
+    assert (shown_page.total, shown_page.first, len(shown_page.rows)) == (
+        count,
+        first,
+        shown,
+    )
     # However far away the page is: sorted, passed over, and let go of.
     assert sum(steps) <= 3 * count

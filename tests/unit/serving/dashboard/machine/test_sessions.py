@@ -1,4 +1,4 @@
-"""Who may look: proofs, nonces, sessions, and their limits."""
+"""Who may look: tokens, sessions, and their limits."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ from asyncrpc.serving.dashboard.machine.sessions import (
     ADDRESSES_MAX,
     FAILURES_MAX,
     FAILURES_S,
-    NONCE_S,
     SESSION_S,
     SESSIONS_MAX,
-    USED_MAX,
     Attempts,
     Gate,
-    NonceMint,
     Sessions,
-    proof_of,
+    token_of,
 )
 
 SECRET = b"a secret of this test"
@@ -32,41 +29,7 @@ def random_bytes() -> Callable[[int], bytes]:
     return random.Random(3).randbytes
 
 
-def test_a_nonce_is_good_once_and_for_a_time(
-    random_bytes: Callable[[int], bytes],
-) -> None:
-    mint = NonceMint(random_bytes)
-    first, second = mint.make(0.0), mint.make(0.0)
-    assert first != second
-    assert mint.use(first, NONCE_S - 1)
-    assert not mint.use(first, NONCE_S - 1)
-    assert not mint.use(second, NONCE_S + 1)
-
-
-def test_a_nonce_of_another_process_is_none(
-    random_bytes: Callable[[int], bytes],
-) -> None:
-    mint, other = NonceMint(random_bytes), NonceMint(random_bytes)
-    nonce = mint.make(0.0)
-    assert not other.use(nonce, 0.0)
-    for wrong in ("", "zz", nonce[:-2], nonce.upper(), f" {nonce}", "00" * 40):
-        assert not mint.use(wrong, 0.0)
-    assert mint.use(nonce, 0.0)
-
-
-def test_used_nonces_are_forgotten_when_they_are_no_longer_good(
-    random_bytes: Callable[[int], bytes],
-) -> None:
-    mint = NonceMint(random_bytes)
-    used = [mint.use(mint.make(0.0), 0.0) for _ in range(USED_MAX + 1)]
-    assert used == [True] * USED_MAX + [False]
-    later_s = NONCE_S + 1
-    assert mint.use(mint.make(later_s), later_s)
-
-
-def test_a_session_ends_when_it_was_not_used_for_long(
-    random_bytes: Callable[[int], bytes],
-) -> None:
+def test_unused_session_expires(random_bytes: Callable[[int], bytes]) -> None:
     sessions = Sessions(random_bytes)
     key = sessions.open(0.0)
     assert sessions.use(key, SESSION_S)
@@ -76,9 +39,7 @@ def test_a_session_ends_when_it_was_not_used_for_long(
     assert len(sessions) == 0
 
 
-def test_a_session_that_is_closed_is_none(
-    random_bytes: Callable[[int], bytes],
-) -> None:
+def test_closed_session_is_unknown(random_bytes: Callable[[int], bytes]) -> None:
     sessions = Sessions(random_bytes)
     key = sessions.open(0.0)
     sessions.close(key)
@@ -86,7 +47,7 @@ def test_a_session_that_is_closed_is_none(
     assert not sessions.use(key, 0.0)
 
 
-def test_there_are_so_many_sessions_the_one_unused_for_longest_ends(
+def test_sessions_are_limited_and_the_longest_unused_ends(
     random_bytes: Callable[[int], bytes],
 ) -> None:
     sessions = Sessions(random_bytes)
@@ -98,7 +59,7 @@ def test_there_are_so_many_sessions_the_one_unused_for_longest_ends(
     assert not sessions.use(keys[1], 1001.0)
 
 
-def test_an_address_that_fails_often_waits() -> None:
+def test_address_that_fails_often_must_wait() -> None:
     attempts = Attempts()
     for at in range(FAILURES_MAX):
         assert not attempts.wait_s("a", float(at))
@@ -109,7 +70,7 @@ def test_an_address_that_fails_often_waits() -> None:
     assert not attempts.wait_s("a", FAILURES_S)
 
 
-def test_addresses_are_remembered_within_a_limit() -> None:
+def test_remembered_addresses_are_limited() -> None:
     attempts = Attempts()
     for _ in range(FAILURES_MAX):
         attempts.on_failure("first", 0.0)
@@ -127,21 +88,19 @@ def test_addresses_are_remembered_within_a_limit() -> None:
         (TOKEN, SECRET, "either"),
     ],
 )
-def test_what_opens_the_gate(
+def test_gate_opens_for_its_token_and_secret_only(
     token: str | None, secret: bytes | None, takes: str
 ) -> None:
     gate = Gate(token=token, secret=secret)
     assert gate.takes == takes
     assert gate.is_token(TOKEN) is (token is not None)
-    assert gate.is_proof("ab", proof_of(TOKEN.encode(), "ab")) is (token is not None)
-    assert gate.is_proof("ab", proof_of(SECRET, "ab")) is (secret is not None)
-    assert not gate.is_token(SECRET.decode())
-    for wrong in ("", "\ud800", proof_of(SECRET, "cd")):
-        assert not gate.is_proof("ab", wrong)
+    assert gate.is_token(token_of(TOKEN.encode())) is (token is not None)
+    assert gate.is_token(token_of(SECRET)) is (secret is not None)
+    for wrong in ("", "\ud800", SECRET.decode(), token_of(SECRET).upper()):
         assert not gate.is_token(wrong)
 
 
-def test_a_ticket_is_good_once() -> None:
+def test_ticket_is_valid_once() -> None:
     gate = Gate(token=None, secret=SECRET, ticket="ticket")
     for wrong in ("", "\ud800", "Ticket", SECRET.decode()):
         assert not gate.take_ticket(wrong)
@@ -151,6 +110,6 @@ def test_a_ticket_is_good_once() -> None:
     assert not Gate(token=TOKEN, secret=None).take_ticket("")
 
 
-def test_the_token_is_not_the_secret() -> None:
+def test_token_is_not_the_secret() -> None:
     with pytest.raises(UsageError, match="must not be the secret"):
         Gate(token=SECRET.decode(), secret=SECRET)

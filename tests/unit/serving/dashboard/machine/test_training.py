@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from asyncrpc.inspection.machine.slices import SLICE_MAX
 from asyncrpc.serving.dashboard.machine.training import (
     KEYS,
     PASSES_MAX,
@@ -14,12 +13,13 @@ from asyncrpc.serving.dashboard.machine.training import (
     STAGES_MAX,
     STEPS_MAX,
     TIME_MAX_S,
-    TrainingTold,
+    TrainingAnswer,
     passes_of,
     pipeline_of,
     rows_of,
     steps_of,
 )
+from asyncrpc.tools.inspection.machine.slices import SLICE_MAX
 from tests.unit.serving.dashboard.machine.told import (
     HUGE,
     NO_NUMBERS,
@@ -35,25 +35,25 @@ from tests.unit.serving.dashboard.machine.told import (
     training,
 )
 
-Told = dict[str, TrainingTold]
+Told = dict[str, TrainingAnswer]
 
 
-def passes(told: Told) -> dict[str, Any]:
-    return done(passes_of(told))[0]
+def passes(reports: Told) -> dict[str, Any]:
+    return done(passes_of(reports))[0]
 
 
-def steps(told: Told) -> dict[str, Any]:
-    return done(steps_of(told))[0]
+def steps(reports: Told) -> dict[str, Any]:
+    return done(steps_of(reports))[0]
 
 
-def pipeline(told: Told) -> dict[str, Any]:
-    return done(pipeline_of(told))[0]
+def pipeline(reports: Told) -> dict[str, Any]:
+    return done(pipeline_of(reports))[0]
 
 
 # --- rows ----------------------------------------------------------------------------
 
 
-def test_of_nobody_there_is_nothing() -> None:
+def test_empty_group_has_no_rows() -> None:
     assert done(rows_of({})) == ([], [])
     assert passes({}) == {"passes": [], "passes_left_out": 0}
     assert steps({}) == {"steps": [], "steps_left_out": 0}
@@ -64,8 +64,8 @@ def test_of_nobody_there_is_nothing() -> None:
     assert pipeline(nothing) == pipeline({})
 
 
-def test_a_row_has_all_keys() -> None:
-    told = training(
+def test_row_has_all_keys() -> None:
+    reports = training(
         passes_per_s=1.0,
         steps_per_s=2.0,
         collectives_per_s=3.0,
@@ -73,7 +73,7 @@ def test_a_row_has_all_keys() -> None:
         step_p50_s=5.0,
         buckets=[bucket(0, nbytes=HUGE), bucket(3, per_s=0.0)],
     )
-    (row,), _ = done(rows_of({"a": told}))
+    (row,), _ = done(rows_of({"a": reports}))
     assert set(row) == set(KEYS)
     assert row == {
         "worker": "a",
@@ -90,8 +90,8 @@ def test_a_row_has_all_keys() -> None:
 
 
 @pytest.mark.parametrize("value", NO_NUMBERS)
-def test_a_number_that_is_none_is_null_wherever_it_is(value: float) -> None:
-    told = {
+def test_nonfinite_numbers_are_null_everywhere(value: float) -> None:
+    reports = {
         "a": training(
             passes_per_s=value,
             steps_per_s=value,
@@ -105,21 +105,21 @@ def test_a_number_that_is_none_is_null_wherever_it_is(value: float) -> None:
             stages=[stage(0, began_s=value)],
         )
     }
-    (row,), _ = done(rows_of(told))
+    (row,), _ = done(rows_of(reports))
     floats = [row[key] for key in KEYS if key not in ("worker", "buckets")]
     assert floats == [None] * 5
     assert row["buckets"][0]["per_s"] is row["buckets"][0]["p50_s"] is None
-    ages = [one["age_s"] for one in passes(told)["passes"]]
+    ages = [entry["age_s"] for entry in passes(reports)["passes"]]
     assert ages == [2.0, None, 99.0, None]  # what is not known is last of its kind
-    assert [one["age_s"] for one in steps(told)["steps"]] == [99.0, None]
-    assert all(one["took_s"] is None for one in passes(told)["passes"])
-    assert pipeline(told)["pipeline"] == []
-    for made in (row, passes(told), steps(told), pipeline(told)):
-        as_sent(made)
+    assert [entry["age_s"] for entry in steps(reports)["steps"]] == [99.0, None]
+    assert all(entry["took_s"] is None for entry in passes(reports)["passes"])
+    assert pipeline(reports)["pipeline"] == []
+    for answer in (row, passes(reports), steps(reports), pipeline(reports)):
+        as_sent(answer)
 
 
 def test_odd_names_stay_text() -> None:
-    told = {
+    reports = {
         name: training(
             passes=[backward_pass(1.0, root=name)],
             under_way=[pass_under_way(1.0)._replace(root=name, context=name)],
@@ -129,36 +129,36 @@ def test_odd_names_stay_text() -> None:
         for place, name in enumerate(ODD_NAMES)
     }
     answer = {
-        "rows": done(rows_of(told))[0],
-        **passes(told),
-        **steps(told),
-        **pipeline(told),
+        "rows": done(rows_of(reports))[0],
+        **passes(reports),
+        **steps(reports),
+        **pipeline(reports),
     }
     assert as_sent(answer) == answer
-    assert {one["worker"] for one in answer["pipeline"]} == set(ODD_NAMES)
+    assert {lane["worker"] for lane in answer["pipeline"]} == set(ODD_NAMES)
 
 
 @pytest.mark.parametrize("count", [1, SLICE_MAX - 1, SLICE_MAX, 2 * SLICE_MAX + 1])
-def test_no_more_than_a_slice_of_rows_is_made_at_once(count: int) -> None:
-    told = {f"w{number}": training() for number in range(count)}
-    found, made = done(rows_of(told))
-    assert len(found) == sum(made) == count
-    assert max(made) <= SLICE_MAX
-    told = {f"w{number}": training(buckets=[bucket(0)] * 99) for number in range(50)}
-    assert done(rows_of(told))[1] == [500] * 10  # a worker and its buckets are 100
+def test_rows_are_made_a_slice_at_a_time(count: int) -> None:
+    reports = {f"w{number}": training() for number in range(count)}
+    made_rows, sizes = done(rows_of(reports))
+    assert len(made_rows) == sum(sizes) == count
+    assert max(sizes) <= SLICE_MAX
+    reports = {f"w{number}": training(buckets=[bucket(0)] * 99) for number in range(50)}
+    assert done(rows_of(reports))[1] == [500] * 10  # a worker and its buckets are 100
 
 
 # --- passes and steps ----------------------------------------------------------------
 
 
-def test_a_pass_is_told_with_how_it_ended() -> None:
-    told = {
+def test_pass_shows_how_it_ended() -> None:
+    reports = {
         "a": training(
             passes=[backward_pass(99.0), backward_pass(98.0, is_committed=False)],
             under_way=[pass_under_way(3.0)],
         )
     }
-    assert passes(told)["passes"] == [
+    assert passes(reports)["passes"] == [
         {
             "worker": "a",
             "root": "a",
@@ -186,20 +186,20 @@ def test_a_pass_is_told_with_how_it_ended() -> None:
     ]
 
 
-def test_the_oldest_under_way_are_first_then_the_newest_that_ended() -> None:
-    told = {
+def test_running_passes_precede_ended_ones_by_age() -> None:
+    reports = {
         "a": training(
             passes=[backward_pass(at_s) for at_s in (90.0, 99.0)],
             under_way=[pass_under_way(1.0), pass_under_way(-1.0), pass_under_way(9.0)],
         ),
         "b": training(passes=[backward_pass(95.0)], under_way=[pass_under_way(5.0)]),
     }
-    found = passes(told)["passes"]
-    assert [one["age_s"] for one in found] == [9.0, 5.0, 1.0, None, 1.0, 5.0, 10.0]
+    listed = passes(reports)["passes"]
+    assert [entry["age_s"] for entry in listed] == [9.0, 5.0, 1.0, None, 1.0, 5.0, 10.0]
 
 
-def test_of_what_is_alike_the_first_that_was_told_is_first() -> None:
-    told = {
+def test_equal_entries_keep_the_order_of_their_workers() -> None:
+    reports = {
         name: training(
             passes=[backward_pass(99.0)] * 2,
             under_way=[pass_under_way(1.0)] * 2,
@@ -207,58 +207,60 @@ def test_of_what_is_alike_the_first_that_was_told_is_first() -> None:
         )
         for name in ("b", "a", "c")
     }
-    workers = [one["worker"] for one in passes(told)["passes"]]
+    workers = [entry["worker"] for entry in passes(reports)["passes"]]
     assert workers == [*"bbaacc", *"bbaacc"]
-    assert [one["worker"] for one in steps(told)["steps"]] == [*"bbaacc"]
+    assert [entry["worker"] for entry in steps(reports)["steps"]] == [*"bbaacc"]
 
 
-def test_who_tells_of_what_is_to_come_makes_no_age_below_zero() -> None:
-    told = {"a": training(passes=[backward_pass(101.0)], steps=[optimizer_step(200.0)])}
-    assert passes(told)["passes"][0]["age_s"] == 0.0
-    assert steps(told)["steps"][0]["age_s"] == 0.0
+def test_future_event_gives_no_negative_age() -> None:
+    reports = {
+        "a": training(passes=[backward_pass(101.0)], steps=[optimizer_step(200.0)])
+    }
+    assert passes(reports)["passes"][0]["age_s"] == 0.0
+    assert steps(reports)["steps"][0]["age_s"] == 0.0
 
 
 @pytest.mark.parametrize("count", [0, 1, 49, 50, 51, 99, 100, 101, 1000, 5000])
-def test_the_newest_are_listed_and_the_others_counted(count: int) -> None:
+def test_newest_entries_are_listed_and_the_rest_counted(count: int) -> None:
     """However many come: they are thrown away as they come."""
     each = 7
-    told = {}
+    reports = {}
     for number in range(0, count, each):
         some = range(number, min(count, number + each))
-        told[f"w{number}"] = training(
+        reports[f"w{number}"] = training(
             now_s=10_000.0,
             passes=[backward_pass(float((at * 37) % 9999)) for at in some],
             steps=[optimizer_step(float((at * 37) % 9999)) for at in some],
         )
     ages = sorted(10_000.0 - (at * 37) % 9999 for at in range(count))
-    found = passes(told)
-    assert [one["age_s"] for one in found["passes"]] == ages[:PASSES_MAX]
-    assert found["passes_left_out"] == max(0, count - PASSES_MAX)
-    found = steps(told)
-    assert [one["age_s"] for one in found["steps"]] == ages[:STEPS_MAX]
-    assert found["steps_left_out"] == max(0, count - STEPS_MAX)
+    answer = passes(reports)
+    assert [entry["age_s"] for entry in answer["passes"]] == ages[:PASSES_MAX]
+    assert answer["passes_left_out"] == max(0, count - PASSES_MAX)
+    answer = steps(reports)
+    assert [entry["age_s"] for entry in answer["steps"]] == ages[:STEPS_MAX]
+    assert answer["steps_left_out"] == max(0, count - STEPS_MAX)
 
 
 @pytest.mark.parametrize(("more", "ended"), [(-1, 1), (0, 0), (1, 0)])
-def test_passes_under_way_push_out_those_that_have_ended(more: int, ended: int) -> None:
+def test_running_passes_push_out_ended_ones(more: int, ended: int) -> None:
     count = PASSES_MAX + more
-    told = {
+    reports = {
         "a": training(
             passes=[backward_pass(99.0)] * 3,
             under_way=[pass_under_way(float(at)) for at in range(count)],
         )
     }
-    found = passes(told)
-    states = [one["state"] for one in found["passes"]]
+    answer = passes(reports)
+    states = [entry["state"] for entry in answer["passes"]]
     assert states == ["under way"] * (PASSES_MAX - ended) + ["committed"] * ended
-    assert found["passes"][0]["age_s"] == count - 1
-    assert found["passes_left_out"] == count + 3 - PASSES_MAX
+    assert answer["passes"][0]["age_s"] == count - 1
+    assert answer["passes_left_out"] == count + 3 - PASSES_MAX
 
 
-def test_a_step_names_so_many_owners_and_counts_the_others() -> None:
+def test_step_lists_a_limited_number_of_owners() -> None:
     owners = tuple(f"w{number}" for number in range(STAGES_MAX + 5))
-    told = {"a": training(steps=[optimizer_step(99.0, owners=owners)])}
-    assert steps(told)["steps"] == [
+    reports = {"a": training(steps=[optimizer_step(99.0, owners=owners)])}
+    assert steps(reports)["steps"] == [
         {
             "worker": "a",
             "optimizer": "SGD",
@@ -271,34 +273,37 @@ def test_a_step_names_so_many_owners_and_counts_the_others() -> None:
     ]
 
 
-def test_what_one_worker_tells_is_a_slice() -> None:
-    told = {
+def test_entries_of_a_worker_are_one_slice() -> None:
+    reports = {
         "a": training(passes=[backward_pass(1.0)] * 3, under_way=[pass_under_way(1.0)]),
         "b": training(steps=[optimizer_step(1.0)] * 5),
     }
-    assert done(passes_of(told))[1] == [4, 0]
-    assert done(steps_of(told))[1] == [0, 5]
+    assert done(passes_of(reports))[1] == [4, 0]
+    assert done(steps_of(reports))[1] == [0, 5]
 
 
 # --- pipelines -----------------------------------------------------------------------
 
 
-def test_a_step_is_drawn_from_where_it_begins() -> None:
-    found = pipeline(
+def test_step_is_drawn_from_its_own_start() -> None:
+    answer = pipeline(
         {
             "b": training(stages=[stage(1, began_s=10.5)]),
             "a": training(stages=[stage(0, began_s=10.0)]),
         }
     )
-    assert [one["worker"] for one in found["pipeline"]] == ["a", "b"]
-    assert [one["stage"] for one in found["pipeline"]] == [0, 1]
-    spans = found["pipeline"][1]["spans"]
-    assert [(one["start_s"], one["end_s"]) for one in spans] == [(0.5, 1.0), (1.0, 1.5)]
-    assert [(one["kind"], one["chunk"]) for one in spans] == [
+    assert [lane["worker"] for lane in answer["pipeline"]] == ["a", "b"]
+    assert [lane["stage"] for lane in answer["pipeline"]] == [0, 1]
+    spans = answer["pipeline"][1]["spans"]
+    assert [(drawn["start_s"], drawn["end_s"]) for drawn in spans] == [
+        (0.5, 1.0),
+        (1.0, 1.5),
+    ]
+    assert [(drawn["kind"], drawn["chunk"]) for drawn in spans] == [
         *(("forward", 0), ("backward", 0)),
     ]
-    assert found["pipeline"][0]["busy_share"] == pytest.approx(1 / 1.5)
-    assert found["pipeline_step"] == {
+    assert answer["pipeline"][0]["busy_share"] == pytest.approx(1 / 1.5)
+    assert answer["pipeline_step"] == {
         "number": 1,
         "schedule": "1f1b",
         "stages": 2,
@@ -310,8 +315,8 @@ def test_a_step_is_drawn_from_where_it_begins() -> None:
     }
 
 
-def test_clocks_of_several_hosts_are_put_in_line_by_when_they_told() -> None:
-    found = pipeline(
+def test_clocks_of_several_hosts_are_aligned_by_report_time() -> None:
+    answer = pipeline(
         {
             "a": training(stages=[stage(0, began_s=10.0)], host_id="h", came_s=100.0),
             "b": training(
@@ -322,18 +327,18 @@ def test_clocks_of_several_hosts_are_put_in_line_by_when_they_told() -> None:
             ),
         }
     )
-    starts = [one["spans"][0]["start_s"] for one in found["pipeline"]]
+    starts = [lane["spans"][0]["start_s"] for lane in answer["pipeline"]]
     assert starts == [0.0, 0.25]
-    assert not found["pipeline_step"]["is_of_one_clock"]
+    assert not answer["pipeline_step"]["is_of_one_clock"]
 
 
-def test_the_step_that_most_stages_tell_of_is_shown_and_of_those_the_last() -> None:
-    def number_of(*given: tuple[str, Any]) -> int:
-        told: dict[str, list[Any]] = {}
-        for name, one in given:
-            told.setdefault(name, []).append(one)
-        found = pipeline({name: training(stages=it) for name, it in told.items()})
-        number: int = found["pipeline_step"]["number"]
+def test_step_reported_by_most_stages_is_shown_latest_first() -> None:
+    def number_of(*stages: tuple[str, Any]) -> int:
+        reports: dict[str, list[Any]] = {}
+        for name, stage_seen in stages:
+            reports.setdefault(name, []).append(stage_seen)
+        answer = pipeline({name: training(stages=it) for name, it in reports.items()})
+        number: int = answer["pipeline_step"]["number"]
         return number
 
     whole = [("a", stage(0, number=1)), ("b", stage(1, number=1))]
@@ -347,20 +352,20 @@ def test_the_step_that_most_stages_tell_of_is_shown_and_of_those_the_last() -> N
     assert number_of(*same, *whole) == 3
 
 
-def test_steps_are_told_apart_by_context_number_and_stages() -> None:
+def test_steps_are_identified_by_context_number_and_stages() -> None:
     steps = [
         stage(0),
         stage(0, number=2),
         stage(0, context="d"),
         stage(0, stages=3),
     ]
-    found = pipeline({"a": training(stages=steps)})
-    assert found["pipeline_step"]["told"] == 1
+    answer = pipeline({"a": training(stages=steps)})
+    assert answer["pipeline_step"]["told"] == 1
 
 
-def test_a_step_without_computations_takes_no_time() -> None:
-    found = pipeline({"a": training(stages=[stage(0, 1, spans=[])])})
-    assert found["pipeline"] == [
+def test_step_without_computations_takes_no_time() -> None:
+    answer = pipeline({"a": training(stages=[stage(0, 1, spans=[])])})
+    assert answer["pipeline"] == [
         {
             "stage": 0,
             "worker": "a",
@@ -369,14 +374,14 @@ def test_a_step_without_computations_takes_no_time() -> None:
             "spans_left_out": 0,
         }
     ]
-    assert found["pipeline_step"]["took_s"] == 0.0
-    assert found["pipeline_step"]["bubble"] is None
+    assert answer["pipeline_step"]["took_s"] == 0.0
+    assert answer["pipeline_step"]["bubble"] is None
 
 
 def test_computations_of_no_length_take_no_time() -> None:
     at_once = [span("forward", 0.5, 0.5)]
-    found = pipeline({"a": training(stages=[stage(0, 1, spans=at_once)])})
-    assert found["pipeline"][0]["busy_share"] is None
+    answer = pipeline({"a": training(stages=[stage(0, 1, spans=at_once)])})
+    assert answer["pipeline"][0]["busy_share"] is None
 
 
 @pytest.mark.parametrize(
@@ -387,79 +392,77 @@ def test_computations_of_no_length_take_no_time() -> None:
         ([span("forward", 0.0, 1.0), span("backward", 1.0, -9.0)], 0.0),
     ],
 )
-def test_a_share_is_one_of_the_whole(spans: list[Any], share: float) -> None:
-    found = pipeline({"a": training(stages=[stage(0, 1, spans=spans)])})
-    assert found["pipeline"][0]["busy_share"] == share
-    assert found["pipeline_step"]["bubble"] == 1 - share
+def test_busy_share_stays_between_0_and_1(spans: list[Any], share: float) -> None:
+    answer = pipeline({"a": training(stages=[stage(0, 1, spans=spans)])})
+    assert answer["pipeline"][0]["busy_share"] == share
+    assert answer["pipeline_step"]["bubble"] == 1 - share
 
 
 @pytest.mark.parametrize("value", [*NO_NUMBERS, TIME_MAX_S, -TIME_MAX_S, 1e308, -1e308])
 @pytest.mark.parametrize("place", ["began_s", "start_s", "end_s"])
-def test_a_stage_whose_times_make_no_sense_is_left_out(
-    place: str, value: float
-) -> None:
-    given: Any = {place: value}
+def test_stage_with_impossible_times_is_left_out(place: str, value: float) -> None:
+    changed: Any = {place: value}
     odd = (
-        stage(0, **given)
+        stage(0, **changed)
         if place == "began_s"
-        else stage(0, spans=[span("forward", 0.0, 1.0)._replace(**given)])
+        else stage(0, spans=[span("forward", 0.0, 1.0)._replace(**changed)])
     )
-    found = pipeline({"a": training(stages=[odd]), "b": training(stages=[stage(1)])})
-    assert [one["worker"] for one in found["pipeline"]] == ["b"]
-    as_sent(found)
+    answer = pipeline({"a": training(stages=[odd]), "b": training(stages=[stage(1)])})
+    assert [lane["worker"] for lane in answer["pipeline"]] == ["b"]
+    as_sent(answer)
 
 
 @pytest.mark.parametrize("value", NO_NUMBERS)
-def test_so_is_one_whose_clock_makes_none(value: float) -> None:
-    found = pipeline(
+def test_stage_of_a_worker_with_an_impossible_clock_is_left_out(value: float) -> None:
+    answer = pipeline(
         {
             "a": training(stages=[stage(0)], now_s=value, host_id="h"),
             "b": training(stages=[stage(1)], host_id="i"),
         }
     )
-    assert [one["worker"] for one in found["pipeline"]] == ["b"]
+    assert [lane["worker"] for lane in answer["pipeline"]] == ["b"]
 
 
 @pytest.mark.parametrize("count", [STAGES_MAX, STAGES_MAX + 1, 1000])
-def test_so_many_stages_are_drawn_and_the_others_counted(count: int) -> None:
-    told = {
+def test_drawn_stages_are_limited_and_the_rest_counted(count: int) -> None:
+    reports = {
         f"w{number}": training(stages=[stage(number, count)])
         for number in reversed(range(count))
     }
-    found = pipeline(told)
-    assert [one["stage"] for one in found["pipeline"]] == list(range(STAGES_MAX))
-    assert found["pipeline_step"]["told"] == STAGES_MAX
-    assert found["pipeline_step"]["left_out"] == count - STAGES_MAX
+    answer = pipeline(reports)
+    assert [lane["stage"] for lane in answer["pipeline"]] == list(range(STAGES_MAX))
+    assert answer["pipeline_step"]["told"] == STAGES_MAX
+    assert answer["pipeline_step"]["left_out"] == count - STAGES_MAX
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3])
 @pytest.mark.parametrize("more", [0, 1])
-def test_so_many_computations_are_drawn_and_the_others_counted(
+def test_drawn_computations_are_limited_and_the_rest_counted(
     stages: int, more: int
 ) -> None:
     most = SPANS_MAX // stages
     spans = [span("forward", 0.0, 1.0, chunk) for chunk in range(most + more)]
-    told = {
+    reports = {
         f"w{number}": training(stages=[stage(number, stages, spans=spans)])
         for number in range(stages)
     }
-    for one in pipeline(told)["pipeline"]:
-        assert [it["chunk"] for it in one["spans"]] == list(range(most))
-        assert one["spans_left_out"] == more
+    for lane in pipeline(reports)["pipeline"]:
+        assert [it["chunk"] for it in lane["spans"]] == list(range(most))
+        assert lane["spans_left_out"] == more
 
 
-def test_the_pipelines_of_many_workers_come_in_slices() -> None:
+def test_pipelines_of_many_workers_come_in_slices() -> None:
     spans = [span("forward", 0.0, 1.0)] * 32
-    told = {
+    reports = {
         f"w{number}": training(stages=[stage(number, 1000, spans=spans)])
         for number in range(1000)
     }
-    _, made = done(pipeline_of(told))
-    assert max(made) <= SLICE_MAX
-    assert sum(made) == 33 * 1000 + 32 * STAGES_MAX
+    _, sizes = done(pipeline_of(reports))
+    assert max(sizes) <= SLICE_MAX
+    assert sum(sizes) == 33 * 1000 + 32 * STAGES_MAX
 
 
-def test_a_stage_of_many_computations_is_a_slice_of_its_own() -> None:
+def test_stage_of_many_computations_is_a_slice_of_its_own() -> None:
     spans = [span("forward", 0.0, 1.0)] * (SPANS_MAX + 1)
-    _, made = done(pipeline_of({"a": training(stages=[stage(0, 1, spans=spans)])}))
-    assert made == [SPANS_MAX + 2, SPANS_MAX]
+    _, sizes = done(pipeline_of({"a": training(stages=[stage(0, 1, spans=spans)])}))
+    assert sizes == [SPANS_MAX + 2, SPANS_MAX]

@@ -7,26 +7,27 @@ from typing import Any
 
 import pytest
 
-from asyncrpc.ids import ContextId, Incarnation, MessageId, RRefId, WorkerId
-from asyncrpc.inspection.details import (
+from asyncrpc.core.ids import ContextId, Incarnation, MessageId, RRefId, WorkerId
+from asyncrpc.core.loop.waits import WaitKind
+from asyncrpc.serving.dashboard.machine.overview import KEYS
+from asyncrpc.serving.dashboard.machine.worker import (
+    ACTORS_MAX,
+    EVENTS_MAX,
+    FRAMES_MAX,
+    WorkerAnswer,
+    shown,
+    shown_silent,
+)
+from asyncrpc.tools.inspection.details import (
     FunctionRates,
     LinkDetails,
     NamedBytes,
     NamedText,
     WorkerDetails,
 )
-from asyncrpc.inspection.events import KIND_NAMES, RecentEvents
-from asyncrpc.inspection.machine.slices import SLICE_MAX
-from asyncrpc.inspection.records import NoAnswer, Trouble, Wait, WaitKind
-from asyncrpc.serving.dashboard.machine.overview import KEYS
-from asyncrpc.serving.dashboard.machine.worker import (
-    ACTORS_MAX,
-    EVENTS_MAX,
-    FRAMES_MAX,
-    WorkerTold,
-    shown,
-    shown_silent,
-)
+from asyncrpc.tools.inspection.events import KIND_NAMES, RecentEvents
+from asyncrpc.tools.inspection.machine.slices import SLICE_MAX
+from asyncrpc.tools.inspection.records import NoAnswer, Trouble, Wait
 from asyncrpc.trace import (
     OK,
     BackwardPassEnded,
@@ -71,39 +72,39 @@ def recent(**kinds: list[Any]) -> RecentEvents:
     return RecentEvents(100.0, 1_000_000_000_000, [], **lists)
 
 
-def look(**given: Any) -> dict[str, Any]:
+def look(**fields: Any) -> dict[str, Any]:
     """Return a worker that has nothing to tell but what is given."""
-    plain = WorkerTold(summary(), NO_DETAILS, snapshot("a"), recent())
-    return done(shown("a", 0, plain._replace(**given)))[0]
+    plain = WorkerAnswer(summary(), NO_DETAILS, snapshot("a"), recent())
+    return done(shown("a", 0, plain._replace(**fields)))[0]
 
 
 # --- all of it -----------------------------------------------------------------------
 
 
-def test_a_worker_that_does_nothing_has_all_keys_and_empty_lists() -> None:
-    found = look()
-    assert set(found) >= set(KEYS)
-    assert set(found) == set(shown_silent("a", 0, NoAnswer(Trouble.GONE, "")))
+def test_idle_worker_has_all_keys_and_empty_lists() -> None:
+    answer = look()
+    assert set(answer) >= set(KEYS)
+    assert set(answer) == set(shown_silent("a", 0, NoAnswer(Trouble.GONE, "")))
     for name in ("functions", "tasks", "threads", "links", "events"):
-        assert found[name] == []
-        assert found[f"{name}_left_out"] == 0
-    assert (found["state"], found["trouble"], found["why"]) == ("well", None, None)
-    assert found["task_count"] == 1
-    assert found["internal_left_out"] == 0
+        assert answer[name] == []
+        assert answer[f"{name}_left_out"] == 0
+    assert (answer["state"], answer["trouble"], answer["why"]) == ("well", None, None)
+    assert answer["task_count"] == 1
+    assert answer["internal_left_out"] == 0
 
 
 @pytest.mark.parametrize("trouble", list(Trouble))
-def test_a_silent_worker_says_why(trouble: Trouble) -> None:
-    found = shown_silent("a", 4, NoAnswer(trouble, "since noon"))
-    assert (found["worker"], found["rank"]) == ("a", 4)
-    assert found["trouble"] == trouble.name.lower()
-    assert found["why"] == f"{trouble.value}: since noon"
-    assert found["task_count"] is None
+def test_silent_worker_gives_its_reason(trouble: Trouble) -> None:
+    answer = shown_silent("a", 4, NoAnswer(trouble, "since noon"))
+    assert (answer["worker"], answer["rank"]) == ("a", 4)
+    assert answer["trouble"] == trouble.name.lower()
+    assert answer["why"] == f"{trouble.value}: since noon"
+    assert answer["task_count"] is None
     unknown = set(KEYS) - {"worker", "rank", "state", "tasks"}
-    assert all(found[key] is None for key in unknown)
+    assert all(answer[key] is None for key in unknown)
 
 
-def test_details_are_told_by_name() -> None:
+def test_details_are_listed_by_name() -> None:
     details = WorkerDetails(
         versions=[NamedText("torch", "2.6")],
         addresses=["uds:///x", "tcp://127.0.0.1:1"],
@@ -126,12 +127,12 @@ def test_details_are_told_by_name() -> None:
         links_left_out=9,
         memory=[NamedBytes("slabs", HUGE)],
     )
-    found = look(details=details)
-    assert found["versions"] == {"torch": "2.6"}
-    assert found["addresses"] == ["uds:///x", "tcp://127.0.0.1:1"]
-    assert found["options"] == {"secret": "given"}
-    assert found["memory"] == {"slabs": HUGE}
-    assert found["functions"] == [
+    answer = look(details=details)
+    assert answer["versions"] == {"torch": "2.6"}
+    assert answer["addresses"] == ["uds:///x", "tcp://127.0.0.1:1"]
+    assert answer["options"] == {"secret": "given"}
+    assert answer["memory"] == {"slabs": HUGE}
+    assert answer["functions"] == [
         {
             "function": "f",
             "per_s": 2.0,
@@ -140,7 +141,7 @@ def test_details_are_told_by_name() -> None:
             "p99_s": 0.5,
         }
     ]
-    assert found["links"] == [
+    assert answer["links"] == [
         {
             "peer": "b",
             "state": "open",
@@ -153,10 +154,10 @@ def test_details_are_told_by_name() -> None:
             "p50_s": 0.25,
         }
     ]
-    assert (found["functions_left_out"], found["links_left_out"]) == (3, 9)
+    assert (answer["functions_left_out"], answer["links_left_out"]) == (3, 9)
 
 
-def test_what_has_no_name_is_null_and_a_broken_link_is_said() -> None:
+def test_missing_names_are_null_and_broken_links_are_marked() -> None:
     link = LinkDetails(
         "b",
         is_broken=True,
@@ -169,14 +170,14 @@ def test_what_has_no_name_is_null_and_a_broken_link_is_said() -> None:
         p50_s=math.nan,
     )
     rates = FunctionRates("", calls_a_second(0.0))
-    found = look(details=NO_DETAILS._replace(links=[link], functions=[rates]))
-    assert found["links"][0]["state"] == "broken"
-    assert found["links"][0]["transport"] is None
-    assert found["functions"][0]["function"] is None
+    answer = look(details=NO_DETAILS._replace(links=[link], functions=[rates]))
+    assert answer["links"][0]["state"] == "broken"
+    assert answer["links"][0]["transport"] is None
+    assert answer["functions"][0]["function"] is None
 
 
 @pytest.mark.parametrize("value", NO_NUMBERS)
-def test_a_number_that_is_none_is_null_wherever_it_is(value: float) -> None:
+def test_nonfinite_numbers_are_null_everywhere(value: float) -> None:
     link = LinkDetails(
         "b",
         is_broken=False,
@@ -189,7 +190,7 @@ def test_a_number_that_is_none_is_null_wherever_it_is(value: float) -> None:
         p50_s=value,
     )
     rates = calls_a_second(value, failed=value, p99_s=value, nbytes=value)
-    found = look(
+    answer = look(
         summary=summary(running_s=value, lag_s=value),
         details=NO_DETAILS._replace(
             links=[link], functions=[FunctionRates("f", rates)]
@@ -197,19 +198,19 @@ def test_a_number_that_is_none_is_null_wherever_it_is(value: float) -> None:
         snapshot=snapshot("a", [actor("t", Wait(WaitKind.EVENT, "e", value))]),
         recent=recent(links=[LinkChanged(value, PEER, "opened", "")]),
     )
-    as_sent(found)
+    as_sent(answer)
     for key in ("calls_per_s", "bytes_per_s", "p50_s"):
-        assert found["links"][0][key] is None
+        assert answer["links"][0][key] is None
     for key in ("per_s", "failed_per_s", "p50_s", "p99_s"):
-        assert found["functions"][0][key] is None
-    assert found["tasks"][0]["age_s"] is None
-    assert found["events"][0]["at_s"] is None
+        assert answer["functions"][0][key] is None
+    assert answer["tasks"][0]["age_s"] is None
+    assert answer["events"][0]["at_s"] is None
 
 
 # --- tasks and threads ---------------------------------------------------------------
 
 
-def test_tasks_and_threads_are_told_apart_and_what_is_internal_counted() -> None:
+def test_tasks_and_threads_are_separate_and_internal_ones_counted() -> None:
     actors = [
         actor("asyncrpc's", is_internal=True),
         actor("t", EVENT),
@@ -217,8 +218,8 @@ def test_tasks_and_threads_are_told_apart_and_what_is_internal_counted() -> None
         thread("asyncrpc-a-0", is_internal=True),
         thread("runs"),
     ]
-    found = look(snapshot=snapshot("a", actors))
-    assert found["tasks"] == [
+    answer = look(snapshot=snapshot("a", actors))
+    assert answer["tasks"] == [
         {
             "name": "t",
             "state": "waits",
@@ -228,59 +229,73 @@ def test_tasks_and_threads_are_told_apart_and_what_is_internal_counted() -> None
             "chain_left_out": 0,
         }
     ]
-    assert [(one["name"], one["state"]) for one in found["threads"]] == [
+    assert [
+        (actor_shown["name"], actor_shown["state"]) for actor_shown in answer["threads"]
+    ] == [
         *(("main", "waits"), ("runs", "runs")),
     ]
-    assert found["threads"][1]["waits_for"] == "runs `step()`"
-    assert found["internal_left_out"] == 2
+    assert answer["threads"][1]["waits_for"] == "runs `step()`"
+    assert answer["internal_left_out"] == 2
 
 
-def test_a_task_without_a_name_of_its_own_has_that_of_its_function() -> None:
+def test_unnamed_task_has_the_name_of_its_function() -> None:
     tasks = [actor("Task-7", function="serve"), actor("mine", function="serve")]
-    found = look(snapshot=snapshot("a", tasks))
-    assert [one["name"] for one in found["tasks"]] == ["serve", "mine"]
+    answer = look(snapshot=snapshot("a", tasks))
+    assert [actor_shown["name"] for actor_shown in answer["tasks"]] == ["serve", "mine"]
 
 
-def test_who_has_waited_for_longest_is_first_and_what_is_not_known_last() -> None:
+def test_longest_wait_comes_first_and_unknown_ages_last() -> None:
     ages = [1.0, -1.0, 9.0, 1.0, 5.0]
     tasks = [
         actor(f"t{place}", Wait(WaitKind.EVENT, "e", age_s))
         for place, age_s in enumerate(ages)
     ]
-    found = look(snapshot=snapshot("a", tasks))
-    assert [one["name"] for one in found["tasks"]] == ["t2", "t4", "t0", "t3", "t1"]
-    assert [one["age_s"] for one in found["tasks"]] == [9.0, 5.0, 1.0, 1.0, None]
+    answer = look(snapshot=snapshot("a", tasks))
+    assert [actor_shown["name"] for actor_shown in answer["tasks"]] == [
+        "t2",
+        "t4",
+        "t0",
+        "t3",
+        "t1",
+    ]
+    assert [actor_shown["age_s"] for actor_shown in answer["tasks"]] == [
+        9.0,
+        5.0,
+        1.0,
+        1.0,
+        None,
+    ]
 
 
 @pytest.mark.parametrize("count", [0, 1, ACTORS_MAX, ACTORS_MAX + 1, 3000])
 @pytest.mark.parametrize("left_out", [0, 7])
-def test_so_many_are_shown_and_the_others_counted(count: int, left_out: int) -> None:
+def test_shown_actors_are_limited_and_the_rest_counted(
+    count: int, left_out: int
+) -> None:
     actors = [actor(f"t{number}") for number in range(count)]
     actors += [thread(f"x{number}") for number in range(count)]
-    found = look(snapshot=snapshot("a", actors, left_out=left_out))
-    assert len(found["tasks"]) == len(found["threads"]) == min(count, ACTORS_MAX)
+    answer = look(snapshot=snapshot("a", actors, left_out=left_out))
+    assert len(answer["tasks"]) == len(answer["threads"]) == min(count, ACTORS_MAX)
     more = max(0, count - ACTORS_MAX)
-    assert found["tasks_left_out"] == more + left_out
-    assert found["threads_left_out"] == more
+    assert answer["tasks_left_out"] == more + left_out
+    assert answer["threads_left_out"] == more
 
 
 @pytest.mark.parametrize("count", [0, 1, FRAMES_MAX, FRAMES_MAX + 1, 500])
-def test_of_a_stack_the_innermost_frames_are_shown_the_innermost_last(
-    count: int,
-) -> None:
+def test_shown_frames_are_limited_to_the_innermost_last(count: int) -> None:
     stack = frames(count)
     actors = [actor("t", frames=stack), thread("x", frames=stack)]
-    found = look(snapshot=snapshot("a", actors))
+    answer = look(snapshot=snapshot("a", actors))
     lines = [f"train.py:{line} in f{line}" for line in range(1, count + 1)]
-    assert found["tasks"][0]["chain"] == lines[-FRAMES_MAX:]
-    assert found["tasks"][0]["chain_left_out"] == max(0, count - FRAMES_MAX)
-    assert found["threads"][0]["stack"] == lines[-FRAMES_MAX:]
-    assert found["threads"][0]["stack_left_out"] == max(0, count - FRAMES_MAX)
+    assert answer["tasks"][0]["chain"] == lines[-FRAMES_MAX:]
+    assert answer["tasks"][0]["chain_left_out"] == max(0, count - FRAMES_MAX)
+    assert answer["threads"][0]["stack"] == lines[-FRAMES_MAX:]
+    assert answer["threads"][0]["stack_left_out"] == max(0, count - FRAMES_MAX)
 
 
 def test_deep_stacks_come_in_slices() -> None:
     actors = [actor(f"t{number}", frames=frames(50)) for number in range(ACTORS_MAX)]
-    plain = WorkerTold(summary(), NO_DETAILS, snapshot("a", actors), recent())
+    plain = WorkerAnswer(summary(), NO_DETAILS, snapshot("a", actors), recent())
     _, steps = done(shown("a", 0, plain))
     assert sorted(steps)[-2:] == [180, ACTORS_MAX]  # six stacks, and who there is
     assert sum(steps) == ACTORS_MAX + ACTORS_MAX * FRAMES_MAX
@@ -353,28 +368,28 @@ EVENTS: dict[str, tuple[Any, str, str]] = {
 
 
 def text_of(kind: str, event: Any) -> str:
-    (found,) = look(recent=recent(**{kind: [event]}))["events"]
-    text: str = found["text"]
+    (event_shown,) = look(recent=recent(**{kind: [event]}))["events"]
+    text: str = event_shown["text"]
     return text
 
 
-def test_each_kind_has_an_example_here() -> None:
+def test_example_events_cover_every_kind() -> None:
     assert set(EVENTS) == set(KIND_NAMES)
 
 
 @pytest.mark.parametrize("kind", EVENTS)
-def test_each_kind_of_event_is_said_in_words(kind: str) -> None:
+def test_each_kind_of_event_has_a_text(kind: str) -> None:
     event, words, text = EVENTS[kind]
-    found = look(recent=recent(**{kind: [event]}))
-    assert found["events"] == [{"at_s": 1000.0 - 99.0, "kind": words, "text": text}]
+    answer = look(recent=recent(**{kind: [event]}))
+    assert answer["events"] == [{"at_s": 1000.0 - 99.0, "kind": words, "text": text}]
     if "outcome" in event._fields:
         failed = event._replace(outcome="KeyError")
         assert text_of(kind, failed) == f"{text} (KeyError)"
 
 
-def test_what_an_event_lacks_is_said_without() -> None:
-    made, dropped = EVENTS["calls"][0], EVENTS["passes"][0]
-    assert text_of("calls", made._replace(function="")) == "? on b"
+def test_missing_fields_of_an_event_are_left_out_of_its_text() -> None:
+    call_event, dropped = EVENTS["calls"][0], EVENTS["passes"][0]
+    assert text_of("calls", call_event._replace(function="")) == "? on b"
     served = EVENTS["served"][0]
     assert text_of("served", served._replace(function="")) == "? for b"
     assert (
@@ -392,35 +407,47 @@ def test_what_an_event_lacks_is_said_without() -> None:
         (5, "SGD on w0, w1, w2 and 2 more"),
     ],
 )
-def test_so_many_owners_of_a_step_are_named(count: int, text: str) -> None:
+def test_step_text_names_a_limited_number_of_owners(count: int, text: str) -> None:
     owners = tuple(f"w{number}" for number in range(count))
     assert text_of("steps", EVENTS["steps"][0]._replace(owners=owners)) == text
 
 
-def test_events_of_all_kinds_are_in_one_order_the_newest_first() -> None:
+def test_events_of_all_kinds_are_in_one_order_newest_first() -> None:
     event = EVENTS["links"][0]
-    found = look(
+    events = look(
         recent=recent(
             links=[event._replace(at_s=at_s) for at_s in (10.0, 40.0)],
             memory=[MemoryChanged(at_s, "slab", "taken", 1) for at_s in (20.0, 30.0)],
         )
     )["events"]
-    assert [one["at_s"] for one in found] == [940.0, 930.0, 920.0, 910.0]
-    assert [one["kind"] for one in found] == ["link", "memory", "memory", "link"]
+    assert [event_shown["at_s"] for event_shown in events] == [
+        940.0,
+        930.0,
+        920.0,
+        910.0,
+    ]
+    assert [event_shown["kind"] for event_shown in events] == [
+        "link",
+        "memory",
+        "memory",
+        "link",
+    ]
 
 
 @pytest.mark.parametrize("count", [EVENTS_MAX // 2, EVENTS_MAX, 3 * SLICE_MAX])
-def test_so_many_events_are_shown_the_newest_of_all_kinds(count: int) -> None:
+def test_shown_events_are_limited_to_the_newest_of_all_kinds(count: int) -> None:
     event = EVENTS["links"][0]
-    told = recent(
+    recorded = recent(
         links=[event._replace(at_s=float(at)) for at in range(count)],
         memory=[MemoryChanged(at + 0.5, "slab", "taken", 1) for at in range(count)],
     )
-    plain = WorkerTold(summary(), NO_DETAILS, snapshot("a"), told)
-    found, steps = done(shown("a", 0, plain))
+    plain = WorkerAnswer(summary(), NO_DETAILS, snapshot("a"), recorded)
+    answer, steps = done(shown("a", 0, plain))
     times = sorted((at / 2 for at in range(2 * count)), reverse=True)
-    assert [one["at_s"] - 900.0 for one in found["events"]] == times[:EVENTS_MAX]
-    assert found["events_left_out"] == 2 * count - len(found["events"])
+    assert [event_shown["at_s"] - 900.0 for event_shown in answer["events"]] == times[
+        :EVENTS_MAX
+    ]
+    assert answer["events_left_out"] == 2 * count - len(answer["events"])
     assert max(steps) <= SLICE_MAX
 
 
@@ -430,7 +457,7 @@ def test_so_many_events_are_shown_the_newest_of_all_kinds(count: int) -> None:
 def test_odd_names_stay_text() -> None:
     for name in ODD_NAMES:
         odd = WorkerId(name, Incarnation(9))
-        found = look(
+        answer = look(
             summary=summary(host=name),
             details=NO_DETAILS._replace(
                 versions=[NamedText(name, name)],
@@ -448,8 +475,8 @@ def test_odd_names_stay_text() -> None:
                 links=[EVENTS["links"][0]._replace(peer=odd, reason=name)],
             ),
         )
-        assert as_sent(found) == found
-        assert found["threads"][0]["name"] == name
-        assert found["versions"] == {name: name}
+        assert as_sent(answer) == answer
+        assert answer["threads"][0]["name"] == name
+        assert answer["versions"] == {name: name}
     silent = shown_silent(ODD_NAMES[0], 0, NoAnswer(Trouble.SILENT, ODD_NAMES[0]))
     assert as_sent(silent) == silent

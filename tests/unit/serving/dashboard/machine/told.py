@@ -7,14 +7,16 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeVar
 
-from asyncrpc.ids import ContextId, Incarnation, RRefId
-from asyncrpc.inspection.collective_records import (
+from asyncrpc.core.ids import ContextId, Incarnation, RRefId
+from asyncrpc.serving.dashboard.machine.answers import encoded
+from asyncrpc.serving.dashboard.machine.training import TrainingAnswer
+from asyncrpc.tools.inspection.collective_records import (
     UNDER_WAY,
     CollectiveHistory,
     KnownGroup,
     NotedCollective,
 )
-from asyncrpc.inspection.details import (
+from asyncrpc.tools.inspection.details import (
     SENT,
     BucketRates,
     CallSeen,
@@ -24,13 +26,11 @@ from asyncrpc.inspection.details import (
     StageStepSeen,
     TrainingSeen,
 )
-from asyncrpc.inspection.machine.rates import CallRates, WorkerRates
-from asyncrpc.inspection.machine.slices import Slices
-from asyncrpc.inspection.records import CallKey
-from asyncrpc.inspection.reference_records import ReferenceSeen, ReferencesSeen
-from asyncrpc.inspection.summaries import LinkSummary, WorkerSummary
-from asyncrpc.serving.dashboard.machine.encoding import encoded
-from asyncrpc.serving.dashboard.machine.training import TrainingTold
+from asyncrpc.tools.inspection.machine.rates import CallRates, WorkerRates
+from asyncrpc.tools.inspection.machine.slices import Slices
+from asyncrpc.tools.inspection.records import CallKey
+from asyncrpc.tools.inspection.reference_records import ReferenceSeen, ReferencesSeen
+from asyncrpc.tools.inspection.summaries import LinkSummary, WorkerSummary
 from asyncrpc.trace import OK, BackwardPassEnded, OptimizerStepEnded
 
 T = TypeVar("T")
@@ -74,8 +74,10 @@ def as_sent(answer: Any) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-def rates(made: CallRates = NO_RATES, served: CallRates = NO_RATES) -> WorkerRates:
-    return WorkerRates(made, served, 0.0, 0.0, 0.0)
+def rates(
+    calls_made: CallRates = NO_RATES, served: CallRates = NO_RATES
+) -> WorkerRates:
+    return WorkerRates(calls_made, served, 0.0, 0.0, 0.0)
 
 
 def calls_a_second(
@@ -84,7 +86,7 @@ def calls_a_second(
     return CallRates(per_s, failed, p99_s / 2, p99_s, nbytes)
 
 
-def summary(**given: Any) -> WorkerSummary:
+def summary(**fields: Any) -> WorkerSummary:
     """Return a worker that does nothing, but for what is given."""
     plain = WorkerSummary(
         pid=7,
@@ -104,20 +106,20 @@ def summary(**given: Any) -> WorkerSummary:
         links=[],
         links_left_out=0,
     )
-    return plain._replace(**given)
+    return plain._replace(**fields)
 
 
-def link(peer: str, **given: Any) -> LinkSummary:
+def link(peer: str, **fields: Any) -> LinkSummary:
     plain = LinkSummary(
         peer, is_broken=False, in_flight=0, calls_per_s=1.0, bytes_per_s=2.0, p50_s=0.5
     )
-    return plain._replace(**given)
+    return plain._replace(**fields)
 
 
 # --- calls and references ------------------------------------------------------------
 
 
-def call(number: int, other: str, **given: Any) -> CallSeen:
+def call(number: int, other: str, **fields: Any) -> CallSeen:
     """Return a call, as its caller sees it."""
     plain = CallSeen(
         CallKey(1, 2, number),
@@ -128,14 +130,14 @@ def call(number: int, other: str, **given: Any) -> CallSeen:
         state=SENT,
         is_stream=False,
     )
-    return plain._replace(**given)
+    return plain._replace(**fields)
 
 
-def calls(*given: CallSeen, left_out: int = 0) -> CallsSeen:
-    return CallsSeen(list(given), left_out)
+def calls(*seen: CallSeen, left_out: int = 0) -> CallsSeen:
+    return CallsSeen(list(seen), left_out)
 
 
-def reference(serial: int, owner: str, **given: Any) -> ReferenceSeen:
+def reference(serial: int, owner: str, **fields: Any) -> ReferenceSeen:
     """Return a reference, as its owner sees it."""
     plain = ReferenceSeen(
         RRefId(Incarnation(0xAB), serial),
@@ -149,11 +151,11 @@ def reference(serial: int, owner: str, **given: Any) -> ReferenceSeen:
         lent=2,
         age_s=3.0,
     )
-    return plain._replace(**given)
+    return plain._replace(**fields)
 
 
-def references(*given: ReferenceSeen, left_out: int = 0) -> ReferencesSeen:
-    return ReferencesSeen(list(given), left_out)
+def references(*seen: ReferenceSeen, left_out: int = 0) -> ReferencesSeen:
+    return ReferencesSeen(list(seen), left_out)
 
 
 # --- collectives ---------------------------------------------------------------------
@@ -163,7 +165,7 @@ def group(members: Sequence[str], *, begun: int = 0, group_id: int = 1) -> Known
     return KnownGroup(group_id, "group 'all'", tuple(members), begun)
 
 
-def noted(number: int, **given: Any) -> NotedCollective:
+def noted(number: int, **fields: Any) -> NotedCollective:
     """Return a collective of the first group, which has ended well."""
     plain = NotedCollective(
         group=0,
@@ -176,25 +178,27 @@ def noted(number: int, **given: Any) -> NotedCollective:
         outcome=OK,
         frames=(),
     )
-    return plain._replace(**given)
+    return plain._replace(**fields)
 
 
-def under_way(number: int, **given: Any) -> NotedCollective:
-    return noted(number, ended_ns=UNDER_WAY, outcome="", **given)
+def under_way(number: int, **fields: Any) -> NotedCollective:
+    return noted(number, ended_ns=UNDER_WAY, outcome="", **fields)
 
 
 def history(
-    name: str, groups: Iterable[KnownGroup], found: Iterable[NotedCollective] = ()
+    name: str, groups: Iterable[KnownGroup], collectives: Iterable[NotedCollective] = ()
 ) -> CollectiveHistory:
-    return CollectiveHistory(name, 0, 7, tuple(groups), tuple(found), is_whole=True)
+    return CollectiveHistory(
+        name, 0, 7, tuple(groups), tuple(collectives), is_whole=True
+    )
 
 
 # --- training ------------------------------------------------------------------------
 
 
 def training(
-    *, host_id: str = "host", came_s: float = 0.0, **given: Any
-) -> TrainingTold:
+    *, host_id: str = "host", came_s: float = 0.0, **fields: Any
+) -> TrainingAnswer:
     plain = TrainingSeen(
         now_s=100.0,
         passes_per_s=0.0,
@@ -208,10 +212,10 @@ def training(
         buckets=[],
         stages=[],
     )
-    return TrainingTold(plain._replace(**given), came_s, host_id)
+    return TrainingAnswer(plain._replace(**fields), came_s, host_id)
 
 
-def backward_pass(at_s: float, **given: Any) -> BackwardPassEnded:
+def backward_pass(at_s: float, **fields: Any) -> BackwardPassEnded:
     plain = BackwardPassEnded(
         at_s,
         at_s - 0.5,
@@ -221,23 +225,23 @@ def backward_pass(at_s: float, **given: Any) -> BackwardPassEnded:
         pass_number=1,
         task="",
     )
-    return plain._replace(**given)
+    return plain._replace(**fields)
 
 
 def pass_under_way(for_s: float) -> PassUnderWay:
     return PassUnderWay("context", "a", for_s)
 
 
-def optimizer_step(at_s: float, **given: Any) -> OptimizerStepEnded:
+def optimizer_step(at_s: float, **fields: Any) -> OptimizerStepEnded:
     plain = OptimizerStepEnded(at_s, at_s - 0.25, "SGD", ("a", "b"), OK, "")
-    return plain._replace(**given)
+    return plain._replace(**fields)
 
 
-def bucket(place: int, **given: Any) -> BucketRates:
-    return BucketRates(place, 1 << 20, 2.0, 0.1)._replace(**given)
+def bucket(place: int, **fields: Any) -> BucketRates:
+    return BucketRates(place, 1 << 20, 2.0, 0.1)._replace(**fields)
 
 
-def stage(place: int, stages: int = 2, **given: Any) -> StageStepSeen:
+def stage(place: int, stages: int = 2, **fields: Any) -> StageStepSeen:
     """Return a step of a stage: half a second forward, half a second backward."""
     plain = StageStepSeen(
         at_s=11.0,
@@ -249,7 +253,7 @@ def stage(place: int, stages: int = 2, **given: Any) -> StageStepSeen:
         stages=stages,
         spans=[span("forward", 0.0, 0.5), span("backward", 0.5, 1.0)],
     )
-    return plain._replace(**given)
+    return plain._replace(**fields)
 
 
 def span(kind: str, start_s: float, end_s: float, chunk: int = 0) -> StageSpanSeen:

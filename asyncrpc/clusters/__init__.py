@@ -1,0 +1,1 @@
+"""Workers under a scheduler: Ray, Kubernetes, Slurm."""

@@ -1,0 +1,1 @@
+"""Warnings of the scheduler; their public names are in `asyncrpc`."""

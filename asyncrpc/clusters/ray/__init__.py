@@ -1,0 +1,1 @@
+"""Workers on a Ray cluster; their public names are in `asyncrpc.ray`."""

@@ -1,0 +1,90 @@
+"""Tensors in Ray's object store: one copy on the way in, none on the way out.
+
+Ray pickles a tensor by default, which copies it on the way in and out.  Here a tensor
+travels as a numpy array of its bytes, which Ray copies once into the shared memory of
+the node; `get` makes a tensor of that very memory.
+
+The memory is shared by all processes that have the object.  Ray maps it writable, and
+torch has no read-only tensors, so nothing prevents a write, which all other readers
+would see: to write, take a copy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncrpc.clusters.ray.cluster import in_thread, library
+from asyncrpc.clusters.ray.references import StoredValue
+from asyncrpc.clusters.ray.tensor_bytes import copied, mapped, shared, to_bytes
+from asyncrpc.core.arguments import check_flag, wrong
+from asyncrpc.errors import EncodeError, Outcome
+
+
+async def put(value: Any) -> StoredValue:
+    """Put a value into Ray's object store, tensors with a single copy.
+
+    Args:
+        value: a tensor, or lists, tuples and dictionaries of tensors; other values in
+            them are pickled by Ray.  A tensor may have any shape and dtype; it is
+            copied once more if it is not contiguous or not on the CPU.  Gradients and
+            their history are not stored.
+
+    Returns:
+        A reference; the object lives as long as references to it do.
+
+    Raises:
+        EncodeError: the value, or something in it, cannot be pickled.
+        UsageError: Ray is not installed, or not initialized in this process.
+
+    Cancellation:
+        The value may have been stored, but nothing refers to it.
+
+    Example:
+        >>> stored = await asyncrpc.ray.put({"weights": weights})
+    """
+    ray = library()
+    return StoredValue(await in_thread(_put, ray, value))
+
+
+def _put(ray: Any, value: Any) -> Any:
+    """Let Ray store a value.  Pickling runs the value's own code, which may raise."""
+    try:
+        return ray.put(mapped(value, to_bytes))
+    except (ray.exceptions.RayError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        problem = f"value cannot be stored: {type(error).__name__}: {error}"
+        raise EncodeError(problem, outcome=Outcome.NOT_EXECUTED) from error
+
+
+async def get(stored: Any, *, copy: bool = False) -> Any:
+    """Return a value that `put` stored, tensors without a copy.
+
+    Args:
+        stored: the result of `put`, or Ray's reference in it.
+        copy: whether tensors get their own memory.
+
+    Returns:
+        The value.  Without `copy`, its tensors are the node's shared memory: **do not
+        write to them**; all processes of the node that have the object would see it.
+        An object of another node is copied to this one first.
+
+    Raises:
+        UsageError: `stored` is something else; or Ray is not installed, or not
+            initialized in this process.
+        ray.exceptions.ObjectLostError: the process that stored the value, or the node
+            that held it, is gone.
+
+    Cancellation:
+        Only the waiting ends.
+
+    Example:
+        >>> weights = (await asyncrpc.ray.get(stored))["weights"]
+    """
+    check_flag("copy", copy)
+    ray = library()
+    ref = stored.ref if isinstance(stored, StoredValue) else stored
+    if not isinstance(ref, ray.ObjectRef):
+        raise wrong("stored", "what `asyncrpc.ray.put` returned", stored)
+    value = await ref
+    return mapped(value, copied if copy else shared)

@@ -1,9 +1,0 @@
-"""Collectives: what all workers of a group do together, as coroutines.
-
-Source: torch.distributed; MPI.
-"""
-
-from asyncrpc.collectives.elastic_group import ElasticGroup, join_group
-from asyncrpc.collectives.group import Group
-
-__all__ = ["ElasticGroup", "Group", "join_group"]

@@ -1,0 +1,1 @@
+"""Distributed autograd; its public names are in `asyncrpc.autograd`."""

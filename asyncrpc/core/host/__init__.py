@@ -1,0 +1,1 @@
+"""This host: its identity, its directories, what it runs short of."""

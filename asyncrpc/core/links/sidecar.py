@@ -1,0 +1,162 @@
+"""The liveness sidecar: lets peers see whether this worker runs, even if it is busy.
+
+Peers on this host see it from the kernel and from our *heartbeat record*, which the
+event loop writes twice a second; peers on other hosts ask at its port.  There the
+worker itself answers, or else the *sidecar process*, which lives on when this one
+stands still or has died (`core.sidecar`).  `Hello.sidecar` says where both are:
+
+    pulse://PID/STARTED/NAMESPACE/DESCRIPTOR    see `asyncrpc.core.sidecar.pulse`
+    tcp://HOST:PORT                             see `asyncrpc.core.sidecar.query`
+
+What a peer concludes from them is in `evidence`.
+
+Only Linux provides all this.  Elsewhere, and in a simulation, there is no evidence.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from asyncrpc.core.host.shortage import shortage_of
+from asyncrpc.core.host.this_host import HOST_ID
+from asyncrpc.core.links.heartbeat import (
+    HeartbeatRecord,
+    find_here,
+    is_supported,
+)
+from asyncrpc.core.links.sidecar_answers import SidecarAnswers
+from asyncrpc.core.links.sidecar_process import SidecarProcess, SidecarResources
+from asyncrpc.core.links.sidecar_process import (
+    is_supported as process_is_supported,
+)
+from asyncrpc.core.members import Member
+from asyncrpc.core.options import Options
+from asyncrpc.core.services.ports import Identity, Scheduler
+from asyncrpc.core.sidecar import query
+from asyncrpc.core.transport.abc import StreamHandler
+from asyncrpc.core.transport.handover import Handover, port_name
+from asyncrpc.core.transport.tcp import TcpListener
+from asyncrpc.core.wire.messages import Hello
+
+logger = logging.getLogger("asyncrpc")
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where a worker can be asked.
+
+    Attributes:
+        addresses: of TCP, as it publishes them.
+        adopt: makes a connection of a socket that the process has accepted.
+    """
+
+    addresses: tuple[str, ...]
+    listeners: tuple[TcpListener, ...]
+    adopt: Callable[[Any], Coroutine[Any, Any, None]]
+
+
+class Sidecar:
+    """Lets peers see that one worker runs: its record, and its sidecar process.
+
+    Attributes:
+        addresses: for `Hello.sidecar`.
+        process: the sidecar process; None where there is none.
+        doors: what the worker's listening sockets must lead to; see `transport.doors`.
+    """
+
+    def __init__(self, identity: Identity, options: Options) -> None:
+        """Prepare it; nothing can be seen yet.
+
+        Args:
+            options: whether there is a process, and its secret.
+        """
+        self._identity = identity
+        self._options = options
+        self._record: HeartbeatRecord | None = None
+        self._answers: SidecarAnswers | None = None
+        self.process: SidecarProcess | None = None
+        self.addresses: tuple[str, ...] = ()
+        self.doors: dict[bytes, Callable[[], StreamHandler]] = {}
+
+    def start(self, listening: Listening, scheduler: Scheduler) -> None:
+        """Let a worker that runs in real time be seen.
+
+        Where that is impossible there is nothing to see, and no error.
+
+        Args:
+            listening: where it is asked.
+        """
+        options, incarnation = self._options, self._identity.incarnation
+        loop, secret = scheduler.loop, options.secret_bytes
+        if not is_supported:
+            return
+        try:
+            self._record = HeartbeatRecord(incarnation, loop)
+        except OSError as error:
+            logger.debug("worker %r: no pulse: %s", self._identity.name, error)
+            return
+        self.addresses = (str(self._record.address),)
+        is_off = options.liveness.sidecar == "off" or not process_is_supported
+        if is_off or not listening.listeners:
+            return
+        self._answers = SidecarAnswers(loop, incarnation, secret)
+        self.doors[query.ASKED] = self._answers.make
+        self.addresses += listening.addresses
+        ports = tuple(
+            (port_name(port), descriptor)
+            for listener in listening.listeners
+            for port, descriptor in listener.descriptors
+        )
+        try:
+            handover = Handover(loop, listening.adopt, scheduler.start_task)
+        except OSError as error:
+            logger.warning(
+                "worker %r has no sidecar process: %s",
+                self._identity.name,
+                shortage_of(error) or error,
+            )
+            return
+        resources = SidecarResources(self._record.descriptor, ports, handover)
+        self.process = SidecarProcess(self._identity, loop, secret, resources)
+        if options.liveness.sidecar == "on":
+            self.process.start()
+
+    @property
+    def ticked_ns(self) -> int | None:
+        """When the event loop last ran; None if there is no record.
+
+        Thread safety: from any thread.
+        """
+        return None if self._record is None else self._record.ticked_ns
+
+    def on_peer(self, hello: Hello) -> None:
+        """Make the process answer if this peer cannot see for itself."""
+        if self.process is not None and find_here(hello) is None:
+            self.process.start()
+
+    def on_members(self, members: Iterable[Member]) -> None:
+        """Make the process answer members elsewhere that have not met this worker.
+
+        It may become busy before they do, and then could not start the process.
+        """
+        if self.process is not None and any(
+            member.host_id not in ("", HOST_ID) for member in members
+        ):
+            self.process.start()
+
+    def release(self) -> None:
+        """End the process, which also has the listening sockets; it takes 1 ms."""
+        if self.process is not None:
+            self.process.close()
+
+    def close(self) -> None:
+        """End the process, the answers and the record."""
+        self.release()
+        if self._answers is not None:
+            self._answers.close()
+        if self._record is not None:
+            self._record.close()
+            self._record = None

@@ -1,0 +1,64 @@
+"""The effect of `os.fork` on a worker: the child has no worker.
+
+The child holds the parent's sockets and a loop that polls with the parent's kernel
+objects, but none of its threads: a call made there could be written into the middle of
+the parent's, and never be answered.  So a fork ends the child's copy of every worker,
+and using one raises.  The parent's are untouched.
+
+`os.fork` belongs to the process, so the workers must be known process-wide: weakly.
+Their loops are the parent's, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any, Final, Protocol, TypeVar
+
+
+class Forkable(Protocol):
+    """What runs on an event loop, and cannot go on in a forked child."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that it runs on."""
+
+
+F = TypeVar("F", bound=Forkable)
+
+_parents_loops: Final[list[object]] = []  # in a child: for good, as one may close
+_known: Final[weakref.WeakKeyDictionary[Forkable, Callable[[Any], None]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def end_in_forked_children(resource: F, end: Callable[[F], None]) -> None:
+    """Make `resource` end in every process that is forked from this one.
+
+    Args:
+        resource: what is used here; it is known weakly.
+        end: called in a child with the child's copy: it becomes unusable, and lets go
+            of nothing that the parent uses.  It must not refer to `resource`.
+    """
+    _known[resource] = end
+
+
+def known_workers() -> list[Forkable]:
+    """Return every worker of this process that still exists, running or not."""
+    return list(_known)
+
+
+def is_parents(loop: object) -> bool:
+    """Return whether a loop is that of a worker in the parent of this fork."""
+    return any(loop is parents_loop for parents_loop in _parents_loops)
+
+
+def _end_all() -> None:
+    for resource, end in list(_known.items()):
+        _parents_loops.append(resource.loop)
+        end(resource)
+
+
+os.register_at_fork(after_in_child=_end_all)

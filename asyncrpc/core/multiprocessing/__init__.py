@@ -1,0 +1,1 @@
+"""Processes of one host; their public names are in `asyncrpc.multiprocessing`."""

@@ -1,0 +1,1 @@
+"""Modules on other workers; their public names are in `asyncrpc.nn`."""

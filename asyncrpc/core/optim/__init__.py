@@ -1,0 +1,1 @@
+"""Optimizers of remote parameters; their public names are in `asyncrpc.optim`."""

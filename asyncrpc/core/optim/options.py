@@ -1,0 +1,158 @@
+"""The options of groups, such as the learning rate, on the optimizer's worker.
+
+torch's schedulers set them here; each step tells the owners the changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn, TypeAlias
+
+import torch
+
+from asyncrpc.core.param_groups import options_in
+from asyncrpc.core.services.schema import Count
+from asyncrpc.errors import UsageError
+
+Options: TypeAlias = dict[str, Any]
+
+
+class GroupChange(NamedTuple):
+    """The options of one group that differ from what an owner knows.
+
+    Attributes:
+        options: the options that differ, no others.
+    """
+
+    group: Count
+    options: Options
+
+
+Changes: TypeAlias = list[GroupChange]  # of some groups
+
+
+class GroupOptions(torch.optim.Optimizer):
+    """The groups of a distributed optimizer without their parameters.
+
+    torch's schedulers take it for an optimizer, and change its options only.
+    """
+
+    def __init__(self, groups: Sequence[Options], defaults: Options) -> None:
+        super().__init__([{**group, "params": []} for group in groups], dict(defaults))
+        self._now: list[Options] = []
+        self._seen: list[Options] | None = None  # the groups at the last copy
+
+    def now(self) -> list[Options]:
+        """Return a copy of the options; the same one while they do not change."""
+        groups = self.param_groups
+        if self._seen != groups:
+            self._now = options_of(self)
+            is_plain = all(
+                _is_constant(option) for group in groups for option in group.values()
+            )
+            self._seen = [dict(group) for group in groups] if is_plain else None
+        return self._now
+
+    def step(self, closure: Any = None) -> NoReturn:
+        """Refuse: the parameters are not here.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "these are the options of a DistributedOptimizer, for schedulers only; "
+            "step with `await optimizer.step(ctx)`"
+        )
+
+    def note_step(self) -> None:
+        """Tell schedulers that a step was taken: they warn otherwise."""
+        self._opt_called = True  # where LRScheduler looks
+
+
+def options_of(optimizer: torch.optim.Optimizer) -> list[Options]:
+    """Return a copy of the options of each group that can travel."""
+    return [
+        {
+            key: _copied(value)
+            for key, value in options_in(group).items()
+            if can_travel(value)
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def _is_constant(value: Any) -> bool:
+    """Return whether comparing a value shows a change, and only we change it."""
+    if isinstance(value, tuple):
+        return all(map(_is_constant, value))
+    if type(value) is list:  # the parameters, which this copy does not have
+        return not value
+    return value is None or isinstance(value, bool | int | float | complex | str)
+
+
+def can_travel(value: Any) -> bool:
+    """Return whether an option means the same on another worker."""
+    if isinstance(value, tuple | list):
+        return all(can_travel(part) for part in value)
+    plain = bool | int | float | complex | str | torch.Tensor
+    return value is None or isinstance(value, plain)
+
+
+def changes(now: Sequence[Options], known: Sequence[Options]) -> Changes:
+    """Return the options that differ from those that an owner knows."""
+    group_changes: Changes = []
+    if now is known:
+        return group_changes
+    for index, (group, known_group) in enumerate(zip(now, known, strict=True)):
+        differing = {
+            key: value
+            for key, value in group.items()
+            if key not in known_group or not _is_same(value, known_group[key])
+        }
+        if differing:
+            group_changes.append(GroupChange(index, differing))
+    return group_changes
+
+
+def is_harmless(differing: Changes) -> bool:
+    """Return whether options differ by numbers only: no step of torch refuses those."""
+    return all(
+        _is_number(option) for _, values in differing for option in values.values()
+    )
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(_is_number(part) for part in value)
+    return isinstance(value, float | int | torch.Tensor) and type(value) is not bool
+
+
+def set_options(optimizer: torch.optim.Optimizer, differing: Changes) -> None:
+    """Set options; one that is a tensor keeps its identity, as torch's schedulers do.
+
+    Raises:
+        IndexError: the optimizer has no group of that index.
+    """
+    for index, values in differing:
+        group = optimizer.param_groups[index]
+        for key, value in values.items():
+            current = group.get(key)
+            if isinstance(current, torch.Tensor):
+                with torch.no_grad():
+                    current.copy_(torch.as_tensor(value, device=current.device))
+            else:
+                group[key] = value
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _is_same(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor) or isinstance(second, torch.Tensor):
+        return (
+            isinstance(first, torch.Tensor)
+            and isinstance(second, torch.Tensor)
+            and torch.equal(first, second)
+        )
+    return bool(first == second)

@@ -1,0 +1,1 @@
+"""Events of a worker; their public names are in `asyncrpc.trace`."""

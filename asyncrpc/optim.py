@@ -1,0 +1,9 @@
+"""Optimizers of parameters that live on many workers.
+
+Source: torch.distributed.optim.
+"""
+
+from asyncrpc.core.optim.distributed import DistributedOptimizer
+from asyncrpc.core.optim.step import StepResult
+
+__all__ = ["DistributedOptimizer", "StepResult"]

@@ -1,0 +1,1 @@
+"""Collectives of a group; their public names are in `asyncrpc.collectives`."""

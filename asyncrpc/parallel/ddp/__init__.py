@@ -1,0 +1,1 @@
+"""Data parallel training; its public names are in `asyncrpc.ddp`."""

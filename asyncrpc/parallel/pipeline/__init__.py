@@ -1,0 +1,1 @@
+"""Pipelines of modules on workers; their public names are in `asyncrpc.nn`."""

@@ -1,8 +1,0 @@
-"""The announced end of a process: a preemption, or the time limit of its scheduler.
-
-`Preemption` is the service; `machine` decides what happens when.
-"""
-
-from asyncrpc.preemption.service import Preemption, PreemptionStep
-
-__all__ = ["Preemption", "PreemptionStep"]

@@ -1,5 +1,0 @@
-"""The machines of rounds: arrivals, results, failures, and the end of a group.
-
-`series` decides one series of rounds of the same members, `table` all series of one
-worker; `termination` decides a graceful end, whose waves are rounds.
-"""

@@ -1,0 +1,1 @@
+"""Looking at workers: inspection, metrics, the command line."""

@@ -1,0 +1,118 @@
+"""The command line of `asyncrpc doctor`, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import Any, Final
+
+from asyncrpc.tools.checkup.machine.findings import CheckFinding, CheckState
+from asyncrpc.tools.checkup.machine.together import GroupFinding
+from asyncrpc.tools.cli.doctor.group import GroupFound, ask_group, group_meant
+from asyncrpc.tools.cli.doctor.here import HereFound, look_here
+from asyncrpc.tools.cli.doctor.placement import as_record, as_text, paragraph
+from asyncrpc.tools.cli.observing import add_group, plain, print_json
+from asyncrpc.tools.cli.table import lines_of
+
+_NOT_READY: Final = 1
+_NAMES_MAX: Final = 3  # of workers in a table; all are in the JSON
+
+
+def add_doctor(parser: argparse.ArgumentParser) -> None:
+    """Describe the command line of `asyncrpc doctor`."""
+    parser.description = (
+        "Check this process and its host: versions, event loop, threads, memory and "
+        "its limits, open files, /dev/shm, huge pages, clocks, interfaces, and the "
+        "permissions of secret files.  Show which launcher started this process, and "
+        "its rank and the like, each with the variable that it comes from: run it "
+        "under the launcher, as in `srun asyncrpc doctor`.  With ADDRESS, --run or "
+        "--worker, the workers of a group check themselves as well; so do those of "
+        "your only run if no launcher has started this process.  The exit code is 0 if "
+        "nothing is wrong, and a worker could start by env:// here or the group runs "
+        "already, else 1."
+    )
+    add_group(parser)
+    parser.add_argument(
+        "--here", action="store_true", help="only this process and its host"
+    )
+    parser.add_argument("--json", action="store_true", help="write JSON")
+    parser.set_defaults(act=lambda arguments: asyncio.run(_doctor(arguments)))
+
+
+async def _doctor(arguments: argparse.Namespace) -> int:
+    here = await asyncio.to_thread(look_here, os.environ)
+    meant = await asyncio.to_thread(group_meant, arguments, here, os.environ)
+    group = None if meant is None else await ask_group(meant, arguments)
+    if arguments.json:
+        print_json(_record(here, group))
+    else:
+        print("\n".join(_lines(here, group)))
+    is_ready = not here.diagnosis.problems or is_elsewhere(here, group)
+    is_wrong = here.is_wrong or (group is not None and group.is_wrong)
+    return 0 if is_ready and not is_wrong else _NOT_READY
+
+
+def is_elsewhere(here: HereFound, group: GroupFound | None) -> bool:
+    """Return whether a group runs of which this process is not to be a worker."""
+    return group is not None and not here.diagnosis.values
+
+
+def _record(here: HereFound, group: GroupFound | None) -> dict[str, Any]:
+    return {
+        **as_record(here.diagnosis),
+        "checks": [plain(finding) for finding in here.findings],
+        "group": None if group is None else group.as_record(),
+    }
+
+
+def _lines(here: HereFound, group: GroupFound | None) -> list[str]:
+    lines = ["this process was not started by a launcher; checks of this host:"]
+    if not is_elsewhere(here, group):
+        lines = as_text(here.diagnosis).splitlines()
+    rows = [
+        (finding.check, finding.state.value, finding.found) for finding in here.findings
+    ]
+    lines += ["", *lines_of([("check", "state", "found"), *rows], wraps=True)]
+    lines += _advice(here.findings)
+    if group is not None:
+        lines += ["", *_group_lines(group)]
+    return lines
+
+
+def _group_lines(group: GroupFound) -> list[str]:
+    if group.trouble:
+        return paragraph(f"problem: {group.trouble}")
+    count = len(group.checkups)
+    everybody = tuple(group.checkups)
+    lines = [f"{count} workers of {group.name} report of themselves:", ""]
+    rows = [
+        (finding.check, finding.state.value, _who(finding, everybody), finding.found)
+        for finding in group.findings
+    ]
+    if rows:
+        heading = ("check", "state", "workers", "found")
+        lines += lines_of([heading, *rows], wraps=True)
+    lines += _advice(group.findings)
+    for name, no_answer in sorted(group.silent.items()):
+        lines += ["", *paragraph(f"problem: no answer from {name}: {no_answer.text}")]
+    return lines
+
+
+def _who(finding: GroupFinding, everybody: Sequence[str]) -> str:
+    if len(finding.workers) == len(everybody):
+        return "all"
+    more = len(finding.workers) - _NAMES_MAX
+    named = ", ".join(finding.workers[:_NAMES_MAX])
+    return f"{named} and {more} more" if more > 0 else named
+
+
+def _advice(findings: Sequence[CheckFinding] | Sequence[GroupFinding]) -> list[str]:
+    lines: list[str] = []
+    for finding in findings:
+        if finding.state is not CheckState.OK:
+            title = f"{finding.state.value}: {finding.check}"
+            text = f"{title}: {finding.found}: {finding.advice}"
+            lines += ["", *paragraph(text)]
+    return lines

@@ -1,0 +1,1 @@
+"""Why a group waits; its public names are in `asyncrpc.inspection`."""

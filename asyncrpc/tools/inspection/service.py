@@ -1,0 +1,193 @@
+"""Answers other workers and observers that ask what a worker does; changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from asyncrpc.core.loop.threads import in_new_thread
+from asyncrpc.core.trace.ring import RECENT_MAX
+from asyncrpc.extend import PeerLink, Route, WorkerId, answers
+from asyncrpc.tools.inspection.beside import look_beside
+from asyncrpc.tools.inspection.collecting import snapshot_of
+from asyncrpc.tools.inspection.collective_records import CollectiveHistory
+from asyncrpc.tools.inspection.details import (
+    CALLS_MAX,
+    CallsSeen,
+    TrainingSeen,
+    WorkerDetails,
+)
+from asyncrpc.tools.inspection.door import names_of
+from asyncrpc.tools.inspection.events import RecentEvents
+from asyncrpc.tools.inspection.group import GroupView
+from asyncrpc.tools.inspection.histories import history_of
+from asyncrpc.tools.inspection.messages import (
+    SERVICE,
+    CheckupSeen,
+    ListCalls,
+    ListReferences,
+    LookBeside,
+    ReadClock,
+    SeenBeside,
+    TakeCheckup,
+    TakeEvents,
+    TakeSnapshot,
+    TellCollectives,
+    TellDetails,
+    TellLastCollectives,
+    TellSummary,
+    TellTraining,
+)
+from asyncrpc.tools.inspection.own_checkup import circumstances_of, own_checkup
+from asyncrpc.tools.inspection.presence import PRESENCE, HostPresence
+from asyncrpc.tools.inspection.recent import recent_events
+from asyncrpc.tools.inspection.records import NoAnswer, WorkerSnapshot
+from asyncrpc.tools.inspection.reference_records import ReferencesSeen
+from asyncrpc.tools.inspection.summaries import WorkerSummary
+from asyncrpc.tools.inspection.summarizing import summary_of
+from asyncrpc.tools.inspection.telling import (
+    InspectedWorker,
+    calls_of,
+    details_of,
+    training_of,
+)
+from asyncrpc.tools.inspection.within import inner_look
+
+REFERENCES_MAX: Final = 2000  # listed at a time: the loop makes the list
+
+
+def no_references(_oldest_max: int) -> ReferencesSeen:
+    """Return the references of a worker that can have none."""
+    return ReferencesSeen([], 0)
+
+
+class InspectionService:
+    """Answers what is asked about one worker; a `Service`."""
+
+    name = SERVICE
+
+    def __init__(
+        self,
+        worker: InspectedWorker,
+        references: Callable[[int], ReferencesSeen] = no_references,
+    ) -> None:
+        """Answer for a worker.
+
+        Args:
+            references: lists the given number of its references, the oldest.
+        """
+        presence = worker.service(PRESENCE)
+        assert isinstance(presence, HostPresence)
+        self._worker = worker
+        self._references = references
+        self._presence = presence
+
+    @property
+    def routes(self) -> Iterable[Route]:
+        """The messages that the service takes."""
+        return (
+            answers(TakeSnapshot, self._on_snapshot),
+            answers(TellCollectives, self._on_collectives),
+            answers(TellSummary, self._on_summary),
+            answers(ListCalls, self._on_calls),
+            answers(TellTraining, self._on_training),
+            answers(TellDetails, self._on_details),
+            answers(TellLastCollectives, self._on_last),
+            answers(LookBeside, self._on_beside),
+            answers(ReadClock, self._on_clock),
+            answers(TakeEvents, self._on_events),
+            answers(ListReferences, self._on_references),
+            answers(TakeCheckup, self._on_checkup),
+        )
+
+    def _take(self, *, is_thorough: bool = True) -> WorkerSnapshot:
+        return snapshot_of(
+            self._worker,
+            self._presence.ages,
+            is_thorough=is_thorough,
+            blocked_for_s=0.0,
+        )
+
+    async def look(self) -> GroupView:
+        """Look at all workers that this one knows.
+
+        Cancellation:
+            The workers that have been asked are told to stop.
+        """
+        look = await inner_look(self._worker, self._presence.ages)
+        return await look.at_all()
+
+    async def _on_snapshot(self, _: PeerLink, asked: TakeSnapshot) -> WorkerSnapshot:
+        return await in_new_thread(
+            self._worker.loop, lambda: self._take(is_thorough=asked.is_thorough)
+        )
+
+    async def _on_collectives(
+        self, _: PeerLink, __: TellCollectives
+    ) -> CollectiveHistory:
+        return await in_new_thread(self._worker.loop, lambda: history_of(self._worker))
+
+    async def _on_summary(self, _: PeerLink, __: TellSummary) -> WorkerSummary:
+        now_s = self._worker.recorder.now_s
+        asked_s = now_s()
+        await asyncio.sleep(0)  # one turn of the loop
+        return summary_of(
+            self._worker,
+            running_s=now_s() - self._presence.since_s,
+            lag_s=now_s() - asked_s,
+            tasks=self._presence.ages.tasks,
+        )
+
+    async def _on_calls(self, _: PeerLink, asked: ListCalls) -> CallsSeen:
+        return calls_of(self._worker, min(asked.oldest_max, CALLS_MAX))
+
+    async def _on_training(self, _: PeerLink, asked: TellTraining) -> TrainingSeen:
+        return training_of(self._worker, asked.newest_max)
+
+    async def _on_details(self, _: PeerLink, __: TellDetails) -> WorkerDetails:
+        return details_of(self._worker)
+
+    async def _on_last(
+        self, _: PeerLink, asked: TellLastCollectives
+    ) -> CollectiveHistory:
+        ended_max = min(asked.ended_max, RECENT_MAX)
+        return await in_new_thread(
+            self._worker.loop, lambda: history_of(self._worker, ended_max=ended_max)
+        )
+
+    async def _on_beside(self, _: PeerLink, asked: LookBeside) -> SeenBeside:
+        names = names_of(asked.incarnation, asked.addresses)
+        outcome = await in_new_thread(self._worker.loop, lambda: look_beside(names))
+        if isinstance(outcome, NoAnswer):
+            return SeenBeside(None, outcome, None)
+        return SeenBeside(outcome.snapshot, None, outcome.collectives)
+
+    async def _on_clock(self, _: PeerLink, _asked: ReadClock) -> float:
+        return self._worker.recorder.now_s()
+
+    async def _on_events(self, _: PeerLink, asked: TakeEvents) -> RecentEvents:
+        recorder, loop = self._worker.recorder, self._worker.loop
+        return await in_new_thread(
+            loop,
+            lambda: recent_events(recorder, loop, asked.kinds, asked.newest_max),
+        )
+
+    async def _on_references(
+        self, _: PeerLink, asked: ListReferences
+    ) -> ReferencesSeen:
+        return self._references(min(asked.oldest_max, REFERENCES_MAX))
+
+    async def _on_checkup(self, _: PeerLink, _asked: TakeCheckup) -> CheckupSeen:
+        circumstances = circumstances_of(
+            self._worker, self._worker.membership.table.records
+        )
+        return await in_new_thread(
+            self._worker.loop, lambda: own_checkup(circumstances, self._worker.recorder)
+        )
+
+    def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
+        """Do nothing: the service keeps no state of peers."""
+
+    async def close(self) -> None:
+        """Do nothing: nothing is held."""

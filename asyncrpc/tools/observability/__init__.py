@@ -1,0 +1,1 @@
+"""Metrics and traces; their public names are in `asyncrpc.observability`."""

@@ -1,0 +1,190 @@
+"""A service that a program builds with `asyncrpc.extend` and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final, NamedTuple
+
+import pytest
+import torch
+
+import asyncrpc
+from asyncrpc import extend
+from asyncrpc.errors import MalformedError, UsageError
+
+RATE: Final = extend.Integer(1, 101, "a rate of 1 to 100")
+
+
+class Mode(enum.Enum):
+    FAST = 1
+    EXACT = 2
+
+
+class Place(NamedTuple):
+    row: extend.Count
+    column: extend.Signed
+
+
+@dataclass(slots=True)
+class Cell:
+    """A record within a message."""
+
+    place: Place
+    value: float
+
+
+@extend.message("sheet", "write", about="a cell of the receiver's sheet")
+class WriteCell(extend.Request[Cell]):
+    at: extend.Spread[Place]
+    values: torch.Tensor
+    mode: Annotated[Mode, extend.EnumName(Mode)]
+    rate: Annotated[int, RATE]
+    latest: extend.Number = -1
+
+
+@extend.message("sheet", "clear", by=extend.MEMBERS)
+class ClearSheet(extend.Notice):
+    """Empty the receiver's sheet."""
+
+
+@extend.message("sheet", "read", by=extend.LOOKERS)
+class ReadSheet(extend.Request[list[Cell]]):
+    """Wait until the receiver's sheet is empty, or return its cells."""
+
+    is_awaited: bool
+
+
+class Sheet:
+    """Cells that other workers write."""
+
+    name = "sheet"
+
+    def __init__(self, host: extend.ServiceHost) -> None:
+        self.host = host
+        self.cells: list[Cell] = []
+        self.lost: list[extend.WorkerId] = []
+        self.is_closed = False
+        self._cleared = asyncio.Event()
+        self.waits = asyncio.Event()
+
+    @property
+    def routes(self) -> Sequence[extend.Route]:
+        return (
+            extend.answers(WriteCell, self._on_write),
+            extend.takes(ClearSheet, self._on_clear),
+            extend.answers(ReadSheet, self._on_read),
+        )
+
+    @extend.does(lambda at: f"writes {at['request'].at}")
+    async def _on_write(self, link: extend.PeerLink, request: WriteCell) -> Cell:
+        add = request.values.sum if request.mode is Mode.FAST else request.values.mean
+        value = float((await self.host.run_in_thread(add)) * request.rate)
+        self.cells.append(Cell(request.at, value))
+        return self.cells[-1]
+
+    def _on_clear(self, link: extend.PeerLink, notice: ClearSheet) -> None:
+        self.cells.clear()
+        self._cleared.set()
+
+    @extend.works_for(lambda at: at["self"])
+    async def _on_read(self, link: extend.PeerLink, request: ReadSheet) -> list[Cell]:
+        if request.is_awaited:
+            await self._until_cleared()
+        return self.cells
+
+    @extend.waits(
+        lambda at: extend.WaitDescription(
+            extend.WaitKind.EVENT, "an empty sheet", at["self"]
+        )
+    )
+    async def _until_cleared(self) -> None:
+        self.waits.set()
+        await self._cleared.wait()
+
+    def on_peer_lost(self, peer: extend.WorkerId, reason: str) -> None:
+        self.lost.append(peer)
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+async def workers() -> AsyncIterator[list[asyncrpc.Worker]]:
+    meeting = asyncrpc.LocalRendezvous(2)
+    workers = [
+        asyncrpc.Worker(name, rank=rank, rendezvous=meeting)
+        for rank, name in enumerate(["a", "b"])
+    ]
+    for worker in workers:
+        extend.add_service(worker, Sheet)
+    await asyncio.gather(*(worker.__aenter__() for worker in workers))
+    yield workers
+    await asyncio.gather(*(worker.shutdown() for worker in workers))
+
+
+def write(rate: int = 2, mode: Mode = Mode.FAST) -> WriteCell:
+    return WriteCell(Place(1, -1), torch.ones(4), mode, rate)
+
+
+async def test_request_is_answered_by_its_record(
+    workers: list[asyncrpc.Worker],
+) -> None:
+    first, second = workers
+    link = await extend.host_of(first).link_to("b")
+    assert await extend.ask(link, write()) == Cell(Place(1, -1), 8.0)
+    assert await extend.ask(link, write(mode=Mode.EXACT)) == Cell(Place(1, -1), 2.0)
+    cells = await extend.ask(link, ReadSheet(is_awaited=False))
+    assert cells == extend.service_of(second, Sheet).cells
+
+
+async def test_field_outside_of_its_limits_costs_its_own_request_only(
+    workers: list[asyncrpc.Worker],
+) -> None:
+    link = await extend.host_of(workers[0]).link_to("b")
+    with pytest.raises(MalformedError, match=r"rate of 1 to 100"):
+        await extend.ask(link, write(rate=101))
+    assert (await extend.ask(link, write(rate=100))).value == 400.0
+
+
+async def test_notice_ends_a_wait_that_why_describes(
+    workers: list[asyncrpc.Worker],
+) -> None:
+    first, second = workers
+    sheet = extend.service_of(second, Sheet)
+    link = await extend.host_of(first).link_to("b")
+    reading = asyncio.ensure_future(extend.ask(link, ReadSheet(is_awaited=True)))
+    await sheet.waits.wait()
+    findings = await asyncrpc.inspection.why(worker=first, after_s=0.0)
+    assert "an empty sheet" in str(findings)
+    link.tell(ClearSheet())
+    assert await reading == []
+
+
+async def test_service_hears_of_the_loss_of_a_peer_and_is_closed(
+    workers: list[asyncrpc.Worker],
+) -> None:
+    first, second = workers
+    lost: extend.WorkerId = extend.host_of(second).id
+    incarnation: extend.Incarnation = second.incarnation
+    await extend.host_of(first).link_to("b")
+    await second.shutdown(drain_timeout_s=0.0)
+    assert extend.service_of(first, Sheet).lost == [lost]
+    assert lost.incarnation == incarnation
+    with pytest.raises(UsageError):
+        extend.service_of(second, Sheet)
+
+
+def test_messages_say_who_may_send_them() -> None:
+    assert WriteCell.by == extend.WORKERS == extend.MEMBERS | extend.Sender.GUEST
+    assert ReadSheet.by == extend.LOOKERS == extend.MEMBERS | extend.Sender.OBSERVER
+    assert isinstance(WriteCell.record, extend.RecordSchema)
+
+
+async def test_service_is_not_added_to_a_running_worker(
+    workers: list[asyncrpc.Worker],
+) -> None:
+    with pytest.raises(UsageError, match="before it starts"):
+        extend.add_service(workers[0], Sheet)

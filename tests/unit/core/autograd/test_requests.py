@@ -1,0 +1,294 @@
+"""What a pass asks of other workers, and how it ends: no worker, no network."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+from asyncrpc.core.autograd.contexts import Contexts
+from asyncrpc.core.autograd.ends import PassEnds
+from asyncrpc.core.autograd.engine import Keeping
+from asyncrpc.core.autograd.functions import CrossingId, Received
+from asyncrpc.core.autograd.messages import (
+    AbortPass,
+    Advance,
+    AskWaits,
+    CommitPass,
+    PassAnswer,
+    PassId,
+    PassIds,
+)
+from asyncrpc.core.autograd.requests import PassRequests
+from asyncrpc.core.autograd.state import Pass
+from asyncrpc.core.autograd.waits import PassWaits
+from asyncrpc.core.ids import ContextId, Incarnation, MessageId, WorkerId
+from asyncrpc.core.loop.threads import YieldingLock
+from asyncrpc.errors import AutogradError, MalformedError
+from asyncrpc.trace import FlightRecorder
+from tests.unit.recording import (
+    LoopScheduler,
+    RecordingLink,
+    RecordingLinks,
+    let_run,
+    worker,
+)
+
+ME, PEER, FAR = worker("me"), worker("peer"), worker("far")
+CONTEXT = ContextId(ME.incarnation, 1)
+PASS = PassId(ME.incarnation, 2)
+
+
+class NoTurns:
+    runs_here = False
+    is_exclusive = False
+
+    def __init__(self) -> None:
+        self.locks: list[YieldingLock] = []
+
+
+class Everything:
+    """A pass of this worker, around links that only record."""
+
+    def __init__(self) -> None:
+        me = ME.incarnation
+        self.scheduler = LoopScheduler()
+        self.peer = RecordingLink(PEER)
+        self.links = RecordingLinks(self.peer)
+        self.contexts = Contexts(ME, self.links)
+        self.state = self.contexts.enter(CONTEXT, ME)
+        self.one = self.state.join_pass(PASS, "me", Keeping())
+        self.requests = PassRequests(
+            me, self.contexts, self.links, self.links, self.scheduler
+        )
+        self.taken: list[tuple[Pass, WorkerId, PassAnswer]] = []
+        self.refusal: Exception | None = None
+        self.requests.take_gradients = self._take
+        self.ends = PassEnds(me, self.contexts, self.links, NoTurns(), FlightRecorder())
+        self.waits = PassWaits(ME, self.links)
+
+    async def _take(self, local_pass: Pass, peer: WorkerId, answer: PassAnswer) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.taken.append((local_pass, peer, answer))
+
+    def engage(self) -> None:
+        """Let the peer wait for an answer."""
+        self.one.inward[PEER.incarnation] = PEER
+        assert self.one.wave.engage(PEER.incarnation)
+
+    def ask(self, sender: WorkerId = PEER) -> Received:
+        """Ask the sender of a tensor to take part."""
+        leaf = received(sender)
+        self.requests.send(self.one, [leaf], [], {})
+        return leaf
+
+
+def answer_of(
+    gradients: list[torch.Tensor | None] | None = None,
+    *,
+    asked: list[int] | None = None,
+    crossings: list[int] | None = None,
+) -> list[Any]:
+    """Return an answer as it travels."""
+    return [gradients or [], {"fields": [[], asked or [], crossings or [], None, None]}]
+
+
+def received(sender: WorkerId, serial: int = 7) -> Received:
+    return Received(CrossingId(MessageId(sender.incarnation, serial), 0), sender)
+
+
+async def test_gradients_and_questions_to_a_worker_share_a_request() -> None:
+    parts = Everything()
+    gradient = torch.ones(1)
+    leaf = received(PEER, 8)
+    parts.requests.send(parts.one, [received(PEER)], [leaf], {leaf: gradient})
+    ((advance, _),) = parts.peer.asked
+    assert isinstance(advance, Advance)
+    assert (advance.asked, advance.given) == ([7, 0], [8, 0])
+    assert advance.gradients[0] is gradient
+    assert advance.history is None
+    assert parts.one.wave.outstanding == 1
+
+
+async def test_gradient_with_a_history_is_sent_as_a_tensor() -> None:
+    parts = Everything()
+    gradient = torch.ones(1, requires_grad=True) * 2
+    leaf = received(PEER)
+    parts.requests.send(parts.one, [], [leaf], {leaf: gradient})
+    ((advance, _),) = parts.peer.asked
+    assert isinstance(advance, Advance)
+    ((message, sent),) = parts.state.sent.items()
+    assert advance.history == [message.serial, 0]
+    assert sent.edges[0].node is gradient.grad_fn
+
+
+async def test_answer_ends_a_part_of_the_pass() -> None:
+    parts = Everything()
+    parts.ask()
+    parts.peer.asked[0][1].set_result(answer_of())
+    await let_run()
+    assert parts.one.failure is None
+    assert parts.one.wave.is_idle
+    assert parts.taken == []
+
+
+async def test_answer_with_gradients_ends_once_they_are_taken() -> None:
+    parts = Everything()
+    parts.ask()
+    gradients = [torch.ones(1), None]
+    crossings = [3, 0, 3, 1]
+    parts.peer.asked[0][1].set_result(answer_of(gradients, crossings=crossings))
+    await let_run()
+    assert not parts.one.wave.is_idle  # who takes them says when
+    ((local_pass, peer, answer),) = parts.taken
+    assert (local_pass, peer) == (parts.one, PEER)
+    assert (answer.gradients, answer.given) == (gradients, crossings)
+
+
+async def test_gradients_of_an_answer_may_be_refused() -> None:
+    parts = Everything()
+    parts.ask()
+    parts.refusal = MalformedError("of what was not sent")
+    parts.peer.asked[0][1].set_result(answer_of(asked=[3, 0]))
+    await let_run()
+    await parts.scheduler.settle()
+    assert parts.one.failure is parts.refusal
+
+
+class TestGoingBack:
+    """What goes with the answer to the worker that waits for it."""
+
+    async def test_returned_gradient_travels_in_the_answer(self) -> None:
+        parts = Everything()
+        parts.engage()
+        gradient = torch.ones(1)
+        leaf = received(PEER)
+        parts.requests.send(parts.one, [], [leaf], {leaf: gradient})
+        assert parts.peer.asked == []
+        assert parts.one.wave.is_idle
+        answer = parts.one.answer(ME.incarnation)
+        assert (answer.gradients, answer.given) == ([gradient], [7, 0])
+        assert [report.worker for report in answer.reports] == [ME.incarnation]
+        assert parts.one.going_back is None
+
+    async def test_returned_gradient_is_sent_if_another_request_is_under_way(
+        self,
+    ) -> None:
+        parts = Everything()
+        parts.engage()
+        parts.ask(PEER)
+        far = parts.links.reachable["far"] = RecordingLink(FAR)
+        parts.links.open[FAR.incarnation] = far
+        parts.ask(FAR)
+        assert [type(request) for request, _ in far.asked] == [Advance]
+        assert [type(request) for request, _ in parts.peer.asked] == [Advance]
+
+    async def test_returned_gradient_is_sent_before_slow_work(self) -> None:
+        parts = Everything()
+        parts.engage()
+        parts.ask(PEER)
+        parts.requests.send_ahead(parts.one)
+        parts.requests.send_ahead(parts.one)  # which has no more to send
+        assert [type(request) for request, _ in parts.peer.asked] == [Advance]
+        assert parts.one.wave.outstanding == 1
+
+    async def test_second_request_to_a_peer_is_sent_with_the_first(self) -> None:
+        parts = Everything()
+        parts.engage()
+        parts.ask(PEER)
+        parts.ask(PEER)
+        assert len(parts.peer.asked) == 2
+
+    async def test_returned_gradient_on_a_device_is_sent(self) -> None:
+        parts = Everything()
+        parts.engage()
+        leaf = received(PEER)
+        gradient = torch.ones(1, device="meta")
+        parts.requests.send(parts.one, [], [leaf], {leaf: gradient})
+        assert len(parts.peer.asked) == 1
+
+    async def test_root_of_the_pass_sends_requests_and_owes_no_answer(self) -> None:
+        parts = Everything()
+        assert parts.one.wave.engage()
+        parts.ask(PEER)
+        assert len(parts.peer.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (
+            [[], {"fields": [[["x", 1, True, None]], [], [], None, None]}],
+            MalformedError,
+        ),
+        ([[["x", 1, 1]]], MalformedError),
+        ([[], {"fields": [[], [], [3, 0], None, None]}], MalformedError),
+        ([[], {"fields": [[], [3], [], None, None]}], MalformedError),
+        ([[], {"fields": [[], [], [], None, [1]]}], MalformedError),  # no step was sent
+        ([[None], {"fields": [[], [], [3, 0], [5, 0], None]}], MalformedError),
+        (ValueError("there"), ValueError),
+    ],
+)
+async def test_wrong_answer_fails_the_pass(answer: Any, error: type) -> None:
+    parts = Everything()
+    parts.ask()
+    future = parts.peer.asked[0][1]
+    if isinstance(answer, Exception):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
+    await let_run()
+    assert isinstance(parts.one.failure, error)
+
+
+async def test_worker_without_a_link_is_dialed() -> None:
+    parts = Everything()
+    far = parts.links.reachable["far"] = RecordingLink(FAR)
+    parts.ask(FAR)
+    await parts.scheduler.settle()
+    assert [type(request) for request, _ in far.asked] == [Advance]
+    assert parts.one.failure is None
+
+
+async def test_restarted_worker_fails_the_pass() -> None:
+    parts = Everything()
+    again = WorkerId("far", Incarnation(1))
+    parts.links.reachable["far"] = RecordingLink(again)
+    parts.ask(FAR)
+    await parts.scheduler.settle()
+    assert "has been restarted" in str(parts.one.failure)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+async def test_finished_pass_tells_each_peer_once(*, commit: bool) -> None:
+    parts = Everything()
+    parts.ask()
+    parameter = torch.ones(1, requires_grad=True)
+    parts.one.flow.staged[parameter] = torch.ones(1)
+    ids = PassIds(CONTEXT, PASS)
+    parts.ends.finish(ids, commit=commit)
+    parts.ends.finish(ids, commit=commit)  # which has no more to end
+    assert parts.peer.told == [CommitPass(ids) if commit else AbortPass(ids)]
+    assert (parameter in parts.state.gradients) is commit
+    expected = nullcontext() if commit else pytest.raises(AutogradError)
+    with expected:
+        parts.one.check()
+
+
+async def test_waits_of_a_pass_are_explained_by_every_worker() -> None:
+    parts = Everything()
+    parts.ask()
+    parts.one.wave.is_running = True
+    asking = asyncio.create_task(parts.waits.explain(parts.one, []))
+    await let_run()
+    request, answer = parts.peer.asked[1]
+    assert request == AskWaits(parts.one.ids, [int(ME.incarnation)])
+    answer.set_result(["worker 'peer' runs its part of the graph"])
+    assert await asking == [
+        "worker 'me' runs its part of the graph",
+        "worker 'peer' runs its part of the graph",
+    ]

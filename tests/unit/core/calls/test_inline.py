@@ -1,0 +1,66 @@
+"""What may run on the loop is small, plain and listed; everything else may not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from asyncrpc.core.calls.inline import (
+    has_torchs_kernels,
+    is_listed,
+    is_short,
+)
+
+SMALL = torch.ones(1024)
+KIB = 1 << 10
+
+
+@pytest.mark.parametrize("function", [torch.add, torch.Tensor.add, torch.sum, torch.eq])
+def test_elementwise_functions_and_reductions_are_listed(function: Any) -> None:
+    assert is_listed(function)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.matmul,
+        torch.ones,
+        torch.sort,
+        torch.load,
+        torch.linalg.inv,
+        len,
+        [].append,
+    ],
+)
+def test_other_functions_are_not_listed(function: Any) -> None:
+    assert not is_listed(function)
+
+
+@pytest.mark.parametrize(
+    ("args", "cheap"),
+    [
+        ((SMALL, 1), True),
+        ((SMALL, SMALL), True),
+        ((SMALL, torch.ones(())), True),
+        ((torch.ones(4096),), True),
+        ((torch.ones(4097),), False),
+        ((torch.ones(2048), torch.ones(2049)), False),
+        ((torch.ones(1, 1000), torch.ones(1000, 1)), False),  # a million elements
+        ((SMALL.clone().requires_grad_(),), False),
+        ((torch.nn.Parameter(SMALL),), False),
+        ((SMALL.to("meta"),), False),
+        ((SMALL, "x"), False),
+        ((SMALL, [1]), False),
+    ],
+)
+def test_short_calls_have_few_elements_and_no_gradient(
+    args: tuple[Any, ...], *, cheap: bool
+) -> None:
+    assert is_short(args, 16 * KIB) is cheap
+
+
+def test_vmap_registers_no_kernel_that_replaces_one_of_the_host() -> None:
+    torch.func.vmap(torch.add, (0, None))(SMALL, torch.ones(()))
+    assert has_torchs_kernels()

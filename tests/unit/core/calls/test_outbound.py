@@ -1,0 +1,330 @@
+"""What becomes of calls that this worker makes, whatever befalls their link."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asyncrpc.core.calls.futures import CallFuture
+from asyncrpc.core.calls.machine.credit import WINDOW
+from asyncrpc.core.calls.streams import StreamReceiver
+from asyncrpc.core.loop.clock import Deadline
+from asyncrpc.core.options import PLAIN, LimitOptions
+from asyncrpc.core.wire.frames import Flags, Frame, FrameKind
+from asyncrpc.core.wire.messages import unpack_head
+from asyncrpc.core.wire.outgoing import OutgoingMessage
+from asyncrpc.errors import (
+    DeadlineExceededError,
+    EncodeError,
+    Outcome,
+    RejectedError,
+    WorkerLostError,
+)
+from tests.unit.core.calls.fakes import Gone, Hear, LinkParts, Look, Pins
+
+NAME = "builtins:max"
+LARGE = np.zeros(16 << 10, np.uint8)  # more than goes without credit
+
+LIMITS = LimitOptions(stream_items_max=8)
+
+
+def start(
+    link: LinkParts, *args: Any, deadline: Deadline | None = None
+) -> CallFuture[Any]:
+    call: CallFuture[Any] = CallFuture(loop=link.host.loop, function="max", to="b")
+    link.calls.start(call, NAME, (list(args), {}), deadline=deadline)
+    return call
+
+
+def stream(link: LinkParts, *args: Any) -> StreamReceiver:
+    receiver = StreamReceiver(link, "numbers", "b", limits=LIMITS, began_s=0.0)
+    link.calls.start_stream(receiver, NAME, (list(args), {}), None, options=PLAIN)
+    return receiver
+
+
+def after(link: LinkParts, timeout_s: float) -> Deadline:
+    return Deadline.after(timeout_s, link.host.loop.time())
+
+
+class TestStarting:
+    def test_request_contains_function_and_arguments(self, link: LinkParts) -> None:
+        call = start(link, 1, 2)
+        sent = link.connection.last
+        assert (sent.kind, sent.call_id, sent.aux) == (FrameKind.REQUEST, 1, -1)
+        assert unpack_head(sent.head) == [[1, NAME], None]
+        assert link.value_of(sent) == [[1, 2], {}]
+        assert call.link is link
+        assert link.pending.get(1) is call
+
+    def test_function_name_travels_once(self, link: LinkParts) -> None:
+        for _ in range(3):
+            start(link)
+        heads = [unpack_head(frame.head) for frame in link.connection.sent]
+        assert heads == [[[1, NAME], None], [1], [1]]
+
+    def test_remaining_time_travels(self, link: LinkParts) -> None:
+        start(link, deadline=after(link, 2.0))
+        assert link.connection.last.aux == pytest.approx(2e9)
+
+    def test_call_past_its_deadline_is_not_sent(self, link: LinkParts) -> None:
+        deadline = after(link, 1.0)
+        link.host.loop.now_s += 2.0
+        with pytest.raises(DeadlineExceededError) as caught:
+            start(link, deadline=deadline)
+        assert caught.value.outcome is Outcome.NOT_EXECUTED
+        assert not link.connection.sent
+        assert len(link.pending) == 0
+
+    def test_unencodable_call_is_not_sent(self, link: LinkParts) -> None:
+        with pytest.raises(EncodeError):
+            start(link, lambda: 1)
+        assert not link.connection.sent
+        assert len(link.pending) == 0
+
+    def test_call_to_a_draining_peer_is_rejected(self, link: LinkParts) -> None:
+        link.status.on_goodbye()
+        with pytest.raises(RejectedError, match="shutting down") as caught:
+            start(link)
+        assert caught.value.outcome is Outcome.NOT_EXECUTED
+        assert not link.connection.sent
+
+    def test_call_over_a_lost_link_fails(self, link: LinkParts) -> None:
+        """Nothing would ever end it."""
+        link.status.on_lost("a cable")
+        with pytest.raises(WorkerLostError, match="a cable") as caught:
+            start(link)
+        assert caught.value.outcome is Outcome.NOT_EXECUTED
+        assert len(link.pending) == 0
+
+    def test_unwritable_request_is_forgotten(self, link: LinkParts) -> None:
+        link.connection.refuses = MemoryError()
+        with pytest.raises(MemoryError):
+            start(link)
+        assert len(link.pending) == 0
+        link.connection.refuses = None
+        start(link)  # the peer may never have seen the name: another number
+        assert unpack_head(link.connection.last.head) == [[2, NAME], None]
+
+    def test_stream_request_has_the_stream_flag(self, link: LinkParts) -> None:
+        stream(link)
+        assert link.connection.last.flags == Flags.STREAM
+
+
+class TestDeadline:
+    def test_deadline_ends_the_call_and_cancels_it_at_the_callee(
+        self, link: LinkParts
+    ) -> None:
+        call = start(link, deadline=after(link, 2.0))
+        (timer,) = link.host.loop.timers
+        assert timer.at_s == 102.0
+        timer.act()
+        error = call.exception()
+        assert isinstance(error, DeadlineExceededError)
+        assert error.outcome is Outcome.UNKNOWN
+        assert link.connection.last.kind == FrameKind.CANCEL
+        assert len(link.pending) == 0
+
+    def test_deadline_after_the_answer_has_no_effect(self, link: LinkParts) -> None:
+        call = start(link, deadline=after(link, 2.0))
+        link.answers.on_response(0, 1, 0, b"", link.control(5), [])
+        sent = link.connection.last
+        link.host.loop.timers[0].act()
+        assert call.result() == 5
+        assert link.connection.last == sent
+
+    def test_deadline_of_a_call_without_credit_is_not_executed(
+        self, link: LinkParts
+    ) -> None:
+        call = start(link, LARGE, deadline=after(link, 2.0))
+        assert link.connection.last.kind == FrameKind.WANT
+        link.host.loop.timers[0].act()
+        error = call.exception()
+        assert isinstance(error, DeadlineExceededError)
+        assert error.outcome is Outcome.NOT_EXECUTED
+        assert "was waiting for credit from 'b'" in error.__notes__[0]
+
+    def test_deadline_of_a_method_call_is_watched_by_the_owner(
+        self, link: LinkParts
+    ) -> None:
+        call: CallFuture[Any] = CallFuture(loop=link.host.loop, function="f", to="b")
+        deadline = after(link, 2.0)
+        meta = {"r": [1, 2]}
+        link.calls.start(call, NAME, ([], {}), deadline=deadline, meta=meta)
+        assert not link.host.loop.timers
+
+
+class TestCancelling:
+    def test_cancel_is_sent_to_the_callee(self, link: LinkParts) -> None:
+        call = start(link)
+        assert call.cancel()
+        assert (link.connection.last.kind, link.connection.last.aux) == (
+            FrameKind.CANCEL,
+            0,
+        )
+        assert len(link.pending) == 0
+
+    def test_cancel_after_the_answer_is_not_sent(self, link: LinkParts) -> None:
+        call = start(link)
+        link.answers.on_response(0, 1, 0, b"", link.control(5), [])
+        link.calls.cancel(call)
+        assert link.connection.last.kind == FrameKind.REQUEST
+
+    def test_answer_to_a_cancelled_call_is_ignored(self, link: LinkParts) -> None:
+        call = start(link)
+        call.cancel()
+        link.answers.on_response(0, 1, 0, b"", link.control(5), [])
+        assert call.cancelled()
+
+    def test_cancel_takes_back_an_unsent_request(self, link: LinkParts) -> None:
+        """What it counted and what it spent of the peer's credit come back."""
+        link.credit.on_credit(Frame(FrameKind.CREDIT, 0, WINDOW, 1 << 20))
+        call = start(link, LARGE)
+        call.pins = pins = Pins()
+        link.connection.let_wait(FrameKind.REQUEST, 1)
+        call.cancel()
+        assert link.connection.last.aux == LARGE.nbytes
+        assert pins.events == ["undone"]
+
+    def test_cancelled_call_gives_up_its_wait_for_credit(self, link: LinkParts) -> None:
+        call = start(link, LARGE)
+        call.pins = pins = Pins()
+        call.cancel()
+        kinds = [frame.kind for frame in link.connection.sent]
+        assert kinds == [FrameKind.WANT, FrameKind.CANCEL]
+        assert pins.events == ["undone"]
+        link.credit.on_credit(
+            Frame(FrameKind.CREDIT, 0, 1, LARGE.nbytes)
+        )  # on its way meanwhile
+        assert len(link.connection.sent) == 2
+
+
+class TestCredit:
+    def test_large_request_waits_for_credit(self, link: LinkParts) -> None:
+        start(link, LARGE)
+        start(link, 1)  # a small one passes
+        kinds = [frame.kind for frame in link.connection.sent]
+        assert kinds == [FrameKind.WANT, FrameKind.REQUEST]
+        link.credit.on_credit(Frame(FrameKind.CREDIT, 0, 1, LARGE.nbytes))
+        assert (link.connection.last.kind, link.connection.last.call_id) == (
+            FrameKind.REQUEST,
+            1,
+        )
+
+    def test_unwritable_request_returns_its_credit(
+        self, link: LinkParts, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        call = start(link, LARGE)
+
+        def submit(message: OutgoingMessage) -> None:
+            raise MemoryError(message.kind)
+
+        monkeypatch.setattr(link.connection, "submit", submit)
+        link.credit.on_credit(Frame(FrameKind.CREDIT, 0, 1, LARGE.nbytes))
+        assert isinstance(call.exception(), MemoryError)
+        assert (link.connection.last.kind, link.connection.last.aux) == (
+            FrameKind.CANCEL,
+            LARGE.nbytes,
+        )
+        assert len(link.pending) == 0
+        assert not len(link.connection.outgoing)
+
+
+class TestLoss:
+    def lose(self, link: LinkParts) -> None:
+        link.status.on_lost("a cable")
+        link.calls.on_lost(link.credit.close())
+
+    def outcome_of(self, call: CallFuture[Any]) -> Outcome:
+        error = call.exception()
+        assert isinstance(error, WorkerLostError)
+        return error.outcome
+
+    def test_lost_link_ends_every_call(self, link: LinkParts) -> None:
+        calls = [start(link) for _ in range(3)]
+        self.lose(link)
+        assert {self.outcome_of(call) for call in calls} == {Outcome.UNKNOWN}
+        assert len(link.pending) == 0
+
+    def test_call_without_credit_has_not_run_at_the_loss(self, link: LinkParts) -> None:
+        sent, waiting = start(link), start(link, LARGE)
+        self.lose(link)
+        assert self.outcome_of(sent) is Outcome.UNKNOWN
+        assert self.outcome_of(waiting) is Outcome.NOT_EXECUTED
+
+    def test_call_made_on_a_broken_connection_has_not_run_at_the_loss(
+        self, link: LinkParts
+    ) -> None:
+        before = start(link)
+        link.connection.first_unsent = 2
+        after_it = start(link)
+        self.lose(link)
+        assert self.outcome_of(before) is Outcome.UNKNOWN
+        assert self.outcome_of(after_it) is Outcome.NOT_EXECUTED
+
+    def test_lost_link_releases_timers_and_pins(self, link: LinkParts) -> None:
+        call = start(link, deadline=after(link, 2.0))
+        call.pins = pins = Pins()
+        self.lose(link)
+        assert link.host.loop.timers[0].is_cancelled
+        assert call.pins is None
+        assert pins.events == []  # the peer's death settles them
+
+    def test_lost_link_ends_a_stream(self, link: LinkParts) -> None:
+        receiver = stream(link)
+        self.lose(link)
+        assert receiver.is_whole
+
+    def test_cancelled_call_stays_cancelled_at_the_loss(self, link: LinkParts) -> None:
+        call = start(link)
+        call.cancel()
+        self.lose(link)
+        assert call.cancelled()
+
+
+class TestServices:
+    def test_service_request_names_service_and_method(self, link: LinkParts) -> None:
+        call = link.calls.ask(Look(5))
+        sent = link.connection.last
+        assert sent.kind == FrameKind.SERVICE
+        assert unpack_head(sent.head) == ["kept", "look"]
+        assert link.value_of(sent) == [5]
+        link.answers.on_response(0, call.call_id, 0, b"", link.control(6), [])
+        assert call.result() == 6
+
+    def test_service_request_over_a_lost_link_fails_at_once(
+        self, link: LinkParts
+    ) -> None:
+        link.status.on_lost("a cable")
+        call = link.calls.ask(Look(5))
+        assert isinstance(call.exception(), WorkerLostError)
+        assert not link.connection.sent
+
+    def test_rejected_service_request_leaves_no_pending_call(
+        self, link: LinkParts
+    ) -> None:
+        link.status.on_goodbye()
+        with pytest.raises(RejectedError):
+            link.calls.ask(Look(5))
+        assert len(link.pending) == 0
+
+    def test_deferrable_notice_is_deferred(self, link: LinkParts) -> None:
+        link.calls.tell(Gone(1))
+        ((_, for_s),) = link.connection.held
+        assert for_s == Gone.may_wait_s == 0.5
+        link.calls.tell(Gone(1), at_once=True)
+        assert len(link.connection.pushed) == 1
+        assert not link.connection.joined
+
+    @pytest.mark.parametrize("at_once", [False, True])
+    def test_notice_goes_now_or_with_the_next(
+        self, link: LinkParts, *, at_once: bool
+    ) -> None:
+        link.calls.tell(Hear(1), at_once=at_once)
+        connection = link.connection
+        assert (len(connection.pushed), len(connection.joined)) == (
+            int(at_once),
+            int(not at_once),
+        )
+        assert len(link.pending) == 0

@@ -1,0 +1,82 @@
+"""Whether payloads leave over lanes, and how much a turn of the loop may move."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncrpc.core.payloads.machine.lanes import (
+    QUIET_TURN_BYTES,
+    QUIET_TURNS,
+    TRANSITIONS,
+    TURN_BYTES,
+    LanesEvent,
+    LanesState,
+    TurnRation,
+)
+
+
+def after(state: LanesState, event: LanesEvent) -> LanesState:
+    return TRANSITIONS[state].get(event, state)
+
+
+class TestStates:
+    def test_every_state_is_reached_from_the_first(self) -> None:
+        reached = {LanesState.NONE}
+        for _ in LanesState:
+            reached |= {
+                after(state, event) for state in reached for event in LanesEvent
+            }
+        assert reached == set(LanesState)
+
+    @pytest.mark.parametrize("state", LanesState)
+    def test_ended_link_never_has_lanes_again(self, state: LanesState) -> None:
+        closed = after(state, LanesEvent.CLOSE)
+        assert {after(closed, event) for event in LanesEvent} == {LanesState.CLOSED}
+
+    @pytest.mark.parametrize("state", list(LanesState)[:-1])
+    def test_lane_that_opens_late_is_used(self, state: LanesState) -> None:
+        assert after(state, LanesEvent.OPENED) is LanesState.UP
+
+    def test_lanes_end_with_the_last_loss_or_the_close_only(self) -> None:
+        changes = {
+            event
+            for event in LanesEvent
+            if after(LanesState.UP, event) is not LanesState.UP
+        }
+        assert changes == {LanesEvent.LOST, LanesEvent.CLOSE}
+
+    def test_lanes_are_opened_once(self) -> None:
+        for state in set(LanesState) - {LanesState.NONE}:
+            assert after(state, LanesEvent.WANT) is state
+
+
+class TestTurns:
+    def test_turn_moves_less_while_messages_come_often(self) -> None:
+        ration = TurnRation()
+        ration.next_turn(1)
+        for _ in range(QUIET_TURNS - 1):
+            ration.next_turn(1)
+        assert ration.next_turn(2) == TURN_BYTES
+        for _ in range(QUIET_TURNS - 1):
+            assert ration.next_turn(2) == TURN_BYTES
+        assert ration.next_turn(2) == QUIET_TURN_BYTES
+        assert ration.limit_bytes == QUIET_TURN_BYTES
+
+    def test_messages_that_open_or_answer_a_payload_count_as_rare(self) -> None:
+        ration = TurnRation()
+        assert ration.limit_bytes == QUIET_TURN_BYTES
+        for message in (1, 2, 3):
+            for _ in range(QUIET_TURNS + 1):
+                assert ration.next_turn(message) == QUIET_TURN_BYTES
+
+    def test_messages_before_a_payload_do_not_matter(self) -> None:
+        assert TurnRation().next_turn(1000) == QUIET_TURN_BYTES
+
+    def test_reads_that_bring_acks_do_not_count(self) -> None:
+        ration = TurnRation()
+        for reads in range(1, QUIET_TURNS):
+            ration.on_ack(reads)
+            ration.on_ack(reads)  # of another lane, in the same read
+            assert ration.next_turn(reads) == QUIET_TURN_BYTES
+        assert ration.next_turn(QUIET_TURNS) == QUIET_TURN_BYTES
+        assert ration.next_turn(QUIET_TURNS + 1) == TURN_BYTES
