@@ -15,10 +15,7 @@ import asyncrpc
 # From which line to which line of which file.
 Arc: TypeAlias = tuple[str, int, int]
 _PACKAGE: Final = Path(asyncrpc.__file__).parent
-_PARTS: Final = (
-    *("wire", "serde", "transport", "runtime", "rref", "autograd", "optim"),
-    *("collectives", "inspection", "serving", "observability", "sidecar"),
-)
+_PARTS: Final = ("core", "parallel", "serving", "tools")
 _TRACED: Final = tuple(str(_PACKAGE / part) for part in _PARTS)
 
 

@@ -93,7 +93,9 @@ class ServiceRate:
         if not self.is_known:
             return RETRY_AFTER_UNKNOWN_S
         turns = math.ceil((waiting + 1) / self.requests)
-        return min(self.wait_s(turns, now_s), RETRY_AFTER_MAX_S)
+        # Turns may have been too short for the clock: 0 would mean "at once".
+        wait_s = self.wait_s(turns, now_s) or RETRY_AFTER_UNKNOWN_S
+        return min(wait_s, RETRY_AFTER_MAX_S)
 
     def per_s(self) -> float:
         """Return how many requests per second are served if all places are taken."""
