@@ -71,6 +71,7 @@ class YieldingLock(Protocol):
 
 
 STALL_S: Final = 0.1
+OWN_THREAD: Final = "asyncrpc-look"  # it runs nothing but asyncrpc's own code
 THREADS_MAX: Final = 4096  # blocked ones included: each takes some 50 KiB resident
 _IDLE_S: Final = 10.0  # a spare that finds no work for so long ends
 _ENTRY: Final = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
@@ -103,10 +104,6 @@ def _work_of(done: Any) -> object:
         if isinstance(cell.cell_contents, asyncio.Future):
             return cell.cell_contents
     return getattr(done, "__self__", None)
-
-
-# Of threads that run nothing but asyncrpc's own code.
-OWN_THREAD: Final = "asyncrpc-look"
 
 
 async def in_new_thread(loop: asyncio.AbstractEventLoop, job: Callable[[], T]) -> T:

@@ -21,7 +21,7 @@ from asyncrpc.core.host.shortage import shortage_of
 from asyncrpc.errors import AuthenticationError, ConnectError, UsageError
 
 DISTRIBUTION: Final = "asyncrpc-torch"
-# By name: its help; a module of this folder, and its function that adds arguments.
+# By name: its help; a module below asyncrpc, and its function that adds arguments.
 COMMANDS: Final = {
     "run": ("start N processes of a script", "tools.cli.launch", "add_run"),
     "runs": ("list the runs that are under way", "tools.cli.runs.command", "add_runs"),

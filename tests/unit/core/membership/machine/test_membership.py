@@ -285,26 +285,6 @@ def test_guest_cannot_change_its_address_or_rank() -> None:
     assert mine.get("guest") == Record(guest, 1, 1)
 
 
-@pytest.mark.parametrize("status", [ALIVE, LOST, LEFT])
-@pytest.mark.parametrize("incarnation", [1, 2])
-@pytest.mark.parametrize(
-    ("generation", "version"),
-    [(1, STEP_MAX + 1), (STEP_MAX + 2, 0), (1 << 62, 0), (1, 1 << 62)],
-)
-def test_hint_raises_no_number_by_much(
-    status: Status, incarnation: int, generation: int, version: int
-) -> None:
-    mine, other = table(record("b")), table(record("b"))
-    far = record("b", incarnation, generation, version, status)
-    numbers = min(generation, STEP_MAX + 1), min(version, STEP_MAX)
-    near = record("b", incarnation, *numbers, status)
-    assert mine.receive(far, 1.0, by=TELLER) == other.receive(near, 1.0, by=TELLER)
-    assert mine.get("b") == other.get("b") != record("b")
-    mine.receive(record("c", incarnation, generation, version, status), 1.0, by=TELLER)
-    generation, version = min(generation, STEP_MAX), min(version, STEP_MAX)
-    assert mine.get("c") == record("c", incarnation, generation, version, status)
-
-
 @pytest.mark.parametrize("incarnation", [1, 2])
 def test_worker_refutes_false_claims_about_itself(incarnation: int) -> None:
     mine = table()
