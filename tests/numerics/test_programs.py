@@ -95,7 +95,7 @@ def test_random_programs_cover_all_kinds() -> None:
 
     draw()
     assert len(counts) == KINDS
-    assert min(counts.values()) >= DRAWN // 50, counts
+    assert min(counts.values()) >= DRAWN // 20, counts
 
 
 KINDS = 25

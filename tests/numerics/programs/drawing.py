@@ -423,10 +423,10 @@ DRAWN: Final = [
         (Drawer.view, 3),
         (Drawer.change, 3),
         (Drawer.hook, 4),
-        (Drawer.remote, 2),
-        (Drawer.share, 1),
+        (Drawer.remote, 3),
+        (Drawer.share, 3),
         (Drawer.to_here, 2),
-        (Drawer.method, 1),
+        (Drawer.method, 3),
         (Drawer.backward, 1),
     )
     for _ in range(count)
