@@ -369,9 +369,11 @@ class OutboundCalls:
             EncodeError: the content cannot travel.  Nothing was sent.
             DeadlineExceededError: the deadline has passed.  Nothing was sent.
             RejectedError: the peer is shutting down.  Nothing was sent.
+            NotStartedError: this worker has been shut down.  Nothing was sent.
         """
         name = request.name
         if self._status.is_lost:
+            self._host.check_running()
             call = self._service_call(name)
             call.fail(self._lost_error(name, Outcome.NOT_EXECUTED))
             return call

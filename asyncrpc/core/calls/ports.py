@@ -97,6 +97,9 @@ class CallHost(Scheduler, Protocol):
     def is_draining(self) -> bool:
         """Return whether shutdown has begun."""
 
+    def check_running(self) -> None:
+        """Raise NotStartedError if the worker does not run."""
+
     @property
     def admission(self) -> CallAdmission:
         """Limits and counts the calls that are served."""

@@ -232,6 +232,7 @@ async def ask(
     Raises:
         UsageError: an argument is of another kind.
         MalformedError: the content of the answer is invalid.
+        NotStartedError: this worker has been shut down.
         AsyncRpcError: no answer came, or the answer is this error.
 
     Cancellation:
