@@ -82,7 +82,6 @@ def add_services(
     The last three are loaded when they are first used.
 
     Args:
-        parts: of the worker.
         autograd_class: of its autograd; a facade has its own.
     """
     references = RRefService(parts)

@@ -25,14 +25,7 @@ from asyncrpc.compat import install
 
 
 def main(argv: Sequence[str]) -> None:
-    """Install the facade and run a program.
-
-    Args:
-        argv: the program and its arguments, without our own name.
-
-    Raises:
-        SystemExit: the program does not exist, or raises it.
-    """
+    """Install the facade and run a program."""
     # We parse only what comes before the program's own arguments.
     own = 2 if argv[:1] == ["-m"] else 1
     parser = _parser()
@@ -64,11 +57,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _script(path: str) -> tuple[types.ModuleType, types.CodeType]:
-    """Load a file, or the `__main__.py` of a directory or an archive.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-    """
+    """Load a file, or the `__main__.py` of a directory or an archive."""
     if not Path(path).exists():
         raise FileNotFoundError(
             f"the file {path!r} does not exist; for a module, use -m"
@@ -91,11 +80,7 @@ def _own_entries() -> int:
 
 
 def _module(name: str) -> tuple[types.ModuleType, types.CodeType]:
-    """Load a module, or the `__main__` of a package.
-
-    Raises:
-        FileNotFoundError: the module does not exist.
-    """
+    """Load a module, or the `__main__` of a package."""
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -112,11 +97,7 @@ def _module(name: str) -> tuple[types.ModuleType, types.CodeType]:
 def _loaded(
     spec: ModuleSpec | None, target: str
 ) -> tuple[types.ModuleType, types.CodeType]:
-    """Make the module of a specification, and get its code.
-
-    Raises:
-        FileNotFoundError: the module has no Python code.
-    """
+    """Make the module of a specification, and get its code."""
     loader: Any = None if spec is None else spec.loader
     code = loader.get_code(spec.name) if spec and hasattr(loader, "get_code") else None
     if spec is None or code is None:
@@ -127,11 +108,7 @@ def _loaded(
 
 
 def _run(module: types.ModuleType, code: types.CodeType) -> None:
-    """Run a program as the main module.
-
-    Raises:
-        Exception: an error of the program.
-    """
+    """Run a program as the main module."""
     sys.modules["__main__"] = module
     # In a spawned process, classes of the main module have this name, and return.
     sys.modules["__mp_main__"] = module

@@ -46,11 +46,7 @@ def _service(agent: Agent) -> RememberingAutograd:
 
 
 def _context(agent: Agent, context_id: int) -> Context:
-    """Return the context that a number stands for.
-
-    Raises:
-        RuntimeError: it is not known here.
-    """
+    """Return the context that a number stands for."""
     for known in _service(agent).context_ids():
         if known.serial == context_id:
             return Context(_service(agent), known)
@@ -132,11 +128,7 @@ def backward(
 
 
 def _check_roots(roots: Sequence[torch.Tensor]) -> None:
-    """Refuse what cannot be a root.
-
-    Raises:
-        RuntimeError: one is not fit.
-    """
+    """Refuse what cannot be a root."""
     if not roots:
         raise RuntimeError("No tensors provided for gradient computation.")
     for root in roots:
@@ -187,11 +179,7 @@ def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
 
 
 def backward_from_reference(rref: Any, context_id: int, retain_graph: bool) -> None:  # noqa: FBT001
-    """Run a backward pass from a referenced tensor; see `RRef.backward`.
-
-    Raises:
-        RuntimeError: there is no such context, or the value is no such tensor.
-    """
+    """Run a backward pass from a referenced tensor; see `RRef.backward`."""
     agent = agents.current()
     if rref.is_owner():
         value = rref.local_value()

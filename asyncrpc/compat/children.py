@@ -50,11 +50,7 @@ _PRELOADED: Final = "__main__"
 
 
 class Installation:
-    """Installs the facade where it is unpickled.
-
-    Args:
-        path: the path to import asyncrpc and torch from.
-    """
+    """Installs the facade where it is unpickled."""
 
     def __init__(self, path: list[str]) -> None:
         self._path = path

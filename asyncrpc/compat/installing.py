@@ -139,13 +139,7 @@ def uninstall() -> None:
 
 
 class Substitute(types.ModuleType):
-    """A module that has the names of other modules, for reading and for writing.
-
-    Args:
-        homes: the modules that it searches, in this order.
-        original: torch's module, if it was loaded: what that has imported for itself
-            (`rpc.api.Future`, say) is there too.
-    """
+    """A module that has the names of other modules, for reading and for writing."""
 
     def __init__(
         self,
@@ -222,11 +216,7 @@ def _missing(module: str, name: str) -> str:
 
 
 class SubstituteFinder(MetaPathFinder, Loader):
-    """Finds and loads substitutes, and keeps the modules that they replace.
-
-    Args:
-        homes: for each module of torch's, the facade's modules that have its names.
-    """
+    """Finds and loads substitutes, and keeps the modules that they replace."""
 
     def __init__(self, homes: Mapping[str, Sequence[types.ModuleType]]) -> None:
         self._homes = homes
@@ -239,12 +229,7 @@ class SubstituteFinder(MetaPathFinder, Loader):
         path: Sequence[str] | None = None,
         target: types.ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """Find the substitute for a module.
-
-        Raises:
-            ImportError: torch has the module, but not the facade.  (A
-                ModuleNotFoundError would be lost: `from a import b` ignores it.)
-        """
+        """Find the substitute for a module."""
         if fullname in self._homes:
             # Each is a package: so `from a import b` asks here for a name that `a`
             # lacks, and gets the reason; it would swallow an AttributeError.

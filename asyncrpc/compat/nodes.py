@@ -187,20 +187,12 @@ class SendRpcBackward(Node):
         raise RuntimeError(_NO_HOOKS)
 
     def register_hook(self, fn: Callable[..., Any]) -> NoReturn:
-        """Refuse a hook.
-
-        Raises:
-            RuntimeError: always, as the hook would never run.
-        """
+        """Refuse a hook."""
         _ = fn
         raise RuntimeError(_NO_HOOKS)
 
     def register_prehook(self, fn: Callable[..., Any]) -> NoReturn:
-        """Refuse a hook.
-
-        Raises:
-            RuntimeError: always, as the hook would never run.
-        """
+        """Refuse a hook."""
         _ = fn
         raise RuntimeError(_NO_HOOKS)
 
@@ -239,20 +231,11 @@ class RememberingAutograd(AutogradService):
             on_gradient.finish()
 
     def received(self, context_id: ContextId) -> dict[tuple[str, int], Node]:
-        """Return the nodes of received messages; on the loop.
-
-        Returns:
-            The nodes by the sender's name and its number of the message, in order of
-            arrival.
-        """
+        """Return the nodes of received messages; on the loop."""
         return dict(self._received.get(context_id, {}))
 
     def sent(self, state: ContextState) -> dict[MessageId, SendRpcBackward]:
-        """Return the nodes of sent messages, the same each time; on the loop.
-
-        Returns:
-            The nodes by message, in the order of sending.
-        """
+        """Return the nodes of sent messages, the same each time; on the loop."""
         if (
             state.id not in self.contexts.open
         ):  # it has ended: nothing would remove them

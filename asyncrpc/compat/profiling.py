@@ -162,7 +162,6 @@ def _add_ranges(events: Any, ranges: list[Range], origin_us: float) -> None:
 
     Args:
         events: events of a profiler, with their tree; afterwards sorted by time.
-        origin_us: microseconds from the epoch to the profiler's start.
     """
     if agents.is_set():
         for event in events:

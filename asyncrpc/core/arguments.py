@@ -127,11 +127,7 @@ def check_sequence(name: str, value: object, wanted: str) -> None:
 
 
 def listed(name: str, value: Any, wanted: str) -> list[Any]:
-    """Return the items of an argument, which may be a generator.
-
-    Raises:
-        UsageError: the value cannot be iterated over, or raised an error.
-    """
+    """Return the items of an argument, which may be a generator."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise wrong(name, wanted, value)
     try:
@@ -161,9 +157,6 @@ def set_mark(name: str, function: Any, attribute: str, value: object) -> None:
     """Set an attribute of the function or class that a decorator is given.
 
     Of a staticmethod or a classmethod, the wrapped function is marked.
-
-    Raises:
-        UsageError: `function` is not callable, or accepts no attributes, as a builtin.
     """
     inner = unwrapped(function)
     check_callable(name, inner)
@@ -187,11 +180,7 @@ SIZE_MAX: Final = (1 << 63) - 1  # of a tensor
 
 
 def sizes_of(shape: tuple[Any, ...]) -> list[int]:
-    """Return the sizes of a shape, given as integers or as one sequence of integers.
-
-    Raises:
-        UsageError: an item is not a size.
-    """
+    """Return the sizes of a shape, given as integers or as one sequence of integers."""
     is_nested = len(shape) == 1 and isinstance(shape[0], tuple | list)
     sizes = list(shape[0] if is_nested else shape)
     for size in sizes:

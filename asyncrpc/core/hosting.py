@@ -59,12 +59,7 @@ class LoopThread:
         return self.do(lambda: self.loop.create_task(work))
 
     def do(self, start: Callable[[], asyncio.Future[T]]) -> T:
-        """Start something on the loop, and block this thread until it ends.
-
-        Raises:
-            RuntimeError: this is the loop's own thread, which would wait for itself.
-            ClosedError: the loop has ended, or ends before this does.
-        """
+        """Start something on the loop, and block this thread until it ends."""
         if self.is_here:
             raise RuntimeError("a function that runs on the event loop must not block")
         # A lock: the cheapest thing that one thread can wait for and another release.

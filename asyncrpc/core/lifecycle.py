@@ -75,12 +75,7 @@ class Lifecycle:
         self.is_draining = False
 
     def advance(self, event: Event) -> None:
-        """Go to the state that follows.
-
-        Raises:
-            AlreadyStartedError: the worker has been started before.  Nothing changed.
-            LocalProtocolError: the event cannot happen now.  Nothing changed.
-        """
+        """Go to the state that follows."""
         following = TRANSITIONS[self.state].get(event)
         if following is None and event is Event.START:
             raise AlreadyStartedError(
@@ -102,11 +97,7 @@ class Lifecycle:
         return self.state is RUNNING
 
     def check_running(self) -> None:
-        """Raise if the worker does not run.
-
-        Raises:
-            NotStartedError: the worker has not been started, or has been shut down.
-        """
+        """Raise if the worker does not run."""
         if self.is_usable:
             return
         if self.state is FORKED:
@@ -124,9 +115,5 @@ class Lifecycle:
 
 
 def refuse_to_pickle() -> NoReturn:
-    """Refuse to pickle what belongs to a worker, such as a `Peer`.
-
-    Raises:
-        UsageError: always.
-    """
+    """Refuse to pickle what belongs to a worker, such as a `Peer`."""
     raise UsageError("a Worker cannot be sent: it stays in its process; send its name")

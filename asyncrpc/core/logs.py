@@ -38,11 +38,6 @@ class LogLimit:
     """Lets the first lines of each kind through, then one a second."""
 
     def __init__(self, at_once: int = 1) -> None:
-        """Begin without lines.
-
-        Args:
-            at_once: lines of a kind that go through before the limit begins.
-        """
         self._kinds: dict[Hashable, _Lines] = {}
         self._at_once = at_once
 
@@ -51,7 +46,6 @@ class LogLimit:
 
         Args:
             kind: of the line; of more than `PEERS_MAX` some are counted as one.
-            now_s: the time.
         """
         if kind not in self._kinds and len(self._kinds) >= PEERS_MAX:
             self._forget(now_s)
@@ -84,7 +78,6 @@ class PeerLineFilter(logging.Filter):
     """
 
     def __init__(self, now_s: Callable[[], float] = now_s) -> None:
-        """Begin without lines."""
         super().__init__()
         self._limits: dict[Hashable, LogLimit] = {}
         self._now_s = now_s

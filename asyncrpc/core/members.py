@@ -51,11 +51,7 @@ class Member:
 
     @classmethod
     def decode(cls, packed: bytes) -> Member:
-        """Read what `encode` wrote.
-
-        Raises:
-            MalformedError: `packed` is not the record of a worker.
-        """
+        """Read what `encode` wrote."""
         try:
             name, rank, incarnation, addresses, host_id = msgpack.unpackb(packed)
             known = Hello(
@@ -107,10 +103,6 @@ class Rendezvous(Protocol):
         """Publish `member`; return all members, once all are there.
 
         If the group runs already, return a `RunningGroup`.
-
-        Raises:
-            RendezvousTimeoutError: some members are missing; the error names them.
-            UsageError: the name or the rank is taken.
         """
 
     async def leave(self, timeout_s: float) -> None:
@@ -162,7 +154,6 @@ def wait_at_start(missing: Sequence[int] | None, world_size: int) -> WaitDescrip
 
     Args:
         missing: ranks that have not come; None: only rank 0 knows.
-        world_size: how many ranks must come.
     """
     if missing is None:
         absent = f"rank 0 of {world_size} knows who is missing"

@@ -26,12 +26,7 @@ from typing import Any
 def names_on_demand(
     package: str, modules: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the `__getattr__` and the `__dir__` of a package.
-
-    Args:
-        package: its name.
-        modules: by each name the module that has it, or is it.
-    """
+    """Return the `__getattr__` and the `__dir__` of a package."""
 
     def get(name: str) -> Any:
         module = modules.get(name)

@@ -73,13 +73,7 @@ class CallOptions:
     device_map: Mapping[Any, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Validate the fields.
-
-        Raises:
-            UsageError: the codec is unknown, or its package is not installed;
-                `device_map` is not a device map; or `timeout_s` is not a number of
-                seconds.
-        """
+        """Validate the fields."""
         check_call_timeout("timeout_s", self.timeout_s)
         check_flag("idempotent", self.idempotent)
         if self.out is not None:
@@ -97,11 +91,7 @@ PLAIN: Final = CallOptions()
 
 
 def with_options(options: CallOptions, changes: Mapping[str, Any]) -> CallOptions:
-    """Return call options with some of their fields replaced.
-
-    Raises:
-        UsageError: there is no such option, or a value is not valid.
-    """
+    """Return call options with some of their fields replaced."""
     names = [field.name for field in fields(CallOptions)]
     for name in changes:
         if name not in names:
@@ -112,11 +102,7 @@ def with_options(options: CallOptions, changes: Mapping[str, Any]) -> CallOption
 
 
 def options_within(timeout_s: Any) -> CallOptions:
-    """Return options that set only a timeout, in seconds; `UNSET` sets nothing.
-
-    Raises:
-        UsageError: `timeout_s` is not a number of seconds.
-    """
+    """Return options that set only a timeout, in seconds; `UNSET` sets nothing."""
     if timeout_s is UNSET:
         return PLAIN
     check_call_timeout("timeout_s", timeout_s)

@@ -34,12 +34,7 @@ def renumbered(
     sizes: Iterable[int],
     number_of: Mapping[int, int],
 ) -> list[dict[str, Any]]:
-    """Return groups that hold the numbers of one owner's parameters.
-
-    Args:
-        groups: the saved groups, of all parameters.
-        number_of: the owner's own numbers, by place.
-    """
+    """Return groups that hold the numbers of one owner's parameters."""
     return [
         {
             **options_in(group),
@@ -50,11 +45,7 @@ def renumbered(
 
 
 def check_fits(state: Mapping[str, Any], sizes: Sequence[int]) -> None:
-    """Refuse a state that belongs to other parameters.
-
-    Raises:
-        UsageError: `state` has other groups, or groups of other sizes.
-    """
+    """Refuse a state that belongs to other parameters."""
     try:
         saved = [len(group["params"]) for group in state["param_groups"]]
         places = set(state["state"])

@@ -200,21 +200,13 @@ class Parts:
         self.tracer = self.calls.tracer = tracer
 
     def __reduce__(self) -> Any:
-        """Refuse to be pickled, as part of a `Worker`.
-
-        Raises:
-            UsageError: always.
-        """
+        """Refuse to be pickled, as part of a `Worker`."""
         refuse_to_pickle()
 
     # --- starting --------------------------------------------------------------------
 
     def open(self, current: object) -> None:
-        """Make what needs the event loop, which runs in this thread.
-
-        Args:
-            current: what functions see as the current worker.
-        """
+        """Make what needs the event loop, which runs in this thread."""
         loop = asyncio.get_running_loop()
         self.loop = loop
         self.loop_guard.open(loop)
@@ -343,18 +335,7 @@ class Parts:
         )
 
     async def enter(self) -> None:
-        """Listen, and meet the others.
-
-        Raises:
-            RendezvousTimeoutError: not all workers appeared; the error names the
-                missing ones.
-            TransportError: it cannot listen, or no file descriptor is left.
-            UsageError: the worker would listen on TCP without authentication, or its
-                name or rank is taken.
-
-        Cancellation:
-            The caller must stop what was started.
-        """
+        """Listen, and meet the others."""
         try:
             await self.devices.start()
             await self._listen()

@@ -46,9 +46,6 @@ class Teardown:
         """End what has been started, in `drain_s` and `CLOSING_S` seconds at most.
 
         A second caller waits until the first one has ended the worker.
-
-        Cancellation:
-            The rest is ended in haste, then the cancellation is passed on.
         """
         parts = self._parts
         if parts.lifecycle.is_draining:
@@ -102,11 +99,7 @@ class Teardown:
         await parts.directory.close_lanes(end_s - parts.loop.time())
 
     async def _tear_down(self, leaving: asyncio.Task[None], *, at_once: bool) -> None:
-        """Take every step of the end, however long one would take.
-
-        Cancellation:
-            The steps that are left are taken in haste.
-        """
+        """Take every step of the end, however long one would take."""
         parts = self._parts
         parts.inbound_credit.close()  # what peers begin to send now is not read
         connections_s = _AT_ONCE_S if at_once else _CONNECTIONS_S
@@ -184,11 +177,7 @@ class Teardown:
 
 
 def report(name: str, outcome: ShutdownReport, timeout_s: float | None) -> None:
-    """Report the workers that were lost or late when a group ended together.
-
-    Raises:
-        TimeoutError: the time given for all of it has passed.
-    """
+    """Report the workers that were lost or late when a group ended together."""
     if outcome.lost:
         logger.warning(
             "worker %r: shutting down without the others that are gone: %s",
@@ -226,11 +215,7 @@ async def _leave(leaving: asyncio.Task[None], _most_s: float) -> None:
 
 
 async def _finish(task: asyncio.Task[None]) -> None:
-    """Wait for a task to end, even if cancelled: that makes the task hurry.
-
-    Cancellation:
-        The cancellation is passed on once the task has ended.
-    """
+    """Wait for a task to end, even if cancelled: that makes the task hurry."""
     cancelled = None
     while not task.done():
         try:

@@ -156,11 +156,7 @@ def default_device_here() -> Any:
 
 
 def take(default_device: Any) -> Modes | None:
-    """Take the modes off this thread; None if it has none but a default device.
-
-    Args:
-        default_device: the thread has, and keeps, the default device of this.
-    """
+    """Take the modes off this thread; None if it has none but a default device."""
     switches = _taken_switches()
     functions = tuple(_function_at(at) for at in range(function_count()))
     base = () if default_device is None else (default_device,)
@@ -286,7 +282,6 @@ class FunctionModes:
     __slots__ = ("_default_device", "_thread_modes", "modes")
 
     def __init__(self, modes: Modes | None = None) -> None:
-        """Begin with these modes; None: the defaults."""
         self.modes = modes
         self._thread_modes: Modes | None = None
         self._default_device: Any = None
@@ -436,17 +431,7 @@ async def _whole(awaitable: Awaitable[T]) -> T:
 def steps(
     awaitable: Any, place: AbstractContextManager[Any], awaited: Any = _UNBEGUN
 ) -> Generator[Any, Any, Any]:
-    """Run a coroutine-like object; each of its steps has the function's modes.
-
-    Args:
-        awaitable: has `send`, `throw` and `close`.
-        place: the function's modes.
-        awaited: what the first step has given, if it was run by the caller, under the
-            defaults.
-
-    Cancellation:
-        It is passed on to the object.
-    """
+    """Run a coroutine-like object; each of its steps has the function's modes."""
     value, error = None, None
     if awaited is not _UNBEGUN:
         place.__exit__(None, None, None)

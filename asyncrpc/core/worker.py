@@ -104,11 +104,7 @@ def _left_anywhere() -> list[Worker]:
 
 
 def _left_running(name: str | None) -> Worker:
-    """Return the only worker that `init_rpc` has left running for this task or thread.
-
-    Raises:
-        NotStartedError: no such worker runs, or several do.
-    """
+    """Return the only worker that `init_rpc` runs for this task or thread."""
     here = workers_left_running()
     matching = [worker for worker in here if name in (None, worker.name)]
     if len(matching) == 1:
@@ -134,11 +130,7 @@ def _left_running(name: str | None) -> Worker:
 
 
 def _name_of(rank: int) -> str:
-    """Return the default name of a worker.
-
-    Raises:
-        UsageError: the worker has no rank.
-    """
+    """Return the default name of a worker."""
     if rank < 0:
         raise UsageError(
             "name is missing: a worker without a rank needs one; pass name= or rank="

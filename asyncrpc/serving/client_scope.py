@@ -26,7 +26,6 @@ class ClientScope:
     """
 
     def __init__(self) -> None:
-        """Begin with a connected client."""
         self.has_left = False
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
@@ -62,11 +61,7 @@ class ClientScope:
 
 @asynccontextmanager
 async def beside(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run a coroutine for the duration of a block; ignore its error.
-
-    Cancellation:
-        The coroutine has been cancelled, and is not waited for.
-    """
+    """Run a coroutine for the duration of a block; ignore its error."""
     task = asyncio.get_running_loop().create_task(coroutine)
     try:
         yield

@@ -40,13 +40,8 @@ class Contract:
 
         Args:
             timeout_s: seconds that a request may take; None: no limit.
-            retry_after_s: seconds after which a client may try again.
             deadline_header: name of the header that shortens `timeout_s`; None: no
                 header does.
-            overloaded_status: the HTTP status for `OverloadedError`.
-
-        Raises:
-            UsageError: an argument has the wrong type, or is out of range.
         """
         if timeout_s is not None:
             check_duration("timeout_s", timeout_s)
@@ -62,35 +57,18 @@ class Contract:
         self._overloaded_status = overloaded_status
 
     def header_of(self, find: Callable[[str], Sequence[str]]) -> Sequence[str]:
-        """Return the values of the headers that may shorten the deadline.
-
-        Args:
-            find: returns the values of all headers of a name.
-        """
+        """Return the values of the headers that may shorten the deadline."""
         name = self._deadline_header
         return () if name is None else find(name)
 
     def time_allowed_s(self, values: Sequence[str]) -> float | None:
-        """Return the seconds that a request may take; None: there is no limit.
-
-        Args:
-            values: the result of `header_of`.
-
-        Raises:
-            BadDeadlineError: the header is not a number of milliseconds.
-            NoTimeLeftError: the time allowed is 0.
-        """
+        """Return the seconds that a request may take; None: there is no limit."""
         return time_allowed_s(self._deadline_header or "", values, self._timeout_s)
 
     def answer_to(
         self, error: Exception, *, is_over: bool, is_closed: bool
     ) -> ErrorAnswer | None:
-        """Return the answer to an error; None: the middleware does not answer it.
-
-        Args:
-            is_over: whether the deadline of the request has passed.
-            is_closed: whether the worker of the application has ended.
-        """
+        """Return the answer to an error; None: the middleware does not answer it."""
         if isinstance(error, BadDeadlineError):
             return bad_request(str(error))
         return answer_to(

@@ -42,18 +42,10 @@ class EventChannel(Protocol):
     """A response that takes the bytes of a stream."""
 
     async def begin(self) -> None:
-        """Send the status and the headers.
-
-        Raises:
-            ClientLeftError: the client has left.
-        """
+        """Send the status and the headers."""
 
     async def write(self, data: bytes) -> None:
-        """Send bytes; wait while the client does not read.
-
-        Raises:
-            ClientLeftError: the client has left.
-        """
+        """Send bytes; wait while the client does not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +72,7 @@ class EventOptions:
         keep_alive_s: float | None,
         begin_within_s: float,
     ) -> Self:
-        """Return the checked options of a program.
-
-        Raises:
-            UsageError: an option has the wrong type, or is out of range.
-        """
+        """Return the checked options of a program."""
         check_callable("encode", encode)
         sse.check_line("end_event", end_event)
         sse.check_period("keep_alive_s", keep_alive_s)
@@ -100,11 +88,6 @@ class EventSender:
     """
 
     def __init__(self, channel: EventChannel, options: EventOptions) -> None:
-        """Prepare to send.
-
-        Args:
-            channel: takes the bytes.
-        """
         self.has_begun = False
         self._channel = channel
         self._options = options
@@ -113,18 +96,7 @@ class EventSender:
         self._sent_s = self._loop.time()
 
     async def send_all(self, items: AsyncIterable[Any]) -> None:
-        """Send a stream to its end, which may be an error.
-
-        Args:
-            items: closed at the end, if possible.
-
-        Raises:
-            ClientLeftError: the client has left.
-            Exception: the stream raised before anything was sent.
-
-        Cancellation:
-            The stream is closed, and the response is left as it is.
-        """
+        """Send a stream to its end, which may be an error."""
         client = ClientScope()
         async with client, beside(self._keep_alive(client)), closed(items) as stream:
             await self._send_items(stream)
@@ -132,14 +104,7 @@ class EventSender:
             raise ClientLeftError
 
     async def send_head(self) -> None:
-        """Answer a request that only wants the head of the response.
-
-        Raises:
-            ClientLeftError: the client has left.
-
-        Cancellation:
-            It may have been sent.
-        """
+        """Answer a request that only wants the head of the response."""
         await self._send(b"")
 
     async def _send_items(self, items: AsyncIterator[Any]) -> None:
@@ -222,15 +187,7 @@ def source_of(
     argument: G,
     response: str = "sse_response",
 ) -> AsyncIterable[Any]:
-    """Return the items of a response, or those that its function returns.
-
-    Args:
-        stream: the items, or the function.
-        response: name of what was called, in errors.
-
-    Raises:
-        UsageError: the function did not return an asynchronous iterator.
-    """
+    """Return the items of a response, or those that its function returns."""
     if isinstance(stream, AsyncIterable):
         return stream
     items = stream(argument)

@@ -20,11 +20,7 @@ def check_worker_source(worker: object) -> None:
 
 
 def worker_of(source: WorkerSource) -> Worker:
-    """Return the worker, or the one that the function makes.
-
-    Raises:
-        UsageError: worker() did not return a Worker.
-    """
+    """Return the worker, or the one that the function makes."""
     chosen = source if isinstance(source, Worker) else source()
     check_kind("what worker() returns", chosen, Worker, "a Worker")
     return chosen
@@ -32,14 +28,7 @@ def worker_of(source: WorkerSource) -> Worker:
 
 @asynccontextmanager
 async def running(worker: Worker) -> AsyncIterator[None]:
-    """Start a worker, and end it with the block; leave a running one as it is.
-
-    Raises:
-        RendezvousTimeoutError: not every worker of the group appeared.
-
-    Cancellation:
-        A start that is cancelled leaves nothing behind.
-    """
+    """Start a worker, and end it with the block; leave a running one as it is."""
     if not worker.is_closed:
         yield
         return

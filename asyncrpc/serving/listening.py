@@ -63,17 +63,8 @@ async def listening(
     """Serve an application; the value of the context is the port.
 
     Args:
-        used: the called function, for the error.
-        app: is set up and cleaned up.
         host: address of the interface to listen at; an empty string: all of them.
         port: to listen at; 0: a free one.
-        guards: whether the application itself says who has access.
-
-    Raises:
-        UsageError: the application cannot listen at this host and port.
-
-    Cancellation:
-        The application no longer listens.
     """
     connections = _HttpConnections()
     app.middlewares.insert(0, connections.count)

@@ -50,11 +50,6 @@ class RequestDeadline:
     """The time at which a handler is cancelled."""
 
     def __init__(self, limit: Deadline) -> None:
-        """Prepare; `cutting_off` starts the timer.
-
-        Args:
-            limit: by the clock of the running loop.
-        """
         self.limit = _ResponseLimit(limit)
         self._loop = asyncio.get_running_loop()
         self._scope = asyncio.timeout(None)
@@ -62,14 +57,7 @@ class RequestDeadline:
 
     @asynccontextmanager
     async def cutting_off(self) -> AsyncIterator[None]:
-        """Cancel a block at the deadline.
-
-        Raises:
-            TimeoutError: the deadline passed.
-
-        Cancellation:
-            Passes through.
-        """
+        """Cancel a block at the deadline."""
         try:
             async with self._scope:
                 self.put_off(0.0)
@@ -104,15 +92,6 @@ async def request_deadline(
 
     Args:
         timeout_s: seconds from now; None adds no limit.
-
-    Yields:
-        The deadline, which can be lifted; None without a limit.
-
-    Raises:
-        TimeoutError: `timeout_s` or an outer deadline passed.
-
-    Cancellation:
-        Passes through.
     """
     if timeout_s is None:
         yield None
@@ -131,14 +110,7 @@ async def request_deadline(
 
 @asynccontextmanager
 async def until_deadline() -> AsyncIterator[None]:
-    """End a stream at the current deadline by `TimeoutError`, not by a cancellation.
-
-    Raises:
-        TimeoutError: the deadline passed.
-
-    Cancellation:
-        Passes through.
-    """
+    """End a stream at the current deadline by `TimeoutError`, not by a cancellation."""
     limit = current_deadline()
     if limit is None:
         yield

@@ -47,11 +47,7 @@ class SocketChannel(Protocol):
         """Return the next message of the client; None: it has left."""
 
     async def send(self, data: SocketData) -> None:
-        """Send a message; wait while the client does not read.
-
-        Raises:
-            ClientLeftError: the client has left.
-        """
+        """Send a message; wait while the client does not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,35 +81,19 @@ class SocketMessages(AsyncIterator[SocketData]):
         return self
 
     async def __anext__(self) -> SocketData:
-        """Wait for the next message, and return it.
-
-        Cancellation:
-            No message is lost.
-        """
+        """Wait for the next message, and return it."""
         return await self._queue.get()
 
 
 def as_frame(value: Any) -> SocketData:
-    """Return a value as a message: bytes as binary data, all else as JSON.
-
-    Raises:
-        UsageError: the value cannot be written as JSON.
-    """
+    """Return a value as a message: bytes as binary data, all else as JSON."""
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     return as_json(value)
 
 
 def protocols_for(offered: Collection[str], spoken: Sequence[str]) -> tuple[str, ...]:
-    """Return the subprotocol of a websocket: the best one that both sides speak.
-
-    Args:
-        offered: by the client.
-        spoken: by the server, the best one first.
-
-    Returns:
-        One, or none.
-    """
+    """Return the subprotocol of a websocket: the best one that both sides speak."""
     return tuple(protocol for protocol in spoken if protocol in offered)[:1]
 
 
@@ -124,18 +104,7 @@ async def run_exchange(
     encode: EncodeFrame = as_frame,
     messages_max: int = MESSAGES_MAX,
 ) -> SocketClosure | None:
-    """Answer the messages of a client by a stream, to its end.
-
-    Args:
-        source: items, or a function of the messages that returns them.
-        messages_max: messages of the client that may wait.
-
-    Returns:
-        How to close the websocket; None: the client has left.
-
-    Cancellation:
-        The stream is closed.
-    """
+    """Answer the messages of a client by a stream, to its end."""
     messages = SocketMessages(messages_max)
     is_heard = not isinstance(source, AsyncIterable)
     scope = ClientScope()

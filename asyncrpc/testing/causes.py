@@ -39,12 +39,7 @@ AnyFuture: TypeAlias = "asyncio.Future[Any]"
 
 
 def problem_of(future: AnyFuture, places: list[SuspendedLine]) -> str:
-    """Return why nothing will end a pending future; empty: it has a cause to end.
-
-    Args:
-        future: the future, or task.
-        places: where it waits, if it is a task, the innermost first.
-    """
+    """Return why nothing will end a pending future; empty: it has a cause to end."""
     if isinstance(future, CallFuture):
         return _problem_of_call(future)
     if isinstance(future, Value):

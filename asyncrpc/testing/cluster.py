@@ -83,11 +83,7 @@ class InlinePool(ThreadPool):
             done(result, None)
 
     async def close(self, timeout_s: float) -> list[str]:
-        """Drop jobs that have not begun; no job can be running.
-
-        Cancellation:
-            It never waits.
-        """
+        """Drop jobs that have not begun; no job can be running."""
         self._waiting.clear()
         return []
 

@@ -89,11 +89,7 @@ class Recorder:
     async def until(
         self, holds: Callable[[Recorder], bool], *, limit_s: float = LIMIT_S
     ) -> None:
-        """Wait until `holds(self)`.
-
-        Raises:
-            TimeoutError: it did not hold within `limit_s` seconds.
-        """
+        """Wait until `holds(self)`."""
         async with asyncio.timeout(limit_s):
             while not holds(self):
                 self._changed.clear()

@@ -123,11 +123,7 @@ class _Sight:
             gc.unfreeze()
 
     async def clear(self, within_s: float) -> None:
-        """Wait until nothing is stuck.
-
-        Raises:
-            StillPendingError: a wait is still pending after within_s.
-        """
+        """Wait until nothing is stuck."""
         end_s, pause_s = self._loop.time() + within_s, 0.0
         while waits := self.stuck():
             is_over = self._loop.time() >= end_s

@@ -64,11 +64,7 @@ class FaultScript:
         return Point(self._faults, (rank, step))
 
     def reached(self, *, rank: int, step: int) -> None:
-        """Note that the process of this rank is at this step, and inject its fault.
-
-        Raises:
-            InjectedError: the script says `fail` here.
-        """
+        """Note that the process of this rank is at this step, and inject its fault."""
         fault = self._faults.get((rank, step))
         if fault is not None:
             fault.strike()

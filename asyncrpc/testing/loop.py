@@ -73,11 +73,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return self._now_s
 
     def select(self, timeout: float | None) -> list[object]:
-        """Jump to the next timer instead of waiting for it.
-
-        Raises:
-            DeadlockError: no timer is set.
-        """
+        """Jump to the next timer instead of waiting for it."""
         if timeout is None:
             tasks = asyncio.all_tasks(self)
             raise DeadlockError(sorted(describe_task(task) for task in tasks))

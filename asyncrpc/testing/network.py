@@ -313,10 +313,6 @@ class Network:
         """Kill everything on `host`; its handlers are not called any more.
 
         The tasks that ran there are the test's to cancel.
-
-        Args:
-            silent: the machine is gone, not only the process: no peer is told, and
-                bytes sent to it stay unacknowledged until `BROKEN_AFTER_S`.
         """
         self.note(f"{host}: crash" + (", silently" if silent else ""))
         self._crashed[host] = silent
@@ -421,20 +417,11 @@ class SimConnector(Connector):
     async def listen(
         self, address: Address, accept: Callable[[], StreamHandler]
     ) -> Listener:
-        """Listen at a name on this host; see `Connector.listen`.
-
-        Raises:
-            TransportError: the name is taken, or the host has crashed.
-        """
+        """Listen at a name on this host; see `Connector.listen`."""
         return self._network.listen(self.host, address, accept)
 
     async def connect(self, address: Address, handler: StreamHandler) -> Transport:
-        """Connect to a name; see `Connector.connect`.
-
-        Raises:
-            ConnectError: no listener has that name, or nothing answered in
-                `CONNECT_TIMEOUT_S` seconds.
-        """
+        """Connect to a name; see `Connector.connect`."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await self._network.reach(self.host, address)

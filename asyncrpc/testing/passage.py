@@ -173,14 +173,7 @@ class ProxiedConnection:
 
 
 async def connected(address: Address) -> ProxiedSocket:
-    """Connect to a `tcp://` or `uds://` address.
-
-    Raises:
-        OSError: no process listens there.
-
-    Cancellation:
-        Nothing is left.
-    """
+    """Connect to a `tcp://` or `uds://` address."""
     loop = asyncio.get_running_loop()
     if address.scheme == "uds":
         pair = await loop.create_unix_connection(ProxiedSocket, address.host)

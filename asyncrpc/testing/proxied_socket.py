@@ -19,11 +19,6 @@ class ProxiedSocket(asyncio.Protocol):
     """Received bytes, and whether more can be sent."""
 
     def __init__(self, on_made: Callable[[ProxiedSocket], None] | None = None) -> None:
-        """Prepare the socket.
-
-        Args:
-            on_made: called once it is connected.
-        """
         self._on_made = on_made
         self._transport: asyncio.Transport | None = None
         self._held = bytearray()
@@ -82,14 +77,7 @@ class ProxiedSocket(asyncio.Protocol):
         return self._is_lost or self._get_transport().is_closing()
 
     async def read(self) -> bytes:
-        """Return received bytes, 64 KiB at most; empty at the end of the stream.
-
-        Raises:
-            OSError: the connection broke.
-
-        Cancellation:
-            Nothing is lost.
-        """
+        """Return received bytes, 64 KiB at most; empty at the end of the stream."""
         while not self._held and not self._is_at_end:
             self._has_news.clear()
             await self._has_news.wait()
@@ -107,14 +95,7 @@ class ProxiedSocket(asyncio.Protocol):
         self._get_transport().write(piece)
 
     async def drain(self) -> None:
-        """Wait until the kernel has everything.
-
-        Raises:
-            OSError: the connection was lost before.
-
-        Cancellation:
-            The kernel takes the bytes nevertheless.
-        """
+        """Wait until the kernel has everything."""
         await self._has_room.wait()
         if self._is_lost:
             raise ConnectionResetError("the receiver is gone")

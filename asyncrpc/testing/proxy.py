@@ -71,12 +71,7 @@ class Cut:
     def place(
         self, passage: ProxiedConnection, ends: Sequence[int], size: int
     ) -> int | None:
-        """Return where in a chunk the cut lies; None: it lies after the chunk.
-
-        Args:
-            passage: the connection the chunk is on.
-            ends: offsets in the chunk at which frames end.
-        """
+        """Return where in a chunk the cut lies; None: it lies after the chunk."""
         if self.passage not in (None, passage):
             return None
         begin = 0
@@ -366,11 +361,7 @@ class Proxy:
 
 
 def _address(name: str, text: object) -> Address:
-    """Read an address for a proxy.
-
-    Raises:
-        UsageError: the text is not such an address; the message names the argument.
-    """
+    """Read an address for a proxy."""
     check_text(name, text)
     try:
         address = Address.parse(str(text))

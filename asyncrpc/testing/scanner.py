@@ -65,11 +65,7 @@ class FrameScanner:
         self._kind = 0  # of the frame whose body is being skipped; 0: the handshake
 
     def scan(self, chunk: memoryview) -> list[End]:
-        """Take the next bytes.
-
-        Returns:
-            For each frame that ends in them: the offset of its end, and its kind.
-        """
+        """Take the next bytes."""
         ends: list[End] = []
         at = 0
         while at < len(chunk) and not self.is_lost:
@@ -137,11 +133,6 @@ class Conversation:
     """Both directions of one connection, and the connection that it resumes."""
 
     def __init__(self, sessions: dict[int, Conversation]) -> None:
-        """Begin a connection.
-
-        Args:
-            sessions: of one proxy, by their tokens: both filled in and looked up.
-        """
         self.scanners = {way: FrameScanner(self) for way in Way}
         self._sessions = sessions
         self._before: Conversation | None = None
@@ -176,12 +167,7 @@ def _token(handshake: bytearray) -> int:
 
 
 def body_bytes(kind: int, flags: int, lead: int, count: int, payload: int) -> int:
-    """Return how many bytes follow a header.
-
-    Args:
-        lead: bytes of head and control part.
-        payload: bytes of the payload, wherever they are sent.
-    """
+    """Return how many bytes follow a header."""
     if kind == FrameKind.DATA:
         return payload
     entry = ENTRY_BYTES if flags & Flags.PLACED else _LENGTH_BYTES

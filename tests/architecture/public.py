@@ -55,3 +55,19 @@ def described() -> list[tuple[str, Any]]:
                 if is_ours(base):
                     objects.update(methods_of(name, base))
     return sorted(objects.items())
+
+
+def public_places() -> set[str]:
+    """Return where what is public is defined: modules and qualified names in them."""
+    places: set[str] = set()
+    for module in map(importlib.import_module, (*MODULES, *FURTHER_MODULES)):
+        for name in getattr(module, "__all__", ()):
+            public = getattr(module, name)
+            if inspect.isclass(public):
+                for base in filter(is_ours, public.__mro__):
+                    place = f"{base.__module__}.{base.__qualname__}"
+                    places.add(place)
+                    places.update(f"{place}.{attribute}" for attribute in vars(base))
+            elif inspect.isfunction(public):
+                places.add(f"{public.__module__}.{public.__qualname__}")
+    return places

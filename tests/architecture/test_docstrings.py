@@ -11,8 +11,14 @@ from typing import Any
 
 import pytest
 
-from tests.architecture.public import described
-from tests.architecture.sources import PACKAGE, name_of, parse, python_files
+from tests.architecture.public import described, public_places
+from tests.architecture.sources import (
+    PACKAGE,
+    module_of,
+    name_of,
+    parse,
+    python_files,
+)
 
 WORDS_MIN = 4  # fewer say nothing: "Package.", "The module."
 # In the order of the house rules; a section that is empty is left out.
@@ -28,8 +34,12 @@ SECTIONS = [
     "Source:",
 ]
 
+# What only callers from outside need; `Args` may say what special values mean anywhere.
+FOR_USERS = {"Returns:", "Yields:", "Raises:", "Cancellation:", "Thread safety:"}
+
 
 OBJECTS = described()
+PUBLIC_PLACES = public_places()
 
 
 def class_docstring(method: str) -> str:
@@ -91,3 +101,23 @@ def test_docstring_sections_come_in_one_order(name: str, public: Any) -> None:
     lines = (inspect.getdoc(public) or "").splitlines()
     sections = [line for line in lines if line in SECTIONS]
     assert sections == sorted(sections, key=SECTIONS.index), name
+
+
+def places(node: ast.AST, prefix: str) -> Iterator[tuple[str, str]]:
+    """Yield the qualified names of classes and functions, with their docstrings."""
+    for child in ast.iter_child_nodes(node):
+        name = prefix
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            name = f"{prefix}.{child.name}"
+            yield name, ast.get_docstring(child) or ""
+        yield from places(child, name)
+
+
+@pytest.mark.parametrize("path", python_files(PACKAGE), ids=name_of)
+def test_what_is_not_public_is_described_in_short(path: Path) -> None:
+    long = [
+        name
+        for name, docstring in places(parse(path), module_of(path))
+        if name not in PUBLIC_PLACES and FOR_USERS.intersection(docstring.splitlines())
+    ]
+    assert long == []

@@ -20,9 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from graphlib import TopologicalSorter
-from pathlib import Path
 
-from tests.architecture.sources import PACKAGE, REPOSITORY, parse, python_files
+from tests.architecture.sources import PACKAGE, module_of, parse, python_files
 
 CIRCLE_FILES_MAX = 5
 ANCESTORS_MAX = 1
@@ -39,11 +38,6 @@ _ERRORS = {
 
 
 # --- circles of imports --------------------------------------------------------------
-
-
-def module_of(path: Path) -> str:
-    parts = path.relative_to(REPOSITORY).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 MODULES = {module_of(path): path for path in python_files(PACKAGE)}

@@ -121,12 +121,7 @@ def _add_environment(parser: argparse.ArgumentParser) -> None:
 
 
 def manifest(arguments: argparse.Namespace) -> str:
-    """Return the batch script.
-
-    Raises:
-        UsageError: a number, the time or the grace is out of range, or a value has
-            characters that end a line.
-    """
+    """Return the batch script."""
     _check(arguments)
     lines = [
         "#!/bin/bash",

@@ -18,15 +18,7 @@ def default_format() -> str:
 
 
 def as_text(objects: Sequence[dict[str, Any]], form: str) -> str:
-    """Return objects as `kubectl apply -f -` reads them.
-
-    Args:
-        objects: of Kubernetes, in the order in which they must be made.
-        form: one of `FORMATS`.
-
-    Raises:
-        UsageError: the format is YAML, and PyYAML is not installed.
-    """
+    """Return objects as `kubectl apply -f -` reads them."""
     if form == "json":
         everything = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
         return json.dumps(everything, indent=2) + "\n"

@@ -480,11 +480,7 @@ def _checked_signals(signals: Iterable[signal.Signals]) -> tuple[signal.Signals,
 
 
 def _refuse_other_handlers(signals: Iterable[signal.Signals]) -> None:
-    """Refuse to replace handlers of other parts of the program.
-
-    Raises:
-        UsageError: this is not the main thread, or another handler is installed.
-    """
+    """Refuse to replace handlers of other parts of the program."""
     if threading.current_thread() is not threading.main_thread():
         raise UsageError(
             "a Preemption handles signals, which only the main thread can: run the"

@@ -130,12 +130,7 @@ class WorkerActor:
         self._ended = asyncio.Event()
 
     async def start(self, order: WorkerOrder, generation: int) -> GangWorker:
-        """Start the worker, and join it to the group of the driver's worker.
-
-        Raises:
-            UsageError: the worker cannot start with these options.
-            RendezvousTimeoutError: the driver's worker cannot be reached.
-        """
+        """Start the worker, and join it to the group of the driver's worker."""
         import ray  # noqa: PLC0415  (here it is loaded: Ray runs this)
 
         await asyncio.to_thread(import_main, order.main)
@@ -162,23 +157,14 @@ class WorkerActor:
         )
 
     async def meet(self, names: Sequence[str]) -> None:
-        """Wait until this worker knows all others by their names.
-
-        Raises:
-            NotStartedError: the worker does not run.
-            UnknownWorkerError: a worker cannot be found.
-        """
+        """Wait until this worker knows all others by their names."""
         worker = self._running()
         for name in names:
             if name != worker.name:
                 await worker.find(name)
 
     async def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run a coroutine function in the actor through Ray.
-
-        Raises:
-            NotStartedError: the worker does not run.
-        """
+        """Run a coroutine function in the actor through Ray."""
         return await function(self._running(), *args)
 
     async def ended(self) -> None:

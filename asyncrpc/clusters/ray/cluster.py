@@ -29,12 +29,7 @@ _parents: Final[list[object]] = []  # in a forked child: the parent's driver of 
 
 
 def library() -> Any:
-    """Return the module `ray`, connected to a cluster.
-
-    Raises:
-        UsageError: Ray is not installed, or not initialized in this process, such as
-            in a forked child.
-    """
+    """Return the module `ray`, connected to a cluster."""
     try:
         import ray  # noqa: PLC0415  (an extra, and a second to import)
     except ImportError as error:
@@ -89,11 +84,7 @@ def is_pickling_for_ray() -> bool:
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
-    """Run a function that may block in a thread.
-
-    Cancellation:
-        It is passed on after the thread is done, as a thread cannot be stopped.
-    """
+    """Run a function that may block in a thread."""
     call = partial(function, *args)
     done = asyncio.get_running_loop().run_in_executor(None, call)
     try:
@@ -113,14 +104,7 @@ class Bundles:
         self._group: Any = None
 
     async def reserve(self, name: str) -> None:
-        """Ask for the bundles; `placed` waits for them.
-
-        Raises:
-            UsageError: Ray refuses the bundles, or the name is taken.
-
-        Cancellation:
-            `remove` gives the requested resources back.
-        """
+        """Ask for the bundles; `placed` waits for them."""
         try:
             await in_thread(self._reserve, name)
         except ValueError as error:

@@ -24,13 +24,6 @@ class Presence:
     def __init__(
         self, changes: MemberChanges, on_gone: Callable[[str, int, str], None]
     ) -> None:
-        """Prepare.
-
-        Args:
-            changes: of the membership, from before any worker was started.
-            on_gone: called with the name and the incarnation of a worker that is gone,
-                and why.
-        """
         self._changes = changes
         self._on_gone = on_gone
         self._present: dict[str, int] = {}

@@ -153,11 +153,7 @@ def init_rpc(
 
 
 def _backend_of(options: RpcBackendOptions) -> Any:
-    """Return the backend that the options belong to.
-
-    Raises:
-        TypeError: the options do not belong to a known backend.
-    """
+    """Return the backend that the options belong to."""
     for candidate in backend_registry.BackendType:
         if isinstance(options, type(construct_rpc_backend_options(candidate))):
             return candidate
@@ -172,11 +168,7 @@ def _init_rpc_backend(  # noqa: PLR0917  (torch's signature)
     world_size: Any = None,
     rpc_backend_options: Any = None,
 ) -> None:
-    """Start the agent of a backend, with an existing store.
-
-    Raises:
-        RuntimeError: an argument has the wrong type, or RPC already runs.
-    """
+    """Start the agent of a backend, with an existing store."""
     _validate_rpc_args(backend, store, name, rank, world_size, rpc_backend_options)
     if _agent.is_set():
         raise RuntimeError("RPC is already initialized")
@@ -202,11 +194,7 @@ def _validate_rpc_args(  # noqa: PLR0917  (torch's signature)
     world_size: Any,
     rpc_backend_options: Any,
 ) -> None:
-    """Check the types of what `init_rpc` makes an agent from.
-
-    Raises:
-        RuntimeError: an argument has the wrong type.
-    """
+    """Check the types of what `init_rpc` makes an agent from."""
     for value, kinds in (
         (backend, backend_registry.BackendType),
         (store, Store),

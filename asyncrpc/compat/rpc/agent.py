@@ -360,11 +360,7 @@ def print_raised(error: BaseException) -> None:
 
 
 def current() -> Agent:
-    """Return the agent of this process.
-
-    Raises:
-        RuntimeError: RPC has not been initialized.
-    """
+    """Return the agent of this process."""
     if _current is None:
         raise RuntimeError(errors.NOT_INITIALIZED)
     return _current
@@ -376,11 +372,7 @@ def is_set() -> bool:
 
 
 def set_current(agent: Agent) -> None:
-    """Make an agent that of this process.
-
-    Raises:
-        RuntimeError: there is one.
-    """
+    """Make an agent that of this process."""
     global _current  # noqa: PLW0603  (the one state of the process)
     with _lock:
         if _current is not None:

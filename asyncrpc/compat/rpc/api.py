@@ -406,9 +406,6 @@ def _all_gather(
     Each sends its value to the worker whose name is first, which sends all of them to
     all workers.
 
-    Raises:
-        RuntimeError: a worker is gone, or a call timed out.
-
     Source: torch's `_all_gather`, which waits for ever for a worker that has died.
     """
     names = worker_names or _ALL_WORKER_NAMES
@@ -439,11 +436,7 @@ def _all_gather(
 def _await_signal(
     signal: threading.Event, names: set[str], wait_s: float | None
 ) -> None:
-    """Wait until all values have been gathered, or the time is over.
-
-    Raises:
-        RuntimeError: a worker that must take part is gone, or this worker has ended.
-    """
+    """Wait until all values have been gathered, or the time is over."""
     agent, left_s = _get_current_rpc_agent(), float("inf") if wait_s is None else wait_s
     while not signal.wait(min(LOOK_S, left_s)) and left_s > LOOK_S:
         left_s -= LOOK_S
@@ -459,11 +452,7 @@ class _FollowerRaisedError(RuntimeError):
 def _tell_followers(
     sequence_id: str, states: AllGatherStates, followers: set[str], limit_s: float
 ) -> None:
-    """Send the gathered values to all others.
-
-    Raises:
-        RuntimeError: a worker did not answer in time.
-    """
+    """Send the gathered values to all others."""
     objects = states.gathered_objects
     sent = {
         name: rpc_async(
@@ -516,11 +505,7 @@ def _delete_all_user_and_unforked_owner_rrefs(timeout: float = 0.0) -> None:
 
 
 def _check_leaks(agent: Agent, *, is_ignored: bool) -> None:
-    """Refuse to end while others refer to values here, if the program asks for that.
-
-    Raises:
-        RuntimeError: another worker still refers to a value here.
-    """
+    """Refuse to end while others refer to values here, if the program asks for that."""
     if is_ignored or agent.is_let_go:
         return
     figures = agent.host.do_at_once(agent.reference_figures)

@@ -104,11 +104,7 @@ def _rref_context_get_debug_info() -> dict[str, str]:
 
 
 def _destroy_rref_context(ignore_rref_leak: bool) -> None:  # noqa: FBT001
-    """Refuse to go on if others refer to values here; they end with the worker.
-
-    Raises:
-        RuntimeError: another worker still refers to a value here.
-    """
+    """Refuse to go on if others refer to values here; they end with the worker."""
     agent = agents.current()
     api._check_leaks(agent, is_ignored=ignore_rref_leak)  # noqa: SLF001
 
@@ -189,11 +185,7 @@ def _script_runner(*, is_async: bool) -> Callable[..., Any]:
 
 
 def _run_script(name: str, args: Any, kwargs: Any) -> Any:
-    """Run a TorchScript function that is compiled here, by its qualified name.
-
-    Raises:
-        RuntimeError: no function of this process is compiled under that name.
-    """
+    """Run a TorchScript function that is compiled here, by its qualified name."""
     unit: Any = torch.jit._state._python_cu  # noqa: SLF001
     function = unit.find_function(name)
     if function is None:

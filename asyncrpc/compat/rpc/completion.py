@@ -28,11 +28,6 @@ class Completions:
     def __init__(
         self, pool: Callable[[], Pool], loop: asyncio.AbstractEventLoop
     ) -> None:
-        """Complete futures.
-
-        Args:
-            pool: returns the threads, which exist once the worker has started.
-        """
         self._pool = pool
         self._loop = loop
         self._jobs: deque[Job] = deque()

@@ -56,16 +56,7 @@ class DeviceWishes:
 
 
 def check_device_maps(all_: Sequence[DeviceWishes], *, is_static: bool = True) -> None:
-    """Refuse maps that cannot be applied.
-
-    Args:
-        all_: the wishes of every known worker.
-        is_static: whether no other worker can join.
-
-    Raises:
-        ValueError: a worker, a device or a name in a map does not exist, or two devices
-            are mapped to one.
-    """
+    """Refuse maps that cannot be applied."""
     by_name = {wishes.name: wishes for wishes in all_}
     for wishes in all_:
         _check_devices(wishes)

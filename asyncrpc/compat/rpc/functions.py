@@ -19,9 +19,6 @@ def async_execution(fn: F) -> F:
     the future is done.  As in torch, `staticmethod` and `classmethod` come above this
     decorator.
 
-    Returns:
-        The same function.
-
     Source: torch.distributed.rpc.functions.async_execution.
     """
     return modes.async_execution(fn)

@@ -218,11 +218,7 @@ class Session(Gatherer):
 
 
 class ProfilingRequest:
-    """The wish of one call.
-
-    Args:
-        name: name of the call, as the profiler shows it.
-    """
+    """The wish of one call."""
 
     def __init__(self, gatherer: Gatherer, name: str, worker: Worker) -> None:
         self._gatherer = gatherer
@@ -231,11 +227,7 @@ class ProfilingRequest:
         self.token = f"{worker.name} {next(_tokens)}"
 
     def meta(self, *, keep: bool) -> dict[str, Any]:
-        """Return the metadata that are sent with the call.
-
-        Args:
-            keep: whether the callee keeps the ranges, under the token.
-        """
+        """Return the metadata that are sent with the call."""
         wish = [list(self._gatherer.settings), self.token if keep else ""]
         return {ProfiledThreads.key: wish}
 
@@ -343,11 +335,7 @@ class ProfiledThreads:
         return getattr(_threads, "wish", None)
 
     def surround(self, meta: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that runs `function` for a gathering caller.
-
-        Raises:
-            MalformedError: the wish cannot be read.
-        """
+        """Return a function that runs `function` for a gathering caller."""
         settings, token = _lifted(meta)
         is_marked = mode_of(function) is Mode.ASYNC_EXECUTION
 

@@ -127,12 +127,7 @@ class _InternalRPCPickler:
         return _InternalRPCPickler._script_module_receiver, (archive.getvalue(),)
 
     def serialize(self, obj: Any) -> tuple[bytes, list[Any]]:
-        """Return a value as bytes, and the tensors and references beside them.
-
-        Raises:
-            RuntimeError: a reference cannot be sent.
-            Exception: as pickle raises it.
-        """
+        """Return a value as bytes, and the tensors and references beside them."""
         pickled = io.BytesIO()
         pickler = _pickler(pickled)
         scripted = {type(obj): self._script_module_reducer}
@@ -151,9 +146,6 @@ class _InternalRPCPickler:
         """Return the value that `serialize` was given.
 
         A name that cannot be found is returned as an AttributeError.
-
-        Raises:
-            Exception: the value cannot be rebuilt.
         """
         with _table("recv_tables", tensor_table):
             try:
@@ -203,11 +195,7 @@ def _unpacked(data: bytes, table: list[Any]) -> Any:
 
 
 def _called(call: PythonUDF | AttributeError) -> Any:
-    """Run a packed call.
-
-    Raises:
-        AttributeError: its function, or what an argument refers to, is not here.
-    """
+    """Run a packed call."""
     if isinstance(call, AttributeError):
         raise call
     return call.func(*call.args, **call.kwargs)
@@ -225,12 +213,7 @@ def _run_function(python_udf: Any) -> Any:
 
 
 def _handle_exception(result: Any) -> None:
-    """Raise what `_run_function` has returned, if that is an exception.
-
-    Raises:
-        Exception: of the type that the function raised.
-        RuntimeError: that type cannot be made of a text.
-    """
+    """Raise what `_run_function` has returned, if that is an exception."""
     if not isinstance(result, RemoteException):
         return
     text = result.msg.encode().decode("unicode_escape")
@@ -261,11 +244,7 @@ def _start_record_function(
     current_worker_name: str,
     dest_worker_name: str,
 ) -> Any:
-    """Begin the range of a call, which the program must end.
-
-    Raises:
-        AssertionError: no profiler runs.
-    """
+    """Begin the range of a call, which the program must end."""
     autograd: Any = torch.autograd
     if not autograd._profiler_enabled():  # noqa: SLF001
         raise AssertionError("Autograd profiler should be enabled.")

@@ -87,11 +87,7 @@ def remote(
     start: Callable[[], Any],
     make: Callable[[Callable[[], Any]], M],
 ) -> M:
-    """Make a call of `remote` with a range; raise as `remote`.
-
-    Args:
-        make: runs `start`, and returns the reference.
-    """
+    """Make a call of `remote` with a range; raise as `remote`."""
     with _Shown("remote", function, agent, to) as shown:
         rref = make(shown.wishing(start))
         shown.follow(rref)

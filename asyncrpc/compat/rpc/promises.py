@@ -77,12 +77,6 @@ class Promise:
         start: Callable[[], CallFuture[Any]],
         limit_s: float | None = None,
     ) -> None:
-        """Promise the result of a call.
-
-        Args:
-            start: starts the call, on the loop.
-            limit_s: seconds that the call may take in all.
-        """
         self._agent = agent
         self._start: Callable[[], CallFuture[Any]] | None = start
         self._limit_s = limit_s
@@ -102,11 +96,7 @@ class Promise:
         return failed  # torch would make a RuntimeError of it
 
     def begin(self) -> None:
-        """Start the call; on the loop.
-
-        Raises:
-            Exception: the call could not be started.
-        """
+        """Start the call; on the loop."""
         start, self._start = self._start, None
         assert start is not None  # a promise is begun once
         start().add_done_callback(self._finish, context=_NO_VARIABLES)

@@ -243,11 +243,7 @@ class RRef(Handle[T]):
         return self._type
 
     def _await_creation(self, timeout: float) -> None:
-        """Block until the owner has had the call that makes the value.
-
-        Raises:
-            RuntimeError: the timeout passed.
-        """
+        """Block until the owner has had the call that makes the value."""
         agent = agents.current()
         limit_s = agent.limit_s(timeout)
 
@@ -273,11 +269,7 @@ class RRef(Handle[T]):
         return self._creation
 
     def _get_profiling_future(self) -> torch.futures.Future[None]:
-        """Return a future that completes when the profiler has the creation's ranges.
-
-        Raises:
-            RuntimeError: the reference was made where no profiler gathers from callees.
-        """
+        """Return a future that ends when the profiler has the creation's ranges."""
         if not hasattr(self, "_profiled"):
             raise RuntimeError("Profiling future has not been set!")
         return self._profiled
@@ -301,11 +293,7 @@ class RRef(Handle[T]):
         self._profiled = future
 
     def _check_sendable(self) -> None:
-        """Refuse a reference that no call can send.
-
-        Raises:
-            RuntimeError: its value was never made, or RPC has been shut down.
-        """
+        """Refuse a reference that no call can send."""
         if not agents.is_set():
             raise RuntimeError(
                 f"{self._user_text()} has been deleted. Cannot call fork an UserRRef "
@@ -383,11 +371,6 @@ def start_creation(
 
     Args:
         start: starts the call; on the loop, or in this thread if nothing waits.
-        timeout: seconds in which the value must be made.
-        waits: whether to wait for the start, as an argument may be unsendable.
-
-    Raises:
-        Exception: an argument cannot be sent.
     """
     try:
         handle = agent.host.do_at_once(start) if waits else copy_context().run(start)

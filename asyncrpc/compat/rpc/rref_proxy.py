@@ -84,13 +84,7 @@ def _invoke_rpc(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Call a method of a value, as `rpc_api` calls.
-
-    Raises:
-        AttributeError: the type of the value has no such method.  From `rpc_async`, the
-            future raises it.
-        Exception: as from `rpc_api`.
-    """
+    """Call a method of a value, as `rpc_api` calls."""
     direct = _DIRECT.get(rpc_api)
     kind: type | None = getattr(rref, "_type", None)
     if kind is None and direct is not _remote:
@@ -120,11 +114,7 @@ def _start(  # noqa: PLR0917  (the call, piece by piece)
     kwargs: Any,
     kind: type,
 ) -> Any:
-    """Call a method of a value of some type.
-
-    Raises:
-        AttributeError: the type has no such method.
-    """
+    """Call a method of a value of some type."""
     method, direct = getattr(kind, name), _DIRECT.get(rpc_api)
     is_shown = profiling.is_on() and invoking(method) is not None
     if direct is not None and not is_shown:

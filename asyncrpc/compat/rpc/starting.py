@@ -94,11 +94,7 @@ class GrowingRendezvous:
 def open_store(
     options: RpcBackendOptions, rank: int, world_size: int | None
 ) -> tuple[Any, int]:
-    """Return the store of a group, with a prefix of its own, and this worker's rank.
-
-    Raises:
-        ValueError: the rank is missing.
-    """
+    """Return the store of a group, with a prefix of its own, and this worker's rank."""
     global _serial  # noqa: PLW0603  (each start in this process has other keys)
     where, rank = _by_launcher(options.init_method, rank, world_size)
     if world_size:
@@ -114,11 +110,7 @@ def open_store(
 
 
 def _by_launcher(where: str, rank: int, world_size: int | None) -> tuple[str, int]:
-    """Return the meeting point and the rank, under a launcher that torch does not know.
-
-    Raises:
-        ValueError: a setting is missing, or two launchers disagree.
-    """
+    """Return the meeting point and the rank, under a launcher unknown to torch."""
     if where != _ENV or has_all_of_torch():
         return where, rank
     try:
@@ -143,13 +135,7 @@ def init_agent(
     world_size: int | None,
     rpc_backend_options: RpcBackendOptions,
 ) -> Agent:
-    """Start the worker of this process, and return its agent.
-
-    Raises:
-        TypeError: the options belong to another backend.
-        ValueError: a device map cannot be applied.
-        RuntimeError: the name is not unique, or some workers have not started in time.
-    """
+    """Start the worker of this process, and return its agent."""
     if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
         raise TypeError("`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`")
     WorkerInfo(name, rank)  # refuses invalid names
@@ -220,12 +206,7 @@ async def _start(worker: Worker) -> None:
 
 
 def _check_members(store: Any, own: DeviceWishes, rank: int, world_size: int) -> None:
-    """Read the names and devices of all workers, and check that they fit.
-
-    Raises:
-        RuntimeError: two workers have the same name.
-        ValueError: a device map cannot be applied.
-    """
+    """Read the names and devices of all workers, and check that they fit."""
     store.set(f"devices/{rank}", own.encode())
     seen: dict[str, int] = {}
     wishes: list[DeviceWishes] = []

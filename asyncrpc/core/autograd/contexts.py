@@ -31,11 +31,6 @@ class Contexts:
         directory: OpenLinks,
         state_class: type[ContextState] = ContextState,
     ) -> None:
-        """Begin without contexts.
-
-        Args:
-            directory: the links to others, which are told of the end.
-        """
         self.open: dict[ContextId, ContextState] = {}
         self.on_released: Callable[[ContextId], None] = _do_nothing
         self._me = me
@@ -67,9 +62,6 @@ class Contexts:
 
         Args:
             creator: the worker that opened it; its name may not be known yet.
-
-        Raises:
-            InvalidContextError: the context has ended.
         """
         state = self.open.get(context_id)
         if state is None:
@@ -81,11 +73,7 @@ class Contexts:
         return state
 
     def keep(self, state: ContextState, link: PeerLink) -> None:
-        """Count something that a worker brings, until the context ends.
-
-        Raises:
-            OverloadedError: the worker has brought too much.
-        """
+        """Count something that a worker brings, until the context ends."""
         link.check_room(RECORD_BYTES)
         state.kept_for[link.peer.incarnation] += 1
         self._kept[link.peer.incarnation] += 1
@@ -95,11 +83,7 @@ class Contexts:
         return RECORD_BYTES * self._kept[peer]
 
     def state(self, context_id: ContextId) -> ContextState:
-        """Return the state of a context that is open.
-
-        Raises:
-            InvalidContextError: the context has ended, or no call brought it here.
-        """
+        """Return the state of a context that is open."""
         state = self.open.get(context_id)
         if state is None:
             raise InvalidContextError(

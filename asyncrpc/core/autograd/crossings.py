@@ -43,11 +43,7 @@ class Crossings:
         )  # so that `receive` is noted
 
     def outgoing(self, link: PeerLink, encoded: Encoded) -> Any:
-        """Record what a message takes out of this worker's graph.
-
-        Raises:
-            EncodeError: the gradient of a tensor in it could not come back.
-        """
+        """Record what a message takes out of this worker's graph."""
         context = current_context_var.get()
         if context is None or context.is_of_pass or context.id not in self._open:
             return None

@@ -167,13 +167,7 @@ class SegmentRun:
 def root_gradients(
     roots: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None] | None
 ) -> list[torch.Tensor]:
-    """Return the gradient that each root of a pass starts with.
-
-    Raises:
-        UsageError: a root or a gradient is not a tensor, or their numbers or shapes do
-            not fit.
-        NoGradientPathError: a root does not require a gradient.
-    """
+    """Return the gradient that each root of a pass starts with."""
     if not roots:
         raise UsageError("roots must have at least one root")
     if gradients is not None and len(gradients) != len(roots):
@@ -218,9 +212,6 @@ def prepare(
 
     Args:
         starts: where its gradients enter; None for a missing gradient.
-        region: the part of the graph that takes part.
-        flow: gradients on their way through the graph.
-        keeping: whether the graph is kept.
     """
     for edge, gradient in starts:
         if gradient is not None:
@@ -249,14 +240,7 @@ class Engine:
         self.lock = GradientLock()
 
     def run(self, run: SegmentRun) -> Leaving:
-        """Run a segment; return the gradients of received tensors that have one.
-
-        Raises:
-            RuntimeError: a parameter has changed since the graph was made; or a hook of
-                the user raised a MalformedError, which must not be taken for one about
-                a message of a peer.
-            BaseException: the error of a node, or of a hook of the user.
-        """
+        """Run a segment; return the gradients of received tensors that have one."""
         try:
             with self.lock:
                 leaving = self._run(run)
@@ -271,11 +255,7 @@ class Engine:
             raise
 
     def end(self, flow: Flow) -> None:
-        """Let hooks end what they have begun: no further gradient of the pass comes.
-
-        Raises:
-            BaseException: the error of an ending.
-        """
+        """Let hooks end what they have begun: no further gradient of the pass comes."""
         ending = [
             parameter for ending in flow.endings for parameter in ending.parameters
         ]

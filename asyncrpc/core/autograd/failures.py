@@ -27,11 +27,7 @@ def is_reported(error: BaseException) -> bool:
 def failed(
     name: str, context_id: ContextId, error: BaseException
 ) -> BackwardFailedError:
-    """Return the error that `backward` raises in place of another.
-
-    Args:
-        name: of the worker that began the pass.
-    """
+    """Return the error that `backward` raises in place of another."""
     worker, text, kind = name, words_of(error), type(error)
     original: Any = error
     if issubclass(kind, RemoteError) and "worker" in original.__dict__:

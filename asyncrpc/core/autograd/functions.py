@@ -83,11 +83,7 @@ class Received:
         self.gradient, self.is_awaited = gradient, True
 
     def add(self, gradient: torch.Tensor | None) -> None:
-        """Add a gradient to the kept one.
-
-        Raises:
-            AutogradError: no pass takes it: torch's own backward runs.
-        """
+        """Add a gradient to the kept one."""
         if gradient is None:
             return
         if not self.is_awaited:
@@ -136,11 +132,7 @@ class Recv(torch.autograd.Function):
 def received_as(
     anchor: torch.Tensor, tensor: torch.Tensor, received: Received
 ) -> torch.Tensor:
-    """Give a received tensor a history: a node that catches its gradient.
-
-    Args:
-        anchor: any tensor that requires a gradient.
-    """
+    """Give a received tensor a history: a node that catches its gradient."""
     with torch.enable_grad():
         result: torch.Tensor = Recv.apply(anchor, tensor, received)  # type: ignore[no-untyped-call]
     received.like = result.shape, result.dtype, result.device

@@ -80,11 +80,7 @@ class GradientLock:
         )
 
     def give_up(self) -> Any:
-        """Take back what is there under the lock and release it, however often held.
-
-        Returns:
-            A token for `take_back`.
-        """
+        """Take back what is there under the lock and release it, however often held."""
         changes, self.changes = self.changes, []
         for change in reversed(changes):
             change.suspend()
@@ -114,13 +110,6 @@ class GradientsSetAside:
         parameters: Sequence[torch.Tensor],
         gradients: Sequence[torch.Tensor | None],
     ) -> None:
-        """Prepare to set `.grad` aside.
-
-        Args:
-            lock: held by this thread.
-            parameters: whose `.grad` changes.
-            gradients: of each parameter, to be there first.
-        """
         self._lock = lock
         self._parameters = parameters
         self._meanwhile = gradients

@@ -32,11 +32,7 @@ class ContextLifetime:
         self._scheduler = scheduler
 
     def on_release(self, link: PeerLink, notice: ReleaseContext) -> None:
-        """End a context that a peer reports to have ended.
-
-        Raises:
-            MalformedError: the peer neither opened it nor brought it here.
-        """
+        """End a context that a peer reports to have ended."""
         context_id, peer = notice.context_id, link.peer
         state = self._contexts.open.get(context_id)
         if state is None:
@@ -52,11 +48,7 @@ class ContextLifetime:
         self._contexts.release(context_id, peer.incarnation)
 
     async def on_join(self, link: PeerLink, request: JoinContext) -> bool:
-        """Arrange to tell a worker when a context ends; return whether it is open.
-
-        Raises:
-            MalformedError: another worker opened it.
-        """
+        """Arrange to tell a worker when a context ends; return whether it is open."""
         if request.context_id.creator != self._me:
             raise MalformedError(
                 f"autograd context {request.context_id} was opened by another worker"

@@ -85,12 +85,8 @@ class LocalPass(Generic[S, N]):
         """Begin.
 
         Args:
-            following: the nodes that a node passes gradients to.
             live: the nodes that participating starts can reach; the caller adds to it
                 when it calls `want`.
-            may_start: the tensors that were sent, and the node where each enters.
-            is_apart: whether a node must run by itself, unless it runs with all nodes
-                that are left.
         """
         self._following = following
         self._is_apart = is_apart
@@ -140,11 +136,7 @@ class LocalPass(Generic[S, N]):
         return new
 
     def arrive(self, starts: Iterable[S]) -> None:
-        """Take gradients that have arrived.
-
-        Raises:
-            RemoteProtocolError: a gradient is not expected.  Nothing changed.
-        """
+        """Take gradients that have arrived."""
         arrived = list(starts)
         unknown = [start for start in arrived if start not in self._waiting]
         if unknown:

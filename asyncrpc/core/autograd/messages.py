@@ -53,12 +53,7 @@ class BringsGradients(Protocol):
 
 
 def check_gradients(brought: BringsGradients) -> None:
-    """Check that the fields of a message with gradients fit together.
-
-    Raises:
-        MalformedError: the numbers of tensors and gradients differ, or the history
-            names a missing gradient.
-    """
+    """Check that the fields of a message with gradients fit together."""
     gradients, history = brought.gradients, brought.history
     asked_length, given_length = len(brought.asked), len(brought.given)
     if asked_length % 2 or given_length != 2 * len(gradients):
@@ -133,12 +128,7 @@ class Advance(Request[PassAnswer]):
     votes_on: Count | None
 
     def check(self) -> None:
-        """Check that the fields fit together.
-
-        Raises:
-            MalformedError: no tensor is named; the numbers of tensors and gradients
-                differ; or the history names a missing gradient.
-        """
+        """Check that the fields fit together."""
         check_gradients(self)
         if not self.asked and not self.given:
             raise MalformedError("the message names no tensor")
@@ -236,11 +226,7 @@ _META: Final = RecordSchema(Meta)
 
 
 def read_meta(meta: Any) -> tuple[ContextId, int, str]:
-    """Return the context in a message: its id, a serial, its creator's name.
-
-    Raises:
-        MalformedError: the metadata are malformed.
-    """
+    """Return the context in a message: its id, a serial, its creator's name."""
     context_id, serial = _META.read_as("the metadata of an autograd context", meta)
     _, _, _, *more = meta
     name = more[0] if more and type(more[0]) is str else ""

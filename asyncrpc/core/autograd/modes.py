@@ -59,11 +59,7 @@ class ThreadModes:
         return None if modes == DEFAULTS else _lowered(modes)
 
     def surround(self, meta: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function, run under the modes that came with the call.
-
-        Raises:
-            MalformedError: the modes are malformed.
-        """
+        """Return the function, run under the modes that came with the call."""
         return surrounded(function, _lifted(meta))
 
 

@@ -49,12 +49,6 @@ class PassParticipant:
         links: Links,
         scheduler: Scheduler,
     ) -> None:
-        """Prepare to take part.
-
-        Args:
-            receive: gives an arrived gradient a history.
-            links: to workers that begin passes.
-        """
         self._me = me
         self._contexts = contexts
         self._work = work
@@ -116,12 +110,7 @@ class PassParticipant:
     async def on_gradients_back(
         self, backward_pass: Pass, peer: WorkerId, answer: PassAnswer
     ) -> None:
-        """Take gradients that came with the answer of a worker that was asked.
-
-        Raises:
-            MalformedError: the peer sent a gradient of a tensor that was not sent to
-                it.
-        """
+        """Take gradients that came with the answer of a worker that was asked."""
         coming, arrived = self._crossings(answer.asked), self._crossings(answer.given)
         backward_pass.check()
         backward_pass.state.check_sent(peer, (*coming, *arrived))
@@ -173,12 +162,7 @@ class PassParticipant:
         return differentiable
 
     async def on_close(self, link: PeerLink, request: ClosePass) -> PassAnswer:
-        """Record that no further workers take part.
-
-        Raises:
-            AutogradError: the pass has been aborted.
-            MalformedError: the peer has not asked this worker.
-        """
+        """Record that no further workers take part."""
         context_id, pass_id = request.ids
         state = self._contexts.state(context_id)
         backward_pass = state.passes.get(pass_id)
@@ -193,11 +177,7 @@ class PassParticipant:
         return await self._work.close(backward_pass, link.peer.incarnation)
 
     async def on_waits(self, link: PeerLink, request: AskWaits) -> list[str]:
-        """Return what a pass waits for.
-
-        Raises:
-            MalformedError: the peer has not asked this worker.
-        """
+        """Return what a pass waits for."""
         context_id, pass_id = request.ids
         backward_pass = self._contexts.state(context_id).passes.get(pass_id)
         if backward_pass is None:
@@ -210,11 +190,7 @@ class PassParticipant:
         return await self._waits.explain(backward_pass, request.asked)
 
     async def on_outcome(self, _link: PeerLink, request: PassOutcome) -> bool:
-        """Wait until a pass that began here has ended; return whether it succeeded.
-
-        Raises:
-            MalformedError: another worker began it.
-        """
+        """Wait until a pass that began here has ended; return whether it succeeded."""
         context_id, pass_id = request.ids
         if pass_id.root != self._me.incarnation:
             raise MalformedError("another worker began this backward pass")
@@ -228,12 +204,7 @@ class PassParticipant:
         self._on_end(link, notice.ids, commit=True)
 
     def on_abort(self, link: PeerLink, notice: AbortPass) -> None:
-        """Abort a pass that has failed.
-
-        Raises:
-            MalformedError: the peer has not asked this worker to take part in it, or
-                this worker began it.
-        """
+        """Abort a pass that has failed."""
         self._on_end(link, notice.ids, commit=False)
 
     def _on_end(self, link: PeerLink, ids: PassIds, *, commit: bool) -> None:

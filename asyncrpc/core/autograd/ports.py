@@ -58,11 +58,7 @@ class PassSteps(Protocol):
     async def step_after_pass(
         self, maker: WorkerId, content: list[Any], /
     ) -> list[Any] | None:
-        """Take a step that came with the last gradients; return its answer, if taken.
-
-        Raises:
-            MalformedError: the content is not that of a step.
-        """
+        """Take a step that came with the last gradients; return its answer."""
 
     def vote_after_pass(
         self,

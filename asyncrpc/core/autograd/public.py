@@ -145,11 +145,7 @@ def checked_roots(
     gradients: Sequence[torch.Tensor | None] | None,
     timeout_s: Any,
 ) -> Sequence[torch.Tensor]:
-    """Return the roots of a pass in a list.
-
-    Raises:
-        UsageError: an argument of the pass is of another kind.
-    """
+    """Return the roots of a pass in a list."""
     check_context(context)
     if not isinstance(roots, torch.Tensor):
         roots = listed("roots", roots, "a tensor, or a list of tensors")

@@ -50,12 +50,6 @@ class PassRequests:
         links: Links,
         scheduler: Scheduler,
     ) -> None:
-        """Prepare to ask.
-
-        Args:
-            links: opens other links.
-            scheduler: opens links in tasks beside the pass.
-        """
         self._me = me
         self._contexts = contexts
         self._directory = directory
@@ -244,11 +238,7 @@ def _step_for(
 
 
 def _check_answer(answer: PassAnswer, peer: WorkerId, *, has_step: bool) -> None:
-    """Refuse an answer whose parts do not fit, or that has a step nobody asked for.
-
-    Raises:
-        MalformedError: its gradients do not fit together, or the request had no step.
-    """
+    """Refuse an answer whose parts do not fit, or that has a step nobody asked for."""
     check_gradients(answer)
     if answer.step is not None and not has_step:
         raise MalformedError(

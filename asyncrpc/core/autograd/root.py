@@ -61,16 +61,6 @@ class RootPasses:
         ends: PassEnds,
         waits: PassWaits,
     ) -> None:
-        """Prepare to begin passes.
-
-        Args:
-            me: this worker.
-            contexts: the contexts in which they run.
-            threads: compute the gradients of roots on devices.
-            work: runs the local part.
-            ends: ends passes everywhere.
-            waits: reports what passes wait for.
-        """
         self._me = me
         self._contexts = contexts
         self._threads = threads

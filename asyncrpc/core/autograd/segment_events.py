@@ -30,13 +30,7 @@ class SegmentEvents:
         *,
         outcome: str = OK,
     ) -> None:
-        """Record that a segment has ended.
-
-        Args:
-            began_s: when all of its gradients were there.
-            entered: the sent tensors whose gradients entered.
-            sent: the received tensors whose gradients left.
-        """
+        """Record that a segment has ended."""
         ids = backward_pass.ids
         fed_by, feeds = _messages(entered), _messages(sent)
         left_out = 0

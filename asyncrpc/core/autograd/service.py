@@ -222,10 +222,6 @@ class AutogradService:
 
         It waits for passes that run here: when `backward` returns at the worker that
         started it, its commit may still be on the way to this one.
-
-        Raises:
-            InvalidContextError: the context has ended.
-            NotStartedError: the worker was shut down meanwhile.
         """
         state = self.contexts.open.get(context_id)
         if state is not None:

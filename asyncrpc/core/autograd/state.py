@@ -137,11 +137,7 @@ class ContextState:
         return peer in self.brought_by or peer in self.sent_to or peer in self.joined
 
     def check_part(self, peer: WorkerId) -> None:
-        """Refuse a message of a worker that has no part in the context.
-
-        Raises:
-            MalformedError: the peer has no part in the context.
-        """
+        """Refuse a message of a worker that has no part in the context."""
         if (
             peer.incarnation != self.id.creator
             and peer not in self.brought_by
@@ -152,12 +148,7 @@ class ContextState:
             )
 
     def check_sent(self, peer: WorkerId, crossings: Iterable[CrossingId]) -> None:
-        """Refuse gradients of tensors that were not sent to the worker they come from.
-
-        Raises:
-            AutogradError: a tensor was not sent in this context.
-            MalformedError: a tensor was sent to another worker.
-        """
+        """Refuse gradients of tensors that were not sent to their sender."""
         for crossing in crossings:
             sent = self.sent.get(crossing.message)
             if sent is None or crossing.position >= len(sent.edges):
@@ -176,12 +167,7 @@ class ContextState:
         )
 
     def join_pass(self, pass_id: PassId, root: str, keeping: Keeping) -> Pass:
-        """Return a backward pass, made if it is new here.
-
-        Raises:
-            AutogradError: the pass has ended; that notice may overtake a request, which
-                runs as a task.
-        """
+        """Return a backward pass, made if it is new here."""
         backward_pass = self.passes.get(pass_id)
         if backward_pass is not None:
             return backward_pass
@@ -218,12 +204,7 @@ class ContextState:
     def commit(
         self, gradients: dict[torch.Tensor, torch.Tensor], *, defers: bool = False
     ) -> None:
-        """Add the gradients of a pass that has succeeded everywhere.
-
-        Args:
-            gradients: by leaf tensor.
-            defers: whether to add later, since devices must not be used now.
-        """
+        """Add the gradients of a pass that has succeeded everywhere."""
         # A gradient of a subclass may add up in user code.
         if any(
             (earlier := self._committed.get(key)) is not None
@@ -409,11 +390,7 @@ class Pass:
         self.new.update(dict.fromkeys(nodes))
 
     def enter(self, gradients: dict[CrossingId, torch.Tensor | None]) -> None:
-        """Take gradients that have arrived.
-
-        Raises:
-            RemoteProtocolError: a gradient is not expected.
-        """
+        """Take gradients that have arrived."""
         self.machine.arrive(gradients)
         self.arrived.update(gradients)
 
@@ -457,11 +434,7 @@ class Pass:
 
     @waits(lambda at: at["self"].wait_now())
     async def idle(self) -> None:
-        """Wait until nothing is under way for the pass here.
-
-        Raises:
-            Exception: the error of the pass.
-        """
+        """Wait until nothing is under way for the pass here."""
         while not self._is_over and not self.wave.is_idle:
             self._idle = asyncio.get_running_loop().create_future()
             await self._idle  # work under way ends, well or not, and calls `look_up`

@@ -103,11 +103,7 @@ def _is_engine_torchs() -> bool:
 def runs_torch_only(
     nodes: Iterable[Any], leaves: Iterable[Any], gradients: Iterable[Any]
 ) -> bool:
-    """Return whether the engine calls no user code in these nodes.
-
-    Args:
-        leaves: the leaf tensors among them.
-    """
+    """Return whether the engine calls no user code in these nodes."""
     return (
         _is_engine_torchs()
         and are_operators_torchs()

@@ -49,11 +49,6 @@ class PassWork:
         events: SegmentEvents,
         variables_of: VariablesOf,
     ) -> None:
-        """Prepare to run.
-
-        Args:
-            variables_of: returns the context variables of user code in a pass.
-        """
         self._me = me
         self._engine = engine
         self._requests = requests
@@ -70,9 +65,6 @@ class PassWork:
 
         Args:
             asked_by: the worker that asked; None: this one, which began the pass.
-
-        Raises:
-            Exception: the error of the pass.
         """
         if not backward_pass.wave.engage(asked_by):
             if not backward_pass.wave.is_running:  # else the running task looks again

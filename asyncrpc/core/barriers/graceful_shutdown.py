@@ -96,11 +96,7 @@ class GracefulShutdown:
     async def wait(
         self, timeout_s: float | None, drain_timeout_s: float
     ) -> ShutdownReport:
-        """Wait until all have come here and no call is in flight.
-
-        Cancellation:
-            This worker takes no further part; the others notice when it ends.
-        """
+        """Wait until all have come here and no call is in flight."""
         self._note_own_life()
         self.machine.enter()
         self.began_s = self._loop.time()

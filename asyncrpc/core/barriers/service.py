@@ -167,11 +167,7 @@ class BarrierService:
             self.flush()
 
     def checked_sender(self, link: PeerLink, key: Key) -> tuple[int, Sequence[int]]:
-        """Return the sender's rank, and all members, before any state is made for it.
-
-        Raises:
-            MalformedError: the sender is not a neighbour in the series.
-        """
+        """Return the sender's rank, and all members; make no state for it."""
         name, own, replicas = link.peer.name, self.identity.rank, key.replicas
         check_replicas(replicas, self.size)
         rank = self.rank_of(name)
@@ -204,11 +200,7 @@ class BarrierService:
             self.flush()
 
     async def close(self) -> None:
-        """Give up the rounds at which this worker waits, and tell the others.
-
-        Cancellation:
-            The method never waits.
-        """
+        """Give up the rounds at which this worker waits, and tell the others."""
         self.is_closed = True
         for participant in tuple(self._participants.values()):
             participant.give_up("shuts down")
@@ -246,14 +238,7 @@ class BarrierParticipant:
     async def come(
         self, timeout_s: float | None, on_passed: Callable[[int], None] | None = None
     ) -> None:
-        """Join the next round in turn, and wait until it is over.
-
-        Raises:
-            AsyncRpcError: the round has failed; see `Worker.barrier`.
-
-        Cancellation:
-            The round fails for all, unless it has been passed.
-        """
+        """Join the next round in turn, and wait until it is over."""
         loop, series = self._service.scheduler.loop, self.series
         end_s = None if timeout_s is None else loop.time() + timeout_s
         series.calls += 1
@@ -312,14 +297,7 @@ class BarrierParticipant:
     async def join(
         self, end_s: float | None, *, is_marked: bool = False
     ) -> Failure | None:
-        """Join the next round, and wait until it is over; return its failure.
-
-        Raises:
-            TimeoutError: `end_s` has passed; the others still wait for each other.
-
-        Cancellation:
-            As after a TimeoutError.
-        """
+        """Join the next round, and wait until it is over; return its failure."""
         series = self.series
         self._service.table.join(series, is_marked=is_marked)
         self._service.flush()

@@ -181,8 +181,6 @@ def request_bytes(control: bytes, control_bytes: int, lengths: Sequence[int]) ->
 
     Args:
         control: its control part; empty if that did not fit into memory.
-        control_bytes: the length of it.
-        lengths: of its buffers.
     """
     nbytes = memory_of(control, lengths) if lengths else 0
     if control_bytes > FREE_BYTES_MAX:
@@ -265,11 +263,6 @@ class LinkCredit:
         """Open the account of a peer; it is welcomed in the loop's next turn.
 
         Args:
-            name: of the peer.
-            inbound: what the worker takes in, over all peers.
-            memory: what the peer holds without credit.
-            loop: of the worker.
-            connection: to the peer.
             status: of the link; once it is lost, nothing is given.
         """
         self.name = name
@@ -354,11 +347,7 @@ class LinkCredit:
     def on_begun(
         self, call_id: int, control: bytes, control_bytes: int, lengths: Sequence[int]
     ) -> None:
-        """Count a request that begins to arrive, unless it is small.
-
-        Raises:
-            MalformedError: the peer has no credit for it.
-        """
+        """Count a request that begins to arrive, unless it is small."""
         nbytes = request_bytes(control, control_bytes, lengths)
         if nbytes > FREE_BYTES_MAX:
             self._inbound.budget.begin(self.account, call_id, nbytes)
@@ -375,11 +364,7 @@ class LinkCredit:
             self.on_begun(call_id, control, len(control), lengths)
 
     def expand(self, call_id: int, nbytes: int) -> None:
-        """Count what an arrived request is about to become, far more than arrived.
-
-        Raises:
-            OverloadedError: the peer would hold too much.
-        """
+        """Count what an arrived request is about to become, far more than arrived."""
         self.memory.check(nbytes)
         self._expanded[call_id] = nbytes
         self.memory.take(nbytes)
@@ -387,11 +372,7 @@ class LinkCredit:
     def claim(
         self, call_id: int, control: bytes, buffers: list[memoryview]
     ) -> Claim | None:
-        """Return what a call that is now served holds; None if it is small.
-
-        Raises:
-            MalformedError: the peer had no credit for it.
-        """
+        """Return what a call that is now served holds; None if it is small."""
         self.on_arrived(call_id, control, buffers)
         nbytes = self._inbound.budget.take(self.account, call_id)
         claim = Claim(self, nbytes) if nbytes else None
@@ -400,11 +381,7 @@ class LinkCredit:
         return claim
 
     def hold(self, claim: HeldCredit | None, nbytes: int) -> HeldCredit:
-        """Count what a call holds without credit; return all that it holds.
-
-        Raises:
-            OverloadedError: the peer would hold too much.
-        """
+        """Count what a call holds without credit; return all that it holds."""
         self.memory.check(nbytes)
         if claim is None:
             claim = Claim(self, 0)
@@ -413,11 +390,7 @@ class LinkCredit:
         return claim
 
     def on_cancel(self, call_id: int, unsent_bytes: int) -> None:
-        """Take back the credit of a request that the peer gives up, sent or not.
-
-        Raises:
-            MalformedError: the peer gives back more credit than it had.
-        """
+        """Take back the credit of a request that the peer gives up, sent or not."""
         if self._expanded:
             self.memory.take(-self._expanded.pop(call_id, 0))
         grants = self._inbound.budget.cancel(

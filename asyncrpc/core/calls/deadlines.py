@@ -44,7 +44,6 @@ class Deadlines(Generic[T]):
         """Watch deadlines.
 
         Args:
-            loop: has the clock, and the timers.
             expire: ends a call at its deadline, or up to a millisecond before or
                 after, and later if this process stood still; the call is not watched
                 any more then.

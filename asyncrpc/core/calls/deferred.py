@@ -95,16 +95,6 @@ class DeferredMessages:
         errors: ErrorEncoder,
         ends: CallEnds,
     ) -> None:
-        """Join the parts that hold messages.
-
-        Args:
-            to: name of the peer.
-            connection: keeps messages that wait.
-            pending: calls of ours.
-            served: calls of the peer.
-            errors: encodes errors for the peer.
-            ends: notes how our calls end.
-        """
         self._to = to
         self._connection = connection
         self._pending = pending

@@ -29,11 +29,6 @@ class Destination:
     __slots__ = ("_call_id", "_connection", "_memory", "out")
 
     def __init__(self, out: torch.Tensor) -> None:
-        """Take a tensor.
-
-        Raises:
-            UsageError: `out` cannot receive a result.
-        """
         check(out)
         self.out = out
         self._connection: CallConnection | None = None
@@ -59,13 +54,7 @@ class Destination:
     def deliver(
         self, call: CallFuture[Any], value: Any, buffers: list[memoryview]
     ) -> None:
-        """End a call with this tensor, or with an error if the value does not fit.
-
-        Args:
-            call: its future.
-            value: the result that arrived.
-            buffers: the memory under the value.
-        """
+        """End a call with this tensor, or with an error if the value does not fit."""
         problem = mismatch(value, self.out)
         if problem:
             error = OutMismatchError(
@@ -137,13 +126,7 @@ def _pieces(
 
 
 def check(out: Any) -> None:
-    """Refuse an `out` that cannot receive a result.
-
-    Raises:
-        UsageError: `out` is not a dense tensor in host memory, requires a gradient, is
-            a conjugate or negative view, lacks memory, or has elements that share
-            memory.
-    """
+    """Refuse an `out` that cannot receive a result."""
     if not isinstance(out, torch.Tensor):
         raise UsageError(f"out= must be a tensor, not a {type(out).__name__}")
     if out.layout is not torch.strided or out.is_quantized or out.is_nested:
@@ -206,12 +189,7 @@ def mismatch(value: Any, out: torch.Tensor) -> str:
 
 
 def put(value: Any, out: torch.Tensor, *, function: str, to: str) -> torch.Tensor:
-    """Copy a value of this worker into a tensor, and return that.
-
-    Raises:
-        UsageError: `out` cannot receive a result.
-        OutMismatchError: the value does not fit into `out`.
-    """
+    """Copy a value of this worker into a tensor, and return that."""
     check(out)
     problem = mismatch(value, out)
     if problem:

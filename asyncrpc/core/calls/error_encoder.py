@@ -45,12 +45,7 @@ class ErrorEncoder:
     def encode(
         self, describe: Callable[[], Any], fetch: Callable[[Encoded], None]
     ) -> Encoded:
-        """Return the message for an error; never raises.
-
-        Args:
-            describe: returns the error as `describe` above does.
-            fetch: has what is on devices copied into the message.
-        """
+        """Return the message for an error; never raises."""
         raised = ""
         try:
             tree = describe()

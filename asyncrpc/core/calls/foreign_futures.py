@@ -41,12 +41,7 @@ def _value_of(future: Any) -> Any:
 
 
 def when_done(future: Any, outcome_of: Callable[[], Any]) -> asyncio.Future[Any]:
-    """Return a future of this loop for one that completes in any thread.
-
-    Args:
-        future: has `add_done_callback`.
-        outcome_of: returns its result, or raises, once it is done.
-    """
+    """Return a future of this loop for one that completes in any thread."""
     loop = asyncio.get_running_loop()
     ours: asyncio.Future[Any] = loop.create_future()
     finish = outcome_to(ours)

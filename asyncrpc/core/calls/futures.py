@@ -272,14 +272,7 @@ class AwaitedCall(CallFuture[T]):
 
 @waits(lambda at: _answer_awaited(at["future"]))
 def is_done_within(future: asyncio.Future[Any], timeout_s: float | None) -> bool:
-    """Block this thread, which is not the loop's, until a future of the loop is done.
-
-    Returns:
-        False if `timeout_s` seconds passed before.
-
-    Raises:
-        ClosedError: the loop was closed before.
-    """
+    """Block a thread, not the loop's, until a future of the loop is done."""
     ended, loop = threading.Event(), future.get_loop()
     watch = future.add_done_callback
     try:
@@ -307,15 +300,8 @@ def wait_on_loop(
     A closed loop does nothing more, and signals nothing: so it is checked.
 
     Args:
-        loop: what this thread waits for.
         wait: waits for at most so many seconds; returns whether it has happened.
         timeout_s: seconds in all; None is no limit.
-
-    Returns:
-        False if `timeout_s` seconds passed before.
-
-    Raises:
-        ClosedError: the loop was closed before.
     """
     left_s = float("inf") if timeout_s is None else timeout_s
     while not wait(min(LOOK_S, left_s)):
@@ -338,11 +324,7 @@ def loop_closed() -> ClosedError:
 def refuse_on_loop(
     action: str, instead: str, loop: asyncio.AbstractEventLoop | None = None
 ) -> None:
-    """Raise if this thread runs an event loop, which `action` would stop.
-
-    Raises:
-        UsageError: this thread runs an event loop.
-    """
+    """Raise if this thread runs an event loop, which `action` would stop."""
     running = running_loop()
     if running is not None and (loop is None or running is loop):
         raise UsageError(f"{action} would stop the event loop; {instead} here instead")
@@ -372,9 +354,6 @@ def task_here(loop: asyncio.AbstractEventLoop) -> str:
 
     Args:
         loop: of the worker; this is its thread.
-
-    Returns:
-        The label of the call, a name, or an empty string if this runs in no task.
     """
     call = current_call_var.get()
     if call is not None and call.is_running:

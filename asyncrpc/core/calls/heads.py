@@ -57,14 +57,7 @@ class SentHeads:
     def introduce(
         self, target: str, meta: Meta | None, *, may_come_late: bool
     ) -> bytes:
-        """Return the head of a request for a function that has no number yet.
-
-        Args:
-            target: its name.
-            meta: what travels beside the arguments.
-            may_come_late: whether later requests may overtake it, or it may be given
-                up: then its function gets no number, since they would rely on it.
-        """
+        """Return the head of a request for a function that has no number yet."""
         is_kept = len(target) <= NAME_LENGTH_MAX and len(self.numbered) < NAMES_MAX
         if may_come_late or not is_kept:
             return pack_head([[0, target], meta])
@@ -94,16 +87,11 @@ class ReceivedHeads:
     __slots__ = ("functions", "known")
 
     def __init__(self, find: Callable[[str], Target]) -> None:
-        """Begin with none; `find` returns the target of a name, or raises."""
         self.functions = NamedFunctions(find)
         self.known: dict[bytes, tuple[Target, dict[str, Any]]] = {}
 
     def read(self, head: bytes) -> tuple[Any, dict[str, Any]]:
-        """Return the target, as far as it is known, and the metadata of a request.
-
-        Raises:
-            MalformedError: the head is not that of a request.
-        """
+        """Return the target, as far as it is known, and the metadata of a request."""
         record = unpack_head(head)
         if not record:
             raise MalformedError("a request names no function")
@@ -133,19 +121,13 @@ class NamedFunctions:
     __slots__ = ("_find", "_names", "_names_bytes", "targets")
 
     def __init__(self, find: Callable[[str], Target]) -> None:
-        """Begin with none; `find` returns the target of a name, or raises."""
         self._find = find
         self._names: dict[int, str] = {}
         self._names_bytes = 0
         self.targets: dict[int, Target] = {}
 
     def learn(self, target: list[Any]) -> None:
-        """Keep the name that a request gives to a number, before anything can fail.
-
-        Raises:
-            MalformedError: the name has the wrong type or is too long, or there are too
-                many.
-        """
+        """Keep the name that a request gives to a number, before anything can fail."""
         if not _is_named(target):
             return  # something for an extension
         if len(target) != 2 or type(target[1]) is not str:  # noqa: PLR2004
@@ -170,13 +152,7 @@ class NamedFunctions:
             self._names[number] = name
 
     def find(self, target: Any) -> Target | None:
-        """Return what a number, or a number with a name, stands for; None for others.
-
-        Raises:
-            MalformedError: the number has never been named.
-            DecodeError: this worker has no function of that name.
-            RejectedError: the policy does not allow it.
-        """
+        """Return what a number, or a number with a name, stands for, or None."""
         if type(target) is int:
             known = self.targets.get(target)
             if known is not None:

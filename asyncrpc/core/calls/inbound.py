@@ -351,12 +351,7 @@ class InboundCall:
             claim.let_go()
 
     def on_cancelled(self, error: asyncio.CancelledError, *, items: int = 0) -> None:
-        """Answer for a task cancelled by its caller, its deadline or itself.
-
-        Args:
-            error: as it was raised.
-            items: how many items a stream sent before.
-        """
+        """Answer for a task cancelled by its caller, its deadline or itself."""
         if self.is_cancelled:
             self.responder.forget(self, items=items)
         elif self.host.is_draining:
@@ -578,11 +573,6 @@ class Responder:
 
         Args:
             link: to the peer; references get it.
-            host: the worker that answers.
-            connection: carries answers.
-            backlog: what the peer has not taken.
-            served: calls that run here.
-            messages: encodes results.
         """
         self._link = link
         self._host = host
@@ -704,9 +694,6 @@ class Responder:
         """Send a function's exception, or keep it for workers that fetch the value.
 
         Args:
-            inbound: the call.
-            error: what was raised.
-            items: how many items a stream sent before.
             outcome: whether the function ran; it did not if this worker refuses the
                 call.
         """
@@ -785,11 +772,7 @@ class Responder:
             inbound.rref_id = None
 
     def send_item(self, inbound: InboundCall, serial: int, value: Any) -> int:
-        """Send one item of a stream; return the bytes that it counts for.
-
-        Raises:
-            EncodeError: the item cannot travel.
-        """
+        """Send one item of a stream; return the bytes that it counts for."""
         encode = self._encode_back(inbound)
         try:
             encoded, pins, meta = inbound.in_context(encode, value)

@@ -69,12 +69,8 @@ class LongMessages:
         """Read a message, then deliver it with the control part and `DecodedBuffers`.
 
         Args:
-            meta: what travels beside it.
-            control: its control part.
-            buffers: its buffers.
             deliver: called on the loop; None: only the references of the message are
                 taken, and given back.
-            takes_references: whether it may hold any.
         """
         self._queue.append(
             _LongMessage(meta, control, buffers, deliver, takes_references)

@@ -185,13 +185,6 @@ class MessageCodec:
 
         Args:
             link: of these messages; references and propagators get it.
-            parts: make messages.
-            connection: counts bytes that were copied together.
-            places: are given back before a message is written.
-            refer: makes the peer map the shared memory that a message refers to.
-            devices: fill the buffers of tensors on devices.
-            deferred: makes the messages that wait for devices.
-            pickles: whether the peer takes pickles.
         """
         self._pickles = pickles
         self._link = link
@@ -438,12 +431,7 @@ class MessageCodec:
         return references_in(control, self._codec.limits)
 
     def lift(self, trees: Sequence[Any], lifted: list[Any]) -> list[Any]:
-        """Take references, on the loop; return the loans that came with them.
-
-        Args:
-            trees: what travels for them.
-            lifted: gets each reference, or the error that is raised where it is read.
-        """
+        """Take references, on the loop; return the loans that came with them."""
         references = self._references
         assert references is not None  # see `may_refer`
         references.begin_decode(self._link)

@@ -103,19 +103,6 @@ class OutboundCalls:
         messages: MessageCodec,
         ends: CallEnds,
     ) -> None:
-        """Make calls over a connection.
-
-        Args:
-            link: calls keep it, to cancel themselves.
-            peer: the callee.
-            host: the worker that calls.
-            connection: carries the calls.
-            pending: calls that have been sent and not answered.
-            status: of the link.
-            credit: of the peer, for large requests.
-            messages: encodes arguments.
-            ends: notes how calls end.
-        """
         self._link = link
         self._host = host
         self._to = peer.name
@@ -155,14 +142,6 @@ class OutboundCalls:
             call: the future; its `function` and `to` are set.
             target: name of a function; None if the callable is the first argument; a
                 list for what an extension resolves.
-            value: arguments and keyword arguments.
-            deadline: when the caller stops waiting, and the callee working.
-            meta: what travels beside the arguments.
-
-        Raises:
-            EncodeError: an argument cannot travel.  Nothing was sent.
-            DeadlineExceededError: the deadline has passed.  Nothing was sent.
-            RejectedError: the peer is shutting down.  Nothing was sent.
         """
         budget_ns = self._budget_ns(call.function, deadline)
         if self._host.tracer is not None:
@@ -364,12 +343,6 @@ class OutboundCalls:
         """Send a request to a service of the peer; the future holds its answer.
 
         Its tensors go where `device_map` says, and those of the answer by its inverse.
-
-        Raises:
-            EncodeError: the content cannot travel.  Nothing was sent.
-            DeadlineExceededError: the deadline has passed.  Nothing was sent.
-            RejectedError: the peer is shutting down.  Nothing was sent.
-            NotStartedError: this worker has been shut down.  Nothing was sent.
         """
         name = request.name
         if self._status.is_lost:
@@ -413,11 +386,6 @@ class OutboundCalls:
         """Send a message to a part of the peer, with the next one or in the next turn.
 
         A notice whose class lets it wait may do so for some milliseconds.
-
-        Args:
-            notice: plain (numbers, text, lists): no tensors, no references.
-            at_once: whether to send it now: a peer waits for it, and the loop may be
-                busy next.
         """
         control = self._codec.encode_plain(notice.pack())
         part = prefix(FrameKind.NOTICE, 0, head=notice.head, control=control)
@@ -438,11 +406,7 @@ class OutboundCalls:
         *,
         options: CallOptions,
     ) -> None:
-        """Ask for a stream; its items arrive in `stream`.
-
-        Raises:
-            EncodeError: an argument cannot travel.  Nothing was sent.
-        """
+        """Ask for a stream; its items arrive in `stream`."""
         meta = self._map_devices(stream, options, meta)
         encoded, stream.pins, meta = self._encode(
             list(value), meta, _LABELS[target is None], None, stream.device_map
@@ -549,11 +513,7 @@ class OutboundCalls:
         )
 
     def on_lost(self, waited: set[int]) -> None:
-        """Fail every call: the connection has ended.
-
-        Args:
-            waited: the calls that waited for credit, and so never left this worker.
-        """
+        """Fail every call: the connection has ended."""
         self._deadlines.close()
         first_unsent = self._connection.first_unsent
         for call in self._pending.take_all():
@@ -611,17 +571,6 @@ class AnswerReceiver:
         calls: CallLink,
         ends: CallEnds,
     ) -> None:
-        """Take answers.
-
-        Args:
-            peer: the peer that answers.
-            host: the worker that called.
-            connection: the connection that answers come over.
-            pending: the calls that wait for an answer.
-            messages: decodes results.
-            calls: gives up a stream that cannot be read on.
-            ends: notes how calls end.
-        """
         self._peer = peer
         self._functions = host.functions
         self._references = host.references
@@ -638,12 +587,7 @@ class AnswerReceiver:
         self._arriving: set[int] = set()  # calls whose answers arrive
 
     def is_wanted(self, kind: int, call_id: int, nbytes: int) -> bool:
-        """Return whether the payload of an answer is wanted that begins to arrive.
-
-        Raises:
-            MalformedError: the call was never made, has another answer that arrives, or
-                is a stream whose producer runs too far ahead.
-        """
+        """Return whether the payload of an answer is wanted that begins to arrive."""
         self._pending.check(call_id)
         call = self._get(call_id)
         if call is None:
@@ -668,11 +612,7 @@ class AnswerReceiver:
         control: bytes,
         buffers: list[memoryview],
     ) -> None:
-        """Take the result of a call.
-
-        Raises:
-            MalformedError: the answer does not belong to a call of this kind.
-        """
+        """Take the result of a call."""
         meta = answer_meta(head) if head else NO_META
         call = self._get(call_id)
         if not isinstance(call, CallFuture):
@@ -716,11 +656,7 @@ class AnswerReceiver:
         control: bytes,
         buffers: list[memoryview],
     ) -> None:
-        """Take the error of a call or a stream.
-
-        Raises:
-            MalformedError: the call was never made, or the number of items is negative.
-        """
+        """Take the error of a call or a stream."""
         call = self._pending.get(call_id)
         meta = answer_meta(head)
         if aux < 0:
@@ -759,12 +695,7 @@ class AnswerReceiver:
         control: bytes,
         buffers: list[memoryview],
     ) -> None:
-        """Take one item of a stream.
-
-        Raises:
-            MalformedError: the item does not belong to a stream, or its number is not
-                new.
-        """
+        """Take one item of a stream."""
         stream = self._pending.get(call_id)
         if not isinstance(stream, StreamReceiver):
             self._refuse_kind(stream, call_id)
@@ -793,12 +724,7 @@ class AnswerReceiver:
             self._take_over(loans)
 
     def on_stream_end(self, frame: Frame) -> None:
-        """Take the end of a stream, with its number of items.
-
-        Raises:
-            MalformedError: the end does not belong to a stream, or counts fewer
-                items than have arrived.
-        """
+        """Take the end of a stream, with its number of items."""
         stream = self._pending.get(frame.call_id)
         if not isinstance(stream, StreamReceiver):
             self._refuse_kind(stream, frame.call_id)
@@ -812,21 +738,13 @@ class AnswerReceiver:
         self._end_if_whole(stream)
 
     def _refuse_kind(self, call: object, call_id: int) -> None:
-        """Refuse an answer that its call cannot have; a call given up may have any.
-
-        Raises:
-            MalformedError: the call was never made, or is of another kind.
-        """
+        """Refuse an answer that its call cannot have; a call given up may have any."""
         self._pending.check(call_id)
         if call is not None:
             raise MalformedError(f"call {call_id} is answered as another kind of call")
 
     def _check_count(self, stream: StreamReceiver, items: int) -> None:
-        """Refuse the end of a stream that counts fewer items than have come.
-
-        Raises:
-            MalformedError: the stream ended after fewer items than have arrived.
-        """
+        """Refuse the end of a stream that counts fewer items than have come."""
         if items < stream.received:
             raise MalformedError(
                 f"a stream ends after {items} items, but {stream.received} have come"

@@ -41,12 +41,7 @@ class RequestPacking:
         """Apply a codec to a call's arguments, here or in a thread; then send them.
 
         Args:
-            call: whose arguments these are.
-            encoded: the arguments, not packed yet.
-            common: keeps what is packed for several peers.
-            codec: its name.
             send: sends what is packed; what it raises fails the call.
-            deadline: of the call.
         """
         if encoded.payload_bytes > PACK_HERE_BYTES_MAX or encoded.copies:
             pack = partial(common.packed, self._host.run_on_host, codec, encoded)

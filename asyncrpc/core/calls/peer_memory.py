@@ -87,14 +87,6 @@ class PeerMemory:
         services_hold: Callable[[], int],
         limit_bytes: int,
     ) -> None:
-        """Begin with nothing.
-
-        Args:
-            admission: counts what all peers hold.
-            calls: of the peer that are served.
-            services_hold: returns how many bytes services keep for it.
-            limit_bytes: of the sum.
-        """
         self._admission = admission
         self._calls = calls
         self._services_hold = services_hold
@@ -115,11 +107,7 @@ class PeerMemory:
         return self.used_bytes > self.limit_bytes // 2
 
     def check(self, nbytes: int = 0) -> None:
-        """Refuse what takes so many more bytes, unless there is room.
-
-        Raises:
-            OverloadedError: there is none.
-        """
+        """Refuse what takes so many more bytes, unless there is room."""
         used_bytes = self.used_bytes
         if used_bytes + nbytes > self.limit_bytes:
             raise OverloadedError(
@@ -140,19 +128,7 @@ class PeerMemory:
             )
 
     def weigh(self, size_bytes: int, head: bytes, buffers: list[memoryview]) -> int:
-        """Return the most that a message may hold without credit.
-
-        Args:
-            size_bytes: of its control part.
-            head: that is kept with it.
-            buffers: its payload.
-
-        Returns:
-            The bytes; `COUNTED` if they are to be counted as it is decoded.
-
-        Raises:
-            OverloadedError: the peer holds too much already.
-        """
+        """Return the most that a message may hold without credit."""
         self.check()
         if size_bytes > FREE_BYTES_MAX or self.is_half_full:
             return COUNTED
@@ -343,11 +319,7 @@ class Backlog:
             asyncio.get_running_loop().call_soon(self._go_on)
 
     async def room(self) -> None:
-        """Wait until one more item of a stream may be sent.
-
-        Cancellation:
-            Nothing has changed.
-        """
+        """Wait until one more item of a stream may be sent."""
         while True:
             await self._link.writable()
             if not self.is_pressed:

@@ -105,15 +105,7 @@ class MessagePreparation:
         """Prepare messages.
 
         Args:
-            host: what they are prepared with.
-            limit: how many may wait for devices.
-            connection: the connection that they come from.
-            pending: the calls that answers are for.
             status: of the link; once it is lost, nothing is delivered.
-            unread: takes messages that cannot be read.
-            read_head: takes note of the names in a request that is not delivered.
-            expand: counts what a request becomes far beyond what has arrived, by its
-                call id, or raises `OverloadedError`.
         """
         self._host = host
         self._codec = host.codec
@@ -143,18 +135,9 @@ class MessagePreparation:
         """Take a message; deliver it once its preparation has ended or failed.
 
         Args:
-            kind: of the message.
-            call_id: of the message.
-            control: as it arrived.
-            buffers: as they arrived.
-            head: of the message.
             deliver: called with the control part and the buffers, unpacked, and with
                 the tensors for devices there (`serde.Staged`); on failure, with a
                 control part that says why.
-
-        Raises:
-            RemoteProtocolError: the message was delivered at once, and was not allowed;
-                or it is packed, and must not be.
         """
         if kind not in _PACKED and is_packed(control):
             raise MalformedError(f"a packed {FrameKind(kind).name} came")
@@ -276,11 +259,7 @@ class MessagePreparation:
         self._host.devices.place(landing.wanted, done)
 
     def _device_map_of(self, arrival: _PendingMessage) -> DeviceMap:
-        """Return the device map for the tensors of a message from the peer.
-
-        Raises:
-            MalformedError: the device map that came with the message is malformed.
-        """
+        """Return the device map for the tensors of a message from the peer."""
         if arrival.kind in (FrameKind.REQUEST, FrameKind.SERVICE):
             record = unpack_head(arrival.head)
             meta = record[-1] if len(record) > 1 else None

@@ -25,13 +25,7 @@ _IN_THREADS: Final = frozenset({Mode.THREAD, Mode.ASYNC_EXECUTION})
 
 
 def show_call(call: CallFuture[Any], kind: str, caller: str) -> None:
-    """Show a call as a range from now to its answer.
-
-    Args:
-        call: its future, which no other code has yet.
-        kind: "async" or "remote".
-        caller: name of the worker that makes it.
-    """
+    """Show a call as a range from now to its answer."""
     shown = profiler.record_function(
         f"rpc_{kind}#{call.function}({caller} -> {call.to})"
     )

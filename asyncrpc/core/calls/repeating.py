@@ -53,11 +53,7 @@ def is_idempotent(function: Callable[..., Any]) -> bool:
 
 
 async def repeat(call: CallFuture[Any], make: Callable[[], CallFuture[Any]]) -> None:
-    """Make attempts until one has a final outcome; complete `call` with that.
-
-    Cancellation:
-        The attempt under way is cancelled.
-    """
+    """Make attempts until one has a final outcome; complete `call` with that."""
     pause_s = FIRST_PAUSE_S
     for attempt in range(1, ATTEMPTS_MAX + 1):
         try:

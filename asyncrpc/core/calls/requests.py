@@ -105,11 +105,7 @@ class CallAdmission:
         """Admit calls up to a limit, until the worker shuts down.
 
         Args:
-            lifecycle: of the worker.
-            calls_max: how many calls may be served at the same time.
             now_s: reads the clock; called when a call is refused.
-            peer_bytes_max: of the account of each peer.
-            services_hold: returns how many bytes services keep for a peer.
         """
         self.active = self.refused = self.ended = 0
         self.held_bytes = 0
@@ -132,15 +128,7 @@ class CallAdmission:
         return PeerMemory(self, calls, services_hold, self._peer_bytes_max)
 
     def admit(self, of_peer: Sized) -> None:
-        """Accept a call, or refuse it.
-
-        Args:
-            of_peer: the calls of its peer that are served.
-
-        Raises:
-            OverloadedError: too many calls.
-            RejectedError: the worker is shutting down.
-        """
+        """Accept a call, or refuse it."""
         if self._lifecycle.is_draining:
             self.refused += 1
             raise RejectedError(
@@ -168,14 +156,7 @@ class CallAdmission:
         self._idle.set()
 
     async def wait_idle(self, *, but: int = 0) -> None:
-        """Wait until no call is served.
-
-        Args:
-            but: how many calls may still be served: those that wait here themselves.
-
-        Cancellation:
-            Nothing has changed.
-        """
+        """Wait until no call is served."""
         self.wakes_at = max(self.wakes_at, but)
         while self.active > but:
             self._idle.clear()
@@ -202,14 +183,6 @@ class RequestDispatcher:
 
         Args:
             link: to the peer; services get it.
-            host: the called worker.
-            connection: brings requests.
-            served: calls that run here.
-            credit: of the peer, for large requests.
-            messages: decodes arguments.
-            heads: decode the targets of the peer's requests.
-            preparation: keeps requests that cannot be read yet.
-            responder: sends the answers.
         """
         self._link = link
         self._host = host
@@ -245,11 +218,7 @@ class RequestDispatcher:
         control: bytes,
         buffers: list[memoryview],
     ) -> None:
-        """Accept a call, or refuse it.
-
-        Raises:
-            MalformedError: the request is malformed, repeats an id, or has no credit.
-        """
+        """Accept a call, or refuse it."""
         target, meta = self._heads.get(head) or self._read_head(head)
         now_s, deadline = self._now_s(), None
         if aux >= 0:
@@ -308,20 +277,12 @@ class RequestDispatcher:
             self._responder.answer_error(inbound, error)
 
     def _begin(self, inbound: InboundCall) -> None:
-        """Count a call as served from now on.
-
-        Raises:
-            MalformedError: the peer uses an id twice.
-        """
+        """Count a call as served from now on."""
         self._open(inbound.call_id, inbound)
         self._admission.active += 1
 
     def _weigh(self, size_bytes: int, head: bytes, buffers: list[memoryview]) -> int:
-        """Return what a message may hold without credit; see `PeerMemory.weigh`.
-
-        Raises:
-            OverloadedError: the peer holds too much.
-        """
+        """Return what a message may hold without credit; see `PeerMemory.weigh`."""
         if self._backlog.is_full:
             self._backlog.on_asked()
         return self._memory.weigh(size_bytes, head, buffers)
@@ -334,23 +295,14 @@ class RequestDispatcher:
         head: bytes,
         buffers: list[memoryview],
     ) -> None:
-        """Count what a message holds that has been decoded.
-
-        Raises:
-            OverloadedError: the peer would hold too much.
-        """
+        """Count what a message holds that has been decoded."""
         if weight == COUNTED:
             values = self._messages.values
             weight = self._memory.counted(values, size_bytes, head, buffers)
         inbound.claim = self._credit.hold(inbound.claim, weight)
 
     def _check_meta(self, inbound: InboundCall, meta: Meta) -> None:
-        """Check the metadata of a request, before its function may run.
-
-        Raises:
-            MalformedError: a field is missing, or has the wrong type.
-            RejectedError: no more values can be made here.
-        """
+        """Check the metadata of a request, before its function may run."""
         if DEVICES in meta:
             DeviceMap.from_wire(meta[DEVICES])
         if CODEC in meta:
@@ -530,11 +482,7 @@ class RequestDispatcher:
         inbound.wanted = references.resolve(self._link, target, ready)
 
     def on_cancel(self, frame: Frame) -> None:
-        """Cancel a call that the peer gives up.
-
-        Raises:
-            MalformedError: the peer gives back more credit than it had.
-        """
+        """Cancel a call that the peer gives up."""
         call_id = frame.call_id
         # A cancel may overtake its request, whose payload is still on its way.
         arriving = self._connection.forget_transfer(FrameKind.REQUEST, call_id)
@@ -550,11 +498,7 @@ class RequestDispatcher:
         self._credit.on_cancel(call_id, frame.aux)
 
     def on_stream_credit(self, frame: Frame) -> None:
-        """Take the credit for items that the consumer of a stream has taken.
-
-        Raises:
-            MalformedError: the credit is less than 1 item.
-        """
+        """Take the credit for items that the consumer of a stream has taken."""
         if frame.aux <= 0:
             raise MalformedError(
                 f"a credit must be of at least 1 item, not {frame.aux}"
@@ -564,11 +508,7 @@ class RequestDispatcher:
             inbound.credit.grant(frame.aux)
 
     def check_payload(self, kind: int, head: bytes, nbytes: int) -> None:
-        """Refuse the payload of a message whose service takes none.
-
-        Raises:
-            MalformedError: it takes none.
-        """
+        """Refuse the payload of a message whose service takes none."""
         is_notice = kind == FrameKind.NOTICE
         find = self._router.notice if is_notice else self._router.request
         route = find(head)
@@ -590,11 +530,7 @@ class RequestDispatcher:
         control: bytes,
         buffers: list[memoryview],
     ) -> None:
-        """Take a request to a service of this worker.
-
-        Raises:
-            MalformedError: the head names no service, or the request repeats an id.
-        """
+        """Take a request to a service of this worker."""
         route = self._requests.get(head) or self._router.request(head)
         now_s = self._now_s()
         deadline = Deadline.from_budget(aux, now_s)
@@ -638,11 +574,7 @@ class RequestDispatcher:
         control: bytes,
         buffers: list[memoryview],
     ) -> None:
-        """Take a notice to a service of this worker; it is not answered.
-
-        Raises:
-            MalformedError: the head names no service.
-        """
+        """Take a notice to a service of this worker; it is not answered."""
         route = self._notices.get(head) or self._router.notice(head)
         try:
             value, _ = self._decode(control, buffers, NO_META)

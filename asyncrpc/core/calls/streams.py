@@ -82,11 +82,7 @@ class StreamProducer:
         lambda _: WaitDescription(WaitKind.CREDIT, "room at the consumer of its stream")
     )
     async def wait(self) -> None:
-        """Wait until one more item may be sent.
-
-        Cancellation:
-            Nothing has changed.
-        """
+        """Wait until one more item may be sent."""
         await self._room.wait()  # a consumer that is lost, or leaves, cancels this
 
 
@@ -120,16 +116,6 @@ class StreamReceiver:
         began_s: float,
         task: str = "",
     ) -> None:
-        """Receive a stream.
-
-        Args:
-            link: it comes over.
-            function: name of the generator.
-            to: name of the producer.
-            limits: how far the producer may run ahead.
-            began_s: when it was asked for, by the clock of the worker.
-            task: name of the task that asks for it.
-        """
         self.link = link
         self.function = function
         self.to = to
@@ -154,21 +140,13 @@ class StreamReceiver:
         """Do nothing: nothing is kept that an answer would free."""
 
     def on_item_begun(self, nbytes: int) -> None:
-        """Count an item whose payload of `nbytes` bytes begins to arrive.
-
-        Raises:
-            MalformedError: the producer runs too far ahead.
-        """
+        """Count an item whose payload of `nbytes` bytes begins to arrive."""
         self.check_ahead()
         self._arriving += 1
         self._arriving_bytes += nbytes
 
     def check_ahead(self) -> None:
-        """Refuse one more item of a producer that runs too far ahead.
-
-        Raises:
-            MalformedError: it has sent far more than this end's options allow.
-        """
+        """Refuse one more item of a producer that runs too far ahead."""
         items = len(self._sizes) + self._arriving
         nbytes = self._ahead_bytes + self._arriving_bytes
         if items > self._items_max or nbytes > self._bytes_max:
@@ -222,11 +200,7 @@ class StreamReceiver:
 
     @waits(lambda at: WaitDescription(WaitKind.STREAM, call=at["self"]))
     async def take(self) -> Any:
-        """Return the next item, or `END`; raise what ended the stream.
-
-        Cancellation:
-            No item is lost.
-        """
+        """Return the next item, or `END`; raise what ended the stream."""
         order = self._order
         while not order.has_next:
             if order.is_over:
@@ -265,12 +239,7 @@ async def consume(
 async def link_by(
     deadline: Deadline | None, links: Links[L_co], to: str, function: str
 ) -> L_co:
-    """Return the link that a stream will come over, before the deadline.
-
-    Raises:
-        DeadlineExceededError: no link was made in time; nothing was sent.
-        WorkerLostError: the worker cannot be reached.
-    """
+    """Return the link that a stream will come over, before the deadline."""
     try:
         async with asyncio.timeout_at(None if deadline is None else deadline.at_s):
             return await links.link_to(to)

@@ -21,24 +21,13 @@ class Targets:
     """
 
     def __init__(self, functions: FunctionTable, *, may_run_on_loop: bool) -> None:
-        """Remember none.
-
-        Args:
-            functions: which functions peers may call.
-            may_run_on_loop: whether cheap functions may run on the loop itself.
-        """
         self._functions = functions
         self._may_run_on_loop = may_run_on_loop
         self._by_name: dict[str, Target] = {}
         self._modes: dict[Callable[..., Any], Mode] = {}
 
     def target(self, name: str) -> Target:
-        """Return what a peer may call by this name.
-
-        Raises:
-            DecodeError: this worker has no function of that name.
-            RejectedError: the policy does not allow it.
-        """
+        """Return what a peer may call by this name."""
         target = self._by_name.get(name)
         if target is None or not target.is_current:
             function = self._functions.resolve(name)

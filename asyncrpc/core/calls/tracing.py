@@ -32,12 +32,7 @@ def trace_call(
     attempt_of: CallFuture[Any] | None = None,
     is_repeated: bool = False,
 ) -> None:
-    """Show a call from now to its end.
-
-    Args:
-        call: its future, which no other code has yet.
-        is_repeated: whether it may have several attempts.
-    """
+    """Show a call from now to its end."""
     whole = None if attempt_of is None else attempt_of.span
     call.span = span = tracer.called(
         call.function, call.to, attempt_of=whole, is_repeated=is_repeated

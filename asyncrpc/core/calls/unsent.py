@@ -39,10 +39,6 @@ class UnsentCalls:
 
         Args:
             deadline: of the call; a TimeoutError in the block says that it has passed.
-            until: what the call waits for, to end "this worker was shut down before".
-
-        Cancellation:
-            The call fails, unless its caller has given it up; then it is passed on.
         """
         self.count += 1
         try:

@@ -77,11 +77,7 @@ class Backend:
     def to_device(
         self, tensors: Sequence[torch.Tensor], index: int
     ) -> list[torch.Tensor]:
-        """Return copies of host tensors on a device; ready for the receiver.
-
-        Raises:
-            TypeError: the device does not support a dtype.
-        """
+        """Return copies of host tensors on a device; ready for the receiver."""
         for tensor in tensors:
             if tensor.dtype in self.spoilt:
                 raise TypeError(f"{self.type} does not preserve {tensor.dtype}")
@@ -106,19 +102,11 @@ class Backend:
     # --- memory that processes share, of types that have it --------------------------
 
     def export(self, storage: torch.UntypedStorage) -> list[Any]:
-        """Return a handle by which another process can open a storage, once.
-
-        Raises:
-            RuntimeError: the device's memory cannot be shared between processes.
-        """
+        """Return a handle by which another process can open a storage, once."""
         return list(getattr(torch, self.type).export_storage(storage))
 
     def open(self, handle: list[Any], index: int, nbytes: int) -> torch.UntypedStorage:
-        """Return a storage over memory of another process.
-
-        Raises:
-            RuntimeError, OSError, TypeError, ValueError: the memory cannot be opened.
-        """
+        """Return a storage over memory of another process."""
         storage: torch.UntypedStorage = getattr(torch, self.type).open_storage(
             handle, index, nbytes
         )

@@ -34,14 +34,6 @@ class DeviceMap:
     def parse(cls, names: Mapping[Any, Any], name: str = "device map") -> DeviceMap:
         """Read a map of device names.
 
-        Args:
-            names: from a device to a device, each as `DeviceName.parse` takes it.
-            name: the name of the map in errors.
-
-        Raises:
-            UsageError: a name is not that of a device, or two devices map to one, so
-                that results could not be mapped back.
-
         Source: torch's TensorPipeRpcBackendOptions.set_device_map.
         """
         pairs: dict[str, str] = {}
@@ -63,11 +55,7 @@ class DeviceMap:
 
     @classmethod
     def from_wire(cls, value: Any) -> DeviceMap:
-        """Read the `wire` of a peer's map, unchecked.
-
-        Raises:
-            MalformedError: `value` is not a map.
-        """
+        """Read the `wire` of a peer's map, unchecked."""
         is_map = type(value) is dict and len(value) <= ENTRIES_MAX
         if not is_map or any(
             type(part) is not str for pair in value.items() for part in pair

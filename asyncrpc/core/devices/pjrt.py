@@ -64,17 +64,7 @@ class ProcessPosition(NamedTuple):
 def choose(
     environ: Mapping[str, str], *, plugins: Collection[str], has_tpu: bool
 ) -> Choice:
-    """Decide which type of device this process uses.
-
-    Args:
-        environ: `PJRT_DEVICE`, if it is there.
-        plugins: names of the plugins that are installed.
-        has_tpu: whether this host has a TPU, and what drives it.
-
-    Raises:
-        UsageError: `PJRT_DEVICE` names a device that is not available; or it is
-            unset, and several plugins are installed.
-    """
+    """Decide which type of device this process uses."""
     wanted = environ.get(VARIABLE, "").upper()
     known = {name.upper(): name for name in plugins}
     if wanted:
@@ -134,9 +124,6 @@ def place(environ: Mapping[str, str] = os.environ) -> ProcessPosition:
     processes, and each of its replicas, if they are threads of it, has a place among
     them.  Else each replica that the runtime knows has one: a process, or on TPU v2 and
     v3 a thread.  Variables of pods or nodes are not read: the runtime knows better.
-
-    Raises:
-        UsageError: the environment has only a part of it, or contradicts itself.
     """
     placement = environment.resolve(environ, launcher_pid=LAUNCHER_PID)
     if placement.is_started:
@@ -180,21 +167,13 @@ def _master() -> str:
 
 
 def check_installed() -> None:
-    """Raise if torch_xla is not installed, without importing it.
-
-    Raises:
-        UsageError: torch_xla is not installed.
-    """
+    """Raise if torch_xla is not installed, without importing it."""
     if importlib.util.find_spec("torch_xla") is None:
         module("torch_xla")
 
 
 def module(name: str) -> Any:
-    """Return a module of torch_xla.
-
-    Raises:
-        UsageError: the module cannot be imported.
-    """
+    """Return a module of torch_xla."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

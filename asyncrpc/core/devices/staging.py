@@ -65,14 +65,7 @@ class Devices:
     # --- the devices -----------------------------------------------------------------
 
     async def start(self) -> None:
-        """Find the devices that the options name.
-
-        Raises:
-            UsageError: one of them does not exist.
-
-        Cancellation:
-            The thread that counts devices goes on.
-        """
+        """Find the devices that the options name."""
         for name in self._declared or ():
             backend = self._backend(name.type)
             if not name.is_cpu:
@@ -104,9 +97,6 @@ class Devices:
         """Return the name of a device of this worker, as torch takes it.
 
         To be called in a thread of the worker: it may have to ask the device.
-
-        Raises:
-            UsageError: `name` is not a device, or not a device of this worker.
         """
         device = DeviceName.parse(name)
         if device.is_cpu:
@@ -179,24 +169,13 @@ class Devices:
         return [pair for pair in marks if pair[1] is not None]
 
     async def reach(self, marks: Sequence[tuple[torch.device, Any]]) -> None:
-        """Wait until the devices have reached their marks.
-
-        Cancellation:
-            The threads go on.
-        """
+        """Wait until the devices have reached their marks."""
         for device, mark in marks:
             backend = self._backend(device.type)
             await self._run(partial(backend.reach, mark), backend, device.index)
 
     async def export(self, storage: torch.UntypedStorage) -> list[Any]:
-        """Return a handle by which another process can open a storage, once.
-
-        Raises:
-            EncodeError: the device's memory cannot be shared between processes.
-
-        Cancellation:
-            The thread goes on.
-        """
+        """Return a handle by which another process can open a storage, once."""
         device = storage.device
         backend = self._backend(device.type)
         try:
@@ -212,15 +191,7 @@ class Devices:
     async def open(
         self, where: str, handle: list[Any], nbytes: int
     ) -> torch.UntypedStorage:
-        """Return a storage over memory of another process.
-
-        Raises:
-            DecodeError: this worker does not have the device, or cannot open the
-                memory.
-
-        Cancellation:
-            The thread goes on.
-        """
+        """Return a storage over memory of another process."""
         try:
             device = DeviceName.parse(where)
         except UsageError as error:
@@ -277,14 +248,7 @@ class Devices:
         return f"its DeviceOptions.names are {declared}"
 
     async def fetched(self, copies: Sequence[Copy]) -> None:
-        """Wait until host memory has been filled.
-
-        Raises:
-            EncodeError: a tensor cannot leave its device.
-
-        Cancellation:
-            The threads go on.
-        """
+        """Wait until host memory has been filled."""
         ended = self._host.loop.create_future()
         self.fill(copies, partial(outcome_to(ended), None))
         await ended
@@ -319,14 +283,7 @@ class Devices:
             done(None, error)
 
     async def copies_of(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return tensors in host memory: copies of those on devices, the others as is.
-
-        Raises:
-            EncodeError: a tensor cannot leave its device.
-
-        Cancellation:
-            The threads go on.
-        """
+        """Return tensors in host memory; only those on devices are copied."""
         copies = {
             index: self.to_host(tensor)
             for index, tensor in enumerate(tensors)
@@ -342,11 +299,7 @@ class Devices:
     # --- from the host ---------------------------------------------------------------
 
     async def write(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Fill a tensor of a device with one of the host, of the same shape.
-
-        Cancellation:
-            The thread goes on.
-        """
+        """Fill a tensor of a device with one of the host, of the same shape."""
         device = target.device
         backend = self._backend(device.type)
         await self._run(
@@ -354,14 +307,7 @@ class Devices:
         )
 
     async def placed(self, wanted: Wanted) -> Placed:
-        """Move tensors of the host to their devices.
-
-        Raises:
-            DecodeError: a device is not here, or does not take the tensor.
-
-        Cancellation:
-            The threads go on.
-        """
+        """Move tensors of the host to their devices."""
         ended = self._host.loop.create_future()
         self.place(wanted, outcome_to(ended))
         placed: Placed = await ended
@@ -418,11 +364,7 @@ class Devices:
         self._submit(self._pool(backend, at), job, together.on_done)
 
     async def close(self, timeout_s: float) -> list[str]:
-        """Let the threads end; return the names of those that have not in time.
-
-        Cancellation:
-            They end by themselves.
-        """
+        """Let the threads end; return the names of those that have not in time."""
         pools = list(self._pools.values())
         unended = await asyncio.gather(*(pool.close(timeout_s) for pool in pools))
         return [name for names in unended for name in names]

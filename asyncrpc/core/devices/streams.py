@@ -35,11 +35,7 @@ def marks_here() -> StreamMarks | None:
 
 
 def take_marks(marks: StreamMarks | None) -> None:
-    """Send tensors that are encoded in this context only once the marks are reached.
-
-    Args:
-        marks: of `marks_here` in the thread, or at the time, of a call.
-    """
+    """Send tensors that are encoded in this context only once the marks are reached."""
     if marks is not None:
         _carried.set(marks)
 

@@ -25,11 +25,7 @@ POD_PORT: Final = 29_500  # torchrun's; a pod has all ports to itself
 
 
 def read_skypilot(environ: Mapping[str, str]) -> Reading | None:
-    """Return SkyPilot's values for the node, which is one process.
-
-    Raises:
-        UsageError: a variable that must be a number is not.
-    """
+    """Return SkyPilot's values for the node, which is one process."""
     variables = Variables(environ, SKYPILOT)
     rank = variables.take_number(Field.RANK, "SKYPILOT_NODE_RANK")
     addresses = variables.text("SKYPILOT_NODE_IPS").split()
@@ -50,11 +46,7 @@ def read_skypilot(environ: Mapping[str, str]) -> Reading | None:
 
 
 def read_leader_worker_set(environ: Mapping[str, str]) -> Reading | None:
-    """Return a LeaderWorkerSet's values for the pod, which is one process.
-
-    Raises:
-        UsageError: a variable that must be a number is not.
-    """
+    """Return a LeaderWorkerSet's values for the pod, which is one process."""
     variables = Variables(environ, LEADER_WORKER_SET)
     variables.take_number(Field.RANK, "LWS_WORKER_INDEX")
     variables.take_number(Field.WORLD_SIZE, "LWS_GROUP_SIZE")
@@ -70,9 +62,6 @@ def read_indexed_job(environ: Mapping[str, str]) -> Reading | None:
     """Return an indexed Job's values for the pod; the Job may be part of a JobSet.
 
     It tells neither the number of pods nor their names.
-
-    Raises:
-        UsageError: a variable that must be a number is not.
     """
     variables = Variables(environ, INDEXED_JOB)
     rank = variables.take_number(Field.RANK, "JOB_COMPLETION_INDEX")

@@ -15,11 +15,7 @@ KUBEFLOW: Final = "Kubeflow"
 
 
 def read(environ: Mapping[str, str]) -> Reading | None:
-    """Return Kubeflow's values for the pod, which is one process.
-
-    Raises:
-        UsageError: a variable that must be a number is not.
-    """
+    """Return Kubeflow's values for the pod, which is one process."""
     variables = Variables(environ, KUBEFLOW)
     processes = variables.text("PET_NPROC_PER_NODE")
     # "auto", "cpu" and "gpu" are for torchrun to count.

@@ -32,11 +32,7 @@ _SEVERAL_HOSTS: Final = (
 
 
 def read_open_mpi(environ: Mapping[str, str]) -> Reading | None:
-    """Return the values of Open MPI's mpirun.
-
-    Raises:
-        UsageError: a variable that must be a number is not.
-    """
+    """Return the values of Open MPI's mpirun."""
     variables = Variables(environ, OPEN_MPI)
     rank = variables.take_number(Field.RANK, "OMPI_COMM_WORLD_RANK")
     size = variables.take_number(Field.WORLD_SIZE, "OMPI_COMM_WORLD_SIZE")
@@ -61,14 +57,7 @@ def read_open_mpi(environ: Mapping[str, str]) -> Reading | None:
 def read_pmi(
     environ: Mapping[str, str], *, launcher_pid: int | None = None
 ) -> Reading | None:
-    """Return the values of MPICH's mpirun (hydra), or of another launcher with PMI.
-
-    Args:
-        launcher_pid: the process that started all processes of this host.
-
-    Raises:
-        UsageError: a variable that must be a number is not.
-    """
+    """Return the values of MPICH's mpirun (hydra), or of another launcher with PMI."""
     variables = Variables(environ, MPICH)
     rank = variables.take_number(Field.RANK, "PMI_RANK", "MV2_COMM_WORLD_RANK")
     size = variables.take_number(Field.WORLD_SIZE, "PMI_SIZE", "MV2_COMM_WORLD_SIZE")

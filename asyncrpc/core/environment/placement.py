@@ -121,11 +121,7 @@ class LaunchPlacement:
         return None if value is None else str(value.content)
 
     def require_number(self, wanted: Field, variable: str) -> int:
-        """Return a number that must be known.
-
-        Raises:
-            UsageError: the number is not known; the message says what to set.
-        """
+        """Return a number that must be known."""
         number = self._number(wanted)
         if number is None:
             raise UsageError(
@@ -135,11 +131,7 @@ class LaunchPlacement:
         return number
 
     def require_address(self) -> tuple[str, int]:
-        """Return host and port of the meeting point.
-
-        Raises:
-            UsageError: host or port is not known; the message says what to set.
-        """
+        """Return host and port of the meeting point."""
         host, port = self.host, self.port
         if host is None or port is None:
             names = ("MASTER_ADDR", "MASTER_PORT")

@@ -51,11 +51,7 @@ _SUBJECTS: Final = {
 def read_all(
     environ: Mapping[str, str], *, launcher_pid: int | None = None
 ) -> list[Reading]:
-    """Return the values of all launchers that have set variables, in a fixed order.
-
-    Raises:
-        UsageError: a variable that must be a number, or a list of hosts, is not.
-    """
+    """Return the values of all launchers that have set variables, in a fixed order."""
     readings = [
         mpi.read_pmi(environ, launcher_pid=launcher_pid)
         if reader is mpi.read_pmi
@@ -75,11 +71,6 @@ def resolve(
 
     Args:
         stated_place: the values given by the program; they take precedence.
-        launcher_pid: the process that started all processes of this host, for
-            launchers that do not name their run.
-
-    Raises:
-        UsageError: two variables disagree, or a variable has an invalid text.
     """
     readings = read_all(environ, launcher_pid=launcher_pid)
     starter = _innermost(readings)
@@ -174,11 +165,7 @@ def _stated(field: Field, readings: Sequence[Reading]) -> Iterator[LaunchValue]:
 
 
 def _check_agreement(field: Field, stated: Sequence[LaunchValue]) -> None:
-    """Raise UsageError unless all values of a field are the same.
-
-    Raises:
-        UsageError: two variables disagree; the message names both.
-    """
+    """Raise UsageError unless all values of a field are the same."""
     if field not in _MUST_AGREE:
         return
     for other in stated[1:]:

@@ -27,11 +27,7 @@ _FIRST_SPECIAL_STEP: Final = 0xFFFF_FFF0
 
 
 def read(environ: Mapping[str, str]) -> Reading | None:
-    """Return Slurm's values for this process.
-
-    Raises:
-        UsageError: a variable that must be a number, or a list of hosts, is not.
-    """
+    """Return Slurm's values for this process."""
     variables = Variables(environ, SLURM)
     step = variables.number("SLURM_STEP_ID", "SLURM_STEPID")
     rank = variables.number("SLURM_PROCID")

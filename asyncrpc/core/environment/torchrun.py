@@ -20,11 +20,7 @@ _NO_NAME: Final = "none"  # torchrun's default for --rdzv-id, of all runs
 
 
 def read(environ: Mapping[str, str]) -> Reading | None:
-    """Return the values of torchrun, or of a user who set its variables.
-
-    Raises:
-        UsageError: a variable that must be a number is not.
-    """
+    """Return the values of torchrun, or of a user who set its variables."""
     is_torchrun = bool(environ.get("TORCHELASTIC_RUN_ID"))
     is_ours = bool(environ.get(LAUNCHER_VARIABLE))
     name = OURS if is_ours else TORCHRUN if is_torchrun else BY_HAND

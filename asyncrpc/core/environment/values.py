@@ -94,11 +94,7 @@ class Variables:
         return next((value for name in names if (value := self._of(name))), "")
 
     def number(self, *names: str, at_most: int | None = None) -> int | None:
-        """Return the number in the first of these variables that is set, or None.
-
-        Raises:
-            UsageError: the variable is not a number of at least 0, or is too large.
-        """
+        """Return the number in the first of these variables that is set, or None."""
         for name in names:
             if text := self._of(name):
                 return whole_number(name, text, at_most=at_most)
@@ -142,11 +138,7 @@ class Variables:
 
 
 def whole_number(name: str, text: str, *, at_most: int | None = None) -> int:
-    """Return the number that a variable holds.
-
-    Raises:
-        UsageError: the variable is not a number of at least 0, or is too large.
-    """
+    """Return the number that a variable holds."""
     is_number = text.isascii() and text.isdecimal()
     if is_number and (at_most is None or int(text) <= at_most):
         return int(text)

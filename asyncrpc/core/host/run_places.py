@@ -43,9 +43,6 @@ def places(environ: Mapping[str, str], user: int, temporary: Path) -> list[RunPl
 
     A run uses the first that can be written; a search looks in all, for a run may have
     been started without the variables of a session.
-
-    Args:
-        environ: may name a place.
     """
     named = environ.get(DIRECTORY_VARIABLE)
     if named:
@@ -77,21 +74,13 @@ def problem_of_directory(status: os.stat_result, user: int) -> str | None:
 
 
 def trouble_with(place: RunPlace) -> str | None:
-    """Return why a place cannot be used, or None.
-
-    Raises:
-        FileNotFoundError: the place does not exist.
-    """
+    """Return why a place cannot be used, or None."""
     problem = problem_of_directory(place.path.lstat(), os.geteuid())
     return None if problem is None else f"{place} {problem}"
 
 
 def make_place(choices: list[RunPlace]) -> RunPlace:
-    """Return the first place that a run can be written to; make it if needed.
-
-    Raises:
-        UsageError: no place can be used; the error says why, for each.
-    """
+    """Return the first place that a run can be written to; make it if needed."""
     problems = []
     for place in choices:
         try:
@@ -109,11 +98,7 @@ def make_place(choices: list[RunPlace]) -> RunPlace:
 
 
 def write_own(path: Path, content: bytes) -> None:
-    """Make a file that only this user can read.
-
-    Raises:
-        OSError: the file cannot be made, or exists already.
-    """
+    """Make a file that only this user can read."""
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     with os.fdopen(os.open(path, flags, _PRIVATE_FILE), "wb") as file:
         file.write(content)

@@ -27,11 +27,6 @@ def read_secret(path: str, source: str) -> bytes:
 
     Args:
         path: of the file; links are followed.
-        source: names the path in errors, such as `ASYNCRPC_SECRET_FILE`.
-
-    Raises:
-        UsageError: the file cannot be read, is not a regular file, is empty or too
-            long, belongs to another user, or others may read or write it.
     """
     try:
         # A pipe would block without O_NONBLOCK; it is refused below.

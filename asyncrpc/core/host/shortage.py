@@ -33,11 +33,7 @@ def descriptors_max() -> int:
 
 
 def shortage_of(error: BaseException | None) -> str:
-    """Return what has run out, and the cure; empty: it is another error.
-
-    Args:
-        error: or one of its causes, says what the kernel refused.
-    """
+    """Return what has run out, and the cure; empty: it is another error."""
     while error is not None:
         number = _number_of(error)
         if number == errno.EMFILE:

@@ -26,11 +26,6 @@ class SocketDirectory:
     """A directory that only this user may enter; removed with the worker."""
 
     def __init__(self) -> None:
-        """Make it, and remove those of workers that died.
-
-        Raises:
-            OSError: no directory for temporary files can be written.
-        """
         _sweep(Path(_temporary()))
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
         try:

@@ -78,12 +78,6 @@ class Admission:
         handshakes_max: int,
         timeout_s: float,
     ) -> None:
-        """Prepare.
-
-        Args:
-            handshakes_max: how many may wait at a time.
-            timeout_s: seconds that each has to introduce itself.
-        """
         self._identity = identity
         self._loop = loop
         self._counters = counters
@@ -179,12 +173,7 @@ class Admission:
 
 
 def check_listen_address(address: Address, options: Options) -> None:
-    """Refuse to serve strangers, or those that guess the secret.
-
-    Raises:
-        UsageError: others can reach the address, and need neither a certificate nor a
-            secret, or only a short one.
-    """
+    """Refuse to serve strangers, or those that guess the secret."""
     if address.scheme != "tcp":
         return
     if not options.is_guarded:

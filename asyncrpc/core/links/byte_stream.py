@@ -89,12 +89,6 @@ class ByteStream:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, poller: Poller | None = None
     ) -> None:
-        """Begin without a transport.
-
-        Args:
-            loop: on which it runs.
-            poller: polls for what comes after a write, if the worker wants that.
-        """
         self.transport: Transport | None = None
         self.opening = b""
         self.keep: Callable[[Parts], None] = discard_parts
@@ -182,7 +176,6 @@ class ByteStream:
         It is written before every message that is sent later.
 
         Args:
-            part: the message.
             for_s: seconds after which it is written anyway; None: when `write_ahead` is
                 called.
         """
@@ -288,8 +281,6 @@ class ByteStream:
         """Use another transport.
 
         Args:
-            transport: connected.
-            handler: receives everything from now on.
             first: sent before all else; it is not kept for resending.
         """
         self.transport = transport

@@ -122,17 +122,6 @@ class Connection:
         introduce: Callable[[Connection], None],
         on_hello: Callable[[Connection, Hello], None],
     ) -> None:
-        """Prepare one end.
-
-        Args:
-            handshake: of this end, not begun.
-            loop: on which it runs.
-            limits: what the peer may ask us to allocate.
-            make_buffer: makes the memory of payloads.
-            poller: polls for what comes after a write.
-            introduce: called when this end may send its HELLO.
-            on_hello: called with the peer's HELLO.
-        """
         self.role = handshake.role
         self.state = ConnectionState.HANDSHAKE
         self.peer: Hello | None = None
@@ -278,14 +267,7 @@ class Connection:
         on_writable: Callable[[], None],
         marks: WaterMarks,
     ) -> None:
-        """Give all further bytes to the reader of a lane.
-
-        Args:
-            reader: takes them.
-            control: the connection that the lane belongs to.
-            on_writable: called when the transport has room again.
-            marks: water marks, which say when it has room.
-        """
+        """Give all further bytes to the reader of a lane."""
         self.ack_through = control
         self._reader = reader
         self._frames.rest(0)  # it reads no more
@@ -299,15 +281,7 @@ class Connection:
             self.opened.set_result(self.peer)
 
     async def until_open(self) -> Hello:
-        """Wait until the peer's HELLO has been handled; return it.
-
-        Raises:
-            TransportError: the connection ended first.
-
-        Cancellation:
-            The connection is aborted, unless it is open: then it may be in use before
-            this task runs again.
-        """
+        """Wait until the peer's HELLO has been handled; return it."""
         try:
             return await self.opened  # the dialer has a limit; `_finish` fails it
         except asyncio.CancelledError:
@@ -330,14 +304,7 @@ class Connection:
         buffers: Sequence[memoryview] = (),
         on_sent: Callable[[], None] | None = None,
     ) -> None:
-        """Write a message; never waits.  On a closed connection it is dropped.
-
-        Args:
-            kind, call_id, flags, aux, head, control: see `wire.frames`.
-            buffers: the payload, which must not change until it is written.
-            on_sent: called once the message has been handed to the transport whole,
-                or has been dropped.
-        """
+        """Write a message; never waits.  On a closed connection it is dropped."""
         lengths = [buffer.nbytes for buffer in buffers] if buffers else ()
         if self.state is ConnectionState.CLOSED:
             pass
@@ -388,14 +355,7 @@ class Connection:
         self.stream.flush()
 
     async def writable(self) -> None:
-        """Wait until the transport has room.
-
-        Raises:
-            ConnectionLostError: the connection ended meanwhile.
-
-        Cancellation:
-            Nothing has changed.
-        """
+        """Wait until the transport has room."""
         await self.stream.room.wait()  # set by the end of the connection, too
         if self.state is ConnectionState.CLOSED:
             raise ConnectionLostError(f"the connection to {self.where} has ended")
@@ -481,12 +441,7 @@ class Connection:
         on_broken: OnBroken,
         next_call_id: Callable[[], int] | None = None,
     ) -> None:
-        """Outlive the transport from now on; the first byte counted is the next one.
-
-        Args:
-            on_broken: called when the transport has broken.
-            next_call_id: tells the number that the next call will have.
-        """
+        """Outlive the transport from now on; the first byte counted is the next one."""
         self.on_broken = on_broken
         self._resumption.next_call_id = next_call_id
         ack_bytes = ACK_BYTES if self.ack_through is self else LANE_ACK_BYTES
@@ -501,11 +456,7 @@ class Connection:
         write(prefix(FrameKind.ACK, 0, aux=received))
 
     def on_ack(self, received: int) -> None:
-        """The peer has read so many of our bytes.
-
-        Raises:
-            MalformedError: `received` exceeds the number of bytes sent.
-        """
+        """The peer has read so many of our bytes."""
         self._resumption.unacknowledged.acknowledge(received)
 
     def release_transport(self) -> Transport:

@@ -74,14 +74,7 @@ class Connections:
         *,
         is_cautious: bool = False,
     ) -> Connection:
-        """Make a connection that is ended with the others.
-
-        Args:
-            role: which end of it this is.
-            introduce: called when this end may send its HELLO.
-            is_cautious: whether a dialer waits with that for the peer's proof.
-            on_hello: called with the peer's HELLO.
-        """
+        """Make a connection that is ended with the others."""
         settings = self._settings
         tokens = settings.tokens
         own = None if tokens is None or role is Role.ACCEPTOR else tokens.own

@@ -42,11 +42,7 @@ class DialTurn:
         self._began_s = 0.0
 
     async def begun(self) -> None:
-        """Wait until the turn has come, or something else wakes it.
-
-        Cancellation:
-            The turn is not taken; the end of its block gives it back.
-        """
+        """Wait until the turn has come, or something else wakes it."""
         await asyncio.sleep(0)  # until all that begin at this moment are here
         self._turns.give()
         if not self.is_held:
@@ -84,11 +80,6 @@ class DialTurns:
     """The turns of one worker's dials."""
 
     def __init__(self, own_name: str, window: DialWindow) -> None:
-        """Prepare.
-
-        Args:
-            window: says how many dials have a turn at a time.
-        """
         self._own_name = own_name
         self._window = window
         self._numbers = itertools.count()
@@ -100,10 +91,6 @@ class DialTurns:
 
         Not an asynchronous generator: the end of a loop closes those under the tasks
         that still use them.
-
-        Args:
-            wakes: set when the turn comes.  If anything else sets it, `begun` returns
-                without a turn.
         """
         turn = DialTurn(self, wakes)
         is_before = name < self._own_name

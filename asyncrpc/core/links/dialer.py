@@ -97,9 +97,7 @@ class Dialer(Generic[LinkT]):
         """Prepare.
 
         Args:
-            counters: count the handshakes that fail.
             answers: told of what peers answer; has opened the link when it returns.
-            processes: knows what became of peers that do not answer.
         """
         self._identity = identity
         self._counters = counters
@@ -115,13 +113,6 @@ class Dialer(Generic[LinkT]):
 
         Args:
             group: knows whether the peer is elsewhere now; None: there is no group.
-
-        Raises:
-            WorkerLostError: the peer cannot be reached; nothing was sent.
-            AuthenticationError: the secrets differ.
-
-        Cancellation:
-            A connection that is not open yet is given up.
         """
         dial = _Dial(
             entry,
@@ -191,11 +182,7 @@ class Dialer(Generic[LinkT]):
         untried: list[Address],
         failed: dict[Address, TransportError],
     ) -> Dialled[LinkConnection]:
-        """Connect to one of the addresses that are left.
-
-        Raises:
-            TransportError: no address accepted a connection, or no address is left.
-        """
+        """Connect to one of the addresses that are left."""
         if failed and not untried:
             raise _listed(failed)
         try:

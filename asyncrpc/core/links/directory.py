@@ -120,16 +120,7 @@ class Directory(Generic[LinkT]):
         """Prepare; no worker is known yet.
 
         Args:
-            identity: whose directory it is.
-            scheduler: runs its tasks.
-            counters: count what happens to connections.
-            recorder: keeps what happens to links.
-            settings: limits and times.
-            connections: makes them.
             connectors: by scheme; they may come later.
-            make_link: makes a link to a peer over a connection.
-            peers: told which peers are lost, and which are back.
-            sidecar: lets peers see that this worker runs.
         """
         self._identity = identity
         self._scheduler = scheduler
@@ -192,12 +183,7 @@ class Directory(Generic[LinkT]):
         )
 
     def begin(self, group: GroupRecords, *on_link: Callable[[LinkT], None]) -> None:
-        """Begin, with the parts of the worker that rely on this one.
-
-        Args:
-            group: says which workers may be spoken to.
-            *on_link: called with each link that is made, in this order.
-        """
+        """Begin, with the parts of the worker that rely on this one."""
         self._group = self.relay.group = group
         self._on_link = on_link
 
@@ -217,20 +203,11 @@ class Directory(Generic[LinkT]):
         return sorted(self._table, key=lambda member: (member.rank, member.name))
 
     def member(self, to: str | int) -> Member:
-        """Return what is known of a worker, by name or rank.
-
-        Raises:
-            UnknownWorkerError: no worker has this name or rank.
-            UsageError: `to` is neither a name nor a rank.
-        """
+        """Return what is known of a worker, by name or rank."""
         return self._table.member(to)
 
     def find(self, to: str | int) -> PeerEntry[LinkT]:
-        """Return the entry of a worker by name or rank; make it at the first use.
-
-        Raises:
-            See `member`.
-        """
+        """Return the entry of a worker by name or rank; make it at the first use."""
         return self._table.find(to)
 
     def forget(self, name: str) -> None:
@@ -238,11 +215,7 @@ class Directory(Generic[LinkT]):
         self._table.forget(name)
 
     def link_to(self, name: str) -> LinkT | None:
-        """Return the open link to a worker; None if there is none yet.
-
-        Raises:
-            UnknownWorkerError: no worker has this name.
-        """
+        """Return the open link to a worker; None if there is none yet."""
         entry = self.met(name)
         if entry is None:
             self.member(name)
@@ -261,29 +234,12 @@ class Directory(Generic[LinkT]):
     # --- connecting ------------------------------------------------------------------
 
     async def open_link(self, to: str | int) -> LinkT:
-        """Return the link to a worker by name or rank, connecting if need be.
-
-        Raises:
-            WorkerLostError: the worker cannot be reached; nothing was sent.
-            UnknownWorkerError: no worker has this name.
-            AuthenticationError: the secrets differ.
-
-        Cancellation:
-            See `connect`.
-        """
+        """Return the link to a worker by name or rank, connecting if need be."""
         entry = self.find(to)
         return entry.link or await self.connect(entry)
 
     async def connect(self, entry: PeerEntry[LinkT]) -> LinkT:
-        """Return the link to a worker, making a connection if needed.
-
-        Raises:
-            WorkerLostError: the worker cannot be reached; nothing was sent.
-            AuthenticationError: the secrets differ.
-
-        Cancellation:
-            The dial goes on for other tasks that wait for it, and for the next call.
-        """
+        """Return the link to a worker, making a connection if needed."""
         link = await self._connect(entry)
         while link.is_lost:  # in the turn in which its dial ended: nothing was sent
             link = await self._connect(entry)

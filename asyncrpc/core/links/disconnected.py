@@ -57,12 +57,6 @@ class DisconnectedTransport(Transport):
         was: Transport,
         fail: Callable[[AsyncRpcError], None],
     ) -> None:
-        """Stand in for a transport.
-
-        Args:
-            was: the transport that has broken.
-            fail: ends the connection, if too much is sent.
-        """
         self._handler = handler
         self._fail = fail
         self._remote = was.remote

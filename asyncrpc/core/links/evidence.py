@@ -41,16 +41,7 @@ async def evidence_of(
     """Find out what has become of a peer's process.  Never raises.
 
     Args:
-        hello: the peer's HELLO.
-        credentials_pid: its process as the kernel states it, over a Unix socket.
         secret: the cluster's; the peer's sidecar answers only if it is right.
-        timeout_s: seconds to wait for the sidecar, if this host does not know.
-
-    Returns:
-        UNKNOWN if it cannot be found out, UNREACHABLE if the sidecar does not answer.
-
-    Cancellation:
-        The sidecar is not asked any longer.
     """
     evidence = _local_evidence(hello, credentials_pid)
     if evidence is not Evidence.UNKNOWN:
@@ -67,13 +58,7 @@ async def evidence_at(
     secret: bytes | None,
     timeout_s: float,
 ) -> Evidence:
-    """Ask the sidecar of a worker of another host, at the worker's own port.
-
-    Args:
-        addresses: the worker's, or `Hello.sidecar`.
-        secret: as of `evidence_of`, as are the result and cancellation.
-        timeout_s: as of `evidence_of`.
-    """
+    """Ask the sidecar of a worker of another host, at the worker's own port."""
     sidecars = [
         address for address in map(_tcp_address, addresses) if address is not None
     ]

@@ -90,11 +90,6 @@ class HeartbeatRecord:
     def __init__(
         self, incarnation: Incarnation, loop: asyncio.AbstractEventLoop
     ) -> None:
-        """Begin.
-
-        Raises:
-            OSError: the system does not support such a record.
-        """
         self._loop = loop
         pid = os.getpid()
         record = pulse.Pulse(

@@ -20,11 +20,7 @@ class HelloSink:
         self._has_come = False
 
     def on_message(self, kind: int, *rest: Any) -> None:
-        """Take the HELLO.
-
-        Raises:
-            MalformedError: the frame is not a HELLO, or is a second HELLO.
-        """
+        """Take the HELLO."""
         if kind != FrameKind.HELLO or self._has_come:
             raise MalformedError(f"a {FrameKind(kind).name} came before the HELLO")
         *_, control, _buffers = rest

@@ -47,8 +47,6 @@ class LaneDialer:
 
         Args:
             wanted: how many lanes a link has; None: as many as suit the transport.
-            redial: opens a lane anew that has broken at the peer.
-            is_ready: whether memory of payloads may be written to now.
         """
         self._identity = identity
         self._scheduler = scheduler
@@ -82,26 +80,14 @@ class LaneDialer:
     async def _dial_all(
         self, member: Member, control: LinkConnection, count: int
     ) -> None:
-        """Open lanes; one is enough.
-
-        Raises:
-            TransportError: no lane could be opened; the error of the first.
-        """
+        """Open lanes; one is enough."""
         tries = [self.dial(member, control) for _ in range(count)]
         errors = await asyncio.gather(*tries, return_exceptions=True)
         if all(errors) and errors[0] is not None:
             raise errors[0]
 
     async def dial(self, member: Member, control: LinkConnection) -> None:
-        """Open one more lane of a connection that this side has dialed.
-
-        Raises:
-            TransportError: the lane cannot be opened, or the peer has refused it.
-            TimeoutError: opening the lane took too long.
-
-        Cancellation:
-            A lane that is not open yet is given up.
-        """
+        """Open one more lane of a connection that this side has dialed."""
         at = control.address
         async with asyncio.timeout(self._routes.timeout_s):
             dialled = await self._routes.connect(

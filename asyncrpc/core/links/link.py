@@ -329,11 +329,7 @@ class Link:
         handler(frame)
 
     def _is_wanted(self, kind: int, call_id: int, head: bytes, nbytes: int) -> bool:
-        """Return whether a payload is wanted that begins to arrive, but of a request.
-
-        Raises:
-            MalformedError: it must not come.
-        """
+        """Return whether an arriving payload is wanted, but of a request."""
         if kind in (FrameKind.SERVICE, FrameKind.NOTICE):
             self.requests.check_payload(kind, head, nbytes)
             return True

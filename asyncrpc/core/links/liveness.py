@@ -74,9 +74,6 @@ class Liveness:
         """Prepare.
 
         Args:
-            sidecar: is told of peers that may ask for this worker.
-            heartbeat_s: seconds of silence after which a peer is pinged.
-            lost_after_s: seconds of silence after which it may be lost.
             secret: the cluster's; the sidecars of peers answer only if it is right.
         """
         self.on_network_suspected: Callable[[LinkConnection], None] | None = None

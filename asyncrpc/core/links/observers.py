@@ -38,7 +38,6 @@ class Observers:
     """
 
     def __init__(self, identity: Identity, scheduler: Scheduler) -> None:
-        """Prepare."""
         self.router = Router()
         self._identity = identity
         self._scheduler = scheduler
@@ -99,11 +98,7 @@ class _ObserverLink:
         control: bytes,
         buffers: Sequence[memoryview],
     ) -> None:
-        """Take a question, or the cancellation of one.
-
-        Raises:
-            MalformedError: the message is not a question, or too many are open.
-        """
+        """Take a question, or the cancellation of one."""
         if kind not in FRAMES_OF_OBSERVERS or buffers:
             raise MalformedError(f"an observer sent a {FrameKind(kind).name}")
         if len(control) > QUESTION_BYTES_MAX:
@@ -125,11 +120,7 @@ class _ObserverLink:
         task.add_done_callback(lambda _: self._answering.pop(call_id, None))
 
     def on_transfer_dropped(self, kind: int, _call_id: int) -> None:
-        """Refuse it: an observer sends nothing that could be dropped.
-
-        Raises:
-            MalformedError: always.
-        """
+        """Refuse it: an observer sends nothing that could be dropped."""
         raise MalformedError(f"an observer dropped a {FrameKind(kind).name}")
 
     async def _answer(self, route: Route, call_id: int, value: Any) -> None:
@@ -145,11 +136,7 @@ class _ObserverLink:
         self._connection.send(kind, call_id, control=msgpack.packb(answer))
 
     def _handler_of(self, route: Route) -> Callable[[Any, Any], Any]:
-        """Return what answers a question.
-
-        Raises:
-            RejectedError: observers may not send this request.
-        """
+        """Return what answers a question."""
         if Sender.OBSERVER not in route.by:
             raise not_by(self.peer.name, Sender.OBSERVER, route.name, route.by)
         return route.handle
@@ -161,11 +148,7 @@ class _ObserverLink:
 
 
 def unpacked(control: bytes) -> Any:
-    """Return plain data that has arrived.
-
-    Raises:
-        MalformedError: `control` cannot be unpacked.
-    """
+    """Return plain data that has arrived."""
     try:
         return msgpack.unpackb(control, strict_map_key=False)
     except (ValueError, msgpack.UnpackException) as error:

@@ -76,23 +76,14 @@ class PeerTable(Generic[LinkT]):
         return self._unmet.get(name) if entry is None else entry.member
 
     def member(self, to: str | int) -> Member:
-        """Return what is known of a worker, by name or rank.
-
-        Raises:
-            UnknownWorkerError: no worker has this name or rank.
-            UsageError: `to` is neither a name nor a rank.
-        """
+        """Return what is known of a worker, by name or rank."""
         member = self.get(self._name_of(to))
         if member is None:
             raise self._unknown(to)
         return member
 
     def find(self, to: str | int) -> PeerEntry[LinkT]:
-        """Return the entry of a worker by name or rank; make it at the first use.
-
-        Raises:
-            See `member`.
-        """
+        """Return the entry of a worker by name or rank; make it at the first use."""
         name = self._name_of(to)
         entry = self._entries.get(name)
         if entry is None:

@@ -46,11 +46,6 @@ class ReadingTurns:
         loop: asyncio.AbstractEventLoop,
         fail: Callable[[Exception], None],
     ) -> None:
-        """Read in turns.
-
-        Args:
-            fail: ends the connection because of what has come.
-        """
         self._frames = frames
         self._stream = stream
         self._loop = loop

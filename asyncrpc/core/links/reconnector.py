@@ -118,14 +118,6 @@ class Reconnector:
         calls: HoldsCalls,
         lost_after_s: float,
     ) -> None:
-        """Prepare.
-
-        Args:
-            counters: count the connections that go on.
-            judge: knows whether peers are alive.
-            calls: makes calls wait for a broken connection.
-            lost_after_s: seconds after which a lane is given up.
-        """
         self._identity = identity
         self._scheduler = scheduler
         self._counters = counters
@@ -227,9 +219,6 @@ class Reconnector:
         """A lane that this worker dials has broken at the peer: dial it again.
 
         Nothing is written to an idle lane, so here there may be no sign of it.
-
-        Args:
-            attempt: the last one that the peer had accepted when it broke.
         """
         if self._of(connection).machine.is_broken_since(attempt):
             connection.break_off("it has broken at the peer")

@@ -133,12 +133,6 @@ class Relay:
         handshakes: Handshakes,
         tokens: Tokens,
     ) -> None:
-        """Prepare.
-
-        Args:
-            scheduler: runs what takes time.
-            tokens: those that the worker has issued.
-        """
         self._identity = identity
         self._scheduler = scheduler
         self._peers = peers
@@ -194,11 +188,7 @@ class Relay:
         return not refusal
 
     def forward(self, connection: LinkConnection, hello: Hello, token: int) -> None:
-        """Pass on the connection of a guest to the member that it wants.
-
-        Args:
-            token: of the connection of another guest for which this one comes, or 0.
-        """
+        """Pass on the connection of a guest to the member that it wants."""
         if token:
             self._bring_together(connection, hello, token)
         else:
@@ -213,13 +203,7 @@ class Relay:
                 self._handshakes.refuse(guest, f"{hello.expects!r}: {why}")
 
     async def _dial_for(self, guest: LinkConnection, hello: Hello) -> None:
-        """Dial a member for a guest; the answer joins the two connections.
-
-        Raises:
-            AsyncRpcError: the member cannot be reached, or is a guest of another
-                gateway.
-            TimeoutError: the member does not answer in time.
-        """
+        """Dial a member for a guest; the answer joins the two connections."""
         if self._peers.known_incarnation(hello.expects) is None:
             raise UnknownWorkerError(hello.expects, ())
         member = self._peers.member(hello.expects)
@@ -254,12 +238,7 @@ class Relay:
             await dialled.handler.until_open()
 
     async def _call_guest(self, guest: LinkConnection, hello: Hello) -> None:
-        """Ask a guest to come for another one, and wait until it has.
-
-        Raises:
-            ConnectError: the gateway has no connection to it.
-            TimeoutError: it does not come in time.
-        """
+        """Ask a guest to come for another one, and wait until it has."""
         link = self._peers.link_to(hello.expects)
         if link is None:
             raise ConnectError("it is a guest that is not connected to its gateway")
@@ -330,11 +309,7 @@ class Relay:
     # --- the guest -------------------------------------------------------------------
 
     def _on_meet(self, link: PeerLink, message: MeetGuest) -> None:
-        """Come for another guest, if this is the one that is asked.
-
-        Raises:
-            MalformedError: another worker than the gateway asks.
-        """
+        """Come for another guest, if this is the one that is asked."""
         if message.guest == self._identity.name and self._peers.routes.gateway:
             self._check_gateway(link)
             self._scheduler.start_task(self._come(message.token))
@@ -369,14 +344,7 @@ class Relay:
     # --- the caller of a guest -------------------------------------------------------
 
     async def ask_to_dial(self, guest: Member) -> None:
-        """Ask a guest to dial this worker.
-
-        Raises:
-            ConnectError: its gateway cannot be reached.
-
-        Cancellation:
-            The guest may dial or not.
-        """
+        """Ask a guest to dial this worker."""
         gateway = guest.gateway
         if gateway == self._identity.name:
             raise ConnectError("it is a guest that is not connected to its gateway")
@@ -397,11 +365,7 @@ class Relay:
         )
 
     def _check_gateway(self, link: PeerLink) -> None:
-        """Check that a message comes from the member that this guest joined by.
-
-        Raises:
-            MalformedError: it comes from another worker.
-        """
+        """Check that a message comes from the member that this guest joined by."""
         gateway = "" if self.group is None else self.group.gateway
         if link.peer.name != gateway:
             raise MalformedError(
@@ -410,11 +374,7 @@ class Relay:
             )
 
     def _on_dial(self, link: PeerLink, message: DialMember) -> None:
-        """Dial a member, if this is the guest; pass it on, if this is its gateway.
-
-        Raises:
-            MalformedError: the sender is neither the member nor the gateway.
-        """
+        """Dial a member, if this is the guest; pass it on, if this is its gateway."""
         is_own = link.peer == WorkerId(message.member, Incarnation(message.incarnation))
         if not is_own and message.guest != self._identity.name:
             raise MalformedError(

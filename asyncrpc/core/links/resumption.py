@@ -54,13 +54,6 @@ class Resumption:
         send_ack: SendAck,
         fail: Callable[[AsyncRpcError], None],
     ) -> None:
-        """Begin as a connection that ends with its transport.
-
-        Args:
-            handler: receives everything from its transports: the connection.
-            send_ack: tells the peer how many bytes have been read.
-            fail: ends the connection, if too much is written while it is broken.
-        """
         self._status = ResumeStatus()
         self.unacknowledged = RetransmitBuffer()
         self.receipts = Receipts()
@@ -86,12 +79,7 @@ class Resumption:
     def allow(
         self, on_broken: Callable[[TransportError | None], None], ack_bytes: int
     ) -> None:
-        """Outlive the transport from now on; the first byte counted is the next one.
-
-        Args:
-            on_broken: called when the transport has broken.
-            ack_bytes: an ACK is due after so many bytes.
-        """
+        """Outlive the transport from now on; the first byte counted is the next one."""
         self.on(ResumeEvent.ALLOW)
         self._on_broken = on_broken
         self.receipts.begin(ack_bytes)
@@ -157,16 +145,7 @@ class Resumption:
         self._on_broken(error)
 
     def adopt(self, transport: Transport, received: int) -> None:
-        """Go on over another transport; the caller sets `mended`.
-
-        Args:
-            transport: connected, and both HELLOs are in.
-            received: how many bytes of ours the peer has read.
-
-        Raises:
-            ConnectionLostError: the connection does not wait for a transport.
-            MalformedError: `received` exceeds the number of bytes sent.
-        """
+        """Go on over another transport; the caller sets `mended`."""
         if not self.is_broken:
             raise ConnectionLostError("the connection ends, and cannot be resumed")
         rest = self.unacknowledged.rest(received)
@@ -178,11 +157,7 @@ class Resumption:
             self._handler.resume_writing()
 
     async def settled(self) -> None:
-        """Wait until the connection is not broken: it goes on, or has ended.
-
-        Cancellation:
-            Nothing has changed.
-        """
+        """Wait until the connection is not broken: it goes on, or has ended."""
         await self.mended.wait()
 
     def end(self) -> None:

@@ -36,17 +36,7 @@ def open_connectors(
     doors: Doors = MappingProxyType({}),
     make_room: Callable[[], bool] = keep_all,
 ) -> dict[str, Connector]:
-    """Return what connects and listens, by scheme.
-
-    Args:
-        options: the interface, and the certificates.
-        network: an in-process network to use instead of sockets.
-        doors: what else is served by the ports of TCP.
-        make_room: closes a connection when no descriptor is left.
-
-    Raises:
-        UsageError: a file of the certificates cannot be used.
-    """
+    """Return what connects and listens, by scheme."""
     if network is not None:
         return {network.scheme: network}
     return {
@@ -64,7 +54,6 @@ def default_addresses(sockets: Path, *, is_guarded: bool) -> list[str]:
     """Return where a worker listens by default.
 
     Args:
-        sockets: a directory of its own for Unix sockets.
         is_guarded: whether connections must authenticate; then it listens at every
             interface as well.
     """
@@ -95,7 +84,6 @@ class Routes:
 
         Args:
             connectors: by scheme; read at each dial, so they may come later.
-            timeout_s: seconds that a dial and its handshake may take.
         """
         self._connectors = connectors
         self._worked: dict[str, int] = {}  # networks, and when: the latest last

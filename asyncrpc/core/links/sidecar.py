@@ -68,11 +68,6 @@ class Sidecar:
     """
 
     def __init__(self, identity: Identity, options: Options) -> None:
-        """Prepare it; nothing can be seen yet.
-
-        Args:
-            options: whether there is a process, and its secret.
-        """
         self._identity = identity
         self._options = options
         self._record: HeartbeatRecord | None = None
@@ -85,9 +80,6 @@ class Sidecar:
         """Let a worker that runs in real time be seen.
 
         Where that is impossible there is nothing to see, and no error.
-
-        Args:
-            listening: where it is asked.
         """
         options, incarnation = self._options, self._identity.incarnation
         loop, secret = scheduler.loop, options.secret_bytes

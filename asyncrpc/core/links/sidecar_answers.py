@@ -29,7 +29,6 @@ class SidecarAnswers:
 
         Args:
             incarnation: of the worker; queries for others are not answered.
-            secret: the cluster's.
         """
         self._loop = loop
         self.incarnation = incarnation

@@ -48,11 +48,7 @@ class Token:
 
     @classmethod
     def parse(cls, text: str) -> Token:
-        """Read a token.
-
-        Raises:
-            UsageError: the text is not a token; the message does not show it.
-        """
+        """Read a token."""
         packed = text.removeprefix(PREFIX)
         try:
             raw = base64.b64decode(
@@ -86,12 +82,6 @@ class Tokens:
     def __init__(
         self, random_bytes: Callable[[int], bytes], own: Token | None = None
     ) -> None:
-        """Begin without issued tokens.
-
-        Args:
-            random_bytes: returns so many unpredictable bytes.
-            own: the token that this worker joined with.
-        """
         self.own = own
         self.on_end: Callable[[bytes, str], None] | None = None
         self._random_bytes = random_bytes
@@ -100,11 +90,7 @@ class Tokens:
     def issue(
         self, loop: asyncio.AbstractEventLoop, valid_s: float, name: str
     ) -> Token:
-        """Make a token that ends by itself.
-
-        Raises:
-            UsageError: too many tokens are valid, or this worker is a guest itself.
-        """
+        """Make a token that ends by itself."""
         if self.own is not None:
             raise UsageError(
                 "a worker that joined with a token cannot issue tokens; ask a member "

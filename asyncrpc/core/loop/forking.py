@@ -39,8 +39,6 @@ def end_in_forked_children(resource: F, end: Callable[[F], None]) -> None:
 
     Args:
         resource: what is used here; it is known weakly.
-        end: called in a child with the child's copy: it becomes unusable, and lets go
-            of nothing that the parent uses.  It must not refer to `resource`.
     """
     _known[resource] = end
 

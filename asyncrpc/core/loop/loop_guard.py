@@ -38,48 +38,21 @@ class LoopGuard:
         return threading.get_ident() == self._thread_id and self._is_loop_running()
 
     def check_caller(self, used: str, *, awaits: bool = False) -> None:
-        """Raise unless a call may begin here: on the loop, or in a thread without one.
-
-        Args:
-            used: what was called, for the error.
-            awaits: whether a coroutine calls, which only the loop can go on with.
-
-        Raises:
-            NotStartedError: as for `Lifecycle.check_running`.
-            UsageError: another event loop runs here, or the worker's is closed; or no
-                loop runs here, and a coroutine calls.
-        """
+        """Raise unless a call may begin here: on the loop, or off any loop."""
         if not self.is_on_loop:
             is_closed = self.loop is not None and self.loop.is_closed()
             if awaits or is_closed or running_loop() is not None:
                 self.check_on_loop(used)
 
     def check_on_loop(self, used: str) -> None:
-        """Raise unless the worker runs, and its event loop is the one that runs here.
-
-        Args:
-            used: what was called, for the error.
-
-        Raises:
-            NotStartedError: as for `Lifecycle.check_running`.
-            UsageError: another event loop runs here, or none.
-        """
+        """Raise unless the worker runs, and its event loop runs here."""
         if self.is_on_loop and self.lifecycle.is_usable:
             return
         self.lifecycle.check_running()
         self.check_loop(used)
 
     def check_loop(self, used: str) -> None:
-        """Raise unless the worker's event loop runs here; the worker may have ended.
-
-        Args:
-            used: what was called, for the error.
-
-        Raises:
-            NotStartedError: the worker belongs to the process that this one was forked
-                from.
-            UsageError: another event loop runs here, or none.
-        """
+        """Raise unless the worker's event loop runs here; the worker may have ended."""
         lifecycle = self.lifecycle
         if lifecycle.state is WorkerState.FORKED or self.loop is None:
             lifecycle.check_running()

@@ -34,12 +34,7 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def loop_for(used: str) -> asyncio.AbstractEventLoop:
-    """Return the running event loop.
-
-    Raises:
-        UsageError: no event loop runs in this thread, or this process is a forked
-            child.
-    """
+    """Return the running event loop."""
     loop = running_loop()
     if loop is None:
         raise UsageError(
@@ -50,13 +45,7 @@ def loop_for(used: str) -> asyncio.AbstractEventLoop:
 
 
 def check_loop(used: str, loop: asyncio.AbstractEventLoop, whose: str) -> None:
-    """Raise UsageError unless a loop is the one that runs in this thread.
-
-    Args:
-        used: what was called, for the error.
-        loop: on which it must be used.
-        whose: loop it is, as in "that `whose` was started on".
-    """
+    """Raise UsageError unless a loop is the one that runs in this thread."""
     running = running_loop()
     if running is loop:
         return

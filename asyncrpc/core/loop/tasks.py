@@ -34,7 +34,6 @@ class Tasks:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Own what is started on this thread's event loop."""
         self.loop = loop
         self.thread_id = threading.get_ident()
         # A set, but ordered: in a simulation runs must not depend on addresses.
@@ -87,11 +86,7 @@ class Tasks:
             self.loop.call_soon_threadsafe(action)
 
     async def cancel(self, timeout_s: float) -> None:
-        """Cancel all tasks, and wait; a function may ignore that, once or for ever.
-
-        Cancellation:
-            All have been cancelled, and are not waited for any longer.
-        """
+        """Cancel all tasks, and wait; a function may ignore that, once or for ever."""
         tasks = list(self._running)
         for task in tasks:
             task.cancel()

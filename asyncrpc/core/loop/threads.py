@@ -174,12 +174,7 @@ class ThreadPool:
         """Describe a pool; threads start when there is work.
 
         Args:
-            name: of its threads.
-            limit: how many functions run at once.
-            loop: is told of their ends.
             device_lock: the lock that a function needs to run; None: none.
-            begin: called when it has been acquired.
-            settle: called before it is released.
         """
         self._name = name
         self._limit = limit if device_lock is None else 1
@@ -217,9 +212,6 @@ class ThreadPool:
         """Run `job` in a thread, then `done(result, error)` on the loop.
 
         Called on the event loop.
-
-        Raises:
-            RejectedError: the pool is closed, or has no thread and can have none.
         """
         if self._closed:
             raise RejectedError("the worker is closing")
@@ -238,11 +230,7 @@ class ThreadPool:
             self._watch_for_stall()
 
     def _take_back(self) -> None:
-        """Give up the only job: no thread will ever run it.
-
-        Raises:
-            RejectedError: always.
-        """
+        """Give up the only job: no thread will ever run it."""
         self._jobs.get_nowait()
         self.unfinished -= 1
         raise RejectedError(
@@ -319,11 +307,7 @@ class ThreadPool:
                     logger.exception("the end of a worker could not be told")
 
     def _start_thread(self) -> bool:
-        """Start one more thread; the lock is held.
-
-        Returns:
-            False if the system refuses: no memory, or too many threads.
-        """
+        """Start one more thread; the lock is held."""
         if len(self._threads) >= THREADS_MAX:
             return True  # the job waits; every thread is blocked or busy
         self._started += 1
@@ -455,9 +439,6 @@ def start_thread(thread: threading.Thread) -> None:
     shutdown"); other versions do until these functions have ended.  Programs shut
     their workers down in them, and the others still call.  So there the system starts
     the thread, which enters the interpreter as one of a C library does.
-
-    Raises:
-        RuntimeError: the system refuses: no memory, or too many threads.
     """
     try:
         thread.start()

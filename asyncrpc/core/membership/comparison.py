@@ -78,14 +78,6 @@ class Comparison:
         table: Membership,
         records: TakesRecords,
     ) -> None:
-        """Prepare.
-
-        Args:
-            scheduler: has the timer, and runs the rounds.
-            peers: the links to the others.
-            times: how often to compare, and how long to wait for others.
-            records: takes the records of others.
-        """
         self.has_begun = False
         self._identity = identity
         self._scheduler = scheduler
@@ -170,14 +162,7 @@ class Comparison:
             return
 
     async def compare(self, link: MemberLink) -> None:
-        """Exchange the records that one of the two workers lacks.
-
-        Raises:
-            AsyncRpcError: the other worker does not answer.
-
-        Cancellation:
-            Some records may have been exchanged.
-        """
+        """Exchange the records that one of the two workers lacks."""
         table = self._table
         limit_s = self._times.connect_timeout_s
         deadline = Deadline.after(limit_s, self._scheduler.loop.time())

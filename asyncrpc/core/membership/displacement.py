@@ -44,16 +44,6 @@ class Displacement:
         holders: Callable[[], Awaitable[list[Incarnation]]],
         links: Callable[[], Iterable[MemberLink]],
     ) -> None:
-        """Prepare.
-
-        Args:
-            lost_after_s: seconds for which a member may be mistaken.
-            has_taken: finds out whether another life answers at its addresses.
-            outlive: called with the record of another life that does not answer.
-            holders: asks members that this worker is linked to which life of its name
-                they know.
-            links: returns the links to others, which displacement closes.
-        """
         self.claim = NameClaim.UNDISPUTED
         self._identity = identity
         self._scheduler = scheduler

@@ -57,18 +57,6 @@ class Doubts:
         end_former: Callable[[WorkerId], None],
         on_gone: Callable[[WorkerId], None],
     ) -> None:
-        """Prepare.
-
-        Args:
-            scheduler: has the timer, and runs the questions.
-            peers: the links to others.
-            table: returns the records of this worker.
-            answers: finds out whether a life of a worker listens at its addresses.
-            compare: exchanges records with a worker, its own included.
-            carry_out: called with the effects of an answer.
-            end_former: called with a life that turns out to have ended.
-            on_gone: called with a worker that turns out to be gone.
-        """
         self._identity = identity
         self._scheduler = scheduler
         self._peers = peers
@@ -110,11 +98,7 @@ class Doubts:
         self._waiting.pop(name, None)
 
     async def settle(self, name: str) -> None:
-        """Wait until a worker that is doubted has been asked; it is asked at once.
-
-        Cancellation:
-            It is asked all the same.
-        """
+        """Wait until a worker that is doubted has been asked; it is asked at once."""
         asking = self._asking.get(name)
         if asking is None and name in self._waiting:
             asking = self._begin(name)

@@ -38,11 +38,6 @@ class Finder:
     def __init__(
         self, identity: Identity, scheduler: Scheduler, peers: Peers, take: TakeRecord
     ) -> None:
-        """Prepare.
-
-        Args:
-            take: called with each record that another member returns.
-        """
         self._identity = identity
         self._scheduler = scheduler
         self._peers = peers
@@ -57,14 +52,7 @@ class Finder:
         }
 
     async def find(self, table: Membership, name: str, timeout_s: float) -> None:
-        """Ask others about a worker that this one does not know.
-
-        Raises:
-            UnknownWorkerError: no member that was asked knows the worker.
-
-        Cancellation:
-            Nothing has changed.
-        """
+        """Ask others about a worker that this one does not know."""
         known = table.get(name)
         if known is not None and known.is_alive:
             return
@@ -75,14 +63,7 @@ class Finder:
             raise UnknownWorkerError(name, [record.name for record in table.records])
 
     async def refresh(self, table: Membership, name: str) -> bool:
-        """Ask connected members whether a worker has moved.
-
-        Returns:
-            Whether it has: then a failed dial is worth another try.
-
-        Cancellation:
-            Nothing has changed.
-        """
+        """Ask connected members whether a worker has moved."""
         before = table.get(name)
         if table.is_static or before is None:
             return False
@@ -95,11 +76,7 @@ class Finder:
         return after is not None and after.is_alive and after.member != before.member
 
     async def holders(self, table: Membership, name: str) -> list[Incarnation]:
-        """Return which lives of a name the members know that this worker is linked to.
-
-        Cancellation:
-            Nothing has changed.
-        """
+        """Return which lives of a name the members know that are linked to here."""
         asked_members = self._linked(table, name)[:HOLDERS_MAX]
         deadline = Deadline.after(REFRESH_S, self._scheduler.loop.time())
         links = self.links()

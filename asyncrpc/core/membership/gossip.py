@@ -56,7 +56,6 @@ class Gossip:
         """Prepare.
 
         Args:
-            peers: the links to the others.
             wake: called when there is news; returns how long it waits, in seconds.
         """
         self.sent = 0

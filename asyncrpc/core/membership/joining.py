@@ -89,12 +89,6 @@ class Joiner:
         scheduler: Scheduler,
         peers: JoiningPeers,
     ) -> None:
-        """Prepare.
-
-        Args:
-            scheduler: has the clock, and runs tasks.
-            peers: records members, and connects to them.
-        """
         self._identity = identity
         self._scheduler = scheduler
         self._peers = peers
@@ -104,19 +98,7 @@ class Joiner:
     async def meet(
         self, rendezvous: Rendezvous, timeout_s: float
     ) -> tuple[Sequence[Member], list[Record] | None]:
-        """Meet all other workers, or be admitted to a running group.
-
-        Returns:
-            The members, and their records if they ran before this worker came.
-
-        Raises:
-            UsageError: the name or the rank is taken, or the group is static.
-            RendezvousTimeoutError: some workers did not come, or no member answered.
-            AuthenticationError: the secrets differ.
-
-        Cancellation:
-            As in `join`.
-        """
+        """Meet all other workers, or be admitted to a running group."""
         arrival, me = MeetingArrival(), self._identity.member
         members: Sequence[Member] = ()
         records: list[Record] | None = None
@@ -204,22 +186,7 @@ class Joiner:
     async def join(
         self, members: Sequence[Member], timeout_s: float, *, while_there: bool = False
     ) -> list[Record]:
-        """Ask one of `members` to admit this worker; return all members.
-
-        Args:
-            timeout_s: how long to try, in seconds.
-            while_there: whether to give up as soon as no member can be reached.
-
-        Raises:
-            UsageError: the name or the rank is taken, or the group is static.
-            RendezvousTimeoutError: no member admitted this worker in time; the error
-                says why.
-            AuthenticationError: no member accepts this worker's token.
-
-        Cancellation:
-            The group may have admitted the worker; it notices later that the worker is
-            gone.
-        """
+        """Ask one of `members` to admit this worker; return all members."""
         loop = self._scheduler.loop
         end_s = loop.time() + timeout_s
         other_members = [
@@ -271,28 +238,12 @@ class Joiner:
             raise _NotNowError(str(error)) from error
 
     async def is_there(self, member: Member) -> bool:
-        """Return whether a life of a worker answers at its addresses.
-
-        Raises:
-            TransportError: no process answers.
-            TimeoutError: the peer did not answer in time.
-
-        Cancellation:
-            The connection is closed.
-        """
+        """Return whether a life of a worker answers at its addresses."""
         hello = await self.ask(member)
         return (hello.name, hello.incarnation) == (member.name, member.incarnation)
 
     async def ask(self, member: Member) -> Hello:
-        """Ask a member to admit this worker; return its answer.
-
-        Raises:
-            TransportError: no process answers.
-            TimeoutError: the peer did not answer in time.
-
-        Cancellation:
-            The connection is closed.
-        """
+        """Ask a member to admit this worker; return its answer."""
         usable = self._routes.to(member)
         if not usable:
             raise ConnectError("this worker cannot reach such an address")
@@ -335,13 +286,7 @@ def _event_of(members: Sequence[Member]) -> ArrivalEvent:
 def _not_joined(
     problems: dict[str, str], timeout_s: float, waiting: Sequence[str]
 ) -> RendezvousTimeoutError:
-    """Return the error of a worker that no member has admitted.
-
-    Args:
-        problems: why each attempt failed, by address.
-        timeout_s: how long the worker has tried, in seconds.
-        waiting: workers that have meanwhile asked this one to admit them.
-    """
+    """Return the error of a worker that no member has admitted."""
     shown = [f"{place}: {why}" for place, why in problems.items()][:SHOWN_MAX]
     advice = "check that a running worker listens at one of these addresses"
     if waiting:
@@ -376,13 +321,6 @@ class JoinAdmission:
         is_draining: Callable[[], bool],
         carry_out: Callable[[list[Effect]], None],
     ) -> None:
-        """Prepare.
-
-        Args:
-            times: how long to wait for workers.
-            ask: finds out who listens at the addresses of a worker.
-            is_draining: returns whether the member is shutting down.
-        """
         self._identity = identity
         self._scheduler = scheduler
         self._peers = peers
@@ -453,11 +391,7 @@ class JoinAdmission:
         return bool(self._in_its_way(member))
 
     async def contest(self, member: Member) -> str:
-        """Return why a peer may not have its name and rank; empty if it may.
-
-        Cancellation:
-            Nothing has changed.
-        """
+        """Return why a peer may not have its name and rank; empty if it may."""
         for _, record in self._in_its_way(member):
             link = self._peers.link_of(record.incarnation)
             if link is not None and link.connection.is_broken:

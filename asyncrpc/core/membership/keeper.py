@@ -57,7 +57,6 @@ class MeetingPointKeeper:
     """Looks after the meeting point of one member's group."""
 
     def __init__(self, identity: MemberIdentity, scheduler: Scheduler) -> None:
-        """Prepare; `begin` says where it is."""
         self._identity = identity
         self._scheduler = scheduler
         self._machine = MeetingKeeping()

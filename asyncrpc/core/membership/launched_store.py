@@ -38,11 +38,7 @@ class LaunchedStore(NamedTuple):
 def given_in(
     url: str, rank: int | None = None, world_size: int | None = None
 ) -> GivenPlace:
-    """Return the place that a program gives: in code, else in the query of a URL.
-
-    Raises:
-        UsageError: the URL has a text that is not a number.
-    """
+    """Return the place that a program gives: in code, else in the query of a URL."""
     query = parse_qs(urlsplit(url).query)
     return GivenPlace(
         _number_in(query, "rank") if rank is None else rank,
@@ -70,10 +66,6 @@ def find_store(
     Args:
         rank: as the program gives it; None leaves it to the launcher.
         world_size: number of processes; None leaves it to the launcher.
-        environ: the environment variables.
-
-    Raises:
-        UsageError: a variable is missing, or two launchers disagree.
     """
     stated_place = GivenPlace(rank, world_size)
     placement = environment.resolve(environ, stated_place, launcher_pid=LAUNCHER_PID)

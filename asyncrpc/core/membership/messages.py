@@ -186,10 +186,6 @@ class MemberNews(Notice):
 
 
 def read_news(item: Any) -> News:
-    """Return one item of the news that has arrived.
-
-    Raises:
-        MalformedError: a field is missing, or has the wrong type.
-    """
+    """Return one item of the news that has arrived."""
     news: News = _NEWS.read_as("an item of the news", item)
     return news

@@ -30,11 +30,6 @@ class OfferBoard:
     """The offers of a run, as one worker reads and writes them; in threads."""
 
     def __init__(self, prefix: str, run: str, rank: int) -> None:
-        """Describe the place.
-
-        Args:
-            prefix: of all keys.
-        """
         self.run = run
         self._run_key = f"{prefix}/run"
         self._life_key = f"{prefix}/life/{rank}"

@@ -137,11 +137,7 @@ class JoinRendezvous:
 
 
 def gateway_from(rendezvous: Rendezvous) -> tuple[Address, ...]:
-    """Return the addresses of the member through which a guest joins.
-
-    Raises:
-        UsageError: the rendezvous is not a join:// address.
-    """
+    """Return the addresses of the member through which a guest joins."""
     if not isinstance(rendezvous, JoinRendezvous):
         raise UsageError(
             "a token is for joining from outside: give the address of the member that "
@@ -151,11 +147,7 @@ def gateway_from(rendezvous: Rendezvous) -> tuple[Address, ...]:
 
 
 def _join_addresses(text: str) -> list[str]:
-    """Read what follows `join://`: hosts and ports, paths, or whole addresses.
-
-    Raises:
-        UsageError: no address follows `join://`.
-    """
+    """Read what follows `join://`: hosts and ports, paths, or whole addresses."""
     addresses = [address.strip() for address in text[len(JOIN) :].split(",")]
     if not any(addresses):
         raise wrong("rendezvous", "join://host:port of a running worker", text)
@@ -272,17 +264,8 @@ def open_rendezvous(
     """Make the rendezvous that `where` describes.
 
     Args:
-        where: `env://`, `tcp://host:port`, `file:///path`, `join://host:port,...`,
-            `xla://`, a mapping from worker names to addresses, or a rendezvous.
         rank: of this worker; None takes it from the environment or the URL.
         world_size: number of workers; None takes it from there as well.
-        environ: read by `env://`.
-
-    Returns:
-        The rendezvous, the rank and the world size.
-
-    Raises:
-        UsageError: a value is missing or wrong; the message says where to give it.
     """
     _check_place(rank, world_size)
     if isinstance(where, Mapping):

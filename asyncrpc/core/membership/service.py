@@ -118,16 +118,6 @@ class MembershipService:
         on_peer_lost: OnPeerLost,
         recorder: FlightRecorder,
     ) -> None:
-        """Prepare; `enter` begins.
-
-        Args:
-            scheduler: has the clock, and runs questions to others.
-            peers: the workers that this one knows, and the links to them.
-            times: how often it compares, and how long it waits for others.
-            is_static: whether the members of the group never change.
-            is_draining: returns whether the worker shuts down.
-            on_peer_lost: tells all parts of the worker that a peer is gone.
-        """
         self._identity = identity
         self._scheduler = scheduler
         self._peers = peers
@@ -192,17 +182,7 @@ class MembershipService:
     # --- life ------------------------------------------------------------------------
 
     async def enter(self, rendezvous: Rendezvous, timeout_s: float) -> None:
-        """Meet the others, or join a running group.
-
-        Raises:
-            RendezvousTimeoutError: the others did not come, or no member admitted this
-                worker.
-            UsageError: the name or the rank is taken.
-
-        Cancellation:
-            The others may believe this worker to be there; they will find that it is
-            not.
-        """
+        """Meet the others, or join a running group."""
         identity, now_s = self._identity, self._scheduler.loop.time
         me = Record(identity.member)
         table = self.table = Membership(me, is_static=self._is_static)
@@ -272,14 +252,7 @@ class MembershipService:
         ]
 
     async def find(self, name: str, timeout_s: float) -> None:
-        """Ask others about a worker that this one does not know.
-
-        Raises:
-            UnknownWorkerError: no member that was asked knows the worker.
-
-        Cancellation:
-            Nothing has changed.
-        """
+        """Ask others about a worker that this one does not know."""
         await self._finder.find(self.table, name, timeout_s)
 
     def changes(self) -> MemberChanges:
@@ -302,14 +275,7 @@ class MembershipService:
         return self.table.refusal(hello.name, Incarnation(hello.incarnation))
 
     async def refresh(self, name: str) -> bool:
-        """Ask connected members whether a worker has moved.
-
-        Returns:
-            Whether it has: then a failed dial is worth another try.
-
-        Cancellation:
-            Nothing has changed.
-        """
+        """Ask connected members whether a worker has moved."""
         if self._is_closed:
             return False
         return await self._finder.refresh(self.table, name)
@@ -324,11 +290,7 @@ class MembershipService:
         return self._admission.is_claimed(member_of(hello))
 
     async def claim(self, hello: Hello) -> str:
-        """Return why a peer may not have its name and rank; empty if it may.
-
-        Cancellation:
-            Nothing has changed.
-        """
+        """Return why a peer may not have its name and rank; empty if it may."""
         return await self._admission.contest(member_of(hello))
 
     def introduce_guest(self, hello: Hello) -> Hello:
@@ -361,11 +323,7 @@ class MembershipService:
     # --- what other workers say ------------------------------------------------------
 
     def _on_news(self, link: MemberLink, message: MemberNews) -> None:
-        """Take news; a wrong record does not affect the others.
-
-        Raises:
-            MalformedError: a record is malformed.
-        """
+        """Take news; a wrong record does not affect the others."""
         problem: MalformedError | None = None
         for item in message.items:
             try:

@@ -72,7 +72,6 @@ class GivenStore:
     may_come_back = False
 
     def __init__(self, open_store: Callable[[], Store], *, is_host: bool) -> None:
-        """Take what opens it; `is_host`: see `StorePlace`."""
         self.is_host = is_host
         self._open_store = open_store
 
@@ -120,7 +119,6 @@ class TcpPlace:
         """Describe the place.
 
         Args:
-            hosting: whether this process may host it.
             attempt: which of several groups that meet there, one after the other, this
                 is; the first one is "0".
         """
@@ -134,12 +132,6 @@ class TcpPlace:
         """Wait until a process listens; return what opens the store.
 
         torch waits for that as well, but in a thread that cannot be cancelled.
-
-        Raises:
-            RendezvousTimeoutError: no store answered in time; the error says why.
-
-        Cancellation:
-            Nothing is left of it.
         """
         begun_s, problem = _now_s(), ""
         while (left_s := end_s - _now_s()) > 0:
@@ -160,14 +152,7 @@ class TcpPlace:
         raise self.lost(timeout_s, problem)
 
     async def visit(self, limit_s: float) -> Callable[[float], Store]:
-        """Return what opens a store that is there now; never host one.
-
-        Raises:
-            OSError: no process listens there.
-
-        Cancellation:
-            Nothing is left of it.
-        """
+        """Return what opens a store that is there now; never host one."""
         if self._offered is not None:
             return self._open_own
         async with asyncio.timeout(limit_s):
@@ -243,9 +228,6 @@ class TcpPlace:
         have hosted a store when it saw itself alone.  Of those that listen, the one at
         the lowest address is the meeting point.  A name that leads here by the address
         of something in between, such as a Service, says nothing of that.
-
-        Cancellation:
-            Nothing is left of it.
         """
         try:
             resolved = await self.address.look(OPEN_S)

@@ -80,11 +80,7 @@ class _StoreThread:
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
 
     async def run(self, job: Callable[[], T]) -> T:
-        """Run a job after those that came before.
-
-        Cancellation:
-            The job runs all the same.
-        """
+        """Run a job after those that came before."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[T] = loop.create_future()
         finish = outcome_to(ended)
@@ -153,15 +149,6 @@ class StoreRendezvous:
         If the word was given before, return a `RunningGroup`; if there is an offer,
         return that.  If a store at an address is lost meanwhile, look for it again.  A
         further call goes on waiting until the time of the first call is over.
-
-        Raises:
-            RendezvousTimeoutError: some workers or the store are missing; the error
-                says which.
-            UsageError: the name or the rank is taken.
-
-        Cancellation:
-            The waiting thread is told to stop, and is soon free for `leave`.  The
-            record stays published.
         """
         if self._end_s is None:
             self._end_s = _now_s() + timeout_s
@@ -224,11 +211,7 @@ class StoreRendezvous:
             await asyncio.wait([looking])
 
     async def claim(self, member: Member) -> bool:
-        """Give the word that a group runs; return whether the word now says so.
-
-        Cancellation:
-            The word may be given or not.
-        """
+        """Give the word that a group runs; return whether the word now says so."""
         return await self._in_thread(self._claim, member)
 
     def refuse(self, offered: Sequence[Member]) -> None:
@@ -237,26 +220,12 @@ class StoreRendezvous:
         self._board.refuse()
 
     async def look(self, limit_s: float) -> Finding:
-        """Return what workers have left at the store that is there now.
-
-        Raises:
-            OSError: no process listens there, or it does not serve a store.
-
-        Cancellation:
-            Nothing has changed.
-        """
+        """Return what workers have left at the store that is there now."""
         open_store = await self._place.visit(limit_s)
         return await self._in_thread(self._look, partial(open_store, OPEN_S))
 
     async def offer(self, members: Sequence[Member]) -> bool:
-        """Leave an offer at the store that `look` has opened.
-
-        Returns:
-            Whether the store was still there.
-
-        Cancellation:
-            It may be written or not.
-        """
+        """Leave an offer at the store that `look` has opened."""
         return await self._in_thread(self._offer, members)
 
     async def leave(self, timeout_s: float) -> None:
@@ -304,11 +273,7 @@ class StoreRendezvous:
     def _come(
         self, base: Store, member: Member, keys: list[str], end_s: float
     ) -> list[int] | RunningGroup | None:
-        """Meet in the present round, and in the next ones if need be.
-
-        Returns:
-            The missing ranks; or the running group; None if this is the second store.
-        """
+        """Meet in the present round, and in the next ones if need be."""
         missing: list[int] | OfferedGroup | None = None
         while missing is None and not self._is_second.is_set():
             store = self._store = self._round_in(base)
@@ -327,9 +292,6 @@ class StoreRendezvous:
         """Replace the published record of the name's former life.
 
         A store that has gone meanwhile is not an error: it is not needed any more.
-
-        Cancellation:
-            The record may be there or not.
         """
         await self._in_thread(self._republish, member)
 
@@ -440,10 +402,6 @@ class StoreRendezvous:
         """Return the missing ranks, as all workers are told.
 
         The store's own wait would print a warning each time that it is interrupted.
-
-        Returns:
-            None: the word says that a group runs, and an offer says which; or this
-            process's store must be given up.
         """
         pause_s = _POLL_S / 10
         for polls in itertools.count(1):

@@ -95,13 +95,7 @@ def _arrived(pickled: bytes, parts: list[tuple[Any, int, int, bytes | None]]) ->
 
 @contextmanager
 def refusing(problem: str) -> Iterator[None]:
-    """Turn an error raised while a value is pickled into one that blames the value.
-
-    Raises:
-        UsageError: pickle, or the value's own code, has raised an error.
-        OSError: the system has run out of a resource.
-        MemoryError: the system has run out of memory.
-    """
+    """Turn an error raised while a value is pickled into one that blames the value."""
     try:
         yield
     except (OSError, MemoryError, KeyboardInterrupt):
@@ -152,11 +146,7 @@ class _ArgumentsUnpickler(pickle.Unpickler):  # noqa: S301  for our own child
 
 
 def refuse_graph(tensor: torch.Tensor) -> None:
-    """Refuse a tensor whose gradient belongs to a graph of this process.
-
-    Raises:
-        UsageError: the tensor requires a gradient and was computed from others.
-    """
+    """Refuse a tensor whose gradient belongs to a graph of this process."""
     if tensor.requires_grad and not tensor.is_leaf:
         raise UsageError(
             "a tensor that requires a gradient and was computed from others cannot go "

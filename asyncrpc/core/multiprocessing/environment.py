@@ -40,10 +40,8 @@ def process_environment(
 
     Args:
         rank: index of the process; all of them are on this host.
-        secret: the cluster's secret.
         store_port: the port on loopback at which the parent serves the rendezvous
             store; None if it does not.
-        is_alone: no process of another host can have the secret.
     """
     variables = {
         SECRET_VARIABLE: secret,
@@ -82,10 +80,6 @@ def threads_each(
 
     Args:
         requested: the number of threads in each; None: an equal share of the cores.
-        name: of that argument, for the error.
-
-    Raises:
-        UsageError: `requested` is not a number of threads.
     """
     if requested is None:
         return max(1, usable_cores() // nprocs)

@@ -207,11 +207,7 @@ def launch(
 
 
 def check_task(fn: Any, args: Any, nprocs: Any) -> None:
-    """Check the function, its arguments and the number of processes.
-
-    Raises:
-        UsageError: an argument is wrong; the error names it.
-    """
+    """Check the function, its arguments and the number of processes."""
     check_callable("fn", fn)
     _refuse_main_without_file(fn)
     wanted = "a tuple of the arguments after the rank"
@@ -237,11 +233,7 @@ def _refuse_main_without_file(fn: Any) -> None:
 
 
 def check_method(name: str, method: Any) -> None:
-    """Check the method of starting processes.
-
-    Raises:
-        UsageError: `method` is not 'spawn' or 'forkserver'; the error names `name`.
-    """
+    """Check the method of starting processes."""
     check_kind(name, method, str, "'spawn' or 'forkserver'")
     if method == "fork":
         raise UsageError(

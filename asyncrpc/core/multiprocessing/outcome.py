@@ -60,11 +60,7 @@ def receive(child: Child) -> None:
 
 
 def result_of(child: Child) -> Any:
-    """Return the result of the function of `child`.
-
-    Raises:
-        ProcessFailedError: the result cannot be unpickled in this process.
-    """
+    """Return the result of the function of `child`."""
     assert isinstance(child.report, FunctionReturned)
     try:
         return pickle.loads(child.report.value)  # noqa: S301  from our own child

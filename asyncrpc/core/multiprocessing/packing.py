@@ -192,12 +192,6 @@ class PackedItem:
     """An item that is packed, but not put yet."""
 
     def __init__(self, value: object, channel: Channel, known: MappedFiles) -> None:
-        """Pickle a value; its memory is copied when there is room.
-
-        Raises:
-            UsageError: the item can never be put: it cannot be pickled, a tensor is
-                part of a graph, or it needs more memory than the queue has.
-        """
         self._channel = channel
         sources, file = _Sources(channel), io.BytesIO()
         with refusing("the item cannot be put into a queue"):
@@ -230,11 +224,7 @@ class PackedItem:
         _refuse_too_large(self._sizes, len(self._held), channel.layout.limit_bytes)
 
     def advance(self) -> bool:
-        """Put the item if there is room; otherwise do only the steps that are possible.
-
-        Returns:
-            Whether it was put.
-        """
+        """Put the item if there is room; else take the steps that are possible."""
         channel = self._channel
         if self._holds is None:
             holds = channel.reserve(self._sizes) if self._sizes else []
@@ -289,11 +279,7 @@ class PackedItem:
 
 
 def unpack(item: TakenItem, channel: Channel, known: MappedFiles) -> Any:
-    """Return the value of an item; its tensors are over the queue's memory.
-
-    Raises:
-        Exception: the error of unpickling; the item is gone.
-    """
+    """Return the value of an item; its tensors are over the queue's memory."""
     body = item.body
     if body[: _HEAD.size] == _NO_PARTS:
         return pickle.loads(body[_HEAD.size :])  # noqa: S301  see above

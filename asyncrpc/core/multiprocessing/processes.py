@@ -424,11 +424,7 @@ class Processes(Generic[T]):
 
 
 def refuse_on_loop(called: str, instead: str) -> None:
-    """Refuse to block a running event loop.
-
-    Raises:
-        UsageError: an event loop runs in this thread.
-    """
+    """Refuse to block a running event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -15,11 +15,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 
 def serve_store() -> TCPStore:
-    """Serve a store on a free port of 127.0.0.1, until the object is deleted.
-
-    Returns:
-        The store; `port` is its port.
-    """
+    """Serve a store on a free port of 127.0.0.1, until the object is deleted."""
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     return TCPStore(

@@ -112,13 +112,7 @@ class _Candidate:
 
 
 class Supervisor:
-    """Watches `nprocs` processes, from their start to the end of the last.
-
-    Args:
-        nprocs: the number of processes; their ranks are 0 to nprocs - 1.
-        grace_s: seconds from SIGTERM to SIGKILL after a failure or the timeout.
-        stop_at_s: the time limit, on the clock of the events; None is no limit.
-    """
+    """Watches `nprocs` processes, from their start to the end of the last."""
 
     def __init__(
         self, nprocs: int, *, grace_s: float = GRACE_S, stop_at_s: float | None = None
@@ -151,15 +145,7 @@ class Supervisor:
                 return None
 
     def advance(self, event: Event) -> list[Effect]:
-        """Advance by one event.
-
-        Returns:
-            The signals to send, in order; empty if nothing is due.
-
-        Raises:
-            LocalProtocolError: the event is of a process that has ended.  Nothing
-                changed.
-        """
+        """Advance by one event."""
         match event:
             case Failed(rank, raised_at_s, at_s):
                 self._check_alive(rank)

@@ -37,12 +37,7 @@ class Callee(Protocol):
 
 
 def implemented(interface: Callable[..., T], module: Callee) -> T:
-    """Return an object of the interface whose methods run on a remote module.
-
-    Raises:
-        UsageError: `interface` is not an interface, or a method of it is not `async
-            def`.
-    """
+    """Return an object of the interface whose methods run on a remote module."""
     methods = {
         name: _remote(name, function) for name, function in methods_of(interface)
     }
@@ -53,12 +48,7 @@ def implemented(interface: Callable[..., T], module: Callee) -> T:
 
 
 def methods_of(interface: Any) -> list[tuple[str, Callable[..., Any]]]:
-    """Return the methods of an interface, by name.
-
-    Raises:
-        UsageError: `interface` is not an interface, or a method of it is not `async
-            def`.
-    """
+    """Return the methods of an interface, by name."""
     functions = dict(_declared(interface)) if isinstance(interface, type) else {}
     if not functions:
         wanted = "an abstract class or a Protocol with at least one method"

@@ -31,13 +31,7 @@ def create(
     kwargs: Mapping[str, Any],
     device: str,
 ) -> nn.Module:
-    """Make a module on a device of this worker.
-
-    Raises:
-        RejectedError: the policy does not allow peers to call `module_cls`.
-        UsageError: `module_cls` did not make a module, or this worker does not have the
-            device.
-    """
+    """Make a module on a device of this worker."""
     current_worker().parts.functions.check(module_cls)
     module = module_cls(*args, **kwargs)
     if not isinstance(module, nn.Module):
@@ -85,11 +79,7 @@ async def named_parameters(
 async def check(
     rref: RRef[nn.Module], interface: str, shapes: Sequence[interfaces.Shape]
 ) -> None:
-    """Return if a module has the methods of an interface.
-
-    Raises:
-        UsageError: the module lacks a method, or has it with other parameters.
-    """
+    """Return if a module has the methods of an interface."""
     problems = list(interfaces.problems_of(await rref, shapes))
     if problems:
         raise UsageError(f"the module is not a {interface}: {'; '.join(problems)}")
@@ -156,15 +146,7 @@ async def run_method(  # noqa: PLR0917  (travels in a call)
     kwargs: Mapping[str, Any],
     stays: bool = False,  # noqa: FBT001, FBT002  (travels in a call)
 ) -> Any:
-    """Run a plain method of a module on a device: values go there first, and back.
-
-    Args:
-        stays: leave the result on the device: the caller has a device map for it.
-
-    Raises:
-        RejectedError: the policy does not allow the method.
-        UsageError: the method is a coroutine function, which does not run in a thread.
-    """
+    """Run a plain method of a module on a device: values go there first, and back."""
     module = await rref
     current_worker().parts.functions.check_method(type(module), name)
     method = getattr(module, name)

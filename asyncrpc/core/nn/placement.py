@@ -37,11 +37,7 @@ class Placement:
 
     @classmethod
     def parse(cls, text: str) -> Placement:
-        """Read `"worker"`, `"worker/device"` or `"rank/device"`.
-
-        Raises:
-            UsageError: the text has none of these forms.
-        """
+        """Read `"worker"`, `"worker/device"` or `"rank/device"`."""
         match = _FORM.fullmatch(text) if isinstance(text, str) else None
         forms = "'worker', 'worker/device' or 'rank/device', such as 'ps/cpu'"
         problem = wrong("remote_device", forms, text)

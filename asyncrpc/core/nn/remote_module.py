@@ -522,11 +522,7 @@ def _worker_of(rref: RRef[Any]) -> ModuleWorker:
 
 
 def _name_of(worker: ModuleWorker, placement: Placement) -> str:
-    """Return the name of the worker that a placement means.
-
-    Raises:
-        UnknownWorkerError: no worker has the name or rank.
-    """
+    """Return the name of the worker that a placement means."""
     directory, rank = worker.directory, placement.rank
     is_known = directory.known_incarnation(placement.worker) is not None
     is_name = is_known or rank is None

@@ -56,13 +56,6 @@ async def run_with_callbacks(
     """Run `algorithm(ask)` in a thread, where `ask()` returns the result of `evaluate`.
 
     An error of `evaluate` is raised by `ask`.
-
-    Raises:
-        UsageError: this worker has no threads, because it is simulated.
-        Exception: the error of `algorithm`.
-
-    Cancellation:
-        The algorithm is ended by an error of its `ask`, and waited for.
     """
     # Bounded by the thread, which asks one question at a time.
     events: asyncio.Queue[_ThreadEvent] = asyncio.Queue()

@@ -426,11 +426,7 @@ class DistributedOptimizer:
 
 
 def class_of(wanted: Any) -> Callable[..., torch.optim.Optimizer]:
-    """Return the class of an argument; a name is looked up in `torch.optim`.
-
-    Raises:
-        UsageError: the name is unknown, or the class is not an optimizer's.
-    """
+    """Return the class of an argument; a name is looked up in `torch.optim`."""
     if type(wanted) is str:
         candidate = getattr(torch.optim, wanted, None)
         if not _is_optimizer(candidate):

@@ -65,11 +65,7 @@ class GatheredOptimizer:
         self._turn_lock = asyncio.Lock()
 
     async def make(self, name: str) -> None:
-        """List the parameters on their owners, and make the optimizer of the mirrors.
-
-        Raises:
-            OptimizerError: an owner does not have the parameters, or the class raised.
-        """
+        """List the parameters on their owners; make the optimizer of the mirrors."""
         if self.options is not None:
             return
         async with self._turn_lock:
@@ -210,11 +206,7 @@ class GatheredOptimizer:
     # --- groups, state ---------------------------------------------------------------
 
     async def add_group(self, group: Mapping[str, Any], name: str) -> None:
-        """Refuse: such an optimizer counts its parameters only once.
-
-        Raises:
-            UsageError: always.
-        """
+        """Refuse: such an optimizer counts its parameters only once."""
         raise UsageError(
             f"{name} needs a closure and runs on all parameters at once; make a new one"
         )

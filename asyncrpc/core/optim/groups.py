@@ -17,11 +17,7 @@ _KEY: Final = "params"  # torch's name for a group's parameters
 
 
 def groups_of(parameters: Parameters) -> list[Group]:
-    """Check parameters, and return them as groups.
-
-    Raises:
-        UsageError: the list has no parameters, or has elements that are not RRefs.
-    """
+    """Check parameters, and return them as groups."""
     name = "params_rref"
     entries = listed(name, parameters, "a list of RRefs, or of groups of them")
     if entries and isinstance(entries[0], Mapping):
@@ -36,15 +32,7 @@ def groups_of(parameters: Parameters) -> list[Group]:
 
 
 def group_of(name: str, entry: Any) -> Group:
-    """Check a group, and return a copy.
-
-    Args:
-        name: of the argument, for errors.
-        entry: given by a user.
-
-    Raises:
-        UsageError: `entry` is not a group, or its parameters are not RRefs.
-    """
+    """Check a group, and return a copy."""
     wanted = f"a dictionary with {_KEY!r}, a list of RRefs"
     if not isinstance(entry, Mapping) or _KEY not in entry:
         raise wrong(name, wanted, entry)

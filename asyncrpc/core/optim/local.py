@@ -134,18 +134,7 @@ class LocalOptimizer(LocalParameters):
         *,
         allow_stale: bool,
     ) -> None:
-        """Step with these gradients times `scale`; the gradients do not change.
-
-        Args:
-            differing: options to set before.
-            allow_stale: hide the change from graphs that hold the parameters, so that
-                their backward passes are not refused.
-
-        Raises:
-            OptimizerError: a step that should not raise has raised, and may be applied
-                in part.
-            Exception: the error of the optimizer.  Nothing changed.
-        """
+        """Step with these gradients times `scale`; the gradients do not change."""
         with self._lock:
             if not self.is_sure(gradients):
                 self._step_or_undo(gradients, scale, differing, allow_stale=allow_stale)
@@ -167,11 +156,7 @@ class LocalOptimizer(LocalParameters):
         *,
         allow_stale: bool,
     ) -> Snapshot:
-        """Step in the same way, and return the snapshot that undoes it.
-
-        Raises:
-            Exception: the error of the optimizer.  Nothing changed.
-        """
+        """Step in the same way, and return the snapshot that undoes it."""
         with self._lock:
             return self._step_or_undo(
                 gradients, scale, differing, allow_stale=allow_stale
@@ -229,12 +214,7 @@ class LocalOptimizer(LocalParameters):
             return options_of(self._optimizer)
 
     def state(self) -> dict[str, Any]:
-        """Return a copy of the state, of one moment, in the host's memory.
-
-        Raises:
-            OptimizerError: the optimizer returned a value that is not a state.
-            Exception: the error of the optimizer.
-        """
+        """Return a copy of the state, of one moment, in the host's memory."""
         with self._lock:
             copied = copy.deepcopy(self._optimizer.state_dict())
         if not _is_state(copied):
@@ -247,11 +227,7 @@ class LocalOptimizer(LocalParameters):
         return state
 
     def load_state(self, state: Mapping[str, Any]) -> list[Options]:
-        """Load a state that `state` returned; return the options of all groups.
-
-        Raises:
-            ValueError: the state belongs to other groups of parameters.
-        """
+        """Load a state that `state` returned; return the options of all groups."""
         with self._lock:
             # torch does not check its shapes: a step with it may raise.
             self._proven = [None] * len(self.listed)
@@ -328,11 +304,7 @@ def _rename(
 
 
 def check_parameters(values: Sequence[Any]) -> None:
-    """Refuse values that an optimizer cannot change.
-
-    Raises:
-        OptimizerError: a value is not a tensor, or was computed from others.
-    """
+    """Refuse values that an optimizer cannot change."""
     for index, value in enumerate(values):
         if not isinstance(value, torch.Tensor):
             kind = type(value).__name__

@@ -32,11 +32,7 @@ class Turns:
         return len(self._keys)
 
     def ask(self, holder: int, keys: AbstractSet[int]) -> bool:
-        """Add a holder; return whether it has its turn at once.
-
-        Raises:
-            LocalProtocolError: the holder was added before.  Nothing changed.
-        """
+        """Add a holder; return whether it has its turn at once."""
         if holder in self._keys:
             raise LocalProtocolError(f"holder {holder} has asked for a turn before")
         is_free = all(keys.isdisjoint(other_keys) for other_keys in self._keys.values())
@@ -46,11 +42,7 @@ class Turns:
         return is_free
 
     def end(self, holder: int) -> list[int]:
-        """Let a holder go, whether it has its turn or waits.
-
-        Returns:
-            The holders that have their turn now, in the order in which they came.
-        """
+        """Let a holder go, whether it has its turn or waits."""
         if self._keys.pop(holder, None) is None:
             return []
         self._waiting.discard(holder)

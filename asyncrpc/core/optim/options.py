@@ -54,11 +54,7 @@ class GroupOptions(torch.optim.Optimizer):
         return self._now
 
     def step(self, closure: Any = None) -> NoReturn:
-        """Refuse: the parameters are not here.
-
-        Raises:
-            UsageError: always.
-        """
+        """Refuse: the parameters are not here."""
         raise UsageError(
             "these are the options of a DistributedOptimizer, for schedulers only; "
             "step with `await optimizer.step(ctx)`"
@@ -128,11 +124,7 @@ def _is_number(value: Any) -> bool:
 
 
 def set_options(optimizer: torch.optim.Optimizer, differing: Changes) -> None:
-    """Set options; one that is a tensor keeps its identity, as torch's schedulers do.
-
-    Raises:
-        IndexError: the optimizer has no group of that index.
-    """
+    """Set options; a tensor keeps its identity, as torch's schedulers do."""
     for index, values in differing:
         group = optimizer.param_groups[index]
         for key, value in values.items():

@@ -83,9 +83,6 @@ class Owners:
 
         While a parameter is being made over a connection that is not open, it is not
         yet known which life of that worker will have it.
-
-        Cancellation:
-            Nothing has changed.
         """
         link_of = self._worker.directory.link_of
         if all(owner == self.me or link_of(owner.incarnation) for owner in self.listed):
@@ -117,11 +114,7 @@ class Owners:
         return await ask(link, request, deadline=limit)
 
     async def each(self, request: Request[T], *, problem: str) -> dict[WorkerId, T]:
-        """Send one message to every owner; return the answers.
-
-        Raises:
-            OptimizerError: one or more owners failed.
-        """
+        """Send one message to every owner; return the answers."""
         return await self.gather(
             list(self.listed), lambda owner: self.ask(owner, request), problem=problem
         )
@@ -129,11 +122,7 @@ class Owners:
     async def gather(
         self, owners: Sequence[WorkerId], ask: Ask[T], *, problem: str
     ) -> dict[WorkerId, T]:
-        """Ask owners at once, wait for all, and name the owners that fail.
-
-        Raises:
-            OptimizerError: one or more owners failed; its text begins with `problem`.
-        """
+        """Ask owners at once, wait for all, and name the owners that fail."""
         answers, failed = await try_each(owners, ask)
         if failed:
             first = next(iter(failed.values()))

@@ -77,11 +77,7 @@ class PerOwnerOptimizer:
         return self._owners.key
 
     async def make(self, name: str) -> None:
-        """Make the local optimizers that are not made yet.
-
-        Raises:
-            OptimizerError: an owner could not make its local optimizer.
-        """
+        """Make the local optimizers that are not made yet."""
         if len(self._known) == len(self._owners.listed):
             return
         async with self._making:
@@ -213,12 +209,7 @@ class PerOwnerOptimizer:
         now: list[Options],
         have_voted: Mapping[int, bool],
     ) -> StepResult:
-        """Step on several owners.
-
-        Args:
-            have_voted: owners that have voted already: whether each is sure.  Nobody
-                needs the norm then.
-        """
+        """Step on several owners."""
         owners = self._owners.listed
         # One message less: this owner goes first, alone, so its answer is its vote.
         silent = None if how.needs_norm else self._owners.only_other

@@ -113,14 +113,6 @@ class OptimizerService:
         threads: Threads,
         functions: Functions,
     ) -> None:
-        """Begin without optimizers.
-
-        Args:
-            me: this worker.
-            autograd: has the gradients of contexts.
-            threads: run the steps.
-            functions: the functions that peers may call.
-        """
         self.me = me
         self._threads = threads
         self._functions = functions
@@ -167,13 +159,7 @@ class OptimizerService:
     # --- messages (Service) ----------------------------------------------------------
 
     async def answer(self, request: Request[T]) -> T:
-        """Answer a request of this worker itself, as the maker of an optimizer.
-
-        Raises:
-            RuntimeError: the optimizer's code raised a BaseException such as
-                SystemExit, which would end the event loop; other workers also report it
-                as the error of a step.
-        """
+        """Answer a request of this worker itself, as the maker of an optimizer."""
         untyped: Any = request  # all have a serial
         try:
             answer: T = await self._handlers[type(request)](
@@ -227,15 +213,7 @@ class OptimizerService:
     async def step_after_pass(
         self, maker: WorkerId, content: list[Any]
     ) -> list[Any] | None:
-        """Take a step that came with the last gradients of a backward pass.
-
-        Returns:
-            The answer, as it travels; None: the step has failed.  The maker then asks
-            for it once more, and is told why.
-
-        Raises:
-            MalformedError: the content is not that of a `TakeStep`.
-        """
+        """Take a step that came with the last gradients of a backward pass."""
         try:
             step = m.TakeStep.record.read(content)
         except UnfitError as error:
@@ -265,11 +243,7 @@ class OptimizerService:
         return local.is_sure(local.gradients(gathered))
 
     async def _step(self, key: Key, step: m.TakeStep) -> m.StepTaken:
-        """Prepare and commit in one: all parameters are here.
-
-        Raises:
-            Exception: why the step failed, which may have come with a backward pass.
-        """
+        """Prepare and commit in one: all parameters are here."""
         context_id, failed = self._failed.pop(key, (None, None))
         if failed is not None and context_id == step.context_id:
             raise failed
@@ -292,11 +266,7 @@ class OptimizerService:
         return await self._run_in_turn(local, gradients, step.context_id, job)
 
     async def _prepare(self, key: Key, request: m.PrepareStep) -> m.StepVote:
-        """Vote: how many gradients, their squares, and whether the step cannot raise.
-
-        Raises:
-            OptimizerError: this worker has no part of the optimizer.
-        """
+        """Vote: how many gradients, their squares, whether the step cannot raise."""
         local = self._find_optimizer(key)
         gradients = await self._gradients_of(local, request.context_id)
         parts: list[float] = []
@@ -394,11 +364,7 @@ class OptimizerService:
     async def _keep(
         self, key: Key, turn: int, local: LocalParameters, job: Callable[[], Snapshot]
     ) -> None:
-        """Run a job that returns its snapshot; keep the snapshot and the turn.
-
-        Cancellation:
-            The job is undone as soon as it is done, because it would never be settled.
-        """
+        """Run a job that returns its snapshot; keep the snapshot and the turn."""
         work = self._threads.run_in_thread(job)
         try:
             snapshot = await asyncio.shield(work)
@@ -480,11 +446,7 @@ class OptimizerService:
         return self._threads.run_in_thread(lambda: run(job))
 
     def _check_new(self, key: Key) -> None:
-        """Refuse to replace an optimizer that may keep a step.
-
-        Raises:
-            MalformedError: the maker has used the optimizer's number before.
-        """
+        """Refuse to replace an optimizer that may keep a step."""
         if key in self._optimizers:
             raise MalformedError(f"optimizer {key[1]} has been made here before")
 
@@ -529,11 +491,7 @@ async def _resolved(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def checked(product: Any) -> torch.optim.Optimizer:
-    """Return the object that a class or function has made, if it is an optimizer.
-
-    Raises:
-        OptimizerError: `product` is not a torch.optim.Optimizer.
-    """
+    """Return the object that a class or function has made, if it is an optimizer."""
     if not isinstance(product, torch.optim.Optimizer):
         raise OptimizerError(
             f"optimizer_class must make a torch.optim.Optimizer, but made a "

@@ -24,15 +24,7 @@ def joined(
     states: Mapping[WorkerId, State],
     options: Sequence[Options],
 ) -> State:
-    """Return one state, in the form of torch's optimizer over all parameters.
-
-    Args:
-        states: of the owners' optimizers.
-        options: of each group, which win over the owners'.
-
-    Raises:
-        UsageError: an optimizer keeps a value that belongs to no parameter.
-    """
+    """Return one state, in the form of torch's optimizer over all parameters."""
     together: dict[int, Any] = {}
     for owner, state in states.items():
         places = numbers_of(groups, owner)
@@ -68,9 +60,5 @@ def part_for(
 
 
 def check_fits(groups: Sequence[Group], state: Mapping[str, Any]) -> None:
-    """Refuse a state of other parameters.
-
-    Raises:
-        UsageError: the numbers of groups or of parameters in them differ.
-    """
+    """Refuse a state of other parameters."""
     param_groups.check_fits(state, [len(group["params"]) for group in groups])

@@ -51,11 +51,7 @@ class StepOptions:
         return self.clip_norm is not None or self.skip_nonfinite
 
     def check(self) -> None:
-        """Refuse options that are out of range.
-
-        Raises:
-            UsageError: the norm is not positive, or a flag is not a bool.
-        """
+        """Refuse options that are out of range."""
         check_clipping(self.clip_norm)
         check_flags(skip_nonfinite=self.skip_nonfinite, allow_stale=self.allow_stale)
 

@@ -40,14 +40,7 @@ class TurnQueue:
         )
     )
     async def take(self, keys: AbstractSet[int]) -> int:
-        """Wait for a turn on these parameters; return its number, for `end`.
-
-        Raises:
-            ClosedError: the worker was shut down before the turn came.
-
-        Cancellation:
-            The turn is given up; the next in line has it.
-        """
+        """Wait for a turn on these parameters; return its number, for `end`."""
         self._serial += 1
         turn = self._serial
         if self._turns.ask(turn, keys):

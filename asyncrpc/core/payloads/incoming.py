@@ -28,12 +28,6 @@ class IncomingPayloads:
         limits: MessageLimits,
         make: Callable[[int], memoryview],
     ) -> None:
-        """Prepare to read.
-
-        Args:
-            sink: gets the first message.
-            make: returns memory for buffers without a claim.
-        """
         self._make = make
         self.claims: dict[int, memoryview] = {}
         self.frames = FrameReader(sink, self.allocate, limits)
@@ -60,11 +54,7 @@ class IncomingPayloads:
             self.frames.arrivals.move(_RESPONSE, call_id, zeros)
 
     def forget(self, kind: int, call_id: int) -> bytes | None:
-        """Do not deliver a message whose payload is arriving.
-
-        Returns:
-            Its control part; None if there is no such message.
-        """
+        """Do not deliver a message whose payload is arriving."""
         return self.frames.arrivals.forget(kind, call_id)
 
     def rest(self) -> None:

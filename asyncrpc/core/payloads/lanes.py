@@ -116,11 +116,7 @@ class Lane:
         return written
 
     def advance(self, nbytes: int) -> None:
-        """Take bytes that have landed.
-
-        Raises:
-            RemoteProtocolError: the protocol does not allow the bytes.
-        """
+        """Take bytes that have landed."""
         if not self.is_held:
             self._lanes.on_held(self)
         self.reader.advance(nbytes)
@@ -156,15 +152,10 @@ class Lanes:
         """Prepare the lanes of a link, without opening one.
 
         Args:
-            control: the control connection.
-            arrivals: the payloads that arrive.
-            loop: the worker's event loop.
             wanted: number of lanes; None: the number that suits the transport.
-            is_on_host: whether the peer is on this host.
             dial: opens a number of lanes; None at the side that was dialed.
             redial: dials a lane again that has broken at the peer; its second argument
                 is the last attempt that the peer accepted.
-            start_task: runs the dials.
             is_ready: whether memory may be written to now; None: all memory may.
         """
         if wanted is None:
@@ -270,11 +261,7 @@ class Lanes:
                 self._stop_waiting()
 
     def on_asked(self, count: int) -> None:
-        """Handle LANES: the peer asks for lanes, or answers that it opens no lanes.
-
-        Raises:
-            MalformedError: the peer must not send this count.
-        """
+        """Handle LANES: the peer asks for lanes, or answers that it opens no lanes."""
         if self._dial is None:
             if count:
                 raise MalformedError(
@@ -387,11 +374,7 @@ class Lanes:
         return next(lanes, None)
 
     def on_ack(self, token: int, received: int) -> None:
-        """Handle an ACK of a lane; it shows that the peer holds the lane.
-
-        Raises:
-            MalformedError: `received` is more than the number of bytes sent.
-        """
+        """Handle an ACK of a lane; it shows that the peer holds the lane."""
         self._ration.on_ack(self._control.reads)
         if (lane := self.accepted.get(token)) is not None:
             self.on_held(lane)
@@ -399,11 +382,7 @@ class Lanes:
             connection.on_ack(received)
 
     def on_peer_broken(self, token: int, attempt: int) -> None:
-        """Handle LANE_BROKEN: a lane, which may look whole here, broke at the peer.
-
-        Raises:
-            MalformedError: the peer is the side that dials, and must dial it again.
-        """
+        """Handle LANE_BROKEN: a lane, which may look whole here, broke at the peer."""
         if self._dial is None:
             raise MalformedError("LANE_BROKEN must not come from the side that dials")
         lane = self._lane_of(token)
@@ -418,11 +397,7 @@ class Lanes:
             lane.connection.acknowledge()
 
     async def close(self) -> None:
-        """Send all queued chunks, then end every lane in order.
-
-        Cancellation:
-            Some lanes are still open; `clear` ends them.
-        """
+        """Send all queued chunks, then end every lane in order."""
         if self.lanes:
             await self._pump.drained()  # the caller has a limit; `clear` completes it
         ended = [lane.connection.ended for lane in self._all]
@@ -447,11 +422,7 @@ class PayloadRoute(Protocol):
     """A way for large payloads that cannot take all of them."""
 
     def send(self, message: OutgoingMessage) -> bool:
-        """Take a message and its payload, or refuse.
-
-        Returns:
-            False if another way must be tried; then the message is untouched.
-        """
+        """Take a message and its payload, or refuse."""
 
     def clear(self) -> None:
         """Forget all unsent messages, as the connection has ended."""
@@ -469,13 +440,6 @@ class PayloadRoutes:
     def __init__(
         self, pump: ChunkPump, outgoing: OutgoingMessages, send: Callable[..., None]
     ) -> None:
-        """Begin with one way.
-
-        Args:
-            pump: takes every payload.
-            outgoing: the messages of the connection that wait.
-            send: `Connection.send`.
-        """
         self.mover: PayloadRoute | None = None
         self.lanes: Lanes | None = None
         self.pump = pump

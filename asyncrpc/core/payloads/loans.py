@@ -57,11 +57,6 @@ class Loans:
         loop: asyncio.AbstractEventLoop,
         run: Callable[[Callable[[], None]], object],
     ) -> None:
-        """Begin without loans.
-
-        Args:
-            loop: the worker's event loop.
-        """
         self._loop = loop
         self._run = run
         self._loans: dict[int, MemoryLoan] = {}
@@ -79,9 +74,6 @@ class Loans:
         """Keep memory; return the descriptor that the borrower closes at the end.
 
         The descriptor belongs to the caller, which passes it on.
-
-        Raises:
-            RejectedError: there are `LOANS_MAX` loans already.
         """
         if len(self._loans) >= LOANS_MAX:
             raise RejectedError(

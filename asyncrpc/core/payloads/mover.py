@@ -194,12 +194,7 @@ class SlabMover:
         """Prepare to take payloads.
 
         Args:
-            slabs: the worker's slabs.
-            copies: the queue of large copies.
-            link: the link to the peer.
             path: the path of the peer's Unix socket; empty without one.
-            extend: gets more room for a peer, in the background.
-            on_end: called when the connection has ended.
         """
         self.slabs = slabs
         self.link = link
@@ -370,12 +365,6 @@ class Copying:
     __slots__ = ("_copies", "_done", "on_whole")
 
     def __init__(self, copies: Sequence[Copy], on_whole: Callable[[], None]) -> None:
-        """Prepare to copy.
-
-        Args:
-            copies: sources and targets.
-            on_whole: called by a queue once all have been made.
-        """
         self.on_whole = on_whole
         self._copies = deque(copies)
         self._done = 0  # bytes of the first copy

@@ -32,11 +32,7 @@ class LoopOwner(Protocol):
 def empty(
     memory: Memory, thread: LoopOwner, shape: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return a tensor in shared memory, or a plain one; from any thread.
-
-    Args:
-        thread: the thread in which slabs may be used.
-    """
+    """Return a tensor in shared memory, or a plain one; from any thread."""
     sizes = [int(size) for size in shape]
     nbytes = math.prod(sizes) * dtype.itemsize
     if threading.get_ident() == thread.thread_id:

@@ -85,7 +85,6 @@ class Prefaulting:
 
         Args:
             loop: the worker's loop; all methods are called on its thread.
-            pool: has the threads that make the pages.
         """
         self._loop = loop
         self._pool = pool
@@ -106,12 +105,7 @@ class Prefaulting:
         self._blocks = [block for block in self._blocks if block.memory is not memory]
 
     def is_ready(self, memory: memoryview, tell: Told) -> bool:
-        """Return whether memory may be written to without a wait for its pages.
-
-        Args:
-            memory: writable.
-            tell: if not, it is called once, as soon as it is worth asking again.
-        """
+        """Return whether memory may be written to without a wait for its pages."""
         if not self._blocks:
             return True
         first = address_of(memory)

@@ -101,14 +101,6 @@ class ChunkPump:
         loop: asyncio.AbstractEventLoop,
         post: Callable[[Sequence[bytes]], None],
     ) -> None:
-        """Begin without lanes.
-
-        Args:
-            stream: the stream of lane 0.
-            outgoing: the messages of the connection that wait.
-            loop: the worker's event loop.
-            post: writes a message, unless the connection has ended.
-        """
         self.lanes: Sequence[LaneWriter] = ()
         self.ration: Callable[[], int] = lambda: OWN_TURN_BYTES
         self._own = [OwnLane(stream)]
@@ -174,11 +166,7 @@ class ChunkPump:
         return None
 
     async def drained(self) -> None:
-        """Wait until every chunk has been written or dropped.
-
-        Cancellation:
-            The chunks are still sent.
-        """
+        """Wait until every chunk has been written or dropped."""
         if self.has_work:
             self._drained = self._loop.create_future()
             await self._drained

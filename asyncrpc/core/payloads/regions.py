@@ -221,12 +221,7 @@ class Regions:
     # --- sending and receiving -------------------------------------------------------
 
     def refer(self, link: RegionLink, encoded: Encoded) -> None:
-        """Hold a message back until the peer has the regions that it refers to.
-
-        Raises:
-            EncodeError: the peer is on another host, or one of the two workers shares
-                no memory.
-        """
+        """Hold a message back until the peer has the regions that it refers to."""
         shared = encoded.shared or {}
         mover = self._memory.mover_of(link)
         if mover is None or mover.is_refused:
@@ -257,11 +252,7 @@ class Regions:
             self._host.start_task(self._confirm(link, question, marks, held))
 
     def find(self, key: bytes) -> torch.UntypedStorage:
-        """Return a region that a peer refers to; see `SharedStorages`.
-
-        Raises:
-            DecodeError: this worker does not have the region.
-        """
+        """Return a region that a peer refers to; see `SharedStorages`."""
         storage = self._kept.find(key)
         if storage is None:
             raise DecodeError("a shared tensor arrived, but its memory is not here")
@@ -535,11 +526,7 @@ class Regions:
         """Do nothing: the end of the connection has released the peer's regions."""
 
     async def close(self) -> None:
-        """Let go of every region; tensors over them live on.
-
-        Cancellation:
-            The method never waits.
-        """
+        """Let go of every region; tensors over them live on."""
         if self._sweeping is not None:
             self._sweeping.cancel()
             self._sweeping = None

@@ -139,11 +139,7 @@ class Borrowed:
         return sum(slab.size_bytes for slab in list(self.slabs.values()))
 
     def place(self, location: int, nbytes: int) -> memoryview:
-        """Return the memory that a message of the peer refers to.
-
-        Raises:
-            MalformedError: the place is not in a slab that the peer has passed.
-        """
+        """Return the memory that a message of the peer refers to."""
         slab = self.slabs.get(location >> OFFSET_BITS)
         start = location & OFFSET_MASK
         if slab is None or not nbytes or start + nbytes > slab.size_bytes:
@@ -422,11 +418,6 @@ class Sharing:
         """Make a peer map one of our slabs.
 
         Uses notices: a request would count as a call, and shutdown waits for calls.
-
-        Raises:
-            RejectedError: the peer refuses the slab, or cannot map it.
-            ConnectError: the slab's descriptor could not be passed.
-            TimeoutError: the peer does not answer.
         """
         memory, token = self.slabs[slab], os.urandom(TOKEN_BYTES)
         link, key = mover.link, (mover.link, slab)
@@ -540,11 +531,7 @@ class Sharing:
             attached.set_result(answer.refusal)
 
     def _on_detach(self, link: PeerLink, message: DetachSlabs) -> None:
-        """Unmap slabs; a slab that was never passed does not affect the others.
-
-        Raises:
-            MalformedError: one of the slabs was never passed.
-        """
+        """Unmap slabs; a slab that was never passed does not affect the others."""
         borrowed = self._borrowed.get(link)
         known = {} if borrowed is None else borrowed.slabs
         wrong = [slab for slab in message.slabs if not self._unmap(known, slab)]
@@ -563,22 +550,14 @@ class Sharing:
         return True
 
     def take_back_from(self, link: PeerLink, location: int) -> None:
-        """Take back a place that a peer does not use any more.
-
-        Raises:
-            MalformedError: the peer does not hold the place.
-        """
+        """Take back a place that a peer does not use any more."""
         self.pool.release(self._movers.get(link), location)
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Do nothing: the end of the connection has released the peer's memory."""
 
     async def close(self) -> None:
-        """Stop listening; mapped memory stays until its tensors are dead.
-
-        Cancellation:
-            The method never waits.
-        """
+        """Stop listening; mapped memory stays until its tensors are dead."""
         self.inbox.close()
         self._is_closed = True
         if self._sweeping is not None:
@@ -631,6 +610,5 @@ class _LeaseWatch(weakref.ref[Lease]):
         lender: Lender,
         location: int,
     ) -> None:
-        """Store lender and location; `__new__` makes the weak reference."""
         self.lender = lender
         self.location = location

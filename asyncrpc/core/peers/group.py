@@ -310,12 +310,7 @@ class _FanOut:
         self._marks = marks_here()
 
     def start(self, futures: Sequence[CallFuture[Any]]) -> None:
-        """Send to connected peers, and begin to connect to the others.
-
-        Raises:
-            EncodeError: an argument cannot be sent; nothing was sent.
-            UnknownWorkerError: a peer is not known; nothing was sent.
-        """
+        """Send to connected peers, and begin to connect to the others."""
         entries = [self._calls.directory.find(future.to) for future in futures]
         absent, is_sent = [], False
         for future, entry in zip(futures, entries, strict=True):

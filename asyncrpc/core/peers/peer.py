@@ -361,11 +361,7 @@ class CallStarter:
         self._known: dict[Callable[..., Any], tuple[str | None, str]] = {}
 
     def __reduce__(self) -> Any:
-        """Refuse to be pickled, as part of a `Peer`.
-
-        Raises:
-            UsageError: always.
-        """
+        """Refuse to be pickled, as part of a `Peer`."""
         refuse_to_pickle()
 
     def open(
@@ -383,12 +379,7 @@ class CallStarter:
         self.on_loop_thread = tasks.on_loop_thread
 
     async def link_to(self, to: str) -> Link:
-        """Return the open link to a worker, connecting if necessary.
-
-        Raises:
-            WorkerLostError: the worker cannot be reached.
-            UnknownWorkerError: no worker has this name.
-        """
+        """Return the open link to a worker, connecting if necessary."""
         entry = self.directory.find(to)
         return entry.link or await self.directory.connect(entry)
 
@@ -401,9 +392,6 @@ class CallStarter:
         """Return the name of a function, and the values that travel with it.
 
         A callable without a name (a bound method, a partial) travels as a value.
-
-        Raises:
-            EncodeError: `function` is a function that cannot be found by its name.
         """
         form, value = describe_callable(self.functions, function)
         if form == "name":
@@ -426,13 +414,6 @@ class CallStarter:
         May be called from any thread.  On the loop's own thread, with the peer
         connected, the request is written before this returns, and an argument that
         cannot be sent raises here.
-
-        Raises:
-            EncodeError: an argument cannot be sent.
-            UnknownWorkerError: there is no worker `to`.
-            NotStartedError: this worker does not run.
-            UsageError: `options.out` cannot receive a result; or another event loop
-                than the worker's runs here, or `awaits` and none.
         """
         kwargs = kwargs or {}
         if options is not PLAIN and options.idempotent:
@@ -535,17 +516,8 @@ class CallStarter:
         """Make the future of a call that `begin` will start.
 
         Args:
-            function: what it runs, for people to read.
-            to: name of the callee.
-            with_site: whether it remembers where it was made.
             kind: what a profiler shows it as; "" shows nothing.  "repeated" is an
                 "async" one whose attempts have futures of their own.
-            awaits: whether the coroutine that asks for it is all that awaits it.
-            attempt_of: the repeated call that it is an attempt of.
-
-        Raises:
-            UsageError: another event loop than the worker's runs here, or `awaits` and
-                none.
         """
         # `begin` looks at the other threads of calls that it is the first to start.
         if not self.is_loop_running() or kind != "async":
@@ -583,10 +555,6 @@ class CallStarter:
         """Send a call, from any thread; its future completes when the answer comes.
 
         Args:
-            call: its future.
-            target: as for `Link.start`.
-            values: arguments and keyword arguments.
-            timeout_s: seconds.
             meta: the metadata, including `meta_here()`; None: `meta_here()` alone.
             on_link: called with the link before the call is sent; what it raises is
                 raised, or fails the call if the link had to be waited for.
@@ -680,14 +648,7 @@ class CallStarter:
         deadline: Deadline | None,
         turn: AbstractAsyncContextManager[Any] = AT_ONCE,
     ) -> None:
-        """Connect to a call's peer, then `start` it; any error fails the call.
-
-        Args:
-            call: its future.
-            start: writes the request.
-            deadline: covers the connection as well.
-            turn: held while connecting.
-        """
+        """Connect to a call's peer, then `start` it; any error fails the call."""
         try:
             with self.unsent.waiting(call, deadline, "it had a connection"):
                 async with (
@@ -721,11 +682,7 @@ class CallStarter:
         *,
         options: CallOptions = PLAIN,
     ) -> Any:
-        """Start a call whose result stays on the callee; return the reference to it.
-
-        Raises:
-            EncodeError: as for `start_call`.
-        """
+        """Start a call whose result stays on the callee; return the reference to it."""
         if self.references is None:
             raise UsageError("this worker was made without remote references")
         self.lifecycle.check_running()

@@ -43,15 +43,6 @@ class ReferenceCodec:
         names: PeerNames,
         meet: Callable[[PeerLink], None],
     ) -> None:
-        """Prepare to encode and decode.
-
-        Args:
-            tables: count the references in messages.
-            handles: make handles of references that arrive.
-            shared: the state that the handles of each value share.
-            values: of this worker, also those that are still to be made.
-            meet: called with the link of each message.
-        """
         self.lifted = 0
         self._me = me
         self._owner, self._user = tables.owner, tables.user

@@ -42,13 +42,6 @@ class Handles:
         on_applied: Callable[[], None],
         random_bytes: Callable[[int], bytes],
     ) -> None:
-        """Prepare to make handles; called on the loop's thread.
-
-        Args:
-            shared: what the handles of each value share.
-            on_applied: called after notes that were queued have been applied.
-            random_bytes: returns so many unpredictable bytes.
-        """
         self.service = service
         self.handle_class: type[RRef[Any]] = RRef
         self._me = me

@@ -50,7 +50,6 @@ class IncomingNotices:
         Args:
             notices: to workers; those to a lost one are dropped.
             shared: state of handles; that of a lost worker's values fails.
-            settle: applies what handles have queued.
         """
         heard = self._heard
         self.routes = (
@@ -101,11 +100,7 @@ class IncomingNotices:
         self.take_back(link.peer.incarnation, notice.tokens)
 
     def take_back(self, from_: Incarnation, tokens: Iterable[int]) -> None:
-        """Take back loans; a wrong one does not affect the others.
-
-        Raises:
-            RemoteProtocolError: the worker does not have one of these loans.
-        """
+        """Take back loans; a wrong one does not affect the others."""
         problem: RemoteProtocolError | None = None
         for token in tokens:
             try:
@@ -134,11 +129,7 @@ class IncomingNotices:
         self._carry_out(self._user.gone(notice.rref_id))
 
     def _check_owner(self, rref_id: RRefId, link: PeerLink) -> None:
-        """Refuse a message about a value that does not come from its owner.
-
-        Raises:
-            RemoteProtocolError: the sender is not the owner.
-        """
+        """Refuse a message about a value that does not come from its owner."""
         holding = self._user.get(rref_id)
         if holding is not None and holding.owner != link.peer.incarnation:
             raise RemoteProtocolError(

@@ -49,9 +49,7 @@ class Notices:
         """Prepare to send.
 
         Args:
-            links: opens the others.
             name_of: the name of a worker, empty if it is not known.
-            on_unreachable: called with a worker that could not be reached, and why.
         """
         self._scheduler = scheduler
         self._directory = directory

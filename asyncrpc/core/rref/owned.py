@@ -73,15 +73,6 @@ class OwnedValues:
         *,
         values_max: int,
     ) -> None:
-        """Prepare to own values.
-
-        Args:
-            me: this worker.
-            tables: count references.
-            values: of this worker, also those that are still to be made.
-            functions: what peers may call.
-            values_max: how many values there may be.
-        """
         self._me = me
         self._owner = tables.owner
         self._carry_out = tables.carry_out
@@ -122,11 +113,7 @@ class OwnedValues:
         target: Any,
         ready: Callable[[Callable[..., Any] | RefusedFunction], None],
     ) -> RRefId | None:
-        """Call `ready` with a method of a value, once the value is made.
-
-        Returns:
-            The value, if it is not made yet.
-        """
+        """Call `ready` with a method of a value, once the value is made."""
         _ = link  # every worker that knows a value's number may call it
         try:
             _, rref_id, method = _TARGET.read_as("the target of a call", target)

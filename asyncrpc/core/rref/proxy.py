@@ -32,11 +32,7 @@ class _MethodProxy(Generic[T]):
         self._timeout_s = timeout_s
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled: every other method's name is one of the owner's.
-
-        Raises:
-            UsageError: always.
-        """
+        """Refuse to be pickled: every other method's name is one of the owner's."""
         raise UsageError("a proxy of an RRef cannot be sent; send the RRef")
 
     def _start(self, name: str, args: Any, kwargs: Any) -> Any:

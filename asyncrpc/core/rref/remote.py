@@ -56,8 +56,6 @@ class RemoteValues:
         """Prepare to call.
 
         Args:
-            owned: says whether this worker can have more values.
-            shared: what the handles of each value share.
             timeout_s: for a value of this worker that is still being made; None is no
                 limit.
         """
@@ -120,13 +118,7 @@ class RemoteValues:
         *,
         out: torch.Tensor | None = None,
     ) -> CallFuture[Any]:
-        """Start a method of a referenced object, on its owner.
-
-        Raises:
-            OwnerLostError: the owner is gone.
-            EncodeError: an argument cannot travel.
-            UsageError: `out` cannot receive a value.
-        """
+        """Start a method of a referenced object, on its owner."""
         shared = shared_of(handle)
         shared.check()
         destination = None if out is None else Destination(out)
@@ -169,15 +161,7 @@ class RemoteValues:
         options: CallOptions = PLAIN,
         keep: RRef[Any] | None = None,
     ) -> RRef[Any]:
-        """Start a call whose result stays on the callee; return the handle at once.
-
-        Args:
-            keep: the reference whose method makes the value, if one does.
-
-        Raises:
-            EncodeError: an argument cannot travel.
-            UsageError: another event loop than the worker's runs in this thread.
-        """
+        """Start a call whose result stays on the callee; return the handle at once."""
         handles, owner = self._handles, self._owner_named(to)
         name = target[-1] if isinstance(target, list) else target or "a callable"
         call = self._calls.new_call(name.rpartition(":")[2], to, kind="remote")
@@ -253,16 +237,7 @@ class RemoteValues:
         return WorkerId(entry.member.name, incarnation)
 
     def _bind(self, shared: Shared, of: RRef[Any] | None, link: PeerLink) -> None:
-        """Record the link of the call that makes a value: its peer is the owner.
-
-        Args:
-            of: the reference whose method makes it, if one does.
-            link: to the worker that is to make it.
-
-        Raises:
-            RRefError: the value was given up before the call could be sent, or the
-                owner of `of` is gone.
-        """
+        """Record the link of the call that makes a value: its peer is the owner."""
         shared.check()
         if of is not None:
             _check_owner(shared_of(of), link)
@@ -302,11 +277,7 @@ def _says_owner_counts(error: BaseException) -> bool:
 
 
 def _check_owner(shared: Shared, link: PeerLink) -> None:
-    """Refuse to ask another life of the owner for a value.
-
-    Raises:
-        OwnerLostError: the owner is gone.
-    """
+    """Refuse to ask another life of the owner for a value."""
     owner = shared.owner
     is_known = owner.incarnation != UNKNOWN_INCARNATION
     if is_known and link.peer.incarnation != owner.incarnation:

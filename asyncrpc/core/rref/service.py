@@ -91,7 +91,6 @@ class RRefService:
     handled: tuple[type, ...] = (RRef,)
 
     def __init__(self, worker: ReferenceWorker) -> None:
-        """Make and join the parts; called on the worker's loop."""
         me, loop, options = worker.id, worker.loop, worker.options
         directory = worker.directory
         self.worker = worker

@@ -43,11 +43,7 @@ class Tables:
         """Join the machines to what carries out their effects.
 
         Args:
-            owner: the owner's machine.
-            user: the user's machine.
             values: of this worker; effects free them.
-            shared: what handles share, which may be lost.
-            notices: tell other workers.
         """
         self.owner = owner
         self.user = user

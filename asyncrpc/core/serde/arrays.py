@@ -39,11 +39,7 @@ def describe_dtype(dtype: np.dtype[Any]) -> Any | None:
 
 
 def read_dtype(description: Any) -> np.dtype[Any]:
-    """Return the dtype of a description.
-
-    Raises:
-        DecodeError: the description is not of a dtype, or the dtype holds objects.
-    """
+    """Return the dtype of a description."""
     try:
         if isinstance(description, str):
             dtype = np.dtype(_checked(description))
@@ -75,11 +71,7 @@ def write_array(array: Array, outbox: OutgoingBuffers) -> list[Any] | None:
 
 
 def read_array(entry: list[Any], buffer: memoryview | None) -> Array:
-    """Return the array of an entry, over `buffer`.
-
-    Raises:
-        DecodeError, ValueError, TypeError: the entry does not fit the buffer.
-    """
+    """Return the array of an entry, over `buffer`."""
     _, description, shape, order, _index = entry
     dtype = read_dtype(description)
     if order not in ("C", "F"):

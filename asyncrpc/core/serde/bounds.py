@@ -52,11 +52,7 @@ class Bounds:
         self._hooks: dict[str, Any] = {}  # of the tree at hand
 
     def unpack(self, packed: bytes | memoryview, lift: Lift) -> Any:
-        """Return the value of a msgpack-encoded tree, or of a part of it.
-
-        Raises:
-            DecodeError: it has too many values, or keys that collide.
-        """
+        """Return the value of a msgpack-encoded tree, or of a part of it."""
         if self._hooks and len(packed) <= _AT_ONCE_MAX:  # most parts: tuples, say
             return msgpack.unpackb(packed, **self._hooks)
         view = memoryview(packed)
@@ -94,11 +90,7 @@ class Bounds:
         return self._elements_max - self._elements_left
 
     def take(self, values: int) -> None:
-        """Count values.
-
-        Raises:
-            DecodeError: they are too many.
-        """
+        """Count values."""
         self._elements_left -= values
         if self._elements_left < 0:
             raise DecodeError(
@@ -189,11 +181,7 @@ class _Pairs(Sequence[tuple[Any, Any]]):
 
 
 def entries_of(packed: memoryview, limits: Limits) -> Iterator[list[Any]]:
-    """Yield the entries of a table, each when it is asked for.
-
-    Raises:
-        DecodeError: it is not a table, or too long.
-    """
+    """Yield the entries of a table, each when it is asked for."""
     if packed.nbytes <= COUNTED_BYTES_MIN:
         table = msgpack.unpackb(packed, unicode_errors="surrogatepass")
         if type(table) is not list or len(table) > limits.objects_max:
@@ -288,9 +276,6 @@ def values_in(packed: memoryview, most: int) -> int:
 
     Containers count for more than one, and so do long texts; what is not msgpack may
     count as anything.  Values of the same length in a row are counted together.
-
-    Raises:
-        DecodeError: a text is too long.
     """
     data, bytes_end = np.frombuffer(packed, np.uint8), packed.nbytes
     weights = _WIDE_WEIGHTS if _may_be_wide(data) else _WEIGHTS
@@ -343,11 +328,7 @@ def _may_be_wide(data: npt.NDArray[np.uint8]) -> bool:
 
 
 def _text_bytes(data: npt.NDArray[np.uint8]) -> int:
-    """Return what the characters of an encoded text take.
-
-    Raises:
-        DecodeError: it is too long.
-    """
+    """Return what the characters of an encoded text take."""
     nbytes = data.size
     if nbytes > TEXT_BYTES_MAX:
         raise DecodeError(
@@ -397,11 +378,6 @@ def filled(table: _Table, values: Sequence[Any], key: Callable[[Any], Any]) -> _
 
     Args:
         table: empty.
-        values: its pairs or elements.
-
-    Raises:
-        DecodeError: the keys collide, so that the time would grow with their square.
-        TypeError: a key has no hash.
     """
     if len(values) < HASHED_MIN:
         table.update(values)

@@ -89,11 +89,7 @@ CODECS: Final[Mapping[str, Compression]] = _codecs()
 
 
 def compression_named(name: str) -> Compression | None:
-    """Return the codec of a name; None for the empty name.
-
-    Raises:
-        UsageError: no codec has this name, or its package is not installed.
-    """
+    """Return the codec of a name; None for the empty name."""
     if not name:
         return None
     codec = CODECS.get(name) if isinstance(name, str) else None
@@ -145,11 +141,6 @@ class CompressionPlan:
         table: Sequence[list[Any]],
         objects: Sequence[Any],
     ) -> None:
-        """Look through the table of an encoded message.
-
-        Raises:
-            Unsendable: a tensor has a dtype that the cast would harm.
-        """
         self._compression = compression
         self._places: dict[int, list[_TensorLocation]] = {}
         if compression.cast:
@@ -195,11 +186,7 @@ class CompressionPlan:
             )
 
     def cast(self, buffer: int, view: memoryview) -> tuple[memoryview, str]:
-        """Return the bytes of a buffer after the cast, and the dtype they had.
-
-        Raises:
-            Unsendable: the cast would destroy a value in the buffer.
-        """
+        """Return the bytes of a buffer after the cast, and the dtype they had."""
         places = self._places.get(buffer)
         if not places:
             return view, ""
@@ -295,14 +282,7 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 def pack(
     plan: CompressionPlan, control: bytes, buffers: Sequence[memoryview]
 ) -> tuple[bytes, list[memoryview], int]:
-    """Pack the buffers of a message, in any thread.
-
-    Returns:
-        The control part and the buffers to send, and how many bytes were written.
-
-    Raises:
-        Unsendable: the cast would destroy a value.
-    """
+    """Pack the buffers of a message, in any thread."""
     compressor = plan._compression.compressor  # noqa: SLF001
     packings: list[list[Any] | None] = []
     packed: list[memoryview] = []
@@ -402,11 +382,6 @@ class PackedMessage:
         buffers: Sequence[memoryview],
         unpacked_bytes_max: int,
     ) -> None:
-        """Check the packings; unpack nothing yet.
-
-        Raises:
-            DecodeError: the packings do not fit the buffers, or ask for too much.
-        """
         view = memoryview(control)
         header = int.from_bytes(view[: kinds.LENGTH_BYTES], "little")
         stop = kinds.LENGTH_BYTES + (header & (kinds.PACKED - 1))
@@ -446,11 +421,7 @@ class PackedMessage:
             )
 
     def unpack(self) -> tuple[memoryview, list[memoryview]]:
-        """Return the message as it was before it was packed; in any thread.
-
-        Raises:
-            DecodeError: the bytes are damaged, or a package is missing.
-        """
+        """Return the message as it was before it was packed; in any thread."""
         pairs = zip(self._packings, self._buffers, strict=True)
         return self._control, [
             buffer if packing is None else packing.unpack(buffer)

@@ -32,11 +32,7 @@ class Stager(Protocol):
     """Chooses host memory for tensors on devices."""
 
     def to_host(self, tensor: torch.Tensor) -> Copy:
-        """Return the copy to make of `tensor` (any shape, on a device); do not wait.
-
-        Raises:
-            EncodeError: this worker does not use the tensor's device.
-        """
+        """Return the copy to make of `tensor` (any shape, on a device); do not wait."""
         ...
 
 

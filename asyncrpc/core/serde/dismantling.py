@@ -26,11 +26,7 @@ def dismantle(error: BaseException) -> list[Any]:
 
 
 def assemble(cls: type[BaseException], parts: list[Any]) -> BaseException:
-    """Make an exception of `cls` from what `dismantle` returned.
-
-    Raises:
-        TypeError, ValueError: the parts do not fit the class.
-    """
+    """Make an exception of `cls` from what `dismantle` returned."""
     args, state, slots = parts
     native = _native(cls)
     if issubclass(cls, BaseExceptionGroup):

@@ -97,15 +97,6 @@ class Encoder:
         *,
         pickles: bool,
     ) -> None:
-        """Begin a message.
-
-        Args:
-            functions: name functions.
-            hooks: lower values of other layers.
-            limits: of the message.
-            stager: chooses host memory for tensors on devices.
-            pickles: whether the reader takes pickles.
-        """
         self.outbox = OutgoingBuffers()
         self.gradient_tensors: list[torch.Tensor] = []
         # Of a pickle alone: made there.
@@ -128,16 +119,7 @@ class Encoder:
         self._depth = 0
 
     def encode(self, value: Any, *, is_call: bool) -> bytes:
-        """Return the control part of `value`.
-
-        Args:
-            value: what to encode.
-            is_call: it holds the arguments of a call, in a list that nothing else has.
-
-        Raises:
-            Unsendable: a part of the value cannot be sent.
-            TooDeep: the value is nested too deep, or contains itself.
-        """
+        """Return the control part of `value`."""
         try:
             if type(value) is tuple:
                 return self._message(self.pack(list(value)), kinds.ROOT_IS_TUPLE)
@@ -231,11 +213,7 @@ class Encoder:
         return self._hooks is not None and issubclass(kind, self._hooks.handled)
 
     def _note_container(self, value: Any) -> None:
-        """Note a mutable container; one that occurs twice must stay one.
-
-        Raises:
-            _Pickled: it has occurred before.
-        """
+        """Note a mutable container; one that occurs twice must stay one."""
         if self._pickles:
             if id(value) in self._containers:
                 raise _Pickled
@@ -378,11 +356,7 @@ class Encoder:
         return self._pickle(value) if index is None else _reference(index)
 
     def index_of_tensor(self, value: torch.Tensor) -> int | None:
-        """Return the entry of a tensor; None if it is one that torch pickles.
-
-        Raises:
-            Unsendable: it cannot be sent.
-        """
+        """Return the entry of a tensor; None if it is one that torch pickles."""
         index = self._memo.get(id(value))
         if index is not None:
             return index
@@ -443,11 +417,7 @@ class Encoder:
         return _reference(self.index_of_function(value))
 
     def index_of_function(self, value: Any) -> int:
-        """Return the entry of a function or class.
-
-        Raises:
-            Unsendable: no name leads to it.
-        """
+        """Return the entry of a function or class."""
         index = self._memo.get(id(value))
         if index is not None:
             return index
@@ -501,11 +471,7 @@ class Encoder:
         return _reference(self.index_of_external(value))
 
     def index_of_external(self, value: Any) -> int:
-        """Return the entry of a value that the hooks handle.
-
-        Raises:
-            Unsendable: the hooks refuse it.
-        """
+        """Return the entry of a value that the hooks handle."""
         index = self._memo.get(id(value))
         if index is not None:
             return index

@@ -68,7 +68,6 @@ def describe_exception(
     Args:
         codec: says which values can be sent; others, and values that are too large, are
             left out, and a note says so.
-        pid: process id of this worker.
     """
     return _Describer(codec, worker, pid).describe(error, depth=0)
 
@@ -76,13 +75,7 @@ def describe_exception(
 def undescribed(
     raised: str, problem: BaseException, *, worker: str, pid: int
 ) -> dict[str, Any]:
-    """Describe an exception briefly, when `describe_exception` has failed.
-
-    Args:
-        raised: name of the class of the function's exception.
-        problem: why `describe_exception` failed.
-        pid: process id of this worker.
-    """
+    """Describe an exception briefly, when `describe_exception` has failed."""
     why = type(problem).__name__[:100]
     text = f"a {raised[:100]} was raised, which cannot be sent: {why}"
     return {
@@ -266,19 +259,8 @@ def rebuild_exception(
     """Make the exception that a worker described.
 
     Args:
-        tree: what `describe_exception` returned there, decoded.
         functions: finds the exception's class; under STRICT, only among builtins,
             asyncrpc's own errors and classes that are exposed or allowed.
-        function: name of the function that was called.
-        to: name of the worker that was called.
-
-    Returns:
-        The exception, not raised.  Its `str()` is the remote one, byte for byte, and
-        its last note is the remote traceback.  If its class is not available here, it
-        is a plain `RemoteError` whose text has the class's name.
-
-    Raises:
-        DecodeError: `tree` does not describe an exception.
     """
     try:
         error = _Rebuilder(functions, function, to).rebuild(tree, depth=0)
@@ -391,11 +373,7 @@ def _combined_class(
 
 
 def combine(cls: type[BaseException]) -> type[BaseException]:
-    """Make the class that is both `RemoteError` and `cls`.
-
-    Raises:
-        TypeError: Python cannot make such a class.
-    """
+    """Make the class that is both `RemoteError` and `cls`."""
     body = {
         "__module__": RemoteError.__module__,
         "__qualname__": f"RemoteError[{cls.__qualname__}]",

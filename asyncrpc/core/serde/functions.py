@@ -89,16 +89,7 @@ def expose(function_or_class: T) -> T:
 def describe_callable(
     table: FunctionTable, function: Any
 ) -> tuple[Literal["name", "value"], Any]:
-    """Return how a callable is sent.
-
-    Returns:
-        `("name", its name)` if it can be imported, else `("value", function)`: a bound
-        method, a `functools.partial` or a callable object goes as a value.
-
-    Raises:
-        UsageError: `function` is not callable, or raises when it is inspected.
-        EncodeError: `function` is a function without a name that leads to it.
-    """
+    """Return how a callable is sent."""
     if not callable(function):
         raise UsageError(
             f"function must be callable, not {shown(function)}; pass the function"
@@ -137,11 +128,7 @@ def is_bound(function: Any) -> bool:
 
 
 class FunctionTable:
-    """Maps functions to names and back, for one worker.
-
-    Thread safety:
-        Any thread may call any method; the caches are only ever replaced or added to.
-    """
+    """Maps functions to names and back, for one worker."""
 
     def __init__(self, policy: Policy, allow: Sequence[str] = ()) -> None:
         self.policy = policy
@@ -150,13 +137,7 @@ class FunctionTable:
         self._names: dict[Any, str] = {}
 
     def name_of(self, function: Any) -> str:
-        """Return the name that leads back to `function`.
-
-        Raises:
-            EncodeError: no name leads to `function`: it is a lambda, a closure, a
-                nested function or class, a method of an instance, or its name leads
-                to another object.
-        """
+        """Return the name that leads back to `function`."""
         if is_bound(function):
             raise unnamed(function, "is bound to an instance", "send it as a value")
         try:
@@ -171,13 +152,7 @@ class FunctionTable:
         return known
 
     def resolve(self, name: str) -> Callable[..., Any]:
-        """Return the function that a peer named.
-
-        Raises:
-            DecodeError: the module or attribute does not exist, or is not callable.
-            RejectedError: STRICT, and the function is neither exposed nor allowed.  It
-                is not executed.
-        """
+        """Return the function that a peer named."""
         function = self._find(name)
         if not callable(function):
             raise DecodeError(
@@ -228,11 +203,7 @@ class FunctionTable:
         return self.is_allowed(getattr(cls, name))
 
     def check(self, function: Any) -> None:
-        """Refuse a function that a peer may not call.
-
-        Raises:
-            RejectedError: the policy does not allow it.
-        """
+        """Refuse a function that a peer may not call."""
         if not self.is_allowed(function):
             raise RejectedError(
                 f"{function!r:.100} may not be called on this worker, whose policy is "
@@ -242,11 +213,7 @@ class FunctionTable:
             )
 
     def check_method(self, cls: type, name: str) -> None:
-        """Refuse a method of instances of `cls` that a peer may not call.
-
-        Raises:
-            RejectedError: the policy does not allow it.
-        """
+        """Refuse a method of instances of `cls` that a peer may not call."""
         if not self.is_allowed_method(cls, name):
             kind = cls.__qualname__
             raise RejectedError(

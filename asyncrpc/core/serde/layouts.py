@@ -68,12 +68,7 @@ def is_strided(tensor: torch.Tensor) -> bool:
 
 
 def has_entry(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is sent as its elements or parts; else torch pickles it.
-
-    Raises:
-        Unsendable: its layout is unknown and it is on a device: to pickle it would make
-            the event loop wait for the device.
-    """
+    """Return whether a tensor is sent as elements or parts, not pickled."""
     if is_strided(tensor) or is_known(tensor):
         return True
     if not tensor.is_cpu:
@@ -134,11 +129,7 @@ def parts_of(entry: list[Any]) -> list[int]:
 
 
 def put_together(entry: list[Any], get: GetPart) -> torch.Tensor:
-    """Return the tensor of an entry that `take_apart` made.
-
-    Raises:
-        DecodeError, RuntimeError: the parts do not make such a tensor.
-    """
+    """Return the tensor of an entry that `take_apart` made."""
     kind, _flags, *fields = entry
     if kind == ENTRY_QUANTIZED:
         return _from_quantized(fields, get)

@@ -54,7 +54,6 @@ def compress(
     A block that is not shorter is sent uncompressed, at its full length.
 
     Args:
-        unpacked_bytes: what `data` becomes in the end: more if it has been cast.
         free_bytes: by so many the blocks may become more than `EXPANSION_MAX` times
             as long; beyond that some of them are sent uncompressed.
     """
@@ -88,10 +87,6 @@ def decompress(
     Args:
         data: compressed blocks; not trusted.
         lengths: of the blocks; checked by `check_lengths`.
-        size: number of bytes to return.
-
-    Raises:
-        DecodeError: the bytes are damaged, or a package is missing.
     """
     opened = _decompressor(name)
     # Not a bytearray: that is filled with zeros, while no other thread runs.
@@ -105,11 +100,7 @@ def decompress(
 
 
 def check_lengths(lengths: Any, size: int, arrived_bytes: int) -> None:
-    """Refuse lengths of blocks that cannot be those of `size` bytes.
-
-    Raises:
-        DecodeError: the number of blocks, a length or their sum does not fit.
-    """
+    """Refuse lengths of blocks that cannot be those of `size` bytes."""
     blocks = -(-size // BLOCK_BYTES)
     if type(lengths) is not list or len(lengths) != blocks:
         raise DecodeError(

@@ -65,19 +65,7 @@ class _Unpickler(pickle.Unpickler):  # noqa: S301 - policy TRUSTED only
 def dump(
     value: Any, outbox: OutgoingBuffers, reducers: Reducers
 ) -> tuple[bytes, list[int]]:
-    """Pickle a value.
-
-    Args:
-        value: anything.
-        outbox: takes the buffers that travel out of band.
-        reducers: take the objects apart.
-
-    Returns:
-        The pickle, and the indices of its buffers in order.
-
-    Raises:
-        Unsendable: a part of the value cannot be pickled; `__cause__` says why.
-    """
+    """Pickle a value."""
     file, indices = io.BytesIO(), list[int]()
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
@@ -114,11 +102,7 @@ def dump(
 
 
 def load(data: Any, buffers: Sequence[memoryview], get: Callable[[int], Any]) -> Any:
-    """Rebuild what `dump` was given; `get` returns the object of an entry.
-
-    Raises:
-        DecodeError: the value cannot be rebuilt; `__cause__` says why.
-    """
+    """Rebuild what `dump` was given; `get` returns the object of an entry."""
     writable = [_writable(buffer) for buffer in buffers]
     try:
         return _Unpickler(data, writable, get).load()

@@ -159,10 +159,7 @@ class QuickWriter:
         """Begin with empty caches.
 
         Args:
-            objects_max: tensors in one message.
             control_bytes_max: of a control part; a longer one is left to `encoding`.
-            pickles: leave to pickle what it does better: long lists, and those that
-                occur twice.
         """
         self._pickles = pickles
         self._control_bytes_max = control_bytes_max
@@ -175,11 +172,7 @@ class QuickWriter:
         self._packer = _new_packer()
 
     def write(self, value: Any) -> Encoded | None:
-        """Return `value`, encoded, or None.
-
-        Raises:
-            EncodeError: another thread changes the value while it is read.
-        """
+        """Return `value`, encoded, or None."""
         if value is None:
             return Encoded(FLAT_NONE, [], [], 0)
         kind = type(value)
@@ -578,7 +571,6 @@ class QuickReader:
     __slots__ = ("_forms", "_tensors_max", "_wholes", "shared")
 
     def __init__(self, *, objects_max: int = TENSORS_MAX) -> None:
-        """Begin with empty caches, and no shared memory."""
         self.shared: SharedStorages | None = None
         self._tensors_max = min(objects_max, TENSORS_MAX)
         self._forms: dict[bytes, Sequence[Form]] = {}  # by the table

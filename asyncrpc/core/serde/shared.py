@@ -57,11 +57,7 @@ class SharedStorages(Protocol):
     """The shared storages that one worker knows."""
 
     def find(self, key: bytes) -> torch.UntypedStorage:
-        """Return a storage that a peer refers to.
-
-        Raises:
-            DecodeError: this worker does not have the storage.
-        """
+        """Return a storage that a peer refers to."""
         ...
 
 
@@ -192,7 +188,6 @@ class MemoryFile:
     __slots__ = ("__weakref__", "descriptor", "identity", "nbytes")
 
     def __init__(self, descriptor: int) -> None:
-        """Use a descriptor, which becomes this object's."""
         self.descriptor = descriptor
         weakref.finalize(self, os.close, descriptor).atexit = False
         status = os.fstat(descriptor)
@@ -201,19 +196,11 @@ class MemoryFile:
 
     @classmethod
     def create(cls, nbytes: int) -> MemoryFile:
-        """Make memory without a name.
-
-        Raises:
-            OSError: the system has none left.
-        """
+        """Make memory without a name."""
         return cls(_sealed_file(nbytes))
 
     def storage(self, start: int, nbytes: int) -> torch.UntypedStorage:
-        """Return a storage over a part that begins with a page.
-
-        Raises:
-            OSError: the memory cannot be mapped.
-        """
+        """Return a storage over a part that begins with a page."""
         if start % mmap.PAGESIZE or start + nbytes > self.nbytes:
             raise OSError(f"no part of {nbytes} bytes at {start} of {self.nbytes}")
         name = f"/proc/self/fd/{self.descriptor}"
@@ -261,12 +248,7 @@ class MappedFiles:
 
         Args:
             descriptor: of the file; stays the caller's.
-            start: of the part, in bytes.
             nbytes: length of the part; the file must have it.
-
-        Raises:
-            OSError: the memory cannot be mapped.
-            RuntimeError: the same, from torch.
         """
         identity = _identity(descriptor)
         storage = self._storages.get((*identity, start))
@@ -288,9 +270,6 @@ def move_together(storages: Iterable[torch.UntypedStorage]) -> None:
     """Move storages of the host to shared memory, under all their views.
 
     All or none are moved; those in shared memory stay.
-
-    Raises:
-        OSError: the system has no memory or no descriptor left; nothing was moved.
     """
     unshared = {
         storage._cdata: storage  # noqa: SLF001
@@ -320,11 +299,7 @@ def move_together(storages: Iterable[torch.UntypedStorage]) -> None:
 
 
 def _move_alone(storage: torch.UntypedStorage) -> None:
-    """Move a storage to shared memory that torch can send, too.
-
-    Raises:
-        OSError: the system has no memory or no descriptor left; nothing was moved.
-    """
+    """Move a storage to shared memory that torch can send, too."""
     descriptor = _sealed_file(storage.nbytes())
     try:
         moved = storage_over(descriptor, None, storage.nbytes())
@@ -350,9 +325,6 @@ def place_of(storage: torch.UntypedStorage) -> tuple[int, int]:
     """Return the descriptor of a storage's memory, and where in it the storage begins.
 
     The storage keeps owning the descriptor.  Memory that is not shared yet is moved.
-
-    Raises:
-        OSError: the system has no memory or no descriptor left.
     """
     place = getattr(storage, _PLACE, None)
     if place is not None:

@@ -49,11 +49,6 @@ class SmallTensors:
     """The gathered tensors of one pickle; used once."""
 
     def __init__(self, encoder: Encoder, refer: Callable[[int], object]) -> None:
-        """Begin with none.
-
-        Args:
-            refer: returns what stands in a pickle for an entry.
-        """
         self._encoder = encoder
         self._refer = refer
         self._rows: list[_Rows] = []

@@ -60,11 +60,7 @@ def span_of(
 
 
 def clusters(spans: Sequence[Span]) -> list[tuple[Span, list[int]]]:
-    """Divide the views of one storage into clusters that travel together.
-
-    Returns:
-        For each cluster its union and the indices of its members in `spans`.
-    """
+    """Divide the views of one storage into clusters that travel together."""
     grouped: list[tuple[Span, list[int]]] = []
     for index in sorted(range(len(spans)), key=spans.__getitem__):
         span = spans[index]

@@ -76,16 +76,6 @@ class DevicePlacement:
         limits: Limits,
         device_of: Callable[[str], str],
     ) -> None:
-        """Read the table of a message that `is_staged`; trust nothing.
-
-        Args:
-            device_of: returns the device, which may be `"cpu"`, for a tensor that came
-                from a device.
-
-        Raises:
-            DecodeError: the bytes are not a message, or a tensor reaches outside its
-                buffer.
-        """
         self._reader = TensorReader(buffers, limits.dimensions_max)
         self.wanted: dict[int, tuple[torch.Tensor, str]] = {}
         try:

@@ -87,11 +87,7 @@ class TensorWriter:
         self._pending: list[_OutgoingTensor] = []
 
     def add(self, index: int, tensor: torch.Tensor, flags: int) -> None:
-        """Note a strided, unquantized tensor, whose entry will be at `index`.
-
-        Raises:
-            Unsendable: the tensor's storage was resized to less than it needs.
-        """
+        """Note a strided, unquantized tensor, whose entry will be at `index`."""
         if tensor.is_cpu and not has_its_memory(tensor):
             raise Unsendable(
                 tensor,
@@ -323,11 +319,7 @@ class TensorReader:
         self._bases: dict[int, torch.Tensor] = {}
 
     def read(self, entry: Entry) -> torch.Tensor:
-        """Return the tensor of an entry, in host memory, without a gradient.
-
-        Raises:
-            DecodeError: the entry is not a tensor's, or reaches outside its buffer.
-        """
+        """Return the tensor of an entry, in host memory, without a gradient."""
         flags, name, shape, index = entry[1:5]
         if len(entry) == 5 and index != NO_BUFFER:  # noqa: PLR2004
             tensor = self._contiguous(name, shape, index)
@@ -338,11 +330,7 @@ class TensorReader:
         return tensor
 
     def read_shared(self, entry: Entry, storage: torch.UntypedStorage) -> torch.Tensor:
-        """Return a tensor over shared memory; see `read`.
-
-        Raises:
-            DecodeError: the tensor reaches outside the storage.
-        """
+        """Return a tensor over shared memory; see `read`."""
         flags, name, shape, _, offset, strides = entry[1:7]
         dtype = _dtype(name)
         self._check_place(shape, strides, offset)

@@ -34,8 +34,6 @@ def path_to(root: object, wanted: object, labels: Sequence[str]) -> str:
     """Return where in `root` an object is: `args[1]['x'].foo`.
 
     Args:
-        root: the value that could not be encoded.
-        wanted: the object to find, by identity.
         labels: what to call the elements of `root`; `value[i]` if there are none.
             "function, args" names the first element of an element separately.
     """

@@ -51,11 +51,7 @@ class Unpacked(Encoded):
     labels: Sequence[str]
 
     def pack(self) -> Encoded:
-        """Apply the codec; in any thread.
-
-        Raises:
-            EncodeError: the codec would destroy a value, which the text names.
-        """
+        """Apply the codec; in any thread."""
         try:
             control, buffers, written = packing.pack(
                 self.plan, self.control, self.buffers
@@ -73,11 +69,7 @@ class Unpacked(Encoded):
 
 
 class Codec:
-    """Encodes and decodes values under one worker's policy.
-
-    Thread safety:
-        Any thread may call any method: messages share no state.
-    """
+    """Encodes and decodes values under one worker's policy."""
 
     def __init__(
         self,
@@ -106,16 +98,6 @@ class Codec:
 
         Tensors and arrays are viewed, not copied, except those whose elements `spans`
         has gathered.  A tensor of any shape, dtype and strides can be sent.
-
-        Args:
-            value: anything.
-            labels: what an error calls the elements of `value`, if that is a tuple or a
-                list: `("args", "kwargs")`.
-            pickles: whether the peer takes pickles.
-
-        Raises:
-            EncodeError: a part of the value cannot be sent; the text says which part,
-                where it is and what to do.  Outcome NOT_EXECUTED.
         """
         quick = self.encode_quickly(value)
         if quick is not None:
@@ -160,15 +142,6 @@ class Codec:
 
         Its buffers are as `encode` makes them.  `Encoded.pack` applies the codec; call
         it in any thread.
-
-        Args:
-            compression: the codec.
-            value: as for `encode`.
-            labels: as for `encode`.
-            pickles: as for `encode`.
-
-        Raises:
-            EncodeError: as for `encode`, or the codec would harm a tensor of its dtype.
         """
         encoder = self._encoder(pickles=pickles)
         control = self._encode(encoder, value, labels)
@@ -215,11 +188,7 @@ class Codec:
     def open(
         self, control: bytes | memoryview, buffers: Sequence[memoryview]
     ) -> PackedMessage:
-        """Check a message that `compression.is_packed`, to be unpacked in a thread.
-
-        Raises:
-            DecodeError: the message can never be unpacked.
-        """
+        """Check a message that `compression.is_packed`, to be unpacked in a thread."""
         return PackedMessage(control, buffers, self.limits.unpacked_bytes_max)
 
     def _encode(self, encoder: Encoder, value: Any, labels: Sequence[str]) -> bytes:
@@ -255,11 +224,7 @@ class Codec:
         return " and ".join(labels)
 
     def encode_plain(self, value: Any) -> bytes:
-        """Return the control part of a value made of numbers, text, and lists of them.
-
-        Raises:
-            EncodeError: a part of the value cannot be sent.
-        """
+        """Return the control part of a value of numbers, text, and lists of them."""
         control = self._writer.write_flat(value)
         if control is None or len(control) > self.limits.control_bytes_max:
             # No pickle: a long one would go in a buffer, and here is none.
@@ -289,9 +254,6 @@ class Codec:
 
         Args:
             control: as encoded, or packed; not trusted.
-            buffers: as encoded, each in writable memory of its own: the tensors and
-                arrays of the value are made over it, not copied.  A read-only buffer is
-                copied.
             on_gradient: called for each tensor (any shape) that required a gradient at
                 the sender, in the order of `Encoded.gradient_tensors`; the argument
                 requires none, and the result replaces it.  None: these tensors become
@@ -300,10 +262,6 @@ class Codec:
                 errors to raise in place of them; None: hooks are called.
             counted: called with the number of values; None: those of short messages are
                 not counted.
-
-        Raises:
-            DecodeError: the bytes are not a value, or the value cannot be rebuilt here.
-            RejectedError: the policy forbids the value.  Outcome NOT_EXECUTED.
         """
         if packing.is_packed(control):
             control, buffers = self.open(control, buffers).unpack()
@@ -330,10 +288,6 @@ class Codec:
 
         Under STRICT that includes a value with a function or class that peers may not
         call: the reader would refuse the whole message.  No hook is called.
-
-        Args:
-            value: any.
-            takes_references: whether the value is part of a call, which counts them.
         """
         kind = type(value)
         if kind is str:

@@ -85,23 +85,10 @@ class References(Protocol):
 
         Its sender counts every reference in it as arrived, so a message that is not
         read must be lifted and let go of.
-
-        Returns:
-            The loans of the message, for `settle_loans`; None if it has none.
         """
 
     def settle_loans(self, link: PeerLink, loans: Any, *, answered: bool) -> list[int]:
-        """Settle the loans of a call that is over, or whose result was handed on.
-
-        Args:
-            link: to the lender.
-            loans: from `end_decode`.
-            answered: whether an answer is about to be sent that can carry tokens.
-
-        Returns:
-            The tokens to return with the answer; empty without an answer: then the
-            loans go back by messages of their own.
-        """
+        """Settle the loans of a call that is over, or whose result was handed on."""
 
     def take_back(self, from_: Incarnation, tokens: Iterable[int]) -> None:
         """A worker has returned these loans."""
@@ -112,14 +99,7 @@ class References(Protocol):
         target: list[Any],
         ready: Callable[[Callable[..., Any] | RefusedFunction], None],
     ) -> RRefId | None:
-        """Call `ready` with the function that `target` names, now or later.
-
-        Returns:
-            If it is called later: the value that this waits for.
-
-        Raises:
-            CallError: there is no such function; then `ready` is never called.
-        """
+        """Call `ready` with the function that `target` names, now or later."""
 
     def start_remote(
         self,
@@ -162,9 +142,6 @@ class Propagator(Protocol):
 
         Called in the context of the caller (for a request) or of the function (for a
         response).
-
-        Raises:
-            EncodeError: the message cannot carry this state.
         """
 
     def incoming(self, link: PeerLink, meta: Any) -> OnGradient | None:
@@ -190,11 +167,7 @@ class ThreadState(Protocol):
         """Return the metadata for a call of this thread, None for nothing."""
 
     def surround(self, meta: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what a request runs in place of its function.
-
-        Raises:
-            MalformedError: `meta` cannot be read.
-        """
+        """Return what a request runs in place of its function."""
 
 
 class CallSpan(Protocol):

@@ -41,11 +41,7 @@ class Pool(Protocol):
     """Threads that run jobs."""
 
     def submit(self, job: Job, done: Done) -> None:
-        """Run a job, then tell its outcome on the loop.
-
-        Raises:
-            RejectedError: there are no threads any more.
-        """
+        """Run a job, then tell its outcome on the loop."""
 
 
 class HoldsMessages(Protocol):

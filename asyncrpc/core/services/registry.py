@@ -83,10 +83,8 @@ class Services:
         """Let other workers send messages to a part whose code is loaded when needed.
 
         Args:
-            name: of the service.
             module: that has the service; a thread imports it when the first message
                 comes, unless the program has done so.
-            make: makes the service.
             by: the kinds of peer that may send it messages; the same for all of them.
         """
         later = LaterService(name, module, make, self, by)
@@ -94,11 +92,7 @@ class Services:
         self.router.later[name] = later.route
 
     def named(self, name: Any) -> Service:
-        """Return the service with this name; load it, if it is not loaded.
-
-        Raises:
-            MalformedError: no service has this name: the peer speaks another dialect.
-        """
+        """Return the service with this name; load it, if it is not loaded."""
         service = self._by_name.get(name) if type(name) is str else None
         if service is None:
             raise MalformedError(f"there is no service {name!r:.80}")
@@ -144,7 +138,6 @@ class LaterService:
         services: Services,
         by: Sender,
     ) -> None:
-        """Keep the place; see `Services.add_later`."""
         self.name = name
         self.routes: tuple[Route, ...] = ()
         self._module, self._make, self._services = module, make, services

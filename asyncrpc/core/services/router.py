@@ -161,7 +161,6 @@ class Router:
     """
 
     def __init__(self) -> None:
-        """Begin without routes."""
         self.notices: dict[bytes, Route] = {}
         self.requests: dict[bytes, Route] = {}
         self.later: dict[str, LaterRoute] = {}
@@ -177,9 +176,6 @@ class Router:
         """Return the route of a notice that is not known by its head yet.
 
         An unknown notice has a route as well: it leads to an error.
-
-        Raises:
-            MalformedError: the head names no service and method.
         """
         return self._resolve(head, self.notices, is_answered=False)
 

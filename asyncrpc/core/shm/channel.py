@@ -123,20 +123,11 @@ class TakenItem:
 class Channel:
     """One process's part in a queue.
 
-    Thread safety:
-        Any thread may use it.  A process made by `os.fork` must not.
-
     Attributes:
         ends: to pass to other processes.
     """
 
     def __init__(self, ends: Ends) -> None:
-        """Join a channel; the descriptors of `ends` become ours.
-
-        Raises:
-            UsageError: `MEMBERS_MAX` processes use it already.
-            OSError: the memory cannot be mapped, or /proc is missing.
-        """
         self.ends = ends
         layout = Layout(ends.limit_bytes, ends.items_max)
         with contextlib.ExitStack() as undo:
@@ -176,12 +167,7 @@ class Channel:
 
     @classmethod
     def create(cls, limit_bytes: int, items_max: int) -> Channel:
-        """Make a new channel.
-
-        Raises:
-            UsageError: this system does not have memfd_create(2).
-            OSError: no memory or no descriptor is left.
-        """
+        """Make a new channel."""
         if not is_supported:
             raise UsageError("shared queues need memfd_create(2), which Linux has")
         layout = Layout(limit_bytes, items_max)
@@ -220,14 +206,7 @@ class Channel:
     # --- putting ---------------------------------------------------------------------
 
     def reserve(self, sizes: Sequence[int]) -> list[Hold] | None:
-        """Take blocks for an item: all of them, or none.
-
-        Args:
-            sizes: in bytes.
-
-        Returns:
-            One hold each; None: there is no room now.
-        """
+        """Take blocks for an item: all of them, or none."""
 
         def take() -> list[tuple[Hold, bool]] | None:
             if not self._ring.is_full:
@@ -255,12 +234,7 @@ class Channel:
         """Put an item.
 
         Args:
-            blocks: the blocks that it refers to, held here.
-            body: written outside before, if it does not fit the slot.
             descriptors: to pass along; they stay ours.
-
-        Returns:
-            False: there is no room now.
         """
 
         def append() -> tuple[bool, bool]:
@@ -305,14 +279,7 @@ class Channel:
     # --- taking ----------------------------------------------------------------------
 
     def take(self) -> TakenItem | None:
-        """Take the next item.
-
-        Returns:
-            None: the queue is empty.
-
-        Raises:
-            OSError: the item has descriptors, and this process can open no more.
-        """
+        """Take the next item."""
         item = self._exclusively(self._pop)
         if isinstance(item, OSError):
             raise item

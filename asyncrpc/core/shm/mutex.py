@@ -26,16 +26,11 @@ _ERRORCHECK: Final = 2
 
 
 class RobustMutex:
-    """The mutex at an address.
-
-    Thread safety:
-        Any thread of any process that maps the memory; not recursive.
-    """
+    """The mutex at an address."""
 
     __slots__ = ("_address", "release")
 
     def __init__(self, address: int) -> None:
-        """Use the mutex that is at an address, which must stay mapped."""
         self._address = ctypes.c_void_p(address)
         # Releases it; does nothing if this thread does not have it.  No function of
         # Python's: at the start of one, an exception from a signal could strike.
@@ -51,11 +46,7 @@ class RobustMutex:
         _check(_LIBC.pthread_mutex_init(self._address, attributes))
 
     def acquire(self) -> None:
-        """Take the lock, also after its holder died; wait as long as the holder lives.
-
-        Raises:
-            OSError: this thread holds it already, or the memory is not a mutex.
-        """
+        """Take the lock, also after its holder died; wait while the holder lives."""
         # It is held for some microseconds; to sleep and be woken takes ten times that.
         for _ in range(_TRIES):
             number = _TRY_LOCK(self._address)

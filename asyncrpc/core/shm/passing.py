@@ -35,19 +35,10 @@ class DescriptorPassage:
     __slots__ = ("_receiving", "_sending")
 
     def __init__(self, descriptors: tuple[int, int]) -> None:
-        """Use the ends to send to and to receive from, which stay the caller's."""
         self._sending, self._receiving = descriptors
 
     def send(self, tag: Tag, descriptors: Sequence[int]) -> bool:
-        """Send descriptors, which stay ours.
-
-        Returns:
-            False: there is no room now.  Some may have been sent: the tag must not be
-            used again.
-
-        Raises:
-            OSError: the descriptors cannot be sent for another reason.
-        """
+        """Send descriptors, which stay ours."""
         name = _TAG.pack(*tag)
         with _socket(self._sending) as sock:
             for start in range(0, len(descriptors), _DESCRIPTORS_EACH):
@@ -62,11 +53,7 @@ class DescriptorPassage:
         return True
 
     def peek(self, tag: Tag, count: int) -> list[int]:
-        """Return the descriptors of the first message of a tag, which stays queued.
-
-        Raises:
-            OSError: this process can open no more descriptors; nothing has changed.
-        """
+        """Return the descriptors of the first message of a tag, which stays queued."""
         while True:
             queued_tag, descriptors = self._receive(socket.MSG_PEEK)
             if queued_tag != tag:
@@ -76,11 +63,7 @@ class DescriptorPassage:
             return _complete(descriptors, min(count, _DESCRIPTORS_EACH))
 
     def take_rest(self, count: int) -> list[int]:
-        """Drop the message that was peeked at, and take the others of its tag.
-
-        Raises:
-            OSError: this process can open no more descriptors; these are lost.
-        """
+        """Drop the message that was peeked at, and take the others of its tag."""
         self._drop()
         descriptors: list[int] = []
         for start in range(_DESCRIPTORS_EACH, count, _DESCRIPTORS_EACH):

@@ -60,11 +60,6 @@ class Slab:
     )
 
     def __init__(self, descriptor: int, size_bytes: int) -> None:
-        """Map a descriptor, which becomes ours.
-
-        Raises:
-            OSError: the descriptor cannot be mapped.
-        """
         self.descriptor = descriptor
         self.size_bytes = size_bytes
         close = weakref.finalize(self, os.close, descriptor)
@@ -76,11 +71,7 @@ class Slab:
 
     @classmethod
     def create(cls, size_bytes: int) -> Slab:
-        """Make a slab; call `prefault` before its pages are used.
-
-        Raises:
-            OSError: the memory cannot be allocated.
-        """
+        """Make a slab; call `prefault` before its pages are used."""
         descriptor = os.memfd_create(
             "asyncrpc-slab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         )
@@ -94,16 +85,7 @@ class Slab:
 
     @classmethod
     def attach(cls, descriptor: int, size_bytes: int) -> Slab:
-        """Map a slab that a peer has made.
-
-        Args:
-            descriptor: becomes ours, whatever happens.
-            size_bytes: as the peer says.
-
-        Raises:
-            MalformedError: the descriptor is not of a slab, or not of one of this size.
-            OSError: the slab cannot be mapped.
-        """
+        """Map a slab that a peer has made."""
         try:
             seals = fcntl.fcntl(descriptor, _F_GET_SEALS)
             real_bytes = os.fstat(descriptor).st_size
@@ -170,11 +152,7 @@ class Slab:
                 _touch(address, stop - address)
 
     def discard(self, start: int, nbytes: int) -> None:
-        """Give whole pages back to the kernel, in every process; they read as zeros.
-
-        Raises:
-            OSError: the kernel cannot do that.
-        """
+        """Give whole pages back to the kernel, in every process; they read as zeros."""
         if _LIBC.madvise(self.address + start, nbytes, _MADV_REMOVE):
             number = ctypes.get_errno()
             raise OSError(number, f"cannot free memory: {os.strerror(number)}")
@@ -184,9 +162,6 @@ def populate(address: int, nbytes: int) -> bool:
     """Make the kernel provide the pages of mapped memory, whose content stays.
 
     Slow: for a thread.  Another thread may write to the memory meanwhile.
-
-    Returns:
-        Whether it has; False on a kernel that cannot be told to.
     """
     start = address & -mmap.PAGESIZE
     length = address + nbytes - start

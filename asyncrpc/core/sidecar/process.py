@@ -89,14 +89,6 @@ class SidecarServer:
         listening: list[tuple[str, int]],
         key: bytes,
     ) -> None:
-        """Watch a process.
-
-        Args:
-            memory: descriptor of the worker's pulse.
-            worker: descriptor of the pair of sockets that leads to it.
-            listening: the abstract names of ports, and descriptors of the worker's
-                sockets that listen there.
-        """
         last_pulse = pulse.read(memory)
         assert last_pulse is not None  # the worker wrote it before we were started
         self._worker = last_pulse

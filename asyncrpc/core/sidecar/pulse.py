@@ -106,11 +106,7 @@ def read_of(pid: int, number: int) -> Pulse | None:
 
 
 def stat_of(pid: int) -> list[bytes]:
-    """Return what the kernel says of a process, from its state on.
-
-    Raises:
-        OSError: the process does not exist, or this process may not look at it.
-    """
+    """Return what the kernel says of a process, from its state on."""
     descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     try:
         # The name may hold anything, parentheses too, but nothing after it does.
@@ -120,20 +116,12 @@ def stat_of(pid: int) -> list[bytes]:
 
 
 def started_at(pid: int) -> int:
-    """Return when a process was started, in the kernel's ticks since boot.
-
-    Raises:
-        OSError: the process does not exist, or this process may not look at it.
-    """
+    """Return when a process was started, in the kernel's ticks since boot."""
     return int(stat_of(pid)[_STARTED])
 
 
 def pid_namespace() -> int:
-    """Return the inode of the pid namespace that this process is in.
-
-    Raises:
-        OSError: the kernel has no pid namespaces.
-    """
+    """Return the inode of the pid namespace that this process is in."""
     return os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116  (no pathlib here)
 
 

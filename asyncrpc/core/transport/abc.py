@@ -155,19 +155,8 @@ class Connector(ABC):
     async def listen(
         self, address: Address, accept: Callable[[], StreamHandler]
     ) -> Listener:
-        """Listen at `address`; each connection gets the handler that `accept` makes.
-
-        Raises:
-            TransportError: the address is in use, or not of this host.
-        """
+        """Listen at `address`; each connection gets the handler that `accept` makes."""
 
     @abstractmethod
     async def connect(self, address: Address, handler: StreamHandler) -> Transport:
-        """Connect to `address`; `handler.connection_made` has run when this returns.
-
-        Raises:
-            ConnectError: no process listens there, or the host cannot be reached.
-
-        Cancellation:
-            The attempt is given up and its socket closed.
-        """
+        """Connect to `address`; `handler.connection_made` has run when this returns."""

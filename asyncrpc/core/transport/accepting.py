@@ -51,8 +51,6 @@ class SocketAcceptor:
         """Begin to accept, on the running loop.
 
         Args:
-            sockets: that listen, and do not block.
-            take: takes a connection, which it then owns.
             make_room: called when no descriptor is left; closes a connection, and
                 returns whether there was one to close.
             turn_away: takes a connection for which there is only the spare descriptor,

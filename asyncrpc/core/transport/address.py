@@ -80,14 +80,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, name: str = "an address") -> Address:
-        """Read an address.
-
-        Args:
-            name: the name of the address in errors.
-
-        Raises:
-            UsageError: the text is not an address; the message shows the three forms.
-        """
+        """Read an address."""
         scheme, separator, rest = text.partition("://")
         if not separator or scheme not in SCHEMES or not rest:
             raise wrong(name, "tcp://host:port, uds:///path or mem://name", text)

@@ -41,17 +41,7 @@ _DESCRIPTORS_MAX: Final = 8  # in one record; more than one is refused, all are 
 def send_descriptor(
     path: str, token: bytes, descriptor: int, *, timeout_s: float = RECORD_TIMEOUT_S
 ) -> None:
-    """Pass a descriptor to the worker that listens at `path`; blocks: for a thread.
-
-    Args:
-        path: of the worker's Unix socket.
-        token: `TOKEN_BYTES` bytes that name it.
-        descriptor: stays ours.
-        timeout_s: seconds to wait for a place in the worker's queue.
-
-    Raises:
-        ConnectError: no worker takes descriptors there, or another user's does.
-    """
+    """Pass a descriptor to the worker that listens at `path`; blocks: for a thread."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(timeout_s)
         try:
@@ -79,15 +69,7 @@ class DescriptorInbox:
         self._awaited: dict[bytes, asyncio.Future[int]] = {}
 
     async def listen(self, path: str) -> None:
-        """Listen beside the Unix socket at `path`.
-
-        Raises:
-            TransportError: its name is too long, the directory is open to others, or
-                its lock was not free in time.
-
-        Cancellation:
-            No socket is left.
-        """
+        """Listen beside the Unix socket at `path`."""
         beside = Path(path + SUFFIX)
         check_length(beside, TransportError)
         try:
@@ -101,15 +83,7 @@ class DescriptorInbox:
         )
 
     async def claim(self, token: bytes) -> int:
-        """Return the descriptor that a peer has named; from now on it is the caller's.
-
-        Raises:
-            TimeoutError: it did not arrive within `CLAIM_TIMEOUT_S`.
-            TransportError: too many descriptors are awaited, or none is left here.
-
-        Cancellation:
-            The descriptor is closed if it arrives.
-        """
+        """Return the descriptor that a peer has named; it is the caller's now."""
         kept = self._unclaimed.pop(token, None)
         if kept is not None:
             kept[1].cancel()

@@ -41,21 +41,8 @@ async def connect_any(
     """Connect to the first of `addresses` that answers.
 
     Args:
-        addresses: where the peer can be reached, best first.
-        handler_factory: makes a handler for each attempt.  Handlers of attempts that
-            lose may see `connection_made` and then `connection_lost`.
         connectors: by scheme; addresses of other schemes are skipped.
         limit_s: seconds for all of it; None: no limit but those of the transports.
-
-    Raises:
-        RefusedError: no process listens at any of the addresses.
-        UnansweredError: at one of them nothing happened before `limit_s` had passed.
-        AuthenticationError: no address answered, and at one of them a certificate was
-            refused, at either end.
-        ConnectError: no address answered; the message lists each with its reason.
-
-    Cancellation:
-        Every attempt is given up and its socket closed.
     """
 
     async def connect(address: Address) -> Dialled[HandlerT]:

@@ -25,12 +25,6 @@ class Doorkeeper:
     """Reads the first bytes of an accepted connection, and gives it to its handler."""
 
     def __init__(self, usual: StreamHandler, doors: Doors) -> None:
-        """Keep the doors of one connection.
-
-        Args:
-            usual: gets it, and all its bytes, unless they begin like one of `doors`.
-            doors: makers of other handlers, by magic.
-        """
         self._usual = usual
         self._doors = doors
         self._bytes = bytearray(MAGIC_BYTES)

@@ -57,21 +57,10 @@ class Resolver:
     """Looks names up."""
 
     def __init__(self) -> None:
-        """Begin without a lookup under way."""
         self._under_way: dict[str, concurrent.futures.Future[list[str]]] = {}
 
     async def resolve(self, host: str, port: int) -> list[Endpoint]:
-        """Return the endpoints that a name stands for now, best first.
-
-        Args:
-            host: a name, or an address in digits, which is not looked up.
-
-        Raises:
-            OSError: the name does not resolve.
-
-        Cancellation:
-            The lookup goes on in its thread, for the next caller.
-        """
+        """Return the endpoints that a name stands for now, best first."""
         if is_numeric(host):
             return [Endpoint(host, port)]
         while True:
@@ -157,16 +146,6 @@ async def connected_socket(endpoints: Sequence[Endpoint]) -> socket.socket:
 
     Args:
         endpoints: in the order in which they are tried; at least one.
-
-    Returns:
-        A connected socket that does not block.
-
-    Raises:
-        ConnectionRefusedError: no process listens at any of them.
-        OSError: no endpoint can be reached; the text gives each with its reason.
-
-    Cancellation:
-        Every attempt is given up and its socket closed.
     """
     race = Race(_connect, socket.socket.close)
     winner = await race.run(endpoints)

@@ -39,11 +39,6 @@ class Handover:
         adopt: Callable[[socket.socket], Coroutine[Any, Any, None]],
         start_task: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
-        """Make the pair.
-
-        Args:
-            adopt: makes a connection of an accepted socket, which it then owns.
-        """
         self._loop = loop
         self._adopt = adopt
         self._start_task = start_task
@@ -88,11 +83,7 @@ class Handover:
 
 
 async def release_port(port: int) -> bool:
-    """Ask the sidecar of a dead worker for its port; return whether it had the port.
-
-    Cancellation:
-        The sidecar may have let go of the port.
-    """
+    """Ask the sidecar of a dead worker for its port; return whether it had the port."""
     if not hasattr(socket, "SO_PEERCRED"):  # only Linux has what this needs
         return False
     loop = asyncio.get_running_loop()

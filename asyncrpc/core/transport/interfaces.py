@@ -64,9 +64,6 @@ def host_addresses(interface: str | None = None) -> list[IPAddress]:
         interface: which to list, best first: names of interfaces, which may hold `*`
             and `?`, and networks such as `10.0.0.0/8`, separated by commas; None for
             all.
-
-    Raises:
-        UsageError: no address matches, or a network is not valid.
     """
     usable = list(_usable())
     preferred = set(_default_sources())
@@ -95,11 +92,7 @@ def usable_addresses() -> list[HostAddress]:
 
 
 def _patterns(text: str) -> list[Callable[[HostAddress], bool]]:
-    """Return the tests that choose addresses.
-
-    Raises:
-        UsageError: a network is not valid.
-    """
+    """Return the tests that choose addresses."""
     return [_pattern(part.strip()) for part in text.split(",") if part.strip()]
 
 

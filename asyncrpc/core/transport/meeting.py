@@ -63,14 +63,7 @@ class MeetingAddress:
         return str(Endpoint(self.host, self.port))
 
     async def look(self, limit_s: float) -> ResolvedName:
-        """Return what the name stands for now.
-
-        Raises:
-            OSError: the name does not resolve in so many seconds.
-
-        Cancellation:
-            Only a thread is left, which ends by itself.
-        """
+        """Return what the name stands for now."""
         try:
             async with asyncio.timeout(limit_s):
                 endpoints = tuple(await self.resolver.resolve(self.host, self.port))
@@ -81,14 +74,7 @@ class MeetingAddress:
         return ResolvedName(endpoints, local)
 
     async def knock(self, endpoints: Sequence[Endpoint], limit_s: float) -> Endpoint:
-        """Return the endpoint at which a process listens.
-
-        Raises:
-            OSError: no process listens there; TimeoutError: they are silent.
-
-        Cancellation:
-            No connection is left.
-        """
+        """Return the endpoint at which a process listens."""
         async with asyncio.timeout(min(limit_s, _KNOCK_MAX_S)):
             sock = await connected_socket(endpoints)
         try:
@@ -109,12 +95,6 @@ class MeetingAddress:
 
         If the host was given in digits, only at this address: what is hosted there
         does not authenticate its clients.
-
-        Returns:
-            None if another process has the port.
-
-        Raises:
-            OSError: the port is not available for another reason.
         """
         loopback = self.host == "localhost"
         only = self.host if is_numeric(self.host) and _is_local_ip(self.host) else None

@@ -341,18 +341,10 @@ class MemoryConnector(Connector):
     async def listen(
         self, address: Address, accept: Callable[[], StreamHandler]
     ) -> Listener:
-        """Listen at a name of the hub; see `Connector.listen`.
-
-        Raises:
-            TransportError: the name is taken.
-        """
+        """Listen at a name of the hub; see `Connector.listen`."""
         return self._hub.listen(address, accept)
 
     async def connect(self, address: Address, handler: StreamHandler) -> Transport:
-        """Connect to a name of the hub; see `Connector.connect`.
-
-        Raises:
-            ConnectError: no listener has that name.
-        """
+        """Connect to a name of the hub; see `Connector.connect`."""
         await asyncio.sleep(0)  # a cancellation point, before anything exists
         return self._hub.connect(address, handler)

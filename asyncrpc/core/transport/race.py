@@ -36,7 +36,6 @@ class Race(Generic[WayT, ConnectionT]):
 
         Args:
             connect: connects in one way; it may raise OSError.
-            discard: closes a connection that has come up too late.
         """
         self.errors: dict[WayT, OSError] = {}
         self._connect = connect
@@ -50,11 +49,7 @@ class Race(Generic[WayT, ConnectionT]):
         """Return the connection that comes up first; None if none does.
 
         Args:
-            ways: the best first.
             limit_s: seconds for all of them; None: no limit but those of `connect`.
-
-        Cancellation:
-            Every attempt is given up and its connection closed.
         """
         try:
             with contextlib.suppress(TimeoutError):  # then some have not answered

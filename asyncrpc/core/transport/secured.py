@@ -103,8 +103,6 @@ class TlsTransport(Transport):
         """Prepare one end.
 
         Args:
-            handler: gets the bytes.
-            contexts: certificates, and the demands on the peer's.
             host: the host that this end dials; None: this end accepts.
         """
         self._handler = handler

@@ -347,13 +347,6 @@ def user_of(peer: tuple[str, int], own: tuple[str, int]) -> int | None:
 
     It reads files of the kernel, of some 150 bytes for each connection: for a thread.
 
-    Args:
-        peer: IP address and port of the other end.
-        own: IP address and port of this end.
-
-    Returns:
-        None: the kernel does not say, or the other end is on another host.
-
     Source: proc_net_tcp of the kernel's documentation.
     """
     wanted = [(_plain(host), port) for host, port in (peer, own)]
@@ -397,9 +390,7 @@ class StreamListener(Listener):
         """Begin to accept, on the running loop.
 
         Args:
-            addresses: at which peers can try, best first.
             sockets: that listen; they are closed with the listener.
-            make_room: see `SocketAcceptor`.
         """
         self._addresses = addresses
         self._make = make
@@ -429,11 +420,7 @@ class StreamListener(Listener):
             sock.close()
 
     async def adopt(self, sock: socket.socket) -> None:
-        """Take a connection that was accepted here, by this process or another.
-
-        Cancellation:
-            The connection is closed.
-        """
+        """Take a connection that was accepted here, by this process or another."""
         if self._is_closed:
             sock.close()
             return
@@ -447,11 +434,7 @@ class StreamListener(Listener):
             raise
 
     async def close(self) -> None:
-        """Stop accepting and free the addresses.  Connections live on.  Idempotent.
-
-        Cancellation:
-            The sockets are closed all the same.
-        """
+        """Stop accepting and free the addresses.  Connections live on.  Idempotent."""
         self._is_closed = True
         self._acceptor.close()
         if self._starting:

@@ -21,11 +21,6 @@ class Splice:
     def __init__(
         self, first: Transport, second: Transport, on_end: Callable[[Splice], None]
     ) -> None:
-        """Join them.
-
-        Args:
-            on_end: called once when the first of the two has ended.
-        """
         self._on_end: Callable[[Splice], None] | None = on_end
         self._halves = _Half(self, first), _Half(self, second)
         self._halves[0].to, self._halves[1].to = second, first

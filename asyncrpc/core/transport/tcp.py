@@ -66,12 +66,7 @@ class TcpConnector(Connector):
     async def listen(
         self, address: Address, accept: Callable[[], StreamHandler]
     ) -> Listener:
-        """Listen at `address`; see `Connector.listen`.
-
-        Raises:
-            TransportError: the address is in use, not of this host, or unknown.
-            UsageError: the interface has no such address.
-        """
+        """Listen at `address`; see `Connector.listen`."""
         sockets, published = await bind(address, self.interface)
         try:
             return TcpListener(
@@ -82,14 +77,7 @@ class TcpConnector(Connector):
             raise _cannot_listen(address, error) from error
 
     async def connect(self, address: Address, handler: StreamHandler) -> Transport:
-        """Connect to `address`; see `Connector.connect`.
-
-        Raises:
-            ConnectError: refused, unreachable, or the name does not resolve; the
-                message says which.
-            AuthenticationError: one end refuses the other's certificate, or only one
-                speaks TLS.
-        """
+        """Connect to `address`; see `Connector.connect`."""
         secured = None
         if self.tls is not None:
             secured = TlsTransport(handler, self.tls, address.host)
@@ -146,10 +134,6 @@ async def bind(
     Args:
         address: where; port 0 asks the system for one.
         interface: for a wildcard address, the one interface to listen on; None: all.
-
-    Raises:
-        TransportError: the address is in use, not of this host, or unknown.
-        UsageError: the interface has no such address.
     """
     try:
         hosts = await _resolve(address, interface)

@@ -88,11 +88,6 @@ class TlsContexts:
     """
 
     def __init__(self, tls: Tls) -> None:
-        """Read the files.
-
-        Raises:
-            UsageError: a file cannot be read, or has the wrong content.
-        """
         self.landing = memoryview(bytearray(LANDING_BYTES))
         self.binding = binding_of(_first_certificate(Path(tls.certificate)))
         self._server_hostname = tls.server_hostname
@@ -136,11 +131,7 @@ def _check_path(name: str, path: object) -> None:
 
 
 def open_tls(tls: Tls | None) -> TlsContexts | None:
-    """Read the files of a `Tls`, if there is one.
-
-    Raises:
-        UsageError: a file cannot be read, or has the wrong content.
-    """
+    """Read the files of a `Tls`, if there is one."""
     return None if tls is None else TlsContexts(tls)
 
 

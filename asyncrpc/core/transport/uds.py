@@ -56,15 +56,7 @@ class UdsConnector(Connector):
     async def listen(
         self, address: Address, accept: Callable[[], StreamHandler]
     ) -> Listener:
-        """Listen at the path of `address`; make its directory if it is missing.
-
-        Raises:
-            TransportError: another process listens there, the directory is open to
-                others, its lock was not free in time, or the path is too long.
-
-        Cancellation:
-            No socket is left.
-        """
+        """Listen at the path of `address`; make its directory if it is missing."""
         path = Path(address.host)
         check_length(path, TransportError)
         try:
@@ -85,12 +77,7 @@ class UdsConnector(Connector):
             raise _cannot_listen(address, error) from error
 
     async def connect(self, address: Address, handler: StreamHandler) -> Transport:
-        """Connect to the path of `address`; see `Connector.connect`.
-
-        Raises:
-            ConnectError: no process listens there, we may not connect, or the path is
-                too long.
-        """
+        """Connect to the path of `address`; see `Connector.connect`."""
         check_length(Path(address.host), ConnectError)
         protocol = self._protocol(handler, address.host)
         loop = asyncio.get_running_loop()

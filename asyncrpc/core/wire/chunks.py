@@ -111,11 +111,6 @@ class ChunkScheduler:
     __slots__ = ("_on_taken", "_serial", "_turn")
 
     def __init__(self, on_taken: Callable[[OutgoingMessage], None]) -> None:
-        """Begin without payloads.
-
-        Args:
-            on_taken: called when the last chunk of a message has been taken.
-        """
         self._on_taken = on_taken
         self._turn: deque[OutgoingTransfer] = deque()
         self._serial = 0
@@ -129,9 +124,6 @@ class ChunkScheduler:
         """Queue a payload; return its transfer and the frame to send over lane 0.
 
         The frames must be sent in the order of these calls, which the serials count.
-
-        Args:
-            over_lanes: whether no chunk of it will be sent over lane 0.
         """
         self._serial += 1
         transfer = OutgoingTransfer(message, self._serial)
@@ -221,12 +213,7 @@ class Arrival:
         self._begun_chunks = bytearray(-(-chunks // 8))
 
     def begin(self, offset: int, nbytes: int) -> None:
-        """Record a chunk whose bytes come next on some lane.
-
-        Raises:
-            MalformedError: the offset or length is not that of a chunk of this payload,
-                or the chunk has come before.
-        """
+        """Record a chunk whose bytes come next on some lane."""
         index, within = divmod(offset, CHUNK_BYTES)
         due = min(CHUNK_BYTES, self.total - offset)
         if offset < 0 or within or nbytes <= 0 or nbytes != due:
@@ -308,10 +295,8 @@ class Arrivals:
         """Record a message whose payload is on its way.
 
         Args:
-            message: the message without its buffers.
             buffers: the memory for the payload; None: the message has been delivered
                 without its payload, which is discarded.
-            total: bytes of the payload.
         """
         self.opened += 1
         arrival = Arrival(self.opened, message, buffers or [], total)
@@ -326,11 +311,7 @@ class Arrivals:
             self.on_opened()
 
     def begin(self, serial: int, offset: int, nbytes: int) -> Arrival:
-        """Return the transfer of a chunk whose bytes come next.
-
-        Raises:
-            MalformedError: the transfer is not under way, or expects no such chunk.
-        """
+        """Return the transfer of a chunk whose bytes come next."""
         arrival = self._arrivals.get(serial)
         if arrival is None or 0 <= arrival.dropped_at < arrival.begun + nbytes:
             raise MalformedError(
@@ -354,16 +335,6 @@ class Arrivals:
 
         Bytes that it sent before may still be on their way: they are discarded, and
         then the transfer is forgotten.
-
-        Args:
-            sent_bytes: how many of its bytes the peer has sent.
-
-        Returns:
-            Kind and call of its message, if the message was still wanted.
-
-        Raises:
-            MalformedError: the transfer is not under way, or `sent_bytes` is out of
-                range.
         """
         arrival = self._arrivals.get(serial)
         if arrival is None or arrival.dropped_at >= 0:
@@ -443,11 +414,7 @@ class ChunkLanding:
         self._scratch = memoryview(b"")
 
     def begin(self, serial: int, offset: int, nbytes: int) -> None:
-        """Take a chunk, whose bytes come next.
-
-        Raises:
-            MalformedError: no transfer expects the chunk.
-        """
+        """Take a chunk, whose bytes come next."""
         self._arrival = self._arrivals.begin(serial, offset, nbytes)
         self._offset, self.bytes_left = offset, nbytes
 
@@ -479,12 +446,7 @@ class ChunkLanding:
         return self._scratch[: self.bytes_left]
 
     def landed(self, nbytes: int, *, copied: bool = False) -> None:
-        """Count bytes that have landed; the last ones may deliver the message.
-
-        Args:
-            nbytes: number of bytes.
-            copied: whether they were copied out of a scratch buffer.
-        """
+        """Count bytes that have landed; the last ones may deliver the message."""
         arrival = self._arrival
         self._offset += nbytes
         self.bytes_left -= nbytes
@@ -536,11 +498,7 @@ class LaneReader:
         return self._header[self._filled :]
 
     def advance(self, nbytes: int) -> None:
-        """Count `nbytes` bytes that have landed in the last `get_buffer`.
-
-        Raises:
-            RemoteProtocolError: the protocol does not allow the bytes.
-        """
+        """Count `nbytes` bytes that have landed in the last `get_buffer`."""
         if self._landing.bytes_left:
             self._landing.landed(nbytes)
             return

@@ -98,13 +98,9 @@ class Handshake:
 
         Args:
             secret: the cluster's secret; None where the transport vouches for the peer.
-            nonce: `NONCE_BYTES` fresh random bytes.
             binding: the name of the channel, equal at both ends; empty without TLS.
-            ticket: of a dialer: names the token whose key is given as `secret`.
             key_of: of an acceptor: returns the key of a token by its ticket; None for
                 a token that is not valid.
-            is_cautious: whether a dialer waits with its HELLO for the proof of the
-                acceptor: one round trip more.
         """
         if len(nonce) != NONCE_BYTES:
             raise LocalProtocolError(f"a nonce must have {NONCE_BYTES} bytes")
@@ -135,29 +131,13 @@ class Handshake:
         return self._preface + self.ticket if self.role is Role.DIALER else b""
 
     def check_beginning(self, beginning: bytes | bytearray) -> None:
-        """Refuse a stranger at the first byte that no worker would send.
-
-        Args:
-            beginning: the bytes of the next record that have arrived.
-
-        Raises:
-            MalformedError: the bytes are not the beginning of a worker's record.
-            AuthenticationError: the bytes are the beginning of a TLS record.
-        """
+        """Refuse a stranger at the first byte that no worker would send."""
         known = bytes(beginning[: len(PREFACE_MAGIC)])
         if self.state is HandshakeState.PREFACE and not PREFACE_MAGIC.startswith(known):
             raise self._refuse_stranger(known)
 
     def receive(self, record: bytes) -> bytes:
-        """Take `wanted` bytes; return the bytes to send.
-
-        Raises:
-            AuthenticationError: the peer does not know the secret, or refused our
-                proof.  Send `farewell` before the connection is closed.
-            VersionMismatchError: the peer speaks another version.
-            MalformedError: the peer does not speak this protocol.
-            LocalProtocolError: the record is not `wanted` bytes long.
-        """
+        """Take `wanted` bytes; return the bytes to send."""
         if not self.wanted or len(record) != self.wanted:
             raise LocalProtocolError(
                 f"{len(record)} bytes for a handshake that takes {self.wanted}: "
@@ -325,11 +305,6 @@ class HandshakeReader:
         handshake: Handshake,
         on_record: Callable[[bytes], None],
     ) -> None:
-        """Prepare to read.
-
-        Args:
-            on_record: called when a record has been taken, with the answer to send.
-        """
         self._handshake = handshake
         self._on_record = on_record
         self._record = bytearray()
@@ -340,13 +315,7 @@ class HandshakeReader:
         return self._place[: self._handshake.wanted - len(self._record)]
 
     def advance(self, nbytes: int) -> None:
-        """Take the bytes that have arrived.
-
-        Raises:
-            AuthenticationError: see `Handshake.receive`.
-            VersionMismatchError: see `Handshake.receive`.
-            MalformedError: see `Handshake.receive`.
-        """
+        """Take the bytes that have arrived."""
         self._record += self._place[:nbytes]
         if len(self._record) < self._handshake.wanted:
             self._handshake.check_beginning(self._record)

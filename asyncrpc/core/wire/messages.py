@@ -99,21 +99,12 @@ class Hello:
         return (self.name, self.incarnation) == (other.name, other.incarnation)
 
     def encode(self) -> bytes:
-        """Return the control part of a HELLO frame.
-
-        Raises:
-            LocalProtocolError: the record is longer than a head may be.
-        """
+        """Return the control part of a HELLO frame."""
         return pack_head(list(astuple(self)))
 
     @classmethod
     def decode(cls, control: bytes) -> Hello:
-        """Read what `encode` wrote.
-
-        Raises:
-            MalformedError: a field is missing, or is not what it can be of a worker.
-            FrameTooLargeError: `control` is longer than a head may be.
-        """
+        """Read what `encode` wrote."""
         if len(control) > HEAD_BYTES_MAX:
             raise FrameTooLargeError(
                 f"a HELLO has {len(control)} bytes; the limit is {HEAD_BYTES_MAX}"
@@ -160,11 +151,7 @@ _HELLO_REQUIRED: Final = 4  # the fields without a default
 
 
 def pack_head(record: list[Any]) -> bytes:
-    """Return the bytes of a head.
-
-    Raises:
-        LocalProtocolError: the head is too long.
-    """
+    """Return the bytes of a head."""
     packed: bytes = _PACKER.pack(record)
     if len(packed) > HEAD_BYTES_MAX:
         raise LocalProtocolError(
@@ -174,11 +161,7 @@ def pack_head(record: list[Any]) -> bytes:
 
 
 def unpack_head(head: bytes) -> list[Any]:
-    """Read what `pack_head` wrote; always an array.
-
-    Raises:
-        MalformedError: `head` is not a msgpack array.
-    """
+    """Read what `pack_head` wrote; always an array."""
     try:
         record = msgpack.unpackb(head, strict_map_key=True)
     except (ValueError, msgpack.UnpackException) as error:

@@ -133,12 +133,7 @@ class OutgoingMessage:
         return not self.head and self.on_sent is None
 
     def on(self, event: OutgoingEvent) -> None:
-        """Take an event; for `OutgoingMessages` alone.
-
-        Raises:
-            LocalProtocolError: the event cannot happen in this state.  The message has
-                not changed.
-        """
+        """Take an event; for `OutgoingMessages` alone."""
         state = TRANSITIONS[self.state].get(event)
         if state is None:
             raise LocalProtocolError(f"{event.name} cannot happen: {self.state.value}")
@@ -177,13 +172,7 @@ class OutgoingMessages:
         event: OutgoingEvent,
         take_back: Callable[[], object],
     ) -> None:
-        """Record what a message waits for from now on.
-
-        Args:
-            message: the message, which may have been waiting already.
-            take_back: called if the message is dropped.  It makes the holder of the
-                message forget it, and tells the peer if the peer has heard of it.
-        """
+        """Record what a message waits for from now on."""
         message.on(event)
         self._waiting[message] = take_back
 
@@ -194,14 +183,7 @@ class OutgoingMessages:
     def drop(
         self, kind: int, call_id: int, *, bare_only: bool = False
     ) -> OutgoingState | None:
-        """Give up the messages of one kind and call that wait.
-
-        Args:
-            bare_only: whether to keep messages that hold more than a value.
-
-        Returns:
-            The state of the last dropped message; None if no message was dropped.
-        """
+        """Give up the messages of one kind and call that wait."""
         state = None
         if not self._waiting:
             return state

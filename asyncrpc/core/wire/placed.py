@@ -53,8 +53,6 @@ def placed_prefix(
     """Return a PLACED frame up to the beginning of its payload.
 
     Args:
-        flags: the flags of the header, without PLACED.
-        aux: the `aux` of the header.
         entries: one row per buffer; buffers outside of slabs follow as the payload.
     """
     table: list[int] = []
@@ -86,10 +84,6 @@ def check_body(count: int, payload_bytes: int) -> int:
 
     Args:
         count: number of buffers; 0 if the message's kind or flags forbid PLACED.
-        payload_bytes: bytes of the buffers outside of slabs.
-
-    Raises:
-        MalformedError: the message must not be PLACED, or its payload is too long.
     """
     if not count:
         raise MalformedError("a message of this kind cannot lie in shared memory")
@@ -99,11 +93,7 @@ def check_body(count: int, payload_bytes: int) -> int:
 
 
 def read_table(scratch: bytearray | memoryview, at: int, count: int) -> list[BufferRow]:
-    """Read the table of a PLACED frame.
-
-    Raises:
-        MalformedError: a placement is unknown, or a location is out of range.
-    """
+    """Read the table of a PLACED frame."""
     numbers = struct.unpack_from(f"<{2 * count}Q", scratch, at)
     entries: list[BufferRow] = []
     for index in range(0, 2 * count, 2):

@@ -155,11 +155,6 @@ class FrameReader:
         allocate: Allocate,
         limits: MessageLimits | None = None,
     ) -> None:
-        """Make a reader.
-
-        Args:
-            allocate: returns the buffers that payloads land in.
-        """
         self.sink = sink
         self.arrivals = Arrivals(self._deliver_arrived)
         self.places: Places | None = None
@@ -215,12 +210,7 @@ class FrameReader:
             self._scratch.madvise(_DONTNEED, kept_bytes)
 
     def advance(self, nbytes: int) -> None:
-        """Record that `nbytes` bytes have arrived in the last `get_buffer`.
-
-        Raises:
-            RemoteProtocolError: the protocol does not allow the bytes.  The position in
-                the stream is lost: the connection must be aborted.
-        """
+        """Record that `nbytes` bytes have arrived in the last `get_buffer`."""
         landing = self._landing
         if landing is not None:
             if landing.bytes_left == nbytes:
@@ -248,21 +238,13 @@ class FrameReader:
             self._make_room()  # a long frame has been read: give its memory back
 
     def go_on(self) -> None:
-        """Parse what has arrived meanwhile; undoes `hold`.
-
-        Raises:
-            RemoteProtocolError: see `advance`.
-        """
+        """Parse what has arrived meanwhile; undoes `hold`."""
         if self._held_wanted:
             self._wanted, self._held_wanted = self._held_wanted, 0
             self.advance(0)
 
     def _make_room(self) -> None:
-        """Move the beginning of a frame to the front, or to a longer scratch buffer.
-
-        Raises:
-            OSError: no memory for a longer scratch buffer; no state has changed.
-        """
+        """Move the beginning of a frame to the front, or to a longer scratch buffer."""
         rest = self._view[self._start : self._end]
         size = max(SCRATCH_BYTES, self._held_wanted or self._wanted)
         if size != len(self._scratch):

@@ -182,16 +182,7 @@ class RetransmitBuffer:
         return sum(map(len, self._parts))
 
     def acknowledge(self, received: int) -> None:
-        """Let go of bytes that the peer has read.
-
-        Args:
-            received: how many bytes the peer has read, from the first one on.  A number
-                below an earlier one is ignored: an ACK that was under way when the
-                connection broke comes after a HELLO with a higher number.
-
-        Raises:
-            MalformedError: `received` is more than the number of bytes sent.
-        """
+        """Let go of bytes that the peer has read."""
         if received <= self._acknowledged:
             return
         self._acknowledged = received
@@ -209,15 +200,7 @@ class RetransmitBuffer:
         self.start = start
 
     def rest(self, received: int) -> list[bytes | memoryview]:
-        """Return the bytes that the peer has not read.
-
-        Args:
-            received: how many bytes it has read.
-
-        Raises:
-            MalformedError: `received` is more than the number of bytes sent, or less
-                than the peer has acknowledged.
-        """
+        """Return the bytes that the peer has not read."""
         if received < self._acknowledged:
             raise MalformedError(
                 f"the peer read {received} bytes before the connection broke, but has "

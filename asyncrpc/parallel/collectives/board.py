@@ -88,11 +88,6 @@ class Board:
     """The board, as one rank sees it."""
 
     def __init__(self, memory: torch.Tensor, rank: int, size: int) -> None:
-        """Use memory that all ranks share.
-
-        Args:
-            memory: of `board_bytes(size)` bytes, of dtype uint8, zero at first.
-        """
         self.size = size
         self.slot_bytes = slot_bytes(size)
         self.window_bytes = window_bytes(size)
@@ -128,11 +123,7 @@ class Board:
     # --- notes and slots -------------------------------------------------------------
 
     def write_note(self, number: int, rank: int, text: bytes) -> None:
-        """Write this rank's note of a collective.
-
-        Raises:
-            CollectiveError: the note is too long.
-        """
+        """Write this rank's note of a collective."""
         if len(text) > NOTE_BYTES - 4:
             raise CollectiveError(
                 f"the shapes of this collective take {len(text)} bytes; the limit is "
@@ -156,12 +147,7 @@ class Board:
         return slot
 
     def window(self, rank: int, turn: int, lane: int) -> torch.Tensor:
-        """Return a window of a rank: uint8, (window_bytes,).
-
-        Args:
-            turn: from 0 to `DEPTH - 1`.
-            lane: from 0 to `size - 1`.
-        """
+        """Return a window of a rank: uint8, (window_bytes,)."""
         window: torch.Tensor = self._windows[rank, turn, lane]
         return window
 
@@ -238,12 +224,7 @@ class Board:
         ranks: Iterable[int],
         check: Callable[[], None],
     ) -> None:
-        """Wait, in a thread, until ranks have given, combined or taken so many pieces.
-
-        Args:
-            counter: `GIVEN`, `COMBINED` or `TAKEN`.
-            check: raises if the collective has failed.
-        """
+        """Wait, in a thread, until ranks gave, combined or took so many pieces."""
         if pieces <= 0:  # reached from the beginning
             return
         words, wanted = self._words, number << _PIECES_BITS | pieces

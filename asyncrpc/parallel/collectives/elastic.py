@@ -62,11 +62,7 @@ class ElasticGroups:
             del self._all[series.name]
 
     def on_standing(self, link: PeerLink, message: MemberStanding) -> None:
-        """Take what another worker says of a group.
-
-        Raises:
-            MalformedError: the message contradicts itself, or lists too many workers.
-        """
+        """Take what another worker says of a group."""
         standing = standing_of(message)
         series = self._all.get(message.group_name)
         if series is None:  # a newcomer waits until all workers have answered
@@ -113,15 +109,6 @@ class ElasticSeries:
 
         Args:
             timeout_s: seconds to wait; None: no limit.
-
-        Raises:
-            UsageError: this worker waits for the next view already.
-            CollectiveTimeoutError: some workers did not come in time.
-            QuorumLostError: too few members are left, or too few workers came.
-            GroupChangedError: the others have gone on without this worker.
-
-        Cancellation:
-            The others are told, and count this worker as absent.
         """
         machine, before = self.machine, self.machine.view.generation
         if machine.is_here:

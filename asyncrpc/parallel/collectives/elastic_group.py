@@ -289,11 +289,7 @@ async def join_group(
 
 
 def application_of(step: int, min_size: int, quorum: str) -> Application:
-    """Return the request of a program.
-
-    Raises:
-        UsageError: an argument is wrong.
-    """
+    """Return the request of a program."""
     check_count("step", step, at_least=NEWCOMER_STEP, at_most=STEP_MAX)
     check_count("min_size", min_size, at_least=1, at_most=STEP_MAX)
     check_choice("quorum", quorum, QUORUMS)

@@ -27,12 +27,7 @@ _DEVICE_MAX: Final = 64  # characters
 
 
 def check_group(worker: Worker, name: str, timeout_s: float | None) -> None:
-    """Check the arguments of a group.
-
-    Raises:
-        UsageError: an argument is wrong, or this is not the worker's loop.
-        NotStartedError: the worker is not running.
-    """
+    """Check the arguments of a group."""
     check_kind("worker", worker, Worker, "a worker")
     check_kind("name", name, str, "a string")
     if timeout_s is not None:
@@ -41,12 +36,7 @@ def check_group(worker: Worker, name: str, timeout_s: float | None) -> None:
 
 
 def names_of(worker: Parts, members: Sequence[str | int] | None) -> tuple[str, ...]:
-    """Return the names of the workers of a group, by rank.
-
-    Raises:
-        UsageError: the workers cannot form a group.
-        UnknownWorkerError: no worker has a given name or rank.
-    """
+    """Return the names of the workers of a group, by rank."""
     if members is None:
         if worker.identity.world_size <= 0:
             problem = "is not in a group of a fixed size; pass members=[...]"
@@ -102,11 +92,7 @@ async def check_device(worker: Parts, device: str) -> None:
 
 
 def bytes_of(sizes: Any, dtype: torch.dtype) -> int:
-    """Return the bytes of a tensor that will be made.
-
-    Raises:
-        UsageError: the sizes or the dtype are not those of a tensor.
-    """
+    """Return the bytes of a tensor that will be made."""
     check_kind("dtype", dtype, torch.dtype, "a torch.dtype")
     check_sequence("shape", sizes, "sizes, integers of at least 0")
     if not all(type(size) is int and size >= 0 for size in sizes):

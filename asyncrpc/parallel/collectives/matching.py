@@ -134,11 +134,7 @@ class Matching:
     # --- beginning and ending --------------------------------------------------------
 
     def begin(self, descriptor: Descriptor, timeout_s: float | None) -> CollectiveRun:
-        """Begin the next collective.
-
-        Raises:
-            CollectiveError: the collective has failed already.
-        """
+        """Begin the next collective."""
         number = self.machine.operations.begun
         operation = self.machine.begin(descriptor)
         if self.machine.outbox:
@@ -155,11 +151,7 @@ class Matching:
         return run
 
     def refuse(self, reason: str) -> None:
-        """Take the number of the next collective, and fail it for all ranks.
-
-        Raises:
-            CollectiveError: a rank is gone, and the whole group has failed.
-        """
+        """Take the number of the next collective, and fail it for all ranks."""
         failure = self.machine.refuse(reason)
         self._carry_out()
         if failure is not None:
@@ -260,12 +252,7 @@ class Matching:
     def lose(
         self, failure: CollectiveFailure, *, ended: int = 0, tell: bool = True
     ) -> None:
-        """Fail all present and later collectives that need a rank that is gone.
-
-        Args:
-            ended: collectives before this number do not need the rank any more.
-            tell: whether this rank tells the others.
-        """
+        """Fail all present and later collectives that need a rank that is gone."""
         if self.machine.lost is None:
             self.points.fail(failure)
         is_news = self.machine.lose(failure, ended=ended)
@@ -274,11 +261,7 @@ class Matching:
             self.tell(m.RankGone(self.id, failure))
 
     def leave(self, deed: str = CLOSED) -> None:
-        """Leave the group: tell the others which collectives this rank has ended.
-
-        Args:
-            deed: what this rank does, as in "rank 1 ('b') `deed` a group of 3".
-        """
+        """Leave the group: tell the others which collectives this rank has ended."""
         was_whole = self.machine.lost is None
         ended, failure = self.machine.leave(deed)
         if was_whole:
@@ -342,11 +325,7 @@ class Matching:
             return None
 
     async def link(self, rank: int) -> PeerLink:
-        """Return the link to a rank.
-
-        Raises:
-            RankLostError: the rank cannot be reached.
-        """
+        """Return the link to a rank."""
         name = self.members[rank]
         link = self.worker.directory.link_to(name)
         if link is not None:
@@ -394,12 +373,7 @@ class CollectiveRun:
         return f"{operation} {self.number} of {self.matching.label}"
 
     async def send(self, rank: int, tensors: Iterable[torch.Tensor]) -> None:
-        """Send tensors to a rank; they must stay as they are until `settle`.
-
-        Raises:
-            CollectiveError: the collective has failed because that rank shuts down, or
-                cannot be reached.
-        """
+        """Send tensors to a rank; they must stay as they are until `settle`."""
         matching = self.matching
         link: PeerLink | None
         link = matching.worker.directory.link_to(matching.members[rank])
@@ -476,21 +450,13 @@ class CollectiveRun:
         return error_of(self.operation.failure)
 
     def check(self) -> None:
-        """Raise if the collective has failed.
-
-        Raises:
-            CollectiveError: the collective has failed.
-        """
+        """Raise if the collective has failed."""
         if self.operation.failure is not None:
             raise error_of(self.operation.failure)
 
     @waits(lambda at: at["self"].wait_now())
     async def pause(self, limit_s: float) -> None:
-        """Wait until the state has changed, for at most `limit_s` seconds.
-
-        Raises:
-            CollectiveError: the collective has failed.
-        """
+        """Wait until the state has changed, for at most `limit_s` seconds."""
         timer = self.matching.loop.call_later(limit_s, self.wake)
         try:
             await self._wait()
@@ -499,22 +465,13 @@ class CollectiveRun:
 
     @waits(lambda at: at["self"].wait_now())
     async def until_done(self, other: asyncio.Future[Any]) -> None:
-        """Wait for a future that this collective needs first.
-
-        Raises:
-            CollectiveError: the collective has failed first, for example by its
-                timeout.
-        """
+        """Wait for a future that this collective needs first."""
         other.add_done_callback(lambda _: self.wake())
         while not other.done():
             await self._wait()
 
     async def _wait(self) -> None:
-        """Wait until the state has changed.
-
-        Raises:
-            CollectiveError: the collective has failed.
-        """
+        """Wait until the state has changed."""
         self.check()
         self._waiter = self.matching.loop.create_future()
         try:

@@ -157,13 +157,8 @@ async def play(
 
     Args:
         into: the blocks that received tensors fill; None: `blocks`.
-        by: the reduction, if there is one.
-        adopt: keep the received tensors themselves instead of copying their values.
         is_last: whether to wait until all sent blocks have been taken; needless where
             another schedule follows and the two are safe as one.
-
-    Raises:
-        CollectiveError: the collective has failed.
     """
     kept = blocks if into is None else into
     for step in plan:

@@ -147,11 +147,7 @@ class MemberStanding(Notice):
 
 
 def standing_of(message: MemberStanding) -> Standing:
-    """Return the standing in a message.
-
-    Raises:
-        MalformedError: the message contradicts itself, or lists too many workers.
-    """
+    """Return the standing in a message."""
     lists = message.members, message.applicants, message.accusations, message.departures
     if any(len(workers) > WORKERS_MAX for workers in lists):
         raise MalformedError(f"a standing must list at most {WORKERS_MAX} workers")
@@ -188,11 +184,7 @@ def notice_of(name: str, standing: Standing) -> MemberStanding:
 
 
 def read_descriptor(value: Any) -> Descriptor:
-    """Return the description of a collective that a rank wrote on the board.
-
-    Raises:
-        MalformedError: `value` is not the description of a collective.
-    """
+    """Return the description of a collective that a rank wrote on the board."""
     descriptor: Descriptor = _DESCRIPTOR.read_as(
         "the description of a collective", value
     )

@@ -75,11 +75,7 @@ class Path(Protocol):
 
 
 async def open_path(run: CollectiveRun) -> Path:
-    """Agree with all ranks on the path.
-
-    Raises:
-        CollectiveError: that collective has failed.
-    """
+    """Agree with all ranks on the path."""
     matching = run.matching
     rank, size = matching.rank, len(matching.members)
     by_messages = MessagePath(rank, size)

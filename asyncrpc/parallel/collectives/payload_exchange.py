@@ -338,11 +338,7 @@ class RendezvousService:
             settle(exchange.whole, whole)
 
     def _asked_for(self, link: PeerLink, of: ExchangeId) -> PayloadExchange | None:
-        """Return the exchange that the parent speaks of; None: it is over here.
-
-        Raises:
-            MalformedError: the sender is not the parent in the series.
-        """
+        """Return the exchange that the parent speaks of; None: it is over here."""
         key = Key(Purpose.RENDEZVOUS, of.tag, of.replicas)
         rank, ranks = self._parts.barriers.checked_sender(link, key)
         parent, _ = tree_position(ranks.index(self._parts.identity.rank), len(ranks))
@@ -367,11 +363,7 @@ class RendezvousService:
                 settle(exchange.whole, Payloads([], problem))
 
     async def close(self) -> None:
-        """Fail the exchanges under way.
-
-        Cancellation:
-            It never waits.
-        """
+        """Fail the exchanges under way."""
         self._is_closed = True
         for exchange in tuple(self._open.values()):
             exchange.fail(self._farewell)

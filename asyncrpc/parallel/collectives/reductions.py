@@ -45,14 +45,7 @@ class Reduction(NamedTuple):
 
 
 def reduction_for(how: str, dtype: torch.dtype) -> Reduction:
-    """Return the reduction for tensors of a dtype.
-
-    Args:
-        how: `sum`, `avg`, `product`, `min`, `max`, `band`, `bor` or `bxor`.
-
-    Raises:
-        UsageError: `how` is not a reduction, or is not defined for the dtype.
-    """
+    """Return the reduction for tensors of a dtype."""
     if type(how) is not str or how not in _COMBINE:
         raise wrong("op", f"one of {', '.join(map(repr, _COMBINE))}", how)
     return _reduction_for(how, dtype)

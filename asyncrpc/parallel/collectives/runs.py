@@ -35,11 +35,6 @@ class CollectiveRuns:
     """
 
     def __init__(self, parts: Parts, matching: Matching) -> None:
-        """Prepare; nothing is sent.
-
-        Args:
-            matching: numbers the collectives, and knows what the other ranks call.
-        """
         self.opening: asyncio.Task[Path] | None = None
         self._parts = parts
         self._matching = matching
@@ -52,7 +47,6 @@ class CollectiveRuns:
         """Run one collective: number it, watch it, and fail it for all if it fails.
 
         Args:
-            descriptor: what the ranks must have in common.
             timeout_s: seconds that it may take; None: no limit.
         """
         self._parts.check_on_loop(f"Group.{descriptor.operation}")

@@ -88,11 +88,7 @@ class CollectivesService:
         return [group for group in tuple(self._groups.values()) if group.members]
 
     def open(self, name: str, members: Sequence[str]) -> Matching:
-        """Make a group here.
-
-        Raises:
-            UsageError: this worker is not a member, or the group is open already.
-        """
+        """Make a group here."""
         if self.worker.name not in members:
             raise UsageError(
                 f"worker {self.worker.name!r} is not among the members of this group: "
@@ -147,11 +143,7 @@ class CollectivesService:
                     self._fail_parts(whole, failure)
 
     def close_group(self, matching: Matching, deed: str = CLOSED) -> None:
-        """Leave a group: its collectives fail, and messages for it are refused.
-
-        Args:
-            deed: what this rank does, as in "rank 1 ('b') `deed` a group of 3".
-        """
+        """Leave a group: its collectives fail, and messages for it are refused."""
         if self._groups.pop(matching.id, None) is None:
             return
         self._closed[matching.id] = matching.label
@@ -271,12 +263,7 @@ class CollectivesService:
         number: int,
         nbytes: int,
     ) -> None:
-        """Keep what a worker says of a group that is not made here.
-
-        Raises:
-            MalformedError: it is too much, or too far ahead.
-            OverloadedError: the worker makes this one keep too much.
-        """
+        """Keep what a worker says of a group that is not made here."""
         name, matching = link.peer.name, self._groups.get(group)
         kept = None if matching is None else matching.early.get(name)
         unknown = 0
@@ -349,11 +336,7 @@ class CollectivesService:
         self.elastic.on_peer_back(peer)
 
     async def close(self) -> None:
-        """Leave every group.
-
-        Cancellation:
-            It never waits.
-        """
+        """Leave every group."""
         for matching in list(self._groups.values()):
             if matching.members:
                 self.close_group(matching)

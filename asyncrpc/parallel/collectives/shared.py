@@ -307,13 +307,7 @@ class SharedPath:
         takes: Iterable[tuple[int, int, torch.Tensor]],
         published: Sequence[Sequence[Part]],
     ) -> None:
-        """Give and take tensors: those in slots at once, the others by windows.
-
-        Args:
-            gives: lane, tensor and takers of each tensor that is given.
-            takes: rank, lane and target of each tensor that is taken.
-            published: the parts of all ranks, by rank and lane.
-        """
+        """Give and take tensors: those in slots at once, the others by windows."""
         window_gives, window_takes = [], []
         mine = published[self._rank]
         for lane, tensor, takers in gives:
@@ -336,11 +330,7 @@ class SharedPath:
             await self._in_thread(run, job)
 
     async def _in_thread(self, run: CollectiveRun, job: Callable[[], None]) -> None:
-        """Run `job` in a thread; when this returns or raises, it has ended.
-
-        Raises:
-            CollectiveError: the collective has failed meanwhile, here or elsewhere.
-        """
+        """Run `job` in a thread; when this returns or raises, it has ended."""
         future = run.matching.worker.run_on_host(job)
         try:
             await asyncio.shield(future)  # the job checks whether the collective failed
@@ -384,11 +374,7 @@ class SharedPath:
         return [[Part(*part) for part in msgpack.unpackb(body)] for body in bodies]
 
     async def _publish(self, run: CollectiveRun, body: bytes) -> list[memoryview]:
-        """Write our note, wait for all ranks, and return the bodies of all notes.
-
-        Raises:
-            CollectiveError: the ranks have begun different collectives.
-        """
+        """Write our note, wait for all ranks, and return the bodies of all notes."""
         board, number, head = self._board, run.number, run.head
         text = len(head).to_bytes(2, "little") + head
         board.write_note(number, self._rank, text + body)
@@ -403,11 +389,7 @@ class SharedPath:
         return bodies
 
     def _disagree(self, run: CollectiveRun, rank: int, note: memoryview) -> None:
-        """Fail the collective because a rank is at another one.
-
-        Raises:
-            CollectiveError: always.
-        """
+        """Fail the collective because a rank is at another one."""
         end = 2 + int.from_bytes(note[:2], "little")
         number, *descriptor = msgpack.unpackb(note[2:end])
         if number == run.number:
@@ -504,11 +486,7 @@ def _combine(by: Reduction, pieces: Sequence[Any], result: torch.Tensor) -> None
 
 
 def shared_bytes(nbytes: int, name: str) -> torch.Tensor:
-    """Return anonymous memory that other processes can map: uint8.
-
-    Raises:
-        OSError: the system provides no such memory.
-    """
+    """Return anonymous memory that other processes can map: uint8."""
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, nbytes)

@@ -28,12 +28,7 @@ def described(
 def check(
     tensor: torch.Tensor, name: str = "tensor", *, is_written: bool = False
 ) -> None:
-    """Refuse a tensor that no collective can move.
-
-    Raises:
-        UsageError: `tensor` is not a dense tensor, has no memory, has too many
-            dimensions, or is written to though it is expanded.
-    """
+    """Refuse a tensor that no collective can move."""
     if not isinstance(tensor, torch.Tensor):
         raise wrong(name, "a tensor", tensor)
     if tensor.layout is not torch.strided or tensor.is_quantized:
@@ -145,12 +140,6 @@ class RankTensors:
         operation: str,
         size: int,
     ) -> None:
-        """Take tensors.
-
-        Raises:
-            UsageError: `tensors` is neither one tensor for each rank nor a tensor that
-                can be cut; or no collective can move one of them.
-        """
         self._size = size
         self._whole: torch.Tensor | None = None
         self._each: Sequence[torch.Tensor] = ()
@@ -188,11 +177,7 @@ class RankTensors:
 def one_each(
     tensors: Sequence[torch.Tensor] | None, operation: str, size: int
 ) -> Sequence[torch.Tensor]:
-    """Return the tensors, if there is one for each rank.
-
-    Raises:
-        UsageError: there is not one for each rank, or no collective can move one.
-    """
+    """Return the tensors, if there is one for each rank."""
     check_sequence("tensors", tensors, f"one tensor for each of the {size} ranks")
     assert tensors is not None  # checked above
     if len(tensors) != size:

@@ -95,10 +95,7 @@ class Windows:
         """Reduce our share over all ranks, and take what others have reduced.
 
         Args:
-            shares: flat tensors, one for each rank, of the same lengths at all ranks.
-            check: raises if the collective has failed.
             result: where our own reduced share goes; it may be `shares[rank]`.
-            takers: ranks that take all results, in place of their shares.
         """
         board, rank = self._board, self.rank
         job = _Combining(self, by, shares, result)
@@ -155,12 +152,7 @@ class Windows:
     def combine_in_place(
         self, number: int, by: Reduction, all_: Sequence[torch.Tensor], check: Check
     ) -> None:
-        """Reduce flat tensors that every rank sees, in place: each rank its share.
-
-        Args:
-            all_: the tensors of all ranks, of the same length.
-            check: raises if the collective has failed.
-        """
+        """Reduce flat tensors that every rank sees, in place: each rank its share."""
         board, copy, step = self._board, copy_for(by), self.step(all_[0].dtype)
         share = split(all_[0], board.size)
         before = sum(part.numel() for part in share[: self.rank])
@@ -199,12 +191,7 @@ class Windows:
         takes: Sequence[Take],
         check: Check,
     ) -> None:
-        """Give tensors to others, and take theirs.
-
-        Args:
-            gives: what this rank gives, each through a lane of its own.
-            check: raises if the collective has failed.
-        """
+        """Give tensors to others, and take theirs."""
         board, step = self._board, self._board.window_bytes
         outgoing = [(give, as_bytes(give.source)) for give in gives]
         incoming = [(take, as_bytes(take.target)) for take in takes]

@@ -36,7 +36,6 @@ class Buckets:
         is_sparse: Sequence[bool],
         memory: torch.Tensor,
     ) -> None:
-        """Cut the memory: uint8, at least `bytes_for` long."""
         self.numbers = numbers
         self.flats: list[torch.Tensor | None] = []
         self.views: dict[int, torch.Tensor] = {}

@@ -25,12 +25,7 @@ from asyncrpc.parallel.ddp.flat import cut_packed, one_of_each, pack
 def tensors_of(
     module: nn.Module, ignored: Collection[str] = ()
 ) -> tuple[dict[str, nn.Parameter], dict[str, torch.Tensor]]:
-    """Return the parameters and buffers of a module that are not ignored.
-
-    Raises:
-        UsageError: a name in `ignored` is unknown, or the values of a tensor cannot be
-            sent.
-    """
+    """Return the parameters and buffers of a module that are not ignored."""
     parameters = dict(module.named_parameters())
     buffers = buffers_of(module, ())
     for name in ignored:
@@ -53,11 +48,7 @@ def buffers_of(module: nn.Module, ignored: Collection[str]) -> dict[str, torch.T
 
 
 def _check(name: str, tensor: torch.Tensor) -> None:
-    """Refuse a tensor whose values cannot be sent as plain bytes.
-
-    Raises:
-        UsageError: see above.
-    """
+    """Refuse a tensor whose values cannot be sent as plain bytes."""
     if nn.parameter.is_lazy(tensor):
         raise UsageError(
             f"{name!r} has no shape yet: run the module once on an input before you "
@@ -93,11 +84,7 @@ class Buffers:
         self._late: torch.Tensor | None = None
 
     def now(self) -> Sequence[torch.Tensor]:
-        """Return the buffers that the module has now.
-
-        Raises:
-            UsageError: the values of one of them cannot be sent.
-        """
+        """Return the buffers that the module has now."""
         buffers = buffers_of(self._module, self._ignored)
         for name, buffer in buffers.items():
             _check(name, buffer)
@@ -108,13 +95,7 @@ class Buffers:
         return pack(self.now())
 
     def put(self, packed: torch.Tensor, *, keeps_graph: bool) -> None:
-        """Put the buffers of another rank in place.
-
-        Args:
-            packed: their bytes.
-            keeps_graph: the graph of the pass is needed again, with the buffers that it
-                has: what autograd may read is put in place by `put_late`.
-        """
+        """Put the buffers of another rank in place."""
         statistics = {
             id(buffer)
             for module in self._module.modules()

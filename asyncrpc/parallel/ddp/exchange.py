@@ -60,13 +60,6 @@ class Exchange:
         buffers: Buffers | None,
         nbytes: int,
     ) -> None:
-        """Open a group for the module; nothing is sent.
-
-        Args:
-            parameters: see the class.
-            buffers: see the class.
-            nbytes: see the class.
-        """
         self.parameters = parameters
         self.buffers = buffers
         self.hook: Hook | None = None
@@ -118,11 +111,7 @@ class Exchange:
         return group
 
     async def enter(self) -> PassConfig:
-        """Agree with the others on the terms of the next pass.
-
-        Raises:
-            CollectiveError: a rank failed or was lost; all ranks fail.
-        """
+        """Agree with the others on the terms of the next pass."""
         self.meet()
         try:
             present: Sequence[int] = range(self.group.size)
@@ -264,13 +253,7 @@ class Exchange:
         return flat
 
     async def _called(self, hook: Hook, bucket: GradBucket) -> Any:
-        """Run a hook; a cancellation that it causes itself does not count as ours.
-
-        Raises:
-            CollectiveError: the hook raised a CancelledError, and the pass was not
-                cancelled.
-            BaseException: the hook's own error.
-        """
+        """Run a hook; a cancellation that it causes itself does not count as ours."""
         task = asyncio.current_task()
         try:
             return await self._call(hook, bucket)

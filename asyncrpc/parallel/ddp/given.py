@@ -57,11 +57,7 @@ def check_state(state: object, keys: Sequence[str], name: str = "state_dict") ->
 
 @with_defaults
 def check_roots(roots: Any, gradient: Any) -> list[torch.Tensor]:
-    """Return the tensors that a backward pass begins at.
-
-    Raises:
-        UsageError: autograd cannot begin there, with these gradients.
-    """
+    """Return the tensors that a backward pass begins at."""
     if isinstance(roots, torch.Tensor):
         roots, gradient = [roots], [gradient]
     check_sequence("loss", roots, "a tensor, a list of tensors, or a function")
@@ -102,11 +98,7 @@ def _check_root(root: Any, gradient: Any) -> None:
 
 @contextmanager
 def named(argument: str) -> Iterator[None]:
-    """Name an argument in the errors that torch's optimizers raise for it.
-
-    Raises:
-        UsageError: torch raised an error for a user's mistake.
-    """
+    """Name an argument in the errors that torch's optimizers raise for it."""
     try:
         yield
     except (TypeError, ValueError, KeyError, RuntimeError) as error:

@@ -175,11 +175,7 @@ class Gradients:
     # --- in --------------------------------------------------------------------------
 
     def note_use(self, number: int) -> None:
-        """Note that a pass which reduces nothing has added to a gradient.
-
-        Raises:
-            UsageError: the graph is static, and no rank has used the parameter before.
-        """
+        """Note that a pass which reduces nothing has added to a gradient."""
         if number in self._unused:
             raise UsageError(_text_of_changed(repr(self.learned[number].name)))
         self._used_before.add(number)

@@ -23,12 +23,7 @@ _PACKED_BYTES: Final = 16 << 20  # of one broadcast, which are copied before it
 async def verify(
     group: Group, tensors: Mapping[str, torch.Tensor], options: Mapping[str, object]
 ) -> None:
-    """Compare names, shapes, strides and dtypes of tensors, and options, by rank.
-
-    Raises:
-        UsageError: a rank differs from rank 0; every rank raises it.
-        CollectiveError: a rank failed or was lost, so the ranks were not compared.
-    """
+    """Compare names, shapes, strides and dtypes of tensors, and options, by rank."""
     lines = [f"{name} = {value}" for name, value in options.items()]
     lines += [_line(name, tensor) for name, tensor in tensors.items()]
     text = json.dumps(lines).encode()
@@ -48,11 +43,7 @@ async def verify(
 
 
 async def broadcast(group: Group, tensors: Sequence[torch.Tensor], root: int) -> None:
-    """Fill tensors with those of one rank, a few megabytes at a time.
-
-    Raises:
-        CollectiveError: a rank failed or was lost; all ranks fail.
-    """
+    """Fill tensors with those of one rank, a few megabytes at a time."""
     run_in_thread = group.parts.run_in_thread
     for some in _portions(tensors):
         packed = await run_in_thread(lambda some=some: pack(some))  # type: ignore[misc]

@@ -54,11 +54,7 @@ class Joinable:
         self.announce: Callable[[], Awaitable[Sequence[int]]] | None = None
 
     def check(self, operation: str) -> None:
-        """Refuse a step that a rank without inputs would not take part in.
-
-        Raises:
-            UsageError: a `Join` is active here, and this is not within it.
-        """
+        """Refuse a step that a rank without inputs would not take part in."""
         if self.announce is None and _ACTIVE.get() is not None:
             raise UsageError(
                 f"{operation} waits for all ranks, and a rank that has no more inputs "
@@ -219,11 +215,7 @@ class Join:
             raise
 
     def _check(self, doing: torch.Tensor) -> int:
-        """Return the number of the part that all ranks with inputs begin.
-
-        Raises:
-            UsageError: they begin several; or a rank has left, and may not.
-        """
+        """Return the number of the part that all ranks with inputs begin."""
         present = _ranks_in(doing)
         self._last = present[-1]
         numbers: list[int] = doing.tolist()

@@ -36,19 +36,7 @@ def assign(
     first_cap_bytes: int,
     cap_bytes: int,
 ) -> list[list[int]]:
-    """Put parameters into buckets.
-
-    Args:
-        items: by number of the parameter.
-        order: the numbers, in the order in which gradients are expected to come.
-        first_cap_bytes: the size at which the first bucket of each kind is full: small,
-            so that its reduction begins early.
-        cap_bytes: the size at which the other buckets are full.
-
-    Returns:
-        The numbers in each bucket; the bucket that is expected to be full first comes
-        first.
-    """
+    """Put parameters into buckets."""
     filled: list[list[int]] = []
     open_: dict[Hashable, tuple[list[int], int]] = {}
     begun: set[Hashable] = set()
@@ -89,10 +77,7 @@ class Readiness:
         """Begin a pass.
 
         Args:
-            buckets: the numbers of the parameters in each.
             uses: how often the gradient of each parameter comes in a pass; 0: never.
-            is_held: nothing can be reduced before `release`, because it is not known
-                yet how often gradients come.
         """
         self._bucket_of = [0] * len(uses)
         for bucket, numbers in enumerate(buckets):

@@ -110,14 +110,7 @@ class Backward:
         self._loop.call_soon_threadsafe(self._on_full, full)
 
     def finish(self) -> float:
-        """Report that all gradients are there, and wait until all are reduced.
-
-        Returns:
-            The seconds that it waited.
-
-        Raises:
-            BaseException: the error that the pass failed with.
-        """
+        """Report that all gradients are there, and wait until all are reduced."""
         begun_s = now_s()
         self._loop.call_soon_threadsafe(self.on_over)
         self.wait_ended()
@@ -142,11 +135,7 @@ class Backward:
         self._loop.call_soon_threadsafe(self._cancel)
 
     def check(self) -> None:
-        """Raise if the pass has failed.
-
-        Raises:
-            BaseException: the error that the pass failed with.
-        """
+        """Raise if the pass has failed."""
         if self.error is not None:
             raise self.error
 

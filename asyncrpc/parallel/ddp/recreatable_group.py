@@ -28,8 +28,6 @@ class RecreatableGroup:
         """Prepare the group; nothing is sent.
 
         Args:
-            base: the group that the ranks belong to.  All of its ranks must make their
-                `RecreatableGroup`s in the same order.
             ranks: the ranks that take part, including this one; None: all.
         """
         # Nothing is ever sent in this group: the names of the used groups begin with
@@ -46,11 +44,7 @@ class RecreatableGroup:
         self._open_next()
 
     def enter(self) -> Group:
-        """Return the group.
-
-        Raises:
-            UsageError: this object has been closed, or its worker has ended.
-        """
+        """Return the group."""
         if not self._finalizer.alive:
             raise UsageError("this object was closed and has no group: make a new one")
         self._has_left = False
@@ -60,9 +54,6 @@ class RecreatableGroup:
         """Return a new group; every rank calls it, wherever it has failed before.
 
         So a rank that has not noticed a failure of the others also meets them.
-
-        Raises:
-            UsageError: this object has been closed, or its worker has ended.
         """
         self.leave("")
         return self.enter()
@@ -103,11 +94,7 @@ class RecreatableGroup:
 
 
 def reason_for(job: str, error: BaseException) -> str:
-    """Return why a rank leaves; empty if the group has failed already.
-
-    Args:
-        job: the activity, as in "failed in `job`".
-    """
+    """Return why a rank leaves; empty if the group has failed already."""
     if issubclass(type(error), CollectiveError):
         return ""
     if issubclass(type(error), asyncio.CancelledError):

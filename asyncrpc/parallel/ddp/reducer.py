@@ -77,11 +77,7 @@ class Reducer:
             hook.remove()
 
     def check_idle(self) -> None:
-        """Refuse to go on while a pass is running.
-
-        Raises:
-            UsageError: a backward pass of this module is running.
-        """
+        """Refuse to go on while a pass is running."""
         if self._current is not None or self._is_entering:
             raise UsageError(
                 "a backward pass of this module is running: await it first"
@@ -99,11 +95,6 @@ class Reducer:
 
         Args:
             roots_of: returns the tensors to begin at; called first in that thread.
-
-        Raises:
-            UsageError: another pass is running, or a parameter has no gradient.
-            CollectiveError: the gradients could not be reduced; `.grad` is not set.
-            Exception: the error of `roots_of`; the pass fails for the other ranks.
         """
         worker = self.exchange.group.parts
         if not self.is_syncing:
@@ -209,13 +200,7 @@ class Reducer:
 
     @undisturbed
     def on_gradient(self, number: int) -> None:
-        """Take a gradient; called by the thread that runs autograd.
-
-        Raises:
-            UsageError: this thread runs the event loop, or the gradient has come
-                before in this pass.
-            CollectiveError: a reduction of this pass has failed.
-        """
+        """Take a gradient; called by the thread that runs autograd."""
         if not self.is_syncing:
             self._gradients.note_use(number)
             return
@@ -263,11 +248,7 @@ class Reducer:
         return current
 
     def _part_with(self, number: int) -> PassPart | None:
-        """Return the distributed pass that a gradient belongs to, if it does.
-
-        Raises:
-            UsageError: that pass has failed.
-        """
+        """Return the distributed pass that a gradient belongs to, if it does."""
         part, parameter = part_of_pass_var.get(), self.exchange.parameters[number]
         if part is None or not any(
             candidate is parameter for candidate in part.parameters
@@ -429,14 +410,7 @@ class Reducer:
     # --- without data ----------------------------------------------------------------
 
     async def shadow(self, terms: PassConfig, *, keeps_gradients: bool) -> None:
-        """Take part in a pass of other ranks, with zeros.
-
-        Args:
-            keeps_gradients: leave the reduced gradients here as well.
-
-        Raises:
-            CollectiveError: a rank failed or was lost.
-        """
+        """Take part in a pass of other ranks, with zeros."""
         gradients = self._gradients
         buckets = gradients.cut(terms.memory)
         nothing = Readiness(buckets.numbers, [0] * len(gradients.learned))

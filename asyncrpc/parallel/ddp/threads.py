@@ -31,18 +31,7 @@ def user_of(threads: Threads, tensors: Iterable[torch.Tensor]) -> Threads | None
 async def run_beside(
     job: Callable[[], T], nbytes: int, threads: Threads | None = None
 ) -> T:
-    """Run `job`, which copies so many bytes, in a thread if they are many.
-
-    Args:
-        nbytes: the bytes that it copies.
-        threads: see `in_thread`.
-
-    Raises:
-        Exception: the error of `job`.
-
-    Cancellation:
-        See `in_thread`.
-    """
+    """Run `job`, which copies so many bytes, in a thread if they are many."""
     if threads is None and nbytes <= ON_LOOP_BYTES:
         return job()
     return await in_thread(job, threads)
@@ -54,12 +43,6 @@ async def in_thread(job: Callable[[], T], threads: Threads | None = None) -> T:
     Args:
         threads: threads that may use the devices of the tensors; None: no tensor is on
             a device.
-
-    Raises:
-        Exception: the error of `job`.
-
-    Cancellation:
-        See `to_its_end`.
     """
     if threads is None:
         return await to_its_end(asyncio.ensure_future(asyncio.to_thread(job)))
@@ -70,18 +53,7 @@ async def in_thread(job: Callable[[], T], threads: Threads | None = None) -> T:
 async def to_its_end(
     running: asyncio.Future[T], on_cancel: Callable[[], None] | None = None
 ) -> T:
-    """Wait for a function in a thread; when this ends, the function has ended.
-
-    Args:
-        on_cancel: called first if this is cancelled.
-
-    Raises:
-        Exception: the error of the function.
-
-    Cancellation:
-        It waits until `running` has ended, which writes to tensors that others use
-        next.
-    """
+    """Wait for a function in a thread; when this ends, the function has ended."""
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:

@@ -67,11 +67,6 @@ def backward(
 
     Args:
         gradients: of their shapes; a root without a gradient takes no part.
-        sums: gradients so far, by leaf tensor.
-
-    Raises:
-        UsageError: the graph goes on to another worker by a call.
-        Exception: the error of a node or a hook; `sums` is then undefined.
     """
     pairs = [
         (root, gradient)

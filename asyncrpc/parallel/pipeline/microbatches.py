@@ -20,16 +20,7 @@ DIMS_MAX: Final = 64  # that can travel
 
 
 def rows_of(value: Any, name: str) -> int:
-    """Return how many rows the tensors in a value have.
-
-    Args:
-        value: see the module.
-        name: of the argument, for the message.
-
-    Raises:
-        UsageError: the value has no tensor; a tensor has no dimensions, or is not dense
-            or has no values; or the numbers of rows differ.
-    """
+    """Return how many rows the tensors in a value have."""
     rows: int | None = None
     for leaf in _leaves(value, name):
         if not isinstance(leaf, torch.Tensor):
@@ -90,9 +81,6 @@ def join(parts: Sequence[Any]) -> Any:
     """Join the outputs of micro-batches: tensors along the first dimension.
 
     Of other values, that of the first part is kept.
-
-    Raises:
-        UsageError: a part has another form than the first, or a tensor has no rows.
     """
     flattened = [pytree.tree_flatten(part) for part in parts]
     first, form = flattened[0]

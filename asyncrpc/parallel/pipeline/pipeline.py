@@ -365,11 +365,7 @@ class Pipeline:
     # --- parts -----------------------------------------------------------------------
 
     def _count(self, x: Any, rows: int) -> int:
-        """Return how many micro-batches a batch makes.
-
-        Raises:
-            UsageError: the batch is empty.
-        """
+        """Return how many micro-batches a batch makes."""
         if not rows:
             raise UsageError("x must have at least one row")
         return min(self.chunks, rows)
@@ -398,11 +394,7 @@ class Pipeline:
 
 
 def _placed(index: int, stage: StageModule) -> tuple[RRef[Any], str]:
-    """Return a reference to a stage's module, and its device if that is known.
-
-    Raises:
-        UsageError: the stage is not a module.
-    """
+    """Return a reference to a stage's module, and its device if that is known."""
     if isinstance(stage, RemoteModule):
         return stage.module_rref, stage._device  # noqa: SLF001  (of this package)
     if isinstance(stage, RRef):
@@ -414,11 +406,7 @@ def _placed(index: int, stage: StageModule) -> tuple[RRef[Any], str]:
 
 
 def _check_input(x: Any) -> None:
-    """Refuse an input whose gradient would get lost.
-
-    Raises:
-        UsageError: `x` requires a gradient.
-    """
+    """Refuse an input whose gradient would get lost."""
     for leaf in pytree.tree_leaves(x):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
             raise UsageError(

@@ -35,13 +35,6 @@ class PipelineStep:
         inputs: Sequence[Any],
         targets: Sequence[Any] = (),
     ) -> None:
-        """Describe a step.
-
-        Args:
-            stages: in order.
-            number: unique among the steps of the pipeline.
-            targets: of the micro-batches, if this is a training.
-        """
         self._stages = [stage.rpc_async() for stage in stages]
         self._number = number
         self._inputs = inputs
@@ -50,18 +43,7 @@ class PipelineStep:
     async def run(
         self, plans: Sequence[Sequence[Any]], **aim: Any
     ) -> list[StageAnswer]:
-        """Carry out the step.
-
-        Args:
-            plans: for each stage the first fields of its `StepPlan`.
-            aim: the other fields, of the last stage of a training.
-
-        Raises:
-            Exception: the first error.
-
-        Cancellation:
-            See `Pipeline.forward_backward`.
-        """
+        """Carry out the step."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 runs = [

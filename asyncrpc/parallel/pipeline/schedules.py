@@ -92,11 +92,7 @@ TRAINING: Final = tuple(name for name in _SCHEDULES if name != INFERENCE)
 
 
 def check_schedule(name: str, chunks: int) -> None:
-    """Check the arguments of a training.
-
-    Raises:
-        UsageError: no schedule of training has this name, or `chunks` is not positive.
-    """
+    """Check the arguments of a training."""
     check_choice("schedule", name, TRAINING)
     check_count("chunks", chunks, at_least=1)
 
@@ -200,12 +196,7 @@ class StageMachine:
         return action if is_ready else None
 
     def arrive(self, chunk: int) -> None:
-        """Record that the input of a micro-batch has come.
-
-        Raises:
-            LocalProtocolError: the input came before, or the step has no such
-                micro-batch.
-        """
+        """Record that the input of a micro-batch has come."""
         if not 0 <= chunk < len(self._states):
             raise LocalProtocolError(
                 f"micro-batch {chunk} came for a step with {len(self._states)} of them"
@@ -213,11 +204,7 @@ class StageMachine:
         self._advance(chunk, ChunkEvent.INPUT)
 
     def begin(self, action: StageAction) -> None:
-        """Begin an action; from its forward pass on a micro-batch is held.
-
-        Raises:
-            LocalProtocolError: the action is not due.
-        """
+        """Begin an action; from its forward pass on a micro-batch is held."""
         if action != self.due:
             raise LocalProtocolError(f"{action} is not due")
         if action.kind is ActionKind.FORWARD:
@@ -226,11 +213,7 @@ class StageMachine:
             assert self.held <= self._bound, "a schedule keeps its own bound"
 
     def end(self, action: StageAction) -> None:
-        """Record that an action has run.
-
-        Raises:
-            LocalProtocolError: the action was not due.
-        """
+        """Record that an action has run."""
         if action.kind is ActionKind.FORWARD:
             self._advance(action.chunk, ChunkEvent.FORWARD)
         else:
@@ -239,11 +222,7 @@ class StageMachine:
         self._next += 1
 
     def answer(self, chunk: int) -> None:
-        """Record the next stage's answer for a micro-batch; the last answers itself.
-
-        Raises:
-            LocalProtocolError: its output was not sent, or the answer came before.
-        """
+        """Record the next stage's answer for a micro-batch; the last answers itself."""
         self._advance(chunk, ChunkEvent.ANSWER)
 
     def _advance(self, chunk: int, event: ChunkEvent) -> None:
@@ -285,12 +264,7 @@ Seconds = Callable[[int, StageAction], float]
 def simulate(
     schedule: str, stages: int, chunks: int, seconds: Seconds
 ) -> list[list[ActionSpan]]:
-    """Return the spans of each stage, if values took no time to travel.
-
-    Args:
-        chunks: the number of micro-batches.
-        seconds: returns the duration of an action at a stage.
-    """
+    """Return the spans of each stage, if values took no time to travel."""
     orders = [
         actions(schedule, StagePosition(k, stages), chunks) for k in range(stages)
     ]

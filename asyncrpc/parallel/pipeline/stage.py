@@ -61,7 +61,6 @@ class Stage:
 
         Args:
             device: the device that it is on; empty: that of its first parameter.
-            place: index of this stage, and the number of stages.
             following: the next stage; None for the last.
         """
         self._module = module
@@ -85,11 +84,7 @@ class Stage:
         """Do this stage's part of a step; of a training, until it is committed.
 
         Args:
-            plan: the first fields of a `StepPlan`.
             aim: the other fields, of the last stage; by name, for errors.
-
-        Returns:
-            The fields of a `StageAnswer`.
         """
         step_plan = StepPlan(*plan, **aim)
         step = step_plan.number
@@ -111,11 +106,7 @@ class Stage:
     async def take(
         self, step: int, chunk: int, value: Any, needs: Sequence[bool]
     ) -> None:
-        """Take the input of a micro-batch; return when its computation has begun.
-
-        Args:
-            needs: for each tensor in it, whether its gradient is wanted.
-        """
+        """Take the input of a micro-batch; return when its computation has begun."""
         run = await self._run_of(step)
         run.take(chunk, value, needs)
         del value  # the graph keeps the parts that it needs
@@ -140,12 +131,7 @@ class Stage:
         (await self._run_of(step)).commit()
 
     async def _built_module(self) -> nn.Module:
-        """Return the module.
-
-        Raises:
-            UsageError: the object is not a torch.nn.Module.
-            Exception: the error of the module's constructor.
-        """
+        """Return the module."""
         module = await self._module
         if not isinstance(module, nn.Module):
             raise UsageError(
@@ -161,11 +147,7 @@ class Stage:
         return torch.device("cpu") if first is None else first.device
 
     async def _run_of(self, step: int) -> StageRun:
-        """Return a step, which may come here later than its inputs.
-
-        Raises:
-            BaseException: the reason why the step has ended.
-        """
+        """Return a step, which may come here later than its inputs."""
         while (run := self._runs.get(step)) is None:
             if step in self._ended:
                 raise copy_of(self._ended[step])

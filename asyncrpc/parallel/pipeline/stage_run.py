@@ -248,11 +248,7 @@ class StageRun:
         )
 
     def commit(self) -> None:
-        """Add the gradients to the autograd context of this moment.
-
-        Raises:
-            LocalProtocolError: the gradients are not complete.
-        """
+        """Add the gradients to the autograd context of this moment."""
         context = self._context
         if context is None or not self.machine.is_done:
             raise LocalProtocolError(f"{self._place} has no gradients to commit yet")
@@ -260,21 +256,13 @@ class StageRun:
         self._committed.set()
 
     async def computed(self) -> None:
-        """Return when all actions have run.
-
-        Raises:
-            BaseException: the reason why the step ended before.
-        """
+        """Return when all actions have run."""
         await self._computed.wait()  # `let_go` sets it, however the step ends
         if self._reason is not None:
             raise self._reason
 
     def let_go(self, reason: BaseException) -> None:
-        """Let go of every graph, and of calls to the next stage.
-
-        Args:
-            reason: the error for all calls that wait for this step.
-        """
+        """Let go of every graph, and of calls to the next stage."""
         if not self.machine.is_done:
             self._reason = reason
         self._computed.set()
@@ -405,12 +393,7 @@ class StageRun:
         return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), output)
 
     def _loss_of(self, output: Any, chunk: int) -> torch.Tensor:
-        """Return the loss of a micro-batch, by its weight.
-
-        Raises:
-            UsageError: the loss is not a tensor of one element, or does not require a
-                gradient.
-        """
+        """Return the loss of a micro-batch, by its weight."""
         assert self._plan.loss_fn is not None, "this is the last stage of a training"
         device = self._device
         target = pytree.tree_map_only(

@@ -101,11 +101,7 @@ async def reduce_gradients(optimizer: torch.optim.Optimizer, group: Group) -> No
 async def _agree(
     optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor], group: Group
 ) -> _Memories:
-    """Check that the ranks reduce the same gradients; return memory for them.
-
-    Raises:
-        UsageError: the ranks differ; every rank raises it.
-    """
+    """Check that the ranks reduce the same gradients; return memory for them."""
     kept: _Memories = group.kept.get(optimizer, {})
     sizes = _sizes(parameters)
     has_room = all(
@@ -136,7 +132,6 @@ class _Flat:
     def __init__(
         self, gradients: Sequence[torch.Tensor], memory: torch.Tensor, scale: float
     ) -> None:
-        """Take the first part of a memory, for gradients times `scale`."""
         self.gradients = gradients
         self._scale = scale
         self.memory = memory[: sum(gradient.numel() for gradient in gradients)]
@@ -153,11 +148,7 @@ class _Flat:
 def _make_ready(
     devices: Devices, pool: ThreadPool, gradients: Sequence[torch.Tensor]
 ) -> None:
-    """Check that the worker has the devices, and compute all gradients in one graph.
-
-    Raises:
-        UsageError: the worker was not told of a device.
-    """
+    """Check that the worker has the devices, and compute all gradients in one graph."""
     for name in {str(gradient.device) for gradient in gradients}:
         devices.require(name)
     pool.settle()  # as each use of the device lock ends; program threads may not have
@@ -175,12 +166,6 @@ def _check(parameters: Sequence[torch.Tensor], counts: Sequence[int], of: int) -
 
     Otherwise two ranks that each lack a different gradient of the same size would add
     up gradients of different parameters.
-
-    Args:
-        counts: of each, the marks of all ranks.
-
-    Raises:
-        UsageError: the gradients cannot be reduced; every rank raises it.
     """
     if not any(counts):
         raise UsageError(

@@ -19,11 +19,7 @@ async def traced(
     """Answer a request in a span, to which its handler's calls belong.
 
     Args:
-        tracer: of the application's worker.
         request: begins the span; its trace context headers name the parent.
-
-    Cancellation:
-        The span ends with it.
     """
     resource = request.match_info.route.resource
     route = "" if resource is None else resource.canonical

@@ -55,13 +55,6 @@ class HealthApplication:
     """Answers the two checks; a class, as frameworks take functions for handlers."""
 
     def __init__(self, keys: tuple[str, ...], live: str, ready: str) -> None:
-        """Describe the checks.
-
-        Args:
-            keys: of the workers that must be ready.
-            live: path of the check that the process lives.
-            ready: path of the check that it takes requests.
-        """
         self._keys = keys
         self._live = live
         self._ready = ready
@@ -69,11 +62,7 @@ class HealthApplication:
     async def __call__(
         self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend
     ) -> None:
-        """Answer one request; a server calls it.
-
-        Cancellation:
-            Nothing is left behind.
-        """
+        """Answer one request; a server calls it."""
         if scope["type"] != "http":
             await send({"type": "websocket.close"})
             return

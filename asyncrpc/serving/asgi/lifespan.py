@@ -87,16 +87,7 @@ async def run_lifespan(
     worker: Worker,
     connection: tuple[AsgiScope, AsgiReceive, AsgiSend],
 ) -> None:
-    """Run the lifespan of an application, and of a worker around it.
-
-    Args:
-        app: may have its own lifespan.
-        worker: starts before the application, and ends after it.
-        connection: the arguments with which the server calls the middleware.
-
-    Cancellation:
-        The worker ends.
-    """
+    """Run the lifespan of an application, and of a worker around it."""
     _, receive, send = connection
     first = await receive()
     inner = InnerLifespan()

@@ -39,12 +39,7 @@ def header_values(scope: AsgiScope, name: str) -> list[str]:
 async def send_response(
     send: AsgiSend, status: int, headers: dict[str, str], body: bytes, *, prefix: str
 ) -> None:
-    """Send a whole response.
-
-    Args:
-        headers: without the length.
-        prefix: of the types of messages: `""`, or `websocket.` to refuse a websocket.
-    """
+    """Send a whole response."""
     raw = [
         (key.lower().encode("latin-1"), value.encode("latin-1"))
         for key, value in headers.items()

@@ -124,11 +124,6 @@ class EventStreamApplication:
     def __init__(
         self, stream: EventSource, options: EventOptions, headers: Mapping[str, str]
     ) -> None:
-        """Describe the response.
-
-        Args:
-            stream: items, or a function of the `Last-Event-ID` that returns them.
-        """
         self.raw_headers = [
             (name.lower().encode("latin-1"), value.encode("latin-1"))
             for name, value in headers.items()
@@ -139,14 +134,7 @@ class EventStreamApplication:
     async def __call__(
         self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend
     ) -> None:
-        """Answer a request; a server or a framework calls it.
-
-        Raises:
-            Exception: the stream raised before anything was sent.
-
-        Cancellation:
-            The stream is closed.
-        """
+        """Answer a request; a server or a framework calls it."""
         channel = _AsgiEvents(send, self.raw_headers)
         sender = EventSender(channel, self._options)
         async with _until_left(scope, receive) as client:

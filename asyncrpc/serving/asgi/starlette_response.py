@@ -27,7 +27,6 @@ class StarletteResponse(Response):
     """A response whose body an ASGI application sends."""
 
     def __init__(self, application: ResponseApplication) -> None:
-        """Wrap an application, which also sends the headers set here."""
         self.status_code = 200
         self.background = None
         self.body = b""
@@ -37,11 +36,7 @@ class StarletteResponse(Response):
     async def __call__(
         self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend
     ) -> None:
-        """Send the response; the framework calls it.
-
-        Cancellation:
-            As for the application.
-        """
+        """Send the response; the framework calls it."""
         await self._application(scope, receive, send)
         if self.background is not None:
             await self.background()

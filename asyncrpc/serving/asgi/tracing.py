@@ -18,11 +18,7 @@ async def traced(
     """Make a span of a request or websocket, to which its handler's calls belong.
 
     Args:
-        tracer: of the application's worker.
         scope: of the request; its trace context headers name the span's parent.
-
-    Cancellation:
-        The span ends with it.
     """
     parents = header_values(scope, "traceparent")
     parent = (

@@ -25,7 +25,6 @@ class WatchedConnection:
     """
 
     def __init__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
-        """Prepare to watch."""
         self.connection = AsgiConnection(scope)
         self.on_answered: Callable[[], None] = lambda: None
         self._receive = receive
@@ -46,11 +45,7 @@ class WatchedConnection:
             yield
 
     async def receive(self) -> AsgiMessage:
-        """Return the next message of the client.
-
-        Cancellation:
-            No message is lost.
-        """
+        """Return the next message of the client."""
         if self.connection.asks():
             self._notify()
         try:
@@ -64,11 +59,7 @@ class WatchedConnection:
             self._notify()
 
     async def send(self, message: AsgiMessage) -> None:
-        """Send a message to the client.
-
-        Cancellation:
-            It may have been sent.
-        """
+        """Send a message to the client."""
         self.connection.sends(message)
         await self._send(message)
         if self.connection.state is AsgiState.ANSWERED:
@@ -79,9 +70,6 @@ class WatchedConnection:
 
         The client has left.  Servers drop the answer, but a middleware outside of ours
         (Starlette's BaseHTTPMiddleware) takes it for an error if none comes.
-
-        Cancellation:
-            The answer may have been sent.
         """
         head = {"status": CLIENT_LEFT_STATUS, "headers": []}
         with suppress(Exception):  # as of ASGI 2.4, if the server sees it first

@@ -22,12 +22,6 @@ def entered_loop(
 
     Args:
         loop: the loop that it was entered on; None: it was not entered.
-        is_closing: whether it takes no more requests.
-
-    Raises:
-        NotStartedError: the batcher has not been entered.
-        UsageError: another event loop runs here, or none.
-        RejectedError: the queue is closed.
     """
     if loop is None:
         raise NotStartedError(f"the {noun} has not been entered; use `async with`")
@@ -44,15 +38,7 @@ def tracer_in(context: Context) -> CallTracer | None:
 
 
 def deadline_here(queue: ServiceQueue[Any], name: str, now_s: float) -> Deadline | None:
-    """Return the deadline of a new request; None: it has no limit.
-
-    Args:
-        queue: counts the requests that come too late.
-        name: of the called function, in errors.
-
-    Raises:
-        DeadlineExceededError: the deadline has passed.
-    """
+    """Return the deadline of a new request; None: it has no limit."""
     deadline = current_deadline()
     if deadline is not None and deadline.at_s <= now_s:
         queue.counts.expired += 1

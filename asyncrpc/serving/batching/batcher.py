@@ -340,11 +340,7 @@ class Batcher(Generic[A, B]):
         return hashable("what bucket returns", self._bucket(item))
 
     def _size(self, item: A) -> int:
-        """Return the bytes of an item, if they are limited.
-
-        Raises:
-            UsageError: the item is larger than a batch may be.
-        """
+        """Return the bytes of an item, if they are limited."""
         most = self._batch.max_bytes
         if most is None:
             return 0
@@ -387,11 +383,7 @@ class Batcher(Generic[A, B]):
     # --- batches ---------------------------------------------------------------------
 
     def _pump(self, due_s: float = 0.0) -> None:
-        """Drop and start what is due; set the timer for what is due next.
-
-        Args:
-            due_s: the time that the timer was set for.
-        """
+        """Drop and start what is due; set the timer for what is due next."""
         assert self._loop is not None
         now_s = max(self._loop.time(), due_s)
         for request, reason in self._queue.drop_due(now_s):

@@ -356,11 +356,7 @@ class ContinuousBatcher(Generic[R, S, T]):
             generation.span.noted("asyncrpc.generation.first_item_s", first_s)
 
     def _memory(self, request: R) -> int:
-        """Return the most memory that the sequence of a request takes.
-
-        Raises:
-            UsageError: this is more than `memory_max`.
-        """
+        """Return the most memory that the sequence of a request takes."""
         if self._memory_of is None or self._memory_max is None:
             return 0
         memory = self._memory_of(request)

@@ -45,13 +45,6 @@ class Generation(Generic[R, T]):
         memory: int,
         items_max: int,
     ) -> None:
-        """Begin without items.
-
-        Args:
-            request: the argument of the model's `enter`.
-            memory: the most that its sequence takes.
-            items_max: items that may wait for the consumer.
-        """
         self.request = request
         self.deadline = deadline
         self.sequence: ModelSequence[Generation[R, T]] = ModelSequence(self, memory)
@@ -89,14 +82,7 @@ class Generation(Generic[R, T]):
         self._items.clear()
 
     async def take(self) -> Any:
-        """Return the next item, or `END`.
-
-        Raises:
-            BaseException: the error that ended the sequence.
-
-        Cancellation:
-            No item is lost.
-        """
+        """Return the next item, or `END`."""
         while not self._items:
             if self.is_over:
                 if self._error is not None:

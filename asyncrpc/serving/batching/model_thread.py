@@ -31,12 +31,6 @@ class ModelThread:
         *,
         in_thread: bool,
     ) -> None:
-        """Describe the thread; it starts with the first call.
-
-        Args:
-            context: that functions run in, each in a copy.
-            in_thread: whether plain functions run in a thread.
-        """
         self._loop = loop
         self._context = context
         self._own: ThreadPool | None = None
@@ -58,18 +52,7 @@ class ModelThread:
         *,
         late: Callable[[Any], None] | None = None,
     ) -> Any:
-        """Return the result of a function, awaited if it is awaitable.
-
-        Args:
-            function: plain, or a coroutine function.
-            late: gets the result of a thread that ends after the cancellation.
-
-        Raises:
-            Exception: what the function raised.
-
-        Cancellation:
-            A coroutine is cancelled.  A thread cannot be: its end is waited for.
-        """
+        """Return the result of a function, awaited if it is awaitable."""
         context = self._context.copy()
         is_plain = not inspect.iscoroutinefunction(function)
         try:
@@ -104,10 +87,6 @@ class ModelThread:
             raise
 
     async def close(self) -> None:
-        """End the thread.
-
-        Cancellation:
-            The thread ends by itself.
-        """
+        """End the thread."""
         if self._own is not None:
             await self._own.close(_END_S)

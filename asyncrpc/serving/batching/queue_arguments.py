@@ -63,11 +63,7 @@ def check_request(priority: object, client: object) -> None:
 
 
 def hashable(name: str, value: Any) -> Hashable:
-    """Return a value that can be a key.
-
-    Raises:
-        UsageError: value is not hashable.
-    """
+    """Return a value that can be a key."""
     try:
         hash(value)
     except Exception as error:  # the value's own code
@@ -87,14 +83,6 @@ def checked_answers(whose: str, answers: Any, count: int, asked: str) -> list[An
     Only what has an order of its own is taken for answers: a set has none, a dict's
     length is that of its keys, a string's that of its letters, and a named tuple's that
     of its fields.
-
-    Args:
-        whose: the function, for errors.
-        count: of what it was asked.
-        asked: what that is, in the plural.
-
-    Raises:
-        UsageError: there are more answers, or fewer, or it returned something else.
     """
     if isinstance(answers, torch.Tensor | np.ndarray):
         is_ordered = answers.ndim > 0
@@ -120,11 +108,7 @@ def checked_answers(whose: str, answers: Any, count: int, asked: str) -> list[An
 
 
 def chosen_name(name: object, function: object) -> str:
-    """Return the name that was given, or that of the function.
-
-    Raises:
-        UsageError: the name is not a string, or is empty or too long.
-    """
+    """Return the name that was given, or that of the function."""
     if name is None:
         return name_of(function)[:NAME_CHARACTERS_MAX]
     check_text("name", name, at_most=NAME_CHARACTERS_MAX)
@@ -132,11 +116,7 @@ def chosen_name(name: object, function: object) -> str:
 
 
 def batches_of(name: str, value: Iterable[Any], size_max: int) -> list[list[Any]]:
-    """Return the batches that were given for warming up.
-
-    Raises:
-        UsageError: a batch is empty, has too many items, or is not a sequence.
-    """
+    """Return the batches that were given for warming up."""
     wanted = "batches: sequences of items"
     batches = [
         listed(f"each of {name}", batch, wanted)

@@ -36,11 +36,7 @@ def closed(noun: str, outcome: Outcome = Outcome.NOT_EXECUTED) -> RejectedError:
 def admitted(
     queue: ServiceQueue[T], request: QueuedRequest[T], now_s: float
 ) -> QueuedRequest[T] | None:
-    """Let a request wait; return the request that it has displaced.
-
-    Raises:
-        OverloadedError: the request must not wait.
-    """
+    """Let a request wait; return the request that it has displaced."""
     outcome = queue.offer(request, now_s)
     if isinstance(outcome, QueueRefusal):
         raise OverloadedError(
@@ -68,12 +64,7 @@ def dropped(
     age_s: float,
     retry_after_s: float,
 ) -> CallError:
-    """Return the error of a request that waited, and will not run.
-
-    Args:
-        age_s: how long it waited.
-        retry_after_s: after which time there should be room.
-    """
+    """Return the error of a request that waited, and will not run."""
     if reason is DropReason.EXPIRED and deadline is not None:
         return expired(deadline, name)
     return OverloadedError(

@@ -70,8 +70,6 @@ class SequenceDriver(Generic[R, S, T]):
         """Describe the driver.
 
         Args:
-            queue: requests that wait to enter.
-            schedule: without sequences.
             pause_max_s: seconds that a sequence may be paused; then it is given up.
         """
         self.queue = queue
@@ -88,11 +86,7 @@ class SequenceDriver(Generic[R, S, T]):
     # --- consumers -------------------------------------------------------------------
 
     def add(self, generation: Generation[R, T], now_s: float) -> None:
-        """Let a request wait.
-
-        Raises:
-            OverloadedError: too many requests wait, or this one would wait too long.
-        """
+        """Let a request wait."""
         evicted = refusals.admitted(self.queue, generation.queued, now_s)
         if evicted is not None:
             self._drop(evicted, DropReason.EVICTED, now_s)
@@ -157,11 +151,7 @@ class SequenceDriver(Generic[R, S, T]):
     # --- the model -------------------------------------------------------------------
 
     async def work(self, thread: ModelThread) -> None:
-        """Drive the model until all requests have ended, and no more will come.
-
-        Cancellation:
-            All sequences leave, and their consumers get a `RejectedError`.
-        """
+        """Drive the model until all requests have ended, and no more will come."""
         self._thread = thread
         try:
             while True:
@@ -332,15 +322,7 @@ class SequenceDriver(Generic[R, S, T]):
         return len(items)
 
     async def rehearse(self, requests: list[R], thread: ModelThread) -> None:
-        """Run requests before all others, and drop their items.
-
-        Raises:
-            UsageError: the model returned something else than a `SequenceModel` must.
-            Exception: what the model raised.
-
-        Cancellation:
-            The sequences have left.
-        """
+        """Run requests before all others, and drop their items."""
         states = await thread.call(self._model.enter, requests)
         states = _answers("enter", states, len(requests))
         for state in states:
@@ -392,21 +374,12 @@ class SequenceDriver(Generic[R, S, T]):
 
 
 def _answers(function: str, answers: Any, count: int) -> list[Any]:
-    """Return the answers of a model's function, one for each sequence.
-
-    Raises:
-        UsageError: it returned something else.
-    """
+    """Return the answers of a model's function, one for each sequence."""
     return checked_answers(f"the model's `{function}`", answers, count, "sequences")
 
 
 def _read_step(step: Any) -> tuple[list[Any], bool]:
-    """Return the items of a step, and whether it was the last one.
-
-    Raises:
-        UsageError: it is not a pair of items and a flag.
-        BaseException: the exception in the place of the step.
-    """
+    """Return the items of a step, and whether it was the last one."""
     if isinstance(step, BaseException):
         raise step
     is_pair = isinstance(step, tuple | list) and len(step) == 2  # noqa: PLR2004

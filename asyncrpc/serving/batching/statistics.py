@@ -127,9 +127,6 @@ def show(
         name: of the queue; a number is appended if another queue has it.
         read: returns the figures; called from any thread.
         context: in which the worker is current; without a worker nothing is shown.
-
-    Returns:
-        A function that ends this.
     """
     worker = context.get(current_worker_var)
     if worker is None:

@@ -11,12 +11,6 @@ class WakeTimer:
     """Calls a function at the time for which it was last set."""
 
     def __init__(self, wake: Callable[[float], None]) -> None:
-        """Prepare the timer.
-
-        Args:
-            wake: called with that time: the loop's clock may show a little less, as
-                uvloop rounds to milliseconds.
-        """
         self._wake = wake
         self._timer: asyncio.Handle | None = None
         self._at_s = 0.0  # kept here: a fired handle of uvloop does not know its time

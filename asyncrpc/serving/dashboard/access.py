@@ -44,11 +44,6 @@ class Access:
     """Decides for requests, and answers those that sign in and out."""
 
     def __init__(self, gate: Gate) -> None:
-        """Begin without sessions.
-
-        Args:
-            gate: knows which tokens give access.
-        """
         self._gate = gate
         self._sessions = Sessions(os.urandom)
         self._attempts = Attempts()

@@ -49,7 +49,6 @@ class DashboardApplication:
 
         Args:
             open_views: returns the views; the same ones each time.
-            every_s: seconds between two looks.
         """
         self._gate = gate
         self._access = Access(gate)

@@ -22,18 +22,10 @@ class PageFiles:
     """The files, by their names below `static/`."""
 
     def __init__(self) -> None:
-        """Read nothing yet."""
         self._by_name: dict[str, bytes] | None = None
 
     async def response(self, name: str) -> web.Response:
-        """Return a file.
-
-        Raises:
-            HTTPNotFound: there is no file of this name.
-
-        Cancellation:
-            Nothing is sent; the files may be read to the end.
-        """
+        """Return a file."""
         if self._by_name is None:
             self._by_name = await asyncio.to_thread(_read_all)
         body = self._by_name.get(name)

@@ -66,15 +66,6 @@ class SharedLook(Generic[R, D]):
         every_s: float,
         parts_of: Callable[[D], list[Any]] = no_parts,
     ) -> None:
-        """Prepare to look.
-
-        Args:
-            ask: asks the group once.
-            digest: makes the shared result of a round, given the time and the round.
-            every_s: seconds from the beginning of a round to that of the next.
-            parts_of: returns the many parts of a digest, which are freed slice by slice
-                when the next look is there.
-        """
         self._tasks = tasks
         self._ask = ask
         self._digest = digest
@@ -85,22 +76,14 @@ class SharedLook(Generic[R, D]):
         self._began_s = -every_s
 
     async def newest(self) -> Seen[D]:
-        """Return the last look, or a new one if the last is older than the period.
-
-        Cancellation:
-            A round that has begun continues for other requests.
-        """
+        """Return the last look, or a new one if the last is older than the period."""
         now_s = self._tasks.loop.time()
         if self._seen is not None and now_s - self._began_s < self._every_s:
             return self._seen
         return await self.after(0 if self._seen is None else self._seen.number)
 
     async def after(self, number: int) -> Seen[D]:
-        """Return a look with a higher number than another one.
-
-        Cancellation:
-            A round that has begun continues for other requests.
-        """
+        """Return a look with a higher number than another one."""
         while self._seen is None or self._seen.number <= number:
             if self._round is None or self._round.done():
                 self._round = self._tasks.start_task(self._look())
@@ -135,11 +118,7 @@ class SharedLook(Generic[R, D]):
 
 
 async def in_slices(work: Slices[T]) -> T:
-    """Do work slice by slice; other tasks run between two slices.
-
-    Cancellation:
-        The rest is not done.
-    """
+    """Do work slice by slice; other tasks run between two slices."""
     while True:
         try:
             next(work)

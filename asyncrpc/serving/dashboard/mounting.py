@@ -99,18 +99,7 @@ def observing_dashboard(
     every_s: float = EVERY_S,
     after_s: float = AFTER_S,
 ) -> web.Application:
-    """Return the application of `dashboard` for an observer.
-
-    Args:
-        address: of any worker.
-        token: as for `dashboard`.
-        ticket: signs in one browser, once: the one that opens `#ticket=TICKET`.
-        every_s: as for `dashboard`.
-        after_s: as for `dashboard`.
-
-    Raises:
-        UsageError: an argument has the wrong type, or is out of range.
-    """
+    """Return the application of `dashboard` for an observer."""
     gate = _gate(token, observer.secret, ticket)
     _check_times(every_s, after_s)
     return _application(
@@ -169,12 +158,7 @@ class _OpenedViews:
         self._views: dict[str, DashboardView] = {}
 
     async def get(self) -> dict[str, DashboardView]:
-        """Return the views.
-
-        Raises:
-            NotStartedError: the worker does not run.
-            UsageError: the worker runs on another event loop.
-        """
+        """Return the views."""
         if self._context is None:
             questions, tasks = self._make_questions(), Tasks(loop_for("dashboard"))
             self._context = ViewContext(questions, tasks, self._every_s, self._after_s)

@@ -37,7 +37,6 @@ class EventStreams:
     """The streams that are open."""
 
     def __init__(self) -> None:
-        """Begin without streams."""
         self._open: dict[asyncio.Timeout, str] = {}
         self._is_closed = False
 
@@ -58,14 +57,7 @@ class EventStreams:
         next_event: NextEvent,
         is_open: Callable[[], bool],
     ) -> web.StreamResponse:
-        """Send events until the client, the session or the application ends.
-
-        Args:
-            next_event: waits for the name and the data of the newest event, as JSON.
-
-        Cancellation:
-            The stream ends.
-        """
+        """Send events until the client, the session or the application ends."""
         response = web.StreamResponse(headers=HEADERS)
         await response.prepare(request)
         with self._ending(session) as end:

@@ -76,12 +76,7 @@ class DashboardView(Protocol):
         """Return whether the least row is first by default."""
 
     async def look_for(self, query: ViewQuery) -> SharedLook[Any, Any]:
-        """Return the look that a query needs.
-
-        Raises:
-            UsageError: a parameter is missing from the query.
-            NotFoundError: the query asks for a worker that does not exist.
-        """
+        """Return the look that a query needs."""
 
     def show(self, seen: Seen[Any], query: ViewQuery) -> Slices[dict[str, Any]]:
         """Return the part of a look that a query asks for, in slices."""
@@ -149,7 +144,6 @@ class OverviewView:
     is_up = True
 
     def __init__(self, context: ViewContext) -> None:
-        """Prepare to look."""
         self._history = GroupHistory()
         poll: GroupPoll[WorkerSummary, _OverviewAnswer] = GroupPoll(
             context.questions, context.tasks, asking(TellSummary()), self._take
@@ -250,7 +244,6 @@ class CallsView(_ListingView):
     owners = ("caller", "callee")
 
     def __init__(self, context: ViewContext) -> None:
-        """Prepare to look."""
         poll: GroupPoll[CallsSeen, CallsSeen] = GroupPoll(
             context.questions, context.tasks, sharing(ListCalls), same
         )
@@ -269,7 +262,6 @@ class ReferencesView(_ListingView):
     owners = ("owner", "creator", "holders")
 
     def __init__(self, context: ViewContext) -> None:
-        """Prepare to look."""
         poll: GroupPoll[ReferencesSeen, ReferencesSeen] = GroupPoll(
             context.questions, context.tasks, sharing(ListReferences), same
         )
@@ -290,7 +282,6 @@ class CollectivesView(_ListingView):
     owners = ("workers",)
 
     def __init__(self, context: ViewContext) -> None:
-        """Prepare to look."""
         poll: GroupPoll[CollectiveHistory, CollectiveHistory] = GroupPoll(
             context.questions, context.tasks, sharing(TellLastCollectives, 100), same
         )
@@ -309,7 +300,6 @@ class TrainingView(_ListingView):
     is_up = True
 
     def __init__(self, context: ViewContext) -> None:
-        """Prepare to look."""
         now_s = context.tasks.loop.time
         poll = GroupPoll(
             context.questions,
@@ -355,7 +345,6 @@ class HangsView:
     is_up = False
 
     def __init__(self, context: ViewContext) -> None:
-        """Prepare to look, in both ways."""
         self._after_s = context.after_s
         self._looks = {
             is_thorough: self._make(context, is_thorough=is_thorough)

@@ -38,12 +38,6 @@ class WorkerView:
     is_up = False
 
     def __init__(self, context: ViewContext, overview: OverviewView) -> None:
-        """Prepare to look.
-
-        Args:
-            context: of all views.
-            overview: knows the state of the group.
-        """
         self._context = context
         self._overview = overview
         self._looks: OrderedDict[str, SharedLook[Any, Any]] = OrderedDict()

@@ -31,12 +31,7 @@ def time_allowed_s(
     """Return the seconds that a request may take; None: there is no limit.
 
     Args:
-        values: of all headers of this name.
         timeout_s: what the server allows; None: it sets no limit.
-
-    Raises:
-        BadDeadlineError: the header comes more than once, or is not a number.
-        NoTimeLeftError: the time allowed is 0.
     """
     allowed_s = timeout_s
     if values:

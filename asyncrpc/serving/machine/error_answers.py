@@ -115,15 +115,7 @@ def answer_to(
     retry_after_s: float = RETRY_AFTER_S,
     overloaded_status: int = OVERLOADED_STATUS,
 ) -> ErrorAnswer | None:
-    """Return the answer to an error; None: it is not answered here.
-
-    Args:
-        error: raised by a handler or a stream.
-        is_over: whether the deadline of the request has passed.
-        is_closed: whether the worker of the application has ended.
-        retry_after_s: seconds for a retry, if the error does not tell.
-        overloaded_status: of an `OverloadedError`.
-    """
+    """Return the answer to an error; None: it is not answered here."""
     if isinstance(error, DeadlineExceededError):
         return _too_late(str(error))
     if isinstance(error, OverloadedError):

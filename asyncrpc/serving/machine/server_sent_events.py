@@ -71,11 +71,7 @@ def check_line(name: str, value: object) -> None:
 
 
 def checked_headers(headers: Mapping[str, str] | None) -> Mapping[str, str]:
-    """Return the headers that a program adds to a response.
-
-    Raises:
-        UsageError: they are not a map of text to text, or hold a line break.
-    """
+    """Return the headers that a program adds to a response."""
     if headers is None:
         return {}
     check_kind("headers", headers, Mapping, "a map of names to values")
@@ -113,11 +109,7 @@ def check_sendable(text: object) -> None:
 
 
 def as_json(value: Any) -> str:
-    """Return a value as JSON, for `encode`.
-
-    Raises:
-        UsageError: the value cannot be written as JSON.
-    """
+    """Return a value as JSON, for `encode`."""
     try:
         text = json.dumps(
             value, allow_nan=False, ensure_ascii=False, separators=(",", ":")
@@ -133,11 +125,7 @@ def as_json(value: Any) -> str:
 
 
 def encoded(item: Any, encode: Encode = as_json) -> bytes:
-    """Return the bytes of an item: a `ServerSentEvent`, or the data of an event.
-
-    Raises:
-        UsageError: `encode` did not return a string.
-    """
+    """Return the bytes of an item: a `ServerSentEvent`, or the data of an event."""
     event = item if isinstance(item, ServerSentEvent) else ServerSentEvent(item)
     text = encode(event.data)
     check_sendable(text)

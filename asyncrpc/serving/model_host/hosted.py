@@ -58,7 +58,6 @@ class HostedModel:
         """Prepare; `make` begins.
 
         Args:
-            order: the order by which the process was started.
             lock: the locked file of its slot; -1 once another process has the slot.
         """
         self._order = order
@@ -98,11 +97,7 @@ class HostedModel:
     # --- the model -------------------------------------------------------------------
 
     async def hold(self, release: asyncio.Event) -> None:
-        """Make the model, and release it when `release` is set.
-
-        Cancellation:
-            The model is released; a thread that makes it continues.
-        """
+        """Make the model, and release it when `release` is set."""
         try:
             async with contextlib.AsyncExitStack() as stack:
                 model = await self._make(stack)
@@ -175,11 +170,7 @@ class HostedModel:
     # --- its users -------------------------------------------------------------------
 
     async def attach(self, version: str) -> AsyncIterator[HostNews]:
-        """Lend the model to a web worker, as long as it consumes this.
-
-        Args:
-            version: of the code that the web worker wants.
-        """
+        """Lend the model to a web worker, as long as it consumes this."""
         why = await self._outdated_by(version)
         if why:
             self._retire(why)

@@ -51,11 +51,7 @@ class HostOrder:
 
 
 def name_of_function(function: Callable[[], Any] | str) -> str:
-    """Return the name by which another process imports a function.
-
-    Raises:
-        UsageError: the function has no such name.
-    """
+    """Return the name by which another process imports a function."""
     if not isinstance(function, str):
         if not callable(function):
             raise wrong("make_model", _WANTED, function)
@@ -79,14 +75,7 @@ _WANTED: Final = (
 
 
 def file_of(function: str) -> str:
-    """Return the file of the module in which a function is; blocks this thread.
-
-    Args:
-        function: as `name_of_function` returns it.
-
-    Raises:
-        UsageError: the module does not exist.
-    """
+    """Return the file of the module in which a function is; blocks this thread."""
     name = function.partition(":")[0]
     module = sys.modules.get(name)
     if module is not None:
@@ -106,10 +95,6 @@ def file_of(function: str) -> str:
 def main_for(function: str) -> Mapping[str, str]:
     """Return how to import the main module, if a function is there; else nothing.
 
-    Raises:
-        UsageError: the function is in a main module that cannot be imported, such as
-            that of an interactive program.
-
     Source: multiprocessing does the same with the method `spawn`.
     """
     if function.partition(":")[0] != _MAIN:
@@ -125,12 +110,7 @@ def main_for(function: str) -> Mapping[str, str]:
 
 
 def resolve(order: HostOrder) -> Callable[[], Any]:
-    """Import the function of an order; blocks this thread.
-
-    Raises:
-        UsageError: the module has no such function.
-        Exception: what importing the module raised.
-    """
+    """Import the function of an order; blocks this thread."""
     if order.main:
         spawn.prepare(dict(order.main))
     module, _, qualname = order.function.partition(":")

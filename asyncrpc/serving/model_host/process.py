@@ -35,12 +35,7 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def main(pipe: BinaryIO, lock: int) -> None:
-    """Run the process.
-
-    Args:
-        pipe: from which the order is read.
-        lock: the locked file of the slot, which is inherited.
-    """
+    """Run the process."""
     order: HostOrder = pickle.load(pipe)  # noqa: S301  (from our starter)
     _let_go_of(pipe)
     _keep_to_this_process(lock)
@@ -142,11 +137,7 @@ async def _until_ending(hosted: HostedModel) -> None:
 
 
 def options_with(options: Options, secret: bytes, sockets: SocketDirectory) -> Options:
-    """Return options of a worker that only processes of this user can reach.
-
-    Args:
-        options: all other options.
-    """
+    """Return options of a worker that only processes of this user can reach."""
     listen = (f"uds://{sockets.path / 'worker'}",)
     network = replace(options.network, listen=listen, advertise=None)
     return replace(options, secret=secret, secret_file=None, network=network)

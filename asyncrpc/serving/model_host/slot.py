@@ -114,7 +114,6 @@ class ModelSlot:
     """The slot of one model on this host."""
 
     def __init__(self, path: Path) -> None:
-        """Describe the slot."""
         self.path = path
 
     @classmethod
@@ -125,14 +124,7 @@ class ModelSlot:
         file: str,
         environ: Mapping[str, str] = os.environ,
     ) -> Self:
-        """Return the slot of a model; make its directory if it does not exist.
-
-        Args:
-            environ: may name another parent directory.
-
-        Raises:
-            UsageError: the directory cannot be made.
-        """
+        """Return the slot of a model; make its directory if it does not exist."""
         place = make_place(places(environ, os.geteuid(), Path(tempfile.gettempdir())))
         identity = [name, function, file, sys.prefix, HOST_ID]
         key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:_KEY_CHARACTERS]
@@ -148,11 +140,7 @@ class ModelSlot:
         return slot
 
     def make(self) -> None:
-        """Make the directory, unless it exists.
-
-        Raises:
-            OSError: the directory cannot be made.
-        """
+        """Make the directory, unless it exists."""
         for path in (self.path, self.path / NOTES):
             path.mkdir(mode=_PRIVATE_DIRECTORY, parents=True, exist_ok=True)
 
@@ -170,9 +158,6 @@ class ModelSlot:
         """Take the slot; return the locked file, or None if a process has it.
 
         The note of a process that has died is removed.
-
-        Raises:
-            OSError: the lock file cannot be made or locked.
         """
         self.make()
         flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -218,11 +203,7 @@ class ModelSlot:
         return read_slot_note(read_own(self._note_path))
 
     def write_note(self, note: SlotNote) -> None:
-        """Replace the note; only for the holder of the lock.
-
-        Raises:
-            OSError: the note cannot be written.
-        """
+        """Replace the note; only for the holder of the lock."""
         unnamed = self.path / f"note.{note.generation}"
         write_own(unnamed, note.as_json())
         unnamed.rename(self._note_path)
@@ -245,11 +226,7 @@ class ModelSlot:
                 os.utime(path, follow_symlinks=False)
 
     def secret(self) -> bytes:
-        """Return the secret of the slot; draw it if the slot has none yet.
-
-        Raises:
-            UsageError: other users can read the file, or it cannot be written.
-        """
+        """Return the secret of the slot; draw it if the slot has none yet."""
         path = self.path / "secret"
         if not path.exists():
             unnamed = self.path / f"secret.{secrets.token_hex(4)}"

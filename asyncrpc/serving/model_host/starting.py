@@ -44,12 +44,6 @@ def start_unless_held(slot: ModelSlot, order: HostOrder) -> bool:
     """Start the process of a slot, unless one runs or is being started there.
 
     Blocks this thread for some 20 ms.
-
-    Returns:
-        Whether this call has started it.
-
-    Raises:
-        ProcessFailedError: the process could not be started.
     """
     lock = None
     try:

@@ -105,11 +105,7 @@ class ReplicaCall:
     retries: int = 0
 
     async def run(self) -> ReplicaAnswer[Any]:
-        """Make attempts until one has a final result.
-
-        Cancellation:
-            The attempts under way are cancelled.
-        """
+        """Make attempts until one has a final result."""
         self.begin()
         last: AttemptFailedError | None = None
         while True:
@@ -129,11 +125,7 @@ class ReplicaCall:
         self.counts.calls += 1
 
     async def next_record(self, last: AttemptFailedError | None) -> ReplicaRecord:
-        """Return the next replica; raise the last error if none is left.
-
-        Cancellation:
-            Nothing has changed.
-        """
+        """Return the next replica; raise the last error if none is left."""
         try:
             record = await self.router.choose(self.key, self.tried, self.deadline)
         except AsyncRpcError:
@@ -304,11 +296,7 @@ def starter(
     kwargs: Mapping[str, Any],
     options: CallOptions,
 ) -> tuple[str, Callable[[ReplicaRecord, Deadline | None], CallFuture[Any]]]:
-    """Return a function's name, and a function that begins one attempt.
-
-    Raises:
-        EncodeError: the function cannot be named.
-    """
+    """Return a function's name, and a function that begins one attempt."""
     calls = router.worker.parts.calls
     target, values = calls.describe(function, args, kwargs)
     name = target or str(getattr(function, "__qualname__", function))
@@ -332,11 +320,7 @@ _KEY_WANTED: Final = "a string, bytes, an integer, or None"
 
 
 def key_bytes(key: Any) -> bytes | None:
-    """Return the bytes of a key that are hashed.
-
-    Raises:
-        UsageError: the key has the wrong type.
-    """
+    """Return the bytes of a key that are hashed."""
     if key is None or type(key) is bytes:
         return key
     if type(key) is str:

@@ -83,11 +83,7 @@ class ReplicaRouter:
         self._following = parts.start_task(self._follow(changes))
 
     async def close(self) -> None:
-        """End all tasks.
-
-        Cancellation:
-            The tasks are cancelled, but not waited for.
-        """
+        """End all tasks."""
         service_of(self.worker.parts).unlisten(self)
         tasks = [*self._watching.values()]
         if self._following is not None:
@@ -174,11 +170,7 @@ class ReplicaRouter:
         return await ask(link, WatchReplica(), deadline=deadline)
 
     async def on_news(self, peer: WorkerId, statement: ReplicaStatement) -> None:
-        """Take a replica's state; if it drains, wait until no call from here is there.
-
-        Cancellation:
-            The replica is gone, or waits no longer.
-        """
+        """Take a replica's state; if it drains, wait for the calls from here."""
         record = self.routing.get(peer.name)
         if record is None or record.incarnation != peer.incarnation:
             return
@@ -218,17 +210,7 @@ class ReplicaRouter:
         tried: Collection[ReplicaRecord],
         deadline: Deadline | None,
     ) -> ReplicaRecord | None:
-        """Return a replica, waiting for one if none is ready at all.
-
-        Returns:
-            None: those that are ready have all been tried.
-
-        Raises:
-            RejectedError: no replica became ready in time, or too many calls wait.
-
-        Cancellation:
-            Nothing has changed.
-        """
+        """Return a replica, waiting for one if none is ready at all."""
         record = self.choose_now(key, tried)
         if record is not None or self._has_ready:
             return record
@@ -275,11 +257,7 @@ class ReplicaRouter:
         )
 
     async def wait_ready(self, count: int) -> None:
-        """Wait until `count` replicas are ready.
-
-        Cancellation:
-            Nothing has changed.
-        """
+        """Wait until `count` replicas are ready."""
         while sum(record.life.takes_calls for record in self.routing.records) < count:
             self._changed.clear()
             await self._changed.wait()  # the caller has a limit

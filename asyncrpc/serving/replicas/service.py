@@ -48,7 +48,6 @@ class ReplicaService:
     name = SERVICE
 
     def __init__(self) -> None:
-        """Begin without routers, and without a replica."""
         self.routes = (
             answers(WatchReplica, self._on_watch),
             answers(ReplicaNews, self._on_news),

@@ -35,11 +35,6 @@ class RoutedStream:
         open_at: Callable[[Peer], AsyncGenerator[Any, None]],
         options: CallOptions,
     ) -> None:
-        """Describe an attempt; its generator begins with its first step.
-
-        Args:
-            call: the call that the attempt is made for.
-        """
         self._call = call
         self.record = record
         self._receivers: list[StreamReceiver] = []
@@ -53,14 +48,7 @@ class RoutedStream:
         call.router.routing.begin(record)
 
     async def take(self) -> Any:
-        """Return the next item, or `_NOTHING` at the end.
-
-        Raises:
-            AttemptFailedError: the stream has failed.
-
-        Cancellation:
-            The generator at the replica is closed.
-        """
+        """Return the next item, or `_NOTHING` at the end."""
         try:
             item = await anext(self.items, _NOTHING)
         except asyncio.CancelledError:
@@ -76,11 +64,7 @@ class RoutedStream:
         return item
 
     async def close(self) -> None:
-        """Count the attempt as ended, and close the generator at the replica.
-
-        Cancellation:
-            The attempt is counted in any case.
-        """
+        """Count the attempt as ended, and close the generator at the replica."""
         try:
             await self.items.aclose()
         finally:
@@ -101,11 +85,7 @@ async def stream_from(
     kwargs: Any,
     options: CallOptions,
 ) -> AsyncGenerator[Any, None]:
-    """Yield the items of a generator on a replica; see `Replicas.stream`.
-
-    Cancellation:
-        The generator is closed.
-    """
+    """Yield the items of a generator on a replica; see `Replicas.stream`."""
 
     def open_at(peer: Peer) -> AsyncGenerator[Any, None]:
         items: AsyncGenerator[Any, None] = peer.stream(function, *args, **kwargs)

@@ -268,11 +268,7 @@ class Publisher:
         return worker
 
     async def _reports(self, worker: Worker) -> dict[str, VersionReport]:
-        """Return the versions that each replica reports.
-
-        Raises:
-            UsageError: no worker with a matching name serves a model.
-        """
+        """Return the versions that each replica reports."""
         names = [
             member.name
             for member in worker.known_members
@@ -342,11 +338,7 @@ class Publisher:
         names: Sequence[str],
         make: Callable[[], Request[VersionReport]],
     ) -> tuple[dict[str, VersionReport], list[str]]:
-        """Send the same request to several replicas; return answers and lost replicas.
-
-        Raises:
-            PublishError: a replica refused.
-        """
+        """Send one request to several replicas; return answers and lost replicas."""
 
         async def ask_replica(name: str) -> VersionReport | AsyncRpcError:
             try:
@@ -435,11 +427,7 @@ async def _report_of(worker: Worker, name: str) -> VersionReport | None:
 
 
 async def _gathered(jobs: Mapping[str, Awaitable[T]]) -> dict[str, T]:
-    """Do several things at once; if one raises, cancel the others.
-
-    Cancellation:
-        All are cancelled.
-    """
+    """Do several things at once; if one raises, cancel the others."""
 
     async def run(job: Awaitable[T]) -> T:
         return await job
@@ -455,11 +443,7 @@ async def _gathered(jobs: Mapping[str, Awaitable[T]]) -> dict[str, T]:
 
 
 def _checked_state(weights: Any) -> Mapping[str, torch.Tensor]:
-    """Return weights by name.
-
-    Raises:
-        UsageError: weights is neither a module nor a state_dict.
-    """
+    """Return weights by name."""
     state = weights.state_dict() if isinstance(weights, nn.Module) else weights
     wanted = "a torch.nn.Module or a state_dict of one"
     check_kind("weights", state, Mapping, wanted)
@@ -473,14 +457,7 @@ def _checked_state(weights: Any) -> Mapping[str, torch.Tensor]:
 async def _snapshot(
     worker: Worker, state: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return a copy of weights, in the memory of the host.
-
-    Raises:
-        UsageError: the weights were written to meanwhile.
-
-    Cancellation:
-        The copy is dropped.
-    """
+    """Return a copy of weights, in the memory of the host."""
     before = [tensor._version for tensor in state.values()]  # noqa: SLF001  (the only counter)
 
     def copied() -> dict[str, torch.Tensor]:

@@ -72,12 +72,7 @@ class WeightStore(Generic[M]):
     def begin(
         self, transfer: TransferId, version: int, heads: Sequence[TensorHead]
     ) -> None:
-        """Make room for new weights.
-
-        Raises:
-            UsageError: the weights do not fit the model.
-            RejectedError: weights of another publisher are under way.
-        """
+        """Make room for new weights."""
         check_fit(self.state(), heads)
         names = [head.name for head in heads]
         self.history.begin(transfer, version, names)
@@ -105,11 +100,7 @@ class WeightStore(Generic[M]):
         return self._staging
 
     def with_room(self) -> M:
-        """Return the module with its new tensors; called in a thread.
-
-        Raises:
-            UsageError: the module cannot be copied.
-        """
+        """Return the module with its new tensors; called in a thread."""
         model, room = self.current.model, self._staging
         memo: dict[int, object] = {}
         for name, old in model.state_dict(keep_vars=True).items():
@@ -130,11 +121,7 @@ class WeightStore(Generic[M]):
         self._next = ServedVersion(model, self.history.staged)
 
     def commit(self, transfer: TransferId, canary: float) -> None:
-        """Serve the new weights, from the next batch on.
-
-        Raises:
-            RejectedError: parts of the new weights are missing.
-        """
+        """Serve the new weights, from the next batch on."""
         if self._next is None:
             raise RejectedError("the new weights are not complete")
         dropped = self.history.commit(transfer)
@@ -145,11 +132,7 @@ class WeightStore(Generic[M]):
         self.drop()
 
     def roll_back(self, version: int) -> None:
-        """Serve the previous version again.
-
-        Raises:
-            RejectedError: no previous version is kept.
-        """
+        """Serve the previous version again."""
         if self.history.roll_back(version):
             self.current = self._kept.pop(self.history.served)
             self.canary = 0.0
@@ -253,11 +236,7 @@ class ServedModel(Generic[M]):
 
 
 def check_fit(state: Mapping[str, torch.Tensor], heads: Sequence[TensorHead]) -> None:
-    """Refuse weights that do not fit a model.
-
-    Raises:
-        UsageError: names, shapes or dtypes differ.
-    """
+    """Refuse weights that do not fit a model."""
     announced = {head.name: head for head in heads}
     problems = [f"{name!r} is missing" for name in state if name not in announced]
     problems += [f"{name!r} is not in it" for name in announced if name not in state]

@@ -97,12 +97,7 @@ class WeightsService:
                 weights.set_next(prepared)
 
     def _check_part(self, transfer: TransferId, message: PutTensors) -> None:
-        """Refuse a part that does not belong to the transfer under way.
-
-        Raises:
-            RejectedError: the transfer is not under way.
-            UsageError: a tensor is not expected, or has another shape.
-        """
+        """Refuse a part that does not belong to the transfer under way."""
         history, room = self._weights.history, self._weights.room
         if history.transfer != transfer or not room:
             raise RejectedError("this transfer is no longer under way")
@@ -180,11 +175,7 @@ def check_canary(share: float) -> None:
 
 
 def serve_weights(parts: Parts, model: ServedModel[Any]) -> None:
-    """Let publishers bring weights to a model.
-
-    Raises:
-        UsageError: the worker serves another model.
-    """
+    """Let publishers bring weights to a model."""
     for service in parts.services:
         if isinstance(service, WeightsService) and service.model is not model:
             raise UsageError(f"worker {parts.name!r} serves another model")

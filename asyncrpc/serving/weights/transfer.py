@@ -46,18 +46,7 @@ def parts_of(state: Mapping[str, torch.Tensor]) -> Iterator[Sequence[str]]:
 async def stage_weights(
     link: PeerLink, serial: int, state: Mapping[str, torch.Tensor], version: int
 ) -> None:
-    """Send weights to a replica, which does not serve them yet.
-
-    Args:
-        serial: of the transfer: a number that no other of this worker has.
-        state: the weights, which must not be written to meanwhile.
-
-    Raises:
-        AsyncRpcError: the replica refuses them, or is gone.
-
-    Cancellation:
-        The replica keeps what it has, until the next transfer from here.
-    """
+    """Send weights to a replica, which does not serve them yet."""
     await ask(link, BeginTransfer(serial, version, heads_of(state)))
     for names in parts_of(state):
         tensors = [state[name] for name in names]

@@ -136,18 +136,7 @@ class Command:
 
 
 async def run_command(command: Command, inherited: Mapping[str, str]) -> int:
-    """Run a command in `nprocs` processes until all have ended.
-
-    Returns:
-        The exit code of `asyncrpc run`: 0, or that of the first failure, or 128 plus
-        the number of the signal that ended it or this process; 75 if all had saved.
-
-    Raises:
-        UsageError: `threads` is less than 1.  Nothing was started.
-
-    Cancellation:
-        The processes are killed.
-    """
+    """Run a command in `nprocs` processes until all have ended."""
     store = serve_store()
     secret = inherited.get(SECRET_VARIABLE) or new_secret()
     environments = [

@@ -66,9 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the arguments, without the program's name; by default those of this
             process.
-
-    Returns:
-        The exit code.
     """
     arguments = make_parser(is_complete=False).parse_args(argv)
     try:

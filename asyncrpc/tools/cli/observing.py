@@ -75,11 +75,7 @@ async def _observe(arguments: argparse.Namespace, look: Look) -> int:
 
 
 def seconds(text: str) -> float:
-    """Return the seconds of an argument; a `type` of argparse.
-
-    Raises:
-        ArgumentTypeError: the text is not a finite number of at least 0.
-    """
+    """Return the seconds of an argument; a `type` of argparse."""
     try:
         value = float(text)
     except ValueError:

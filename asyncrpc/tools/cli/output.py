@@ -39,12 +39,7 @@ class LinePrefixer:
 
 
 class PrefixingReader(asyncio.Protocol):
-    """Copies one pipe to one stream of ours, line by line.
-
-    Args:
-        target: where the lines go; shared, as each write consists of whole lines.
-        on_end: called once, when the pipe has ended.
-    """
+    """Copies one pipe to one stream of ours, line by line."""
 
     def __init__(
         self, prefixer: LinePrefixer, target: BinaryIO, on_end: Callable[[], None]

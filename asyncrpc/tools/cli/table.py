@@ -24,9 +24,7 @@ def lines_of(
     Cells that do not fit are cut, the widest column first.
 
     Args:
-        rows: the first is the heading.
         width: characters of a line; None: those of the terminal, or 80 without one.
-        wraps: whether a cell that does not fit continues on the next line instead.
     """
     if not rows:
         return []

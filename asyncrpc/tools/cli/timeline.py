@@ -124,11 +124,7 @@ def _first_s(events: WorkerEvents) -> float:
 
 
 def _profile(path: str | None) -> dict[str, Any] | None:
-    """Return the trace that torch's profiler has exported; None without a path.
-
-    Raises:
-        UsageError: the file cannot be read, or is not such a trace.
-    """
+    """Return the trace that torch's profiler has exported; None without a path."""
     if path is None:
         return None
     try:
@@ -156,11 +152,7 @@ def _opened(path: str, mode: str) -> IO[str]:
 def _write(
     path: str, timeline: Timeline, profile: Mapping[str, Any] | None, show: _Progress
 ) -> None:
-    """Write a timeline, together with a profile if there is one, event by event.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
+    """Write a timeline, together with a profile if there is one, event by event."""
     head = {"displayTimeUnit": "ms", **(profile or {})}
     before = head.pop("traceEvents", ())
     try:

@@ -109,11 +109,7 @@ async def _look(observer: Observer, address: str, names: Sequence[str]) -> Group
 
 
 def _check(folder: Path, prefix: str) -> None:
-    """Refuse a directory whose files the tools would mistake for files of this dump.
-
-    Raises:
-        UsageError: there are such files, or torch's tools would not find the prefix.
-    """
+    """Refuse a directory whose files the tools would mistake for files of this dump."""
     if not _PREFIX.fullmatch(prefix):
         raise UsageError(
             "--prefix must be letters, digits, '_' or '-', and not end in a digit, "

@@ -26,11 +26,6 @@ class WaitAges:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, *, sample_s: float = SAMPLE_S
     ) -> None:
-        """Prepare; sampling begins with `start`.
-
-        Args:
-            sample_s: seconds between two looks.
-        """
         self._loop = loop
         self._sample_s = sample_s
         self.tasks = 0

@@ -66,12 +66,7 @@ def packed_look(worker: InspectedWorker, ages: WaitAges) -> bytes:
 def look_beside(
     names: Sequence[str], *, timeout_s: float = ANSWER_S
 ) -> Look | NoAnswer:
-    """Look at a worker of this host through its local socket; blocks this thread.
-
-    Args:
-        names: of the socket.
-        timeout_s: seconds that its interpreter has to answer.
-    """
+    """Look at a worker of this host through its local socket; blocks this thread."""
     for name in names:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
             door.settimeout(timeout_s)

@@ -138,8 +138,6 @@ class SnapshotTaker:
         """Look at a worker.
 
         Args:
-            ages: knows how long its tasks have waited.
-            is_thorough: whether to find waits that nothing can end.
             blocked_for_s: seconds since its loop last ran; 0 if it runs.
         """
         self._worker = worker
@@ -422,8 +420,6 @@ def snapshot_of(
     """Return a snapshot of a running worker.
 
     Args:
-        ages: knows how long its tasks have waited.
-        is_thorough: whether to find waits that nothing can end, which takes longer.
         blocked_for_s: seconds since its loop last ran; 0 if it runs.
 
     Thread safety: from any thread.

@@ -54,12 +54,6 @@ class LocalDoor:
     """The local socket of one worker."""
 
     def __init__(self, worker: InspectedWorker, ages: WaitAges) -> None:
-        """Prepare to listen.
-
-        Args:
-            worker: whose socket it is.
-            ages: knows how long its tasks have waited.
-        """
         self._worker = worker
         self._ages = ages
         self._listening: list[socket.socket] = []

@@ -110,12 +110,7 @@ class AsksWorkers(Protocol):
     """Carries questions to the workers of a group."""
 
     async def ask(self, member: Member, request: Request[T], *, timeout_s: float) -> T:
-        """Ask one worker.
-
-        Raises:
-            TimeoutError: the worker has not answered in time.
-            AsyncRpcError: the worker cannot be reached, or refuses.
-        """
+        """Ask one worker."""
 
 
 async def view_of(
@@ -129,17 +124,7 @@ async def view_of(
     """Look at the group of the worker at an address.
 
     Args:
-        address: of any member.
         names: of the workers to look at; empty: all.
-        is_thorough: whether each worker also finds waits that nothing can end.
-        with_collectives: whether to ask for collectives as well.
-
-    Raises:
-        ConnectError: no worker answers at the address or at its local socket.
-        AuthenticationError: the secrets differ.
-
-    Cancellation:
-        All connections made for this look are closed.
     """
     asks = ObserverQuestions(observer, address)
     look = GroupLook(
@@ -166,15 +151,7 @@ async def ask_all(
     """Ask each worker of a group something that only its event loop can answer.
 
     Args:
-        address: of any member.
         names: of the workers to ask; empty: all.
-
-    Raises:
-        ConnectError: no worker answers at the address or at its local socket.
-        AuthenticationError: the secrets differ.
-
-    Cancellation:
-        All connections made for these questions are closed.
     """
     asks = ObserverQuestions(observer, address)
     look = GroupLook(asks, secret=observer.secret, is_thorough=False)
@@ -242,13 +219,6 @@ class GroupLook:
         is_thorough: bool,
         with_collectives: bool = False,
     ) -> None:
-        """Prepare to look.
-
-        Args:
-            secret: of the group, for the sidecars of workers that do not answer.
-            is_thorough: whether each worker also finds waits that nothing can end.
-            with_collectives: whether to ask for collectives as well.
-        """
         self._asks = asks
         self._secret = secret
         self._question = TakeSnapshot(is_thorough)
@@ -311,11 +281,7 @@ class GroupLook:
     async def find_out(
         self, silent: Mapping[str, NoAnswer], answered: Iterable[str]
     ) -> None:
-        """Look another way at members that did not answer an earlier question.
-
-        Args:
-            silent: what is known of these members, by name.
-        """
+        """Look another way at members that did not answer an earlier question."""
         self.silent.update(silent)
         self._answered.update(dict.fromkeys(answered))
         async with asyncio.TaskGroup() as group:

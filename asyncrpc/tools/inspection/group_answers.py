@@ -39,17 +39,8 @@ async def events_of(
     """Ask the workers of a group for their last events.
 
     Args:
-        address: of any member.
         names: of the workers to ask; empty: all.
         kinds: of events, as fields of `RecentEvents`; empty: all.
-        on_answer: called after the answer of each worker.
-
-    Raises:
-        ConnectError: no worker answers at the address or at its local socket.
-        AuthenticationError: the secrets differ.
-
-    Cancellation:
-        All connections made for these questions are closed.
     """
     question = TakeEvents(list(kinds), RECENT_MAX)
 
@@ -117,13 +108,7 @@ class WorkerCheckup(NamedTuple):
 def wall_ahead_s(
     seen: CheckupSeen, offset_s: float, *, wall_s: float, clock_s: float
 ) -> float:
-    """Return by how much the wall clock of a worker is ahead of ours, in seconds.
-
-    Args:
-        seen: the checkup of the worker, with both of its clocks.
-        offset_s: to add to its clock to get ours.
-        clock_s: our clock at the same moment.
-    """
+    """Return by how much the wall clock of a worker is ahead of ours, in seconds."""
     ours_s = wall_s - (clock_s - (seen.clock_s + offset_s))  # when theirs was read
     return seen.wall_ns / NS_PER_S - ours_s
 

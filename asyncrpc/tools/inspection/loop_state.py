@@ -16,7 +16,6 @@ def blocked_for_s(loop: asyncio.AbstractEventLoop, ticked_ns: int | None) -> flo
     """Return how long a loop has not run; 0 if it runs.
 
     Args:
-        loop: of another thread, which is woken and waited for briefly.
         ticked_ns: when the loop last ran, in nanoseconds; None: unknown.
     """
     runs = threading.Event()
@@ -32,9 +31,5 @@ def blocked_for_s(loop: asyncio.AbstractEventLoop, ticked_ns: int | None) -> flo
 
 
 def silent_for_s(ticked_ns: int) -> float:
-    """Return the seconds since a loop last noted that it runs.
-
-    Args:
-        ticked_ns: when it did, in nanoseconds.
-    """
+    """Return the seconds since a loop last noted that it runs."""
     return (now_ns() - ticked_ns) / NS_PER_S

@@ -71,12 +71,6 @@ class LoopTasks:
         is_thorough: bool,
         others: Iterable[LoopTasks] = (),
     ) -> None:
-        """Look at the tasks of a loop.
-
-        Args:
-            is_thorough: whether to find waits that nothing can end.
-            others: other looks that are still kept.
-        """
         tasks = [task for task in asyncio.all_tasks(loop) if not task.done()]
         tasks.sort(key=lambda task: task.get_name())
         self.left_out = max(0, len(tasks) - ACTORS_MAX)
@@ -88,12 +82,7 @@ class LoopTasks:
             self._closed = self._find_closed([self, *others])
 
     def who_ends(self, place: int) -> tuple[tuple[int, ...], bool, bool]:
-        """Return the tasks that can end a task's wait for an object.
-
-        Returns:
-            The places of the tasks; whether it is certain that they are the ones; and
-            whether only they can.
-        """
+        """Return the tasks that can end a task's wait for an object."""
         recognized = self.tasks[place].recognized
         subject = id(recognized.subject)
         if recognized.kind in _HELD and (holders := self._holders.get(subject)):
@@ -248,9 +237,6 @@ def tasks_of(
     loop: asyncio.AbstractEventLoop, ages: WaitAges, *, is_thorough: bool
 ) -> LoopTasks:
     """Return what the tasks of a loop wait for.
-
-    Args:
-        is_thorough: whether to find waits that nothing can end.
 
     Thread safety: from any thread.
     """

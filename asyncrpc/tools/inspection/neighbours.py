@@ -26,11 +26,6 @@ class Neighbours:
         incarnation: int,
         incarnation_of: Callable[[str], int | None],
     ) -> None:
-        """Find them.
-
-        Args:
-            incarnation_of: that of another worker, by its name, if it is known there.
-        """
         parts = [getattr(worker, "parts", None) for worker in known_workers()]
         running = [
             other

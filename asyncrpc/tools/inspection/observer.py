@@ -65,14 +65,6 @@ class Observer:
         timeout_s: float = CONNECT_S,
         find_beside: FindWorkers = _nobody,
     ) -> None:
-        """Describe the observer.
-
-        Args:
-            options: the secret or certificates of the group.
-            timeout_s: seconds that a connection may take.
-            find_beside: finds workers that are not members but are looked at with the
-                group, such as the users of a hosted model.
-        """
         self._options = options
         self._timeout_s = timeout_s
         self._find_beside = find_beside
@@ -110,30 +102,14 @@ class Observer:
         return self._options.secret_bytes
 
     async def beside(self, known: Collection[str]) -> list[Member]:
-        """Return the other workers that are looked at with the group.
-
-        Args:
-            known: names of the group's members.
-        """
+        """Return the other workers that are looked at with the group."""
         if self._find_beside is _nobody:
             return []
         members = await asyncio.to_thread(self._find_beside)
         return [member for member in members if member.name not in known]
 
     async def connect(self, to: str | Member) -> Observed:
-        """Connect to a worker.
-
-        Args:
-            to: an address, or a member that another worker has named.
-
-        Raises:
-            UsageError: it is no address.
-            ConnectError: nothing answers there, or the worker refuses observers.
-            AuthenticationError: the secrets differ.
-
-        Cancellation:
-            The connection is closed.
-        """
+        """Connect to a worker."""
         member = to
         if isinstance(member, str):
             Address.parse(member)
@@ -185,16 +161,7 @@ class Observed:
         connection.open_to(self)
 
     async def ask(self, request: Request[T], *, timeout_s: float) -> T:
-        """Ask the worker.
-
-        Raises:
-            TimeoutError: the worker has not answered in time.
-            RejectedError: the worker refuses to answer.
-            ConnectionLostError: the connection has ended.
-
-        Cancellation:
-            The worker is told to stop.
-        """
+        """Ask the worker."""
         call_id = self._next_id
         self._next_id += 1
         answer = asyncio.get_running_loop().create_future()
@@ -226,11 +193,7 @@ class Observed:
         control: bytes,
         _buffers: list[memoryview],
     ) -> None:
-        """Take an answer.
-
-        Raises:
-            MalformedError: the frame is not an answer to an observer.
-        """
+        """Take an answer."""
         answer = self._asked.pop(call_id, None)
         if answer is None or answer.done():
             return
@@ -243,11 +206,7 @@ class Observed:
             raise MalformedError(f"a {name} frame was sent to an observer")
 
     def on_transfer_dropped(self, kind: int, _call_id: int) -> None:
-        """Refuse a dropped transfer: no peer sends a transfer to an observer.
-
-        Raises:
-            MalformedError: always.
-        """
+        """Refuse a dropped transfer: no peer sends a transfer to an observer."""
         name = FrameKind(kind).name
         raise MalformedError(f"a {name} transfer to an observer was dropped")
 

@@ -37,7 +37,6 @@ class HostPresence:
     routes: tuple[Route, ...] = ()
 
     def __init__(self, worker: InspectedWorker) -> None:
-        """Show a worker, from `on_listening` on."""
         self._worker = worker
         self._after_s = after_s = worker.options.stall_after_s
         sample_s = SAMPLE_S if after_s is None else min(SAMPLE_S, after_s / LOOKS)

@@ -29,11 +29,6 @@ class ObserverQuestions:
     """
 
     def __init__(self, observer: Observer, address: str) -> None:
-        """Describe the group.
-
-        Args:
-            address: of any member.
-        """
         self._observer = observer
         self._address = address
         self._observed: dict[str, Observed] = {}
@@ -72,12 +67,7 @@ class ObserverQuestions:
         return await self._observer.beside(known)
 
     async def first_records(self) -> list[Record]:
-        """Ask the worker at the address for its group.
-
-        Raises:
-            AsyncRpcError: the worker cannot be reached, or refuses.
-            TimeoutError: the worker has not answered in time.
-        """
+        """Ask the worker at the address for its group."""
         return await (await self._first()).ask(AskMembers(), timeout_s=ANSWER_S)
 
     async def _first(self) -> Observed:

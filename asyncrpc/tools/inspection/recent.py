@@ -30,13 +30,9 @@ def recent_events(
     """Return what a worker remembers.
 
     Args:
-        loop: of the worker, whose tasks are named.
         kinds: fields of `RecentEvents`; empty: all.
         newest_max: events of each kind, the newest; calls that look at the worker are
             left out.
-
-    Raises:
-        UsageError: a kind is unknown.
 
     Thread safety: from any thread.
     """

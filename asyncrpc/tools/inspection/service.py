@@ -72,11 +72,6 @@ class InspectionService:
         worker: InspectedWorker,
         references: Callable[[int], ReferencesSeen] = no_references,
     ) -> None:
-        """Answer for a worker.
-
-        Args:
-            references: lists the given number of its references, the oldest.
-        """
         presence = worker.service(PRESENCE)
         assert isinstance(presence, HostPresence)
         self._worker = worker
@@ -110,11 +105,7 @@ class InspectionService:
         )
 
     async def look(self) -> GroupView:
-        """Look at all workers that this one knows.
-
-        Cancellation:
-            The workers that have been asked are told to stop.
-        """
+        """Look at all workers that this one knows."""
         look = await inner_look(self._worker, self._presence.ages)
         return await look.at_all()
 

@@ -79,12 +79,6 @@ class StallWatch:
     """
 
     def __init__(self, ports: StallPorts, ages: WaitAges, after_s: float) -> None:
-        """Prepare the watch.
-
-        Args:
-            ages: knows how long its tasks have waited.
-            after_s: seconds that a wait may take.
-        """
         self._ports = ports
         self._ages = ages
         self._after_s = after_s
@@ -250,13 +244,7 @@ class _WatchedWorker:
 
 
 def watch(worker: InspectedWorker, ages: WaitAges, after_s: float) -> StallWatch:
-    """Watch a worker from now on.
-
-    Args:
-        worker: the worker.
-        ages: knows how long its tasks have waited.
-        after_s: seconds that a wait may take.
-    """
+    """Watch a worker from now on."""
     stalls = StallWatch(_WatchedWorker(worker, ages), ages, after_s)
     stalls.start()
     return stalls

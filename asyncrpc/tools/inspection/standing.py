@@ -43,11 +43,7 @@ class GroupQuestions(Protocol):
         """Return the secret of the group, if it has one."""
 
     async def members(self) -> list[Member]:
-        """Return the members of the group.
-
-        Raises:
-            AsyncRpcError: no worker can be asked.
-        """
+        """Return the members of the group."""
 
     async def ask(self, member: Member, request: Request[T], *, timeout_s: float) -> T:
         """See `AsksWorkers`."""
@@ -60,7 +56,6 @@ class InnerQuestions(LinkQuestions):
     """Asks over the links of a worker; a `GroupQuestions`."""
 
     def __init__(self, peers: LinkedPeers, secret: bytes | None) -> None:
-        """Ask from within a worker."""
         super().__init__(peers)
         self.secret = secret
 
@@ -119,14 +114,6 @@ class GroupPoll(Generic[T, R]):
         *,
         at_once: int = AT_ONCE,
     ) -> None:
-        """Prepare to ask.
-
-        Args:
-            tasks: owns the tasks of questions that outlast a round.
-            question: asks one member of a group of a given size.
-            take: turns an answer into what is kept of it.
-            at_once: how many members are asked together.
-        """
         self._questions = questions
         self._tasks = tasks
         self._question = question
@@ -140,14 +127,7 @@ class GroupPoll(Generic[T, R]):
         self._asked: dict[str, asyncio.Task[None]] = {}
 
     async def look(self) -> Round[R]:
-        """Ask every member once, except those that did not answer recently.
-
-        Raises:
-            AsyncRpcError: no worker can be asked.
-
-        Cancellation:
-            No further worker is asked.
-        """
+        """Ask every member once, except those that did not answer recently."""
         members = await self._questions.members()
         self._know({member.name: member for member in members})
         loop = asyncio.get_running_loop()

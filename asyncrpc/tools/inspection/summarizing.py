@@ -78,12 +78,7 @@ class SummarizedWorker(Protocol):
 def summary_of(
     worker: SummarizedWorker, *, running_s: float, lag_s: float, tasks: int
 ) -> WorkerSummary:
-    """Return the summary of a worker; called on its loop.
-
-    Args:
-        running_s: seconds since it was started.
-        lag_s: how long one iteration of its loop took.
-    """
+    """Return the summary of a worker; called on its loop."""
     recent = newest_events(worker.recorder)
     links = worker.directory.links
     summaries = [summary for _, summary in link_summaries(links, recent, LINKS_MAX)]

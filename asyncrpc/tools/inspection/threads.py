@@ -31,7 +31,6 @@ class ThreadStack:
     """
 
     def __init__(self, ident: int, name: str, innermost: FrameType) -> None:
-        """Take down a stack."""
         self.ident = ident
         self.name = name
         self.frames = tuple(_outwards(innermost))

@@ -75,9 +75,6 @@ def global_ranks(
 
     Args:
         known: ranks of workers, by name; -1: no rank.
-
-    Returns:
-        Ranks by name.  Workers without a rank are left out if they are in no group.
     """
     taking_part = {
         name
@@ -123,7 +120,6 @@ def torch_dumps(
     """Return the dump of each worker, by its global rank.
 
     Args:
-        histories: one of each worker that could be looked at.
         ranks: the global rank of each worker, by name; other workers get no dump.
     """
     floors = _floors(histories)

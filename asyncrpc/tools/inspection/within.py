@@ -31,7 +31,6 @@ class LinkQuestions:
     """Asks peers as a service of the worker does; an `AsksWorkers`."""
 
     def __init__(self, peers: LinkedPeers) -> None:
-        """Ask over the links of a worker, itself included."""
         self._peers = peers
 
     async def ask(self, member: Member, request: Request[T], *, timeout_s: float) -> T:
@@ -52,11 +51,6 @@ class InnerLook:
         secret: bytes | None,
         in_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
     ) -> None:
-        """Prepare to look.
-
-        Args:
-            in_thread: runs a slow job in a thread, so that it does not hold the loop.
-        """
         self.own = own
         self._in_thread = in_thread
         questions = LinkQuestions(peers)

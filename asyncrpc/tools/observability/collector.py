@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 
 def library(name: str) -> Any:
-    """Return a module of prometheus_client.
-
-    Raises:
-        UsageError: prometheus_client is not installed.
-    """
+    """Return a module of prometheus_client."""
     try:
         return importlib.import_module(f"prometheus_client{name}")
     except ImportError as error:
@@ -47,11 +43,6 @@ class WorkerCollector:
     """
 
     def __init__(self, read: Callable[[], Snapshot]) -> None:
-        """Collect what `read` returns.
-
-        Raises:
-            UsageError: prometheus_client is not installed.
-        """
         self._read = read
         self._metric: type[Metric] = library(".metrics_core").Metric
 

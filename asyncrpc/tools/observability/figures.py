@@ -58,11 +58,6 @@ class WorkerFigures:
     """
 
     def __init__(self, peers_max: int) -> None:
-        """Begin with all figures at 0.
-
-        Args:
-            peers_max: how many peers have their own series.
-        """
         self._lock = threading.Lock()
         self._series: dict[
             MetricDefinition, MetricSeries[Histogram] | MetricSeries[Total]

@@ -33,7 +33,6 @@ class LagSampler:
         """Describe the sampler; `start` begins.
 
         Args:
-            loop_of: returns the loop, if it runs.
             on_loop_lag: takes the loop's lag in seconds; called on the loop.
             on_gil_lag: takes the thread's lag in seconds; called in the thread.
         """

@@ -57,7 +57,6 @@ class MetricSeries(Generic[F]):
         """Begin without a series.
 
         Args:
-            make: makes the figure of a new series.
             caps: for each label, the values with their own series; metrics may share a
                 cap.
         """

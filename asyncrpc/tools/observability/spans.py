@@ -75,10 +75,6 @@ class CallSpan:
         """End the span, unless it has ended.
 
         A stream that its consumer leaves early has not failed.
-
-        Args:
-            outcome: as in the events of `asyncrpc.trace`.
-            items: of a stream: how many were received or sent.
         """
         if self._has_ended:
             return
@@ -156,11 +152,7 @@ class CallTracer:
         attempt_of: CallSpan | None = None,
         is_repeated: bool = False,
     ) -> CallSpan:
-        """Show a call, or a stream, from now on, at its caller.
-
-        Args:
-            is_repeated: whether the call may have several attempts.
-        """
+        """Show a call, or a stream, from now on, at its caller."""
         parent = None
         if attempt_of is not None:
             parent = trace.set_span_in_context(attempt_of.span)
@@ -179,7 +171,6 @@ class CallTracer:
 
         Args:
             meta: the trace context that came with the request, unchecked, or None.
-            waited_s: seconds since the request arrived.
         """
         parent = Context() if meta is None else read(meta)
         span = self._start(
@@ -210,9 +201,6 @@ class CallTracer:
 
         It is the root of a trace, with a link to each request, as it belongs to several
         of them.
-
-        Args:
-            members: the result of `here` for each request.
         """
         links = [Link(member) for member in members if member is not None]
         about = {"asyncrpc.batch.size": len(members), "asyncrpc.worker": self._name}
@@ -228,7 +216,6 @@ class CallTracer:
 
         Args:
             route: the pattern that its path matches; empty if it matches none.
-            parent: its headers `traceparent` and `tracestate`, unchecked.
         """
         if self.here() is not None:
             yield RequestSpan(INVALID_SPAN)
@@ -278,11 +265,7 @@ def _about(function: str, *, caller: str, callee: str) -> dict[str, Any]:
 def _current(
     span: Span, has_failed: Callable[[], bool] = lambda: True
 ) -> Iterator[None]:
-    """Make a span the current one, and end it with the block.
-
-    Args:
-        has_failed: returns whether the span has failed, if the block raises.
-    """
+    """Make a span the current one, and end it with the block."""
     token = contexts.attach(trace.set_span_in_context(span))
     try:
         yield

@@ -67,11 +67,7 @@ def _add_lifetime(parser: argparse.ArgumentParser) -> None:
 
 
 def manifest(arguments: argparse.Namespace) -> str:
-    """Return the objects as text.
-
-    Raises:
-        UsageError: an argument is invalid; the text names it.
-    """
+    """Return the objects as text."""
     objects = KINDS[arguments.kind](_workload(arguments))
     return as_text(objects, arguments.format or default_format())
 

@@ -31,11 +31,7 @@ _JOB_UID: Final = "batch.kubernetes.io/controller-uid"
 
 
 def indexed_job(workload: Workload) -> list[Object]:
-    """Return the objects of an indexed Job.
-
-    Raises:
-        UsageError: the name is too long for the names of the pods.
-    """
+    """Return the objects of an indexed Job."""
     workload.check_pod_names()
     # The name of pod 0 is found by the resolver's search list: it needs no namespace.
     host = f"{workload.name}-0.{workload.name}"
@@ -68,11 +64,7 @@ def indexed(workload: Workload) -> Object:
 
 
 def meeting_variables(workload: Workload, host: str) -> list[Object]:
-    """Return the variables that `env://` needs besides the index.
-
-    Args:
-        host: name of pod 0 in the DNS.
-    """
+    """Return the variables that `env://` needs besides the index."""
     return [
         variable("WORLD_SIZE", str(workload.workers)),
         variable("MASTER_ADDR", host),
@@ -90,12 +82,7 @@ def run_variable() -> Object:
 
 
 def disruptions(action: str, container: str) -> Object:
-    """Return a policy for pods that were moved, or that have saved and may restart.
-
-    Args:
-        action: the effect of their end on the Job.
-        container: whose exit code counts.
-    """
+    """Return a policy for pods that were moved, or that have saved and may restart."""
     moved = {"type": "DisruptionTarget", "status": "True"}
     ended = {"containerName": container, "operator": "In", "values": [EXIT_SAVED]}
     return {

@@ -29,11 +29,7 @@ _RANDOM: Final = "-xxxxx"  # what a Job appends to the names of its pods
 
 
 def job_set(workload: Workload) -> list[Object]:
-    """Return the objects of a JobSet.
-
-    Raises:
-        UsageError: the name is too long for the names of the pods.
-    """
+    """Return the objects of a JobSet."""
     job = f"{CONTAINER}-0"
     workload.check_pod_names(f"-{job}", _RANDOM)
     host = f"{workload.name}-{job}-0.{workload.name}"

@@ -21,11 +21,7 @@ from asyncrpc.clusters.manifest.kubernetes.workload import Workload
 
 
 def leader_worker_set(workload: Workload) -> list[Object]:
-    """Return the objects of a LeaderWorkerSet with one group.
-
-    Raises:
-        UsageError: the name is too long for the names of the pods.
-    """
+    """Return the objects of a LeaderWorkerSet with one group."""
     workload.check_pod_names("-0")
     variables = [variable("MASTER_PORT", str(workload.port))]
     manifest = {

@@ -28,9 +28,6 @@ def network_policy(workload: Workload, *further: Object) -> Object:
     """Return a NetworkPolicy that lets only pods of the workload connect to them.
 
     The probes of the kubelet come from the pod's own node, which is always allowed.
-
-    Args:
-        *further: rules that allow others.
     """
     members = {"podSelector": {"matchLabels": selector(workload)}}
     return {

@@ -64,12 +64,7 @@ def pod_template(
     restart_policy: str,
     container: str = CONTAINER,
 ) -> Object:
-    """Return the template of a worker's pod.
-
-    Args:
-        variables: those that `env://` needs and the controller does not set.
-        restart_policy: whether the kubelet starts the container again in its pod.
-    """
+    """Return the template of a worker's pod."""
     spec: Object = {
         "restartPolicy": restart_policy,
         "terminationGracePeriodSeconds": workload.grace_s + workload.pre_stop_s,

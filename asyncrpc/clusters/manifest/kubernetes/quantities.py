@@ -30,10 +30,6 @@ def check_label(subject: str, name: str, suffix: str = "") -> None:
 
     Args:
         name: begins with a letter; services must.
-        suffix: the longest that a controller appends to it.
-
-    Raises:
-        UsageError: the name is not a label, or is too long.
     """
     if _LABEL.fullmatch(name) is None:
         raise UsageError(
@@ -50,11 +46,7 @@ def check_label(subject: str, name: str, suffix: str = "") -> None:
 
 
 def check_subdomain(subject: str, name: str) -> None:
-    """Raise UsageError unless a name is valid for an object that is not in the DNS.
-
-    Raises:
-        UsageError: the name has other characters, or is too long.
-    """
+    """Raise UsageError unless a name is valid for an object that is not in the DNS."""
     is_short = len(name) <= _SUBDOMAIN_CHARACTERS_MAX
     if not is_short or _SUBDOMAIN.fullmatch(name) is None:
         raise UsageError(
@@ -64,11 +56,7 @@ def check_subdomain(subject: str, name: str) -> None:
 
 
 def quantity(subject: str, text: str) -> Decimal:
-    """Return the number that a quantity such as `500m` or `4Gi` stands for.
-
-    Raises:
-        UsageError: the text is not a quantity, or not positive.
-    """
+    """Return the number that a quantity such as `500m` or `4Gi` stands for."""
     match = _QUANTITY.fullmatch(text)
     if match is None:
         raise UsageError(
@@ -88,11 +76,7 @@ def quantity(subject: str, text: str) -> Decimal:
 
 
 def byte_quantity(subject: str, text: str) -> int:
-    """Return the number of bytes that a quantity stands for.
-
-    Raises:
-        UsageError: the text is not a whole number of bytes: `128m` is 0.128 bytes.
-    """
+    """Return the number of bytes that a quantity stands for."""
     number = quantity(subject, text)
     if number != number.to_integral_value():
         raise UsageError(

@@ -27,11 +27,7 @@ _OPERATOR: Final = {"app.kubernetes.io/component": "kuberay-operator"}
 
 
 def ray_job(workload: Workload) -> list[Object]:
-    """Return the objects of a RayJob.
-
-    Raises:
-        UsageError: a probe is given, but KubeRay sets its own.
-    """
+    """Return the objects of a RayJob."""
     if workload.probe.kind is not ProbeKind.NONE:
         raise UsageError("--probe must be none for Ray: KubeRay sets its own probes")
     manifest = {

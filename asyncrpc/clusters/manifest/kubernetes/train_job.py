@@ -29,12 +29,7 @@ _RANDOM: Final = "-xxxxx"  # what a Job appends to the names of its pods
 
 
 def train_job(workload: Workload) -> list[Object]:
-    """Return the objects of a TrainJob.
-
-    Raises:
-        UsageError: the name is too long for the names of the pods, or the port is not
-            that of Trainer.
-    """
+    """Return the objects of a TrainJob."""
     workload.check_pod_names(f"-{_NODE}-0", _RANDOM)
     if workload.port != RENDEZVOUS_PORT:
         raise UsageError(

@@ -50,11 +50,7 @@ class PodProbe:
 
     @classmethod
     def parse(cls, text: str) -> PodProbe:
-        """Read `http:8080`, `tcp:29600` or `none`.
-
-        Raises:
-            UsageError: the text has none of these forms.
-        """
+        """Read `http:8080`, `tcp:29600` or `none`."""
         word, colon, port = text.partition(":")
         kinds = {kind.value: kind for kind in ProbeKind}
         is_port = port.isascii() and port.isdecimal() and 0 < int(port) <= PORT_MAX
@@ -86,11 +82,7 @@ class Resources:
     gpu_resource: str = "nvidia.com/gpu"
 
     def __post_init__(self) -> None:
-        """Validate the fields.
-
-        Raises:
-            UsageError: a quantity is invalid, or shared memory exceeds the memory.
-        """
+        """Validate the fields."""
         if self.cpu is not None:
             quantity("--cpu", self.cpu)
         shared = byte_quantity("--shm", self.shared_memory)
@@ -140,12 +132,7 @@ class Workload:
     user: int | None = None
 
     def __post_init__(self) -> None:
-        """Validate the fields.
-
-        Raises:
-            UsageError: a field is invalid; the message names it by its option
-                of the command line.
-        """
+        """Validate the fields."""
         check_label("NAME", self.name)
         if self.namespace is not None:
             check_label("--namespace", self.namespace)
@@ -169,15 +156,7 @@ class Workload:
         object.__setattr__(self, "environment", frozen)
 
     def check_pod_names(self, middle: str = "", end: str = "") -> None:
-        """Raise unless the names of all pods are labels of the DNS.
-
-        Args:
-            middle: what the controller puts between the name and the index.
-            end: what it puts after the index.
-
-        Raises:
-            UsageError: the name is too long.
-        """
+        """Raise unless the names of all pods are labels of the DNS."""
         check_label("NAME", self.name, f"{middle}-{self.workers - 1}{end}")
 
 

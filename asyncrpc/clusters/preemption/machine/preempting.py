@@ -120,12 +120,6 @@ class Preempting:
     )
 
     def __init__(self, grace_s: float, *, is_lockstep: bool) -> None:
-        """Begin to watch.
-
-        Args:
-            grace_s: seconds from the notice to the end.
-            is_lockstep: whether the workers of the group make the same steps.
-        """
         self.state = PreemptionState.WATCHING
         self.grace_s = grace_s
         self.is_lockstep = is_lockstep
@@ -198,13 +192,7 @@ class Preempting:
         self.advance(PreemptionEvent.SAVED)
 
     def exit_code(self, signal_number: int) -> int:
-        """Return the exit code of the process.
-
-        Returns:
-            `EXIT_SAVED` if all callbacks, possibly none, ended well and outside of
-            steps; otherwise the code that a shell reports for a process that the signal
-            ended.
-        """
+        """Return the exit code of the process."""
         if self.unsaved == 0 and not self.was_torn:
             return EXIT_SAVED
         return _SHELL_SIGNAL + signal_number

@@ -211,12 +211,7 @@ class GangSupervisor:
         self._has_run = False
 
     def advance(self, event: GangEvent) -> list[GangEffect]:
-        """Advance by one event.
-
-        Returns:
-            What to do, in order; empty if nothing is due.  A late or repeated event
-            changes nothing.
-        """
+        """Advance by one event."""
         if self.state in OVER:
             return []
         match event:

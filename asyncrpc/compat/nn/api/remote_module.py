@@ -71,11 +71,7 @@ _INSTEAD_OF: Final = {"parameters": ". Please use ``remote_parameters`` instead.
 
 
 class _UnsupportedMethod:
-    """A method of `nn.Module` that a RemoteModule lacks.
-
-    Raises:
-        ValueError: on each call.
-    """
+    """A method of `nn.Module` that a RemoteModule lacks."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
@@ -183,13 +179,7 @@ class _RemoteModule(nn.Module):
         return module
 
     def _place(self, remote_device: str) -> None:
-        """Set the worker and its device from the text.
-
-        Raises:
-            AssertionError: RPC has not been initialized.
-            ValueError: the text has an unknown form, or does not name a worker.
-            RuntimeError: the device or the worker does not exist.
-        """
+        """Set the worker and its device from the text."""
         if not agents.is_set():
             raise AssertionError("RemoteModule only works in RPC.")
         place, agent = _remote_device(remote_device), agents.current()
@@ -205,11 +195,7 @@ class _RemoteModule(nn.Module):
         self.is_device_map_set = bool(maps.get(agent.get_worker_info(on).name))
 
     def _take(self, interface: Any) -> None:
-        """Keep the interface, if there is one.
-
-        Raises:
-            ValueError: `interface` is not an interface of TorchScript.
-        """
+        """Keep the interface, if there is one."""
         self.is_scriptable = interface is not None
         if interface is not None:
             scripted.check_interface(interface)
@@ -379,11 +365,7 @@ def _create_module(
     kwargs: Mapping[str, Any],
     device: str,
 ) -> nn.Module:
-    """Make a module on a device of this worker.
-
-    Raises:
-        ValueError: `module_cls` returned something other than a module.
-    """
+    """Make a module on a device of this worker."""
     module = module_cls(*args, **kwargs)
     if not isinstance(module, nn.Module):
         raise ValueError(  # noqa: TRY004  (torch's)

@@ -114,20 +114,12 @@ class Base(nn.Module):
 
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:
-    """Refuse to be sent.
-
-    Raises:
-        RuntimeError: always.
-    """
+    """Refuse to be sent."""
     raise RuntimeError(NOT_SENT)
 
 
 def check_interface(interface: Any) -> None:
-    """Refuse a class that is not an interface of TorchScript.
-
-    Raises:
-        ValueError: `interface` is not an interface of TorchScript.
-    """
+    """Refuse a class that is not an interface of TorchScript."""
     if not getattr(interface, "__torch_script_interface__", False):
         raise ValueError(
             f"module_interface_cls {interface} must be a type object decorated by "
@@ -136,11 +128,7 @@ def check_interface(interface: Any) -> None:
 
 
 def scriptable(interface: Any, runs: Runs) -> nn.Module:
-    """Return a module for TorchScript to compile.
-
-    Args:
-        interface: has the types of `forward`.
-    """
+    """Return a module for TorchScript to compile."""
     name = str(interface.__torch_script_interface__)
     if name not in _compiled_classes:
         _compiled_classes[name] = _compiled(name)

@@ -71,20 +71,12 @@ class PendingCalls(Generic[R]):
         return call_id
 
     def take(self, call_id: int) -> R | None:
-        """Remove the call and return it; None if it does not wait any more.
-
-        Raises:
-            MalformedError: no such call was ever sent: the peer made the answer up.
-        """
+        """Remove the call and return it; None if it does not wait any more."""
         self.check(call_id)
         return self._open.pop(call_id, None)
 
     def check(self, call_id: int) -> None:
-        """Refuse an answer to a call that was never made.
-
-        Raises:
-            MalformedError: no such call was ever sent: the peer made the answer up.
-        """
+        """Refuse an answer to a call that was never made."""
         if not 0 < call_id < self._next_id:
             raise MalformedError(
                 f"an answer came for call {call_id}, which was never made"
@@ -122,11 +114,7 @@ class ServedCalls(Generic[R]):
         return iter(tuple(self.running.values()))
 
     def begin(self, call_id: int, record: R) -> None:
-        """Add a call.
-
-        Raises:
-            MalformedError: the peer uses an id twice.
-        """
+        """Add a call."""
         if call_id in self.running:
             raise MalformedError(f"call {call_id} was made twice")
         self.running[call_id] = record

@@ -230,12 +230,7 @@ class InboundBudget(Generic[P]):
         *,
         nested: bool,
     ) -> list[Grant[P]]:
-        """Take a peer's demand for credit for a request.
-
-        Raises:
-            MalformedError: the request for credit is repeated, out of range, or one too
-                many.
-        """
+        """Take a peer's demand for credit for a request."""
         if call_id <= 0 or nbytes <= 0:
             raise MalformedError(f"call {call_id} wants credit for {nbytes} bytes")
         wants = account.wants[nested]
@@ -252,15 +247,7 @@ class InboundBudget(Generic[P]):
     def cancel(
         self, account: Account[P], call_id: int, unsent_bytes: int, now_s: float
     ) -> list[Grant[P]]:
-        """Take back the credit of a request that the peer gave up before it arrived.
-
-        Args:
-            unsent_bytes: what it spent of the window, if no part of it was ever sent.
-            now_s: the time, in seconds.
-
-        Raises:
-            MalformedError: the peer had no window for these bytes.
-        """
+        """Take back the credit of a request that the peer gave up before it arrived."""
         for nested in (False, True):
             if account.wants[nested].pop(call_id, None) is not None:
                 if not account.wants[nested]:
@@ -276,11 +263,7 @@ class InboundBudget(Generic[P]):
     # --- requests --------------------------------------------------------------------
 
     def begin(self, account: Account[P], call_id: int, nbytes: int) -> None:
-        """Count a request that begins to arrive against the limit.
-
-        Raises:
-            MalformedError: the peer has no credit for it.
-        """
+        """Count a request that begins to arrive against the limit."""
         ticket = account.tickets.get(call_id)
         credit = account.window if ticket is None else ticket
         if nbytes > credit or call_id in account.arriving:
@@ -305,8 +288,6 @@ class InboundBudget(Generic[P]):
 
         Args:
             account: of the peer that made it; it may be closed.
-            nbytes: what `take` returned.
-            now_s: the time, in seconds.
         """
         self.held_bytes -= nbytes
         self._released_s = now_s
@@ -444,11 +425,7 @@ class WaitingRequests(Generic[R]):
     def on_credit(
         self, call_id: int, nbytes: int
     ) -> tuple[R | None, list[CreditWanted]]:
-        """Take credit; return the request that may go, and messages for the callee.
-
-        Raises:
-            MalformedError: the credit is less than 1 byte.
-        """
+        """Take credit; return the request that may go, and messages for the callee."""
         if nbytes <= 0:
             raise MalformedError(f"a credit must be of at least 1 byte, not {nbytes}")
         if call_id == WINDOW:

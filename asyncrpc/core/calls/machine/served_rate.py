@@ -30,19 +30,12 @@ class ServedRate:
     __slots__ = ("_asked_s", "_new", "_old")
 
     def __init__(self) -> None:
-        """Begin without marks."""
         self._old: _Mark | None = None
         self._new: _Mark | None = None
         self._asked_s = 0.0
 
     def retry_after_s(self, served: int, active: int, now_s: float) -> float:
-        """Return after how long there should be room.
-
-        Args:
-            served: number of calls that have ended, ever.
-            active: number of calls that are being served.
-            now_s: the time, in seconds.
-        """
+        """Return after how long there should be room."""
         if self._new is None or now_s - self._asked_s > QUIET_S:
             self._old = None
             self._new = _Mark(now_s, served)

@@ -139,11 +139,7 @@ class Detector:
         self._heard(now_s)
 
     def on_break(self, now_s: float) -> SilenceAction:
-        """The connection has ended without a word; another may take its place.
-
-        Returns:
-            ASK_EVIDENCE: a process that has ended breaks its connections.
-        """
+        """The connection has ended without a word; another may take its place."""
         if self.verdict is Verdict.LOST or self.is_broken:
             return SilenceAction.NONE
         self.is_broken = True
@@ -177,11 +173,7 @@ class Detector:
         return SilenceAction.NONE
 
     def on_evidence(self, now_s: float, evidence: Evidence) -> Verdict:
-        """Take what was found out about the peer's process.
-
-        Returns:
-            `verdict`: LOST is final.
-        """
+        """Take what was found out about the peer's process."""
         if self.verdict is Verdict.LOST:
             return self.verdict
         if evidence is Evidence.GONE:

@@ -115,11 +115,6 @@ class DialAttempts:
     __slots__ = ("_absent_s", "_breaks", "number", "pause_s", "spared", "state")
 
     def __init__(self, absent_s_max: float = ABSENT_S_MAX) -> None:
-        """Begin.
-
-        Args:
-            absent_s_max: how long to wait for a peer that is not there yet.
-        """
         self.state = DialState.READY
         self.number = 0
         self.pause_s = 0.0
@@ -138,12 +133,7 @@ class DialAttempts:
         return self.number - self.spared >= ATTEMPTS_MAX
 
     def on(self, event: DialEvent) -> None:
-        """Change to the next state.
-
-        Raises:
-            LocalProtocolError: the step of this state has no such outcome.  Nothing
-                changed.
-        """
+        """Change to the next state."""
         before = self.state
         row = TRANSITIONS[before]
         if event not in row:

@@ -98,11 +98,7 @@ class PeerConnection(Generic[C]):
         self._refused = False  # whether an offer was refused while it was open
 
     def want(self, attempt: int = 0) -> bool:
-        """Ask for a connection; return whether to start a dial.
-
-        Args:
-            attempt: how often in a row the peer has refused us before.
-        """
+        """Ask for a connection; return whether to start a dial."""
         if not self._on(PeerEvent.WANT):
             return False
         self._attempt = attempt

@@ -146,12 +146,7 @@ class Reconnect:
         return self.state is ReconnectState.BROKEN and under_way < ATTEMPTS_MAX
 
     def on_pause_over(self, now_s: float, *, is_excused: bool) -> str:
-        """Time has passed; return why the connection is given up, empty if it is not.
-
-        Args:
-            is_excused: whether nothing arrives from the peer at all: then this
-                connection, one of several to it, is not to blame.
-        """
+        """Time has passed; return why the connection is given up, or nothing."""
         self.pause_s = min(2 * self.pause_s, LAST_PAUSE_S)
         if self._limit_s is None:
             return ""
@@ -208,8 +203,6 @@ class Reconnect:
 
         Args:
             verdict: of the peer; empty if it goes on.
-            is_same_life: whether the worker that answers is the one that was connected.
-            is_candidate: whether the attempt still is the candidate.
         """
         if verdict:
             return CandidateVerdict.REFUSED
@@ -241,24 +234,12 @@ def reason_of_verdict(verdict: str) -> str:
 
 
 def reason_of_refusal(evidence: Evidence, refusal: str) -> str:
-    """Return why a connection is lost if no process listens at the peer's addresses.
-
-    Args:
-        evidence: of the peer's process.
-        refusal: of the connection, for people.
-
-    Returns:
-        Empty if the peer's process is there, so that it is worth waiting.
-    """
+    """Return why a connection is lost if no process listens at the peer's addresses."""
     if ADVICE[evidence] is Advice.WAIT:
         return ""
     return f"no process listens there any more: {refusal}"
 
 
 def answer_limit_s(took_s: float) -> float:
-    """Return how long a candidate may wait for its answer.
-
-    Args:
-        took_s: seconds that it took to dial and to prove.
-    """
+    """Return how long a candidate may wait for its answer."""
     return ANSWER_S + 3 * took_s

@@ -82,11 +82,7 @@ class MeetingArrival:
         self.state = ArrivalState.WAITING
 
     def advance(self, event: ArrivalEvent) -> None:
-        """Advance by one event.
-
-        Raises:
-            LocalProtocolError: the event cannot happen in this state.
-        """
+        """Advance by one event."""
         row = TRANSITIONS[self.state]
         if event not in row:
             raise LocalProtocolError(f"{event.name} while {self.state.name}")

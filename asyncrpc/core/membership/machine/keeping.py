@@ -107,11 +107,7 @@ NOTHING_FOUND: Final = Finding()
 def judge(
     finding: Finding, run: str, me: Incarnation, present: Iterable[Member]
 ) -> KeepingEvent:
-    """Return the event that a look means for the member that has looked.
-
-    Args:
-        present: the members that are there now, by rank.
-    """
+    """Return the event that a look means for the member that has looked."""
     if finding.run != run:
         return KeepingEvent.ABSENT
     if finding.holder not in {UNKNOWN_INCARNATION, me}:

@@ -177,12 +177,7 @@ class Membership:
         is_guest: bool = False,
         is_linked: bool = False,
     ) -> list[Effect]:
-        """Take a record from another worker.
-
-        Args:
-            now_s: the time, in seconds.
-            is_linked: whether there is a link to the life of the name that is known.
-        """
+        """Take a record from another worker."""
         is_own = by == WorkerId(record.name, record.incarnation)
         known = self._records.get(record.name)
         # The numbers of lives are random: one is of one worker.

@@ -118,9 +118,6 @@ class Ring:
         Args:
             limit: the end of its part of the circle; its own place means the whole
                 circle.
-
-        Returns:
-            Names, each with its limit.
         """
         here = place_of(name)
         informed = [

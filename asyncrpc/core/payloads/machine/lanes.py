@@ -75,11 +75,7 @@ class TurnRation:
         self._last_ack = 0  # number of the last of them
 
     def next_turn(self, reads: int) -> int:
-        """Return how many bytes the next turn may move; per turn and direction.
-
-        Args:
-            reads: number of reads of the control connection so far.
-        """
+        """Return how many bytes the next turn may move; per turn and direction."""
         messages = reads - self._acks
         if messages == self._messages:
             self._turns += 1

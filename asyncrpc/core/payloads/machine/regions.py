@@ -132,11 +132,6 @@ class KeptRegions(Generic[P, R]):
     """
 
     def __init__(self, has_users: Callable[[R], bool]) -> None:
-        """Begin without regions.
-
-        Args:
-            has_users: returns whether a tensor of this worker uses a region.
-        """
         self.regions: dict[bytes, R] = {}
         self.used: set[bytes] = set()
         self._has_users = has_users
@@ -158,11 +153,7 @@ class KeptRegions(Generic[P, R]):
         return self._at_peers.get(peer, {}).get(key, UNSHARED)
 
     def keep(self, key: bytes, region: R) -> None:
-        """Keep a region that is referred to.
-
-        Raises:
-            RejectedError: `REGIONS_MAX` regions are kept already.  No state changed.
-        """
+        """Keep a region that is referred to."""
         if key not in self.regions:
             if len(self.regions) >= REGIONS_MAX:
                 raise RejectedError(
@@ -173,11 +164,7 @@ class KeptRegions(Generic[P, R]):
         self.used.add(key)
 
     def check_part(self, peer: P) -> None:
-        """Refuse a further region of a peer that has its part.
-
-        Raises:
-            RejectedError: the peer counts on `PEER_REGIONS_MAX` regions here.
-        """
+        """Refuse a further region of a peer that has its part."""
         if len(self._at_peers.get(peer, ())) >= PEER_REGIONS_MAX:
             raise RejectedError(
                 f"one peer can share at most {PEER_REGIONS_MAX} storages with this"
@@ -296,11 +283,7 @@ class KeptRegions(Generic[P, R]):
         )
 
     def on(self, peer: P, key: bytes, event: RegionEvent) -> None:
-        """Take an event of a region at a peer.
-
-        Raises:
-            LocalProtocolError: the event cannot happen now.  No state changed.
-        """
+        """Take an event of a region at a peer."""
         state = self.state(peer, key)
         after = TRANSITIONS[state].get(event)
         if after is None:

@@ -56,10 +56,6 @@ class _OwnedValue:
 class OwnerTable:
     """The values of this worker, and the workers that hold them.
 
-    Args:
-        entries_max: with more entries, an RRef that is mentioned before its remote() is
-            GONE, not UNBORN.  Values that were made are never refused here.
-
     Thread safety: none; all calls on the worker's loop.
     """
 
@@ -106,13 +102,6 @@ class OwnerTable:
 
         Others may have mentioned the id before, and been told that it is GONE: the word
         of its creator, which makes it now, is the one that counts.
-
-        Returns:
-            Answers to workers that registered before; `Freed` if no worker wants the
-            value any more, so that it need not be computed.
-
-        Raises:
-            RemoteProtocolError: the id is taken.
         """
         if for_holder in self._dead:
             return [Freed(rref_id)]
@@ -133,11 +122,7 @@ class OwnerTable:
         return [SendRegistered(holder, rref_id) for holder in waiting]
 
     def hand_out(self, rref_id: RRefId, to: Incarnation) -> None:
-        """Count a fork that is being sent to `to`.
-
-        Raises:
-            RRefDeletedError: the value is gone.
-        """
+        """Count a fork that is being sent to `to`."""
         entry = self._entries.get(rref_id)
         if entry is None or entry.state is GONE:
             raise RRefDeletedError(
@@ -154,12 +139,7 @@ class OwnerTable:
         return self._uncount(rref_id, entry, to, 1)
 
     def release(self, rref_id: RRefId, from_: Incarnation, forks: int) -> list[Effect]:
-        """Take back forks.
-
-        Raises:
-            RemoteProtocolError: `from_` gives back more than it was given.  Nothing
-                changed.
-        """
+        """Take back forks."""
         if from_ in self._dead:
             return []
         entry = self._entries.get(rref_id)
@@ -237,11 +217,7 @@ class OwnerTable:
         return self._collect(rref_id, entry)
 
     def settled(self, rref_id: RRefId, from_: Incarnation) -> list[Effect]:
-        """Hear from the creator that no remote() for this id is under way.
-
-        Raises:
-            RemoteProtocolError: `from_` is not the creator of the id.
-        """
+        """Hear from the creator that no remote() for this id is under way."""
         if from_ != rref_id.creator:
             raise RemoteProtocolError(f"worker {from_:016x} did not make {rref_id}")
         entry = self._entries.get(rref_id)

@@ -164,9 +164,6 @@ class UserTable:
         """Begin a remote(), with the one handle that it returns.
 
         The owner may have been lost before: the call itself shows whether it is back.
-
-        Raises:
-            LocalProtocolError: the id is taken.  Nothing changed.
         """
         if rref_id in self._holdings:
             raise LocalProtocolError(f"{rref_id} is taken: count ids, never reuse one")
@@ -199,15 +196,7 @@ class UserTable:
         return self._review(rref_id, holding)
 
     def lend(self, rref_id: RRefId, to: Incarnation) -> int:
-        """Pin the RRef for a message to `to`, which may be its owner.
-
-        Returns:
-            The token of the loan, which travels with the reference and is returned; 0
-            if `to` is dead, so that nothing will arrive.
-
-        Raises:
-            RRefDeletedError: the value is lost.  Nothing changed.
-        """
+        """Pin the RRef for a message to `to`, which may be its owner."""
         holding = self._holdings.get(rref_id)
         if holding is None:
             raise LocalProtocolError(
@@ -330,11 +319,7 @@ class UserTable:
         return []
 
     def settle(self, rref_id: RRefId, lender: Incarnation, token: int) -> list[Effect]:
-        """End the call that brought a loan; drop its handles first.
-
-        Returns:
-            The loan's return, or a registration if handles are left.
-        """
+        """End the call that brought a loan; drop its handles first."""
         holding = self._holdings.get(rref_id)
         debt = Debt(lender, token)
         if holding is None or debt not in holding.debts:
@@ -343,11 +328,7 @@ class UserTable:
         return self._review(rref_id, holding)
 
     def loan_returned(self, token: int, from_: Incarnation) -> list[Effect]:
-        """Take back a loan.
-
-        Raises:
-            RemoteProtocolError: `from_` does not have that loan.  Nothing changed.
-        """
+        """Take back a loan."""
         loan = self._loans.get(token)
         if loan is None or loan.borrower != from_:
             raise RemoteProtocolError(
@@ -395,9 +376,6 @@ class UserTable:
         What was lost with it stays lost, apart from this table: so a reference that it
         sends from now on is another one.  Nothing of the time before may be fed to this
         table any more.
-
-        Returns:
-            A `HandlesApart` for each RRef whose handles are counted here no more.
         """
         if incarnation not in self._dead:
             return []

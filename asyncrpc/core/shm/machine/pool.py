@@ -113,11 +113,6 @@ class SlabPool:
     """All slabs of one worker."""
 
     def __init__(self, limit_bytes: int) -> None:
-        """Begin without a slab.
-
-        Args:
-            limit_bytes: of all slabs together.
-        """
         self.limit_bytes = limit_bytes
         self.size_bytes = 0  # of all slabs, those being made included
         self._slabs: dict[int, _SlabExtents] = {}
@@ -126,12 +121,7 @@ class SlabPool:
     # --- growing and shrinking -------------------------------------------------------
 
     def reserve(self, payload_bytes: int) -> int:
-        """Decide on a new slab for payloads of a size.
-
-        Returns:
-            The bytes to make, which count from now on; 0: the limit
-            forbids a slab.
-        """
+        """Decide on a new slab for payloads of a size."""
         if payload_bytes > self.limit_bytes // 2 or len(self._slabs) >= SLABS_MAX:
             return 0  # one payload must not crowd out all others
         wanted = min(4 * payload_bytes, SLAB_BYTES_USUAL)
@@ -183,9 +173,6 @@ class SlabPool:
         """Take a block out of one of these slabs.
 
         It must be held, or given back by `free`.
-
-        Returns:
-            None if there is no room.
         """
         size = _round_up(nbytes, PAGE_BYTES)
         for slab_id in slabs:
@@ -195,11 +182,7 @@ class SlabPool:
         return None
 
     def free(self, block: Block) -> None:
-        """Give back a block without holders.
-
-        Raises:
-            LocalProtocolError: the block is held, or has been given back already.
-        """
+        """Give back a block without holders."""
         if block.holds:
             raise LocalProtocolError(
                 f"a block was freed that is held {block.holds} times"
@@ -215,11 +198,7 @@ class SlabPool:
         block.holds += 1
 
     def release(self, holder: Hashable, location: int) -> None:
-        """Take back one hold.
-
-        Raises:
-            MalformedError: the holder does not hold the place.
-        """
+        """Take back one hold."""
         held = self._held.get(holder)
         known = held.get(location) if held else None
         if held is None or known is None:

@@ -61,11 +61,6 @@ class QueueRing:
     """The items of one queue."""
 
     def __init__(self, layout: Layout, memory: memoryview, shelf: Shelf) -> None:
-        """Use a memory.
-
-        Args:
-            memory: all of it, writable, format `B`.
-        """
         self._layout = layout
         self._items_max = layout.items_max
         self._octets = memory
@@ -100,8 +95,6 @@ class QueueRing:
 
         Args:
             blocks: that it refers to; the caller holds them until it is put.
-            body: already written outside, if it does not fit.
-            descriptors: how many come beside it.
         """
         epoch, serial = self.tag
         at, count = self._slot(serial), len(blocks)

@@ -127,7 +127,6 @@ class Shelf:
         """Use a memory, which is all zeros if it is new.
 
         Args:
-            memory: its first `control_bytes`, writable, format `B`.
             discard: gives pages back to the kernel; takes an offset and a number of
                 bytes, both of whole pages.
         """
@@ -146,12 +145,7 @@ class Shelf:
     # --- taking and giving back ------------------------------------------------------
 
     def allocate(self, member: int, nbytes: int) -> tuple[int, bool]:
-        """Take a block; `member` holds it from now on.
-
-        Returns:
-            Its number, and whether some of its pages are new; `NONE` and False if there
-            is no room now.
-        """
+        """Take a block; `member` holds it from now on."""
         words, size = self._words, _round_up(nbytes, PAGE_BYTES)
         if words[USED] + size > self.layout.limit_bytes:
             self.sweep()
@@ -265,14 +259,7 @@ class Shelf:
     # --- members ---------------------------------------------------------------------
 
     def admit(self, is_alive: Callable[[int], bool]) -> int:
-        """Give a new member its row.
-
-        Args:
-            is_alive: tells whether the process of a member still runs.
-
-        Returns:
-            The row; `NONE` if all are in use.
-        """
+        """Give a new member its row."""
         for member in range(MEMBERS_MAX):
             if self._words[MEMBERS_AT + member] and not is_alive(member):
                 self.dismiss(member)
@@ -303,12 +290,7 @@ class Shelf:
     # --- after a death ---------------------------------------------------------------
 
     def rebuild(self, references: Iterable[int]) -> None:
-        """Restore the entries after a process was killed while it changed them.
-
-        Args:
-            references: the blocks of all items of the ring, each as often as there are
-                items that refer to it.
-        """
+        """Restore the entries after a process was killed while it changed them."""
         counts = np.zeros(self.layout.blocks, np.uint64)
         np.add.at(counts, np.fromiter(references, np.int64), 1)
         self._words[USED] = self._words[TOUCHED] = 0

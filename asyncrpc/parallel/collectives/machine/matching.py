@@ -89,11 +89,7 @@ class MatchedCollectives(Generic[M]):
         self.label, self.members, self.rank = label, members, rank
 
     def check_speaker(self, name: str, rank: int | None = None) -> None:
-        """Refuse a worker that is not in the group, or does not have that rank.
-
-        Raises:
-            MalformedError: the worker is not a member with that rank.
-        """
+        """Refuse a worker that is not in the group, or does not have that rank."""
         members = self.members
         if rank is None:
             is_it = name in members
@@ -120,11 +116,7 @@ class MatchedCollectives(Generic[M]):
         return operation
 
     def refuse(self, reason: str) -> CollectiveFailure | None:
-        """Take the number of the next collective, and fail it for all ranks.
-
-        Returns:
-            The failure by which the whole group failed before; None if it did not.
-        """
+        """Take the number of the next collective, and fail it for all ranks."""
         number = self.operations.begun
         lost = self.lost_for(number)
         if lost is not None:
@@ -203,11 +195,7 @@ class MatchedCollectives(Generic[M]):
     def fail(
         self, number: int, failure: CollectiveFailure, *, is_news: bool = True
     ) -> None:
-        """Fail a collective.
-
-        Raises:
-            MalformedError: no rank can have reached a collective so far ahead.
-        """
+        """Fail a collective."""
         messages = self.operations.fail(number, failure)
         self.outbox.append(Failing(number, failure, messages, is_news))
 
@@ -217,7 +205,6 @@ class MatchedCollectives(Generic[M]):
         """Fail a collective whose time limit has passed.
 
         Args:
-            timeout_s: its time limit.
             begun: how many collectives each other rank has begun; None: the rank did
                 not answer.
         """
@@ -272,14 +259,7 @@ class MatchedCollectives(Generic[M]):
         return not gone.isdisjoint(names)
 
     def lose(self, failure: CollectiveFailure, *, ended: int = 0) -> bool:
-        """Fail all present and later collectives that need a rank that is gone.
-
-        Args:
-            ended: collectives before this number do not need the rank any more.
-
-        Returns:
-            Whether a collective fails that would not have failed before.
-        """
+        """Fail all present and later collectives that need a rank that is gone."""
         if self._gone and ended >= self._gone[-1][0]:
             return False
         for number in self.operations.numbers():
@@ -289,14 +269,7 @@ class MatchedCollectives(Generic[M]):
         return True
 
     def leave(self, deed: str) -> tuple[int, CollectiveFailure]:
-        """Leave the group: fail all collectives that have not ended here.
-
-        Args:
-            deed: what this rank does, as in "rank 1 ('b') `deed` a group of 3".
-
-        Returns:
-            How many collectives this rank has ended, and the failure for the others.
-        """
+        """Leave the group: fail all collectives that have not ended here."""
         who = self.name_of(self.rank)
         problem = f"{who} {deed} {self.label}"
         names = (self.members[self.rank],)

@@ -120,11 +120,7 @@ TRANSITIONS: Final[
 
 
 def check(state: CollectiveState, event: CollectiveEvent) -> None:
-    """Refuse an event that cannot happen in a state.
-
-    Raises:
-        LocalProtocolError: the event cannot happen in this state.
-    """
+    """Refuse an event that cannot happen in a state."""
     if event not in TRANSITIONS[state]:
         raise LocalProtocolError(
             f"{event.name} cannot happen to a collective in the state {state.name}"
@@ -196,11 +192,7 @@ class Operations(Generic[M]):
         return None
 
     def arrive(self, number: int, place: MessageKey, message: M) -> Operation[M] | None:
-        """Take a message; return the collective that may wait for it.
-
-        Raises:
-            MalformedError: the message came before, or too many messages came early.
-        """
+        """Take a message; return the collective that may wait for it."""
         operation = self.running.get(number)
         if operation is not None:
             arrived = operation.arrived
@@ -231,11 +223,7 @@ class Operations(Generic[M]):
         return number < self.begun and number not in self.running
 
     def fail(self, number: int, failure: CollectiveFailure) -> Sequence[M]:
-        """Let a collective fail; return the messages that no longer wait for it.
-
-        Raises:
-            MalformedError: no rank can have reached a collective so far ahead.
-        """
+        """Let a collective fail; return the messages that no longer wait for it."""
         if number not in self._failed:
             self._check_early(number)
             self._failed[number] = failure
@@ -252,11 +240,7 @@ class Operations(Generic[M]):
         return list(messages.values())
 
     def end(self, operation: Operation[M]) -> None:
-        """Forget a collective that has ended here, well or not.
-
-        Raises:
-            LocalProtocolError: the collective has ended before.  No state changed.
-        """
+        """Forget a collective that has ended here, well or not."""
         if self.running.pop(operation.number, None) is None:
             check(OVER, CollectiveEvent.END)
 

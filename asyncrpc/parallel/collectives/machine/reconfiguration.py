@@ -209,14 +209,7 @@ class ElasticMember:
         return least_size(self.view, self.proposal)
 
     def come(self, application: Application, roster: Iterable[str] = ()) -> None:
-        """Ask for the next view.
-
-        Args:
-            roster: names of all other workers, which a newcomer asks.
-
-        Raises:
-            LocalProtocolError: the worker waits for the next view already.
-        """
+        """Ask for the next view."""
         self._advance(COME)
         if self.state is JOINING:
             self._rebase(NO_VIEW)
@@ -237,11 +230,7 @@ class ElasticMember:
         self._decide()
 
     def give_up(self) -> None:
-        """Stop waiting for the next view.
-
-        Raises:
-            LocalProtocolError: the worker does not wait for it.
-        """
+        """Stop waiting for the next view."""
         was_joining = self.state is JOINING
         self._advance(GIVE_UP)
         if was_joining:
@@ -277,11 +266,7 @@ class ElasticMember:
     # --- what others say -------------------------------------------------------------
 
     def receive(self, sender: WorkerId, standing: Standing) -> None:
-        """Take the standing of another worker.
-
-        Raises:
-            MalformedError: its view, or the turn of a worker, is far ahead.
-        """
+        """Take the standing of another worker."""
         proposal, view = standing.proposal, standing.view
         turns = [applicant.turn for applicant in proposal.applicants.values()]
         ahead = view.generation - self.view.generation

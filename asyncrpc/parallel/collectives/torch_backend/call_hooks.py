@@ -59,11 +59,7 @@ class CallHooks:
     def call_before(
         self, operation: str, outs: Sequence[torch.Tensor], opts: Any, doing: Any
     ) -> Callable[[Any], None]:
-        """Call the hooks before an operation; return what calls those after it.
-
-        Raises:
-            Exception: the error of a hook; the operation must not begin.
-        """
+        """Call the hooks before an operation; return what calls those after it."""
         name, index = _OPERATIONS[operation]
         names = getattr(_DISTRIBUTED, "HookOpName", None)
         common = {

@@ -182,8 +182,6 @@ class CollectiveOps:
         """Do the same with two tensors that are cut along their first dimension.
 
         Args:
-            out: filled with the parts from all ranks.
-            tensor: of the parts for all ranks.
             out_rows: the length of each part of `out`; empty: all are equal.
             rows: the length of each part of `tensor`; empty: all are equal.
         """
@@ -219,12 +217,7 @@ class CollectiveOps:
     # --- parts -----------------------------------------------------------------------
 
     async def within(self, limit_s: float, doing: Doing) -> int | None:
-        """Run a collective under a time limit of its own.
-
-        Raises:
-            CollectiveTimeoutError: the collective exceeded the limit, and fails on all
-                ranks.
-        """
+        """Run a collective under a time limit of its own."""
         try:
             async with asyncio.timeout(limit_s) as limit:
                 return await doing()
@@ -263,11 +256,7 @@ class CollectiveOps:
 
 
 def how(op: ReduceOp) -> str:
-    """Return asyncrpc's name of a reduction.
-
-    Raises:
-        UsageError: asyncrpc has no such reduction.
-    """
+    """Return asyncrpc's name of a reduction."""
     for known, name in _HOW.items():
         if (
             op == known
@@ -324,9 +313,6 @@ def _equal_parts(whole: torch.Tensor, part: torch.Tensor, size: int) -> Tensors:
     """Cut a tensor in as many parts as there are ranks, of the length of another.
 
     The parts are of the tensor's own memory.
-
-    Raises:
-        UsageError: `whole` is not as long as all parts together, or not contiguous.
     """
     if whole.numel() != size * part.numel() or whole.dtype != part.dtype:
         raise UsageError(
@@ -343,12 +329,7 @@ def _equal_parts(whole: torch.Tensor, part: torch.Tensor, size: int) -> Tensors:
 
 
 def _rows(tensor: torch.Tensor, rows: Sequence[int], size: int) -> Tensors:
-    """Cut a tensor along its first dimension.
-
-    Raises:
-        UsageError: the lengths do not add up to the tensor's, or are not one for each
-            rank.
-    """
+    """Cut a tensor along its first dimension."""
     length = len(tensor) if tensor.dim() else 0
     if not rows:
         if length % size:
@@ -386,11 +367,7 @@ def _letter(tensor: torch.Tensor, rank: int) -> torch.Tensor:
 
 
 def _open_letter(letter: torch.Tensor, out: torch.Tensor) -> tuple[int, torch.Tensor]:
-    """Return the sender's rank, and the tensor in the shape of `out`.
-
-    Raises:
-        CollectiveError: the tensor has another size or dtype than `out`.
-    """
+    """Return the sender's rank, and the tensor in the shape of `out`."""
     head = bytes(letter[:_HEAD_BYTES].tolist())
     rank = int.from_bytes(head[:_RANK_BYTES], "little")
     dtype = head[_RANK_BYTES:].decode().strip()

@@ -43,11 +43,7 @@ _BELOW: Any = torch._C._after_autograd_keyset  # noqa: SLF001  unlisted
 
 
 def guard() -> Any:
-    """Intercept torch_xla's functional collectives, if torch_xla is installed.
-
-    Returns:
-        An object to keep: the calls are intercepted for as long as it lives.
-    """
+    """Intercept torch_xla's functional collectives, if torch_xla is installed."""
     if importlib.util.find_spec("torch_xla") is None:
         return None
     make: Any = torch.library.Library  # torch does not annotate it
@@ -64,11 +60,7 @@ def _guarded(operation: Any) -> Callable[..., Any]:
 
 
 def _pass_on(operation: Any, at: int, keys: Any, *args: Any, **others: Any) -> Any:
-    """Pass a call on to torch_xla, unless the process group is asyncrpc's.
-
-    Raises:
-        ValueError: the process group is asyncrpc's.
-    """
+    """Pass a call on to torch_xla, unless the process group is asyncrpc's."""
     name = args[at] if at < len(args) else others["group_name"]
     if isinstance(_resolve_process_group(name), AsyncRpcProcessGroup):
         problem = (

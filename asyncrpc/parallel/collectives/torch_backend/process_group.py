@@ -55,7 +55,6 @@ def _also_short(
     these: `allreduce(tensor, op)`, `broadcast(tensor, root=1)`.
 
     Args:
-        options: torch's class of them.
         names: of those that are there, in their order; `timeout` is the last one.
     """
 
@@ -102,11 +101,7 @@ def _listed(lists: Sequence[Any]) -> Sequence[Any]:
 def _choose(
     opts: Any, order: Sequence[str], positional: Sequence[Any], named: dict[str, Any]
 ) -> None:
-    """Set what a call gives without torch's options in them.
-
-    Raises:
-        TypeError: it gives what is not in them.
-    """
+    """Set what a call gives without torch's options in them."""
     if len(positional) > len(order) or not named.keys() <= {*order}:
         raise TypeError(
             f"a collective takes tensors and {type(opts).__name__}, or in their place "

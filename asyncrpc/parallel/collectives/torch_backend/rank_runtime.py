@@ -72,11 +72,6 @@ class RankRuntime:
     def __init__(
         self, rendezvous: Rendezvous, names: Sequence[str], rank: int, options: Options
     ) -> None:
-        """Start the worker, and meet the others; blocks.
-
-        Raises:
-            AsyncRpcError: not all ranks came in time, or some cannot be reached.
-        """
         self.names = tuple(names)
         self._pid = os.getpid()
         self._drain_s = options.drain_timeout_s
@@ -130,12 +125,7 @@ class RankRuntime:
         return group
 
     def close_group(self, group: Group, *, drain: bool) -> None:
-        """Leave a group; with the last one the worker ends.  Idempotent.
-
-        Args:
-            drain: first wait for work under way in it, for at most
-                `Options.drain_timeout_s`.
-        """
+        """Leave a group; with the last one the worker ends.  Idempotent."""
         if group not in self._groups or not self._is_usable():
             return
         self._groups.remove(group)
@@ -190,15 +180,7 @@ class RankRuntime:
     # --- work ------------------------------------------------------------------------
 
     def submit(self, group: Group, work: CollectiveWork, doing: Doing) -> None:
-        """Begin an operation on the loop, after all that were submitted before.
-
-        Args:
-            work: the object that torch gets for it.
-            doing: starts the coroutine that does it.
-
-        Raises:
-            DistBackendError: the group is closed.
-        """
+        """Begin an operation on the loop, after all that were submitted before."""
         problem = self._problem(group)
         if problem:
             work.end(ClosedError(f"{work.operation} cannot begin: {problem}"))
@@ -254,11 +236,7 @@ async def _do(work: CollectiveWork, doing: Doing) -> None:
 
 
 def check_reach(members: Iterable[Member], host_id: str = HOST_ID) -> None:
-    """Refuse a group with members that this worker cannot reach.
-
-    Raises:
-        UsageError: members on other hosts have no secret, so they open no port.
-    """
+    """Refuse a group with members that this worker cannot reach."""
     far = [
         member.name
         for member in members

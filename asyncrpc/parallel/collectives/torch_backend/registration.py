@@ -34,12 +34,7 @@ def _create(group_options: Any, options: Options | None) -> AsyncRpcProcessGroup
     """Make a process group; torch calls this at every rank that is in it.
 
     Args:
-        group_options: torch's `_DistributedBackendOptions`.
         options: of the worker, `pg_options` of `init_process_group`; None: defaults.
-
-    Raises:
-        DistBackendError: not all ranks came in time, or some cannot be reached.
-        ValueError: an option is wrong.
     """
     if getattr(group_options, "enable_reconfigure", False):
         raise ValueError(
@@ -117,11 +112,7 @@ _GUARD = guard()
 
 
 def _meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Any, int, int]]:
-    """Meet where the launcher says, for `init_method="asyncrpc://"`.
-
-    Raises:
-        UsageError: a setting is missing, or two launchers disagree.
-    """
+    """Meet where the launcher says, for `init_method="asyncrpc://"`."""
     place = given_in(url)
     launch = find_store(place.rank, place.world_size)
     meeting = rendezvous(launch.url, launch.rank, launch.world_size, timeout=timeout)

@@ -109,12 +109,7 @@ class StagedTensors:
     # --- when it has ended well ------------------------------------------------------
 
     def put_back(self) -> None:
-        """Fill the tensors of devices, in this thread; complete when this returns.
-
-        Raises:
-            RuntimeError: a device refuses one of the tensors; those before it are
-                filled.
-        """
+        """Fill the tensors of devices, in this thread; complete when this returns."""
         for target in self._targets:
             try:
                 _fill(target)
@@ -147,12 +142,7 @@ def _empty(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor of a device in host memory; complete.
-
-    Raises:
-        RuntimeError: the device refuses the copy.
-        ValueError: no collective can move the tensor.
-    """
+    """Return a copy of a tensor of a device in host memory; complete."""
     try:
         with torch.no_grad():
             if tensor.layout is torch.sparse_coo:
@@ -177,11 +167,7 @@ def _copy_of_sparse(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _check(tensor: torch.Tensor) -> None:
-    """Refuse a tensor that cannot be moved, or would come back changed.
-
-    Raises:
-        ValueError: no collective takes such a tensor, or the device changes its dtype.
-    """
+    """Refuse a tensor that cannot be moved, or would come back changed."""
     try:
         shapes.check(tensor)
         _check_kept(tensor)

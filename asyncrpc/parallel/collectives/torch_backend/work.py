@@ -25,11 +25,7 @@ class Home(Protocol):
         """Return whether this thread is the one in which work ends."""
 
     def run_in_thread(self, job: Callable[[], None]) -> None:
-        """Run a function in another thread; called on the loop.
-
-        Raises:
-            AsyncRpcError: the runtime is closing.
-        """
+        """Run a function in another thread; called on the loop."""
 
     def forget(self, work: CollectiveWork) -> None:
         """Take note that the work has ended and its observers know."""
@@ -72,11 +68,6 @@ class CollectiveWork(Work):
         home: Home,
         staged: HostCopies,
     ) -> None:
-        """Describe the work.
-
-        Args:
-            tensors: that it fills, which are its result.
-        """
         super().__init__()
         self.operation = operation
         self._tensors = tensors
@@ -102,7 +93,6 @@ class CollectiveWork(Work):
 
         Args:
             error: why it failed; None: it ended well.
-            sender: of a `recv`, the rank that sent the tensor.
         """
         with self._guard:
             if self._is_done:
@@ -151,16 +141,6 @@ class CollectiveWork(Work):
 
         Args:
             timeout: the time limit; 0: none.  The collective itself goes on.
-
-        Returns:
-            True.
-
-        Raises:
-            DistBackendError: the collective failed; `__cause__` is asyncrpc's error,
-                which names the ranks to blame.
-            ValueError: an argument was wrong; nothing has begun.
-            RuntimeError: `timeout` has passed, or this is the event loop's own thread,
-                which would wait for itself; or a device refused a tensor.
         """
         self._wait_for_end(timeout)
         if self._staged is not None:
@@ -200,12 +180,7 @@ class CollectiveWork(Work):
         self.wait()
 
     def result(self) -> list[torch.Tensor]:
-        """Return the tensors that it fills.
-
-        Raises:
-            RuntimeError: the work has not ended.
-            Exception: the error that `wait` raises.
-        """
+        """Return the tensors that it fills."""
         if not self._is_done:
             raise RuntimeError(f"{self.operation} has not ended: wait for it first")
         self.wait()

@@ -99,14 +99,7 @@ class LowRankPlan:
 def plan_for(
     shapes: Sequence[torch.Size], rank: int, rate_min: float, *, batch: bool
 ) -> LowRankPlan:
-    """Decide which gradients are compressed.
-
-    Args:
-        shapes: of the gradients, in the order of the buffer.
-        rank: columns of P and Q, at most.
-        rate_min: a gradient is compressed if it becomes smaller by more than this.
-        batch: multiply matrices of one shape together.
-    """
+    """Decide which gradients are compressed."""
     by_shape: dict[tuple[int, int], list[Matrix]] = {}
     plain: list[tuple[int, int]] = []
     end = 0
@@ -149,11 +142,8 @@ class Layers:
         """Begin.
 
         Args:
-            buffer: `(elements,)`, the gradients, which are overwritten.
-            qs: `(elements,)`, all Qs, whose columns need not be orthonormal yet.
             error: `(elements,)`, which gets the errors of the means; None: they are
                 lost.
-            epsilon: of `orthogonalize`.
         """
         self._plan = plan
         self._buffer = buffer
@@ -251,10 +241,8 @@ class Square:
         """Begin.
 
         Args:
-            buffer: `(elements,)`, which gets the means.
             padded: `(side * side,)`, the gradients; it gets the errors of their means.
                 It may be the buffer itself: then the errors are lost.
-            q: `(side, rank)`, whose columns need not be orthonormal yet.
         """
         self._buffer = buffer
         self._padded = padded

@@ -64,11 +64,7 @@ class BucketMemory:
     def loosen(
         self, index: int, parameters: Sequence[torch.Tensor], plan: LowRankPlan
     ) -> None:
-        """Cut the memory of a bucket into that of its parameters.
-
-        Raises:
-            UsageError: the errors do not fit these parameters.
-        """
+        """Cut the memory of a bucket into that of its parameters."""
         numbers = self.layouts.pop(index)
         error = self.errors.pop(index, None)
         if error is not None:
@@ -95,14 +91,10 @@ class BucketMemory:
     ) -> torch.Tensor:
         """Return the errors of a bucket from memory; zeros if it has none.
 
-        Args:
         index: of the bucket, whose layout is known.
         parameters: of the bucket.
         like: has the dtype.
         numel: elements, at least those of the parameters.
-
-        Raises:
-            UsageError: the kept errors have another size.
         """
         error = self.errors.get(index)
         if error is None:
@@ -121,11 +113,7 @@ class BucketMemory:
     def qs_for(
         self, index: int, plan: LowRankPlan, like: torch.Tensor
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return the Qs of a bucket, and those among them that must be drawn.
-
-        Args:
-            index: of the bucket, whose layout is known.
-        """
+        """Return the Qs of a bucket, and those among them that must be drawn."""
         known = self.qs.get(index)
         if known is not None and known.shape == (plan.q_numel,):
             return known.to(like), []

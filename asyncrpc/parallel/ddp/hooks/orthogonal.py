@@ -17,13 +17,9 @@ def orthogonalize(matrices: torch.Tensor, epsilon: float = 0.0) -> int:
     """Make the columns of matrices orthonormal, in place.
 
     Args:
-        matrices: `(count, rows, columns)`, with no more columns than rows.
         epsilon: added to the length of a column before dividing by it; used by the
             Gram-Schmidt process only, that is in half precision or for at most two
             columns.
-
-    Returns:
-        The number of columns of zeros to which no epsilon was added.
 
     Source: torch differs for a column of zeros without an epsilon: there it becomes
     nan, here it stays zero.

@@ -171,13 +171,6 @@ async def average(group: Group, tensor: torch.Tensor) -> torch.Tensor:
     """Make a tensor the mean over all ranks, in place.
 
     In half precision it is divided before it is added up, so that sums stay finite.
-
-    Raises:
-        CollectiveError: a rank failed or was lost; all ranks fail.
-        UsageError: the tensor's dtype cannot be averaged.
-
-    Cancellation:
-        The call fails on all ranks; the tensor's content is undefined.
     """
     if tensor.dtype not in _HALVES:
         return await group.all_reduce(tensor, "avg")
@@ -254,10 +247,6 @@ def narrow(buffer: torch.Tensor, dtype: torch.dtype, divisor: int = 1) -> torch.
     Args:
         buffer: `(elements,)`, contiguous; its own content is lost.
         dtype: of the result; of at most as many bytes as the buffer's.
-        divisor: of the elements, once they are converted.
-
-    Returns:
-        `(elements,)`, in the first bytes of the buffer.
     """
     if buffer.dtype is dtype:
         return buffer if divisor == 1 else buffer.div_(divisor)
@@ -272,15 +261,7 @@ def narrow(buffer: torch.Tensor, dtype: torch.dtype, divisor: int = 1) -> torch.
 
 
 def widen(half: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
-    """Convert half precision back into a buffer; it may lie in the first bytes of it.
-
-    Args:
-        half: as many elements as the buffer has, of any dtype.
-        buffer: `(elements,)`, contiguous.
-
-    Returns:
-        `buffer`.
-    """
+    """Convert half precision back into a buffer, in whose first bytes it may lie."""
     half = half.detach().view(-1)
     if half.data_ptr() != buffer.data_ptr():
         return buffer.copy_(half)

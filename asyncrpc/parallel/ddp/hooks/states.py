@@ -91,16 +91,7 @@ class HookState:
 
 
 def bound(state: Any, group: Group, parameters: Sequence[torch.Tensor]) -> Any:
-    """Return the form of a state that its hook gets.
-
-    Args:
-        state: as registered.
-        parameters: whose gradients are reduced, in the order of the module.
-
-    Returns:
-        The group if the state is None; else the state, bound to the module if it is a
-        `HookState`.
-    """
+    """Return the form of a state that its hook gets."""
     if state is None:
         return group
     if isinstance(state, HookState):

@@ -23,14 +23,7 @@ Closure: TypeAlias = Callable[[], Any]
 def call_hooks_before(
     optimizer: torch.optim.Optimizer, closure: Closure | None
 ) -> Closure | None:
-    """Call the hooks that were registered with `register_step_pre_hook`.
-
-    Returns:
-        The closure, which a hook may replace.
-
-    Raises:
-        UsageError: a hook returned a value that is neither None nor arguments.
-    """
+    """Call the hooks that were registered with `register_step_pre_hook`."""
     args, kwargs = _arguments(optimizer, closure)
     hooks: dict[int, Any] = optimizer._optimizer_step_pre_hooks  # noqa: SLF001  (as torch's own step does)
     for hook in hooks.values():
@@ -85,19 +78,8 @@ async def step_in_thread(
     """Step one of torch's optimizers in a thread; when this ends, it has ended.
 
     Args:
-        optimizer: whose `step` is called.
-        threads: where it runs, if the parameters are on devices.
         closure: a coroutine function is called before the step, once; a plain function
             is passed to the optimizer.
-
-    Returns:
-        The result of the coroutine, or else of the step.
-
-    Raises:
-        Exception: the error of the closure or of the optimizer.
-
-    Cancellation:
-        It waits until the thread has ended, as that changes parameters.
     """
     step: Callable[..., Any] = optimizer.step
     parameters = [

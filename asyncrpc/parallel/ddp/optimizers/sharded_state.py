@@ -34,18 +34,7 @@ def with_places(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def copied(
     optimizer: torch.optim.Optimizer, places: Sequence[int]
 ) -> dict[int, dict[str, Any]]:
-    """Return a copy of the state of an optimizer.
-
-    Args:
-        optimizer: of one rank's parameters.
-        places: of these among all.
-
-    Returns:
-        The state of each parameter, by place, in host memory.
-
-    Raises:
-        UsageError: the optimizer keeps a value that belongs to no parameter.
-    """
+    """Return a copy of the state of an optimizer."""
     return {
         place: pytree.tree_map_only(
             torch.Tensor, lambda tensor: tensor.cpu().clone(), value
@@ -55,11 +44,7 @@ def copied(
 
 
 def to_bytes(optimizer: torch.optim.Optimizer, places: Sequence[int]) -> torch.Tensor:
-    """Return the state of an optimizer as `from_bytes` reads it: uint8.
-
-    Raises:
-        UsageError: the optimizer keeps a value that belongs to no parameter.
-    """
+    """Return the state of an optimizer as `from_bytes` reads it: uint8."""
     buffer = io.BytesIO()
     torch.save(
         {
@@ -72,15 +57,7 @@ def to_bytes(optimizer: torch.optim.Optimizer, places: Sequence[int]) -> torch.T
 
 
 def from_bytes(saved: torch.Tensor, who: str) -> dict[int, dict[str, Any]]:
-    """Return the value that `to_bytes` got; no code in it is run.
-
-    Args:
-        saved: by `to_bytes`.
-        who: its rank, for errors.
-
-    Raises:
-        OptimizerError: a value in it could only be made by running code.
-    """
+    """Return the value that `to_bytes` got; no code in it is run."""
     try:
         state: dict[int, dict[str, Any]] = torch.load(
             io.BytesIO(saved.numpy().tobytes()), weights_only=True
@@ -96,16 +73,7 @@ def from_bytes(saved: torch.Tensor, who: str) -> dict[int, dict[str, Any]]:
 def part_of(
     state: Mapping[str, Any], sizes: Sequence[int], places: Sequence[int]
 ) -> State:
-    """Return a copy of one rank's part of a state.
-
-    Args:
-        state: of all parameters.
-        sizes: how many parameters each group has.
-        places: of the rank's parameters.
-
-    Raises:
-        UsageError: the state belongs to other parameters.
-    """
+    """Return a copy of one rank's part of a state."""
     check_fits(state, sizes)
     number_of = {place: number for number, place in enumerate(places)}
     groups = copy.deepcopy(renumbered(state["param_groups"], sizes, number_of))

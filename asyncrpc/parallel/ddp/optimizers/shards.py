@@ -41,11 +41,7 @@ class Partition:
         self.loads = [0] * size
 
     def add(self, numels: Sequence[int]) -> list[int]:
-        """Share out the parameters of one more group.
-
-        Returns:
-            The owner of each.
-        """
+        """Share out the parameters of one more group."""
         owners = [0] * len(numels)
         for place in sorted(range(len(numels)), key=lambda at: -numels[at]):
             owner = self.loads.index(min(self.loads))
@@ -114,11 +110,6 @@ class Shards:
     """
 
     def __init__(self, rank: int, size: int, *, as_views: bool) -> None:
-        """Begin without parameters.
-
-        Args:
-            as_views: let the parameters of each owner lie in one bucket.
-        """
         self._rank = rank
         self._as_views = as_views
         self._owned: list[list[torch.Tensor]] = [[] for _ in range(size)]
@@ -134,11 +125,7 @@ class Shards:
             self._owned[owner].append(parameter)
 
     def refresh(self) -> bool:
-        """Look at the parameters again.
-
-        Returns:
-            Whether other parameters are sent than before, so that ranks must agree.
-        """
+        """Look at the parameters again."""
         before = [was_sent for was_sent, _ in self._made_for]
         if self._made_for != self._look():
             if self._as_views:
@@ -168,11 +155,7 @@ class Shards:
 
     @with_defaults
     def _make_buckets(self) -> None:
-        """Move parameters into one stretch of memory for each owner.
-
-        Raises:
-            UsageError: a parameter is on a device.
-        """
+        """Move parameters into one stretch of memory for each owner."""
         for parameter in self.parameters:
             if not parameter.is_cpu:
                 raise UsageError(
@@ -205,15 +188,7 @@ class Shards:
     # --- sending ---------------------------------------------------------------------
 
     async def synchronize(self, group: Group) -> None:
-        """Give every rank the parameters of each owner.
-
-        Raises:
-            CollectiveError: a rank failed or was lost; all ranks fail, and may have
-                received only some parameters, or parts of them.
-
-        Cancellation:
-            The call fails on all ranks, with the same result.
-        """
+        """Give every rank the parameters of each owner."""
         pieces = [piece for owned in self._pieces for piece in owned]
         if sum(piece.nbytes for piece in pieces) <= _GATHERED_BYTES:
             await self._gather(group)

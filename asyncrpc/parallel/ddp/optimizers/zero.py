@@ -283,11 +283,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             self._running = ""
 
     async def _meet(self, group: Group) -> None:
-        """Compare parameters and options, if they have not been compared.
-
-        Raises:
-            UsageError: a rank has other parameters or options than rank 0.
-        """
+        """Compare parameters and options, if they have not been compared."""
         has_changed = self._shards.refresh()
         if self._is_met and not has_changed:
             return
@@ -543,11 +539,7 @@ def _check_class(optimizer_class: object) -> None:
 
 
 def _listed(group: dict[str, Any]) -> dict[str, Any]:
-    """Return a group whose parameters are a list, and can be sent.
-
-    Raises:
-        UsageError: a parameter is sparse, on `meta`, or given twice.
-    """
+    """Return a group whose parameters are a list, and can be sent."""
     params = group["params"]
     if isinstance(params, torch.Tensor | set):  # torch knows what to do with these
         return group

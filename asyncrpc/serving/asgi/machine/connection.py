@@ -89,7 +89,6 @@ class AsgiConnection:
     """
 
     def __init__(self, scope: Mapping[str, Any]) -> None:
-        """Begin without messages."""
         self.is_websocket = scope["type"] == "websocket"
         self.state = AsgiState.WAITING
         self.status: int | None = None

@@ -70,7 +70,6 @@ class InnerLifespan:
     """
 
     def __init__(self) -> None:
-        """Begin before the start."""
         self.state = LifespanState.STARTING
         self.last: dict[str, Any] = {"type": SHUTDOWN_COMPLETE}
 

@@ -46,7 +46,6 @@ class BatchQueue(Generic[T]):
     """Requests that wait for a batch."""
 
     def __init__(self, batch: BatchLimits, limits: QueueLimits) -> None:
-        """Begin without requests."""
         self.queue: ServiceQueue[T] = ServiceQueue(limits)
         self._batch = batch
 
@@ -56,9 +55,6 @@ class BatchQueue(Generic[T]):
         """Take out the requests of the next batch; empty if none is due.
 
         The caller has dropped the requests that are due to be dropped.
-
-        Args:
-            is_closing: no further request will come, so none waits for others.
         """
         if not self.queue.rate.has_place:
             return []

@@ -218,11 +218,6 @@ class FairQueue(Generic[T]):
     """Requests that wait."""
 
     def __init__(self, priority_step_s: float) -> None:
-        """Begin without requests.
-
-        Args:
-            priority_step_s: the head start of each step of priority.
-        """
         self._priority_step_s = priority_step_s
         self._arrivals: dict[QueuedRequest[T], None] = {}
         self._levels: dict[int, _PriorityLevel] = {}
@@ -313,7 +308,6 @@ class FairQueue(Generic[T]):
         """Take out the next requests of a bucket, and charge their clients.
 
         Args:
-            count_max: how many at most.
             size_max: limit of their total size; None: no limit.  The first request that
                 does not fit holds back the others, as it would starve otherwise.
         """
@@ -385,9 +379,6 @@ class FairQueue(Generic[T]):
         Args:
             oldest: return the client's first one, even if the new one has no better
                 right to the place; else its last one.
-
-        Returns:
-            None: none should.
         """
         if not self._levels:
             return None

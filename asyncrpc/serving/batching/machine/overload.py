@@ -108,7 +108,6 @@ class ServiceQueue(Generic[T]):
     """The requests that wait for something with a limited rate."""
 
     def __init__(self, limits: QueueLimits) -> None:
-        """Begin without requests."""
         self.waiting: FairQueue[T] = FairQueue(limits.priority_step_s)
         self.rate = ServiceRate(limits.places)
         self.counts = QueueCounts()
@@ -121,12 +120,7 @@ class ServiceQueue(Generic[T]):
     def offer(
         self, request: QueuedRequest[T], now_s: float
     ) -> QueueRefusal | QueuedRequest[T] | None:
-        """Let a request wait, or refuse it.
-
-        Returns:
-            Why it must not wait; or the request that it has displaced, which will not
-            run; None: there was room.
-        """
+        """Let a request wait, or refuse it."""
         problem, needs_room = self._problem(request, now_s)
         evicted = None
         if problem is not None and needs_room:

@@ -137,7 +137,6 @@ class SequenceSchedule(Generic[T]):
     """
 
     def __init__(self, limits: SequenceLimits) -> None:
-        """Begin without sequences."""
         self._limits = limits
         self._inside: dict[ModelSequence[T], None] = {}
         self._ready: dict[
@@ -210,12 +209,7 @@ class SequenceSchedule(Generic[T]):
     def on_stepped(
         self, sequence: ModelSequence[T], *, is_last: bool, is_behind: bool
     ) -> None:
-        """Note the end of a step for one of its sequences.
-
-        Args:
-            is_last: whether the step was its last one, or has failed.
-            is_behind: whether its consumer has not taken enough of its items.
-        """
+        """Note the end of a step for one of its sequences."""
         event = SequenceEvent.STEP_ENDED
         if is_last:
             event = SequenceEvent.FINISHED

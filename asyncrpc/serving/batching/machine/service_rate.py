@@ -30,11 +30,6 @@ class ServiceRate:
     __slots__ = ("_places", "_running", "ended", "requests", "turn_s")
 
     def __init__(self, places: int) -> None:
-        """Begin without turns.
-
-        Args:
-            places: number of turns that may run at the same time.
-        """
         self._places = places
         self._running: dict[object, float] = {}  # when each began, in this order
         self.ended = 0

@@ -32,14 +32,7 @@ def heading_of(
     workers: int,
     silent: Mapping[str, NoAnswer],
 ) -> dict[str, Any]:
-    """Return the heading of an answer.
-
-    Args:
-        taken_at_s: when the look was complete, in seconds since 1970.
-        took_s: seconds that it took.
-        every_s: seconds between two looks.
-        silent: why the others have not answered, by name.
-    """
+    """Return the heading of an answer."""
     names = sorted(silent)
     return {
         "view": view,
@@ -64,11 +57,7 @@ def heading_of(
 
 
 def listing_of(page: RowsPage, query: ViewQuery, left_out: int = 0) -> dict[str, Any]:
-    """Return the part of an answer for a page of rows.
-
-    Args:
-        left_out: how many rows the workers left out.
-    """
+    """Return the part of an answer for a page of rows."""
     return {
         "rows": page.rows,
         "total": page.total,
@@ -103,11 +92,7 @@ def known_bytes(value: int) -> int | None:
 
 
 def encoded(answer: Mapping[str, Any]) -> Slices[str]:
-    """Return an answer as JSON, in slices.
-
-    Raises:
-        ValueError: the answer has a number that JSON does not have, such as nan.
-    """
+    """Return an answer as JSON, in slices."""
     texts: list[str] = []
     done = 0
     for text, count in _pieces(answer):

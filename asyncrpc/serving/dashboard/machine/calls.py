@@ -18,11 +18,7 @@ CALLER_SILENT: Final = "; its caller tells nothing"
 
 
 def rows_of(answers: Mapping[str, CallsSeen]) -> Slices[list[Row]]:
-    """Return a row for each call, in slices.
-
-    Args:
-        answers: the calls of the workers that have answered, by name.
-    """
+    """Return a row for each call, in slices."""
     outgoing: dict[CallKey, tuple[str, CallSeen]] = {}
     served: dict[CallKey, tuple[str, CallSeen]] = {}
     for name, seen in answers.items():

@@ -54,12 +54,7 @@ class _Joined:
 
 
 def rows_of(answers: Mapping[str, CollectiveHistory], now_ns: int) -> Slices[list[Row]]:
-    """Return a row for each collective, in slices.
-
-    Args:
-        answers: the histories of the workers that have answered, by name.
-        now_ns: the time, in nanoseconds since 1970.
-    """
+    """Return a row for each collective, in slices."""
     joined: dict[tuple[int, int], _Joined] = {}
     begun: dict[tuple[int, int], int] = {}  # by group and rank
     for history in answers.values():

@@ -37,12 +37,7 @@ def findings_of(
     *,
     after_s: float,
 ) -> Slices[dict[str, Any]]:
-    """Return the waits that take too long and why, in slices.
-
-    Args:
-        silent: why the others have not answered, by name.
-        after_s: seconds that a wait may take.
-    """
+    """Return the waits that take too long and why, in slices."""
     graph = yield from graph_in_slices(snapshots, silent)
     hangs = yield from hangs_in_slices(graph, after_s=after_s)
     shown = hangs[:SENTENCES_MAX]

@@ -49,7 +49,6 @@ class GroupHistory:
     """Moments, the oldest first; those older than `HISTORY_S` are forgotten."""
 
     def __init__(self) -> None:
-        """Begin without moments."""
         self._moments: deque[Moment] = deque(maxlen=MOMENTS_MAX)
 
     def add(self, moment: Moment) -> None:
@@ -150,12 +149,7 @@ def moment_of(at_s: float, totals: Mapping[str, Any]) -> Moment:
 def matrix_of(
     shown: Sequence[str], links: Mapping[str, Sequence[LinkSummary]], total: int
 ) -> dict[str, Any]:
-    """Return the links between workers: a row for each, a cell for each other.
-
-    Args:
-        shown: names of the workers of the page.
-        links: of the workers that have answered, by name.
-    """
+    """Return the links between workers: a row for each, a cell for each other."""
     names = list(shown[:MATRIX_MAX])
     cells = []
     for name in names:

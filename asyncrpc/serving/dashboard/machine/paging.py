@@ -34,13 +34,7 @@ class RowsPage(NamedTuple):
 def page_of(
     rows: Iterable[Row], query: ViewQuery, owners: tuple[str, ...] = ("worker",)
 ) -> Slices[RowsPage]:
-    """Return a page of rows, in slices.
-
-    Args:
-        rows: all rows, in any order.
-        query: selects the rows and their order.
-        owners: keys that hold names of workers, of which the query must want one.
-    """
+    """Return a page of rows, in slices."""
     begin = (query.page - 1) * query.per_page
     end = begin + query.per_page
     runs: list[list[tuple[_Rank, Row]]] = []

@@ -45,17 +45,7 @@ def read_query(
     sort: str,
     is_up: bool,
 ) -> ViewQuery:
-    """Return what the parameters of a URL ask for.
-
-    Args:
-        parameters: names and values, in any order.
-        keys: by which the rows of the view can be sorted.
-        sort: the default key.
-        is_up: whether the least is first by default.
-
-    Raises:
-        UsageError: a parameter is unknown, given twice, or out of range.
-    """
+    """Return what the parameters of a URL ask for."""
     texts: dict[str, str] = {}
     workers: list[str] = []
     for name, value in parameters:

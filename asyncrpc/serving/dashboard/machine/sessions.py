@@ -37,7 +37,6 @@ class Attempts:
     """Counts failed attempts by address, within limits."""
 
     def __init__(self) -> None:
-        """Begin without attempts."""
         self._failed: OrderedDict[str, list[float]] = OrderedDict()
 
     def wait_s(self, address: str, now_s: float) -> float:
@@ -62,7 +61,6 @@ class Sessions:
     """The sessions of browsers that have signed in."""
 
     def __init__(self, random_bytes: Callable[[int], bytes]) -> None:
-        """Begin with none."""
         self._random_bytes = random_bytes
         self._used_s: OrderedDict[str, float] = OrderedDict()
 
@@ -108,16 +106,6 @@ class Gate:
     def __init__(
         self, *, token: str | None, secret: bytes | None, ticket: str | None = None
     ) -> None:
-        """Describe the gate.
-
-        Args:
-            token: gives access, if there is one.
-            secret: of the group, if it has one.
-            ticket: gives access once, if there is one.
-
-        Raises:
-            UsageError: the token is the secret.
-        """
         self._ticket = None if ticket is None else ticket.encode()
         token_bytes = None if token is None else token.encode()
         if token_bytes is not None and secret is not None:

@@ -162,11 +162,7 @@ def _link(link: LinkDetails) -> dict[str, Any]:
 
 
 def _events(recent: RecentEvents) -> Slices[tuple[list[dict[str, Any]], int]]:
-    """Return the last events of all kinds, the newest first, in slices.
-
-    Returns:
-        The events, and how many others there were.
-    """
+    """Return the last events of all kinds, the newest first, in slices."""
     newest: list[tuple[float, str, Any]] = []
     count = 0
     for name in KIND_NAMES:

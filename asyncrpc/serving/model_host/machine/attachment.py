@@ -110,7 +110,6 @@ class Attachment:
     __slots__ = ("_ready_s", "failures", "losses", "problem", "state", "wakes_at_s")
 
     def __init__(self) -> None:
-        """Begin to seek."""
         self.state = AttachmentState.SEEKING
         self.failures = 0
         self.losses = 0
@@ -129,11 +128,7 @@ class Attachment:
         self.advance(AttachmentEvent.LOADED)
 
     def lose(self, now_s: float, problem: str) -> None:
-        """Note that the process was lost, or could not make its model.
-
-        Args:
-            problem: the cause, for the errors of calls.
-        """
+        """Note that the process was lost, or could not make its model."""
         if AttachmentEvent.LOST not in TRANSITIONS[self.state]:
             return
         ready_s, self._ready_s = self._ready_s, None

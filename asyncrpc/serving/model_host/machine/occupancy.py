@@ -86,11 +86,6 @@ class Occupancy:
     __slots__ = ("_linger_s", "attached", "ends_at_s", "state")
 
     def __init__(self, linger_s: float, now_s: float) -> None:
-        """Wait for the first web worker.
-
-        Args:
-            linger_s: seconds that the process waits for others once all have left.
-        """
         self.state = OccupancyState.ALONE
         self.attached = 0
         self.ends_at_s: float | None = now_s + max(linger_s, FIRST_S)

@@ -72,7 +72,6 @@ def step_after(
     """Return what to do after a failed attempt.
 
     Args:
-        is_idempotent: whether the function may run twice.
         attempts_left: how many retries are left; moves are limited by the number of
             replicas, as each is tried once.
     """

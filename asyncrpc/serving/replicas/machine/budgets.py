@@ -33,13 +33,6 @@ class ShareBudget:
     def __init__(
         self, share: float, *, most: float, per_s: float = 0.0, first: float = 0.0
     ) -> None:
-        """Open the budget.
-
-        Args:
-            share: what each call pays in.
-            most: limit of what is saved.
-            per_s: what each second pays in.
-        """
         self._share = share
         self._most = most
         self._per_s = per_s

@@ -31,11 +31,6 @@ class LatencyWindow:
     __slots__ = ("_cached", "_older", "_quantile", "_recorded", "_stale", "_younger")
 
     def __init__(self, quantile: float) -> None:
-        """Begin without calls.
-
-        Args:
-            quantile: the wanted quantile, such as 0.95.
-        """
         self._quantile = quantile
         self._younger, self._older = [0] * BUCKETS, [0] * BUCKETS
         self._recorded = 0  # in the younger half

@@ -21,11 +21,7 @@ _SCALE: Final = 1.0 / (1 << 64)
 
 
 def score_of(key: bytes, name: str, weight: float = 1.0) -> float:
-    """Return the score of a replica for a key: at least 0.
-
-    Args:
-        weight: its share of keys, relative to those of others.
-    """
+    """Return the score of a replica for a key: at least 0."""
     return -weight / math.log(unit_of(key, name))
 
 

@@ -186,12 +186,7 @@ class Routing:
         key: bytes | None = None,
         tried: Collection[ReplicaRecord] = (),
     ) -> ReplicaRecord | None:
-        """Return the replica that a call goes to; None: no other is left.
-
-        Args:
-            key: calls with the same one go to the same replica.
-            tried: replicas that the call has already tried.
-        """
+        """Return the replica that a call goes to; None: no other is left."""
         self.tick(now_s)
         pool = self._pool(tried)
         if not pool:

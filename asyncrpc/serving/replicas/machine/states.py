@@ -85,11 +85,7 @@ class ReplicaLife:
         self.state = ReplicaState.JOINING
 
     def advance(self, event: ReplicaEvent) -> bool:
-        """Go to the next state; an event that is not listed changes nothing.
-
-        Returns:
-            Whether the state has changed.
-        """
+        """Go to the next state; an event that is not listed changes nothing."""
         following = TRANSITIONS[self.state].get(event)
         if following is None:
             return False

@@ -85,11 +85,6 @@ class VersionHistory:
     )
 
     def __init__(self, served: int, kept_max: int) -> None:
-        """Begin with one version.
-
-        Args:
-            kept_max: how many earlier versions are kept.
-        """
         self.state = TransferState.IDLE
         self.served = served
         self.kept: list[int] = []
@@ -106,12 +101,7 @@ class VersionHistory:
             self.missing.clear()
 
     def begin(self, transfer: TransferId, version: int, names: Iterable[str]) -> None:
-        """Begin a transfer; an earlier one of the same publisher is given up.
-
-        Raises:
-            RejectedError: a transfer of another publisher is under way.
-            UsageError: a served or kept version has this number.
-        """
+        """Begin a transfer; an earlier one of the same publisher is given up."""
         if version == self.served or version in self.kept:
             raise UsageError(
                 f"version {version} is here already; give new weights a new number"
@@ -129,12 +119,7 @@ class VersionHistory:
         self.missing = set(names)
 
     def take(self, transfer: TransferId, names: Collection[str]) -> bool:
-        """Take a part; return whether it was the last one.
-
-        Raises:
-            RejectedError: the transfer is no longer under way.
-            UsageError: a tensor has arrived before, or was not announced.
-        """
+        """Take a part; return whether it was the last one."""
         self._check(transfer, TransferState.STAGING)
         unwanted = sorted(set(names) - self.missing)
         if unwanted:
@@ -145,11 +130,7 @@ class VersionHistory:
         return is_last
 
     def commit(self, transfer: TransferId) -> int:
-        """Serve the new weights from now on; return the version that is dropped, or -1.
-
-        Raises:
-            RejectedError: parts of the new weights are missing.
-        """
+        """Serve the new weights from now on; return the dropped version, or -1."""
         self._check(transfer, TransferState.STAGED)
         self.kept.append(self.served)
         self.served = self.staged
@@ -174,12 +155,6 @@ class VersionHistory:
         """Serve the previous version again if `from_version` is served.
 
         A transfer under way is dropped.  A second call does nothing.
-
-        Returns:
-            Whether another version is served now.
-
-        Raises:
-            RejectedError: the version is served, and no earlier one is kept.
         """
         if self.served != from_version:
             return False

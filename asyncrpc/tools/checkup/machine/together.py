@@ -42,9 +42,6 @@ def together(findings: Mapping[str, Sequence[CheckFinding]]) -> list[GroupFindin
 
     If a check is well on several workers with different facts, those of the first stand
     for all, unless the facts should be the same everywhere.
-
-    Args:
-        findings: of each worker, by name.
     """
     checks = dict.fromkeys(
         finding.check for each in findings.values() for finding in each

@@ -81,9 +81,6 @@ def group_meant(
 
     If a launcher has started this process, the doctor reports on this process, and asks
     a group only if it is named.
-
-    Raises:
-        UsageError: more than one group matches, or the named group does not exist.
     """
     is_named = bool(arguments.address or arguments.run or arguments.worker)
     if arguments.here:
@@ -102,14 +99,7 @@ def group_meant(
 
 
 async def ask_group(meant: GroupEntrance, arguments: argparse.Namespace) -> GroupFound:
-    """Ask the workers of a group.
-
-    Raises:
-        UsageError: the group has no worker of a given name.
-
-    Cancellation:
-        All connections are closed.
-    """
+    """Ask the workers of a group."""
     group = GroupFound(meant.run.id if meant.run else meant.address)
     try:
         async with meant.observer() as observer:

@@ -55,11 +55,7 @@ class Diagnosis:
 
 
 def host_facts(options: Options | UsageError) -> HostFacts:
-    """Gather the facts about this process and its host.
-
-    Args:
-        options: those that the environment sets, or the error in them.
-    """
+    """Gather the facts about this process and its host."""
     if isinstance(options, UsageError):
         return HostFacts(has_secret=False, addresses=(), trouble=str(options))
     try:

@@ -21,10 +21,6 @@ def choose(listing: RunListing, wanted: str | None, now_s: float) -> LiveRun:
     Args:
         wanted: the run's name, the beginning of it, or its process id; None: the only
             one of this host.
-        now_s: seconds since 1970, for the ages in errors.
-
-    Raises:
-        UsageError: no run, or more than one, matches; the text lists them.
     """
     if wanted is not None:
         return _named(listing, wanted, now_s)
@@ -76,12 +72,7 @@ def nothing_runs(listing: RunListing) -> str:
 
 
 def others_in(run: LiveRun, incarnations: Collection[int]) -> str:
-    """Return a text on the workers of a run that are in another group; empty: none.
-
-    Args:
-        run: whose workers may belong to several groups.
-        incarnations: of the members of the group that is looked at.
-    """
+    """Return a text on the workers of a run that are in another group; empty: none."""
     others = [note for note in run.notes if note.incarnation not in incarnations]
     if not others or run.is_model:  # a model is looked at with its web workers
         return ""

@@ -117,11 +117,7 @@ class RunEntry:
         """Make the directory.
 
         Args:
-            place: the parent directory.
             secret: of its workers; None: they read a file.
-
-        Raises:
-            OSError: the directory cannot be made.  Nothing is left.
         """
         unnamed = place.path / f"{UNNAMED}{os.getpid()}-{os.urandom(4).hex()}"
         unnamed.mkdir(mode=_PRIVATE_DIRECTORY)
@@ -154,11 +150,7 @@ class RunEntry:
 
 
 def _named(unnamed: Path, name: str) -> Path:
-    """Give a directory its name, or the name and a number.
-
-    Raises:
-        OSError: all these names are taken, or the directory cannot be renamed.
-    """
+    """Give a directory its name, or the name and a number."""
     for number in range(1, _SAME_NAME_MAX + 1):
         wanted = unnamed.with_name(name if number == 1 else f"{name}.{number}")
         try:
@@ -170,11 +162,7 @@ def _named(unnamed: Path, name: str) -> Path:
 
 
 def _locked(path: Path) -> int:
-    """Return a locked file that gets its name only after it is locked.
-
-    Raises:
-        OSError: the file cannot be made or locked.
-    """
+    """Return a locked file that gets its name only after it is locked."""
     unnamed = path.with_suffix(".new")
     flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     lock = os.open(unnamed, flags, _PRIVATE_FILE)

@@ -46,15 +46,7 @@ class GroupEntrance:
         return Observer(self.options, find_beside=lambda: users_of(run))
 
     async def address_for(self, observer: Observer) -> str:
-        """Return the address of a worker that answers.
-
-        Raises:
-            ConnectError: no worker of the run answers, or none listens yet.
-            AuthenticationError: the workers have another secret than the run.
-
-        Cancellation:
-            All connections are closed.
-        """
+        """Return the address of a worker that answers."""
         if self.run is None:
             return self.address
         return await _address_in(self.run, observer)
@@ -68,9 +60,6 @@ def entrance(
     It is given by ADDRESS or --run, or both: a worker with the secret of the run;
     otherwise by the variable with an address, by the run to which this process belongs,
     or by the only run of this user.
-
-    Raises:
-        UsageError: no group, or more than one, matches.
     """
     if arguments.address and arguments.run:  # a run of several groups has one secret
         run = entrance_of(_run_meant(arguments.run, environ), environ)
@@ -94,11 +83,7 @@ def _run_meant(wanted: str | None, environ: Mapping[str, str]) -> LiveRun:
 
 
 def entrance_of(run: LiveRun, environ: Mapping[str, str]) -> GroupEntrance:
-    """Return how the group of a run is entered.
-
-    Raises:
-        UsageError: the secret cannot be read, or no worker listens yet.
-    """
+    """Return how the group of a run is entered."""
     if not run.notes:
         age = duration(max(0.0, now_s() - run.record.began_s))
         raise UsageError(

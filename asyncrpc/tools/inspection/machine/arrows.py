@@ -54,7 +54,6 @@ class Arrows:
     """
 
     def __init__(self, workers: Sequence[WorkerEvents]) -> None:
-        """Find the arrows."""
         calls = _calls_made(workers)
         self.backwards_s = 0.0
         self._calls: dict[CallKey, int] = {}

@@ -21,7 +21,6 @@ class AskingPlan:
     """
 
     def __init__(self) -> None:
-        """Begin with all workers due."""
         self._asking: set[str] = set()
         self._rests: dict[str, tuple[float, float]] = {}  # until when, how long
 
@@ -31,12 +30,7 @@ class AskingPlan:
         return frozenset(self._asking)
 
     def due(self, names: Iterable[str], now_s: float) -> list[str]:
-        """Return the members to ask now; forget workers that are no longer members.
-
-        Args:
-            names: of all members.
-            now_s: the time in seconds.
-        """
+        """Return the members to ask now; forget workers that are no longer members."""
         wanted = list(names)
         self._rests = {
             name: self._rests[name] for name in wanted if name in self._rests

@@ -124,12 +124,7 @@ def graph_of(
     snapshots: Sequence[WorkerSnapshot],
     troubles: Mapping[str, NoAnswer] | None = None,
 ) -> AwaitGraph:
-    """Join the snapshots of a group.
-
-    Args:
-        snapshots: of the workers that could be looked at.
-        troubles: of workers that are stuck or did not answer, by name.
-    """
+    """Join the snapshots of a group."""
     return finished(graph_in_slices(snapshots, troubles))
 
 
@@ -440,9 +435,6 @@ def find_hangs(graph: AwaitGraph, *, after_s: float) -> list[Hang]:
 
     Of the paths that end at the same node only the longest is kept.  A wait for a node
     that makes progress is not reported, however long it takes: see `_goes_on`.
-
-    Args:
-        after_s: seconds that any wait may take.
     """
     return finished(hangs_in_slices(graph, after_s=after_s))
 

@@ -29,12 +29,7 @@ def first_free_number(events: Iterable[_Event]) -> int:
 
 
 def shift_to_profile(profile: Mapping[str, Any], *, zero_wall_ns: int) -> int:
-    """Return what to add to the times of a timeline to get those of a profile.
-
-    Args:
-        profile: what `torch.profiler.profile.export_chrome_trace` wrote.
-        zero_wall_ns: the zero of the timeline, in nanoseconds since 1970.
-    """
+    """Return what to add to the times of a timeline to get those of a profile."""
     return zero_wall_ns - int(profile.get("baseTimeNanoseconds", 0))
 
 

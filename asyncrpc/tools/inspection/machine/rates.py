@@ -46,12 +46,7 @@ class WorkerRates(NamedTuple):
 def rates_of(
     recent: RecentEvents, *, window_s: float, remembered_max: int = RECENT_MAX
 ) -> WorkerRates:
-    """Return the rates over the last seconds, or over less if older events are gone.
-
-    Args:
-        window_s: the last seconds.
-        remembered_max: if there are this many of a kind, older ones may be missing.
-    """
+    """Return the rates over the last seconds, or over less if older events are gone."""
 
     def within(events: Sequence[Any]) -> tuple[Sequence[Any], float]:
         return _within(events, recent.now_s, window_s, remembered_max)

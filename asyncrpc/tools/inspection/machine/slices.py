@@ -37,12 +37,7 @@ def parts_of(things: Iterable[T], at_most: int = SLICE_MAX) -> Iterable[list[T]]
 def weighed_parts(
     things: Iterable[T], weight_of: Callable[[T], int], at_most: int = SLICE_MAX
 ) -> Iterable[tuple[list[T], int]]:
-    """Yield things that differ in work in lists, each with its total weight.
-
-    Args:
-        weight_of: returns how many small things one is worth.
-        at_most: weight of one list, unless a single thing weighs more.
-    """
+    """Yield things that differ in work in lists, each with its total weight."""
     part, weight = list[T](), 0
     for thing in things:
         more = max(1, weight_of(thing))

@@ -85,11 +85,6 @@ class SpanReader:
     """Reads the spans of one worker."""
 
     def __init__(self, worker: WorkerEvents, *, zero_s: float) -> None:
-        """Prepare to read.
-
-        Args:
-            zero_s: the zero of the timeline, by the reader's clock.
-        """
         self.worker = worker
         self._shift_s = worker.offset_s - zero_s
         self._pass_tasks = {

@@ -54,11 +54,8 @@ class Timeline:
         """Prepare.
 
         Args:
-            workers: whose events they are, in the order in which they are shown.
-            zero_s: the zero of the timeline, by the reader's clock.
             first: number of the first process and track; the lower numbers are taken
                 in the same file.
-            shift_ns: added to all times.
         """
         self._workers = workers
         self._zero_s = zero_s - shift_ns / 1e9

@@ -235,9 +235,6 @@ def rows_for(intervals: Sequence[tuple[int, int]]) -> list[int]:
     """Return a row for each interval, so that no two overlap on a row.
 
     There are as few rows as possible; each interval gets the lowest free one.
-
-    Args:
-        intervals: begin and end, sorted by the begin.
     """
     ends: list[tuple[int, int]] = []  # when the last interval of a row ends, which row
     free: list[int] = []
