@@ -7,12 +7,11 @@ in docs/explanation/architecture.md is made from them.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from typing import Final, NoReturn
 
+from asyncrpc.core.state_table import StateTable
 from asyncrpc.errors import (
     AlreadyStartedError,
-    LocalProtocolError,
     NotStartedError,
     UsageError,
 )
@@ -41,18 +40,21 @@ class Event(enum.Enum):
 
 NEW, STARTING, RUNNING, DRAINING, CLOSED, FORKED = WorkerState
 
-TRANSITIONS: Final[Mapping[WorkerState, Mapping[Event, WorkerState]]] = {
-    NEW: {Event.START: STARTING},
-    STARTING: {
-        Event.STARTED: RUNNING,
-        Event.SHUT_DOWN: DRAINING,
-        Event.FORK: FORKED,
+TRANSITIONS: Final = StateTable(
+    "a worker",
+    {
+        NEW: {Event.START: STARTING},
+        STARTING: {
+            Event.STARTED: RUNNING,
+            Event.SHUT_DOWN: DRAINING,
+            Event.FORK: FORKED,
+        },
+        RUNNING: {Event.SHUT_DOWN: DRAINING, Event.FORK: FORKED},
+        DRAINING: {Event.DRAINED: CLOSED, Event.FORK: FORKED},
+        CLOSED: {Event.FORK: FORKED},
+        FORKED: {Event.FORK: FORKED},
     },
-    RUNNING: {Event.SHUT_DOWN: DRAINING, Event.FORK: FORKED},
-    DRAINING: {Event.DRAINED: CLOSED, Event.FORK: FORKED},
-    CLOSED: {Event.FORK: FORKED},
-    FORKED: {Event.FORK: FORKED},
-}
+)
 
 _USABLE: Final = frozenset({STARTING, RUNNING, DRAINING})
 _DRAINING: Final = frozenset({DRAINING, CLOSED})
@@ -76,16 +78,11 @@ class Lifecycle:
 
     def advance(self, event: Event) -> None:
         """Go to the state that follows."""
-        following = TRANSITIONS[self.state].get(event)
-        if following is None and event is Event.START:
+        if event is Event.START and self.state is not NEW:
             raise AlreadyStartedError(
                 f"worker {self.name!r} has been started before; make a new Worker"
             )
-        if following is None:
-            raise LocalProtocolError(
-                f"{event.value!r} cannot happen to worker {self.name!r}, which is "
-                f"{self.state.value}"
-            )
+        following = TRANSITIONS.after(self.state, event, f"worker {self.name!r}")
         self.state = following
         # Asked in every call, at either end: no look-up then.
         self.is_usable = following in _USABLE

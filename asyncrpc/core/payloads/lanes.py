@@ -189,7 +189,7 @@ class Lanes:
     def _on(self, event: LanesEvent) -> bool:
         """Take an event; return whether the state has changed."""
         before = self.state
-        self.state = TRANSITIONS[before].get(event, before)
+        self.state = TRANSITIONS.after(before, event)
         return self.state is not before
 
     # --- sending ---------------------------------------------------------------------

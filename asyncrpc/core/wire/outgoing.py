@@ -12,11 +12,11 @@ Sans-IO, as all of `wire`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
+from asyncrpc.core.state_table import StateTable
 from asyncrpc.core.wire.frames import FrameKind
-from asyncrpc.errors import LocalProtocolError
 
 
 class OutgoingState(enum.Enum):
@@ -48,37 +48,40 @@ NEW, NO_CREDIT, BLOCKED, COPYING, NO_LANE, QUEUED, SENT, DROPPED = OutgoingState
 _E = OutgoingEvent
 
 # A message skips states in which it need not wait; otherwise it takes them in order.
-TRANSITIONS: Final[Mapping[OutgoingState, Mapping[OutgoingEvent, OutgoingState]]] = {
-    NEW: {
-        _E.AWAIT_CREDIT: NO_CREDIT,
-        _E.BLOCK: BLOCKED,
-        _E.COPY: COPYING,
-        _E.AWAIT_LANE: NO_LANE,
-        _E.QUEUE: QUEUED,
-        _E.SEND: SENT,
-        _E.DROP: DROPPED,
+TRANSITIONS: Final = StateTable(
+    "a message",
+    {
+        NEW: {
+            _E.AWAIT_CREDIT: NO_CREDIT,
+            _E.BLOCK: BLOCKED,
+            _E.COPY: COPYING,
+            _E.AWAIT_LANE: NO_LANE,
+            _E.QUEUE: QUEUED,
+            _E.SEND: SENT,
+            _E.DROP: DROPPED,
+        },
+        NO_CREDIT: {
+            _E.BLOCK: BLOCKED,
+            _E.COPY: COPYING,
+            _E.AWAIT_LANE: NO_LANE,
+            _E.QUEUE: QUEUED,
+            _E.SEND: SENT,
+            _E.DROP: DROPPED,
+        },
+        BLOCKED: {
+            _E.COPY: COPYING,
+            _E.AWAIT_LANE: NO_LANE,
+            _E.QUEUE: QUEUED,
+            _E.SEND: SENT,
+            _E.DROP: DROPPED,
+        },
+        COPYING: {_E.SEND: SENT, _E.DROP: DROPPED},
+        NO_LANE: {_E.QUEUE: QUEUED, _E.DROP: DROPPED},
+        QUEUED: {_E.SEND: SENT, _E.DROP: DROPPED},
+        SENT: {},
+        DROPPED: {},
     },
-    NO_CREDIT: {
-        _E.BLOCK: BLOCKED,
-        _E.COPY: COPYING,
-        _E.AWAIT_LANE: NO_LANE,
-        _E.QUEUE: QUEUED,
-        _E.SEND: SENT,
-        _E.DROP: DROPPED,
-    },
-    BLOCKED: {
-        _E.COPY: COPYING,
-        _E.AWAIT_LANE: NO_LANE,
-        _E.QUEUE: QUEUED,
-        _E.SEND: SENT,
-        _E.DROP: DROPPED,
-    },
-    COPYING: {_E.SEND: SENT, _E.DROP: DROPPED},
-    NO_LANE: {_E.QUEUE: QUEUED, _E.DROP: DROPPED},
-    QUEUED: {_E.SEND: SENT, _E.DROP: DROPPED},
-    SENT: {},
-    DROPPED: {},
-}
+)
 
 
 _ANSWERS: Final = (FrameKind.RESPONSE, FrameKind.STREAM_ITEM, FrameKind.ERROR)
@@ -134,10 +137,7 @@ class OutgoingMessage:
 
     def on(self, event: OutgoingEvent) -> None:
         """Take an event; for `OutgoingMessages` alone."""
-        state = TRANSITIONS[self.state].get(event)
-        if state is None:
-            raise LocalProtocolError(f"{event.name} cannot happen: {self.state.value}")
-        self.state = state
+        self.state = TRANSITIONS.after(self.state, event)
 
 
 class OutgoingMessages:

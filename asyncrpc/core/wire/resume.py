@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
+from asyncrpc.core.state_table import StateTable
 from asyncrpc.errors import MalformedError
 
 # An ACK is due after so many bytes: one for hundreds of small calls.  On a lane, where
@@ -60,47 +61,50 @@ class ResumeEvent(enum.Enum):
 NOT_RESUMABLE, CONNECTED, BROKEN, CLOSING, CLOSING_BROKEN, ENDING, ENDED = ResumeState
 _E = ResumeEvent
 
-# An event that is not listed changes nothing.
-TRANSITIONS: Final[Mapping[ResumeState, Mapping[ResumeEvent, ResumeState]]] = {
-    NOT_RESUMABLE: {
-        _E.ALLOW: CONNECTED,
-        _E.LOSE: ENDED,
-        _E.CLOSE: ENDING,
-        _E.PEER_CLOSE: ENDING,
-        _E.END: ENDED,
+TRANSITIONS: Final = StateTable(
+    "a connection",
+    {
+        NOT_RESUMABLE: {
+            _E.ALLOW: CONNECTED,
+            _E.LOSE: ENDED,
+            _E.CLOSE: ENDING,
+            _E.PEER_CLOSE: ENDING,
+            _E.END: ENDED,
+        },
+        CONNECTED: {
+            _E.LOSE: BROKEN,
+            _E.REPLACE: BROKEN,
+            _E.CLOSE: CLOSING,
+            _E.PEER_CLOSE: CLOSING,
+            _E.END: ENDED,
+        },
+        BROKEN: {
+            _E.LOSE: ENDED,
+            _E.RESUME: CONNECTED,
+            _E.CLOSE: ENDING,  # nothing can be written any more
+            _E.PEER_CLOSE: ENDED,  # the end has overtaken it: neither side dials
+            _E.END: ENDED,
+        },
+        CLOSING: {
+            _E.LOSE: ENDED,
+            _E.REPLACE: CLOSING_BROKEN,
+            _E.END: ENDED,
+        },
+        CLOSING_BROKEN: {
+            _E.LOSE: ENDED,
+            _E.RESUME: CLOSING,
+            _E.CLOSE: ENDING,
+            _E.PEER_CLOSE: ENDED,
+            _E.END: ENDED,
+        },
+        ENDING: {
+            _E.LOSE: ENDED,
+            _E.END: ENDED,
+        },
+        ENDED: {},
     },
-    CONNECTED: {
-        _E.LOSE: BROKEN,
-        _E.REPLACE: BROKEN,
-        _E.CLOSE: CLOSING,
-        _E.PEER_CLOSE: CLOSING,
-        _E.END: ENDED,
-    },
-    BROKEN: {
-        _E.LOSE: ENDED,
-        _E.RESUME: CONNECTED,
-        _E.CLOSE: ENDING,  # nothing can be written any more
-        _E.PEER_CLOSE: ENDED,  # the end has overtaken this message: neither side dials
-        _E.END: ENDED,
-    },
-    CLOSING: {
-        _E.LOSE: ENDED,
-        _E.REPLACE: CLOSING_BROKEN,
-        _E.END: ENDED,
-    },
-    CLOSING_BROKEN: {
-        _E.LOSE: ENDED,
-        _E.RESUME: CLOSING,
-        _E.CLOSE: ENDING,
-        _E.PEER_CLOSE: ENDED,
-        _E.END: ENDED,
-    },
-    ENDING: {
-        _E.LOSE: ENDED,
-        _E.END: ENDED,
-    },
-    ENDED: {},
-}
+    late=ResumeEvent,
+)
 _BROKEN: Final = frozenset({BROKEN, CLOSING_BROKEN})
 
 
@@ -123,7 +127,7 @@ class ResumeStatus:
 
     def on(self, event: ResumeEvent) -> ResumeState:
         """Take an event; return the new state."""
-        self.state = TRANSITIONS[self.state].get(event, self.state)
+        self.state = TRANSITIONS.after(self.state, event)
         return self.state
 
 

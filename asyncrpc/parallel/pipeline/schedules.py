@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from asyncrpc.core.arguments import check_choice, check_count
+from asyncrpc.core.state_table import StateTable
 from asyncrpc.errors import LocalProtocolError
 
 # One travels while the next is computed; more would only wait at the next stage.
@@ -147,13 +148,16 @@ class ChunkEvent(enum.Enum):
     END = "its backward pass ran, or it was released"
 
 
-TRANSITIONS: Final[Mapping[ChunkState, Mapping[ChunkEvent, ChunkState]]] = {
-    ChunkState.AWAITED: {ChunkEvent.INPUT: ChunkState.ARRIVED},
-    ChunkState.ARRIVED: {ChunkEvent.FORWARD: ChunkState.HELD},
-    ChunkState.HELD: {ChunkEvent.ANSWER: ChunkState.ANSWERED},
-    ChunkState.ANSWERED: {ChunkEvent.END: ChunkState.DONE},
-    ChunkState.DONE: {},
-}
+TRANSITIONS: Final = StateTable(
+    "a micro-batch",
+    {
+        ChunkState.AWAITED: {ChunkEvent.INPUT: ChunkState.ARRIVED},
+        ChunkState.ARRIVED: {ChunkEvent.FORWARD: ChunkState.HELD},
+        ChunkState.HELD: {ChunkEvent.ANSWER: ChunkState.ANSWERED},
+        ChunkState.ANSWERED: {ChunkEvent.END: ChunkState.DONE},
+        ChunkState.DONE: {},
+    },
+)
 _NEEDED: Final = {
     ActionKind.FORWARD: ChunkState.ARRIVED,
     ActionKind.BACKWARD: ChunkState.ANSWERED,
@@ -226,13 +230,9 @@ class StageMachine:
         self._advance(chunk, ChunkEvent.ANSWER)
 
     def _advance(self, chunk: int, event: ChunkEvent) -> None:
-        state = self._states[chunk]
-        following = TRANSITIONS[state].get(event)
-        if following is None:
-            raise LocalProtocolError(
-                f"micro-batch {chunk}: {event.value}, but {state.value}"
-            )
-        self._states[chunk] = following
+        self._states[chunk] = TRANSITIONS.after(
+            self._states[chunk], event, f"micro-batch {chunk}"
+        )
 
 
 # --- all stages ----------------------------------------------------------------------

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Final
 
+from asyncrpc.core.state_table import StateTable
 from tests.property.machines.catalog import CATALOG
 from tests.property.machines.drawing import ROOT, section
 from tests.property.machines.mutated_source import MUTANT, as_text
@@ -51,7 +52,7 @@ class TableMutant:
             del changed[self.state][self.event]
         else:
             changed[self.state][self.event] = self.after
-        return changed
+        return StateTable(table.subject, changed, late=table.late, error=table.error)
 
 
 def table_mutants(machine: Machine, build: ModuleType) -> Iterator[TableMutant]:

@@ -16,7 +16,7 @@ class _OneCollective:
     """The first collective of a rank."""
 
     def __init__(self, build: ModuleType) -> None:
-        self._check: Any = build.check
+        self._build: Any = build
         self._descriptor: Any = build.Descriptor("barrier")
         self._failure: Any = build.CollectiveFailure("", "", ())
         self.operations: Any = build.Operations()
@@ -38,7 +38,7 @@ class _OneCollective:
             case "FAIL":
                 self.operations.fail(0, self._failure)
             case _:  # there is no way to ask for it
-                self._check(self.state, event)
+                self._build.TRANSITIONS.after(self.state, event)
 
 
 _PROGRAMS: Final = (

@@ -88,7 +88,6 @@ its client leaves:
 it is refused without a response:
     WAITING -END-> ANSWERED
 """,
-    refusal="",
     checks=(
         _leaving_client_cancels_an_unanswered_request,
         _waiting_websocket_hears_the_disconnect,
@@ -139,7 +138,6 @@ it ends without a word:
 it knows no lifespan:
     STARTING -RETURN-> UNSUPPORTED
 """,
-    refusal="",
     checks=(_last_message_is_held_back,),
     guards=(
         Guard(

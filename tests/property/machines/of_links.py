@@ -66,7 +66,6 @@ the peer has lost it before us:
 one dial at a time:
     DIALING -WANT-> DIALING -LOST-> DIALING
 """,
-    refusal="",
     tests=(f"{_UNIT}/test_pool.py",),
     guards=(
         Guard(
@@ -202,9 +201,9 @@ nothing broke that was not dialed:
         ),
         Guard(
             "a-refused-break-uses-up-a-pause",
-            "        before = self.state\n        row = TRANSITIONS[before]\n",
-            "        before = self.state\n        row = TRANSITIONS[before]\n"
-            "        self._breaks += event is DialEvent.BROKE and event not in row\n",
+            "        TRANSITIONS.after(before, event)\n        if event",
+            "        self._breaks += event not in TRANSITIONS[before]\n"
+            "        TRANSITIONS.after(before, event)\n        if event",
         ),
         Guard(
             "attempts-exceed-their-limit",
@@ -274,7 +273,6 @@ the peer shuts down:
 the peer dies:
     OPEN -LOST-> LOST -LOST-> LOST -GOODBYE-> LOST
 """,
-    refusal="",
     checks=(_first_reason_counts,),
     guards=(
         Guard("the-last-reason-counts", "if not self.is_lost:", "if True:"),
@@ -330,7 +328,6 @@ what is asked for is not resumed beside it:
 what is broken breaks once:
     BROKEN -BROKE-> BROKEN -RELEASE-> BROKEN
 """,
-    refusal="",
     tests=(f"{_UNIT}/test_reconnect.py",),
     guards=(
         Guard(
@@ -468,7 +465,6 @@ it is resumed only if it is broken:
 what ends is not replaced:
     ENDING -REPLACE-> ENDING -CLOSE-> ENDING
 """,
-    refusal="",
     checks=(_link_without_transport_is_broken,),
     tests=("tests/unit/core/wire/test_resume.py",),
     guards=(

@@ -148,7 +148,6 @@ all are there while it writes:
 its own rank has been started again elsewhere:
     LOOKING -TAKEN-> REPLACED
 """,
-    refusal="",
     checks=(
         _only_a_store_of_the_run_gets_an_offer,
         _offer_names_the_first_ranked_members,

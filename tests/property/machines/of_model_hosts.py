@@ -148,7 +148,6 @@ the web worker leaves, whatever is being done, in RESTING:
 the web worker leaves, whatever is being done, in TRIPPED:
     TRIPPED -CLOSED-> CLOSED -LOST-> CLOSED -LOADED-> CLOSED
 """,
-    refusal="",
     checks=(
         _loss_counts_only_where_a_process_can_be_lost,
         _rests_grow_and_the_sixth_loss_trips,
@@ -332,7 +331,6 @@ an operator lets it end, in RETIRED:
 an operator lets it end, in UNMADE:
     UNMADE -TOLD_TO_END-> ENDING -CAME-> ENDING -TIME_UP-> ENDING
 """,
-    refusal="",
     checks=(
         _process_waits_for_its_first_and_after_its_last_worker,
         _first_worker_has_time_to_come,

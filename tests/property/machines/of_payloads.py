@@ -62,7 +62,6 @@ the link ends with its lanes:
 the link ends without lanes:
     OFF -CLOSE-> CLOSED
 """,
-    refusal="",
     tests=("tests/unit/core/payloads/machine/test_lanes.py",),
     guards=(
         Guard(

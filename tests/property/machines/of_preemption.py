@@ -156,7 +156,6 @@ the block does not heed its cancellation:
 notices are repeated:
     SAVING -NOTICE-> SAVING -NOTICE_IN_STEP-> SAVING -NOTICE_IN_LOCKSTEP-> SAVING
 """,
-    refusal="",
     checks=(
         _grace_is_shared_out_in_order,
         _open_steps_may_end_and_no_other_begins,

@@ -98,5 +98,4 @@ nothing is given back while the owner is asked:
 nothing is given back before the owner has it:
     PENDING -LET_GO-x
 """,
-    refusal="RemoteProtocolError",
 )

@@ -57,7 +57,6 @@ news that are late do not bring it back:
 it says again that it is ready, although it fails:
     EJECTED -SAID_READY-> EJECTED
 """,
-    refusal="",
     checks=(_only_two_states_take_calls,),
     guards=(
         Guard(
@@ -72,8 +71,8 @@ it says again that it is ready, although it fails:
         ),
         Guard(
             "changes-are-not-reported",
-            "        self.state = following\n        return True\n",
-            "        self.state = following\n        return False\n",
+            "        return event in TRANSITIONS[before]\n",
+            "        return event not in TRANSITIONS[before]\n",
         ),
     ),
 )
@@ -252,7 +251,6 @@ it is wanted when they are there:
 nothing is served that is not whole:
     STAGING -COMMITTED-> STAGING
 """,
-    refusal="",
     checks=(
         _parts_count_once_in_any_order,
         _unknown_tensors_are_refused,

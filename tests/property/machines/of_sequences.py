@@ -142,7 +142,6 @@ its consumer goes while it enters:
 and it cannot enter:
     ENTERING_UNWANTED -REFUSED-> ENDED
 """,
-    refusal="",
     checks=(
         _memory_is_held_until_the_model_lets_go,
         _steps_fit_the_slots_and_all_get_their_turn,

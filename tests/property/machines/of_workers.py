@@ -85,14 +85,13 @@ its process forks later:
     guards=(
         Guard(
             "a-second-start-is-no-mistake-of-the-program",
-            "if following is None and event is Event.START:",
+            "if event is Event.START and self.state is not NEW:",
             "if False:",
         ),
         Guard(
             "impossible-event-changes-the-worker",
-            "        following = TRANSITIONS[self.state].get(event)\n",
-            "        following = TRANSITIONS[self.state].get(event)\n"
-            "        self.is_usable = False\n",
+            "        following = TRANSITIONS.after(",
+            "        self.is_usable = False\n        following = TRANSITIONS.after(",
         ),
         Guard(
             "a-worker-that-drains-is-of-no-use",

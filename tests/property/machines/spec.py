@@ -16,7 +16,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
-Table: TypeAlias = Mapping[enum.Enum, Mapping[enum.Enum, enum.Enum]]
+from asyncrpc.core.state_table import StateTable
+
+Table: TypeAlias = StateTable[Any, Any]
 
 _serials = itertools.count()
 
@@ -62,9 +64,7 @@ class Machine:
         stories: traces, as `stories` reads them; together they show every transition.
         meanings: of states and events by their names, where their values are single
             words.
-        refusal: the error that an event raises which is not listed; empty: it changes
-            nothing.
-        refusals: the errors that differ, by state and event.
+        refusals: the errors that differ from the table's, by state and event.
         checks: what must hold of every build of the module, beside walk and stories.
         tests: the files of further tests of the machine, for mutants that no check
             finds.
@@ -83,7 +83,6 @@ class Machine:
     state_of: Callable[[Any], enum.Enum]
     stories: str
     meanings: Mapping[str, str] = field(default_factory=dict)
-    refusal: str = "LocalProtocolError"
     refusals: Mapping[tuple[str, str], str] = field(default_factory=dict)
     checks: tuple[Callable[[ModuleType], None], ...] = ()
     tests: tuple[str, ...] = ()
@@ -104,6 +103,12 @@ class Machine:
         """Return the enum of the events in a build of the module."""
         events: type[enum.Enum] = getattr(build, self.events)
         return events
+
+    @property
+    def refusal(self) -> str:
+        """Return the error that an event raises which is not listed; empty: none."""
+        table = table_of(self.source)
+        return "" if table.late else table.error.__name__
 
     def error_for(self, state: str, event: str) -> str:
         """Return which error an event raises that is not listed; empty: none."""

@@ -26,9 +26,7 @@ def test_living_workers_get_into_one_group(size: int, deaths: int, lies: int) ->
 
 def test_missing_offers_leave_rank_0_alone() -> None:
     """The world can tell right from wrong."""
-    mute = Guard(
-        "mute", "{_E.LOSS: _S.LOOKING},\n    _S.LOOKING", "{},\n    _S.LOOKING"
-    )
+    mute = Guard("mute", "{_E.LOSS: _S.LOOKING},\n", "{},\n")
     with (
         build_of(keeping, mute) as build,
         pytest.raises(AssertionError, match="lives="),

@@ -28,6 +28,8 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
+from asyncrpc.core.state_table import StateTable
+
 EXIT_SAVED: Final = 75  # EX_TEMPFAIL: all was saved, the program can be started again
 _SHELL_SIGNAL: Final = 128
 
@@ -61,31 +63,33 @@ class PreemptionEvent(enum.Enum):
 
 _S, _E = PreemptionState, PreemptionEvent
 
-TRANSITIONS: Final[
-    Mapping[PreemptionState, Mapping[PreemptionEvent, PreemptionState]]
-] = {
-    _S.WATCHING: {
-        _E.NOTICE: _S.SAVING,
-        _E.NOTICE_IN_STEP: _S.FINISHING,
-        _E.NOTICE_IN_LOCKSTEP: _S.AGREEING,
-        _E.BLOCK_ENDED: _S.ENDED,
+TRANSITIONS: Final = StateTable(
+    "a block that a preemption may end",
+    {
+        _S.WATCHING: {
+            _E.NOTICE: _S.SAVING,
+            _E.NOTICE_IN_STEP: _S.FINISHING,
+            _E.NOTICE_IN_LOCKSTEP: _S.AGREEING,
+            _E.BLOCK_ENDED: _S.ENDED,
+        },
+        _S.AGREEING: {
+            _E.STEPS_LEFT: _S.FINISHING,
+            _E.STEPS_ENDED: _S.SAVING,
+            _E.BLOCK_ENDED: _S.SAVING_LAST,
+        },
+        _S.FINISHING: {
+            _E.STEPS_ENDED: _S.SAVING,
+            _E.TIME_UP: _S.SAVING,
+            _E.BLOCK_ENDED: _S.SAVING_LAST,
+        },
+        _S.SAVING: {_E.SAVED: _S.STOPPING, _E.BLOCK_ENDED: _S.SAVING_LAST},
+        _S.SAVING_LAST: {_E.SAVED: _S.LEAVING},
+        _S.STOPPING: {_E.BLOCK_ENDED: _S.LEAVING, _E.TIME_UP: _S.LEAVING},
+        _S.LEAVING: {_E.LEFT: _S.ENDED},
+        _S.ENDED: {},
     },
-    _S.AGREEING: {
-        _E.STEPS_LEFT: _S.FINISHING,
-        _E.STEPS_ENDED: _S.SAVING,
-        _E.BLOCK_ENDED: _S.SAVING_LAST,
-    },
-    _S.FINISHING: {
-        _E.STEPS_ENDED: _S.SAVING,
-        _E.TIME_UP: _S.SAVING,
-        _E.BLOCK_ENDED: _S.SAVING_LAST,
-    },
-    _S.SAVING: {_E.SAVED: _S.STOPPING, _E.BLOCK_ENDED: _S.SAVING_LAST},
-    _S.SAVING_LAST: {_E.SAVED: _S.LEAVING},
-    _S.STOPPING: {_E.BLOCK_ENDED: _S.LEAVING, _E.TIME_UP: _S.LEAVING},
-    _S.LEAVING: {_E.LEFT: _S.ENDED},
-    _S.ENDED: {},
-}
+    late=PreemptionEvent,
+)
 
 # The share of the grace by which each state is over.  The last one is not 1: after the
 # worker has drained, connections and threads are closed, and the interpreter ends.
@@ -148,9 +152,8 @@ class Preempting:
         return 0 if self.last_step is None else self.last_step - self.steps_begun
 
     def advance(self, event: PreemptionEvent) -> None:
-        """Go to the next state; an event that is not listed changes nothing."""
-        before = self.state
-        self.state = TRANSITIONS[before].get(event, before)
+        """Go to the next state."""
+        self.state = TRANSITIONS.after(self.state, event)
         if self.state is PreemptionState.SAVING:
             self.was_torn = self.steps_open > 0
 

@@ -30,7 +30,7 @@ time.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -46,7 +46,8 @@ from asyncrpc.core.barriers.messages import (
     WaitsElsewhere,
 )
 from asyncrpc.core.ids import Incarnation
-from asyncrpc.errors import LocalProtocolError, MalformedError
+from asyncrpc.core.state_table import StateTable
+from asyncrpc.errors import MalformedError
 
 if TYPE_CHECKING:
     from asyncrpc.core.barriers.machine.table import SeriesTable
@@ -80,23 +81,26 @@ class SeriesEvent(enum.Enum):
 AWAY, GATHERING, REPORTED, PASSED, FAILED = SeriesState
 _E = SeriesEvent
 
-TRANSITIONS: Final[Mapping[SeriesState, Mapping[SeriesEvent, SeriesState]]] = {
-    AWAY: {_E.JOIN: GATHERING},
-    GATHERING: {
-        _E.REPORT: REPORTED,
-        _E.PASS: PASSED,  # the root; or the report was asked for again and came late
-        _E.FAIL: FAILED,
-        _E.CATCH_UP: GATHERING,
+TRANSITIONS: Final = StateTable(
+    "a series of barriers",
+    {
+        AWAY: {_E.JOIN: GATHERING},
+        GATHERING: {
+            _E.REPORT: REPORTED,
+            _E.PASS: PASSED,  # the root; or the report came late
+            _E.FAIL: FAILED,
+            _E.CATCH_UP: GATHERING,
+        },
+        REPORTED: {
+            _E.ASK: GATHERING,
+            _E.PASS: PASSED,
+            _E.FAIL: FAILED,
+            _E.CATCH_UP: GATHERING,
+        },
+        PASSED: {_E.JOIN: GATHERING, _E.LEAVE: AWAY},
+        FAILED: {_E.JOIN: GATHERING, _E.LEAVE: AWAY},
     },
-    REPORTED: {
-        _E.ASK: GATHERING,
-        _E.PASS: PASSED,
-        _E.FAIL: FAILED,
-        _E.CATCH_UP: GATHERING,
-    },
-    PASSED: {_E.JOIN: GATHERING, _E.LEAVE: AWAY},
-    FAILED: {_E.JOIN: GATHERING, _E.LEAVE: AWAY},
-}
+)
 
 
 def tree_position(place: int, size: int) -> tuple[int | None, tuple[range, ...]]:
@@ -453,12 +457,7 @@ class Series:
         self._table.on_failed(self)
 
     def _go(self, event: SeriesEvent) -> None:
-        after = TRANSITIONS[self.state].get(event)
-        if after is None:
-            raise LocalProtocolError(
-                f"{event.name} cannot happen in a series in the state {self.state.name}"
-            )
-        self.state = after
+        self.state = TRANSITIONS.after(self.state, event)
 
     def _must_tell(self, rank: int) -> None:
         self._table.outbox[self, rank] = None

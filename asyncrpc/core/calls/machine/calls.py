@@ -20,6 +20,7 @@ import enum
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Generic, TypeVar
 
+from asyncrpc.core.state_table import StateTable
 from asyncrpc.errors import MalformedError
 
 R = TypeVar("R")
@@ -137,11 +138,14 @@ class LinkEvent(enum.Enum):
 
 OPEN, DRAINING, LOST = LinkState
 
-TRANSITIONS: Final[Mapping[LinkState, Mapping[LinkEvent, LinkState]]] = {
-    OPEN: {LinkEvent.GOODBYE: DRAINING, LinkEvent.LOST: LOST},
-    DRAINING: {LinkEvent.GOODBYE: DRAINING, LinkEvent.LOST: LOST},
-    LOST: {LinkEvent.GOODBYE: LOST, LinkEvent.LOST: LOST},
-}
+TRANSITIONS: Final = StateTable(
+    "a link",
+    {
+        OPEN: {LinkEvent.GOODBYE: DRAINING, LinkEvent.LOST: LOST},
+        DRAINING: {LinkEvent.GOODBYE: DRAINING, LinkEvent.LOST: LOST},
+        LOST: {LinkEvent.GOODBYE: LOST, LinkEvent.LOST: LOST},
+    },
+)
 
 
 class LinkStatus:
@@ -165,10 +169,10 @@ class LinkStatus:
 
     def on_goodbye(self) -> None:
         """Record that the peer shuts down, and takes no further calls."""
-        self.state = TRANSITIONS[self.state][LinkEvent.GOODBYE]
+        self.state = TRANSITIONS.after(self.state, LinkEvent.GOODBYE)
 
     def on_lost(self, reason: str) -> None:
         """Record that the connection has ended; the first reason counts."""
         if not self.is_lost:
             self.lost_because = reason or "the connection was closed"
-        self.state = TRANSITIONS[self.state][LinkEvent.LOST]
+        self.state = TRANSITIONS.after(self.state, LinkEvent.LOST)

@@ -22,10 +22,9 @@ Sans-IO: the service makes one step for each state, and reports its outcome.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from typing import Final
 
-from asyncrpc.errors import LocalProtocolError
+from asyncrpc.core.state_table import StateTable
 
 # How often a dial is repeated before it counts as failed.
 ATTEMPTS_MAX: Final = 5
@@ -73,33 +72,36 @@ class DialEvent(enum.Enum):
 
 _S, _E = DialState, DialEvent
 
-TRANSITIONS: Final[Mapping[DialState, Mapping[DialEvent, DialState]]] = {
-    _S.READY: {
-        _E.LINKED: _S.CONNECTED,
-        _E.FREE: _S.DIALING,
-        _E.TAKEN: _S.AWAITING_PROOF,
-        _E.EXHAUSTED: _S.FAILED,
+TRANSITIONS: Final = StateTable(
+    "a dial",
+    {
+        _S.READY: {
+            _E.LINKED: _S.CONNECTED,
+            _E.FREE: _S.DIALING,
+            _E.TAKEN: _S.AWAITING_PROOF,
+            _E.EXHAUSTED: _S.FAILED,
+        },
+        _S.DIALING: {
+            _E.OPENED: _S.READY,
+            _E.DUPLICATE: _S.AWAITING_WINNER,
+            _E.BROKE: _S.PAUSED,
+            _E.ABSENT: _S.PAUSED,
+            _E.UNANSWERED: _S.INQUIRING,
+            _E.UNREACHED: _S.ASKING,
+        },
+        _S.AWAITING_PROOF: {_E.SETTLED: _S.READY},
+        _S.AWAITING_WINNER: {_E.SETTLED: _S.READY},
+        _S.PAUSED: {_E.SETTLED: _S.READY},
+        _S.INQUIRING: {
+            _E.BUSY: _S.READY,
+            _E.TICKING: _S.READY,
+            _E.NOT_KNOWN: _S.ASKING,
+        },
+        _S.ASKING: {_E.MOVED: _S.READY, _E.NOT_MOVED: _S.FAILED},
+        _S.CONNECTED: {},
+        _S.FAILED: {},
     },
-    _S.DIALING: {
-        _E.OPENED: _S.READY,
-        _E.DUPLICATE: _S.AWAITING_WINNER,
-        _E.BROKE: _S.PAUSED,
-        _E.ABSENT: _S.PAUSED,
-        _E.UNANSWERED: _S.INQUIRING,
-        _E.UNREACHED: _S.ASKING,
-    },
-    _S.AWAITING_PROOF: {_E.SETTLED: _S.READY},
-    _S.AWAITING_WINNER: {_E.SETTLED: _S.READY},
-    _S.PAUSED: {_E.SETTLED: _S.READY},
-    _S.INQUIRING: {
-        _E.BUSY: _S.READY,
-        _E.TICKING: _S.READY,
-        _E.NOT_KNOWN: _S.ASKING,
-    },
-    _S.ASKING: {_E.MOVED: _S.READY, _E.NOT_MOVED: _S.FAILED},
-    _S.CONNECTED: {},
-    _S.FAILED: {},
-}
+)
 FINAL: Final = frozenset({DialState.CONNECTED, DialState.FAILED})
 
 
@@ -135,16 +137,12 @@ class DialAttempts:
     def on(self, event: DialEvent) -> None:
         """Change to the next state."""
         before = self.state
-        row = TRANSITIONS[before]
-        if event not in row:
-            raise LocalProtocolError(
-                f"a dial that is to {before.value!r} cannot take {event.value!r}"
-            )
+        TRANSITIONS.after(before, event)
         if event is DialEvent.BROKE:
             event = self._after_break()
         elif event is DialEvent.ABSENT:
             event = self._after_absence()
-        self.state = row[event]
+        self.state = TRANSITIONS.after(before, event)
         if before is not DialState.READY and self.state is DialState.READY:
             self.number += 1
             self.spared += event is DialEvent.BUSY

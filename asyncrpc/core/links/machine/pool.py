@@ -23,9 +23,10 @@ Sans-IO; `C` is the service's connection, never looked into.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
+
+from asyncrpc.core.state_table import StateTable
 
 C = TypeVar("C")
 
@@ -55,14 +56,17 @@ class PeerEvent(enum.Enum):
 IDLE, DIALING, TAKEN, OPEN = PeerState
 _E = PeerEvent
 
-# An event that is not listed changes nothing.
-TRANSITIONS: Final[Mapping[PeerState, Mapping[PeerEvent, PeerState]]] = {
-    IDLE: {_E.WANT: DIALING, _E.DIALED: OPEN, _E.ACCEPTED: TAKEN},
-    DIALING: {_E.DIAL_FAILED: IDLE, _E.DIALED: OPEN, _E.ACCEPTED: TAKEN},
-    # One that is taken or open gives way to another that survives it.
-    TAKEN: {_E.PROVEN: OPEN, _E.DIALED: OPEN, _E.ACCEPTED: TAKEN, _E.LOST: IDLE},
-    OPEN: {_E.DIALED: OPEN, _E.ACCEPTED: TAKEN, _E.LOST: IDLE},
-}
+TRANSITIONS: Final = StateTable(
+    "the connections to a peer",
+    {
+        IDLE: {_E.WANT: DIALING, _E.DIALED: OPEN, _E.ACCEPTED: TAKEN},
+        DIALING: {_E.DIAL_FAILED: IDLE, _E.DIALED: OPEN, _E.ACCEPTED: TAKEN},
+        # One that is taken or open gives way to another that survives it.
+        TAKEN: {_E.PROVEN: OPEN, _E.DIALED: OPEN, _E.ACCEPTED: TAKEN, _E.LOST: IDLE},
+        OPEN: {_E.DIALED: OPEN, _E.ACCEPTED: TAKEN, _E.LOST: IDLE},
+    },
+    late=PeerEvent,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +160,5 @@ class PeerConnection(Generic[C]):
 
     def _on(self, event: PeerEvent) -> bool:
         """Take an event; return whether it can happen now."""
-        after = TRANSITIONS[self.state].get(event)
-        if after is None:
-            return False
-        self.state = after
-        return True
+        before, self.state = self.state, TRANSITIONS.after(self.state, event)
+        return event in TRANSITIONS[before]

@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from asyncrpc.core.links.machine.detector import Evidence
+from asyncrpc.core.state_table import StateTable
 
 # Between two attempts: doubled from the first to the last.
 FIRST_PAUSE_S: Final = 0.01
@@ -59,13 +60,16 @@ class ReconnectEvent(enum.Enum):
 WHOLE, BROKEN, CLAIMED, ENDED = ReconnectState
 _E = ReconnectEvent
 
-# An event that is not listed changes nothing: it is about something that is over.
-TRANSITIONS: Final[Mapping[ReconnectState, Mapping[ReconnectEvent, ReconnectState]]] = {
-    WHOLE: {_E.BROKE: BROKEN, _E.END: ENDED},
-    BROKEN: {_E.CLAIM: CLAIMED, _E.RESUMED: WHOLE, _E.END: ENDED},
-    CLAIMED: {_E.RELEASE: BROKEN, _E.END: ENDED},
-    ENDED: {},
-}
+TRANSITIONS: Final = StateTable(
+    "a connection",
+    {
+        WHOLE: {_E.BROKE: BROKEN, _E.END: ENDED},
+        BROKEN: {_E.CLAIM: CLAIMED, _E.RESUMED: WHOLE, _E.END: ENDED},
+        CLAIMED: {_E.RELEASE: BROKEN, _E.END: ENDED},
+        ENDED: {},
+    },
+    late=ReconnectEvent,
+)
 
 
 class Advice(enum.Enum):
@@ -118,11 +122,8 @@ class Reconnect:
 
     def on(self, event: ReconnectEvent) -> bool:
         """Take an event; return whether it has changed anything."""
-        after = TRANSITIONS[self.state].get(event)
-        if after is None:
-            return False
-        self.state = after
-        return True
+        before, self.state = self.state, TRANSITIONS.after(self.state, event)
+        return event in TRANSITIONS[before]
 
     def on_broken(self, now_s: float, limit_s: float | None) -> bool:
         """Record that the transport has broken; return whether to begin attempts.

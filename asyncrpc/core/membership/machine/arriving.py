@@ -21,10 +21,9 @@ Sans-IO: the service reads and writes, knocks and asks.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from typing import Final
 
-from asyncrpc.errors import LocalProtocolError
+from asyncrpc.core.state_table import StateTable
 
 
 class ArrivalState(enum.Enum):
@@ -54,19 +53,22 @@ class ArrivalEvent(enum.Enum):
 
 _S, _E = ArrivalState, ArrivalEvent
 
-TRANSITIONS: Final[Mapping[ArrivalState, Mapping[ArrivalEvent, ArrivalState]]] = {
-    _S.WAITING: {
-        _E.ALL_CAME: _S.MET,
-        _E.MET_BEFORE: _S.JOINING,
-        _E.OFFER: _S.KNOCKING,
+TRANSITIONS: Final = StateTable(
+    "a worker on its way into a group",
+    {
+        _S.WAITING: {
+            _E.ALL_CAME: _S.MET,
+            _E.MET_BEFORE: _S.JOINING,
+            _E.OFFER: _S.KNOCKING,
+        },
+        _S.KNOCKING: {_E.SILENT: _S.WAITING, _E.ANSWERED: _S.CLAIMING},
+        _S.CLAIMING: {_E.CLAIMED: _S.ASKING, _E.TOO_LATE: _S.WAITING},
+        _S.ASKING: {_E.ADMITTED: _S.TAKEN_IN, _E.SILENT: _S.WAITING},
+        _S.JOINING: {_E.ADMITTED: _S.TAKEN_IN},
+        _S.MET: {},
+        _S.TAKEN_IN: {},
     },
-    _S.KNOCKING: {_E.SILENT: _S.WAITING, _E.ANSWERED: _S.CLAIMING},
-    _S.CLAIMING: {_E.CLAIMED: _S.ASKING, _E.TOO_LATE: _S.WAITING},
-    _S.ASKING: {_E.ADMITTED: _S.TAKEN_IN, _E.SILENT: _S.WAITING},
-    _S.JOINING: {_E.ADMITTED: _S.TAKEN_IN},
-    _S.MET: {},
-    _S.TAKEN_IN: {},
-}
+)
 
 
 class MeetingArrival:
@@ -83,10 +85,7 @@ class MeetingArrival:
 
     def advance(self, event: ArrivalEvent) -> None:
         """Advance by one event."""
-        row = TRANSITIONS[self.state]
-        if event not in row:
-            raise LocalProtocolError(f"{event.name} while {self.state.name}")
-        self.state = row[event]
+        self.state = TRANSITIONS.after(self.state, event)
 
     @property
     def is_over(self) -> bool:

@@ -20,12 +20,13 @@ Sans-IO: `judge` says what a look has found, and the service looks, writes and w
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from asyncrpc.core.ids import Incarnation
 from asyncrpc.core.members import UNKNOWN_INCARNATION, Member
+from asyncrpc.core.state_table import StateTable
 
 KEEPERS: Final = 3  # members that look after the meeting point: two of them may fail
 OFFERED_MAX: Final = 16  # members in an offer; each loss of one makes a new offer
@@ -59,31 +60,35 @@ class KeepingEvent(enum.Enum):
 
 _S, _E = KeepingState, KeepingEvent
 
-TRANSITIONS: Final[Mapping[KeepingState, Mapping[KeepingEvent, KeepingState]]] = {
-    _S.RESTING: {_E.LOSS: _S.LOOKING},
-    _S.LOOKING: {
-        _E.OTHERS_LOSS: _S.RESTING,
-        _E.COMPLETE: _S.RESTING,
-        _E.CURRENT: _S.PAUSING,
-        _E.OUTDATED: _S.OFFERING,
-        _E.ABSENT: _S.PAUSING,
-        _E.TAKEN: _S.REPLACED,
+TRANSITIONS: Final = StateTable(
+    "a member that looks for a split of its group",
+    {
+        _S.RESTING: {_E.LOSS: _S.LOOKING},
+        _S.LOOKING: {
+            _E.OTHERS_LOSS: _S.RESTING,
+            _E.COMPLETE: _S.RESTING,
+            _E.CURRENT: _S.PAUSING,
+            _E.OUTDATED: _S.OFFERING,
+            _E.ABSENT: _S.PAUSING,
+            _E.TAKEN: _S.REPLACED,
+        },
+        _S.OFFERING: {
+            _E.LOSS: _S.LOOKING,  # the one that is gone may be in the offer
+            _E.OTHERS_LOSS: _S.RESTING,
+            _E.COMPLETE: _S.RESTING,
+            _E.WRITTEN: _S.PAUSING,
+            _E.ABSENT: _S.PAUSING,
+        },
+        _S.PAUSING: {
+            _E.LOSS: _S.LOOKING,
+            _E.OTHERS_LOSS: _S.RESTING,
+            _E.COMPLETE: _S.RESTING,
+            _E.TIME_UP: _S.LOOKING,
+        },
+        _S.REPLACED: {},
     },
-    _S.OFFERING: {
-        _E.LOSS: _S.LOOKING,  # the one that is gone may be in the offer
-        _E.OTHERS_LOSS: _S.RESTING,
-        _E.COMPLETE: _S.RESTING,
-        _E.WRITTEN: _S.PAUSING,
-        _E.ABSENT: _S.PAUSING,
-    },
-    _S.PAUSING: {
-        _E.LOSS: _S.LOOKING,
-        _E.OTHERS_LOSS: _S.RESTING,
-        _E.COMPLETE: _S.RESTING,
-        _E.TIME_UP: _S.LOOKING,
-    },
-    _S.REPLACED: {},
-}
+    late=KeepingEvent,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +153,9 @@ class MeetingKeeping:
 
     def advance(self, event: KeepingEvent) -> None:
         """Advance by one event; one that the state does not list changes nothing."""
-        row = TRANSITIONS[self.state]
-        if event not in row:
+        if event not in TRANSITIONS[self.state]:
             return
-        self.state = row[event]
+        self.state = TRANSITIONS.after(self.state, event)
         if event is KeepingEvent.LOSS:
             self.pause_s = PAUSE_S
         elif event is KeepingEvent.TIME_UP:

@@ -6,8 +6,9 @@ Sans-IO.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from typing import Final
+
+from asyncrpc.core.state_table import StateTable
 
 # The bytes that one turn of the loop reads from all lanes of a link, and those that it
 # writes to them, while small messages come and go: about 30 us each at 4 GB/s.
@@ -43,15 +44,18 @@ class LanesEvent(enum.Enum):
 NONE, OPENING, LATE, UP, OFF, CLOSED = LanesState
 _E = LanesEvent
 
-# An event that is not listed changes nothing.
-TRANSITIONS: Final[Mapping[LanesState, Mapping[LanesEvent, LanesState]]] = {
-    NONE: {_E.WANT: OPENING, _E.OPENED: UP, _E.FAILED: OFF, _E.CLOSE: CLOSED},
-    OPENING: {_E.WAITED: LATE, _E.OPENED: UP, _E.FAILED: OFF, _E.CLOSE: CLOSED},
-    LATE: {_E.OPENED: UP, _E.FAILED: OFF, _E.CLOSE: CLOSED},
-    UP: {_E.LOST: OFF, _E.CLOSE: CLOSED},
-    OFF: {_E.OPENED: UP, _E.CLOSE: CLOSED},
-    CLOSED: {},
-}
+TRANSITIONS: Final = StateTable(
+    "the lanes of a connection",
+    {
+        NONE: {_E.WANT: OPENING, _E.OPENED: UP, _E.FAILED: OFF, _E.CLOSE: CLOSED},
+        OPENING: {_E.WAITED: LATE, _E.OPENED: UP, _E.FAILED: OFF, _E.CLOSE: CLOSED},
+        LATE: {_E.OPENED: UP, _E.FAILED: OFF, _E.CLOSE: CLOSED},
+        UP: {_E.LOST: OFF, _E.CLOSE: CLOSED},
+        OFF: {_E.OPENED: UP, _E.CLOSE: CLOSED},
+        CLOSED: {},
+    },
+    late=LanesEvent,
+)
 
 
 class TurnRation:

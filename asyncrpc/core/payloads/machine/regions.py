@@ -26,10 +26,11 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Generic, TypeVar
 
-from asyncrpc.errors import LocalProtocolError, Outcome, RejectedError
+from asyncrpc.core.state_table import StateTable
+from asyncrpc.errors import Outcome, RejectedError
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -61,31 +62,34 @@ class RegionEvent(enum.Enum):
 UNSHARED, SHARED, DOUBTED = RegionState
 _E = RegionEvent
 
-TRANSITIONS: Final[Mapping[RegionState, Mapping[RegionEvent, RegionState]]] = {
-    UNSHARED: {
-        _E.CONFIRMED: SHARED,
-        _E.ASKED: SHARED,
-        _E.FAILED: DOUBTED,
-        _E.TOLD: UNSHARED,  # the peer has said the same meanwhile
-        _E.GONE: UNSHARED,
+TRANSITIONS: Final = StateTable(
+    "a region at a peer",
+    {
+        UNSHARED: {
+            _E.CONFIRMED: SHARED,
+            _E.ASKED: SHARED,
+            _E.FAILED: DOUBTED,
+            _E.TOLD: UNSHARED,  # the peer has said the same meanwhile
+            _E.GONE: UNSHARED,
+        },
+        SHARED: {
+            _E.CONFIRMED: SHARED,
+            _E.ASKED: SHARED,
+            _E.FAILED: DOUBTED,
+            _E.TELL: DOUBTED,
+            _E.TOLD: SHARED,  # one of the two has asked meanwhile
+            _E.GONE: UNSHARED,
+        },
+        DOUBTED: {
+            _E.CONFIRMED: SHARED,
+            _E.ASKED: SHARED,
+            _E.FAILED: DOUBTED,
+            _E.TELL: DOUBTED,
+            _E.TOLD: UNSHARED,
+            _E.GONE: UNSHARED,
+        },
     },
-    SHARED: {
-        _E.CONFIRMED: SHARED,
-        _E.ASKED: SHARED,
-        _E.FAILED: DOUBTED,
-        _E.TELL: DOUBTED,
-        _E.TOLD: SHARED,  # one of the two has asked meanwhile
-        _E.GONE: UNSHARED,
-    },
-    DOUBTED: {
-        _E.CONFIRMED: SHARED,
-        _E.ASKED: SHARED,
-        _E.FAILED: DOUBTED,
-        _E.TELL: DOUBTED,
-        _E.TOLD: UNSHARED,
-        _E.GONE: UNSHARED,
-    },
-}
+)
 
 
 class RegionQuestion(Generic[P]):
@@ -285,9 +289,7 @@ class KeptRegions(Generic[P, R]):
     def on(self, peer: P, key: bytes, event: RegionEvent) -> None:
         """Take an event of a region at a peer."""
         state = self.state(peer, key)
-        after = TRANSITIONS[state].get(event)
-        if after is None:
-            raise LocalProtocolError(f"{event.value}, but {state.value}")
+        after = TRANSITIONS.after(state, event)
         # UNSHARED is not stored: `missing` and `tell` look only at stored states.
         if after is not UNSHARED:
             self._at_peers.setdefault(peer, {})[key] = after

@@ -7,7 +7,7 @@ docs/reference/rref-protocol.md is generated: edit the table, not the picture.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -24,6 +24,7 @@ from asyncrpc.core.rref.machine.effects import (
     SendSettled,
 )
 from asyncrpc.core.rref.machine.index import Index, Tombstones
+from asyncrpc.core.state_table import StateTable
 from asyncrpc.errors import (
     LocalProtocolError,
     RemoteProtocolError,
@@ -59,41 +60,45 @@ class HoldingEvent(enum.Enum):
 PENDING, BORROWED, REGISTERING, CONFIRMED, LOST, RELEASED = HoldingState
 _E = HoldingEvent
 
-TRANSITIONS: Final[Mapping[HoldingState, Mapping[HoldingEvent, HoldingState]]] = {
-    PENDING: {
-        _E.CONFIRM: CONFIRMED,
-        _E.REFUSE: LOST,
-        _E.FORK: PENDING,
-        _E.LOAN: PENDING,
-        _E.OWNER_LOST: LOST,
+TRANSITIONS: Final = StateTable(
+    "a reference",
+    {
+        PENDING: {
+            _E.CONFIRM: CONFIRMED,
+            _E.REFUSE: LOST,
+            _E.FORK: PENDING,
+            _E.LOAN: PENDING,
+            _E.OWNER_LOST: LOST,
+        },
+        BORROWED: {
+            _E.FORK: CONFIRMED,
+            _E.LOAN: BORROWED,
+            _E.KEEP: REGISTERING,
+            _E.LET_GO: RELEASED,
+            _E.OWNER_LOST: LOST,
+        },
+        REGISTERING: {
+            _E.FORK: REGISTERING,  # the answer is still to come, and counts one more
+            _E.LOAN: REGISTERING,
+            _E.REGISTERED: CONFIRMED,
+            _E.GONE: LOST,
+            _E.OWNER_LOST: LOST,
+        },
+        CONFIRMED: {
+            _E.FORK: CONFIRMED,
+            _E.LOAN: CONFIRMED,
+            _E.LET_GO: RELEASED,
+            _E.OWNER_LOST: LOST,
+        },
+        LOST: {
+            _E.FORK: LOST,  # decoded after the loss
+            _E.LOAN: LOST,
+            _E.LET_GO: RELEASED,
+        },
+        RELEASED: {},  # a later fork or loan starts a new holding
     },
-    BORROWED: {
-        _E.FORK: CONFIRMED,
-        _E.LOAN: BORROWED,
-        _E.KEEP: REGISTERING,
-        _E.LET_GO: RELEASED,
-        _E.OWNER_LOST: LOST,
-    },
-    REGISTERING: {
-        _E.FORK: REGISTERING,  # the answer is still to come, and counts one more
-        _E.LOAN: REGISTERING,
-        _E.REGISTERED: CONFIRMED,
-        _E.GONE: LOST,
-        _E.OWNER_LOST: LOST,
-    },
-    CONFIRMED: {
-        _E.FORK: CONFIRMED,
-        _E.LOAN: CONFIRMED,
-        _E.LET_GO: RELEASED,
-        _E.OWNER_LOST: LOST,
-    },
-    LOST: {
-        _E.FORK: LOST,  # decoded after the loss
-        _E.LOAN: LOST,
-        _E.LET_GO: RELEASED,
-    },
-    RELEASED: {},  # a later fork or loan starts a new holding
-}
+    error=RemoteProtocolError,
+)
 
 
 class Debt(NamedTuple):
@@ -414,11 +419,9 @@ class UserTable:
     def _advance(self, rref_id: RRefId, event: HoldingEvent) -> Holding:
         holding = self._holdings.get(rref_id)
         state = RELEASED if holding is None else holding.state
-        reached = TRANSITIONS[state].get(event)
+        reached = TRANSITIONS[state].get(event)  # of every handle: without a call
         if holding is None or reached is None:
-            raise RemoteProtocolError(
-                f"{event.value!r} cannot happen to {rref_id}, which is {state.value}"
-            )
+            raise TRANSITIONS.refusal(state, event, str(rref_id))
         holding.state = reached
         return holding
 

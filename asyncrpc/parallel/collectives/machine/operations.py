@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from asyncrpc.core.services.schema import Number
-from asyncrpc.errors import LocalProtocolError, MalformedError
+from asyncrpc.core.state_table import StateTable
+from asyncrpc.errors import MalformedError
 
 M = TypeVar("M")
 
@@ -108,23 +109,16 @@ AHEAD, DOOMED, RUNNING, FAILED, OVER = CollectiveState
 _E = CollectiveEvent
 
 # The transitions of `Operations`, which does not look them up, to save time.
-TRANSITIONS: Final[
-    Mapping[CollectiveState, Mapping[CollectiveEvent, CollectiveState]]
-] = {
-    AHEAD: {_E.BEGIN: RUNNING, _E.FAIL: DOOMED},
-    DOOMED: {_E.BEGIN: FAILED, _E.FAIL: DOOMED},
-    RUNNING: {_E.FAIL: FAILED, _E.END: OVER},
-    FAILED: {_E.FAIL: FAILED, _E.END: OVER},
-    OVER: {_E.FAIL: OVER},
-}
-
-
-def check(state: CollectiveState, event: CollectiveEvent) -> None:
-    """Refuse an event that cannot happen in a state."""
-    if event not in TRANSITIONS[state]:
-        raise LocalProtocolError(
-            f"{event.name} cannot happen to a collective in the state {state.name}"
-        )
+TRANSITIONS: Final = StateTable(
+    "a collective",
+    {
+        AHEAD: {_E.BEGIN: RUNNING, _E.FAIL: DOOMED},
+        DOOMED: {_E.BEGIN: FAILED, _E.FAIL: DOOMED},
+        RUNNING: {_E.FAIL: FAILED, _E.END: OVER},
+        FAILED: {_E.FAIL: FAILED, _E.END: OVER},
+        OVER: {_E.FAIL: OVER},
+    },
+)
 
 
 @dataclass(slots=True)
@@ -242,7 +236,7 @@ class Operations(Generic[M]):
     def end(self, operation: Operation[M]) -> None:
         """Forget a collective that has ended here, well or not."""
         if self.running.pop(operation.number, None) is None:
-            check(OVER, CollectiveEvent.END)
+            raise TRANSITIONS.refusal(OVER, CollectiveEvent.END)
 
     def numbers(self) -> set[int]:
         """Return the numbers of known collectives that are not over."""

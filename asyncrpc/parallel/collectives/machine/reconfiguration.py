@@ -30,12 +30,13 @@ Sans-IO: `outbox` has the workers that must be told the standing now.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from asyncrpc.core.ids import WorkerId
-from asyncrpc.errors import LocalProtocolError, MalformedError
+from asyncrpc.core.state_table import StateTable
+from asyncrpc.errors import MalformedError
 from asyncrpc.parallel.collectives.machine.views import (
     NO_VIEW,
     Applicant,
@@ -79,18 +80,26 @@ class MemberEvent(enum.Enum):
 
 COME, INSTALL, GIVE_UP, EXCLUDE, LEAVE = MemberEvent
 
-TRANSITIONS: Final[Mapping[MemberState, Mapping[MemberEvent, MemberState]]] = {
-    OUTSIDE: {COME: JOINING, LEAVE: OUTSIDE},
-    JOINING: {INSTALL: MEMBER, GIVE_UP: OUTSIDE, LEAVE: OUTSIDE},
-    MEMBER: {COME: RECONFIGURING, INSTALL: MEMBER, EXCLUDE: EXCLUDED, LEAVE: OUTSIDE},
-    RECONFIGURING: {
-        INSTALL: MEMBER,
-        GIVE_UP: MEMBER,
-        EXCLUDE: EXCLUDED,
-        LEAVE: OUTSIDE,
+TRANSITIONS: Final = StateTable(
+    "a worker in an elastic group",
+    {
+        OUTSIDE: {COME: JOINING, LEAVE: OUTSIDE},
+        JOINING: {INSTALL: MEMBER, GIVE_UP: OUTSIDE, LEAVE: OUTSIDE},
+        MEMBER: {
+            COME: RECONFIGURING,
+            INSTALL: MEMBER,
+            EXCLUDE: EXCLUDED,
+            LEAVE: OUTSIDE,
+        },
+        RECONFIGURING: {
+            INSTALL: MEMBER,
+            GIVE_UP: MEMBER,
+            EXCLUDE: EXCLUDED,
+            LEAVE: OUTSIDE,
+        },
+        EXCLUDED: {COME: JOINING, LEAVE: OUTSIDE},
     },
-    EXCLUDED: {COME: JOINING, LEAVE: OUTSIDE},
-}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,10 +474,4 @@ class ElasticMember:
         self.outbox.pop(self.me.name, None)
 
     def _advance(self, event: MemberEvent) -> None:
-        following = TRANSITIONS[self.state].get(event)
-        if following is None:
-            raise LocalProtocolError(
-                f"a worker that is {self.state.name} in an elastic group cannot "
-                f"{event.name}"
-            )
-        self.state = following
+        self.state = TRANSITIONS.after(self.state, event)

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
+from asyncrpc.core.state_table import StateTable
 from asyncrpc.serving.asgi.protocol import AsgiMessage
 from asyncrpc.serving.machine.error_answers import NORMAL_CLOSURE
 
@@ -50,18 +51,22 @@ class AsgiStep(enum.Enum):
 
 _S, _E = AsgiState, AsgiStep
 
-TRANSITIONS: Final[Mapping[AsgiState, Mapping[AsgiStep, AsgiState]]] = {
-    _S.WAITING: {
-        _E.ACCEPT: _S.ACCEPTED,
-        _E.BEGIN: _S.ANSWERING,
-        _E.END: _S.ANSWERED,
-        _E.LEAVE: _S.LEFT,
+TRANSITIONS: Final = StateTable(
+    "a connection",
+    {
+        _S.WAITING: {
+            _E.ACCEPT: _S.ACCEPTED,
+            _E.BEGIN: _S.ANSWERING,
+            _E.END: _S.ANSWERED,
+            _E.LEAVE: _S.LEFT,
+        },
+        _S.ACCEPTED: {_E.END: _S.ANSWERED, _E.LEAVE: _S.LEFT},
+        _S.ANSWERING: {_E.END: _S.ANSWERED, _E.LEAVE: _S.LEFT},
+        _S.ANSWERED: {},
+        _S.LEFT: {},
     },
-    _S.ACCEPTED: {_E.END: _S.ANSWERED, _E.LEAVE: _S.LEFT},
-    _S.ANSWERING: {_E.END: _S.ANSWERED, _E.LEAVE: _S.LEFT},
-    _S.ANSWERED: {},
-    _S.LEFT: {},
-}
+    late=AsgiStep,
+)
 
 _STEPS: Final[Mapping[str, AsgiStep]] = {
     "websocket.accept": _E.ACCEPT,
@@ -107,8 +112,8 @@ class AsgiConnection:
         return self.state is AsgiState.LEFT
 
     def advance(self, step: AsgiStep) -> None:
-        """Go to the next state; a step that is not listed changes nothing."""
-        self.state = TRANSITIONS[self.state].get(step, self.state)
+        """Go to the next state."""
+        self.state = TRANSITIONS.after(self.state, step)
 
     # --- from the client -------------------------------------------------------------
 

@@ -14,6 +14,8 @@ import enum
 from collections.abc import Mapping
 from typing import Any, Final
 
+from asyncrpc.core.state_table import StateTable
+
 STARTUP_COMPLETE: Final = "lifespan.startup.complete"
 STARTUP_FAILED: Final = "lifespan.startup.failed"
 SHUTDOWN_COMPLETE: Final = "lifespan.shutdown.complete"
@@ -41,17 +43,21 @@ class LifespanStep(enum.Enum):
 
 _S, _E = LifespanState, LifespanStep
 
-TRANSITIONS: Final[Mapping[LifespanState, Mapping[LifespanStep, LifespanState]]] = {
-    _S.STARTING: {
-        _E.START: _S.STARTED,
-        _E.FAIL: _S.FAILED,
-        _E.RETURN: _S.UNSUPPORTED,
+TRANSITIONS: Final = StateTable(
+    "the application",
+    {
+        _S.STARTING: {
+            _E.START: _S.STARTED,
+            _E.FAIL: _S.FAILED,
+            _E.RETURN: _S.UNSUPPORTED,
+        },
+        _S.STARTED: {_E.END: _S.ENDED, _E.RETURN: _S.ENDED},
+        _S.FAILED: {},
+        _S.ENDED: {},
+        _S.UNSUPPORTED: {},
     },
-    _S.STARTED: {_E.END: _S.ENDED, _E.RETURN: _S.ENDED},
-    _S.FAILED: {},
-    _S.ENDED: {},
-    _S.UNSUPPORTED: {},
-}
+    late=LifespanStep,
+)
 
 _STEPS: Final[Mapping[str, LifespanStep]] = {
     STARTUP_COMPLETE: _E.START,
@@ -75,8 +81,7 @@ class InnerLifespan:
 
     def advance(self, step: LifespanStep) -> bool:
         """Go to the next state; return whether the step is listed for this state."""
-        before = self.state
-        self.state = TRANSITIONS[before].get(step, before)
+        before, self.state = self.state, TRANSITIONS.after(self.state, step)
         return step in TRANSITIONS[before]
 
     def sends(self, message: Mapping[str, Any]) -> bool:

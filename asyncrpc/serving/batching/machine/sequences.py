@@ -25,9 +25,10 @@ PagedAttention", SOSP 2023 (what preemption would take).
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
+
+from asyncrpc.core.state_table import StateTable
 
 T = TypeVar("T")
 
@@ -63,30 +64,34 @@ class SequenceEvent(enum.Enum):
 
 _S, _E = SequenceState, SequenceEvent
 
-TRANSITIONS: Final[Mapping[SequenceState, Mapping[SequenceEvent, SequenceState]]] = {
-    _S.WAITING: {_E.ADMITTED: _S.ENTERING, _E.CLOSED: _S.ENDED},
-    _S.ENTERING: {
-        _E.ENTERED: _S.READY,
-        _E.REFUSED: _S.ENDED,
-        _E.CLOSED: _S.ENTERING_UNWANTED,
+TRANSITIONS: Final = StateTable(
+    "a sequence",
+    {
+        _S.WAITING: {_E.ADMITTED: _S.ENTERING, _E.CLOSED: _S.ENDED},
+        _S.ENTERING: {
+            _E.ENTERED: _S.READY,
+            _E.REFUSED: _S.ENDED,
+            _E.CLOSED: _S.ENTERING_UNWANTED,
+        },
+        _S.ENTERING_UNWANTED: {_E.ENTERED: _S.LEAVING, _E.REFUSED: _S.ENDED},
+        _S.READY: {_E.STEP_BEGUN: _S.STEPPING, _E.CLOSED: _S.LEAVING},
+        _S.STEPPING: {
+            _E.STEP_ENDED: _S.READY,
+            _E.FILLED: _S.PAUSED,
+            _E.FINISHED: _S.LEAVING,
+            _E.CLOSED: _S.STEPPING_UNWANTED,
+        },
+        _S.STEPPING_UNWANTED: {
+            _E.STEP_ENDED: _S.LEAVING,
+            _E.FILLED: _S.LEAVING,
+            _E.FINISHED: _S.LEAVING,
+        },
+        _S.PAUSED: {_E.TAKEN: _S.READY, _E.CLOSED: _S.LEAVING},
+        _S.LEAVING: {_E.LEFT: _S.ENDED},
+        _S.ENDED: {},
     },
-    _S.ENTERING_UNWANTED: {_E.ENTERED: _S.LEAVING, _E.REFUSED: _S.ENDED},
-    _S.READY: {_E.STEP_BEGUN: _S.STEPPING, _E.CLOSED: _S.LEAVING},
-    _S.STEPPING: {
-        _E.STEP_ENDED: _S.READY,
-        _E.FILLED: _S.PAUSED,
-        _E.FINISHED: _S.LEAVING,
-        _E.CLOSED: _S.STEPPING_UNWANTED,
-    },
-    _S.STEPPING_UNWANTED: {
-        _E.STEP_ENDED: _S.LEAVING,
-        _E.FILLED: _S.LEAVING,
-        _E.FINISHED: _S.LEAVING,
-    },
-    _S.PAUSED: {_E.TAKEN: _S.READY, _E.CLOSED: _S.LEAVING},
-    _S.LEAVING: {_E.LEFT: _S.ENDED},
-    _S.ENDED: {},
-}
+    late=SequenceEvent,
+)
 
 # States in which the model has or makes the state of a sequence.
 INSIDE: Final = frozenset(_S) - {_S.WAITING, _S.ENDED}
@@ -124,8 +129,8 @@ class ModelSequence(Generic[T]):
         self.state = SequenceState.WAITING
 
     def advance(self, event: SequenceEvent) -> SequenceState:
-        """Go to the next state; an event that is not listed changes nothing."""
-        self.state = TRANSITIONS[self.state].get(event, self.state)
+        """Go to the next state."""
+        self.state = TRANSITIONS.after(self.state, event)
         return self.state
 
 

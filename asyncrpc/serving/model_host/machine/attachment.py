@@ -20,8 +20,9 @@ M. Nygard, "Release It!", 2007.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from typing import Final
+
+from asyncrpc.core.state_table import StateTable
 
 REST_S: Final = 0.1  # after the first loss; a start takes seconds anyway
 REST_MAX_S: Final = 30.0
@@ -59,41 +60,43 @@ class AttachmentEvent(enum.Enum):
 
 _S, _E = AttachmentState, AttachmentEvent
 
-TRANSITIONS: Final[
-    Mapping[AttachmentState, Mapping[AttachmentEvent, AttachmentState]]
-] = {
-    _S.SEEKING: {
-        _E.FOUND: _S.STARTING,
-        _E.FOUND_ENDING: _S.LEAVING,
-        _E.LOST: _S.RESTING,
-        _E.LOST_AGAIN: _S.TRIPPED,
-        _E.CLOSED: _S.CLOSED,
+TRANSITIONS: Final = StateTable(
+    "an attachment",
+    {
+        _S.SEEKING: {
+            _E.FOUND: _S.STARTING,
+            _E.FOUND_ENDING: _S.LEAVING,
+            _E.LOST: _S.RESTING,
+            _E.LOST_AGAIN: _S.TRIPPED,
+            _E.CLOSED: _S.CLOSED,
+        },
+        _S.STARTING: {
+            _E.ATTACHED: _S.LOADING,
+            _E.ENDING: _S.LEAVING,
+            _E.LOST: _S.RESTING,
+            _E.LOST_AGAIN: _S.TRIPPED,
+            _E.CLOSED: _S.CLOSED,
+        },
+        _S.LOADING: {
+            _E.LOADED: _S.READY,
+            _E.ENDING: _S.LEAVING,
+            _E.LOST: _S.RESTING,
+            _E.LOST_AGAIN: _S.TRIPPED,
+            _E.CLOSED: _S.CLOSED,
+        },
+        _S.READY: {
+            _E.ENDING: _S.LEAVING,
+            _E.LOST: _S.RESTING,
+            _E.LOST_AGAIN: _S.TRIPPED,
+            _E.CLOSED: _S.CLOSED,
+        },
+        _S.LEAVING: {_E.GONE: _S.SEEKING, _E.CLOSED: _S.CLOSED},
+        _S.RESTING: {_E.RESTED: _S.SEEKING, _E.CLOSED: _S.CLOSED},
+        _S.TRIPPED: {_E.RESTED: _S.SEEKING, _E.CLOSED: _S.CLOSED},
+        _S.CLOSED: {},
     },
-    _S.STARTING: {
-        _E.ATTACHED: _S.LOADING,
-        _E.ENDING: _S.LEAVING,
-        _E.LOST: _S.RESTING,
-        _E.LOST_AGAIN: _S.TRIPPED,
-        _E.CLOSED: _S.CLOSED,
-    },
-    _S.LOADING: {
-        _E.LOADED: _S.READY,
-        _E.ENDING: _S.LEAVING,
-        _E.LOST: _S.RESTING,
-        _E.LOST_AGAIN: _S.TRIPPED,
-        _E.CLOSED: _S.CLOSED,
-    },
-    _S.READY: {
-        _E.ENDING: _S.LEAVING,
-        _E.LOST: _S.RESTING,
-        _E.LOST_AGAIN: _S.TRIPPED,
-        _E.CLOSED: _S.CLOSED,
-    },
-    _S.LEAVING: {_E.GONE: _S.SEEKING, _E.CLOSED: _S.CLOSED},
-    _S.RESTING: {_E.RESTED: _S.SEEKING, _E.CLOSED: _S.CLOSED},
-    _S.TRIPPED: {_E.RESTED: _S.SEEKING, _E.CLOSED: _S.CLOSED},
-    _S.CLOSED: {},
-}
+    late=AttachmentEvent,
+)
 
 
 class Attachment:
@@ -118,8 +121,8 @@ class Attachment:
         self._ready_s: float | None = None
 
     def advance(self, event: AttachmentEvent) -> None:
-        """Go to the next state; an event that is not listed changes nothing."""
-        self.state = TRANSITIONS[self.state].get(event, self.state)
+        """Go to the next state."""
+        self.state = TRANSITIONS.after(self.state, event)
 
     def load(self, now_s: float) -> None:
         """Note that the model can be called."""

@@ -16,8 +16,9 @@ Sans-IO: the service acts on the state, and reports events.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from typing import Final
+
+from asyncrpc.core.state_table import StateTable
 
 # The web worker that started the process may have died; the others come soon.
 FIRST_S: Final = 10.0
@@ -47,32 +48,36 @@ class OccupancyEvent(enum.Enum):
 
 _S, _E = OccupancyState, OccupancyEvent
 
-TRANSITIONS: Final[Mapping[OccupancyState, Mapping[OccupancyEvent, OccupancyState]]] = {
-    _S.ALONE: {
-        _E.CAME: _S.SERVING,
-        _E.OUTDATED: _S.ENDING,
-        _E.UNMADE: _S.UNMADE,
-        _E.TIME_UP: _S.ENDING,
-        _E.TOLD_TO_END: _S.ENDING,
+TRANSITIONS: Final = StateTable(
+    "a process of a model",
+    {
+        _S.ALONE: {
+            _E.CAME: _S.SERVING,
+            _E.OUTDATED: _S.ENDING,
+            _E.UNMADE: _S.UNMADE,
+            _E.TIME_UP: _S.ENDING,
+            _E.TOLD_TO_END: _S.ENDING,
+        },
+        _S.SERVING: {
+            _E.ALL_LEFT: _S.ALONE,
+            _E.OUTDATED: _S.RETIRED,
+            _E.UNMADE: _S.UNMADE,
+            _E.TOLD_TO_END: _S.ENDING,
+        },
+        _S.RETIRED: {
+            _E.ALL_LEFT: _S.ENDING,
+            _E.UNMADE: _S.UNMADE,
+            _E.TOLD_TO_END: _S.ENDING,
+        },
+        _S.UNMADE: {
+            _E.OUTDATED: _S.ENDING,
+            _E.TIME_UP: _S.ENDING,
+            _E.TOLD_TO_END: _S.ENDING,
+        },
+        _S.ENDING: {},
     },
-    _S.SERVING: {
-        _E.ALL_LEFT: _S.ALONE,
-        _E.OUTDATED: _S.RETIRED,
-        _E.UNMADE: _S.UNMADE,
-        _E.TOLD_TO_END: _S.ENDING,
-    },
-    _S.RETIRED: {
-        _E.ALL_LEFT: _S.ENDING,
-        _E.UNMADE: _S.UNMADE,
-        _E.TOLD_TO_END: _S.ENDING,
-    },
-    _S.UNMADE: {
-        _E.OUTDATED: _S.ENDING,
-        _E.TIME_UP: _S.ENDING,
-        _E.TOLD_TO_END: _S.ENDING,
-    },
-    _S.ENDING: {},
-}
+    late=OccupancyEvent,
+)
 
 
 class Occupancy:
@@ -97,8 +102,8 @@ class Occupancy:
         return self.state not in {OccupancyState.RETIRED, OccupancyState.ENDING}
 
     def advance(self, event: OccupancyEvent) -> None:
-        """Go to the next state; an event that is not listed changes nothing."""
-        self.state = TRANSITIONS[self.state].get(event, self.state)
+        """Go to the next state."""
+        self.state = TRANSITIONS.after(self.state, event)
 
     def come(self) -> None:
         """Note that a web worker has attached."""

@@ -19,8 +19,9 @@ https://www.envoyproxy.io/docs/envoy/latest/intro/arch_overview/upstream/load_ba
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from typing import Final
+
+from asyncrpc.core.state_table import StateTable
 
 
 class ReplicaState(enum.Enum):
@@ -47,31 +48,35 @@ class ReplicaEvent(enum.Enum):
 
 _S, _E = ReplicaState, ReplicaEvent
 
-TRANSITIONS: Final[Mapping[ReplicaState, Mapping[ReplicaEvent, ReplicaState]]] = {
-    _S.JOINING: {
-        _E.SAID_READY: _S.WARMING,
-        _E.SAID_DRAINING: _S.DRAINING,
-        _E.GONE: _S.LOST,
+TRANSITIONS: Final = StateTable(
+    "a replica",
+    {
+        _S.JOINING: {
+            _E.SAID_READY: _S.WARMING,
+            _E.SAID_DRAINING: _S.DRAINING,
+            _E.GONE: _S.LOST,
+        },
+        _S.WARMING: {
+            _E.WARMED: _S.READY,
+            _E.FAILED: _S.EJECTED,
+            _E.SAID_DRAINING: _S.DRAINING,
+            _E.GONE: _S.LOST,
+        },
+        _S.READY: {
+            _E.FAILED: _S.EJECTED,
+            _E.SAID_DRAINING: _S.DRAINING,
+            _E.GONE: _S.LOST,
+        },
+        _S.EJECTED: {
+            _E.RETURNED: _S.WARMING,
+            _E.SAID_DRAINING: _S.DRAINING,
+            _E.GONE: _S.LOST,
+        },
+        _S.DRAINING: {_E.GONE: _S.LOST},
+        _S.LOST: {},
     },
-    _S.WARMING: {
-        _E.WARMED: _S.READY,
-        _E.FAILED: _S.EJECTED,
-        _E.SAID_DRAINING: _S.DRAINING,
-        _E.GONE: _S.LOST,
-    },
-    _S.READY: {
-        _E.FAILED: _S.EJECTED,
-        _E.SAID_DRAINING: _S.DRAINING,
-        _E.GONE: _S.LOST,
-    },
-    _S.EJECTED: {
-        _E.RETURNED: _S.WARMING,
-        _E.SAID_DRAINING: _S.DRAINING,
-        _E.GONE: _S.LOST,
-    },
-    _S.DRAINING: {_E.GONE: _S.LOST},
-    _S.LOST: {},
-}
+    late=ReplicaEvent,
+)
 
 TAKES_CALLS: Final = frozenset({ReplicaState.WARMING, ReplicaState.READY})
 
@@ -85,12 +90,9 @@ class ReplicaLife:
         self.state = ReplicaState.JOINING
 
     def advance(self, event: ReplicaEvent) -> bool:
-        """Go to the next state; an event that is not listed changes nothing."""
-        following = TRANSITIONS[self.state].get(event)
-        if following is None:
-            return False
-        self.state = following
-        return True
+        """Go to the next state; return whether the event can happen now."""
+        before, self.state = self.state, TRANSITIONS.after(self.state, event)
+        return event in TRANSITIONS[before]
 
     @property
     def takes_calls(self) -> bool:

@@ -15,9 +15,10 @@ Invariants:
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
+from asyncrpc.core.state_table import StateTable
 from asyncrpc.errors import Outcome, RejectedError, UsageError
 
 
@@ -42,20 +43,24 @@ class TransferEvent(enum.Enum):
 
 _S, _E = TransferState, TransferEvent
 
-TRANSITIONS: Final[Mapping[TransferState, Mapping[TransferEvent, TransferState]]] = {
-    _S.IDLE: {_E.BEGUN: _S.STAGING, _E.ROLLED_BACK: _S.IDLE},
-    _S.STAGING: {
-        _E.PART: _S.STAGING,
-        _E.LAST_PART: _S.STAGED,
-        _E.ABANDONED: _S.IDLE,
-        _E.ROLLED_BACK: _S.IDLE,
+TRANSITIONS: Final = StateTable(
+    "a transfer of weights",
+    {
+        _S.IDLE: {_E.BEGUN: _S.STAGING, _E.ROLLED_BACK: _S.IDLE},
+        _S.STAGING: {
+            _E.PART: _S.STAGING,
+            _E.LAST_PART: _S.STAGED,
+            _E.ABANDONED: _S.IDLE,
+            _E.ROLLED_BACK: _S.IDLE,
+        },
+        _S.STAGED: {
+            _E.COMMITTED: _S.IDLE,
+            _E.ABANDONED: _S.IDLE,
+            _E.ROLLED_BACK: _S.IDLE,
+        },
     },
-    _S.STAGED: {
-        _E.COMMITTED: _S.IDLE,
-        _E.ABANDONED: _S.IDLE,
-        _E.ROLLED_BACK: _S.IDLE,
-    },
-}
+    late=TransferEvent,
+)
 
 
 class TransferId(NamedTuple):
@@ -94,8 +99,8 @@ class VersionHistory:
         self.missing: set[str] = set()
 
     def advance(self, event: TransferEvent) -> None:
-        """Go to the next state; an event that is not listed changes nothing."""
-        self.state = TRANSITIONS[self.state].get(event, self.state)
+        """Go to the next state."""
+        self.state = TRANSITIONS.after(self.state, event)
         if self.state is TransferState.IDLE:
             self.transfer = None
             self.missing.clear()
