@@ -94,7 +94,7 @@ def _what_is_left(machine: Machine) -> Iterator[str]:
     if machine.refusal:
         yield f"An event that is not drawn for a state raises `{machine.refusal}`."
     else:
-        yield "An event that is not drawn for a state has come late, and changes nothing."
+        yield "An event that is not drawn for a state is late, and changes nothing."
     states: dict[tuple[str, str], list[str]] = {}
     for (state, event), error in machine.refusals.items():
         states.setdefault((event, error), []).append(f"`{state}`")

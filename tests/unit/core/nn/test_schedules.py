@@ -186,7 +186,7 @@ def test_illegal_event_is_refused() -> None:
     for again in (0, 2, -1):
         with pytest.raises(LocalProtocolError, match=f"micro-batch {again}"):
             machine.arrive(again)
-    with pytest.raises(LocalProtocolError, match="answered.*its input is here"):
+    with pytest.raises(LocalProtocolError, match=r"answered.*its input is here"):
         machine.answer(0)
     for early in (StageAction(F, 1), StageAction(B, 0)):
         with pytest.raises(LocalProtocolError, match="not due"):

@@ -29,7 +29,7 @@ def after(*events: DialEvent) -> DialAttempts:
 
 
 def test_impossible_event_is_a_fault_of_the_service() -> None:
-    with pytest.raises(LocalProtocolError, match="a dial .* 'the connection is open'"):
+    with pytest.raises(LocalProtocolError, match=r"a dial .* 'the connection is open'"):
         after(DialEvent.OPENED)
 
 
