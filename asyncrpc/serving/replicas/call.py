@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
-from asyncrpc.core.calls.futures import CallFuture
+from asyncrpc import CallFuture
 from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.options import PLAIN, CallOptions
 from asyncrpc.errors import AsyncRpcError, UsageError

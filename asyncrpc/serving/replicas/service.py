@@ -10,9 +10,8 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from asyncrpc.core.parts import Parts
 from asyncrpc.errors import AsyncRpcError
-from asyncrpc.extend import Incarnation, PeerLink, WorkerId, answers
+from asyncrpc.extend import Incarnation, PeerLink, ServiceHost, WorkerId, answers
 from asyncrpc.serving.replicas.messages import (
     SERVICE,
     ReplicaNews,
@@ -110,11 +109,10 @@ def _forget(answer: asyncio.Future[Any]) -> None:
         answer.exception()
 
 
-def service_of(parts: Parts) -> ReplicaService:
+def service_of(host: ServiceHost) -> ReplicaService:
     """Return the service of a worker; make it if the worker has none."""
-    for service in parts.services:
-        if isinstance(service, ReplicaService):
-            return service
-    replica_service = ReplicaService()
-    parts.services.add(replica_service)
-    return replica_service
+    service = host.find_service(ReplicaService)
+    if service is None:
+        service = ReplicaService()
+        host.add_service(service)
+    return service

@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from asyncrpc.core.loop.clock import now_s
 from asyncrpc.core.loop.threads import in_new_thread
+from asyncrpc.core.parts import Parts
 from asyncrpc.tools.inspection.ages import LOOKS, WaitAges
 from asyncrpc.tools.inspection.collecting import snapshot_of
 from asyncrpc.tools.inspection.group import GroupView
@@ -27,7 +28,6 @@ from asyncrpc.tools.inspection.machine.graph import AwaitGraph, find_hangs, grap
 from asyncrpc.tools.inspection.machine.said import SaidHangs
 from asyncrpc.tools.inspection.machine.wording import blocked, sentence
 from asyncrpc.tools.inspection.records import WorkerSnapshot
-from asyncrpc.tools.inspection.telling import InspectedWorker
 from asyncrpc.tools.inspection.within import graph_of_seen, inner_look
 
 logger = logging.getLogger("asyncrpc")
@@ -206,7 +206,7 @@ class StallWatch:
 class _WatchedWorker:
     """A worker as the watch for stalls sees it; a `StallPorts`."""
 
-    def __init__(self, worker: InspectedWorker, ages: WaitAges) -> None:
+    def __init__(self, worker: Parts, ages: WaitAges) -> None:
         self._worker = worker
         self._ages = ages
         self.name = worker.identity.name
@@ -243,7 +243,7 @@ class _WatchedWorker:
         return await in_new_thread(self.loop, job)
 
 
-def watch(worker: InspectedWorker, ages: WaitAges, after_s: float) -> StallWatch:
+def watch(worker: Parts, ages: WaitAges, after_s: float) -> StallWatch:
     """Watch a worker from now on."""
     stalls = StallWatch(_WatchedWorker(worker, ages), ages, after_s)
     stalls.start()

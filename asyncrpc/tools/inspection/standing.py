@@ -10,10 +10,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from asyncrpc.core.links.directory import Directory
+from asyncrpc.core.links.link import Link
 from asyncrpc.core.members import Member
 from asyncrpc.errors import AsyncRpcError
 from asyncrpc.extend import Request
-from asyncrpc.tools.inspection.collecting import LinkedPeers
 from asyncrpc.tools.inspection.group import GroupLook
 from asyncrpc.tools.inspection.machine.asking import AskingPlan
 from asyncrpc.tools.inspection.machine.wording import blocked
@@ -55,7 +56,7 @@ class GroupQuestions(Protocol):
 class InnerQuestions(LinkQuestions):
     """Asks over the links of a worker; a `GroupQuestions`."""
 
-    def __init__(self, peers: LinkedPeers, secret: bytes | None) -> None:
+    def __init__(self, peers: Directory[Link], secret: bytes | None) -> None:
         super().__init__(peers)
         self.secret = secret
 
