@@ -196,6 +196,10 @@ class Parts:
         return not self.lifecycle.is_usable
 
     @property
+    def is_ending(self) -> bool:
+        return self.graceful_shutdown.has_begun
+
+    @property
     def known_members(self) -> list[WorkerInfo]:
         return self.membership.known
 

@@ -206,6 +206,10 @@ class ServiceHost(Scheduler, Protocol):
         """Whether it shuts down, and connects to no other worker."""
 
     @property
+    def is_ending(self) -> bool:
+        """Whether it has asked for the end of the group."""
+
+    @property
     def known_members(self) -> list[WorkerInfo]:
         """The members that it knows, itself included."""
 

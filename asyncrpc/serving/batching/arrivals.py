@@ -7,10 +7,9 @@ from contextvars import Context
 from typing import Any
 
 from asyncrpc.core.calls.context import current_deadline, current_worker_var
-from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.loop.loops import check_loop
 from asyncrpc.errors import NotStartedError
-from asyncrpc.extend import CallTracer, tracer_of
+from asyncrpc.extend import CallTracer, Deadline, tracer_of
 from asyncrpc.serving.batching import refusals
 from asyncrpc.serving.batching.machine.overload import ServiceQueue
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
 from asyncrpc import CallFuture
-from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.options import PLAIN, CallOptions
 from asyncrpc.errors import AsyncRpcError, UsageError
+from asyncrpc.extend import Deadline
 from asyncrpc.serving.replicas.machine.attempts import (
     AttemptFailure,
     Health,

@@ -14,7 +14,6 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from asyncrpc import ChangeKind, MemberChange, MemberChanges
-from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.worker import Worker
 from asyncrpc.errors import (
     NAMES_SHOWN,
@@ -27,7 +26,7 @@ from asyncrpc.errors import (
     UnknownWorkerError,
     WorkerLostError,
 )
-from asyncrpc.extend import WorkerId, ask, host_of
+from asyncrpc.extend import Deadline, WorkerId, ask, host_of
 from asyncrpc.serving.replicas.machine.attempts import HEALTH, AttemptFailure, Health
 from asyncrpc.serving.replicas.machine.routing import ReplicaRecord, Routing
 from asyncrpc.serving.replicas.machine.states import ReplicaEvent, ReplicaState

@@ -26,7 +26,6 @@ from asyncrpc.core.arguments import (
     is_seconds,
     wrong,
 )
-from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.worker import Worker
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -37,7 +36,7 @@ from asyncrpc.errors import (
     UsageError,
     WorkerLostError,
 )
-from asyncrpc.extend import Request, ServiceHost, ask, host_of
+from asyncrpc.extend import Deadline, Request, ServiceHost, ask, host_of
 from asyncrpc.serving.weights.messages import (
     AbandonTransfer,
     AskVersions,
