@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from asyncrpc.core.arguments import check_callable, check_kind
+from asyncrpc.core.arguments import check_callable, check_kind, wrong
 from asyncrpc.core.ids import Incarnation, WorkerId
 from asyncrpc.core.lifecycle import WorkerState
 from asyncrpc.core.loop.clock import Deadline
@@ -156,8 +156,12 @@ def trace_by(worker: Worker, tracer: CallTracer) -> None:
         UsageError: an argument has the wrong type.
     """
     check_kind("worker", worker, Worker, "a worker")
-    check_callable("tracer.called", getattr(tracer, "called", None))
-    check_callable("tracer.served", getattr(tracer, "served", None))
+    try:
+        is_tracer = callable(tracer.called) and callable(tracer.served)
+    except Exception:  # noqa: BLE001  (an object of the program)
+        is_tracer = False
+    if not is_tracer:
+        raise wrong("tracer", "a CallTracer", tracer)
     worker.parts.trace_by(tracer)
 
 
