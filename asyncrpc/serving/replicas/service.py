@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from asyncrpc.errors import AsyncRpcError
 from asyncrpc.extend import Incarnation, PeerLink, ServiceHost, WorkerId, answers
@@ -19,21 +19,11 @@ from asyncrpc.serving.replicas.messages import (
     WatchReplica,
 )
 
+if TYPE_CHECKING:
+    from asyncrpc.serving.replicas.replica import Replica
+    from asyncrpc.serving.replicas.router import ReplicaRouter
+
 logger = logging.getLogger("asyncrpc")
-
-
-class HearsReplicas(Protocol):
-    """Takes the news of replicas."""
-
-    async def on_news(self, peer: WorkerId, statement: ReplicaStatement) -> None:
-        """Take a replica's state; if it drains, wait until no call is left there."""
-
-
-class Drains(Protocol):
-    """A replica that can drain."""
-
-    async def drain(self, timeout_s: float | None = None) -> bool:
-        """Take no further calls, and wait until none runs here."""
 
 
 class ReplicaService:
@@ -52,15 +42,15 @@ class ReplicaService:
             answers(ReplicaNews, self._on_news),
         )
         self.statement: Callable[[], ReplicaStatement] | None = None
-        self.replica: Drains | None = None
+        self.replica: Replica | None = None
         self._watchers: dict[Incarnation, PeerLink] = {}  # no more than links
-        self._listeners: list[HearsReplicas] = []
+        self._listeners: list[ReplicaRouter] = []
 
-    def listen(self, listener: HearsReplicas) -> None:
+    def listen(self, listener: ReplicaRouter) -> None:
         """Pass the news of all watched replicas to a router."""
         self._listeners.append(listener)
 
-    def unlisten(self, listener: HearsReplicas) -> None:
+    def unlisten(self, listener: ReplicaRouter) -> None:
         """Stop passing news to a router."""
         self._listeners.remove(listener)
 
