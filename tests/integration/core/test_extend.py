@@ -204,7 +204,7 @@ async def test_host_knows_open_links_and_members(
 
 class LateSheet(Sheet):
     name = "late"
-    routes: Sequence[extend.Route] = ()  # type: ignore[misc]  # a property there
+    routes: Sequence[extend.Route] = ()
 
 
 async def test_host_finds_a_service_that_was_added_late(
@@ -248,10 +248,11 @@ class Spans:
 
 async def test_tracer_sees_calls(workers: list[asyncrpc.Worker]) -> None:
     first, _ = workers
-    spans: Any = Spans()
+    spans = Spans()
+    tracer: Any = spans
     assert extend.tracer_of(first) is None
-    extend.trace_by(first, spans)
-    assert extend.tracer_of(first) is spans
+    extend.trace_by(first, tracer)
+    assert extend.tracer_of(first) is tracer
     await first.peer("b").call(abs, -1)
     assert spans.seen == ["abs at b", "ok"]
 
