@@ -139,7 +139,7 @@ def _rendezvous(parts: Parts) -> Service:
         RendezvousService,
     )
 
-    return RendezvousService(parts)
+    return RendezvousService(parts, parts.barriers)
 
 
 def _inspection(parts: Parts) -> Service:

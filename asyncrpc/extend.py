@@ -24,9 +24,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from asyncrpc.core.arguments import check_callable, check_kind
+from asyncrpc.core.arguments import check_callable, check_kind, wrong
 from asyncrpc.core.ids import Incarnation, WorkerId
 from asyncrpc.core.lifecycle import WorkerState
+from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.loop.waits import WaitDescription, WaitKind, does, waits, works_for
 from asyncrpc.core.services.extensions import CallSpan, CallTracer, Service
 from asyncrpc.core.services.messages import (
@@ -70,6 +71,7 @@ __all__ = [  # noqa: RUF022  (in groups, as the API page shows them)
     "PeerLink",
     "WorkerId",
     "Incarnation",
+    "Deadline",
     # Who may send a message
     "Sender",
     "MEMBERS",
@@ -92,6 +94,8 @@ __all__ = [  # noqa: RUF022  (in groups, as the API page shows them)
     # Traces of calls
     "CallTracer",
     "CallSpan",
+    "trace_by",
+    "tracer_of",
 ]
 
 S = TypeVar("S", bound=Service)
@@ -141,6 +145,42 @@ def add_service(worker: Worker, make: Callable[[ServiceHost], Service]) -> None:
     worker.parts.extensions.append(lambda parts: parts.services.add(make(parts)))
 
 
+def trace_by(worker: Worker, tracer: CallTracer) -> None:
+    """Show the calls that a worker makes and serves from now on in traces.
+
+    Args:
+        worker: running or not.
+        tracer: is told of each call; it takes the place of an earlier one.
+
+    Raises:
+        UsageError: an argument has the wrong type.
+    """
+    check_kind("worker", worker, Worker, "a worker")
+    try:
+        is_tracer = callable(tracer.called) and callable(tracer.served)
+    except Exception:  # noqa: BLE001  (an object of the program)
+        is_tracer = False
+    if not is_tracer:
+        raise wrong("tracer", "a CallTracer", tracer)
+    worker.parts.trace_by(tracer)
+
+
+def tracer_of(worker: Worker) -> CallTracer | None:
+    """Return what shows the calls of a worker in traces; None: nothing does.
+
+    What makes work for a worker in a way of its own, such as a web server, shows it by
+    the same tracer.
+
+    Args:
+        worker: running or not.
+
+    Raises:
+        UsageError: `worker` is not a worker.
+    """
+    check_kind("worker", worker, Worker, "a worker")
+    return worker.parts.tracer
+
+
 def service_of(worker: Worker, kind: type[S]) -> S:
     """Return the service of a worker that is of a class.
 
@@ -155,9 +195,9 @@ def service_of(worker: Worker, kind: type[S]) -> S:
     check_kind("worker", worker, Worker, "a worker")
     check_kind("kind", kind, type, "a class")
     worker.parts.check_running()
-    for service in worker.parts.services:
-        if isinstance(service, kind):
-            return service
+    service = worker.parts.services.of_kind(kind)
+    if service is not None:
+        return service
     raise UsageError(
         f"worker {worker.name!r} has no service of class {kind.__name__}; add it with "
         "asyncrpc.extend.add_service before the worker starts"

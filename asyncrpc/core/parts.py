@@ -30,7 +30,7 @@ from asyncrpc.core.devices.staging import Devices
 from asyncrpc.core.host.shortage import shortage_of
 from asyncrpc.core.host.socket_directory import SocketDirectory
 from asyncrpc.core.identity import WorkerIdentity
-from asyncrpc.core.ids import WorkerId
+from asyncrpc.core.ids import Incarnation, WorkerId, WorkerInfo
 from asyncrpc.core.lifecycle import Lifecycle, refuse_to_pickle
 from asyncrpc.core.links.admission import (
     check_listen_address,
@@ -161,6 +161,7 @@ class Parts:
         self.target = self.targets.target
         self.mode_of_method = self.targets.mode_of_method
         self.service, self.add_service = services.named, services.add
+        self.find_service = services.of_kind
         self.router = services.router
         self.link_to = calls.link_to
         self.describe, self.meta_here = calls.describe, calls.meta_here
@@ -171,6 +172,8 @@ class Parts:
         self.thread_states, self.unsent = calls.thread_states, calls.unsent
         self.check_running = self.lifecycle.check_running
         self.check_on_loop = self.loop_guard.check_on_loop
+        self.check_loop = self.loop_guard.check_loop
+        self.wait_idle = self.admission.wait_idle
 
     @property
     def rank(self) -> int:
@@ -191,6 +194,23 @@ class Parts:
     @property
     def is_closed(self) -> bool:
         return not self.lifecycle.is_usable
+
+    @property
+    def is_ending(self) -> bool:
+        return self.graceful_shutdown.has_begun
+
+    @property
+    def known_members(self) -> list[WorkerInfo]:
+        return self.membership.known
+
+    def open_link_to(self, to: str) -> Link | None:
+        return self.directory.link_to(to)
+
+    def incarnation_of(self, to: str) -> Incarnation | None:
+        return self.directory.known_incarnation(to)
+
+    async def find_member(self, name: str, timeout_s: float) -> None:
+        await self.membership.find(name, timeout_s)
 
     def peer(self, to: str | int) -> Peer:
         return Peer(self.calls, self.directory.member(to).name)

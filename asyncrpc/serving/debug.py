@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from asyncrpc.core.arguments import check_duration, check_kind
 from asyncrpc.core.worker import Worker
 from asyncrpc.errors import NotStartedError, UsageError
+from asyncrpc.extend import host_of
 from asyncrpc.serving.tokens import check_token
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def debug_handler(
         raise NotStartedError(
             f"worker {worker.name!r} does not run: enter it before debug_handler"
         )
-    options = worker.parts.options
+    options = worker.options
     secret = options.secret_bytes
     if secret is not None and hmac.compare_digest(secret, token.encode()):
         raise UsageError(
@@ -80,7 +81,7 @@ def debug_handler(
 
 def _address_of(worker: Worker) -> str:
     """Return the address of a worker that suits another process of this host best."""
-    known = (*worker.addresses, *worker.parts.listening)
+    known = (*worker.addresses, *host_of(worker).listening)
     if not known:
         raise UsageError(
             f"worker {worker.name!r} has no address, so it cannot be looked at"

@@ -26,8 +26,8 @@ from torch.distributed.debug._frontend import (
     Route,
 )
 
+from asyncrpc import Options
 from asyncrpc.core.loop.clock import NS_PER_S, wall_ns
-from asyncrpc.core.options import Options
 from asyncrpc.errors import AsyncRpcError
 from asyncrpc.tools.inspection.collective_records import UNDER_WAY
 from asyncrpc.tools.inspection.group import GroupView, view_of

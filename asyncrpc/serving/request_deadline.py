@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from typing import Final
 
 from asyncrpc.core.calls.context import current_deadline, deadline_var
-from asyncrpc.core.loop.clock import Deadline
+from asyncrpc.extend import Deadline
 
 # Calls watch the deadline themselves, and their error says more.  The same time as in
 # `asyncrpc.deadline`.

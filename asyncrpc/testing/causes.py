@@ -27,7 +27,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
-from asyncrpc.core.calls.futures import CallFuture
+from asyncrpc import CallFuture
 from asyncrpc.core.calls.streams import StreamReceiver
 from asyncrpc.core.links.link import Link
 from asyncrpc.core.loop.forking import known_workers

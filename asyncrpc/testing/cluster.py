@@ -25,16 +25,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias
 
+from asyncrpc import LocalRendezvous, Options
 from asyncrpc.api import Worker
 from asyncrpc.core import worker as core
 from asyncrpc.core.arguments import check_count, check_kind, check_text, wrong
 from asyncrpc.core.calls.context import current_worker_var
 from asyncrpc.core.loop.loops import loop_for
 from asyncrpc.core.loop.threads import Done, Job, ThreadPool
-from asyncrpc.core.membership.rendezvous import LocalRendezvous
-from asyncrpc.core.multiprocessing.launcher import check_method, launch
-from asyncrpc.core.multiprocessing.processes import Processes
-from asyncrpc.core.options import Options
+from asyncrpc.core.multiprocessing.launcher import check_method
 from asyncrpc.core.parts import Parts
 from asyncrpc.core.transport.abc import Connector
 from asyncrpc.core.transport.memory import MemoryHub
@@ -45,9 +43,12 @@ from asyncrpc.extend import (
     Notice,
     PeerLink,
     WorkerId,
+    add_service,
+    host_of,
     message,
     takes,
 )
+from asyncrpc.multiprocessing import Processes, launch
 from asyncrpc.testing.network import Network
 
 Wires: TypeAlias = Literal["mem", "uds", "tcp"]
@@ -406,7 +407,7 @@ class ProcessCluster:
             if name in self._killed:
                 self._processes[name].terminate(0.1)
                 continue
-            link = await self.worker.parts.link_to(name)
+            link = await host_of(self.worker).link_to(name)
             link.tell(_Stop())
 
 
@@ -472,6 +473,6 @@ class _Stopping:
 async def _serve(_rank: int, seat: _Seat) -> None:
     """Run a worker until the test is over."""
     worker, stopping = _worker_at(seat), _Stopping()
-    worker.parts.add_service(stopping)  # before the start: the word may come during it
+    add_service(worker, lambda _: stopping)
     async with worker:
         await stopping.stop_asked.wait()

@@ -18,8 +18,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeAlias
 
+from asyncrpc import CallFuture
 from asyncrpc.core.arguments import wrong
-from asyncrpc.core.calls.futures import CallFuture
 from asyncrpc.core.loop.loops import loop_for
 from asyncrpc.core.rref.values import Value
 from asyncrpc.testing.causes import problem_of, worker_of, worker_of_link

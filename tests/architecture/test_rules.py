@@ -140,6 +140,43 @@ def test_modules_with_effects_do_not_read_the_wall_clock() -> None:
     assert readers == set(READS_WALL_CLOCK)
 
 
+PRODUCTS = ("clusters", "parallel", "serving", "testing", "tools")
+# `Worker.parts` is the core.  Which products use it beside `asyncrpc.extend`, and why.
+REACHES_INTO_WORKERS = {
+    "clusters": {},
+    "parallel": {
+        "collectives/torch_backend/rank_runtime.py": "a facade, with its own worker",
+        "pipeline/pipeline.py": "starts calls whose futures it waits for together",
+        "pipeline/stage_run.py": "checks that a peer may call the loss function",
+    },
+    "serving": {
+        "model_host/host.py": "dials a process again that has started anew",
+        "replicas/call.py": "an attempt is a call with the span of the whole call",
+        "replicas/stream.py": "so is a stream",
+        "worker_status.py": "reads figures, of a worker that may not run",
+    },
+    "testing": {
+        "causes.py": "finds what keeps a simulation waiting",
+        "cluster.py": "lets a seed make every choice of a worker",
+    },
+    "tools": {
+        "inspection/standing.py": "the inspection reads every part",
+        "observability/metrics.py": "reads figures, of a worker that may not run",
+    },
+}
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_products_that_reach_into_workers_are_listed(product: str) -> None:
+    reaching = {
+        name_of(path).removeprefix(f"asyncrpc/{product}/")
+        for path in python_files(PACKAGE / product)
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Attribute) and node.attr == "parts"
+    }
+    assert reaching == set(REACHES_INTO_WORKERS[product])
+
+
 # What unpacks bytes, and what bounds how much they become if others have sent them.
 UNPACKS = {
     "parallel/collectives/shared.py": "a note on a board has 16 KiB at most",

@@ -497,7 +497,7 @@ async def _hold(worker: Worker, _: World) -> None:
 
 
 async def _look(worker: Worker, _: World) -> None:
-    questions: Any = InnerQuestions(worker.parts.directory, None)
+    questions: Any = InnerQuestions(worker)
     for member in await questions.members():
         if member.name == LIAR:
             for name, fields in LOOKS.items():

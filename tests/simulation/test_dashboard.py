@@ -44,7 +44,7 @@ def give_back(value: int) -> int:
 
 def context_of(worker: Worker) -> ViewContext:
     loop = asyncio.get_running_loop()
-    questions = InnerQuestions(worker.parts.directory, None)
+    questions = InnerQuestions(worker)
     return ViewContext(questions, Tasks(loop), EVERY_S, 10.0)
 
 

@@ -29,7 +29,7 @@ class RecordingLink:
 
     def __init__(self, peer: WorkerId) -> None:
         self.peer = peer
-        self.is_guest = self.is_lost = False
+        self.is_guest = self.is_lost = self.is_draining = False
         self.room_bytes = sys.maxsize
         self.told: list[Notice] = []
         self.asked: list[tuple[Request[Any], asyncio.Future[Any]]] = []

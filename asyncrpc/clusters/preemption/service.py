@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from asyncrpc import current_worker
 from asyncrpc.clusters.preemption.machine.preempting import (
     Preempting,
     PreemptionEvent,
@@ -25,8 +26,9 @@ from asyncrpc.clusters.preemption.machine.preempting import (
 from asyncrpc.core.arguments import check_above, check_flags, check_kind, listed, wrong
 from asyncrpc.core.loop.loops import check_loop, loop_for
 from asyncrpc.core.loop.threads import outcome_to
-from asyncrpc.core.worker import Worker, current_worker
+from asyncrpc.core.worker import Worker
 from asyncrpc.errors import AsyncRpcError, CallError, NotStartedError, UsageError
+from asyncrpc.extend import host_of
 from asyncrpc.parallel.collectives.payload_exchange import rendezvous
 
 logger = logging.getLogger("asyncrpc")
@@ -224,7 +226,8 @@ class Preemption:
         if hasattr(self, "_task"):
             raise UsageError("a Preemption is entered once; make a new one")
         self._worker = self._worker or current_worker()
-        self._worker.parts.check_on_loop("Preemption")
+        self._host = host_of(self._worker)
+        self._host.check_on_loop("Preemption")
         if self._signals:
             _refuse_other_handlers(self._signals)
         for number in self._signals:
@@ -398,12 +401,12 @@ class Preemption:
         context = contextvars.copy_context()
         if worker.is_closed:  # and so are its threads
             return asyncio.to_thread(context.run, callback)
-        worker.parts.pool.submit(lambda: context.run(callback), outcome_to(future))
+        self._host.pool.submit(lambda: context.run(callback), outcome_to(future))
         return future
 
     def _interrupt(self, worker: Worker) -> None:
         """Cancel the block, unless it already ends together with the group."""
-        if worker.parts.graceful_shutdown.has_begun or worker.is_closed:
+        if worker.is_closed or self._host.is_ending:
             return
         self._is_interrupted = True
         self._task.cancel(f"worker {worker.name!r} is preempted")
@@ -414,7 +417,7 @@ class Preemption:
         assert end_s is not None  # there was a notice
         left_s = max(end_s - self._loop.time(), 0.0)
         drain_s = min(worker.options.drain_timeout_s, left_s)
-        graceful = self._graceful and not worker.parts.graceful_shutdown.has_begun
+        graceful = self._graceful and not self._host.is_ending
         try:
             await worker.shutdown(
                 graceful=graceful, timeout_s=left_s, drain_timeout_s=drain_s

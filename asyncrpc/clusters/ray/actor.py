@@ -16,10 +16,9 @@ from multiprocessing import spawn
 from pathlib import Path
 from typing import Any, Final
 
+from asyncrpc import JoinRendezvous, Options
 from asyncrpc.api import Worker
 from asyncrpc.core.host.socket_directory import SocketDirectory
-from asyncrpc.core.membership.rendezvous import JoinRendezvous
-from asyncrpc.core.options import Options
 from asyncrpc.errors import NotStartedError
 
 # Keys of multiprocessing's own record of a main module.

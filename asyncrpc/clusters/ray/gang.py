@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
+from asyncrpc import DeviceOptions, LocalRendezvous, Options, Peer
 from asyncrpc.api import Worker
 from asyncrpc.clusters.ray.actor import (
     GangWorker,
@@ -42,9 +43,6 @@ from asyncrpc.core.arguments import (
     is_seconds,
     wrong,
 )
-from asyncrpc.core.membership.rendezvous import LocalRendezvous
-from asyncrpc.core.options import DeviceOptions, Options
-from asyncrpc.core.peers.peer import Peer
 from asyncrpc.errors import (
     AlreadyStartedError,
     GangError,

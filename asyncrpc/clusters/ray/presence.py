@@ -10,10 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from asyncrpc.core.membership.changes import MemberChange, MemberChanges
-from asyncrpc.core.membership.machine.records import (
-    ChangeKind,
-)
+from asyncrpc import ChangeKind, MemberChange, MemberChanges
 
 _ARRIVALS = frozenset({ChangeKind.JOINED, ChangeKind.RESTARTED, ChangeKind.BACK})
 

@@ -27,7 +27,12 @@ from asyncrpc.core.calls.deferred import DeferredMessages
 from asyncrpc.core.calls.heads import ReceivedHeads
 from asyncrpc.core.calls.inbound import InboundCall, Responder
 from asyncrpc.core.calls.long_messages import LongMessages
-from asyncrpc.core.calls.machine.calls import LinkStatus, PendingCalls, ServedCalls
+from asyncrpc.core.calls.machine.calls import (
+    LinkState,
+    LinkStatus,
+    PendingCalls,
+    ServedCalls,
+)
 from asyncrpc.core.calls.message_codec import (
     NO_META,
     SMALL_BYTES_MAX,
@@ -244,6 +249,11 @@ class Link:
     def is_lost(self) -> bool:
         """Return whether the connection has ended."""
         return self.status.is_lost
+
+    @property
+    def is_draining(self) -> bool:
+        """Return whether the peer has said that it takes no further calls."""
+        return self.status.state is LinkState.DRAINING
 
     @property
     def lost_because(self) -> str:

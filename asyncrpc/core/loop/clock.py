@@ -28,7 +28,12 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Deadline:
-    """A point in a clock's time, in seconds, and the timeout that it came from."""
+    """A point in a clock's time, and the timeout that it came from.
+
+    Attributes:
+        at_s: the point, in seconds; of a worker, by the clock of its event loop.
+        allowed_s: the timeout, in seconds, for the texts of errors.
+    """
 
     at_s: float
     allowed_s: float
@@ -37,7 +42,11 @@ class Deadline:
 
     @classmethod
     def after(cls, timeout_s: float, now_s: float) -> Deadline:
-        """Make the deadline that is `timeout_s` seconds from `now_s`."""
+        """Make the deadline that is `timeout_s` seconds from `now_s`.
+
+        Raises:
+            ValueError: `timeout_s` is not a number.
+        """
         if math.isnan(timeout_s):
             raise ValueError("timeout must be a number of seconds, not nan")
         return cls(now_s + timeout_s, timeout_s)

@@ -10,17 +10,24 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from asyncrpc.core.arguments import check_kind, wrong
 from asyncrpc.core.devices.maps import DeviceMap
-from asyncrpc.core.ids import Incarnation, WorkerId
+from asyncrpc.core.devices.staging import Devices
+from asyncrpc.core.ids import Incarnation, WorkerId, WorkerInfo
 from asyncrpc.core.loop.clock import Deadline
-from asyncrpc.core.loop.threads import Done, Job
+from asyncrpc.core.loop.threads import Done, Job, ThreadPool
+from asyncrpc.core.options import Options
 from asyncrpc.core.services.messages import Notice, Request
+from asyncrpc.core.trace.recorder import FlightRecorder
 from asyncrpc.core.wire.messages import Hello
 
+if TYPE_CHECKING:
+    from asyncrpc.core.services.extensions import Service
+
 T = TypeVar("T")
+S = TypeVar("S")
 
 
 class Scheduler(Protocol):
@@ -101,6 +108,10 @@ class PeerLink(Protocol):
     def is_lost(self) -> bool:
         """Return whether the connection has ended for good."""
 
+    @property
+    def is_draining(self) -> bool:
+        """Return whether the worker has said that it takes no further calls."""
+
     def check_room(self, nbytes: int, /) -> None:
         """Refuse to keep so many more bytes for the worker, unless there is room.
 
@@ -147,11 +158,24 @@ class ServiceHost(Scheduler, Protocol):
     """What a worker offers to its services.
 
     Attributes:
+        options: of the worker, completed from its environment.
+        recorder: keeps the last events of the worker; see `asyncrpc.trace`.
         queues: of requests that come to this worker's process, by name: each returns
             its figures, from any thread; metrics show them.
+        devices: copies tensors to and from devices.
+        pool: threads for functions.
+        random_bytes: returns so many unpredictable bytes.
+        note_of: returns the note beside the answer to a call, from what the called
+            function has said of it; None: no answer has a note.
     """
 
+    options: Options
+    recorder: FlightRecorder
     queues: dict[str, Callable[[], Mapping[str, float]]]
+    devices: Devices
+    pool: ThreadPool
+    random_bytes: Callable[[int], bytes]
+    note_of: Callable[[Any], Any] | None
 
     @property
     def name(self) -> str:
@@ -165,6 +189,30 @@ class ServiceHost(Scheduler, Protocol):
     def id(self) -> WorkerId:
         """Its name, and the number of this life of it."""
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where other workers can reach it."""
+
+    @property
+    def listening(self) -> tuple[str, ...]:
+        """Where it listens, also if its addresses for others are not these."""
+
+    @property
+    def active(self) -> int:
+        """Number of calls that it serves now."""
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it shuts down, and connects to no other worker."""
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it has asked for the end of the group."""
+
+    @property
+    def known_members(self) -> list[WorkerInfo]:
+        """The members that it knows, itself included."""
+
     def check_on_loop(self, used: str) -> None:
         """Raise unless the worker runs, and its event loop runs here.
 
@@ -176,6 +224,26 @@ class ServiceHost(Scheduler, Protocol):
             UsageError: another event loop runs here, or none.
         """
 
+    def check_loop(self, used: str) -> None:
+        """Raise unless its event loop runs here; the worker may have ended.
+
+        Args:
+            used: the name of the called function, for the error.
+
+        Raises:
+            UsageError: another event loop runs here, or none.
+        """
+
+    def add_service(self, service: Service) -> None:
+        """Take the messages of a service from now on; earlier messages were refused.
+
+        A service that peers may use at once is added before the start, see
+        `add_service`.
+        """
+
+    def find_service(self, kind: type[S]) -> S | None:
+        """Return the service of a class; None if the worker has none."""
+
     def link_to(self, to: str) -> Awaitable[PeerLink]:
         """Return the link to a worker, connecting if need be.
 
@@ -184,8 +252,49 @@ class ServiceHost(Scheduler, Protocol):
             WorkerLostError: the worker cannot be reached.
         """
 
+    def open_link_to(self, to: str) -> PeerLink | None:
+        """Return the open link to a worker; None if there is none yet.
+
+        Raises:
+            UnknownWorkerError: no worker has this name.
+        """
+
+    def incarnation_of(self, to: str) -> Incarnation | None:
+        """Return the incarnation of a worker; None if no worker of the name is known.
+
+        Args:
+            to: its name.
+        """
+
+    def find_member(self, name: str, timeout_s: float) -> Awaitable[None]:
+        """Ask the other members about a worker that this one does not know.
+
+        Args:
+            name: of the worker.
+            timeout_s: seconds to wait for it.
+
+        Raises:
+            UnknownWorkerError: no member knows it in time.
+        """
+
+    def wait_idle(self, *, but: int = 0) -> Awaitable[None]:
+        """Wait until the worker serves no call.
+
+        Args:
+            but: so many calls may still run, such as the call that waits.
+        """
+
     def run_in_thread(self, job: Callable[[], T]) -> asyncio.Future[T]:
         """Run a function in a thread of the worker; called on the loop.
+
+        Raises:
+            RejectedError: the worker ends.
+        """
+
+    def run_on_host(self, job: Callable[[], T]) -> asyncio.Future[T]:
+        """Run a function that uses no device in a thread; called on the loop.
+
+        It does not wait for a lock of devices.
 
         Raises:
             RejectedError: the worker ends.

@@ -16,7 +16,7 @@ import sys
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from asyncrpc.core.ids import Incarnation, WorkerId
 from asyncrpc.core.services.extensions import (
@@ -31,6 +31,8 @@ from asyncrpc.core.services.router import Route, Router
 from asyncrpc.errors import ClosedError, MalformedError
 
 logger = logging.getLogger("asyncrpc")
+
+S = TypeVar("S")
 
 LOST_KEPT: Final = 4096
 NOTICES_MAX: Final = 4096  # of one peer, that wait while the code loads
@@ -99,6 +101,17 @@ class Services:
         if isinstance(service, LaterService):
             return service.load()
         return service
+
+    def of_kind(self, kind: type[S]) -> S | None:
+        """Return the service of a class, None if there is none; load it if need be."""
+        for service in self:
+            if isinstance(service, LaterService):
+                if service.name != getattr(kind, "name", None):
+                    continue
+                service = service.load()  # noqa: PLW2901  (which takes its place)
+            if isinstance(service, kind):
+                return service
+        return None
 
     def held_for(self, peer: Incarnation) -> int:
         """Return how many bytes the services keep for a peer."""

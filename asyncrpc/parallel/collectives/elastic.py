@@ -21,7 +21,7 @@ from asyncrpc.errors import (
     UnknownWorkerError,
     UsageError,
 )
-from asyncrpc.extend import PeerLink, WorkerId
+from asyncrpc.extend import PeerLink, ServiceHost, WorkerId
 from asyncrpc.parallel.collectives.machine.operations import CollectiveFailure
 from asyncrpc.parallel.collectives.machine.reconfiguration import (
     EXCLUDED,
@@ -36,7 +36,6 @@ from asyncrpc.parallel.collectives.messages import (
     notice_of,
     standing_of,
 )
-from asyncrpc.parallel.collectives.ports import GroupWorker
 
 REPEAT_S: Final = 1.0
 FIND_S: Final = 5.0  # for others to find an applicant that is not known here
@@ -45,7 +44,7 @@ FIND_S: Final = 5.0  # for others to find an applicant that is not known here
 class ElasticGroups:
     """All elastic groups of one worker, by name."""
 
-    def __init__(self, worker: GroupWorker) -> None:
+    def __init__(self, worker: ServiceHost) -> None:
         self._worker = worker
         self._all: dict[str, ElasticSeries] = {}
 
@@ -95,7 +94,7 @@ class ElasticSeries:
         machine: decides; its callers call `carry_out` afterwards.
     """
 
-    def __init__(self, worker: GroupWorker, name: str) -> None:
+    def __init__(self, worker: ServiceHost, name: str) -> None:
         self.name = name
         self.machine = ElasticMember(worker.id, worker.rank)
         self.current: Matching | None = None
@@ -140,9 +139,9 @@ class ElasticSeries:
         """Find the members that this worker does not know yet."""
         worker = self._worker
         for member in view.members:
-            if worker.directory.known_incarnation(member.name) is None:
+            if worker.incarnation_of(member.name) is None:
                 with contextlib.suppress(AsyncRpcError):  # its loss will be noticed
-                    await worker.membership.find(member.name, FIND_S)
+                    await worker.find_member(member.name, FIND_S)
 
     def leave(self) -> None:
         """Leave the group for good; others do not wait for this worker."""
@@ -240,7 +239,7 @@ class ElasticSeries:
 
     def _link_to(self, name: str) -> PeerLink | None:
         try:
-            return self._worker.directory.link_to(name)
+            return self._worker.open_link_to(name)
         except UnknownWorkerError:  # it has just joined, and another worker knows it
             return None
 
@@ -250,7 +249,7 @@ class ElasticSeries:
             try:
                 link = await worker.link_to(name)
             except UnknownWorkerError:
-                await worker.membership.find(name, FIND_S)
+                await worker.find_member(name, FIND_S)
                 link = await worker.link_to(name)
         except AsyncRpcError:
             self.machine.cannot_reach(name)
@@ -268,5 +267,5 @@ class ElasticSeries:
         self.carry_out()
 
     def _others(self) -> list[str]:
-        known = self._worker.membership.known
+        known = self._worker.known_members
         return [worker.name for worker in known if worker.name != self._worker.name]

@@ -11,9 +11,10 @@ from typing import Final, Literal, Self, TypeAlias
 from asyncrpc.core.arguments import check_choice, check_count, check_seconds, check_text
 from asyncrpc.core.worker import Worker
 from asyncrpc.errors import UsageError
+from asyncrpc.extend import host_of, service_of
 from asyncrpc.parallel.collectives import given
 from asyncrpc.parallel.collectives.elastic import ElasticSeries
-from asyncrpc.parallel.collectives.group import TIMEOUT_S, Group, group_over, service_of
+from asyncrpc.parallel.collectives.group import TIMEOUT_S, Group, group_over
 from asyncrpc.parallel.collectives.machine.reconfiguration import (
     EXCLUDED,
     NEWCOMER_STEP,
@@ -21,6 +22,7 @@ from asyncrpc.parallel.collectives.machine.reconfiguration import (
     Application,
 )
 from asyncrpc.parallel.collectives.machine.views import View
+from asyncrpc.parallel.collectives.service import CollectivesService
 
 Quorum: TypeAlias = Literal["majority", "any"]
 QUORUMS: Final = ("majority", "any")
@@ -76,7 +78,7 @@ class ElasticGroup:
         self.name = series.name
         self._series = series
         self._timeout_s = timeout_s
-        self._service = service_of(worker)
+        self._service = service_of(worker, CollectivesService)
         self._is_closed = False
         self._begin(view)
 
@@ -159,7 +161,7 @@ class ElasticGroup:
 
         Source: c10d's `reconfigure`; the view changes of virtual synchrony.
         """
-        self.worker.parts.check_on_loop("ElasticGroup.reconfigure")
+        host_of(self.worker).check_on_loop("ElasticGroup.reconfigure")
         application = application_of(step, min_size, quorum)
         if timeout_s is None:
             timeout_s = self._timeout_s
@@ -189,7 +191,7 @@ class ElasticGroup:
             UsageError: the worker runs, and this is not its event loop.
         """
         if not self._is_closed and not self.worker.is_closed:
-            self.worker.parts.check_on_loop("ElasticGroup.close")
+            host_of(self.worker).check_on_loop("ElasticGroup.close")
             self._service.close_whole(self._matching, "has left")
             self._series.leave()
             self._service.elastic.drop(self._series)
@@ -205,7 +207,7 @@ class ElasticGroup:
         Cancellation:
             It never waits.
         """
-        self.worker.parts.check_on_loop("ElasticGroup")
+        host_of(self.worker).check_on_loop("ElasticGroup")
         return self
 
     async def __aexit__(
@@ -272,7 +274,7 @@ async def join_group(
     check_text("name", name, at_most=NAME_CHARACTERS_MAX)
     given.check_group(worker, name, timeout_s)
     application = application_of(step, min_size, "majority")
-    service = service_of(worker)
+    service = service_of(worker, CollectivesService)
     series = service.elastic.series(name)
     if series.machine.state not in (OUTSIDE, EXCLUDED):
         raise UsageError(

@@ -16,9 +16,9 @@ from asyncrpc.core.arguments import (
     wrong,
 )
 from asyncrpc.core.devices.names import CPU
-from asyncrpc.core.parts import Parts
 from asyncrpc.core.worker import Worker
 from asyncrpc.errors import UsageError
+from asyncrpc.extend import ServiceHost, host_of
 
 _REASON_MAX: Final = 4096  # characters that other ranks get
 _TAG_BITS: Final = 63  # and the sign: what a message can carry
@@ -32,21 +32,21 @@ def check_group(worker: Worker, name: str, timeout_s: float | None) -> None:
     check_kind("name", name, str, "a string")
     if timeout_s is not None:
         check_seconds("timeout_s", timeout_s, at_least=0)
-    worker.parts.check_on_loop("Group")
+    host_of(worker).check_on_loop("Group")
 
 
-def names_of(worker: Parts, members: Sequence[str | int] | None) -> tuple[str, ...]:
+def names_of(worker: Worker, members: Sequence[str | int] | None) -> tuple[str, ...]:
     """Return the names of the workers of a group, by rank."""
     if members is None:
-        if worker.identity.world_size <= 0:
+        if worker.world_size <= 0:
             problem = "is not in a group of a fixed size; pass members=[...]"
             raise UsageError(f"worker {worker.name!r} {problem}")
-        members = range(worker.identity.world_size)
+        members = range(worker.world_size)
     check_sequence("members", members, "a list of names or ranks of workers")
     for index, member in enumerate(members):
         wanted = "the name or rank of a worker"
         check_kind(f"members[{index}]", member, (str, int), wanted)
-    names = tuple(worker.directory.member(member).name for member in members)
+    names = tuple(worker.peer(member).name for member in members)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(
@@ -79,14 +79,14 @@ def check_tag(tag: object) -> None:
         raise wrong("tag", f"an integer of {_TAG_BITS + 1} bits", tag)
 
 
-async def check_device(worker: Parts, device: str) -> None:
+async def check_device(host: ServiceHost, device: str) -> None:
     """Raise UsageError unless this worker has a device of the name."""
     if type(device) is not str or len(device) > _DEVICE_MAX:
         raise wrong("device", "the name of a device", device)
     if device == CPU:
         return
     try:
-        await worker.run_in_thread(lambda: worker.devices.require(device))
+        await host.run_in_thread(lambda: host.devices.require(device))
     except UsageError as error:
         raise UsageError(f"device cannot be {device!r}: {error}") from error
 

@@ -10,16 +10,15 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from asyncrpc import extend
 from asyncrpc.core.arguments import check_kind
 from asyncrpc.core.torch_modes import plain_steps
 from asyncrpc.core.worker import Worker
 from asyncrpc.errors import CollectiveError, UsageError
-from asyncrpc.extend import does
 from asyncrpc.parallel.collectives import given
 from asyncrpc.parallel.collectives import tensors as shapes
 from asyncrpc.parallel.collectives.machine.operations import Descriptor
 from asyncrpc.parallel.collectives.matching import CollectiveRun, Matching, group_label
-from asyncrpc.parallel.collectives.messages import SERVICE
 from asyncrpc.parallel.collectives.path import Path
 from asyncrpc.parallel.collectives.reductions import reduction_for
 from asyncrpc.parallel.collectives.runs import CollectiveRuns
@@ -27,13 +26,6 @@ from asyncrpc.parallel.collectives.service import CollectivesService
 from asyncrpc.parallel.collectives.tensors import Hosted, RankTensors
 
 TIMEOUT_S: Final = 1800.0  # as torch.distributed's
-
-
-def service_of(worker: Worker) -> CollectivesService:
-    """Return the collectives service of a worker."""
-    service = worker.parts.service(SERVICE)
-    assert isinstance(service, CollectivesService)
-    return service
 
 
 def group_over(
@@ -101,22 +93,27 @@ class Group:
             NotStartedError: `worker` is not running.
         """
         given.check_group(worker, name, timeout_s)
-        names = given.names_of(worker.parts, members)
-        self._begin(worker, name, timeout_s, service_of(worker).open(name, names))
+        names = given.names_of(worker, members)
+        self._begin(
+            worker,
+            name,
+            timeout_s,
+            extend.service_of(worker, CollectivesService).open(name, names),
+        )
 
     def _begin(
         self, worker: Worker, name: str, timeout_s: float | None, matching: Matching
     ) -> None:
         self.worker = worker
-        self.parts = worker.parts
+        self.host = extend.host_of(worker)
         self.name = name
         self.timeout_s = timeout_s
-        self._service = service_of(worker)
+        self._service = extend.service_of(worker, CollectivesService)
         self._matching = matching
         self.members = tuple(matching.members)
         self.rank = matching.rank
         self.size = len(self.members)
-        self._runs = CollectiveRuns(self.parts, matching)
+        self._runs = CollectiveRuns(self.host, matching)
         self._points = matching.points
         self._duplicates = 0
         self.kept: WeakKeyDictionary[object, Any] = WeakKeyDictionary()
@@ -176,7 +173,7 @@ class Group:
                 loop.
         """
         check_kind("reason", reason, str, "a string")
-        self.parts.check_on_loop("Group.refuse")
+        self.host.check_on_loop("Group.refuse")
         self._runs.start_opening()
         self._matching.refuse(given.speakable(reason))
 
@@ -187,7 +184,7 @@ class Group:
             UsageError: the worker runs, and this is not its event loop.
         """
         if not self.worker.is_closed:  # its end has closed all groups
-            self.parts.check_on_loop("Group.close")
+            self.host.check_on_loop("Group.close")
             self._service.close_group(self._matching)
         self._runs.opening = None  # its result holds all shared memory
         self.kept.clear()
@@ -198,10 +195,10 @@ class Group:
         Raises:
             UsageError: the worker has ended, or this is not its event loop.
         """
-        self.parts.check_on_loop("Group")
+        self.host.check_on_loop("Group")
         return self
 
-    @does(lambda at: group_label(at["self"].path))  # in its `async with`
+    @extend.does(lambda at: group_label(at["self"].path))  # in its `async with`
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
@@ -265,7 +262,7 @@ class Group:
         by = reduction_for(op, tensor.dtype)
         async with (
             self._run(shapes.described("all_reduce", tensor, op)) as (run, path),
-            Hosted(self.parts.devices, tensor) as host,
+            Hosted(self.host.devices, tensor) as host,
         ):
             with shapes.flat(host) as flat:
                 await path.all_reduce(run, flat, by)
@@ -291,7 +288,7 @@ class Group:
         by = reduction_for(op, tensor.dtype)
         async with (
             self._run(shapes.described("reduce", tensor, op, root)) as (run, path),
-            Hosted(self.parts.devices, tensor, write=write) as host,
+            Hosted(self.host.devices, tensor, write=write) as host,
         ):
             with shapes.flat(host, write=write) as flat:
                 await path.reduce(run, flat, by, root)
@@ -314,7 +311,7 @@ class Group:
         shapes.check(tensor, is_written=write)
         async with (
             self._run(shapes.described("broadcast", tensor, "", root)) as (run, path),
-            Hosted(self.parts.devices, tensor, write=write) as host,
+            Hosted(self.host.devices, tensor, write=write) as host,
         ):
             with shapes.flat(host, write=write) as flat:
                 await path.broadcast(run, flat, root)
@@ -335,7 +332,7 @@ class Group:
         async with self._run(descriptor) as (run, path):
             (mine,) = await self._copies([tensor])
             gathered = await path.all_gather(run, mine)
-        return await shapes.put_like(self.parts.devices, gathered, tensor)
+        return await shapes.put_like(self.host.devices, gathered, tensor)
 
     @plain_steps
     async def gather(
@@ -358,7 +355,7 @@ class Group:
             gathered = await path.gather(run, mine, root)
         if self.rank != root:
             return None
-        return await shapes.put_like(self.parts.devices, gathered, tensor)
+        return await shapes.put_like(self.host.devices, gathered, tensor)
 
     @plain_steps
     async def scatter(
@@ -381,7 +378,7 @@ class Group:
         """
         given.check_rank(root, "root", self.size)
         if device is not None:
-            await given.check_device(self.parts, device)
+            await given.check_device(self.host, device)
         whole = None
         if self.rank == root:
             whole = shapes.one_each(tensors, "scatter", self.size)
@@ -395,7 +392,7 @@ class Group:
             part = await path.scatter(run, parts, root)
         if device is None:
             return part
-        return (await self.parts.devices.placed({0: (part, device)}))[0]
+        return (await self.host.devices.placed({0: (part, device)}))[0]
 
     @plain_steps
     async def reduce_scatter(
@@ -412,7 +409,7 @@ class Group:
             The part of this rank, a new tensor.
         """
         parts = RankTensors(tensors, "reduce_scatter", self.size)
-        devices, dtype = self.parts.devices, parts.like.dtype
+        devices, dtype = self.host.devices, parts.like.dtype
         by = reduction_for(op, dtype)
         if len(parts.dtypes) > 1:
             raise UsageError("tensors of reduce_scatter must have one dtype")
@@ -438,7 +435,7 @@ class Group:
             One tensor of each rank.
         """
         devices, parts = (
-            self.parts.devices,
+            self.host.devices,
             RankTensors(tensors, "all_to_all", self.size),
         )
         descriptor = Descriptor("all_to_all", dtype=str(parts.like.dtype))
@@ -471,8 +468,8 @@ class Group:
         given.check_rank(to, "to", self.size)
         given.check_tag(tag)
         shapes.check(tensor)
-        self.parts.check_on_loop("Group.send")
-        (host,) = await self.parts.devices.copies_of([tensor])
+        self.host.check_on_loop("Group.send")
+        (host,) = await self.host.devices.copies_of([tensor])
         await self._points.send(host.detach(), to, tag, self.timeout_s)
 
     @plain_steps
@@ -505,7 +502,7 @@ class Group:
         given.check_tag(tag)
         if out is not None:
             shapes.check(out, "out", is_written=True)
-        self.parts.check_on_loop("Group.recv")
+        self.host.check_on_loop("Group.recv")
         received = await self._points.recv(from_, tag, self.timeout_s)
         if out is None:
             return received
@@ -517,14 +514,14 @@ class Group:
         if out.is_cpu:
             out.detach().copy_(received)
         else:
-            await self.parts.devices.write(out, received)
+            await self.host.devices.write(out, received)
         return out
 
     # --- parts -----------------------------------------------------------------------
 
     async def _copies(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return copies in contiguous host memory that nothing else refers to."""
-        hosts = await self.parts.devices.copies_of(tensors)
+        hosts = await self.host.devices.copies_of(tensors)
         return [
             shapes.copy(tensor) if tensor.is_cpu else shapes.packed(host)
             for tensor, host in zip(tensors, hosts, strict=True)

@@ -16,7 +16,6 @@ import torch
 
 from asyncrpc.core.calls.futures import task_here
 from asyncrpc.core.members import UNKNOWN_INCARNATION
-from asyncrpc.core.trace.events import OK, outcome_of
 from asyncrpc.errors import (
     AsyncRpcError,
     CollectiveError,
@@ -28,6 +27,7 @@ from asyncrpc.extend import (
     Incarnation,
     Notice,
     PeerLink,
+    ServiceHost,
     WaitDescription,
     WaitKind,
     WorkerId,
@@ -45,7 +45,7 @@ from asyncrpc.parallel.collectives.machine.operations import (
     Operation,
 )
 from asyncrpc.parallel.collectives.points import Points
-from asyncrpc.parallel.collectives.ports import GroupWorker
+from asyncrpc.trace import OK, outcome_of
 
 # After this wait a rank tells the others which collective it waits in.  So ranks that
 # wait in another collective notice the mismatch, and no rank waits forever.
@@ -89,7 +89,7 @@ class Matching:
         early: what comes before the group is made here, by the name of its sender.
     """
 
-    def __init__(self, worker: GroupWorker, group_id: int) -> None:
+    def __init__(self, worker: ServiceHost, group_id: int) -> None:
         self.worker = worker
         self.loop = worker.loop
         self.id = group_id
@@ -287,7 +287,7 @@ class Matching:
 
     def _tell(self, rank: int, notice: Notice) -> None:
         name = self.members[rank]
-        link = self.worker.directory.link_to(name)
+        link = self.worker.open_link_to(name)
         if link is not None:
             link.tell(notice, at_once=True)
         elif not self.worker.is_draining:
@@ -327,7 +327,7 @@ class Matching:
     async def link(self, rank: int) -> PeerLink:
         """Return the link to a rank."""
         name = self.members[rank]
-        link = self.worker.directory.link_to(name)
+        link = self.worker.open_link_to(name)
         if link is not None:
             return link
         try:
@@ -376,7 +376,7 @@ class CollectiveRun:
         """Send tensors to a rank; they must stay as they are until `settle`."""
         matching = self.matching
         link: PeerLink | None
-        link = matching.worker.directory.link_to(matching.members[rank])
+        link = matching.worker.open_link_to(matching.members[rank])
         if link is None:
             link = await matching.link(rank)
         index = self._sent[rank]

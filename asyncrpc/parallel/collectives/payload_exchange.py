@@ -27,7 +27,7 @@ from asyncrpc.core.barriers.messages import (
     Purpose,
     Replicas,
 )
-from asyncrpc.core.parts import Parts
+from asyncrpc.core.barriers.service import BarrierService
 from asyncrpc.core.worker import Worker
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -40,11 +40,14 @@ from asyncrpc.extend import (
     Count,
     PeerLink,
     Request,
+    ServiceHost,
     Spread,
     WorkerId,
     answers,
     ask,
+    host_of,
     message,
+    service_of,
 )
 
 SERVICE: Final = "rendezvous"
@@ -110,23 +113,22 @@ async def rendezvous(
     payloads become part of the graph; older versions sent them through one server.
     """
     check_kind("worker", worker, Worker, "a worker")
-    worker.parts.check_on_loop("rendezvous")
+    host_of(worker).check_on_loop("rendezvous")
     check_kind("tag", tag, str, "a string")
     if len(tag) > TAG_CHARS_MAX:
         raise wrong("tag", f"a string of at most {TAG_CHARS_MAX} characters", tag)
     check_kind("payload", payload, bytes, "bytes")
     if timeout_s is not None:
         check_seconds("timeout_s", timeout_s, at_least=0)
-    key = Key(Purpose.RENDEZVOUS, tag, _ranks_of(worker.parts, members))
-    most = payload_bytes_max(len(key.replicas or range(worker.parts.barriers.size)))
+    barriers = service_of(worker, BarrierService)
+    key = Key(Purpose.RENDEZVOUS, tag, _ranks_of(barriers, members))
+    most = payload_bytes_max(len(key.replicas or range(barriers.size)))
     if len(payload) > most:
         raise UsageError(
             f"the payload has {len(payload):,} bytes; with so many members each may "
             f"have {most:,}"
         )
-    service = worker.parts.service(SERVICE)
-    assert isinstance(service, RendezvousService)
-    return await service.meet(key, payload, timeout_s)
+    return await service_of(worker, RendezvousService).meet(key, payload, timeout_s)
 
 
 def payload_bytes_max(members: int) -> int:
@@ -134,9 +136,11 @@ def payload_bytes_max(members: int) -> int:
     return min(PAYLOAD_BYTES_MAX, ALL_BYTES_MAX // members)
 
 
-def _ranks_of(parts: Parts, members: Sequence[str | int] | None) -> Replicas:
+def _ranks_of(
+    barriers: BarrierService, members: Sequence[str | int] | None
+) -> Replicas:
     """Return the ranks of the members; None for all of the group, in order."""
-    size, own = parts.barriers.size, parts.identity.rank
+    size, own = barriers.size, barriers.identity.rank
     if not size:
         raise UsageError("a rendezvous needs ranks, and this group has no ranks")
     if members is None:
@@ -146,7 +150,7 @@ def _ranks_of(parts: Parts, members: Sequence[str | int] | None) -> Replicas:
     ranks = []
     for index, member in enumerate(members):
         check_kind(f"members[{index}]", member, (str, int), wanted)
-        rank = parts.directory.member(member).rank if type(member) is str else member
+        rank = barriers.peers.member(member).rank if type(member) is str else member
         assert isinstance(rank, int)
         if not 0 <= rank < size:
             raise UsageError(f"members[{index}] must be {wanted}, not {member!r}")
@@ -157,8 +161,8 @@ def _ranks_of(parts: Parts, members: Sequence[str | int] | None) -> Replicas:
     if own not in ranks:
         more = "..." if len(ranks) > LISTED_MAX else ""
         raise UsageError(
-            f"worker {parts.name!r} (rank {own}) is not among the members of this "
-            f"rendezvous: {ranks[:LISTED_MAX]}{more}"
+            f"worker {barriers.identity.name!r} (rank {own}) is not among the members"
+            f" of this rendezvous: {ranks[:LISTED_MAX]}{more}"
         )
     return None if ranks == list(range(size)) else tuple(ranks)
 
@@ -226,8 +230,9 @@ class RendezvousService:
 
     name = SERVICE
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, host: ServiceHost, barriers: BarrierService) -> None:
+        self._host = host
+        self._barriers = barriers
         self._open: dict[ExchangeId, PayloadExchange] = {}
         self._is_closed = False
         self.routes = (
@@ -239,7 +244,7 @@ class RendezvousService:
         self, key: Key, payload: bytes, timeout_s: float | None
     ) -> list[bytes]:
         """Come to the next round of a series, and exchange payloads."""
-        loop, participant = self._parts.loop, self._parts.barriers.participant(key)
+        loop, participant = self._host.loop, self._barriers.participant(key)
         end_s = None if timeout_s is None else loop.time() + timeout_s
         begun: list[tuple[int, PayloadExchange]] = []
 
@@ -269,13 +274,13 @@ class RendezvousService:
         exchange = self._exchange(of, series)
         if self._is_closed:
             exchange.fail(self._farewell)
-        self._parts.start_task(self._run(of, exchange, payload))
+        self._host.start_task(self._run(of, exchange, payload))
         return exchange
 
     def _exchange(self, of: ExchangeId, series: Series) -> PayloadExchange:
         exchange = self._open.get(of)
         if exchange is None:
-            exchange = self._open[of] = PayloadExchange(self._parts.loop, series)
+            exchange = self._open[of] = PayloadExchange(self._host.loop, series)
         return exchange
 
     async def _run(
@@ -302,29 +307,29 @@ class RendezvousService:
 
     async def _collect(self, of: ExchangeId, rank: int) -> Payloads:
         try:
-            link = await self._parts.link_to(self._parts.barriers.name_of(rank))
+            link = await self._host.link_to(self._barriers.name_of(rank))
             return await ask(link, CollectBranch(of))
         except AsyncRpcError as error:
             return Payloads([], f"{self._who(rank)} is gone: {error}")
 
     async def _share(self, of: ExchangeId, rank: int, whole: Payloads) -> None:
         with suppress(AsyncRpcError):  # of a child that is gone meanwhile
-            link = await self._parts.link_to(self._parts.barriers.name_of(rank))
+            link = await self._host.link_to(self._barriers.name_of(rank))
             await ask(link, SharePayloads(of, whole))
 
     def _who(self, rank: int) -> str:
-        return self._parts.barriers.table.who(rank)
+        return self._barriers.table.who(rank)
 
     @property
     def _farewell(self) -> str:
-        return f"{self._who(self._parts.identity.rank)} shuts down"
+        return f"{self._who(self._host.rank)} shuts down"
 
     # --- requests of the parent ------------------------------------------------------
 
     async def _on_collect(self, link: PeerLink, request: CollectBranch) -> Payloads:
         exchange = self._asked_for(link, request.of)
         if exchange is None:
-            own = self._who(self._parts.identity.rank)
+            own = self._who(self._host.rank)
             return Payloads([], f"{own} has given it up")
         # A parent that gives up must not cancel what others wait for.
         return await asyncio.shield(exchange.branch)
@@ -340,11 +345,11 @@ class RendezvousService:
     def _asked_for(self, link: PeerLink, of: ExchangeId) -> PayloadExchange | None:
         """Return the exchange that the parent speaks of; None: it is over here."""
         key = Key(Purpose.RENDEZVOUS, of.tag, of.replicas)
-        rank, ranks = self._parts.barriers.checked_sender(link, key)
-        parent, _ = tree_position(ranks.index(self._parts.identity.rank), len(ranks))
+        rank, ranks = self._barriers.checked_sender(link, key)
+        parent, _ = tree_position(ranks.index(self._host.rank), len(ranks))
         if parent is None or ranks[parent] != rank:
             raise MalformedError(f"rank {rank} is not the parent in {key.label()}")
-        series = self._parts.barriers.table.known(key)
+        series = self._barriers.table.known(key)
         if series is None:  # this worker has not come to it: no member can have passed
             return None
         # The result of the round came before, but its call may have to be woken yet.
@@ -358,7 +363,7 @@ class RendezvousService:
         """Fail every exchange whose next news would come from the worker."""
         for exchange in self._open.values():
             rank = exchange.series.parent
-            if rank is not None and self._parts.barriers.name_of(rank) == peer.name:
+            if rank is not None and self._barriers.name_of(rank) == peer.name:
                 problem = f"{self._who(rank)} is gone: {reason}"
                 settle(exchange.whole, Payloads([], problem))
 

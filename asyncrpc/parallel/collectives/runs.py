@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from asyncrpc.core.parts import Parts
 from asyncrpc.core.serde import words_of
 from asyncrpc.core.torch_modes import plain_steps
 from asyncrpc.errors import CollectiveError, GroupChangedError
+from asyncrpc.extend import ServiceHost
 from asyncrpc.parallel.collectives.machine.operations import (
     CollectiveFailure,
     Descriptor,
@@ -34,9 +34,9 @@ class CollectiveRuns:
         opening: agrees with the other ranks on the path; None: it has not begun.
     """
 
-    def __init__(self, parts: Parts, matching: Matching) -> None:
+    def __init__(self, host: ServiceHost, matching: Matching) -> None:
         self.opening: asyncio.Task[Path] | None = None
-        self._parts = parts
+        self._host = host
         self._matching = matching
         self._turn = asyncio.Semaphore(RUNNING_MAX)
 
@@ -49,7 +49,7 @@ class CollectiveRuns:
         Args:
             timeout_s: seconds that it may take; None: no limit.
         """
-        self._parts.check_on_loop(f"Group.{descriptor.operation}")
+        self._host.check_on_loop(f"Group.{descriptor.operation}")
         opening = self.start_opening()
         run = self._matching.begin(descriptor, timeout_s)
         try:
@@ -72,7 +72,7 @@ class CollectiveRuns:
         """Begin the collective in which all agree on the path, if it has not begun."""
         if self.opening is None:
             run = self._matching.begin(Descriptor("open"), None)
-            self.opening = self._parts.start_task(self._open(run))
+            self.opening = self._host.start_task(self._open(run))
             # A refusal waits for nothing: its outcome may never be awaited.
             self.opening.add_done_callback(lambda it: it.cancelled() or it.exception())
         return self.opening

@@ -16,7 +16,7 @@ from asyncrpc.errors import (
     MalformedError,
     UsageError,
 )
-from asyncrpc.extend import Incarnation, PeerLink, WorkerId, answers, takes
+from asyncrpc.extend import Incarnation, PeerLink, ServiceHost, WorkerId, answers, takes
 from asyncrpc.parallel.collectives.elastic import ElasticGroups
 from asyncrpc.parallel.collectives.machine.operations import (
     EARLY_MAX,
@@ -36,7 +36,6 @@ from asyncrpc.parallel.collectives.messages import (
     TensorBlock,
     WakeUp,
 )
-from asyncrpc.parallel.collectives.ports import GroupWorker
 
 # Groups that another worker has made and this worker has not made yet.
 UNKNOWN_MAX: Final = 1024
@@ -57,7 +56,7 @@ class CollectivesService:
 
     name = SERVICE
 
-    def __init__(self, worker: GroupWorker) -> None:
+    def __init__(self, worker: ServiceHost) -> None:
         self.worker = worker
         self._groups: dict[int, Matching] = {}
         self._closed: OrderedDict[int, str] = OrderedDict()
@@ -106,7 +105,7 @@ class CollectivesService:
         self._serials[base] += 1
         matching = self._find(group_id(name, members, self._serials[base]))
         label = f"group {name!r}" if name else "a group"
-        known = self.worker.directory.known_incarnation
+        known = self.worker.incarnation_of
         matching.lives = {member: known(member) for member in members}
         self._join(matching, label, name, members)
         return matching

@@ -223,7 +223,7 @@ class DistributedDataParallel(nn.Module):
             The module has no ranks: call it again.
         """
         check_group(group)
-        group.parts.check_on_loop("DistributedDataParallel.regroup")
+        group.host.check_on_loop("DistributedDataParallel.regroup")
         self._reducer.check_idle()
         self._is_ready = False
         if group is not self.group:
@@ -297,7 +297,7 @@ class DistributedDataParallel(nn.Module):
             check_roots(loss, gradient)
         elif gradient is not None and not isinstance(gradient, torch.Tensor):
             check_sequence("gradient", gradient, "a tensor, or a list of tensors")
-        self.group.parts.check_on_loop("DistributedDataParallel.backward")
+        self.group.host.check_on_loop("DistributedDataParallel.backward")
         losses: list[Loss] = []
         context = contextvars.copy_context()
         compute = surrounded(loss, modes_here()) if callable(loss) else None

@@ -51,8 +51,8 @@ async def broadcast_state(group: Group, state: Any, source: int) -> Any:
     """
     check_group(group)
     check_rank(source, "source", group.size)
-    run_in_thread = group.parts.run_in_thread
-    group.parts.check_on_loop("broadcast_state")
+    run_in_thread = group.host.run_in_thread
+    group.host.check_on_loop("broadcast_state")
     packed = torch.empty(0, dtype=torch.uint8, device="cpu")
     if group.rank == source:
         try:

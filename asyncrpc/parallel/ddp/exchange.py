@@ -75,7 +75,7 @@ class Exchange:
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop that everything runs on."""
-        return self.group.parts.loop
+        return self.group.host.loop
 
     def set_hook(self, state: object, hook: Hook) -> None:
         """Let a hook reduce the buckets."""
@@ -152,7 +152,7 @@ class Exchange:
 
     def _start(self, current: Backward) -> None:
         try:
-            task = self.group.parts.start_task(self.run(current))
+            task = self.group.host.start_task(self.run(current))
         except BaseException as error:  # noqa: BLE001  (the thread of the pass raises it)
             current.end(error)
             return
@@ -194,7 +194,7 @@ class Exchange:
             buffers = await self._send_buffers(current.terms.root)
         for bucket in range(len(current.results)):
             await current.wait_full(bucket)
-            began_s = self.group.parts.recorder.now_s()
+            began_s = self.group.host.recorder.now_s()
             with current.communicating():
                 current.results[bucket] = await self._reduce(current, bucket)
             self._note_reduced(bucket, began_s, current.results[bucket])
@@ -216,7 +216,7 @@ class Exchange:
     def _note_reduced(
         self, bucket: int, began_s: float, reduced: torch.Tensor | None
     ) -> None:
-        recorder = self.group.parts.recorder
+        recorder = self.group.host.recorder
         nbytes = 0 if reduced is None or reduced.is_sparse else reduced.nbytes
         task = task_here(self.loop)
         recorder.buckets.record((recorder.now_s(), began_s, bucket, nbytes, task))
@@ -270,7 +270,7 @@ class Exchange:
         if is_coroutine_hook(hook):
             return await alone(hook(self._bound, bucket))
         # It may compute, or wait, for as long as it likes.
-        run = self.group.parts.run_in_thread
+        run = self.group.host.run_in_thread
         result = await run(lambda: hook(self._bound, bucket))
         if inspect.isawaitable(result):
             result = await result
@@ -321,7 +321,7 @@ class Exchange:
         assert self.buffers is not None
         if all(buffer.is_cpu for buffer in self.buffers.now()):
             return job()
-        return await self.group.parts.run_in_thread(job)
+        return await self.group.host.run_in_thread(job)
 
     async def _send_order(self, current: Backward) -> None:
         count = len(self.parameters)

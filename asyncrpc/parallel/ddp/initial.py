@@ -44,7 +44,7 @@ async def verify(
 
 async def broadcast(group: Group, tensors: Sequence[torch.Tensor], root: int) -> None:
     """Fill tensors with those of one rank, a few megabytes at a time."""
-    run_in_thread = group.parts.run_in_thread
+    run_in_thread = group.host.run_in_thread
     for some in _portions(tensors):
         packed = await run_in_thread(lambda some=some: pack(some))  # type: ignore[misc]
         await group.broadcast(packed, root)

@@ -137,7 +137,7 @@ class Join:
             UsageError: a module is within another `join`, or this is not the worker's
                 event loop.
         """
-        self._exchange.group.parts.check_on_loop("Join")
+        self._exchange.group.host.check_on_loop("Join")
         if any(part.announce is not None for part in self._parts):
             raise UsageError("this module is already within a `join`")
         for number, part in enumerate(self._parts, 1):

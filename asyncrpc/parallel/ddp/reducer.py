@@ -96,7 +96,7 @@ class Reducer:
         Args:
             roots_of: returns the tensors to begin at; called first in that thread.
         """
-        worker = self.exchange.group.parts
+        worker = self.exchange.group.host
         if not self.is_syncing:
 
             def run_alone() -> None:
@@ -224,7 +224,7 @@ class Reducer:
     def _begin_plain(self, number: int) -> Backward:
         self._unwatch()  # what is refused costs this call; later errors are told
         refuse_on_loop("loss.backward()", "`await module.backward(loss)`", self._loop)
-        if self.exchange.group.parts.pool.is_exclusive:
+        if self.exchange.group.host.pool.is_exclusive:
             raise UsageError(
                 "loss.backward() of a module on an exclusive device would keep the "
                 "lock while it waits: use `await module.backward(loss)`"
@@ -307,7 +307,7 @@ class Reducer:
     def _prepare(self, terms: PassConfig, *, is_plain: bool) -> Backward:
         gradients = self._gradients
         buckets = gradients.cut(terms.memory)
-        parts = self.exchange.group.parts
+        parts = self.exchange.group.host
         current = Backward(
             parts.loop,
             parts.pool,
@@ -377,7 +377,7 @@ class Reducer:
     def _complete_late(self, current: Backward) -> None:
         """Let a device compute all of its gradients at once, then take them."""
         if current.late:
-            self.exchange.group.parts.pool.settle()
+            self.exchange.group.host.pool.settle()
         for number in current.late:
             self._complete(current, number)
 
@@ -414,7 +414,7 @@ class Reducer:
         gradients = self._gradients
         buckets = gradients.cut(terms.memory)
         nothing = Readiness(buckets.numbers, [0] * len(gradients.learned))
-        worker = self.exchange.group.parts
+        worker = self.exchange.group.host
         current = Backward(
             worker.loop, worker.pool, buckets, nothing, terms, is_plain=False
         )

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from asyncrpc.autograd import context, current_context
 from asyncrpc.core.arguments import (
     check_callable,
     check_choice,
@@ -32,14 +33,13 @@ from asyncrpc.core.arguments import (
     wrong,
 )
 from asyncrpc.core.autograd.context import current_context_var
-from asyncrpc.core.autograd.public import context, current_context
 from asyncrpc.core.nn import owner
 from asyncrpc.core.nn.remote_module import RemoteModule
-from asyncrpc.core.optim.distributed import DistributedOptimizer
 from asyncrpc.core.optim.step import check_clipping
 from asyncrpc.core.rref.handle import RRef
 from asyncrpc.core.worker import current_worker
 from asyncrpc.errors import UsageError
+from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.parallel.pipeline.microbatches import join, rows_of, sizes, split
 from asyncrpc.parallel.pipeline.pipeline_report import PipelineReport, StageReport
 from asyncrpc.parallel.pipeline.pipeline_step import PipelineStep, together

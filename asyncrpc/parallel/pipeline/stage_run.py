@@ -19,13 +19,12 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from asyncrpc.autograd import current_context
 from asyncrpc.core.autograd.modes import modes_here
-from asyncrpc.core.autograd.public import current_context
 from asyncrpc.core.loop.clock import now_s
 from asyncrpc.core.rref.handle import RRef
 from asyncrpc.core.rref.shared import copy_of
 from asyncrpc.core.torch_modes import FunctionModes
-from asyncrpc.core.trace.stage_steps import StageSpan, StageStep
 from asyncrpc.core.worker import current_worker
 from asyncrpc.errors import LocalProtocolError, UsageError
 from asyncrpc.parallel.pipeline.graphs import Caught, Gradients, backward, enter
@@ -37,6 +36,7 @@ from asyncrpc.parallel.pipeline.schedules import (
     StageMachine,
     StagePosition,
 )
+from asyncrpc.trace import StageSpan, StageStep
 
 T = TypeVar("T")
 

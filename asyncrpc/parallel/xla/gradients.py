@@ -73,7 +73,7 @@ async def reduce_gradients(optimizer: torch.optim.Optimizer, group: Group) -> No
         for dtype, some in _by_dtype(parameters).items()
     ]
     gradients = [gradient for flat in flats for gradient in flat.gradients]
-    worker, nbytes = group.parts, sum(gradient.nbytes for gradient in gradients)
+    worker, nbytes = group.host, sum(gradient.nbytes for gradient in gradients)
     user = user_of(worker, gradients)
 
     def fetch() -> None:

@@ -113,7 +113,7 @@ async def broadcast_master_param(module: nn.Module, group: Group) -> None:
     """
     check_kind("module", module, nn.Module, "a torch.nn.Module")
     check_kind("group", group, Group, "a Group")
-    group.parts.check_on_loop("broadcast_master_param")
+    group.host.check_on_loop("broadcast_master_param")
     tensors = [parameter.detach() for parameter in module.parameters()]
     await broadcast(group, [*tensors, *module.buffers()], 0)
 

@@ -27,6 +27,7 @@ from asyncrpc.core.arguments import check_kind
 from asyncrpc.core.calls.context import current_worker_var
 from asyncrpc.core.worker import Worker
 from asyncrpc.errors import AsyncRpcError, UsageError
+from asyncrpc.extend import tracer_of
 from asyncrpc.serving.aiohttp_app.tracing import traced
 from asyncrpc.serving.contract import Contract
 from asyncrpc.serving.lifetime import (
@@ -177,7 +178,7 @@ def middleware(
 
     @web.middleware
     async def use_worker(request: web.Request, handler: Handler) -> web.StreamResponse:
-        tracer = request.config_dict[key].parts.tracer
+        tracer = tracer_of(request.config_dict[key])
         if tracer is None:
             return await answer(request, handler)
         return await traced(tracer, request, lambda: answer(request, handler))

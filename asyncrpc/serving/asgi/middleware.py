@@ -18,6 +18,7 @@ from asyncrpc.core.arguments import check_callable, check_flag
 from asyncrpc.core.calls.context import current_worker_var
 from asyncrpc.core.worker import Worker
 from asyncrpc.errors import UsageError
+from asyncrpc.extend import tracer_of
 from asyncrpc.serving.asgi.lifespan import run_lifespan
 from asyncrpc.serving.asgi.machine.connection import AsgiState
 from asyncrpc.serving.asgi.protocol import (
@@ -170,7 +171,7 @@ class WorkerMiddleware:
     ) -> None:
         worker = self._worker_for(scope)
         watched = WatchedConnection(scope, receive, send)
-        tracer = worker.parts.tracer
+        tracer = tracer_of(worker)
         token = current_worker_var.set(worker)
         try:
             async with self._watching(scope, watched):

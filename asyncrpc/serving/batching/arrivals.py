@@ -7,10 +7,9 @@ from contextvars import Context
 from typing import Any
 
 from asyncrpc.core.calls.context import current_deadline, current_worker_var
-from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.loop.loops import check_loop
 from asyncrpc.errors import NotStartedError
-from asyncrpc.extend import CallTracer
+from asyncrpc.extend import CallTracer, Deadline, tracer_of
 from asyncrpc.serving.batching import refusals
 from asyncrpc.serving.batching.machine.overload import ServiceQueue
 
@@ -34,7 +33,7 @@ def entered_loop(
 def tracer_in(context: Context) -> CallTracer | None:
     """Return the tracer of the current worker; None: its calls are not traced."""
     worker = context.get(current_worker_var)
-    return None if worker is None else worker.parts.tracer
+    return None if worker is None else tracer_of(worker)
 
 
 def deadline_here(queue: ServiceQueue[Any], name: str, now_s: float) -> Deadline | None:

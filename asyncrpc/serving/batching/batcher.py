@@ -30,12 +30,11 @@ from asyncrpc.core.arguments import (
     check_duration,
 )
 from asyncrpc.core.calls.context import deadline_var
-from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.loop.loops import loop_for
 from asyncrpc.core.loop.threads import settable
 from asyncrpc.core.torch_modes import alone
 from asyncrpc.errors import Outcome, RejectedError, UsageError
-from asyncrpc.extend import CallTracer
+from asyncrpc.extend import CallTracer, Deadline
 from asyncrpc.serving.batching import refusals
 from asyncrpc.serving.batching.arrivals import (
     deadline_here,

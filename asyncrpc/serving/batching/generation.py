@@ -7,8 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final, Generic, TypeVar
 
-from asyncrpc.core.loop.clock import Deadline
-from asyncrpc.extend import CallSpan
+from asyncrpc.extend import CallSpan, Deadline
 from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
 from asyncrpc.serving.batching.machine.sequences import ModelSequence
 

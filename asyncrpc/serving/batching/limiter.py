@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from asyncrpc.core.arguments import check_choice, check_count
-from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.loop.loops import check_loop, loop_for
+from asyncrpc.extend import Deadline
 from asyncrpc.serving.batching import refusals
 from asyncrpc.serving.batching.arrivals import deadline_here
 from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest

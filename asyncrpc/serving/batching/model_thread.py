@@ -12,6 +12,7 @@ from typing import Any, Final
 from asyncrpc.core.calls.context import current_worker_var
 from asyncrpc.core.loop.threads import ThreadPool, outcome_to, uncancelled
 from asyncrpc.core.torch_modes import FunctionModes, alone
+from asyncrpc.extend import host_of
 
 _END_S: Final = 5.0  # ample: the thread is idle when it is told to end
 
@@ -38,8 +39,7 @@ class ModelThread:
         if not in_thread:
             return
         worker = context.get(current_worker_var)
-        runs = worker is not None and worker.parts.lifecycle.is_usable
-        lent = worker.parts.pool if worker is not None and runs else None
+        lent = None if worker is None or worker.is_closed else host_of(worker).pool
         if lent is not None and (lent.is_exclusive or lent.runs_here):
             self._pool = lent
         else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final, TypeVar
 
-from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.errors import (
     CallError,
     DeadlineExceededError,
@@ -12,6 +11,7 @@ from asyncrpc.errors import (
     OverloadedError,
     RejectedError,
 )
+from asyncrpc.extend import Deadline
 from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
 from asyncrpc.serving.batching.machine.overload import (
     DropReason,

@@ -18,7 +18,6 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
-from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.loop.threads import settable
 from asyncrpc.errors import (
     DeadlineExceededError,
@@ -26,6 +25,7 @@ from asyncrpc.errors import (
     RejectedError,
     UsageError,
 )
+from asyncrpc.extend import Deadline
 from asyncrpc.serving.batching import refusals
 from asyncrpc.serving.batching.generation import Generation
 from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from asyncrpc.core.calls.context import current_worker_var
+from asyncrpc.extend import host_of
 from asyncrpc.serving.batching.machine.overload import ServiceQueue
 
 
@@ -126,12 +127,12 @@ def show(
     Args:
         name: of the queue; a number is appended if another queue has it.
         read: returns the figures; called from any thread.
-        context: in which the worker is current; without a worker nothing is shown.
+        context: in which the worker is current; unless it runs, nothing is shown.
     """
     worker = context.get(current_worker_var)
-    if worker is None:
+    if worker is None or worker.is_closed:
         return _nothing
-    queues = worker.parts.queues
+    queues = host_of(worker).queues
     number, own = 1, name
     while own in queues:
         number += 1

@@ -73,19 +73,19 @@ def dashboard(
         >>> app.add_subapp("/dashboard", serving.dashboard(worker))
     """
     check_kind("worker", worker, Worker, "a Worker")
-    secret = worker.parts.options.secret_bytes
+    secret = worker.options.secret_bytes
     gate = _gate(token, secret)
     _check_times(every_s, after_s)
 
     def questions() -> GroupQuestions:
         if worker.is_closed:
             raise NotStartedError(f"worker {worker.name!r} does not run")
-        if worker.parts.loop is not loop_for("dashboard"):
+        if worker.loop is not loop_for("dashboard"):
             raise UsageError(
                 f"worker {worker.name!r} runs on another event loop than the "
                 "application: use `asyncrpc dashboard`, or one loop for both"
             )
-        return InnerQuestions(worker.parts.directory, secret)
+        return InnerQuestions(worker)
 
     return _application(gate, questions, every_s, after_s)
 

@@ -20,14 +20,12 @@ from dataclasses import replace
 from types import NoneType, TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
+from asyncrpc import Options, Peer, RRef
 from asyncrpc.api import Worker
 from asyncrpc.core.arguments import check_duration, check_kind, check_text
 from asyncrpc.core.host.socket_directory import SocketDirectory
 from asyncrpc.core.loop.loops import loop_for
 from asyncrpc.core.members import UNKNOWN_INCARNATION, Member
-from asyncrpc.core.options import Options
-from asyncrpc.core.peers.peer import Peer
-from asyncrpc.core.rref.handle import RRef
 from asyncrpc.errors import (
     AsyncRpcError,
     AuthenticationError,
@@ -193,7 +191,7 @@ class ModelHost:
         )
         try:
             await self._worker.__aenter__()
-            self._note = RunNoteFile(self._worker.parts.identity, slot.path)
+            self._note = RunNoteFile(self._worker, slot.path)
             await asyncio.to_thread(self._note.write, self._worker.addresses)
             self._task = loop.create_task(
                 self._run(slot, order), name=f"asyncrpc model host {self._name}"

@@ -19,11 +19,9 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
 from typing import Any, Final, TypeAlias
 
+from asyncrpc import RRef, current_worker, expose
 from asyncrpc.core.loop.threads import outcome_to
-from asyncrpc.core.rref.handle import RRef
-from asyncrpc.core.serde import expose
-from asyncrpc.core.worker import current_worker
-from asyncrpc.extend import Route, WorkerId
+from asyncrpc.extend import Route, WorkerId, service_of
 from asyncrpc.serving.model_host.machine.occupancy import (
     Occupancy,
     OccupancyEvent,
@@ -250,7 +248,7 @@ class HostedModel:
 @expose
 async def attach(version: str) -> AsyncIterator[HostNews]:
     """Attach the web worker that calls this to the model process; see `HostedModel`."""
-    hosted: Any = current_worker().parts.service(SERVICE)
+    hosted: Any = service_of(current_worker(), HostedModel)
     async with contextlib.aclosing(hosted.attach(version)) as news:
         async for message in news:
             yield message

@@ -11,8 +11,8 @@ from multiprocessing import spawn
 from pathlib import Path
 from typing import Any, Final
 
+from asyncrpc import Options
 from asyncrpc.core.arguments import wrong
-from asyncrpc.core.options import Options
 from asyncrpc.core.serde.naming import ABSENT, find_name, walk
 from asyncrpc.errors import EncodeError, UsageError
 

@@ -17,13 +17,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from asyncrpc import LocalRendezvous, Options, run
 from asyncrpc.api import Worker
 from asyncrpc.core.host.socket_directory import SocketDirectory
 from asyncrpc.core.host.this_host import HOST_ID
 from asyncrpc.core.loop.clock import NS_PER_S, wall_ns
-from asyncrpc.core.loop.loops import run
-from asyncrpc.core.membership.rendezvous import LocalRendezvous
-from asyncrpc.core.options import Options
+from asyncrpc.extend import add_service
 from asyncrpc.serving.model_host.hosted import HostedModel
 from asyncrpc.serving.model_host.machine.occupancy import OccupancyState
 from asyncrpc.serving.model_host.order import HostOrder
@@ -78,8 +77,8 @@ async def _serve(order: HostOrder, lock: int) -> bool:
         rendezvous=LocalRendezvous(1),
         options=options_with(order.options, order.secret, sockets),
     )
-    worker.parts.extensions.append(lambda parts: parts.services.add(hosted))
-    for_verbs = RunNoteFile(worker.parts.identity, order.path)
+    add_service(worker, lambda _: hosted)
+    for_verbs = RunNoteFile(worker, order.path)
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
         loop.add_signal_handler(number, hosted.end, f"it was sent {number.name}")

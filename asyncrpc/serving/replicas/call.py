@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
-from asyncrpc.core.calls.futures import CallFuture
-from asyncrpc.core.loop.clock import Deadline
+from asyncrpc import CallFuture
 from asyncrpc.core.options import PLAIN, CallOptions
 from asyncrpc.errors import AsyncRpcError, UsageError
+from asyncrpc.extend import Deadline
 from asyncrpc.serving.replicas.machine.attempts import (
     AttemptFailure,
     Health,

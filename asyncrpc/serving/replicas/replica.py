@@ -14,6 +14,7 @@ from collections.abc import Callable
 from types import NoneType, TracebackType
 from typing import Any, Self
 
+from asyncrpc import current_worker
 from asyncrpc.core.arguments import (
     check_above,
     check_callable,
@@ -24,8 +25,9 @@ from asyncrpc.core.arguments import (
     shown,
 )
 from asyncrpc.core.calls.context import current_call_var
-from asyncrpc.core.worker import Worker, current_worker
+from asyncrpc.core.worker import Worker
 from asyncrpc.errors import NotStartedError, UsageError
+from asyncrpc.extend import ServiceHost, host_of
 from asyncrpc.serving.replicas.messages import ReplicaStatement
 from asyncrpc.serving.replicas.service import ReplicaService, service_of
 from asyncrpc.serving.weights.served_model import ServedModel
@@ -93,6 +95,7 @@ class Replica:
         self._is_draining = False
         self._load_failed = False
         self._service: ReplicaService | None = None
+        self._host: ServiceHost | None = None  # once it has been entered
 
     async def __aenter__(self) -> Self:
         """Announce the replica.
@@ -103,18 +106,19 @@ class Replica:
                 or this is not the worker's event loop.
         """
         worker = self._worker = self._worker or current_worker()
-        worker.parts.check_on_loop("a Replica")
-        service = service_of(worker.parts)
+        host = host_of(worker)
+        host.check_on_loop("a Replica")
+        service = service_of(host)
         if self._service is not None:
             raise UsageError("a Replica is entered once; make a new one")
         if service.statement is not None:
             raise UsageError(f"worker {worker.name!r} is a replica already")
-        self._service = service
+        self._service, self._host = service, host
         service.replica = self
         service.statement = self._statement
-        worker.parts.note_of = self._note
+        host.note_of = self._note
         if self._model is not None:
-            serve_weights(worker.parts, self._model)
+            serve_weights(host, self._model)
             self._model.weights.on_changed = service.tell_watchers
         if self._begins_ready:
             self.make_ready()
@@ -134,7 +138,7 @@ class Replica:
         assert self._worker is not None  # it was entered
         if self._worker.is_closed:
             return
-        self._worker.parts.check_on_loop("a Replica")
+        host_of(self._worker).check_on_loop("a Replica")
         if error is None:
             await self.drain(self._drain_timeout_s)
         else:
@@ -180,7 +184,8 @@ class Replica:
         """
         check_timeout("timeout_s", timeout_s)
         worker, _ = self._entered()
-        worker.parts.check_on_loop("Replica.drain")
+        host = host_of(worker)
+        host.check_on_loop("Replica.drain")
         if timeout_s is None:
             timeout_s = worker.options.drain_timeout_s
         answers = self._say_draining()
@@ -188,12 +193,12 @@ class Replica:
             async with asyncio.timeout(timeout_s):
                 if answers:
                     await asyncio.wait(answers)  # afterwards no call is on its way
-                await worker.parts.admission.wait_idle(but=_calls_here(worker))
+                await host.wait_idle(but=_calls_here(host))
         except TimeoutError:
             logger.warning(
                 "worker %r: %d calls had not ended %g s after it began to drain",
                 worker.name,
-                worker.parts.active,
+                host.active,
                 timeout_s,
             )
             return False
@@ -208,7 +213,7 @@ class Replica:
     def _entered(self) -> tuple[Worker, ReplicaService]:
         if self._worker is None or self._service is None:
             raise NotStartedError("use `async with serving.Replica(worker)` first")
-        self._worker.parts.lifecycle.check_running()
+        host_of(self._worker)  # raises unless it runs
         return self._worker, self._service
 
     # --- what it reports -------------------------------------------------------------
@@ -236,6 +241,7 @@ class Replica:
     def _load_now(self) -> float:
         """Return the load; if the program's function fails, the number of calls."""
         assert self._worker is not None  # it was entered
+        assert self._host is not None
         if self._load is not None:
             try:
                 return _checked_load(self._load())
@@ -247,7 +253,7 @@ class Replica:
                         " reported instead",
                         self._worker.name,
                     )
-        return float(self._worker.parts.active)
+        return float(self._host.active)
 
 
 def _checked_load(load: object) -> float:
@@ -256,12 +262,12 @@ def _checked_load(load: object) -> float:
     return float(load)
 
 
-def _calls_here(worker: Worker) -> int:
+def _calls_here(host: ServiceHost) -> int:
     """Return 1 if this is part of a call that the worker serves, else 0."""
     call = current_call_var.get()
     if call is None or not call.is_running:
         return 0
-    return int(call.pool is worker.parts.pool)
+    return int(call.pool is host.pool)
 
 
 async def drain(timeout_s: float | None = None) -> bool:
@@ -285,7 +291,7 @@ async def drain(timeout_s: float | None = None) -> bool:
     """
     check_timeout("timeout_s", timeout_s)
     worker = current_worker()
-    replica = service_of(worker.parts).replica
+    replica = service_of(host_of(worker)).replica
     if replica is None:
         raise NotStartedError(
             f"worker {worker.name!r} is not a replica; use `async with"

@@ -18,12 +18,14 @@ from dataclasses import dataclass, replace
 from types import NoneType, TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, overload
 
+from asyncrpc import current_worker
 from asyncrpc.core.arguments import check_count, check_kind, check_text, check_timeout
 from asyncrpc.core.calls.context import effective_deadline
 from asyncrpc.core.calls.repeating import is_idempotent
 from asyncrpc.core.options import PLAIN, UNSET, CallOptions
-from asyncrpc.core.worker import Worker, current_worker
+from asyncrpc.core.worker import Worker
 from asyncrpc.errors import NotStartedError, UsageError
+from asyncrpc.extend import host_of
 from asyncrpc.serving.replicas.call import (
     CallCounts,
     ReplicaAnswer,
@@ -161,7 +163,7 @@ class Replicas:
         if self._router is not None:
             raise UsageError("a Replicas is entered once; make a new one")
         worker = self._worker or current_worker()
-        worker.parts.check_on_loop("Replicas")
+        host_of(worker).check_on_loop("Replicas")
         self._router = ReplicaRouter(worker, self._names, self._options)
         self._router.open()
         return self
@@ -178,7 +180,7 @@ class Replicas:
             UsageError: this is not the worker's event loop.
         """
         assert self._router is not None  # it was entered
-        self._router.worker.parts.loop_guard.check_loop("Replicas")
+        self._router.host.check_loop("Replicas")
         await self._router.close()
 
     def using(self, **options: Any) -> RoutedCalls:
@@ -362,7 +364,7 @@ class Replicas:
     def _entered(self, used: str) -> ReplicaRouter:
         if self._router is None:
             raise NotStartedError("use `async with serving.Replicas(...)` first")
-        self._router.worker.parts.check_on_loop(used)
+        self._router.host.check_on_loop(used)
         return self._router
 
     def __repr__(self) -> str:

@@ -13,12 +13,7 @@ from collections.abc import Collection
 from fnmatch import fnmatchcase
 from typing import Final
 
-from asyncrpc.core.calls.machine.calls import LinkState
-from asyncrpc.core.loop.clock import Deadline
-from asyncrpc.core.membership.changes import MemberChange, MemberChanges
-from asyncrpc.core.membership.machine.records import (
-    ChangeKind,
-)
+from asyncrpc import ChangeKind, MemberChange, MemberChanges
 from asyncrpc.core.worker import Worker
 from asyncrpc.errors import (
     NAMES_SHOWN,
@@ -31,7 +26,7 @@ from asyncrpc.errors import (
     UnknownWorkerError,
     WorkerLostError,
 )
-from asyncrpc.extend import WorkerId, ask
+from asyncrpc.extend import Deadline, WorkerId, ask, host_of
 from asyncrpc.serving.replicas.machine.attempts import HEALTH, AttemptFailure, Health
 from asyncrpc.serving.replicas.machine.routing import ReplicaRecord, Routing
 from asyncrpc.serving.replicas.machine.states import ReplicaEvent, ReplicaState
@@ -65,7 +60,8 @@ class ReplicaRouter:
         self.options = options
         self.routing = Routing(options)
         self.ejections = 0
-        seed = int.from_bytes(worker.parts.random_bytes(8), "big")
+        self.host = host_of(worker)
+        seed = int.from_bytes(self.host.random_bytes(8), "big")
         self._draw = random.Random(seed).random  # noqa: S311  (no secret)
         self._changed = asyncio.Event()
         self._waiting = 0
@@ -76,15 +72,14 @@ class ReplicaRouter:
 
     def open(self) -> None:
         """Begin to follow the members that are replicas."""
-        parts = self.worker.parts
-        service_of(parts).listen(self)
+        service_of(self.host).listen(self)
         changes = self.worker.members_changed()
         self._sync()
-        self._following = parts.start_task(self._follow(changes))
+        self._following = self.host.start_task(self._follow(changes))
 
     async def close(self) -> None:
         """End all tasks."""
-        service_of(self.worker.parts).unlisten(self)
+        service_of(self.host).unlisten(self)
         tasks = [*self._watching.values()]
         if self._following is not None:
             tasks.append(self._following)
@@ -121,7 +116,7 @@ class ReplicaRouter:
             if record.name not in there:
                 self._remove(record.name)
         for name in sorted(there):
-            incarnation = self.worker.parts.directory.known_incarnation(name) or 0
+            incarnation = self.host.incarnation_of(name) or 0
             known = self.routing.get(name)
             if known is None or incarnation not in (0, known.incarnation):
                 self._add(name, incarnation)
@@ -133,7 +128,7 @@ class ReplicaRouter:
                 return
             self._remove(name)
         record = self.routing.add(name, incarnation)
-        task = self.worker.parts.start_task(self._watch(record))
+        task = self.host.start_task(self._watch(record))
         self._watching[record] = task
         task.add_done_callback(lambda _: self._watching.pop(record, None))
 
@@ -163,7 +158,7 @@ class ReplicaRouter:
             pause_s = min(2 * pause_s, LAST_PAUSE_S)
 
     async def _ask(self, record: ReplicaRecord) -> ReplicaStatement | None:
-        link = await self.worker.parts.link_to(record.name)
+        link = await self.host.link_to(record.name)
         record.incarnation = link.peer.incarnation
         timeout_s = self.worker.options.network.connect_timeout_s
         deadline = Deadline.after(timeout_s, self.worker.loop.time())
@@ -199,8 +194,8 @@ class ReplicaRouter:
 
     def is_leaving(self, name: str) -> bool:
         """Return whether a replica has said goodbye on its link."""
-        link = self.worker.parts.directory.link_to(name)
-        return link is not None and link.status.state is LinkState.DRAINING
+        link = self.host.open_link_to(name)
+        return link is not None and link.is_draining
 
     # --- choosing --------------------------------------------------------------------
 

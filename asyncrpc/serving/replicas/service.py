@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from asyncrpc.core.parts import Parts
 from asyncrpc.errors import AsyncRpcError
-from asyncrpc.extend import Incarnation, PeerLink, WorkerId, answers
+from asyncrpc.extend import Incarnation, PeerLink, ServiceHost, WorkerId, answers
 from asyncrpc.serving.replicas.messages import (
     SERVICE,
     ReplicaNews,
@@ -20,21 +19,11 @@ from asyncrpc.serving.replicas.messages import (
     WatchReplica,
 )
 
+if TYPE_CHECKING:
+    from asyncrpc.serving.replicas.replica import Replica
+    from asyncrpc.serving.replicas.router import ReplicaRouter
+
 logger = logging.getLogger("asyncrpc")
-
-
-class HearsReplicas(Protocol):
-    """Takes the news of replicas."""
-
-    async def on_news(self, peer: WorkerId, statement: ReplicaStatement) -> None:
-        """Take a replica's state; if it drains, wait until no call is left there."""
-
-
-class Drains(Protocol):
-    """A replica that can drain."""
-
-    async def drain(self, timeout_s: float | None = None) -> bool:
-        """Take no further calls, and wait until none runs here."""
 
 
 class ReplicaService:
@@ -53,15 +42,15 @@ class ReplicaService:
             answers(ReplicaNews, self._on_news),
         )
         self.statement: Callable[[], ReplicaStatement] | None = None
-        self.replica: Drains | None = None
+        self.replica: Replica | None = None
         self._watchers: dict[Incarnation, PeerLink] = {}  # no more than links
-        self._listeners: list[HearsReplicas] = []
+        self._listeners: list[ReplicaRouter] = []
 
-    def listen(self, listener: HearsReplicas) -> None:
+    def listen(self, listener: ReplicaRouter) -> None:
         """Pass the news of all watched replicas to a router."""
         self._listeners.append(listener)
 
-    def unlisten(self, listener: HearsReplicas) -> None:
+    def unlisten(self, listener: ReplicaRouter) -> None:
         """Stop passing news to a router."""
         self._listeners.remove(listener)
 
@@ -110,11 +99,10 @@ def _forget(answer: asyncio.Future[Any]) -> None:
         answer.exception()
 
 
-def service_of(parts: Parts) -> ReplicaService:
+def service_of(host: ServiceHost) -> ReplicaService:
     """Return the service of a worker; make it if the worker has none."""
-    for service in parts.services:
-        if isinstance(service, ReplicaService):
-            return service
-    replica_service = ReplicaService()
-    parts.services.add(replica_service)
-    return replica_service
+    service = host.find_service(ReplicaService)
+    if service is None:
+        service = ReplicaService()
+        host.add_service(service)
+    return service

@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Any, Final
 
+from asyncrpc import Peer
 from asyncrpc.core.calls.streams import StreamReceiver
 from asyncrpc.core.options import CallOptions
-from asyncrpc.core.peers.peer import Peer
 from asyncrpc.serving.replicas.call import (
     AttemptFailedError,
     ReplicaCall,

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 import torch
 from torch import nn
 
+from asyncrpc import current_worker
 from asyncrpc.core.arguments import (
     check_count,
     check_kind,
@@ -25,8 +26,7 @@ from asyncrpc.core.arguments import (
     is_seconds,
     wrong,
 )
-from asyncrpc.core.loop.clock import Deadline
-from asyncrpc.core.worker import Worker, current_worker
+from asyncrpc.core.worker import Worker
 from asyncrpc.errors import (
     AsyncRpcError,
     PublishError,
@@ -36,7 +36,7 @@ from asyncrpc.errors import (
     UsageError,
     WorkerLostError,
 )
-from asyncrpc.extend import Request, ask
+from asyncrpc.extend import Deadline, Request, ServiceHost, ask, host_of
 from asyncrpc.serving.weights.messages import (
     AbandonTransfer,
     AskVersions,
@@ -153,9 +153,9 @@ class Publisher:
         check_count("canaries", canaries, at_least=1)
         if version is not None:
             check_count("version", version, at_most=VERSION_MAX)
-        worker = self._worker("Publisher.publish")
+        host = self._host("Publisher.publish")
         async with self._turn:
-            reports = await self._reports(worker)
+            reports = await self._reports(host)
             if version is None:
                 known = [
                     number for report in reports.values() for number in _numbers(report)
@@ -169,8 +169,8 @@ class Publisher:
             chosen = sorted(reports)
             if canary:
                 chosen = _canaries(chosen, canaries)
-            state = await _snapshot(worker, tensors)
-            publication = await self._bring(worker, state, version, chosen, canary)
+            state = await _snapshot(host, tensors)
+            publication = await self._bring(host, state, version, chosen, canary)
             self._canary = (publication, state) if canary else None
             return publication
 
@@ -188,7 +188,7 @@ class Publisher:
         Cancellation:
             As for `publish`.
         """
-        worker = self._worker("Publisher.promote")
+        host = self._host("Publisher.promote")
         async with self._turn:
             if self._canary is None:
                 raise UsageError(
@@ -196,15 +196,15 @@ class Publisher:
                     " canary=0.05"
                 )
             published, state = self._canary
-            reports = await self._reports(worker)
+            reports = await self._reports(host)
             version = published.version
             others = sorted(
                 name for name, report in reports.items() if report.served != version
             )
-            publication = await self._bring(worker, state, version, others, 0.0)
+            publication = await self._bring(host, state, version, others, 0.0)
             has_it = sorted(reports.keys() - set(others))
             answered, lost = await self._ask_all(
-                worker, has_it, lambda: SetCanary(version, 0.0)
+                host, has_it, lambda: SetCanary(version, 0.0)
             )
             self._canary = None
             return Publication(
@@ -236,14 +236,14 @@ class Publisher:
         """
         if version is not None:
             check_count("version", version, at_most=VERSION_MAX)
-        worker = self._worker("Publisher.roll_back")
-        reports = await self._reports(worker)
+        host = self._host("Publisher.roll_back")
+        reports = await self._reports(host)
         if version is None:
             version = max(report.served for report in reports.values())
         taken_back: int = version
         self._canary = None
         answered, _ = await self._ask_all(
-            worker, sorted(reports), lambda: RollBack(taken_back)
+            host, sorted(reports), lambda: RollBack(taken_back)
         )
         return {name: report.served for name, report in answered.items()}
 
@@ -257,24 +257,25 @@ class Publisher:
         Cancellation:
             Nothing has changed.
         """
-        reports = await self._reports(self._worker("Publisher.versions"))
+        reports = await self._reports(self._host("Publisher.versions"))
         return {name: report.served for name, report in reports.items()}
 
     # --- how -------------------------------------------------------------------------
 
-    def _worker(self, used: str) -> Worker:
+    def _host(self, used: str) -> ServiceHost:
         worker = self._chosen_worker or current_worker()
-        worker.parts.check_on_loop(used)
-        return worker
+        host = host_of(worker)
+        host.check_on_loop(used)
+        return host
 
-    async def _reports(self, worker: Worker) -> dict[str, VersionReport]:
+    async def _reports(self, host: ServiceHost) -> dict[str, VersionReport]:
         """Return the versions that each replica reports."""
         names = [
             member.name
-            for member in worker.known_members
+            for member in host.known_members
             if fnmatchcase(member.name, self._names)
         ]
-        answers = await _gathered({name: _report_of(worker, name) for name in names})
+        answers = await _gathered({name: _report_of(host, name) for name in names})
         reports = {
             name: report for name, report in answers.items() if report is not None
         }
@@ -287,20 +288,20 @@ class Publisher:
 
     async def _bring(
         self,
-        worker: Worker,
+        host: ServiceHost,
         state: Mapping[str, torch.Tensor],
         version: int,
         names: Sequence[str],
         canary: float,
     ) -> Publication:
         """Send weights to some replicas; make all of them serve these, or none."""
-        serial = new_serial(worker.parts.random_bytes)
+        serial = new_serial(host.random_bytes)
         turns = asyncio.Semaphore(REPLICAS_AT_ONCE_MAX)
 
         async def stage(name: str) -> AsyncRpcError | None:
             async with turns:
                 try:
-                    link = await worker.parts.link_to(name)
+                    link = await host.link_to(name)
                     await stage_weights(link, serial, state, version)
                 except AsyncRpcError as error:
                     return error
@@ -311,20 +312,22 @@ class Publisher:
             lost = [name for name in names if isinstance(failed[name], _GONE)]
             _check_none_refused(version, failed)
         except BaseException:
-            await self._abandon(worker, names, serial)
+            await self._abandon(host, names, serial)
             raise
         there = [name for name in names if name not in lost]
         answered, more = await self._ask_all(
-            worker, there, lambda: CommitTransfer(serial, canary)
+            host, there, lambda: CommitTransfer(serial, canary)
         )
         return Publication(
             version, tuple(sorted(answered)), tuple(sorted({*lost, *more})), canary
         )
 
-    async def _abandon(self, worker: Worker, names: Sequence[str], serial: int) -> None:
+    async def _abandon(
+        self, host: ServiceHost, names: Sequence[str], serial: int
+    ) -> None:
         """Tell replicas to drop the received weights, without waiting for them."""
         for name in names:
-            link = worker.parts.directory.link_to(name)
+            link = host.open_link_to(name)
             if link is not None and not link.is_lost:
                 with suppress(AsyncRpcError):
                     answer = link.ask(AbandonTransfer(serial))
@@ -334,7 +337,7 @@ class Publisher:
 
     async def _ask_all(
         self,
-        worker: Worker,
+        host: ServiceHost,
         names: Sequence[str],
         make: Callable[[], Request[VersionReport]],
     ) -> tuple[dict[str, VersionReport], list[str]]:
@@ -342,7 +345,7 @@ class Publisher:
 
         async def ask_replica(name: str) -> VersionReport | AsyncRpcError:
             try:
-                return await _asked(worker, name, make())
+                return await _asked(host, name, make())
             except AsyncRpcError as error:
                 return error
 
@@ -390,13 +393,14 @@ async def catch_up(
     if worker is not None:
         check_kind("worker", worker, Worker, "a Worker or None")
     worker = worker or current_worker()
-    worker.parts.check_on_loop("catch_up")
+    host = host_of(worker)
+    host.check_on_loop("catch_up")
     others = [
         member.name
-        for member in worker.known_members
-        if fnmatchcase(member.name, names) and member.name != worker.name
+        for member in host.known_members
+        if fnmatchcase(member.name, names) and member.name != host.name
     ]
-    reports = await _gathered({name: _report_of(worker, name) for name in others})
+    reports = await _gathered({name: _report_of(host, name) for name in others})
     best = max(
         (
             (report.served, name)
@@ -406,21 +410,21 @@ async def catch_up(
         default=(-1, ""),
     )
     if best[0] > served.version:
-        await _asked(worker, best[1], SendWeights(served.version))
+        await _asked(host, best[1], SendWeights(served.version))
     return served.version
 
 
-async def _asked(worker: Worker, name: str, request: Request[T]) -> T:
-    link = await worker.parts.link_to(name)
+async def _asked(host: ServiceHost, name: str, request: Request[T]) -> T:
+    link = await host.link_to(name)
     return await ask(link, request)
 
 
-async def _report_of(worker: Worker, name: str) -> VersionReport | None:
+async def _report_of(host: ServiceHost, name: str) -> VersionReport | None:
     """Return the versions of a worker; None: it serves no model, or is gone."""
-    timeout_s = worker.options.network.connect_timeout_s
+    timeout_s = host.options.network.connect_timeout_s
     try:
-        link = await worker.parts.link_to(name)
-        deadline = Deadline.after(timeout_s, worker.loop.time())
+        link = await host.link_to(name)
+        deadline = Deadline.after(timeout_s, host.loop.time())
         return await ask(link, AskVersions(), deadline=deadline)
     except (RemoteError, *_GONE):
         return None
@@ -455,7 +459,7 @@ def _checked_state(weights: Any) -> Mapping[str, torch.Tensor]:
 
 
 async def _snapshot(
-    worker: Worker, state: Mapping[str, torch.Tensor]
+    host: ServiceHost, state: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Return a copy of weights, in the memory of the host."""
     before = [tensor._version for tensor in state.values()]  # noqa: SLF001  (the only counter)
@@ -467,7 +471,7 @@ async def _snapshot(
                 for name, tensor in state.items()
             }
 
-    copies = await worker.parts.run_in_thread(copied)
+    copies = await host.run_in_thread(copied)
     if before != [tensor._version for tensor in state.values()]:  # noqa: SLF001
         raise UsageError(
             "the weights were written to while they were copied; wait for `publish`"

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from asyncrpc.core.arguments import wrong
-from asyncrpc.core.parts import Parts
 from asyncrpc.errors import RejectedError, UsageError
-from asyncrpc.extend import PeerLink, WorkerId, answers, ask
+from asyncrpc.extend import PeerLink, ServiceHost, WorkerId, answers, ask
 from asyncrpc.serving.weights.machine.versions import TransferId
 from asyncrpc.serving.weights.messages import (
     SERVICE,
@@ -40,8 +39,8 @@ class WeightsService:
 
     name = SERVICE
 
-    def __init__(self, parts: Parts, model: ServedModel[Any]) -> None:
-        self._parts = parts
+    def __init__(self, host: ServiceHost, model: ServedModel[Any]) -> None:
+        self._host = host
         self.model = model
         self._weights = model.weights
         self._copying = asyncio.Lock()  # parts are copied one after the other
@@ -66,7 +65,7 @@ class WeightsService:
         )
         weights.begin(transfer, message.version, message.tensors)
         try:
-            room = await self._parts.run_in_thread(weights.room_for)
+            room = await self._host.run_in_thread(weights.room_for)
         except BaseException:
             self._give_up(transfer)
             raise
@@ -82,12 +81,12 @@ class WeightsService:
             room = weights.room
             targets = [room[name] for name in message.names]
             try:
-                await self._parts.run_in_thread(
+                await self._host.run_in_thread(
                     lambda: _copy_all(targets, message.tensors)
                 )
                 if not weights.history.take(transfer, message.names):
                     return
-                prepared = await self._parts.run_in_thread(weights.with_room)
+                prepared = await self._host.run_in_thread(weights.with_room)
             except RejectedError:  # it was given up meanwhile
                 raise
             except BaseException:
@@ -118,7 +117,7 @@ class WeightsService:
         check_canary(message.canary)
         transfer = TransferId(link.peer.incarnation, message.serial)
         self._weights.commit(transfer, message.canary)
-        logger.info("worker %r serves version %d", self._parts.name, self.model.version)
+        logger.info("worker %r serves version %d", self._host.name, self.model.version)
         return self._weights.report
 
     async def _on_abandon(self, link: PeerLink, message: AbandonTransfer) -> None:
@@ -138,7 +137,7 @@ class WeightsService:
         if message.known == version:
             return None
         # All of one version: its tensors are never written to, even if another comes.
-        serial = new_serial(self._parts.random_bytes)
+        serial = new_serial(self._host.random_bytes)
         await stage_weights(link, serial, weights.state(), version)
         await ask(link, CommitTransfer(serial, 0.0))
         return version
@@ -152,7 +151,7 @@ class WeightsService:
         if self._weights.history.on_lost(peer.incarnation):
             logger.warning(
                 "worker %r: new weights of %r are given up: %s",
-                self._parts.name,
+                self._host.name,
                 peer.name,
                 reason,
             )
@@ -174,9 +173,9 @@ def check_canary(share: float) -> None:
         raise wrong("canary", "a number from 0 to 1", share)
 
 
-def serve_weights(parts: Parts, model: ServedModel[Any]) -> None:
+def serve_weights(host: ServiceHost, model: ServedModel[Any]) -> None:
     """Let publishers bring weights to a model."""
-    for service in parts.services:
-        if isinstance(service, WeightsService) and service.model is not model:
-            raise UsageError(f"worker {parts.name!r} serves another model")
-    parts.services.add(WeightsService(parts, model))
+    service = host.find_service(WeightsService)
+    if service is not None and service.model is not model:
+        raise UsageError(f"worker {host.name!r} serves another model")
+    host.add_service(WeightsService(host, model))

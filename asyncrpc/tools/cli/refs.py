@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 
-from asyncrpc.core.trace.ring import RECENT_MAX
 from asyncrpc.errors import UsageError
 from asyncrpc.tools.cli.observing import (
     TROUBLE,
@@ -21,6 +20,7 @@ from asyncrpc.tools.inspection.group_answers import references_of
 from asyncrpc.tools.inspection.machine.wording import duration
 from asyncrpc.tools.inspection.observer import Observer
 from asyncrpc.tools.inspection.reference_records import ReferenceSeen
+from asyncrpc.trace import RECENT_MAX
 
 
 def add_refs(parser: argparse.ArgumentParser) -> None:

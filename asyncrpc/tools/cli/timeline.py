@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from asyncrpc.core.loop.clock import NS_PER_S, Clock, wall_ns
-from asyncrpc.core.trace.ring import RECENT_MAX
 from asyncrpc.errors import UsageError
 from asyncrpc.tools.cli.observing import (
     TROUBLE,
@@ -36,6 +35,7 @@ from asyncrpc.tools.inspection.machine.timeline import (
     Timeline,
 )
 from asyncrpc.tools.inspection.observer import Observer
+from asyncrpc.trace import RECENT_MAX
 
 _WRITTEN_AT_ONCE: Final = 1000  # events
 _NAMES_MAX: Final = 3  # of workers in one line

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from asyncrpc.core.arguments import check_duration, check_kind
 from asyncrpc.core.worker import Worker, current_worker
+from asyncrpc.extend import host_of, service_of
 from asyncrpc.tools.inspection.machine.graph import find_hangs
 from asyncrpc.tools.inspection.machine.wording import sentence, unnamed_troubles
-from asyncrpc.tools.inspection.messages import SERVICE
 from asyncrpc.tools.inspection.service import InspectionService
 from asyncrpc.tools.inspection.within import graph_of_seen
 
@@ -40,9 +40,8 @@ async def why(*, after_s: float = 10.0, worker: Worker | None = None) -> list[st
     check_duration("after_s", after_s)
     asked = current_worker() if worker is None else worker
     check_kind("worker", asked, Worker, "a Worker or None")
-    asked.parts.check_on_loop("asyncrpc.inspection.why")
-    service = asked.parts.service(SERVICE)
-    assert isinstance(service, InspectionService)  # every worker has one
+    host_of(asked).check_on_loop("asyncrpc.inspection.why")
+    service = service_of(asked, InspectionService)
     graph = graph_of_seen(await service.look())
     hangs = find_hangs(graph, after_s=after_s)
     return [

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import msgpack
 
 from asyncrpc.core.membership.messages import MemberRecord
+from asyncrpc.core.parts import Parts
 from asyncrpc.core.sidecar import pulse
 from asyncrpc.core.transport.sockets import peer_credentials
 from asyncrpc.errors import MalformedError
@@ -26,7 +27,6 @@ from asyncrpc.tools.inspection.collective_records import CollectiveHistory
 from asyncrpc.tools.inspection.histories import history_of
 from asyncrpc.tools.inspection.loop_state import blocked_for_s
 from asyncrpc.tools.inspection.records import NoAnswer, Trouble, WorkerSnapshot
-from asyncrpc.tools.inspection.telling import InspectedWorker
 
 ANSWER_S: Final = 2.0  # for the interpreter of the other process to answer
 ENDED_MAX: Final = 200  # collectives in a look, which always tells the last ones
@@ -50,7 +50,7 @@ class Look(NamedTuple):
 _LOOK: Final = RecordSchema(Look)
 
 
-def packed_look(worker: InspectedWorker, ages: WaitAges) -> bytes:
+def packed_look(worker: Parts, ages: WaitAges) -> bytes:
     """Return what a worker answers at its local socket.
 
     Thread safety: from any thread but that of the worker's loop.

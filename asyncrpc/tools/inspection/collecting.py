@@ -10,20 +10,16 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from asyncrpc.core import torch_modes
 from asyncrpc.core.calls.futures import CallFuture
-from asyncrpc.core.calls.inbound import InboundCall
-from asyncrpc.core.calls.machine.calls import PendingCalls, ServedCalls
 from asyncrpc.core.calls.streams import StreamReceiver
 from asyncrpc.core.loop.threads import OWN_THREAD
-from asyncrpc.core.members import Member
-from asyncrpc.core.services.ports import Identity
-from asyncrpc.core.trace.recorder import FlightRecorder
-from asyncrpc.extend import PeerLink, WaitKind
+from asyncrpc.core.parts import Parts
+from asyncrpc.extend import WaitKind
 from asyncrpc.tools.inspection.ages import WaitAges
 from asyncrpc.tools.inspection.collector import held_back
 from asyncrpc.tools.inspection.loop_tasks import BY_REFERENCE, tasks_of
@@ -49,87 +45,12 @@ OWN_PREFIX: Final = "asyncrpc "
 SUBJECTS_MAX: Final = 64  # the longest waited for, whose referrers are looked at
 
 
-class InspectedLink(Protocol):
-    """The parts of a link that a snapshot reads.
-
-    Attributes:
-        peer: the worker at the other end.
-        credit: which pending calls wait for room at the peer.
-    """
-
-    credit: Any
-    peer: Any
-    pending: PendingCalls[Any]
-    served: ServedCalls[InboundCall]
-
-
-class InspectedTasks(Protocol):
-    """The tasks that a worker has started for itself.
-
-    Attributes:
-        thread_id: of the thread of its event loop.
-    """
-
-    thread_id: int
-
-    def __contains__(self, task: object) -> bool:
-        """Return whether a task is one of them."""
-
-
-class InspectedDirectory(Protocol):
-    """The links of a worker."""
-
-    @property
-    def links(self) -> Sequence[InspectedLink]:
-        """Every open one."""
-
-    def known_incarnation(self, name: str) -> int | None:
-        """Return the incarnation of a worker; None if it is not known."""
-
-
-class LinkedPeers(Protocol):
-    """The workers that one worker knows, and the links to them."""
-
-    @property
-    def links(self) -> Sequence[Any]:
-        """Every open link."""
-
-    @property
-    def members(self) -> list[Member]:
-        """All known workers."""
-
-    def known_incarnation(self, name: str) -> int | None:
-        """Return the incarnation of a worker; None if it is not known."""
-
-    async def open_link(self, to: str) -> PeerLink:
-        """Return the link to a worker, connecting if need be."""
-
-
-class Inspected(Protocol):
-    """The parts of a worker that a snapshot is taken of."""
-
-    loop: asyncio.AbstractEventLoop
-    recorder: FlightRecorder
-
-    @property
-    def identity(self) -> Identity:
-        """Who the worker is."""
-
-    @property
-    def directory(self) -> InspectedDirectory:
-        """The links of the worker."""
-
-    @property
-    def tasks(self) -> InspectedTasks:
-        """The tasks that the worker has started for itself."""
-
-
 class SnapshotTaker:
     """Takes one snapshot of one worker."""
 
     def __init__(
         self,
-        worker: Inspected,
+        worker: Parts,
         ages: WaitAges,
         *,
         is_thorough: bool,
@@ -411,7 +332,7 @@ class SnapshotTaker:
 
 
 def snapshot_of(
-    worker: Inspected,
+    worker: Parts,
     ages: WaitAges,
     *,
     is_thorough: bool = True,

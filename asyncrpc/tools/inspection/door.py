@@ -19,15 +19,13 @@ import threading
 from collections.abc import Iterable
 from importlib import import_module
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from asyncrpc.core.host.shortage import shortage_of
+from asyncrpc.core.parts import Parts
 from asyncrpc.core.services.registry import LOADING_LOCK
 from asyncrpc.core.transport.sockets import peer_credentials
 from asyncrpc.tools.inspection.ages import WaitAges
-
-if TYPE_CHECKING:
-    from asyncrpc.tools.inspection.telling import InspectedWorker
 
 logger = logging.getLogger("asyncrpc")
 
@@ -53,7 +51,7 @@ def _name_by(address: str) -> str:
 class LocalDoor:
     """The local socket of one worker."""
 
-    def __init__(self, worker: InspectedWorker, ages: WaitAges) -> None:
+    def __init__(self, worker: Parts, ages: WaitAges) -> None:
         self._worker = worker
         self._ages = ages
         self._listening: list[socket.socket] = []

@@ -8,7 +8,6 @@ from typing import Final, NamedTuple
 from asyncrpc.core.host.this_host import HOST_ID
 from asyncrpc.core.loop.clock import NS_PER_S, Clock, wall_ns
 from asyncrpc.core.members import Member
-from asyncrpc.core.trace.ring import RECENT_MAX
 from asyncrpc.extend import Incarnation, WorkerId
 from asyncrpc.tools.checkup.machine.findings import CheckFinding
 from asyncrpc.tools.inspection.group import AsksWorkers, GroupAnswers, ask_all
@@ -23,6 +22,7 @@ from asyncrpc.tools.inspection.messages import (
 from asyncrpc.tools.inspection.observer import Observer
 from asyncrpc.tools.inspection.questions import ANSWER_S
 from asyncrpc.tools.inspection.reference_records import ReferencesSeen
+from asyncrpc.trace import RECENT_MAX
 
 CLOCK_TRIES: Final = 5  # the shortest round trip tells the offset best
 EVENTS_S: Final = 10.0  # for all events of one worker

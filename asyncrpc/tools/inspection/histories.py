@@ -6,15 +6,11 @@ Like a snapshot, it may be taken in any thread, and does not need the event loop
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from typing import Final, Protocol
+from collections.abc import Sequence
+from typing import Final
 
 from asyncrpc.core.loop.clock import NS_PER_S, wall_ns
-from asyncrpc.core.services.ports import Identity
-from asyncrpc.core.trace.events import CollectiveEnded
-from asyncrpc.core.trace.recorder import FlightRecorder
-from asyncrpc.core.trace.ring import RECENT_MAX
-from asyncrpc.extend import Service
+from asyncrpc.core.parts import Parts
 from asyncrpc.parallel.collectives.matching import CollectiveRun
 from asyncrpc.parallel.collectives.service import CollectivesService
 from asyncrpc.tools.inspection.awaits import AwaitStep, chain_of
@@ -29,6 +25,7 @@ from asyncrpc.tools.inspection.names import local
 from asyncrpc.tools.inspection.recognition import is_of_library
 from asyncrpc.tools.inspection.records import StackFrame
 from asyncrpc.tools.inspection.threads import frame_of
+from asyncrpc.trace import RECENT_MAX, CollectiveEnded
 
 _WAITING: Final = frozenset(
     function.__code__
@@ -41,24 +38,7 @@ _WAITING: Final = frozenset(
 )
 
 
-class CollectiveWorker(Protocol):
-    """The parts of a worker that a history reads."""
-
-    loop: asyncio.AbstractEventLoop
-    recorder: FlightRecorder
-
-    @property
-    def identity(self) -> Identity:
-        """Who the worker is."""
-
-    @property
-    def services(self) -> Iterable[Service]:
-        """Return the services of the worker, as far as they are loaded."""
-
-
-def history_of(
-    worker: CollectiveWorker, *, ended_max: int = RECENT_MAX
-) -> CollectiveHistory:
+def history_of(worker: Parts, *, ended_max: int = RECENT_MAX) -> CollectiveHistory:
     """Return the collectives of a running worker.
 
     Args:
@@ -72,7 +52,7 @@ def history_of(
 class _HistoryTaker:
     """Takes the history of one worker."""
 
-    def __init__(self, worker: CollectiveWorker) -> None:
+    def __init__(self, worker: Parts) -> None:
         self._worker = worker
         self._now_s, self._now_ns = worker.recorder.now_s(), wall_ns()
         self._groups: list[KnownGroup] = []

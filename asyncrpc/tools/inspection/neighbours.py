@@ -61,7 +61,7 @@ class Neighbours:
         worker = None if context is None else context.get(current_worker_var)
         if worker is None:
             return not self._is_first
-        incarnation: int = worker.parts.identity.incarnation
+        incarnation: int = worker.incarnation
         if incarnation == self._own:
             return False
         is_here = any(

@@ -20,7 +20,6 @@ from asyncrpc.core.links.connections import Connections, ConnectionSettings
 from asyncrpc.core.links.observers import unpacked
 from asyncrpc.core.links.ports import SILENT
 from asyncrpc.core.links.routes import Routes, open_connectors
-from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.members import UNKNOWN_INCARNATION, Member
 from asyncrpc.core.options import Options
 from asyncrpc.core.serde import Policy
@@ -36,7 +35,7 @@ from asyncrpc.errors import (
     MalformedError,
     RejectedError,
 )
-from asyncrpc.extend import Request
+from asyncrpc.extend import Deadline, Request
 
 T = TypeVar("T")
 

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Protocol
 
 from asyncrpc.core.host.this_host import HOST_ID
 from asyncrpc.core.loop.clock import wall_ns
 from asyncrpc.core.membership.machine.records import (
     Record,
 )
-from asyncrpc.core.options import Options
-from asyncrpc.core.trace.recorder import FlightRecorder
+from asyncrpc.core.parts import Parts
 from asyncrpc.tools.checkup.machine.checks import check_all
 from asyncrpc.tools.checkup.reading import Circumstances, gather
-from asyncrpc.tools.inspection.collecting import Inspected
 from asyncrpc.tools.inspection.messages import CheckupSeen
+from asyncrpc.trace import FlightRecorder
 
 
-class CheckedWorker(Inspected, Protocol):
-    """A worker that is checked."""
-
-    options: Options
-
-
-def circumstances_of(worker: CheckedWorker, records: Iterable[Record]) -> Circumstances:
+def circumstances_of(worker: Parts, records: Iterable[Record]) -> Circumstances:
     """Return what is known of a worker; called on its loop."""
     hosts = [record.member.host_id for record in records if record.is_alive]
     return Circumstances(

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from asyncrpc.core.loop.threads import in_new_thread
+from asyncrpc.core.parts import Parts
 from asyncrpc.extend import Route, WorkerId
 from asyncrpc.tools.inspection.ages import LOOKS, SAMPLE_S, WaitAges
 from asyncrpc.tools.inspection.door import LocalDoor, is_supported
@@ -19,7 +20,6 @@ from asyncrpc.tools.inspection.run_note import RunNoteFile, entry_in
 
 if TYPE_CHECKING:
     from asyncrpc.tools.inspection.stalls import StallWatch
-    from asyncrpc.tools.inspection.telling import InspectedWorker
 
 PRESENCE: Final = "presence"
 
@@ -36,7 +36,7 @@ class HostPresence:
     name = PRESENCE
     routes: tuple[Route, ...] = ()
 
-    def __init__(self, worker: InspectedWorker) -> None:
+    def __init__(self, worker: Parts) -> None:
         self._worker = worker
         self._after_s = after_s = worker.options.stall_after_s
         sample_s = SAMPLE_S if after_s is None else min(SAMPLE_S, after_s / LOOKS)

@@ -8,8 +8,6 @@ from itertools import islice
 from typing import Any, Final
 
 from asyncrpc.core.loop.clock import wall_ns
-from asyncrpc.core.trace.recorder import FlightRecorder
-from asyncrpc.core.trace.ring import RECENT_MAX
 from asyncrpc.errors import UsageError
 from asyncrpc.tools.inspection.events import (
     KIND_NAMES,
@@ -17,6 +15,7 @@ from asyncrpc.tools.inspection.events import (
     RecentEvents,
     is_own,
 )
+from asyncrpc.trace import RECENT_MAX, FlightRecorder
 
 TASKS_MAX: Final = 1000  # that are named; a timeline has far fewer tracks
 

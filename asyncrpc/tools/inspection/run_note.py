@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from asyncrpc.core.host.run_places import read_own, write_own
-from asyncrpc.core.services.ports import Identity
+from asyncrpc.core.identity import WorkerIdentity
 from asyncrpc.core.sidecar import pulse
+from asyncrpc.core.worker import Worker
 
 logger = logging.getLogger("asyncrpc")
 
@@ -63,14 +64,14 @@ def started_at(pid: int) -> int:
         return 0
 
 
-def note_of(identity: Identity, addresses: Sequence[str]) -> RunNote:
+def note_of(worker: Worker | WorkerIdentity, addresses: Sequence[str]) -> RunNote:
     """Return the note of a worker of this process."""
     return RunNote(
-        name=identity.name,
-        rank=identity.rank,
+        name=worker.name,
+        rank=worker.rank,
         pid=os.getpid(),
         started=started_at(os.getpid()),
-        incarnation=identity.incarnation,
+        incarnation=worker.incarnation,
         addresses=tuple(addresses[:_ADDRESSES_MAX]),
     )
 
@@ -125,13 +126,13 @@ def notes_in(entry: Path) -> Iterator[tuple[Path, RunNote]]:
 class RunNoteFile:
     """The file of one worker's note."""
 
-    def __init__(self, identity: Identity, entry: Path | None) -> None:
+    def __init__(self, worker: Worker | WorkerIdentity, entry: Path | None) -> None:
         """Prepare the file.
 
         Args:
             entry: the directory of its run or model; None: it belongs to none.
         """
-        self._identity = identity
+        self._worker = worker
         self._folder = None if entry is None else entry / NOTES
         self._lock = threading.Lock()
         self._is_removed = False
@@ -144,7 +145,7 @@ class RunNoteFile:
     @property
     def _path(self) -> Path:
         assert self._folder is not None
-        return self._folder / f"{self._identity.incarnation:016x}.json"
+        return self._folder / f"{self._worker.incarnation:016x}.json"
 
     def write(self, addresses: Sequence[str]) -> None:
         """Write the note, unless it has been removed; blocks this thread."""
@@ -153,7 +154,7 @@ class RunNoteFile:
             if self._is_removed:
                 return
             try:
-                note = note_of(self._identity, addresses)
+                note = note_of(self._worker, addresses)
                 write_own(unnamed, note.as_json().encode())
                 unnamed.rename(self._path)
             except OSError as error:

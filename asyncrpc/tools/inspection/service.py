@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from asyncrpc.core.loop.threads import in_new_thread
-from asyncrpc.core.trace.ring import RECENT_MAX
+from asyncrpc.core.parts import Parts
 from asyncrpc.extend import PeerLink, Route, WorkerId, answers
 from asyncrpc.tools.inspection.beside import look_beside
 from asyncrpc.tools.inspection.collecting import snapshot_of
@@ -47,12 +47,12 @@ from asyncrpc.tools.inspection.reference_records import ReferencesSeen
 from asyncrpc.tools.inspection.summaries import WorkerSummary
 from asyncrpc.tools.inspection.summarizing import summary_of
 from asyncrpc.tools.inspection.telling import (
-    InspectedWorker,
     calls_of,
     details_of,
     training_of,
 )
 from asyncrpc.tools.inspection.within import inner_look
+from asyncrpc.trace import RECENT_MAX
 
 REFERENCES_MAX: Final = 2000  # listed at a time: the loop makes the list
 
@@ -69,7 +69,7 @@ class InspectionService:
 
     def __init__(
         self,
-        worker: InspectedWorker,
+        worker: Parts,
         references: Callable[[int], ReferencesSeen] = no_references,
     ) -> None:
         presence = worker.service(PRESENCE)

@@ -11,14 +11,14 @@ A loop that does not run cannot ask; then the thread logs where the loop is bloc
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Hashable
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Callable, Hashable
+from typing import Final, TypeVar
 
 from asyncrpc.core.loop.clock import now_s
 from asyncrpc.core.loop.threads import in_new_thread
+from asyncrpc.core.parts import Parts
 from asyncrpc.tools.inspection.ages import LOOKS, WaitAges
 from asyncrpc.tools.inspection.collecting import snapshot_of
 from asyncrpc.tools.inspection.group import GroupView
@@ -27,7 +27,6 @@ from asyncrpc.tools.inspection.machine.graph import AwaitGraph, find_hangs, grap
 from asyncrpc.tools.inspection.machine.said import SaidHangs
 from asyncrpc.tools.inspection.machine.wording import blocked, sentence
 from asyncrpc.tools.inspection.records import WorkerSnapshot
-from asyncrpc.tools.inspection.telling import InspectedWorker
 from asyncrpc.tools.inspection.within import graph_of_seen, inner_look
 
 logger = logging.getLogger("asyncrpc")
@@ -40,37 +39,6 @@ SHARE_MAX: Final = 0.02  # of the time that looks at this worker may take
 SAID_MAX: Final = 10  # of one look
 
 
-class StallPorts(Protocol):
-    """What the watch needs of its worker."""
-
-    @property
-    def name(self) -> str:
-        """The worker's name."""
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """Its event loop."""
-
-    @property
-    def ticked_ns(self) -> int | None:
-        """When the loop last ran; None: unknown."""
-
-    def long_calls(self, after_s: float) -> set[Hashable]:
-        """Return the calls made and served here that have lasted for so long."""
-
-    def take(self, blocked_s: float = 0.0, *, is_thorough: bool) -> WorkerSnapshot:
-        """Take a snapshot of the worker; from any thread."""
-
-    def start_task(self, coroutine: Coroutine[Any, Any, None]) -> object:
-        """Run a coroutine as a task that ends with the worker."""
-
-    async def look_along(self, after_s: float) -> GroupView:
-        """Look at the workers that long waits of this worker lead to."""
-
-    def in_thread(self, job: Callable[[], Any]) -> Awaitable[Any]:
-        """Run a slow job in a thread, so that it does not hold the loop."""
-
-
 class StallWatch:
     """The watch of one worker.
 
@@ -78,7 +46,7 @@ class StallWatch:
         judged: the long waits that it has looked at.
     """
 
-    def __init__(self, ports: StallPorts, ages: WaitAges, after_s: float) -> None:
+    def __init__(self, ports: _WatchedWorker, ages: WaitAges, after_s: float) -> None:
         self._ports = ports
         self._ages = ages
         self._after_s = after_s
@@ -204,9 +172,9 @@ class StallWatch:
 
 
 class _WatchedWorker:
-    """A worker as the watch for stalls sees it; a `StallPorts`."""
+    """A worker as the watch for stalls sees it."""
 
-    def __init__(self, worker: InspectedWorker, ages: WaitAges) -> None:
+    def __init__(self, worker: Parts, ages: WaitAges) -> None:
         self._worker = worker
         self._ages = ages
         self.name = worker.identity.name
@@ -215,10 +183,11 @@ class _WatchedWorker:
 
     @property
     def ticked_ns(self) -> int | None:
-        """See `StallPorts`, as for all members of this class."""
+        """When the loop last ran; None: unknown."""
         return self._worker.sidecar.ticked_ns
 
     def take(self, blocked_s: float = 0.0, *, is_thorough: bool) -> WorkerSnapshot:
+        """Take a snapshot of the worker; from any thread."""
         return snapshot_of(
             *(self._worker, self._ages),
             is_thorough=is_thorough,
@@ -226,6 +195,7 @@ class _WatchedWorker:
         )
 
     def long_calls(self, after_s: float) -> set[Hashable]:
+        """Return the calls made and served here that have lasted for so long."""
         before_s = self.loop.time() - after_s
         return {
             (direction, link.peer.incarnation, call.call_id)
@@ -236,14 +206,16 @@ class _WatchedWorker:
         }
 
     async def look_along(self, after_s: float) -> GroupView:
+        """Look at the workers that long waits of this worker lead to."""
         look = await inner_look(self._worker, self._ages)
         return await look.along(after_s)
 
     async def in_thread(self, job: Callable[[], T]) -> T:
+        """Run a slow job in a thread, so that it does not hold the loop."""
         return await in_new_thread(self.loop, job)
 
 
-def watch(worker: InspectedWorker, ages: WaitAges, after_s: float) -> StallWatch:
+def watch(worker: Parts, ages: WaitAges, after_s: float) -> StallWatch:
     """Watch a worker from now on."""
     stalls = StallWatch(_WatchedWorker(worker, ages), ages, after_s)
     stalls.start()

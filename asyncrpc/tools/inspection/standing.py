@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from asyncrpc.core.members import Member
+from asyncrpc.core.worker import Worker
 from asyncrpc.errors import AsyncRpcError
 from asyncrpc.extend import Request
-from asyncrpc.tools.inspection.collecting import LinkedPeers
 from asyncrpc.tools.inspection.group import GroupLook
 from asyncrpc.tools.inspection.machine.asking import AskingPlan
 from asyncrpc.tools.inspection.machine.wording import blocked
@@ -55,9 +55,9 @@ class GroupQuestions(Protocol):
 class InnerQuestions(LinkQuestions):
     """Asks over the links of a worker; a `GroupQuestions`."""
 
-    def __init__(self, peers: LinkedPeers, secret: bytes | None) -> None:
-        super().__init__(peers)
-        self.secret = secret
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker.parts.directory)
+        self.secret = worker.options.secret_bytes
 
     async def members(self) -> list[Member]:
         """See `GroupQuestions`."""

@@ -10,12 +10,10 @@ import heapq
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from asyncrpc.core.loop.clock import wall_ns
-from asyncrpc.core.services.ports import Identity
-from asyncrpc.core.trace.events import CallEnded
-from asyncrpc.core.trace.recorder import FlightRecorder
+from asyncrpc.core.parts import Parts
 from asyncrpc.tools.inspection.events import KIND_NAMES, RecentEvents, is_own
 from asyncrpc.tools.inspection.machine.rates import percentile, rates_of
 from asyncrpc.tools.inspection.summaries import (
@@ -24,6 +22,7 @@ from asyncrpc.tools.inspection.summaries import (
     LinkSummary,
     WorkerSummary,
 )
+from asyncrpc.trace import CallEnded, FlightRecorder
 
 WINDOW_S: Final = 5.0  # the time over which rates are computed
 EVENTS_MAX: Final = 500  # of each kind
@@ -33,50 +32,8 @@ _STATM: Final = "/proc/self/statm"
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
-class SharedBytes(Protocol):
-    """The memory that a worker shares with peers."""
-
-    @property
-    def own_bytes(self) -> int:
-        """Return the bytes of its slabs."""
-
-
-class SummarizedWorker(Protocol):
-    """The parts of a worker that a summary is made of.
-
-    Attributes:
-        recorder: has its last events.
-    """
-
-    recorder: FlightRecorder
-
-    @property
-    def identity(self) -> Identity:
-        """Who the worker is."""
-
-    @property
-    def is_draining(self) -> bool:
-        """Return whether its shutdown has begun."""
-
-    @property
-    def active(self) -> int:
-        """How many calls it serves."""
-
-    @property
-    def references(self) -> Any:
-        """Its references; None if it can have none."""
-
-    @property
-    def memory(self) -> SharedBytes:
-        """Return the memory that it shares."""
-
-    @property
-    def directory(self) -> Any:
-        """Return the links of the worker."""
-
-
 def summary_of(
-    worker: SummarizedWorker, *, running_s: float, lag_s: float, tasks: int
+    worker: Parts, *, running_s: float, lag_s: float, tasks: int
 ) -> WorkerSummary:
     """Return the summary of a worker; called on its loop."""
     recent = newest_events(worker.recorder)

@@ -6,26 +6,19 @@ millisecond.
 
 from __future__ import annotations
 
-import asyncio
 import platform
 import sys
 from collections import defaultdict
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from itertools import islice
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 
 from asyncrpc.core.calls.streams import StreamReceiver
-from asyncrpc.core.links.sidecar import Sidecar
-from asyncrpc.core.membership.service import MembershipService
-from asyncrpc.core.options import Options
-from asyncrpc.core.trace.events import BucketReduced
-from asyncrpc.core.trace.stage_steps import StageStep
+from asyncrpc.core.parts import Parts
 from asyncrpc.errors import MalformedError
-from asyncrpc.extend import Service
-from asyncrpc.tools.inspection.collecting import Inspected, LinkedPeers
 from asyncrpc.tools.inspection.details import (
     BUCKETS_MAX,
     FUNCTIONS_MAX,
@@ -58,12 +51,12 @@ from asyncrpc.tools.inspection.summarizing import (
     EVENTS_MAX,
     TRAINING_KINDS,
     WINDOW_S,
-    SummarizedWorker,
     link_summaries,
     median_s,
     newest_events,
     resident_bytes,
 )
+from asyncrpc.trace import BucketReduced, StageStep
 
 T = TypeVar("T")
 
@@ -71,54 +64,10 @@ _SECRETS: Final = frozenset({"secret", "secret_file", "token", "tls"})
 _OPTION_CHARACTERS_MAX: Final = 200
 
 
-class TellingWorker(SummarizedWorker, Protocol):
-    """The parts of a worker that tells of itself."""
-
-    options: Options
-
-    def service(self, name: str, /) -> Service:
-        """Return a service of the worker."""
-
-    @property
-    def receive_pool(self) -> Any:
-        """Return the memory that is kept for payloads."""
-
-    @property
-    def listening(self) -> tuple[str, ...]:
-        """Return the addresses at which the worker listens."""
-
-
-class InspectedWorker(Inspected, TellingWorker, Protocol):
-    """The parts of a worker that the inspection reads.
-
-    Attributes:
-        sidecar: knows when its loop last ran.
-        options: of the worker.
-    """
-
-    sidecar: Sidecar
-    options: Options
-
-    @property
-    def membership(self) -> MembershipService:
-        """Return the service that knows the members."""
-
-    @property
-    def services(self) -> Iterable[Service]:
-        """Return the services of the worker, as far as they are loaded."""
-
-    @property
-    def directory(self) -> LinkedPeers:
-        """Return the links of the worker."""
-
-    def start_task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run a coroutine as a task that ends with the worker."""
-
-
 # --- calls ---------------------------------------------------------------------------
 
 
-def calls_of(worker: TellingWorker, at_most: int) -> CallsSeen:
+def calls_of(worker: Parts, at_most: int) -> CallsSeen:
     """Return the open calls of a worker: the oldest of each link.
 
     Calls that look at the worker are left out.
@@ -181,7 +130,7 @@ def _age(began_s: float, now_s: float) -> float:
 # --- training ------------------------------------------------------------------------
 
 
-def training_of(worker: TellingWorker, newest_max: int) -> TrainingSeen:
+def training_of(worker: Parts, newest_max: int) -> TrainingSeen:
     """Return the training of a worker, with its newest passes and steps."""
     newest_max = min(newest_max, PASSES_MAX)
     recorder = worker.recorder
@@ -203,7 +152,7 @@ def training_of(worker: TellingWorker, newest_max: int) -> TrainingSeen:
     )
 
 
-def _under_way(worker: TellingWorker, now_s: float) -> list[PassUnderWay]:
+def _under_way(worker: Parts, now_s: float) -> list[PassUnderWay]:
     try:
         service: Any = worker.service("autograd")
     except MalformedError:  # a worker of torch's backend has none
@@ -256,7 +205,7 @@ def _stages(steps: Iterable[StageStep]) -> list[StageStepSeen]:
 # --- all about it --------------------------------------------------------------------
 
 
-def details_of(worker: TellingWorker) -> WorkerDetails:
+def details_of(worker: Parts) -> WorkerDetails:
     """Return the details of a worker."""
     recent = newest_events(worker.recorder)
     functions = [
@@ -320,7 +269,7 @@ def _options(options: Any, prefix: str = "") -> Iterator[NamedText]:
             yield NamedText(name, text[:_OPTION_CHARACTERS_MAX])
 
 
-def _memory(worker: TellingWorker) -> list[NamedBytes]:
+def _memory(worker: Parts) -> list[NamedBytes]:
     memory: Any = worker.memory
     return [
         NamedBytes("process_bytes", max(0, resident_bytes())),

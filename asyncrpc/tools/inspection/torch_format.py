@@ -30,7 +30,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from asyncrpc.core.trace.events import OK
 from asyncrpc.tools.inspection.collective_records import (
     CLOSED,
     UNDER_WAY,
@@ -38,6 +37,7 @@ from asyncrpc.tools.inspection.collective_records import (
     KnownGroup,
     NotedCollective,
 )
+from asyncrpc.trace import OK
 
 VERSION: Final = "2.10"  # of the format, as torch 2.13 writes it
 BACKEND: Final = "gloo"  # torch's tools do not know a backend named asyncrpc

@@ -10,15 +10,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any, Final, TypeVar
 
+from asyncrpc.core.links.directory import Directory
+from asyncrpc.core.links.link import Link
 from asyncrpc.core.loop.threads import in_new_thread
 from asyncrpc.core.members import Member
+from asyncrpc.core.parts import Parts
 from asyncrpc.extend import Request, ask
 from asyncrpc.tools.inspection.ages import WaitAges
-from asyncrpc.tools.inspection.collecting import LinkedPeers, snapshot_of
+from asyncrpc.tools.inspection.collecting import snapshot_of
 from asyncrpc.tools.inspection.group import GroupLook, GroupView
 from asyncrpc.tools.inspection.machine.graph import AwaitGraph, Node, graph_of
 from asyncrpc.tools.inspection.records import NO_ACTOR, Actor, WorkerSnapshot
-from asyncrpc.tools.inspection.telling import InspectedWorker
 
 T = TypeVar("T")
 
@@ -30,7 +32,7 @@ LOOK_S: Final = 20.0  # for the whole look
 class LinkQuestions:
     """Asks peers as a service of the worker does; an `AsksWorkers`."""
 
-    def __init__(self, peers: LinkedPeers) -> None:
+    def __init__(self, peers: Directory[Link]) -> None:
         self._peers = peers
 
     async def ask(self, member: Member, request: Request[T], *, timeout_s: float) -> T:
@@ -45,7 +47,7 @@ class InnerLook:
 
     def __init__(
         self,
-        peers: LinkedPeers,
+        peers: Directory[Link],
         own: WorkerSnapshot,
         *,
         secret: bytes | None,
@@ -130,7 +132,7 @@ def _waiting_for(actor: Actor, seen: Collection[str]) -> Actor:
     return actor._replace(wait=actor.wait._replace(members=members))
 
 
-async def inner_look(worker: InspectedWorker, ages: WaitAges) -> InnerLook:
+async def inner_look(worker: Parts, ages: WaitAges) -> InnerLook:
     """Begin a look at the group from within a worker."""
 
     def take() -> WorkerSnapshot:

@@ -15,7 +15,7 @@ import enum
 from collections.abc import Sequence
 from typing import Final
 
-from asyncrpc.core.counters import Counters
+from asyncrpc import Counters
 from asyncrpc.tools.observability.histograms import (
     BYTES_BOUNDS,
     ITEMS_BOUNDS,

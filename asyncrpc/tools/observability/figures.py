@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from asyncrpc.core.trace.events import OK
-from asyncrpc.core.trace.recorder import FlightRecorder
 from asyncrpc.tools.observability import definitions as d
 from asyncrpc.tools.observability.definitions import MetricDefinition
 from asyncrpc.tools.observability.event_queue import EventQueue, Fields
@@ -27,6 +25,7 @@ from asyncrpc.tools.observability.series import (
     MetricSeries,
     Total,
 )
+from asyncrpc.trace import OK, FlightRecorder
 
 Events: TypeAlias = Iterable[Fields]
 Fold: TypeAlias = Callable[[Events], None]

@@ -32,8 +32,8 @@ from opentelemetry.trace import (
 
 from asyncrpc.core.loop.clock import NS_PER_S, wall_ns
 from asyncrpc.core.serde import text_of
-from asyncrpc.core.trace.events import CANCELLED, OK, outcome_of
 from asyncrpc.tools.observability.trace_context import read, written
+from asyncrpc.trace import CANCELLED, OK, outcome_of
 
 logger = logging.getLogger("asyncrpc")
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from asyncrpc.core.arguments import check_kind, wrong
 from asyncrpc.core.worker import Worker
 from asyncrpc.errors import UsageError
+from asyncrpc.extend import trace_by
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -51,4 +52,4 @@ def trace_calls(worker: Worker, tracer_provider: TracerProvider | None = None) -
     if tracer_provider is not None and not isinstance(tracer_provider, TracerProvider):
         wanted = "a TracerProvider of OpenTelemetry, or None"
         raise wrong("tracer_provider", wanted, tracer_provider)
-    worker.parts.trace_by(CallTracer(worker.name, tracer_provider))
+    trace_by(worker, CallTracer(worker.name, tracer_provider))

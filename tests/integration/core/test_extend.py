@@ -6,7 +6,7 @@ import asyncio
 import enum
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import pytest
 import torch
@@ -181,6 +181,80 @@ def test_messages_say_who_may_send_them() -> None:
     assert WriteCell.by == extend.WORKERS == extend.MEMBERS | extend.Sender.GUEST
     assert ReadSheet.by == extend.LOOKERS == extend.MEMBERS | extend.Sender.OBSERVER
     assert isinstance(WriteCell.record, extend.RecordSchema)
+
+
+async def test_host_knows_open_links_and_members(
+    workers: list[asyncrpc.Worker],
+) -> None:
+    first, second = workers
+    host = extend.host_of(first)
+    link = await host.link_to("b")
+    assert host.open_link_to("b") is link
+    assert not link.is_draining
+    assert host.incarnation_of("b") == second.incarnation
+    assert host.incarnation_of("c") is None
+    assert [member.name for member in host.known_members] == ["a", "b"]
+    assert host.options is first.options
+    assert await host.run_on_host(lambda: 3) == 3
+    host.check_loop("a test")
+    assert not host.is_ending
+    await host.wait_idle()
+    assert host.active == 0
+
+
+class LateSheet(Sheet):
+    name = "late"
+    routes: Sequence[extend.Route] = ()
+
+
+async def test_host_finds_a_service_that_was_added_late(
+    workers: list[asyncrpc.Worker],
+) -> None:
+    host = extend.host_of(workers[0])
+    assert host.find_service(LateSheet) is None
+    sheet = LateSheet(host)
+    host.add_service(sheet)
+    assert extend.service_of(workers[0], LateSheet) is sheet
+
+
+async def test_deadline_ends_a_request(workers: list[asyncrpc.Worker]) -> None:
+    first, second = workers
+    link = await extend.host_of(first).link_to("b")
+    deadline = extend.Deadline.after(0.01, first.loop.time())
+    with pytest.raises(asyncrpc.DeadlineExceededError):
+        await extend.ask(link, ReadSheet(is_awaited=True), deadline=deadline)
+    assert extend.service_of(second, Sheet).waits.is_set()
+
+
+class Spans:
+    """A tracer that keeps what is called."""
+
+    meta = None
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def called(self, function: str, to: str, **_: object) -> Spans:
+        self.seen.append(f"{function} at {to}")
+        return self
+
+    def served(self, function: str, caller: str, *_: object, **__: object) -> Spans:
+        self.seen.append(f"{function} for {caller}")
+        return self
+
+    def end(self, outcome: str, **_: object) -> None:
+        self.seen.append(outcome)
+
+
+async def test_tracer_sees_calls(workers: list[asyncrpc.Worker]) -> None:
+    first, _ = workers
+    spans = Spans()
+    tracer: Any = spans
+    assert extend.tracer_of(first) is None
+    extend.trace_by(first, tracer)
+    assert extend.tracer_of(first) is tracer
+    await first.peer("b").call(abs, -1)
+    assert spans.seen == ["abs at b", "ok"]
 
 
 async def test_service_is_not_added_to_a_running_worker(

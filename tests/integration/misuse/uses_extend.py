@@ -22,6 +22,10 @@ class SomeNotice(extend.Notice):
     count: extend.Count
 
 
+class SomeTracer:
+    called = served = nothing
+
+
 async def _open_link(world: World) -> None:
     host = extend.host_of(world.a)
     world.kept["link"] = await host.link_to("b")
@@ -69,6 +73,21 @@ USES: Final[Mapping[str, Use]] = {
         right={"worker": lambda world: world.a},
         fits={"worker": _RUNNING},
     ),
+    "extend.trace_by": Use(
+        lambda _: extend.trace_by,
+        right={
+            "worker": lambda _: Worker("new", rendezvous=LocalRendezvous(1)),
+            "tracer": lambda _: SomeTracer,
+        },
+        fits={"worker": {"an ended worker", *_RUNNING}},
+        needs_worker=False,
+    ),
+    "extend.tracer_of": Use(
+        lambda _: extend.tracer_of,
+        right={"worker": lambda world: world.a},
+        fits={"worker": {"an ended worker", *_RUNNING}},
+        needs_worker=False,
+    ),
     "extend.message": Use(
         lambda _: extend.message,
         right={"service": lambda _: "misused", "method": lambda _: "made"},
@@ -99,6 +118,7 @@ USES: Final[Mapping[str, Use]] = {
 
 _IMPLEMENTED: Final = "a service, or what traces calls, implements it"
 _OFFERED: Final = "a service calls it with its own messages; extend.ask checks them"
+_TIME: Final = "arithmetic of times, for `deadline` of extend.ask, which checks it"
 _FIELD: Final = "the type of a field: message() makes it, and the router calls it"
 
 LEFT_OUT: Final[Mapping[str, str]] = {
@@ -115,15 +135,26 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     ),
     **dict.fromkeys(
         [
-            *("extend.ServiceHost", "extend.ServiceHost.check_on_loop"),
-            *("extend.ServiceHost.link_to", "extend.ServiceHost.run_in_thread"),
-            *("extend.ServiceHost.start_task", "extend.PeerLink"),
+            *("extend.ServiceHost", "extend.ServiceHost.add_service"),
+            *("extend.ServiceHost.check_loop", "extend.ServiceHost.check_on_loop"),
+            *("extend.ServiceHost.find_member", "extend.ServiceHost.find_service"),
+            *("extend.ServiceHost.incarnation_of", "extend.ServiceHost.link_to"),
+            *("extend.ServiceHost.open_link_to", "extend.ServiceHost.run_in_thread"),
+            *("extend.ServiceHost.run_on_host", "extend.ServiceHost.start_task"),
+            *("extend.ServiceHost.wait_idle", "extend.PeerLink"),
             *("extend.PeerLink.ask", "extend.PeerLink.check_room"),
             *("extend.PeerLink.tell", "extend.Route"),
             *("extend.Notice.pack", "extend.Request.pack"),
             "extend.Request.read_answer",
         ],
         _OFFERED,
+    ),
+    **dict.fromkeys(
+        [
+            *("extend.Deadline", "extend.Deadline.after", "extend.Deadline.budget_ns"),
+            *("extend.Deadline.from_budget", "extend.Deadline.remaining_s"),
+        ],
+        _TIME,
     ),
     **{
         f"extend.{kind}{method}": _FIELD

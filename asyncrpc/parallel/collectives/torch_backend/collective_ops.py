@@ -252,7 +252,7 @@ class CollectiveOps:
         if sum(tensor.nbytes for tensor in tensors) <= ON_LOOP_BYTES_MAX:
             copy()
         else:
-            await self._worker.parts.run_in_thread(copy)
+            await self.group.host.run_in_thread(copy)
 
 
 def how(op: ReduceOp) -> str:

@@ -6,44 +6,19 @@ It ends on the event loop; threads of the program, or of torch, wait for it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.distributed import DistBackendError, Work
 
 from asyncrpc.errors import AsyncRpcError, ClosedError, UsageError
 
+if TYPE_CHECKING:
+    from asyncrpc.parallel.collectives.torch_backend.rank_runtime import RankRuntime
+    from asyncrpc.parallel.collectives.torch_backend.staged import StagedTensors
+
 _NO_LIMIT: Final = timedelta(0)  # torch's default
-
-
-class Home(Protocol):
-    """The runtime of a work."""
-
-    def is_on_loop(self) -> bool:
-        """Return whether this thread is the one in which work ends."""
-
-    def run_in_thread(self, job: Callable[[], None]) -> None:
-        """Run a function in another thread; called on the loop."""
-
-    def forget(self, work: CollectiveWork) -> None:
-        """Take note that the work has ended and its observers know."""
-
-
-class HostCopies(Protocol):
-    """The tensors of a work that are on devices; see `staged`."""
-
-    @property
-    def is_exclusive(self) -> bool:
-        """Return whether only the calling thread may use one of the devices."""
-
-    @property
-    def is_to_be_put_back(self) -> bool:
-        """Return whether a tensor must be copied back."""
-
-    def put_back(self) -> None:
-        """Fill the tensors on devices, in this thread."""
 
 
 class CollectiveWork(Work):
@@ -58,15 +33,15 @@ class CollectiveWork(Work):
     Source: torch.distributed.Work.
     """
 
-    _staged: HostCopies | None = None
+    _staged: StagedTensors | None = None
     _landing: threading.Lock | None = None
 
     def __init__(
         self,
         operation: str,
         tensors: list[torch.Tensor],
-        home: Home,
-        staged: HostCopies,
+        home: RankRuntime,
+        staged: StagedTensors,
     ) -> None:
         super().__init__()
         self.operation = operation

@@ -292,7 +292,7 @@ class PowerSGDState(HookState):
         Cancellation:
             The call fails on all ranks; their errors may differ then.
         """
-        self.group.parts.check_on_loop("PowerSGDState.average_errors")
+        self.group.host.check_on_loop("PowerSGDState.average_errors")
         for errors in (self._memory.errors, self._memory.loose_errors):
             for key in sorted(errors):
                 await average(self.group, errors[key])

@@ -89,7 +89,7 @@ class ModelAverager(ABC):
             The averaging fails on all ranks that have not ended it.
         """
         parameters = _with_gradients(params)
-        self.group.parts.check_on_loop("average_parameters")
+        self.group.host.check_on_loop("average_parameters")
         self._joinable.check("an averaging of parameters")
         await self._joinable.begin()
         mean = self._due()
@@ -241,7 +241,7 @@ class _Mean:
             memory = await group.empty(numel, dtype=dtype)
         # Divided before the sum, as torch does, so that the sum does not overflow the
         # dtype, and over two ranks the bits are torch's.
-        user = user_of(group.parts, parameters)
+        user = user_of(group.host, parameters)
 
         def divided() -> None:
             gather(memory, parameters).div_(group.size)

@@ -138,7 +138,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         Source: torch's `PostLocalSGDOptimizer.step`.
         """
         check_closure(closure)
-        self.averager.group.parts.check_on_loop("PostLocalSGDOptimizer.step")
+        self.averager.group.host.check_on_loop("PostLocalSGDOptimizer.step")
         return await self._step(with_modes_here(closure))
 
     # Otherwise torch wraps it in a function that calls hooks before it has ended.
@@ -146,7 +146,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
 
     @plain_steps
     async def _step(self, closure: Closure | None) -> Any:
-        loss = await step_in_thread(self.optim, closure, self.averager.group.parts)
+        loss = await step_in_thread(self.optim, closure, self.averager.group.host)
         await self.averager.average_parameters(self.optim.param_groups)
         return loss
 

@@ -197,7 +197,7 @@ class Shards:
             await self._broadcast(group, piece)
 
     async def _gather(self, group: Group) -> None:
-        mine, user = self._pieces[self._rank], user_of(group.parts, self.parameters)
+        mine, user = self._pieces[self._rank], user_of(group.host, self.parameters)
 
         def pack_mine() -> torch.Tensor:
             packed = [piece.packed() for piece in mine]
@@ -218,7 +218,7 @@ class Shards:
         await run_beside(take_theirs, 0, user)
 
     async def _broadcast(self, group: Group, piece: Piece) -> None:
-        memory, user = piece.memory(), user_of(group.parts, piece.parameters)
+        memory, user = piece.memory(), user_of(group.host, piece.parameters)
         copied_bytes = 0 if memory is not None else piece.nbytes
         if piece.root == self._rank:
             packed = await run_beside(piece.packed, copied_bytes, user)

@@ -222,7 +222,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             self._whole = None
             self._torn = "step"
             self._give_options()
-            loss = await step_in_thread(self.optim, closure, group.parts)
+            loss = await step_in_thread(self.optim, closure, group.host)
             self._take_options()
             await self._shards.synchronize(group)
             self._torn = ""
@@ -264,7 +264,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         self, job: str, *, repairs: bool = False
     ) -> AsyncIterator[Group]:
         """Run a job with all ranks; if it fails here, it fails for all."""
-        self.group.parts.check_on_loop(f"ZeroRedundancyOptimizer.{job}")
+        self.group.host.check_on_loop(f"ZeroRedundancyOptimizer.{job}")
         self._check_idle()
         if self._torn and not repairs:
             raise OptimizerError(
@@ -407,7 +407,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     async def _gather_states(self, group: Group, to: int) -> dict[int, Any]:
         """Return at `to` the state of all parameters, by place."""
         nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
-        places, user = self._places(), user_of(group.parts, self._shards.parameters)
+        places, user = self._places(), user_of(group.host, self._shards.parameters)
         if group.rank == to:
             state = await in_thread(lambda: copied(self.optim, places), user)
             mine = nothing

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from asyncrpc import NetworkOptions, Options
 from asyncrpc.core.environment import LaunchPlacement, resolve
 from asyncrpc.core.host.this_host import LAUNCHER_PID
-from asyncrpc.core.options import INTERFACE_VARIABLE, NetworkOptions, Options
+from asyncrpc.core.options import INTERFACE_VARIABLE
 from asyncrpc.errors import UsageError
 from asyncrpc.tools.checkup.machine.checks import check_all
 from asyncrpc.tools.checkup.machine.findings import CheckFinding, CheckState

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from asyncrpc import Options
 from asyncrpc.core.environment import LaunchPlacement, LaunchValue, read_all, resolve
 from asyncrpc.core.environment.torchrun import BY_HAND
 from asyncrpc.core.environment.values import Field, spoken
-from asyncrpc.core.options import Options
 from asyncrpc.core.transport.address import is_loopback
 from asyncrpc.core.transport.interfaces import host_addresses
 from asyncrpc.errors import UsageError

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from asyncrpc.core.options import Options
+from asyncrpc import Options
 from asyncrpc.errors import AuthenticationError, ConnectError, UsageError
 from asyncrpc.tools.cli.runs.choosing import choose
 from asyncrpc.tools.cli.runs.command import now_s, places_here

@@ -484,7 +484,7 @@ class LinkParts:
             responder=self.responder,
         )
 
-    is_guest = False
+    is_guest = is_draining = False
 
     def give_up(self, error: AsyncRpcError) -> None:
         self.connection.failed = error

@@ -33,7 +33,7 @@ class KeepingLink:
 
     def __init__(self, peer: WorkerId) -> None:
         self.peer = peer
-        self.is_guest = self.is_lost = False
+        self.is_guest = self.is_lost = self.is_draining = False
         self.connection: Any = None
         self.sent: list[tuple[str, str, Any]] = []
         self.answers: dict[str, Any] = {}
