@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from asyncrpc.core.arguments import check_kind, wrong
 from asyncrpc.core.devices.maps import DeviceMap
@@ -129,18 +129,10 @@ class PeerLink(Protocol):
         """
 
 
-class OpenLinks(Protocol):
-    """The links that are open."""
-
-    def link_of(self, incarnation: Incarnation, /) -> PeerLink | None:
-        """Return the open link to one life of a worker."""
-
-
-class Links(Protocol):
-    """How a worker gets a link that may not be there yet."""
-
-    def link_to(self, name: str, /) -> Awaitable[PeerLink]:
-        """Return the link to a worker, connecting if need be."""
+# Returns the open link to one life of a worker; None without one.
+LinkOf: TypeAlias = Callable[[Incarnation], PeerLink | None]
+# Returns the link to a worker, by name, connecting if need be.
+LinkTo: TypeAlias = Callable[[str], Awaitable[PeerLink]]
 
 
 class ServiceHost(Scheduler, Protocol):
