@@ -14,7 +14,6 @@ from asyncrpc.core.autograd.messages import (
     AbortPass,
     Advance,
     AskWaits,
-    BringsGradients,
     ClosePass,
     CommitPass,
     PassAnswer,
@@ -125,7 +124,7 @@ class PassParticipant:
         coming: Sequence[CrossingId],
         arrived: Sequence[CrossingId],
         also: Sequence[CrossingId],
-        brought: BringsGradients,
+        brought: Advance | PassAnswer,
     ) -> None:
         """Let tensors take part, and enter the gradients that have come."""
         for crossing in (*coming, *arrived):

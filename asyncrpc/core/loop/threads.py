@@ -35,6 +35,7 @@ logger = logging.getLogger("asyncrpc")
 T = TypeVar("T")
 Job = Callable[[], Any]
 Done = Callable[[Any, BaseException | None], None]
+Submit = Callable[[Job, Done], None]  # runs a job, then tells its outcome on the loop
 
 
 class Lock(Protocol):

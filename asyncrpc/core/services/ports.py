@@ -16,7 +16,6 @@ from asyncrpc.core.arguments import check_kind, wrong
 from asyncrpc.core.devices.maps import DeviceMap
 from asyncrpc.core.ids import Incarnation, WorkerId
 from asyncrpc.core.loop.clock import Deadline
-from asyncrpc.core.loop.threads import Done, Job
 from asyncrpc.core.services.messages import Notice, Request
 from asyncrpc.core.wire.messages import Hello
 
@@ -35,13 +34,6 @@ class Scheduler(Protocol):
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[T]:
         """Run a coroutine as a task that ends with the worker."""
-
-
-class Pool(Protocol):
-    """Threads that run jobs."""
-
-    def submit(self, job: Job, done: Done) -> None:
-        """Run a job, then tell its outcome on the loop."""
 
 
 class HoldsMessages(Protocol):
