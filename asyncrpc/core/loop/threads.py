@@ -39,7 +39,7 @@ Submit = Callable[[Job, Done], None]  # runs a job, then tells its outcome on th
 
 
 class Lock(Protocol):
-    """A lock that one thread has at a time."""
+    """A lock that one thread has at a time; those of devices are made above."""
 
     def acquire(self) -> Any:
         """Wait for it."""
@@ -57,7 +57,7 @@ class Lock(Protocol):
 class YieldingLock(Protocol):
     """A lock that a thread gives up while it waits for a call; then it has it again.
 
-    Its implementers are products of other packages: autograd's is one.
+    Autograd makes one, above this package.
     """
 
     @property

@@ -1,8 +1,9 @@
-"""What parts of the runtime need of each other, as narrow interfaces.
+"""The worker and its links, as services and the parts below them see them.
 
-A part takes what it needs, and nothing that has more: no part takes the whole `Worker`,
-`Link` or `Connection`.  What only one part needs is declared beside that part; what
-several need is here.  So each part can be built alone, also in a test.
+`core.parts` and `core.links` are above, so contracts stand for them here: one for each
+object and layer.  Of a worker these are `Scheduler`, and on it `ServiceHost` and
+`calls.ports.CallHost`; what is above the parts takes `Parts` itself.  A part that needs
+one function takes the function, such as a `LinkTo`.
 """
 
 from __future__ import annotations
