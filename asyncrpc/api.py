@@ -125,7 +125,7 @@ OBSERVATION.append(_add_observation)  # also of the workers of torch's backend
 def _optimizers(parts: Parts, autograd: AutogradService) -> Service:
     from asyncrpc.core.optim.service import OptimizerService  # noqa: PLC0415  (on demand)
 
-    return OptimizerService(parts.id, autograd, parts, parts.functions)
+    return OptimizerService(parts, autograd)
 
 
 def _collectives(parts: Parts) -> Service:

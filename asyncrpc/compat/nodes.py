@@ -20,10 +20,11 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.autograd.graph import GradientEdge, Node
 
 from asyncrpc.core.autograd.functions import Region, following, leaves_of
-from asyncrpc.core.autograd.service import AutogradService, AutogradWorker
+from asyncrpc.core.autograd.service import AutogradService
 from asyncrpc.core.autograd.state import ContextState, Sent
 from asyncrpc.core.autograd.torch_only import own_node
 from asyncrpc.core.ids import ContextId, Incarnation, MessageId
+from asyncrpc.core.parts import Parts
 from asyncrpc.core.services.extensions import OnGradient
 from asyncrpc.core.services.ports import PeerLink
 
@@ -205,7 +206,7 @@ class RememberingAutograd(AutogradService):
 
     state_class: ClassVar[type[ContextState]] = JoinedState
 
-    def __init__(self, worker: AutogradWorker) -> None:
+    def __init__(self, worker: Parts) -> None:
         super().__init__(worker)
         self.contexts.on_released = self._forget
         # A message is named by its sender and its number there.

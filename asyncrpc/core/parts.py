@@ -253,16 +253,18 @@ class Parts:
             loop,
             self.limits.receive_pool_bytes,
             # A simulation has no threads.
-            Prefaulting(loop, self.host_pool) if self.network is None else None,
+            Prefaulting(loop, self.host_pool.submit) if self.network is None else None,
         )
         self.inbound_credit = InboundCredit(
-            self.name, loop, self.limits.inbound_bytes_max, self.receive_pool
+            self.name, loop, self.limits.inbound_bytes_max, self.receive_pool.allow
         )
         self.outbound_budget = OutboundBudget(self.limits.outbound_bytes_max)
         self.deadlines = Deadlines(loop, InboundCall.expire)
         self.context = contextvars.Context()
         self.context.run(current_worker_var.set, current)
-        self.devices = Devices(self, self.options.devices.parsed_names)
+        self.devices = Devices(
+            self.name, loop, self.pool, self.options.devices.parsed_names
+        )
         identity, tasks = self.identity, self.tasks
         peers = self.directory = self._make_directory()
         self.calls.open(self.tasks, self.directory, self.recorder)
@@ -349,7 +351,7 @@ class Parts:
             elements_max=message.elements_max,
         )
         self.codec = Codec(self.functions, self.references, limits, self.devices)
-        self.codec.shared = self.memory.regions
+        self.codec.find_shared = self.memory.regions.find
         self.error_encoder = ErrorEncoder(
             self.codec, worker=self.name, pid=self.identity.pid
         )
@@ -468,14 +470,14 @@ class Parts:
 
     # --- threads ---------------------------------------------------------------------
 
-    def run_in_thread(
-        self, job: Callable[[], T], pool: ThreadPool | None = None
-    ) -> asyncio.Future[T]:
-        """Run `job` in a thread of a pool, the worker's if None; called on the loop."""
+    def run_in_thread(self, job: Callable[[], T]) -> asyncio.Future[T]:
+        """Run `job` in a thread of the worker; called on the loop."""
         done: asyncio.Future[T] = self.loop.create_future()
-        (pool or self.pool).submit(job, outcome_to(done))
+        self.pool.submit(job, outcome_to(done))
         return done
 
     def run_on_host(self, job: Callable[[], T]) -> asyncio.Future[T]:
         """Run `job`, which touches no device, in a thread; called on the loop."""
-        return self.run_in_thread(job, self.host_pool)
+        done: asyncio.Future[T] = self.loop.create_future()
+        self.host_pool.submit(job, outcome_to(done))
+        return done

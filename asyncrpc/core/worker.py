@@ -138,11 +138,12 @@ def _name_of(rank: int) -> str:
     return f"worker{rank}"
 
 
-def _end_copy(worker: Worker) -> None:
-    """Make a worker unusable: this process was forked from the worker's own."""
+def _end_copy(worker: Worker) -> asyncio.AbstractEventLoop:
+    """Make a copy of a worker in a forked process unusable; return its loop."""
     worker.parts.lifecycle.advance(Event.FORK)
     if worker.parts.socket_directory is not None:
         worker.parts.socket_directory.disown()
+    return worker.loop
 
 
 class Worker:

@@ -20,13 +20,6 @@ TWINS = {
     "RemoteModule",  # and `_RemoteModule`, which programs know from torch, too
     "Worker",
 }
-# The class that several protocols are views of, where it has another name than they.
-VIEWED = {
-    "Functions": "FunctionTable",
-    "Links": "Parts",
-    "Pool": "ThreadPool",
-    "Threads": "Parts",
-}
 
 
 class Definition(NamedTuple):
@@ -92,7 +85,7 @@ def unrelated(name: str) -> list[str]:
     ]
     if len(DEFINITIONS[name]) == 1 or not protocols:
         return []
-    viewed = class_named(VIEWED.get(name, name))
+    viewed = class_named(name)
     has = set() if viewed is None else set(members_of(viewed))
     return [
         protocol.at for protocol in protocols if not set(members_of(protocol)) <= has
@@ -116,13 +109,10 @@ def test_class_names_are_unique() -> None:
 
 
 def test_protocols_that_share_a_name_are_views_of_one_class() -> None:
-    """Rename those that are not, or name the class in `VIEWED`."""
     strays = {name: at for name in DEFINITIONS if (at := unrelated(name))}
     assert strays == {}
 
 
-def test_each_entry_of_the_lists_is_needed() -> None:
+def test_each_twin_is_needed() -> None:
     shared = {name for name, definitions in DEFINITIONS.items() if len(definitions) > 1}
     assert shared >= TWINS
-    assert shared >= set(VIEWED)
-    assert all(class_named(name) for name in VIEWED.values())

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from contextvars import Context
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from asyncrpc.core.devices.maps import DeviceMap
@@ -60,16 +61,9 @@ class RecordingLinks:
         self.open = {link.peer.incarnation: link for link in linked}
         self.reachable: dict[str, RecordingLink] = {}
         self.members: Sequence[Member] = ()
-        self.is_closed = False
 
     def link_of(self, incarnation: Incarnation) -> RecordingLink | None:
         return self.open.get(incarnation)
-
-    def member(self, to: str) -> Member:
-        raise AssertionError(f"nobody is to look for {to!r}")
-
-    def find(self, to: str) -> Any:
-        raise AssertionError(f"nobody is to look for {to!r}")
 
     def known_incarnation(self, name: str) -> Incarnation | None:
         known = {member.name: member.incarnation for member in self.members}
@@ -115,6 +109,18 @@ class LoopScheduler:
         """Let all tasks end."""
         while self.tasks:
             await self.tasks.pop()
+
+
+def recording_parts(
+    me: WorkerId, links: RecordingLinks, scheduler: LoopScheduler | None = None
+) -> Any:
+    """Return what a part that takes a worker's `Parts` needs of them."""
+    parts = SimpleNamespace(
+        id=me, directory=links, link_to=links.link_to, is_closed=False
+    )
+    if scheduler is not None:
+        parts.loop, parts.start_task = scheduler.loop, scheduler.start_task
+    return parts
 
 
 async def let_run() -> None:

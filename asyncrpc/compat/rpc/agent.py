@@ -78,7 +78,11 @@ class Agent:
         # Of a static group, once all are there: by name and by rank.
         self._infos: dict[str | int, WorkerInfo] = {}
         self.is_let_go = False  # all references, for the worker ends
-        self._completions = Completions(lambda: worker.parts.pool, host.loop)
+        self._completions = Completions(
+            # The pool is there once the worker has started.
+            lambda job, done: worker.parts.pool.submit(job, done),  # noqa: PLW0108
+            host.loop,
+        )
         self.profiled = ProfiledThreads(worker)
         worker.parts.thread_states.insert(
             0, self.profiled

@@ -12,11 +12,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
 from typing import Final
 
-from asyncrpc.core.loop.threads import Job, start_thread
-from asyncrpc.core.services.ports import Pool
+from asyncrpc.core.loop.threads import Job, Submit, start_thread
 from asyncrpc.errors import AsyncRpcError, ClosedError
 
 TICK_S: Final = 0.002
@@ -25,10 +23,8 @@ TICK_S: Final = 0.002
 class Completions:
     """Runs short jobs, which complete futures, in as few threads as they need."""
 
-    def __init__(
-        self, pool: Callable[[], Pool], loop: asyncio.AbstractEventLoop
-    ) -> None:
-        self._pool = pool
+    def __init__(self, submit: Submit, loop: asyncio.AbstractEventLoop) -> None:
+        self._submit = submit
         self._loop = loop
         self._jobs: deque[Job] = deque()
         self._job_count = 0  # number of jobs so far
@@ -56,7 +52,7 @@ class Completions:
         """Start one more thread."""
         self._is_starting = True
         try:
-            self._pool().submit(self._work, self._ended)
+            self._submit(self._work, self._ended)
         except AsyncRpcError:  # the worker is ending, but a thread may be waiting
             self._work_apart()
         else:

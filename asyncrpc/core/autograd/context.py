@@ -6,67 +6,19 @@ that runs for a call joins its caller's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
-import torch
-
-from asyncrpc.core.autograd.engine import Engine, Keeping
-from asyncrpc.core.autograd.state import ContextState, StepAfterPass, VotesWithPass
-from asyncrpc.core.ids import ContextId, WorkerId
-from asyncrpc.core.loop.clock import Deadline
+from asyncrpc.core.ids import ContextId
 from asyncrpc.errors import NotStartedError, UsageError
+
+if TYPE_CHECKING:
+    from asyncrpc.core.autograd.service import AutogradService
 
 current_context_var: Final[ContextVar[Context | None]] = ContextVar(
     "asyncrpc_autograd_context", default=None
 )
-
-
-class ContextService(Protocol):
-    """Keeps the state of contexts on one worker.
-
-    Attributes:
-        engine: runs local graphs.
-    """
-
-    engine: Engine
-
-    @property
-    def me(self) -> WorkerId:
-        """The worker."""
-
-    def check_on_loop(self, used: str, /) -> None:
-        """Raise unless this is the loop of the worker, and it runs."""
-
-    def open(self, context_id: ContextId, creator: WorkerId) -> ContextState:
-        """Return a context's state, made if it is new."""
-
-    def state(self, context: Context | ContextId) -> ContextState:
-        """Return the state of a context that is open."""
-
-    def release(self, context_id: ContextId) -> None:
-        """End a context."""
-
-    async def gathered(self, context_id: ContextId) -> dict[torch.Tensor, torch.Tensor]:
-        """Return the gradients here of a context."""
-
-    def deadline_of(self, timeout_s: Any) -> Deadline | None:
-        """Return the deadline of a pass that is given a timeout."""
-
-    async def backward(
-        self,
-        context: Context,
-        roots: Sequence[torch.Tensor],
-        gradients: Sequence[torch.Tensor | None] | None,
-        keeping: Keeping,
-        deadline: Deadline | None,
-        *,
-        is_fast: bool = False,
-        step: StepAfterPass | VotesWithPass | None = None,
-    ) -> None:
-        """Run a pass from local roots."""
 
 
 class Context:
@@ -80,7 +32,7 @@ class Context:
 
     def __init__(
         self,
-        service: ContextService,
+        service: AutogradService,
         context_id: ContextId,
         *,
         is_of_pass: bool = False,
@@ -92,7 +44,7 @@ class Context:
         self.is_of_pass = is_of_pass
 
     @property
-    def service(self) -> ContextService:
+    def service(self) -> AutogradService:
         """Internal: the worker's service that keeps this context's state."""
         return self._service
 

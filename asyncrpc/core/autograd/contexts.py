@@ -9,7 +9,7 @@ from typing import Final
 from asyncrpc.core.autograd.messages import ReleaseContext
 from asyncrpc.core.autograd.state import ContextState
 from asyncrpc.core.ids import ContextId, Incarnation, WorkerId
-from asyncrpc.core.services.ports import OpenLinks, PeerLink
+from asyncrpc.core.services.ports import LinkOf, PeerLink
 from asyncrpc.errors import InvalidContextError
 
 # What a context takes, or something noted in one, besides its graph, as measured.
@@ -28,13 +28,13 @@ class Contexts:
     def __init__(
         self,
         me: WorkerId,
-        directory: OpenLinks,
+        link_of: LinkOf,
         state_class: type[ContextState] = ContextState,
     ) -> None:
         self.open: dict[ContextId, ContextState] = {}
         self.on_released: Callable[[ContextId], None] = _do_nothing
         self._me = me
-        self._directory = directory
+        self._link_of = link_of
         self._state_class = state_class
         # Each with whether its creator has said so, or another worker.
         self._ended: OrderedDict[ContextId, bool] = OrderedDict()
@@ -121,7 +121,7 @@ class Contexts:
     ) -> None:
         for peer in peers:
             if peer.incarnation not in knowing:
-                link = self._directory.link_of(peer.incarnation)
+                link = self._link_of(peer.incarnation)
                 if link is not None:
                     link.tell(ReleaseContext(context_id))
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from asyncrpc.core.autograd.contexts import Contexts
 from asyncrpc.core.autograd.messages import AbortPass, CommitPass, PassIds
-from asyncrpc.core.autograd.ports import Pool
 from asyncrpc.core.autograd.state import ABORTED, Pass
 from asyncrpc.core.ids import Incarnation
-from asyncrpc.core.services.ports import OpenLinks
+from asyncrpc.core.services.ports import LinkOf
 from asyncrpc.core.trace.recorder import FlightRecorder
 from asyncrpc.core.trace.ring import plain
 
@@ -19,15 +18,16 @@ class PassEnds:
         self,
         me: Incarnation,
         contexts: Contexts,
-        directory: OpenLinks,
-        pool: Pool,
+        link_of: LinkOf,
         recorder: FlightRecorder,
+        *,
+        is_exclusive: bool,
     ) -> None:
         self._me = me
         self._contexts = contexts
-        self._directory = directory
-        self._pool = pool
+        self._link_of = link_of
         self._recorder = recorder
+        self._is_exclusive = is_exclusive
 
     def note_begun(self, backward_pass: Pass) -> None:
         """Note that this worker takes part in a pass."""
@@ -44,14 +44,14 @@ class PassEnds:
             return
         self._note_end(backward_pass, commit=commit)
         if commit:
-            state.commit(backward_pass.flow.staged, defers=self._pool.is_exclusive)
+            state.commit(backward_pass.flow.staged, defers=self._is_exclusive)
         else:
             backward_pass.abort(ABORTED)
         # It takes the way of the requests, so that workers that only others know learn
         # of it; on each link it comes after the request that made them take part.
         for peer in backward_pass.onward:
             if peer not in (self._me, pass_id.root):
-                link = self._directory.link_of(peer)
+                link = self._link_of(peer)
                 if link is not None:
                     link.tell(CommitPass(ids) if commit else AbortPass(ids))
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from asyncrpc.core.autograd.gradient_lock import GradientLock
-from asyncrpc.core.autograd.ports import Threads
 from asyncrpc.core.loop.clock import now_s, thread_cpu_s
 from asyncrpc.core.loop.threads import uncancelled
+from asyncrpc.core.parts import Parts
 from asyncrpc.core.torch_modes import with_defaults
 
 T = TypeVar("T")
@@ -56,8 +56,8 @@ class Runner:
     Thread safety: none; all calls on the worker's loop.
     """
 
-    def __init__(self, threads: Threads, lock: GradientLock) -> None:
-        self._threads = threads
+    def __init__(self, worker: Parts, lock: GradientLock) -> None:
+        self._worker = worker
         self._lock = lock
         self._policy = InlinePolicy()
 
@@ -70,8 +70,8 @@ class Runner:
         return (
             kind is not None
             and self._policy.is_short(kind)
-            and not self._threads.pool.runs_here
-            and not self._threads.pool.is_exclusive
+            and not self._worker.pool.runs_here
+            and not self._worker.pool.is_exclusive
             and self._lock.acquire(blocking=False)
         )
 
@@ -96,7 +96,7 @@ class Runner:
     ) -> asyncio.Future[T]:
         """Run a job in a thread, and note how long it takes there."""
         if kind is None:
-            return self._threads.run_in_thread(job)
+            return self._worker.run_in_thread(job)
         cpu_s = took_s = 0.0
 
         def timed() -> T:
@@ -112,7 +112,7 @@ class Runner:
             self._policy.note_way(now_s() - sent_s - took_s)
 
         sent_s = now_s()
-        work = self._threads.run_in_thread(timed)
+        work = self._worker.run_in_thread(timed)
         work.add_done_callback(note)
         return work
 

@@ -9,7 +9,7 @@ from asyncrpc.core.autograd.contexts import Contexts
 from asyncrpc.core.autograd.messages import JoinContext, ReleaseContext
 from asyncrpc.core.autograd.state import ContextState
 from asyncrpc.core.ids import Incarnation, WorkerId
-from asyncrpc.core.services.ports import Links, PeerLink, Scheduler, ask
+from asyncrpc.core.services.ports import LinkTo, PeerLink, Scheduler, ask
 from asyncrpc.errors import AsyncRpcError, MalformedError
 
 JOINS_MAX: Final = 64  # creators that are asked at a time
@@ -23,12 +23,12 @@ class ContextLifetime:
         self,
         me: Incarnation,
         contexts: Contexts,
-        links: Links,
+        link_to: LinkTo,
         scheduler: Scheduler,
     ) -> None:
         self._me = me
         self._contexts = contexts
-        self._links = links
+        self._link_to = link_to
         self._scheduler = scheduler
 
     def on_release(self, link: PeerLink, notice: ReleaseContext) -> None:
@@ -94,7 +94,7 @@ class ContextLifetime:
         """Ask the creator of a context to report its end itself."""
         is_open = False
         try:
-            link = await self._links.link_to(state.creator.name)
+            link = await self._link_to(state.creator.name)
             if link.peer.incarnation == state.id.creator:
                 is_open = await ask(link, JoinContext(state.id))
         except AsyncRpcError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -32,27 +32,7 @@ class PassIds(NamedTuple):
     pass_id: Spread[PassId]
 
 
-class BringsGradients(Protocol):
-    """A message or answer with gradients of tensors that its receiver has sent.
-
-    Attributes:
-        gradients: of the tensors in `given`.
-        asked: pairs of message and position: tensors whose gradient comes later.
-        given: pairs for tensors whose gradient is in this message.
-        history: the message, then indices of gradients that have a history.
-    """
-
-    @property
-    def gradients(self) -> list[torch.Tensor | None]: ...
-    @property
-    def asked(self) -> list[int]: ...
-    @property
-    def given(self) -> list[int]: ...
-    @property
-    def history(self) -> list[int] | None: ...
-
-
-def check_gradients(brought: BringsGradients) -> None:
+def check_gradients(brought: Advance | PassAnswer) -> None:
     """Check that the fields of a message with gradients fit together."""
     gradients, history = brought.gradients, brought.history
     asked_length, given_length = len(brought.asked), len(brought.given)

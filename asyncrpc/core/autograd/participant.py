@@ -14,7 +14,6 @@ from asyncrpc.core.autograd.messages import (
     AbortPass,
     Advance,
     AskWaits,
-    BringsGradients,
     ClosePass,
     CommitPass,
     PassAnswer,
@@ -22,12 +21,12 @@ from asyncrpc.core.autograd.messages import (
     PassOutcome,
 )
 from asyncrpc.core.autograd.placing import at_their_devices
-from asyncrpc.core.autograd.ports import Devices
 from asyncrpc.core.autograd.state import ABORTED, Pass
 from asyncrpc.core.autograd.waits import PassWaits
 from asyncrpc.core.autograd.work import NOTHING_NEW, PassWork
+from asyncrpc.core.devices.staging import Devices
 from asyncrpc.core.ids import MessageId, WorkerId
-from asyncrpc.core.services.ports import Links, PeerLink, Scheduler, ask
+from asyncrpc.core.services.ports import LinkTo, PeerLink, Scheduler, ask
 from asyncrpc.errors import AsyncRpcError, AutogradError, MalformedError
 
 Receive = Callable[[torch.Tensor, Received], torch.Tensor]
@@ -46,7 +45,7 @@ class PassParticipant:
         waits: PassWaits,
         devices: Devices,
         receive: Receive,
-        links: Links,
+        link_to: LinkTo,
         scheduler: Scheduler,
     ) -> None:
         self._me = me
@@ -56,7 +55,7 @@ class PassParticipant:
         self._waits = waits
         self._devices = devices
         self._receive = receive
-        self._links = links
+        self._link_to = link_to
         self._scheduler = scheduler
 
     # --- requests --------------------------------------------------------------------
@@ -101,11 +100,11 @@ class PassParticipant:
             or answer.given
             or answer is NOTHING_NEW
         )
-        steps = self._work.steps
-        if not is_last or steps is None:
+        take_step = self._work.take_step
+        if not is_last or take_step is None:
             return answer
         self._ends.finish(backward_pass.ids, commit=True)
-        return answer._replace(step=await steps.step_after_pass(peer, step))
+        return answer._replace(step=await take_step(peer, step))
 
     async def on_gradients_back(
         self, backward_pass: Pass, peer: WorkerId, answer: PassAnswer
@@ -125,7 +124,7 @@ class PassParticipant:
         coming: Sequence[CrossingId],
         arrived: Sequence[CrossingId],
         also: Sequence[CrossingId],
-        brought: BringsGradients,
+        brought: Advance | PassAnswer,
     ) -> None:
         """Let tensors take part, and enter the gradients that have come."""
         for crossing in (*coming, *arrived):
@@ -254,7 +253,7 @@ class PassParticipant:
         """Ask the worker that began a pass how it ended: its message may be lost."""
         is_good = False
         try:
-            link = await self._links.link_to(root)
+            link = await self._link_to(root)
             if link.peer.incarnation == ids.pass_id.root:
                 is_good = await ask(link, PassOutcome(ids))
         except AsyncRpcError:

@@ -12,9 +12,10 @@ from typing import TypeVar
 import torch
 
 from asyncrpc.core.autograd.functions import CrossingId
-from asyncrpc.core.autograd.ports import Devices, Threads
 from asyncrpc.core.autograd.state import ContextState
 from asyncrpc.core.autograd.torch_only import is_plain, without_functions
+from asyncrpc.core.devices.staging import Devices
+from asyncrpc.core.parts import Parts
 
 T = TypeVar("T")
 
@@ -38,10 +39,10 @@ async def at_their_devices(
 
 
 async def on_devices_of(
-    threads: Threads, tensors: Sequence[torch.Tensor], job: Callable[[], T]
+    worker: Parts, tensors: Sequence[torch.Tensor], job: Callable[[], T]
 ) -> T:
     """Run a job on tensors: at once, if the event loop may touch all of them."""
-    is_exclusive = threads.pool.is_exclusive
+    is_exclusive = worker.pool.is_exclusive
     with without_functions():
         is_here = all(
             is_plain(tensor) and (tensor.is_cpu or not is_exclusive)
@@ -49,4 +50,4 @@ async def on_devices_of(
         )
     if is_here:
         return job()
-    return await threads.run_in_thread(job)
+    return await worker.run_in_thread(job)

@@ -23,7 +23,7 @@ from asyncrpc.core.autograd.state import ABORTED, ContextState, Pass, Sent
 from asyncrpc.core.autograd.torch_only import is_plain, without_functions
 from asyncrpc.core.devices.maps import TO_HOST
 from asyncrpc.core.ids import Incarnation, MessageId, WorkerId
-from asyncrpc.core.services.ports import Links, OpenLinks, PeerLink, Scheduler
+from asyncrpc.core.services.ports import LinkOf, LinkTo, PeerLink, Scheduler
 from asyncrpc.core.torch_modes import with_defaults
 from asyncrpc.errors import AutogradError, CallError, MalformedError, Outcome
 
@@ -46,14 +46,14 @@ class PassRequests:
         self,
         me: Incarnation,
         contexts: Contexts,
-        directory: OpenLinks,
-        links: Links,
+        link_of: LinkOf,
+        link_to: LinkTo,
         scheduler: Scheduler,
     ) -> None:
         self._me = me
         self._contexts = contexts
-        self._directory = directory
-        self._links = links
+        self._link_of = link_of
+        self._link_to = link_to
         self._scheduler = scheduler
 
     def send(
@@ -137,7 +137,7 @@ class PassRequests:
     ) -> None:
         backward_pass.onward[peer.incarnation] = peer
         backward_pass.wave.outstanding += 1
-        link = self._directory.link_of(peer.incarnation)
+        link = self._link_of(peer.incarnation)
         if link is not None:
             self._request_over(backward_pass, link, request)
         else:
@@ -148,7 +148,7 @@ class PassRequests:
     async def _dial(
         self, backward_pass: Pass, peer: WorkerId, request: PassRequest
     ) -> None:
-        link = await self._links.link_to(peer.name)
+        link = await self._link_to(peer.name)
         if link.peer.incarnation != peer.incarnation:
             raise AutogradError(
                 f"worker {peer.name!r} has been restarted since it took part"

@@ -34,13 +34,13 @@ from asyncrpc.core.autograd.failures import failed, is_reported
 from asyncrpc.core.autograd.functions import CrossingId, edge_of
 from asyncrpc.core.autograd.messages import PassId, PassIds
 from asyncrpc.core.autograd.placing import on_devices_of
-from asyncrpc.core.autograd.ports import Threads
 from asyncrpc.core.autograd.state import Pass, StepAfterPass, VotesWithPass
 from asyncrpc.core.autograd.waits import PassWaits
 from asyncrpc.core.autograd.work import PassWork
 from asyncrpc.core.calls.futures import task_here
 from asyncrpc.core.ids import ContextId, Incarnation, MessageId, WorkerId
 from asyncrpc.core.loop.clock import Deadline
+from asyncrpc.core.parts import Parts
 from asyncrpc.core.torch_modes import with_defaults
 from asyncrpc.errors import (
     AutogradError,
@@ -55,7 +55,7 @@ class RootPasses:
         self,
         me: WorkerId,
         contexts: Contexts,
-        threads: Threads,
+        worker: Parts,
         *,
         work: PassWork,
         ends: PassEnds,
@@ -63,7 +63,7 @@ class RootPasses:
     ) -> None:
         self._me = me
         self._contexts = contexts
-        self._threads = threads
+        self._worker = worker
         self._work = work
         self._ends = ends
         self._waits = waits
@@ -88,7 +88,7 @@ class RootPasses:
         check = partial(root_gradients, roots, gradients)
         begin_with = [gradient for gradient in gradients or () if gradient is not None]
         start_gradients = await on_devices_of(
-            self._threads, [*roots, *begin_with], check
+            self._worker, [*roots, *begin_with], check
         )
         pass_id = PassId(self._me.incarnation, self._contexts.next_serial())
         ids = PassIds(context_id, pass_id)

@@ -16,8 +16,8 @@ Source: torch.distributed.autograd.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Final, Protocol
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
 
 import torch
 
@@ -40,60 +40,23 @@ from asyncrpc.core.autograd.messages import (
     read_meta,
 )
 from asyncrpc.core.autograd.participant import PassParticipant
-from asyncrpc.core.autograd.ports import Devices, PassSteps, Threads
 from asyncrpc.core.autograd.requests import PassRequests
 from asyncrpc.core.autograd.root import RootPasses
 from asyncrpc.core.autograd.segment_events import SegmentEvents
 from asyncrpc.core.autograd.state import ContextState, StepAfterPass, VotesWithPass
 from asyncrpc.core.autograd.waits import PassWaits
-from asyncrpc.core.autograd.work import PassWork
+from asyncrpc.core.autograd.work import PassWork, TakeStep, VoteOnStep
 from asyncrpc.core.calls.context import current_worker_var, effective_deadline
 from asyncrpc.core.ids import ContextId, Incarnation, WorkerId
 from asyncrpc.core.loop.clock import Deadline
-from asyncrpc.core.options import UNSET, Options
+from asyncrpc.core.options import UNSET
+from asyncrpc.core.parts import Parts
 from asyncrpc.core.services.extensions import OnGradient
-from asyncrpc.core.services.ports import Links, OpenLinks, PeerLink, Scheduler
+from asyncrpc.core.services.ports import PeerLink
 from asyncrpc.core.services.router import answers, takes
-from asyncrpc.core.trace.recorder import FlightRecorder
 from asyncrpc.errors import InvalidContextError
 
 SERIAL_BYTES: Final = 8
-
-
-class AutogradWorker(Scheduler, Threads, Links, Protocol):
-    """A worker, as far as autograd needs it.
-
-    Attributes:
-        options: of the worker.
-        recorder: keeps how passes end.
-        random_bytes: returns so many unpredictable bytes.
-    """
-
-    options: Options
-    recorder: FlightRecorder
-    random_bytes: Callable[[int], bytes]
-
-    @property
-    def id(self) -> WorkerId:
-        """This life of the worker."""
-
-    @property
-    def context(self) -> contextvars.Context:
-        """The context variables of functions that run for it."""
-
-    @property
-    def devices(self) -> Devices:
-        """Moves tensors to devices."""
-
-    @property
-    def directory(self) -> OpenLinks:
-        """The links that are open."""
-
-    def check_on_loop(self, used: str, /) -> None:
-        """Raise UsageError unless this is the worker's loop."""
-
-    def check_running(self) -> None:
-        """Raise NotStartedError unless the worker is running."""
 
 
 class AutogradService:
@@ -113,7 +76,7 @@ class AutogradService:
     variable = current_context_var
     state_class: ClassVar[type[ContextState]] = ContextState
 
-    def __init__(self, worker: AutogradWorker) -> None:
+    def __init__(self, worker: Parts) -> None:
         """Make and join the parts; called on the worker's loop.
 
         Args:
@@ -123,11 +86,12 @@ class AutogradService:
         self.engine = Engine()
         worker.pool.locks.append(self.engine.lock)
         self._worker = worker
-        directory, number = worker.directory, me.incarnation
-        self.contexts = contexts = Contexts(me, directory, self.state_class)
+        number = me.incarnation
+        link_of, link_to = worker.directory.link_of, worker.link_to
+        self.contexts = contexts = Contexts(me, link_of, self.state_class)
         self._crossings = Crossings(number, contexts, worker.loop)
-        self._lifetime = ContextLifetime(number, contexts, worker, worker)
-        requests = PassRequests(number, contexts, directory, worker, worker)
+        self._lifetime = ContextLifetime(number, contexts, link_to, worker)
+        requests = PassRequests(number, contexts, link_of, link_to, worker)
         self._work = work = PassWork(
             number,
             self.engine,
@@ -136,8 +100,14 @@ class AutogradService:
             events=SegmentEvents(worker.recorder),
             variables_of=self.variables_of,
         )
-        ends = PassEnds(number, contexts, directory, worker.pool, worker.recorder)
-        waits = PassWaits(me, directory)
+        ends = PassEnds(
+            number,
+            contexts,
+            link_of,
+            worker.recorder,
+            is_exclusive=worker.pool.is_exclusive,
+        )
+        waits = PassWaits(me, link_of)
         self._root = RootPasses(me, contexts, worker, work=work, ends=ends, waits=waits)
         self._participant = PassParticipant(
             me,
@@ -147,7 +117,7 @@ class AutogradService:
             waits=waits,
             devices=worker.devices,
             receive=self._crossings.receive,
-            links=worker,
+            link_to=link_to,
             scheduler=worker,
         )
         requests.take_gradients = self._participant.on_gradients_back
@@ -166,9 +136,9 @@ class AutogradService:
         self.outgoing = self._crossings.outgoing
         self.held_for = contexts.held_for
 
-    def step_with(self, steps: PassSteps) -> None:
+    def step_with(self, vote: VoteOnStep, take_step: TakeStep) -> None:
         """Say what votes on the steps of optimizers, and takes those of passes."""
-        self._work.steps = steps
+        self._work.vote, self._work.take_step = vote, take_step
 
     # --- contexts --------------------------------------------------------------------
 

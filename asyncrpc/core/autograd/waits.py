@@ -8,7 +8,7 @@ from typing import Any, Final
 from asyncrpc.core.autograd.messages import AskWaits
 from asyncrpc.core.autograd.state import Pass
 from asyncrpc.core.ids import WorkerId
-from asyncrpc.core.services.ports import OpenLinks
+from asyncrpc.core.services.ports import LinkOf
 from asyncrpc.errors import MalformedError
 
 EXPLAIN_S: Final = 1.0  # for the answers of the others
@@ -17,9 +17,9 @@ EXPLAIN_S: Final = 1.0  # for the answers of the others
 class PassWaits:
     """Explains what a pass waits for, here and on the workers that were asked."""
 
-    def __init__(self, me: WorkerId, directory: OpenLinks) -> None:
+    def __init__(self, me: WorkerId, link_of: LinkOf) -> None:
         self._me = me
-        self._directory = directory
+        self._link_of = link_of
 
     async def explain(self, backward_pass: Pass, path: list[int]) -> list[str]:
         """Return a line for each cause of waiting.
@@ -31,7 +31,7 @@ class PassWaits:
         here = [*path, self._me.incarnation]
         asked = {}
         for peer in backward_pass.onward.values():
-            link = self._directory.link_of(peer.incarnation)
+            link = self._link_of(peer.incarnation)
             if link is not None and peer.incarnation not in here:
                 asked[peer.name] = link.ask(AskWaits(backward_pass.ids, here))
         try:

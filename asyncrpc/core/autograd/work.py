@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Coroutine, Hashable, Mapping
 from contextlib import suppress
 from contextvars import Context as Variables
 from functools import partial
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
+
+import torch
 
 from asyncrpc.core.autograd.engine import Engine, Leaving, SegmentRun, prepare
 from asyncrpc.core.autograd.functions import leaves_of
 from asyncrpc.core.autograd.inline import Runner
 from asyncrpc.core.autograd.messages import PassAnswer
 from asyncrpc.core.autograd.placing import on_devices_of
-from asyncrpc.core.autograd.ports import PassSteps, Threads
 from asyncrpc.core.autograd.requests import PassRequests
 from asyncrpc.core.autograd.segment_events import SegmentEvents
 from asyncrpc.core.autograd.state import ABORTED, Pass
-from asyncrpc.core.ids import ContextId, Incarnation
+from asyncrpc.core.ids import ContextId, Incarnation, WorkerId
 from asyncrpc.core.loop.waits import works_for
+from asyncrpc.core.parts import Parts
 from asyncrpc.core.trace.events import outcome_of
 from asyncrpc.errors import AutogradError
 
@@ -27,6 +29,16 @@ T = TypeVar("T")
 
 # Given the autograd context, and the variables of the task that began the pass.
 VariablesOf: TypeAlias = Callable[[ContextId, Variables | None], Variables]
+
+# Given the maker of an optimizer, the number of a step, and gradients: whether the step
+# cannot raise with them; None: this worker has no part of the optimizer.
+VoteOnStep: TypeAlias = Callable[
+    [Incarnation, int, Mapping[torch.Tensor, torch.Tensor]], bool | None
+]
+# Given the maker of an optimizer and a step: takes it; returns the answer.
+TakeStep: TypeAlias = Callable[
+    [WorkerId, list[Any]], Coroutine[Any, Any, list[Any] | None]
+]
 
 # The answer to a worker that is not the first to ask: the first gets the reports.
 NOTHING_NEW: Final = PassAnswer([], [], [], [], None, None)
@@ -36,7 +48,9 @@ class PassWork:
     """Runs the parts of this worker's graph that belong to passes.
 
     Attributes:
-        steps: votes on the steps of optimizers, and takes them; the service sets it.
+        vote: on the step of an optimizer that is to follow a pass; None: nothing votes.
+        take_step: takes the step that came with a pass's last gradients; None: nothing
+            does.
     """
 
     def __init__(
@@ -44,7 +58,7 @@ class PassWork:
         me: Incarnation,
         engine: Engine,
         requests: PassRequests,
-        threads: Threads,
+        worker: Parts,
         *,
         events: SegmentEvents,
         variables_of: VariablesOf,
@@ -52,11 +66,12 @@ class PassWork:
         self._me = me
         self._engine = engine
         self._requests = requests
-        self._threads = threads
+        self._worker = worker
         self._events = events
         self._variables_of = variables_of
-        self._runner = Runner(threads, engine.lock)
-        self.steps: PassSteps | None = None
+        self._runner = Runner(worker, engine.lock)
+        self.vote: VoteOnStep | None = None
+        self.take_step: TakeStep | None = None
 
     async def work(
         self, backward_pass: Pass, asked_by: Incarnation | None = None
@@ -95,13 +110,13 @@ class PassWork:
 
     def _vote(self, backward_pass: Pass) -> bool | None:
         """Vote on the step that is to follow a pass, if that is asked for."""
-        if backward_pass.votes_on is None or self.steps is None:
+        if backward_pass.votes_on is None or self.vote is None:
             return None
         gathered = backward_pass.state.gradients_with(backward_pass.flow.staged)
         if gathered is None:
             return None
         maker = backward_pass.ids.pass_id.root
-        return self.steps.vote_after_pass(maker, backward_pass.votes_on, gathered)
+        return self.vote(maker, backward_pass.votes_on, gathered)
 
     @works_for(lambda at: at["backward_pass"])
     async def _drain(self, backward_pass: Pass) -> None:
@@ -154,7 +169,7 @@ class PassWork:
             backward_pass.flow,
             backward_pass.keeping,
         )  # which may add gradients up
-        run = await on_devices_of(self._threads, entering, prepared)
+        run = await on_devices_of(self._worker, entering, prepared)
         leaving = run.straight_through()
         if leaving is None:
             try:

@@ -12,7 +12,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from asyncrpc.core.loop.clock import Deadline
 
@@ -26,13 +26,6 @@ _READING_S: Final = 0.05
 _TURNS: Final = 10
 QUEUES_MAX: Final = 32  # timeouts at once; each call with another one has a timer
 _SLACK_S: Final = 0.001  # the resolution of event loops
-
-
-class Watch(Protocol):
-    """What a call keeps while its deadline is watched."""
-
-    def stop(self, call: Any, /) -> None:
-        """Stop watching a call: it has ended."""
 
 
 class Deadlines(Generic[T]):
@@ -154,3 +147,7 @@ class _DeadlineTimer:
     def stop(self, _call: Any) -> None:
         """Stop watching the call."""
         self._timer.cancel()
+
+
+# What a call keeps while its deadline is watched.
+Watch: TypeAlias = _DeadlineQueue[Any] | _DeadlineTimer

@@ -16,12 +16,12 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 
 from asyncrpc.core.calls.context import current_call_var, deadline_var
-from asyncrpc.core.calls.credit import item_bytes
+from asyncrpc.core.calls.credit import Claim, item_bytes
 from asyncrpc.core.calls.deadlines import Watch
 from asyncrpc.core.calls.error_encoder import holds_device_tensor
 from asyncrpc.core.calls.foreign_futures import as_awaitable
@@ -89,25 +89,6 @@ CANCELLED_AT_ONCE: Final = 256  # calls of a lost peer, of 20 us each
 _RESPONSE: Final = int(FrameKind.RESPONSE)  # an enum's member takes 0.1 us to find
 
 
-class HeldCredit(Protocol):
-    """What a call holds: of the budget for large requests, and of its peer's account.
-
-    Attributes:
-        held_bytes: of the account.
-    """
-
-    held_bytes: int
-
-    def hold(self) -> None:
-        """Count one more user of what was received; `let_go` must follow."""
-
-    def let_go(self) -> None:
-        """Let go of it."""
-
-    def until_sent(self, then: Callable[[], None] | None) -> Callable[[], None]:
-        """Hold until the answer is sent; return the function to call then."""
-
-
 class InboundCall:
     """One call that is being served.
 
@@ -168,7 +149,7 @@ class InboundCall:
         self.wanted: tuple[int, int] | None = None
         self.loans: Any = None
         self.credit: Any = None
-        self.claim: HeldCredit | None = None
+        self.claim: Claim | None = None
         self.is_cancelled = False
         self.pool = host.pool
         self.target: Target | None = None
@@ -215,12 +196,15 @@ class InboundCall:
 
     @property
     def is_running(self) -> bool:
-        """See `RunningCall`."""
+        """Return whether its function has not ended."""
         return self.target is not None
 
     @property
     def label(self) -> str:
-        """See `RunningCall`; a `CallServed` has all that makes it again."""
+        """Return what tells it from the other calls that its worker serves.
+
+        A `CallServed` has all that makes it again.
+        """
         return call_label(self.call_id, self.responder.caller)
 
     def run(self, target: Target, args: list[Any], kwargs: dict[str, Any]) -> None:
@@ -233,7 +217,11 @@ class InboundCall:
         if mode is _COROUTINE or mode is _ONE_STEP:
             run = self._await if self.claim is None else self._await_holding
             coroutine = run(target.function, args, kwargs, mode is _ONE_STEP)
-            self.host.start_eagerly(coroutine, context, self)
+            task = self.host.start_eagerly(coroutine, context)
+            if task is not None:
+                self.task = task
+                if self.is_cancelled:  # by something that its first step has set off
+                    task.cancel()
         elif mode is _ON_LOOP or (target.is_listed and self._is_cheap(args, kwargs)):
             self._run_here(context, target.function, args, kwargs)
         else:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from asyncrpc.core.calls.common_arguments import CommonArguments
 from asyncrpc.core.devices.maps import DeviceMap
@@ -53,21 +53,6 @@ COPIED_HERE_BYTES_MAX: Final = 1 << 20
 _META_SECOND: Final = (FrameKind.REQUEST, FrameKind.STREAM_ITEM)
 _NO_TABLE: Final = bytes(3)
 CODEC: Final = "c"  # in the meta of a request: the codec that the caller uses and wants
-
-
-class SharedPlaces(Protocol):
-    """Memory of peers that this worker no longer uses.
-
-    Attributes:
-        dead: places that have not been given back yet.
-    """
-
-    @property
-    def dead(self) -> deque[Any]:
-        """Places that have not been given back yet; always the same object."""
-
-    def give_back(self) -> None:
-        """Tell the peers which places are free again."""
 
 
 def unreadable(error: BaseException) -> AsyncRpcError:
@@ -175,7 +160,8 @@ class MessageCodec:
         parts: CallHost,
         *,
         connection: CallConnection,
-        places: SharedPlaces,
+        dead: deque[Any],
+        give_back: Callable[[], None],
         refer: Callable[[Encoded], None],
         devices: Devices,
         deferred: DeferredMessages,
@@ -185,6 +171,8 @@ class MessageCodec:
 
         Args:
             link: of these messages; references and propagators get it.
+            dead: places in memory of peers that are no longer used here, and that
+                `give_back` gives back; always the same object.
         """
         self._pickles = pickles
         self._link = link
@@ -196,8 +184,8 @@ class MessageCodec:
         self._references = parts.references
         self._propagators = parts.propagators
         self._connection = connection
-        self._dead = places.dead
-        self._give_back_places = places.give_back
+        self._dead = dead
+        self._give_back_places = give_back
         self._refer_to = refer
         self._devices = devices
         self._deferred = deferred

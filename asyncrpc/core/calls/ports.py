@@ -130,9 +130,8 @@ class CallHost(Scheduler, Protocol):
         self,
         coroutine: Coroutine[Any, Any, None],
         context: contextvars.Context,
-        inbound: InboundCall,
-    ) -> None:
-        """Run a call's coroutine as far as it goes without waiting, now."""
+    ) -> asyncio.Task[None] | None:
+        """Run a call's coroutine as far as it goes now; return a task if it waits."""
 
     def target(self, name: str) -> Target:
         """Return what a peer may call by this name."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
 
@@ -28,7 +28,7 @@ from asyncrpc.core.options import LimitOptions
 from asyncrpc.core.torch_modes import surrounded
 from asyncrpc.errors import CallError, DeadlineExceededError, MalformedError, Outcome
 
-L_co = TypeVar("L_co", covariant=True)
+T = TypeVar("T")
 
 _END: Final = object()
 _NOT_YET: Final = object()
@@ -44,13 +44,6 @@ class StreamLink(CallLink, Protocol):
 
     def send_credit(self, call_id: int, items: int) -> None:
         """Tell a stream's producer that items have been taken."""
-
-
-class Links(Protocol[L_co]):
-    """Connects to other workers."""
-
-    async def link_to(self, to: str) -> L_co:
-        """Return the open link to a worker, connecting if need be."""
 
 
 class StreamProducer:
@@ -237,12 +230,15 @@ async def consume(
 
 
 async def link_by(
-    deadline: Deadline | None, links: Links[L_co], to: str, function: str
-) -> L_co:
+    deadline: Deadline | None,
+    link_to: Callable[[str], Awaitable[T]],
+    to: str,
+    function: str,
+) -> T:
     """Return the link that a stream will come over, before the deadline."""
     try:
         async with asyncio.timeout_at(None if deadline is None else deadline.at_s):
-            return await links.link_to(to)
+            return await link_to(to)
     except TimeoutError as error:
         if deadline is None or isinstance(error, CallError):
             raise

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 
@@ -28,35 +28,30 @@ from asyncrpc.errors import (
     UsageError,
 )
 
-T = TypeVar("T")
-
 Placed = dict[int, torch.Tensor]
 Wanted = dict[int, tuple[torch.Tensor, str]]  # in host memory, and its device
-
-
-class DeviceHost(Protocol):
-    """The worker that uses devices."""
-
-    name: str
-    loop: asyncio.AbstractEventLoop
-    pool: ThreadPool
-
-    def run_in_thread(
-        self, job: Callable[[], T], pool: ThreadPool | None = None
-    ) -> asyncio.Future[T]:
-        """Run `job` in a thread of a pool, the worker's if None."""
 
 
 class Devices:
     """A `serde.Stager`, and what fills and empties the memory that it names."""
 
-    def __init__(self, host: DeviceHost, declared: Sequence[DeviceName] | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        loop: asyncio.AbstractEventLoop,
+        pool: ThreadPool,
+        declared: Sequence[DeviceName] | None,
+    ) -> None:
         """Prepare.
 
         Args:
+            name: of the worker.
+            pool: its threads.
             declared: its devices; None: those that the process has.
         """
-        self._host = host
+        self._name = name
+        self._loop = loop
+        self._own_pool = pool
         self._backends: dict[str, Backend] = {}
         self._pools: dict[str, ThreadPool] = {}
         self._counts: dict[str, int] = {}
@@ -143,19 +138,18 @@ class Devices:
         if index < count:
             return ""
         return (
-            f"worker {self._host.name!r} has no device {backend.type}:{index}; it "
+            f"worker {self._name!r} has no device {backend.type}:{index}; it "
             f"has {', '.join(self.names)}"
         )
 
     def _pool(self, backend: Backend, index: int) -> ThreadPool:
         """Return the threads of a device."""
-        host = self._host
-        if backend.is_exclusive or host.pool.is_exclusive:
-            return host.pool  # whatever uses the device has its lock there
+        if backend.is_exclusive or self._own_pool.is_exclusive:
+            return self._own_pool  # whatever uses the device has its lock there
         name = f"{backend.type}:{index}"
         pool = self._pools.get(name)
         if pool is None:
-            pool = ThreadPool(f"{host.name}-{name}", backend.threads, host.loop)
+            pool = ThreadPool(f"{self._name}-{name}", backend.threads, self._loop)
             self._pools[name] = pool
         return pool
 
@@ -215,7 +209,9 @@ class Devices:
     async def _run(
         self, job: Callable[[], Any], backend: Backend, index: int | None
     ) -> Any:
-        return await self._host.run_in_thread(job, self._pool(backend, index or 0))
+        done: asyncio.Future[Any] = self._loop.create_future()
+        self._pool(backend, index or 0).submit(job, outcome_to(done))
+        return await done
 
     # --- to the host -----------------------------------------------------------------
 
@@ -225,7 +221,7 @@ class Devices:
         if not self._is_allowed(DeviceName(device.type, device.index)):
             raise EncodeError(
                 f"a tensor on device {str(device)!r} cannot be sent by worker "
-                f"{self._host.name!r}: {self._undeclared(device.type)}",
+                f"{self._name!r}: {self._undeclared(device.type)}",
                 outcome=Outcome.NOT_EXECUTED,
             )
         backend = self._backend(device.type)
@@ -238,7 +234,7 @@ class Devices:
         return Copy(tensor, backend.empty(tensor), backend.mark(tensor.device))
 
     def _lacks(self, device: DeviceName) -> str:
-        text = f"worker {self._host.name!r} has no device {device}"
+        text = f"worker {self._name!r} has no device {device}"
         return f"{text}: {self._undeclared(device.type)}"
 
     def _undeclared(self, type_: str) -> str:
@@ -249,7 +245,7 @@ class Devices:
 
     async def fetched(self, copies: Sequence[Copy]) -> None:
         """Wait until host memory has been filled."""
-        ended = self._host.loop.create_future()
+        ended = self._loop.create_future()
         self.fill(copies, partial(outcome_to(ended), None))
         await ended
 
@@ -308,7 +304,7 @@ class Devices:
 
     async def placed(self, wanted: Wanted) -> Placed:
         """Move tensors of the host to their devices."""
-        ended = self._host.loop.create_future()
+        ended = self._loop.create_future()
         self.place(wanted, outcome_to(ended))
         placed: Placed = await ended
         return placed

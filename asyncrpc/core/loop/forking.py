@@ -11,39 +11,30 @@ Their loops are the parent's, too.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
-
-class Forkable(Protocol):
-    """What runs on an event loop, and cannot go on in a forked child."""
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop that it runs on."""
-
-
-F = TypeVar("F", bound=Forkable)
+F = TypeVar("F")
 
 _parents_loops: Final[list[object]] = []  # in a child: for good, as one may close
-_known: Final[weakref.WeakKeyDictionary[Forkable, Callable[[Any], None]]] = (
+_known: Final[weakref.WeakKeyDictionary[Any, Callable[[Any], object]]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def end_in_forked_children(resource: F, end: Callable[[F], None]) -> None:
+def end_in_forked_children(resource: F, end: Callable[[F], object]) -> None:
     """Make `resource` end in every process that is forked from this one.
 
     Args:
         resource: what is used here; it is known weakly.
+        end: returns the event loop that it runs on.
     """
     _known[resource] = end
 
 
-def known_workers() -> list[Forkable]:
+def known_workers() -> list[object]:
     """Return every worker of this process that still exists, running or not."""
     return list(_known)
 
@@ -55,8 +46,7 @@ def is_parents(loop: object) -> bool:
 
 def _end_all() -> None:
     for resource, end in list(_known.items()):
-        _parents_loops.append(resource.loop)
-        end(resource)
+        _parents_loops.append(end(resource))
 
 
 os.register_at_fork(after_in_child=_end_all)

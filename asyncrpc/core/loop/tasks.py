@@ -13,16 +13,9 @@ import contextvars
 import sys
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
-
-
-class Cancellable(Protocol):
-    """The purpose of a task, which may have been given up by the task's first step."""
-
-    is_cancelled: bool
-    task: asyncio.Task[None] | None
 
 
 class Tasks:
@@ -63,20 +56,18 @@ class Tasks:
         self,
         coroutine: Coroutine[Any, Any, None],
         context: contextvars.Context,
-        call: Cancellable,
-    ) -> None:
+    ) -> asyncio.Task[None] | None:
         """Run a call's coroutine as far as it goes without waiting, now.
 
         Most calls end there, and need neither a turn of the loop nor a place among the
-        tasks.  One that waits goes on as any other task.
+        tasks.  One that waits goes on as any other task, which is returned.
         """
         task = eager_task(self.loop, coroutine, context)
-        if not task.done():
-            call.task = task
-            self._running[task] = None
-            task.add_done_callback(self._running.pop)
-            if call.is_cancelled:  # by something that its first step has set off
-                task.cancel()
+        if task.done():
+            return None
+        self._running[task] = None
+        task.add_done_callback(self._running.pop)
+        return task
 
     def on_loop_thread(self, action: Callable[[], None]) -> None:
         """Run `action` on the loop: now if this is its thread, else soon."""

@@ -35,10 +35,11 @@ logger = logging.getLogger("asyncrpc")
 T = TypeVar("T")
 Job = Callable[[], Any]
 Done = Callable[[Any, BaseException | None], None]
+Submit = Callable[[Job, Done], None]  # runs a job, then tells its outcome on the loop
 
 
 class Lock(Protocol):
-    """A lock that one thread has at a time."""
+    """A lock that one thread has at a time; those of devices are made above."""
 
     def acquire(self) -> Any:
         """Wait for it."""
@@ -56,7 +57,7 @@ class Lock(Protocol):
 class YieldingLock(Protocol):
     """A lock that a thread gives up while it waits for a call; then it has it again.
 
-    Its implementers are products of other packages: autograd's is one.
+    Autograd makes one, above this package.
     """
 
     @property

@@ -24,7 +24,6 @@ from asyncrpc.core.members import (
     UNKNOWN_INCARNATION,
     Member,
     OfferedGroup,
-    Offering,
     Rendezvous,
     RunningGroup,
     member_of,
@@ -49,6 +48,7 @@ from asyncrpc.core.membership.ports import (
     MembershipTimes,
     Peers,
 )
+from asyncrpc.core.membership.stores import StoreRendezvous
 from asyncrpc.core.services.ports import Identity, Scheduler, ask
 from asyncrpc.core.wire.handshake import Role
 from asyncrpc.core.wire.messages import Hello
@@ -111,7 +111,7 @@ class Joiner:
                     is_there = await self._is_any_there(members)
                     event = ArrivalEvent.ANSWERED if is_there else ArrivalEvent.SILENT
                 case ArrivalState.CLAIMING:
-                    assert isinstance(rendezvous, Offering)
+                    assert isinstance(rendezvous, StoreRendezvous)
                     is_claimed = await rendezvous.claim(me)
                     event = (
                         ArrivalEvent.CLAIMED if is_claimed else ArrivalEvent.TOO_LATE
@@ -124,7 +124,7 @@ class Joiner:
                     records = await self.join(members, timeout_s)
                     event = ArrivalEvent.ADMITTED
             if event is ArrivalEvent.SILENT:
-                assert isinstance(rendezvous, Offering)
+                assert isinstance(rendezvous, StoreRendezvous)
                 rendezvous.refuse(members)
             arrival.advance(event)
         return members, records

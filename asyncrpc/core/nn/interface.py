@@ -18,10 +18,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from asyncrpc.core.arguments import wrong
 from asyncrpc.errors import UsageError
+
+if TYPE_CHECKING:
+    from asyncrpc.core.nn.remote_module import RemoteModule
 
 T = TypeVar("T")
 # Name; names by position, and how many of them must be given; names by keyword only,
@@ -29,14 +32,7 @@ T = TypeVar("T")
 Shape: TypeAlias = tuple[str, list[str], int, list[str], list[str]]
 
 
-class Callee(Protocol):
-    """Runs a module's methods."""
-
-    async def run_method(self, name: str, args: Any, kwargs: Any) -> Any:
-        """Run a method where the module is; return its result."""
-
-
-def implemented(interface: Callable[..., T], module: Callee) -> T:
+def implemented(interface: Callable[..., T], module: RemoteModule) -> T:
     """Return an object of the interface whose methods run on a remote module."""
     methods = {
         name: _remote(name, function) for name, function in methods_of(interface)
@@ -131,7 +127,7 @@ def _remote(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 class _Remote:
     """An object of an interface; it travels in calls as its module does."""
 
-    def __init__(self, interface: Any, module: Callee) -> None:
+    def __init__(self, interface: Any, module: RemoteModule) -> None:
         self._interface = interface
         self._module = module
 

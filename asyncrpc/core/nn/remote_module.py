@@ -31,7 +31,7 @@ from asyncrpc.core.calls.futures import CallFuture, refuse_on_loop
 from asyncrpc.core.nn import interface as interfaces
 from asyncrpc.core.nn import owner
 from asyncrpc.core.nn.placement import Placement
-from asyncrpc.core.nn.ports import ModuleWorker
+from asyncrpc.core.parts import Parts
 from asyncrpc.core.rref.handle import RRef, service_of
 from asyncrpc.core.worker import current_worker
 from asyncrpc.errors import UnknownWorkerError, UsageError
@@ -515,13 +515,12 @@ def _restore(device: str, rref: RRef[nn.Module]) -> RemoteModule:
     return module
 
 
-def _worker_of(rref: RRef[Any]) -> ModuleWorker:
+def _worker_of(rref: RRef[Any]) -> Parts:
     """Return the worker that holds this handle; not always the current one."""
-    worker: ModuleWorker = service_of(rref).worker
-    return worker
+    return service_of(rref).worker
 
 
-def _name_of(worker: ModuleWorker, placement: Placement) -> str:
+def _name_of(worker: Parts, placement: Placement) -> str:
     """Return the name of the worker that a placement means."""
     directory, rank = worker.directory, placement.rank
     is_known = directory.known_incarnation(placement.worker) is not None

@@ -12,33 +12,13 @@ import contextvars
 import enum
 import threading
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
 from queue import SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from asyncrpc.core.calls.futures import refuse_on_loop
+from asyncrpc.core.parts import Parts
 
 R = TypeVar("R")
-
-
-class BlockingPool(Protocol):
-    """Threads that can report that one of them waits."""
-
-    def blocked(self) -> AbstractContextManager[Any]:
-        """Return a context in which a thread waits: others run meanwhile."""
-
-
-class CallbackThreads(Protocol):
-    """The threads of a worker, and its loop."""
-
-    loop: asyncio.AbstractEventLoop
-
-    @property
-    def pool(self) -> BlockingPool:
-        """The threads."""
-
-    def run_in_thread(self, job: Callable[[], R], /) -> asyncio.Future[R]:
-        """Run `job` in a thread; called on the loop."""
 
 
 class _ThreadEvent(enum.Enum):
@@ -49,7 +29,7 @@ class _ThreadEvent(enum.Enum):
 
 
 async def run_with_callbacks(
-    threads: CallbackThreads,
+    worker: Parts,
     algorithm: Callable[[Callable[[], Any]], R],
     evaluate: Callable[[], Awaitable[Any]],
 ) -> R:
@@ -66,15 +46,15 @@ async def run_with_callbacks(
         refuse_on_loop("a closure", "in a simulation, step without one")
         if is_abandoned.is_set():  # the algorithm has caught the error, and goes on
             raise _AbandonedError
-        threads.loop.call_soon_threadsafe(events.put_nowait, _ThreadEvent.ASKED)
-        with threads.pool.blocked():
+        worker.loop.call_soon_threadsafe(events.put_nowait, _ThreadEvent.ASKED)
+        with worker.pool.blocked():
             value, error = answers.get()
         if error is not None:
             raise error
         return value
 
     context = contextvars.copy_context()
-    work = threads.run_in_thread(lambda: context.run(algorithm, ask))
+    work = worker.run_in_thread(lambda: context.run(algorithm, ask))
     work.add_done_callback(lambda _: events.put_nowait(_ThreadEvent.ENDED))
     try:
         # The thread asks or ends; a job that its pool has dropped also ends.

@@ -24,13 +24,14 @@ from asyncrpc.core.autograd import public as autograd
 from asyncrpc.core.ids import ContextId, WorkerId
 from asyncrpc.core.optim import messages as m
 from asyncrpc.core.optim import states
-from asyncrpc.core.optim.callbacks import CallbackThreads, run_with_callbacks
+from asyncrpc.core.optim.callbacks import run_with_callbacks
 from asyncrpc.core.optim.groups import Group, numbers_of, part_of
 from asyncrpc.core.optim.local import Gradients, norm_of, scale_for, scaled, squares
 from asyncrpc.core.optim.owners import Owners, error_text
 from asyncrpc.core.optim.service import checked
 from asyncrpc.core.optim.snapshot import Snapshot
 from asyncrpc.core.optim.step import Closure, StepOptions, StepResult
+from asyncrpc.core.parts import Parts
 from asyncrpc.errors import OptimizerError, UsageError
 
 
@@ -52,14 +53,14 @@ class GatheredOptimizer:
         groups: list[Group],
         arguments: tuple[Sequence[Any], Mapping[str, Any]],
         owners: Owners,
-        threads: CallbackThreads,
+        worker: Parts,
     ) -> None:
         self.options: torch.optim.Optimizer | None = None
         self._cls = cls
         self._groups = groups
         self._arguments = arguments
         self._owners = owners
-        self._threads = threads
+        self._worker = worker
         self._mirrors: list[torch.Tensor] = []
         self._listed_on: set[WorkerId] = set()  # owners that list their parameters
         self._turn_lock = asyncio.Lock()
@@ -127,7 +128,7 @@ class GatheredOptimizer:
             try:
                 await self._begin(owners)
                 snapshot = Snapshot(self._mirrors, optimizer)
-                await run_with_callbacks(self._threads, optimizer.step, run.evaluate)
+                await run_with_callbacks(self._worker, optimizer.step, run.evaluate)
                 self.take([None] * len(self._mirrors))
                 await self.assign(how)
             except BaseException as error:

@@ -4,38 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from asyncrpc.core.calls.context import deadline_var, effective_deadline
 from asyncrpc.core.ids import WorkerId
 from asyncrpc.core.optim import messages as m
 from asyncrpc.core.optim.groups import Group, owners_of, references_in
 from asyncrpc.core.optim.service import OptimizerService
-from asyncrpc.core.options import Options
+from asyncrpc.core.parts import Parts
 from asyncrpc.core.serde import text_of, words_of
 from asyncrpc.core.services.messages import Request
-from asyncrpc.core.services.ports import Links, OpenLinks, Scheduler, ask
+from asyncrpc.core.services.ports import ask
 from asyncrpc.errors import AsyncRpcError, OptimizerError
 
 T = TypeVar("T")
 Ask = Callable[[WorkerId], Coroutine[Any, Any, T]]
-
-
-class OptimizerWorker(Scheduler, Links, Protocol):
-    """A worker, as far as an optimizer that was made on it needs it."""
-
-    options: Options
-
-    @property
-    def is_closed(self) -> bool:
-        """Return whether it has ended."""
-
-    @property
-    def directory(self) -> OpenLinks:
-        """The links that are open."""
-
-    def service(self, name: str, /) -> Any:
-        """Return the worker's service of a name."""
 
 
 class Owners:
@@ -46,7 +29,7 @@ class Owners:
         listed: the owners, each once.
     """
 
-    def __init__(self, worker: OptimizerWorker, listed: Sequence[WorkerId]) -> None:
+    def __init__(self, worker: Parts, listed: Sequence[WorkerId]) -> None:
         # Only this package makes services of the name.
         service: Any = worker.service(m.SERVICE)
         self._service: OptimizerService = service

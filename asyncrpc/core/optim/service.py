@@ -20,20 +20,18 @@ once, if steps of its kind have always been short.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 from collections import Counter
 from collections.abc import Callable, Coroutine, Hashable
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 
-from asyncrpc.core.autograd.engine import Engine
 from asyncrpc.core.autograd.inline import Runner
-from asyncrpc.core.autograd.ports import PassSteps, Threads
+from asyncrpc.core.autograd.service import AutogradService
 from asyncrpc.core.ids import ContextId, Incarnation, WorkerId
 from asyncrpc.core.optim import messages as m
 from asyncrpc.core.optim.local import (
@@ -50,6 +48,7 @@ from asyncrpc.core.optim.local import (
 from asyncrpc.core.optim.options import Options, can_travel, options_of
 from asyncrpc.core.optim.snapshot import Snapshot
 from asyncrpc.core.optim.turns import TurnQueue, step_label
+from asyncrpc.core.parts import Parts
 from asyncrpc.core.rref.handle import RRef
 from asyncrpc.core.serde import words_of
 from asyncrpc.core.services.messages import Request, refusal
@@ -75,47 +74,15 @@ class _UndoableStep:
     snapshot: Snapshot
 
 
-class GradientsHere(Protocol):
-    """The gradients of contexts on this worker.
-
-    Attributes:
-        engine: its lock is over `.grad` of every parameter.
-    """
-
-    engine: Engine
-
-    async def gathered(self, context_id: ContextId) -> Gathered:
-        """Return the gradients here of a context."""
-
-    def variables_of(self, context_id: ContextId | None) -> contextvars.Context:
-        """Return context variables for user code."""
-
-    def step_with(self, steps: PassSteps, /) -> None:
-        """Say what votes on the steps of optimizers, and takes those of passes."""
-
-
-class Functions(Protocol):
-    """The functions that peers may call."""
-
-    def check(self, function: Any, /) -> None:
-        """Refuse a function or a class that peers may not call."""
-
-
 class OptimizerService:
     """A `runtime.extensions.Service`."""
 
     name = m.SERVICE
 
-    def __init__(
-        self,
-        me: WorkerId,
-        autograd: GradientsHere,
-        threads: Threads,
-        functions: Functions,
-    ) -> None:
-        self.me = me
-        self._threads = threads
-        self._functions = functions
+    def __init__(self, worker: Parts, autograd: AutogradService) -> None:
+        self.me = worker.id
+        self._worker = worker
+        self._functions = worker.functions
         self._autograd = autograd
         self._optimizers: dict[Key, LocalParameters] = {}
         self._optimizer_counts: Counter[int] = Counter()  # of them, by each maker
@@ -123,9 +90,9 @@ class OptimizerService:
         # Why a step that came with a backward pass failed: the maker asks for it next.
         self._failed: dict[Key, tuple[ContextId, BaseException]] = {}
         self._turns = TurnQueue(self._steps_kept_on)
-        self._runner = Runner(threads, autograd.engine.lock)
+        self._runner = Runner(worker, autograd.engine.lock)
         self._serial = 0
-        autograd.step_with(self)
+        autograd.step_with(self.vote_after_pass, self.step_after_pass)
         self._handlers: dict[type[Request[Any]], Handler] = {
             m.CreateOptimizer: self._create,
             m.TakeStep: self._step,
@@ -271,7 +238,7 @@ class OptimizerService:
         gradients = await self._gradients_of(local, request.context_id)
         parts: list[float] = []
         if request.needs_norm:
-            parts = await self._threads.run_in_thread(partial(squares, gradients))
+            parts = await self._worker.run_in_thread(partial(squares, gradients))
         return m.StepVote(_count(gradients), parts, local.is_sure(gradients))
 
     async def _commit(self, key: Key, commit: m.CommitStep) -> int:
@@ -307,26 +274,26 @@ class OptimizerService:
         local = self._find(key)
         turn = await self._turns.take(local.keys)
         await self._keep(key, turn, local, partial(local.locked, local.snapshot))
-        return await self._threads.run_in_thread(local.values)
+        return await self._worker.run_in_thread(local.values)
 
     async def _assign(self, key: Key, request: m.AssignValues) -> None:
         kept = self._kept.get(key)
         if kept is None:
             raise OptimizerError("parameters may only be set between begin and settle")
         values, allow_stale = request.values, request.allow_stale
-        await self._threads.run_in_thread(
+        await self._worker.run_in_thread(
             partial(kept.local.assign, values, allow_stale=allow_stale)
         )
 
     async def _gradients(self, key: Key, request: m.GetGradients) -> Gradients:
         gradients = await self._gradients_of(self._find(key), request.context_id)
-        in_memory: Gradients = await self._threads.run_in_thread(
+        in_memory: Gradients = await self._worker.run_in_thread(
             partial(in_host_memory, gradients)
         )
         return in_memory
 
     async def _values(self, key: Key, _: m.GetValues) -> list[torch.Tensor]:
-        return await self._threads.run_in_thread(self._find(key).values)
+        return await self._worker.run_in_thread(self._find(key).values)
 
     # --- turns, and kept steps -------------------------------------------------------
 
@@ -365,7 +332,7 @@ class OptimizerService:
         self, key: Key, turn: int, local: LocalParameters, job: Callable[[], Snapshot]
     ) -> None:
         """Run a job that returns its snapshot; keep the snapshot and the turn."""
-        work = self._threads.run_in_thread(job)
+        work = self._worker.run_in_thread(job)
         try:
             snapshot = await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -443,7 +410,7 @@ class OptimizerService:
     def _in_thread(self, job: Callable[[], T]) -> asyncio.Future[T]:
         """Run code of an optimizer, which may ask for the current worker."""
         run = self._autograd.variables_of(None).run
-        return self._threads.run_in_thread(lambda: run(job))
+        return self._worker.run_in_thread(lambda: run(job))
 
     def _check_new(self, key: Key) -> None:
         """Refuse to replace an optimizer that may keep a step."""

@@ -27,8 +27,8 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from asyncrpc.core.loop.threads import Submit
 from asyncrpc.core.payloads.mover import address_of
-from asyncrpc.core.services.ports import Pool
 from asyncrpc.core.shm.slab import populate
 from asyncrpc.errors import RejectedError
 
@@ -80,14 +80,14 @@ class Prefaulting:
     One thread makes pages at a time: the kernel does not let go of its core meanwhile.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, pool: Pool) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, submit: Submit) -> None:
         """Begin without memory.
 
         Args:
             loop: the worker's loop; all methods are called on its thread.
         """
         self._loop = loop
-        self._pool = pool
+        self._submit = submit
         self._blocks: list[_FreshBlock] = []
         self._waiting: dict[Told, None] = {}  # in their order
         self._is_closed = False
@@ -136,7 +136,7 @@ class Prefaulting:
             is_submitted, self._is_submitted = self._is_submitted, True
         if not is_submitted:
             try:
-                self._pool.submit(self._make_all_pages, self._on_end)
+                self._submit(self._make_all_pages, self._on_end)
             except RejectedError:  # no thread: pages are made as they are written to
                 self._queue.clear()
                 self._blocks.clear()

@@ -28,13 +28,14 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 import torch
 
 from asyncrpc.core.calls.deferred import PendingBuffers
+from asyncrpc.core.calls.ports import CallHost
 from asyncrpc.core.host.shortage import shortage_of
 from asyncrpc.core.ids import WorkerId
 from asyncrpc.core.loop.clock import Deadline
@@ -54,7 +55,7 @@ from asyncrpc.core.payloads.messages import (
     OpenRegion,
     RegionsGone,
 )
-from asyncrpc.core.serde import Encoded, FunctionTable, Policy
+from asyncrpc.core.serde import Encoded, Policy
 from asyncrpc.core.serde.shared import (
     MappedFiles,
     is_sealed,
@@ -62,9 +63,8 @@ from asyncrpc.core.serde.shared import (
     users_of,
 )
 from asyncrpc.core.services.messages import Request
-from asyncrpc.core.services.ports import PeerLink, Pool, Scheduler, ask
+from asyncrpc.core.services.ports import PeerLink, ask
 from asyncrpc.core.services.router import Route, answers
-from asyncrpc.core.trace.recorder import FlightRecorder
 from asyncrpc.core.transport.descriptors import (
     TOKEN_BYTES,
     DescriptorInbox,
@@ -94,58 +94,6 @@ CONFIRM_TIMEOUT_S: Final = 10.0
 # How often a peer is asked if it lets go meanwhile; a correct peer is asked twice.
 QUESTIONS_MAX: Final = 3
 _STRICT: Final = Policy.STRICT
-
-
-class SharedDevices(Protocol):
-    """Memory of devices that other processes can use."""
-
-    def marks(self, devices: Iterable[torch.device]) -> list[Mark]:
-        """Return marks behind all work that is queued on the devices now."""
-
-    async def reach(self, marks: Sequence[Mark]) -> None:
-        """Wait until the devices have reached the marks."""
-
-    async def export(self, storage: torch.UntypedStorage) -> list[Any]:
-        """Return the handle by which another process opens a storage."""
-
-    async def open(
-        self, where: str, handle: list[Any], nbytes: int
-    ) -> torch.UntypedStorage:
-        """Return a storage over memory of another process."""
-
-    def end(self, device: torch.device, handle: list[Any]) -> None:
-        """Record that another process no longer uses an exported storage."""
-
-
-class RegionsHost(Scheduler, Protocol):
-    """The worker of the regions.
-
-    Attributes:
-        recorder: keeps what memory was taken.
-        functions: what peers may call, by a policy.
-    """
-
-    recorder: FlightRecorder
-    functions: FunctionTable
-
-    @property
-    def name(self) -> str:
-        """The worker's name."""
-
-    @property
-    def is_draining(self) -> bool:
-        """Whether the worker has begun to close."""
-
-    @property
-    def devices(self) -> SharedDevices:
-        """The worker's devices."""
-
-    @property
-    def pool(self) -> Pool:
-        """Threads for functions."""
-
-    def run_on_host(self, job: Callable[[], T]) -> asyncio.Future[T]:
-        """Run `job`, which touches no device, in a thread."""
 
 
 class MemoryPath(Protocol):
@@ -193,11 +141,11 @@ class RegionLink(PeerLink, Protocol):
 
 
 class Regions:
-    """The regions that one worker knows; a `serde.SharedStorages`."""
+    """The regions that one worker knows; `find` is a `serde.FindStorage`."""
 
     name = REGIONS
 
-    def __init__(self, host: RegionsHost, memory: MemoryPaths) -> None:
+    def __init__(self, host: CallHost, memory: MemoryPaths) -> None:
         self.routes = [
             self._route(HasRegions, self._on_has),
             self._route(AttachRegion, self._on_attach),
@@ -252,7 +200,7 @@ class Regions:
             self._host.start_task(self._confirm(link, question, marks, held))
 
     def find(self, key: bytes) -> torch.UntypedStorage:
-        """Return a region that a peer refers to; see `SharedStorages`."""
+        """Return a region that a peer refers to; see `FindStorage`."""
         storage = self._kept.find(key)
         if storage is None:
             raise DecodeError("a shared tensor arrived, but its memory is not here")

@@ -34,9 +34,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol, Self
 
+from asyncrpc.core.calls.ports import CallHost
 from asyncrpc.core.host.shortage import shortage_of
 from asyncrpc.core.ids import WorkerId
-from asyncrpc.core.options import LimitOptions
 from asyncrpc.core.payloads.lanes import PayloadRoute
 from asyncrpc.core.payloads.messages import (
     MEMORY,
@@ -55,7 +55,7 @@ from asyncrpc.core.payloads.mover import (
     SlabMover,
     in_pages,
 )
-from asyncrpc.core.payloads.regions import Regions, RegionsHost
+from asyncrpc.core.payloads.regions import Regions
 from asyncrpc.core.services.ports import PeerLink
 from asyncrpc.core.services.router import takes
 from asyncrpc.core.shm.machine.pool import OFFSET_BITS, OFFSET_MASK, Block
@@ -210,14 +210,6 @@ class Leases:
             lender.take_back(locations)
 
 
-class MemoryHost(RegionsHost, Protocol):
-    """The worker of the memory."""
-
-    @property
-    def limits(self) -> LimitOptions:
-        """The limits of the worker's memory."""
-
-
 class MemoryConnection(MoverConnection, BorrowingConnection, Protocol):
     """A connection to a peer that may be on this host."""
 
@@ -260,7 +252,7 @@ class Sharing:
 
     name = MEMORY
 
-    def __init__(self, host: MemoryHost) -> None:
+    def __init__(self, host: CallHost) -> None:
         self._host = host
         self.routes = [
             takes(AttachSlab, self._on_attach),

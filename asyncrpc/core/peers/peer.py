@@ -265,7 +265,7 @@ class Peer:
         deadline = effective_deadline(timeout_s, calls.loop.time())
         called = (target or "a callable").rpartition(":")[2]
         with stream_trace(calls.tracer, called, self.name) as trace:
-            link = await streams.link_by(deadline, calls, self.name, called)
+            link = await streams.link_by(deadline, calls.link_to, self.name, called)
             stream = streams.StreamReceiver(
                 link,
                 called,

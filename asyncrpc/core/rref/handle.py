@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable, Generator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from asyncrpc.core.calls.futures import CallFuture
 from asyncrpc.core.ids import RRefId, WorkerId, WorkerInfo
 from asyncrpc.core.options import UNSET, check_call_timeout
 from asyncrpc.core.rref.proxy import AsyncProxy, BlockingProxy, RemoteProxy
@@ -21,50 +20,10 @@ from asyncrpc.core.rref.shared import Shared
 from asyncrpc.core.worker import current_worker
 from asyncrpc.errors import UsageError
 
+if TYPE_CHECKING:
+    from asyncrpc.core.rref.service import RRefService
+
 T = TypeVar("T")
-
-
-class HandleService(Protocol):
-    """What a handle asks of its worker's references."""
-
-    worker: Any  # for the layers above, which start calls on it
-
-    def info(self, owner: WorkerId, /) -> WorkerInfo:
-        """Return a worker as programs see it."""
-
-    def is_pending(self, shared: Shared, /) -> bool:
-        """Return whether the call that makes the value has not reached its owner."""
-
-    def is_confirmed(self, shared: Shared, /) -> bool:
-        """Return whether the owner counts this worker."""
-
-    def local_value(self, handle: RRef[Any], /) -> Any:
-        """Return a value of this worker."""
-
-    async def fetch(
-        self, handle: RRef[Any], timeout_s: Any, out: torch.Tensor | None = None
-    ) -> Any:
-        """Return the value or a copy of it."""
-
-    def start_method(
-        self,
-        handle: RRef[Any],
-        name: str,
-        args: Any,
-        kwargs: Any,
-        timeout_s: Any,
-    ) -> CallFuture[Any]:
-        """Start a method of the value, on its owner."""
-
-    def remote_method(
-        self, handle: RRef[Any], name: str, args: Any, kwargs: Any, timeout_s: Any
-    ) -> RRef[Any]:
-        """Start a method whose result stays on the owner."""
-
-    async def backward(
-        self, handle: RRef[Any], context: Any, *, retain_graph: bool
-    ) -> None:
-        """Run a backward pass from the value."""
 
 
 class RRef(Generic[T]):
@@ -84,7 +43,7 @@ class RRef(Generic[T]):
     __slots__ = ("__weakref__", "_final", "_service", "_shared", "rref_id")
 
     _final: weakref.finalize[[Shared], RRef[Any]]
-    _service: HandleService
+    _service: RRefService
     _shared: Shared
     rref_id: RRefId
 
@@ -273,7 +232,7 @@ class RRef(Generic[T]):
 
 def attach(
     handle: RRef[Any],
-    service: HandleService,
+    service: RRefService,
     shared: Shared,
     on_collected: Callable[[Shared], object],
 ) -> None:
@@ -290,6 +249,6 @@ def shared_of(handle: RRef[Any]) -> Shared:
     return handle._shared  # noqa: SLF001
 
 
-def service_of(handle: RRef[Any]) -> HandleService:
+def service_of(handle: RRef[Any]) -> RRefService:
     """Return the references of the worker that has the handle."""
     return handle._service  # noqa: SLF001

@@ -10,13 +10,16 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from asyncrpc.core.ids import RRefId, WorkerId
 from asyncrpc.core.rref import machine as m
-from asyncrpc.core.rref.handle import HandleService, RRef, attach
+from asyncrpc.core.rref.handle import RRef, attach
 from asyncrpc.core.rref.shared import Shared, SharedById
 from asyncrpc.core.rref.tables import Tables
+
+if TYPE_CHECKING:
+    from asyncrpc.core.rref.service import RRefService
 
 SERIAL_BYTES: Final = 8
 _Change: TypeAlias = Callable[[Shared], Iterable[m.Effect]]
@@ -33,7 +36,7 @@ class Handles:
 
     def __init__(
         self,
-        service: HandleService,
+        service: RRefService,
         *,
         me: WorkerId,
         loop: asyncio.AbstractEventLoop,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from asyncrpc.core.ids import Incarnation, WorkerId, WorkerInfo
-from asyncrpc.core.rref.ports import Directory
+from asyncrpc.core.parts import Parts
 from asyncrpc.errors import UnknownWorkerError
 
 # Names that are known from others' words alone.
@@ -15,8 +15,9 @@ HEARSAY_MAX: Final = 4096
 class PeerNames:
     """Names of the workers that references have come from, or lead to."""
 
-    def __init__(self, directory: Directory, me: WorkerId) -> None:
-        self._directory = directory
+    def __init__(self, worker: Parts) -> None:
+        me = worker.id
+        self._directory = worker.directory
         self._met: dict[Incarnation, str] = {me.incarnation: me.name}
         self._heard: dict[Incarnation, str] = {}
 

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from typing import Final
 
 from asyncrpc.core.ids import Incarnation, RRefId, WorkerId
+from asyncrpc.core.parts import Parts
 from asyncrpc.core.rref.messages import Release, Released, Returned
-from asyncrpc.core.rref.ports import Directory, Links
 from asyncrpc.core.services.messages import Notice
-from asyncrpc.core.services.ports import Scheduler
 from asyncrpc.errors import CallError, TransportError, UsageError
 
 # Entries of one message: 64 KiB or so.  A worker that lets go of more sends several.
@@ -39,9 +38,7 @@ class Notices:
 
     def __init__(
         self,
-        scheduler: Scheduler,
-        directory: Directory,
-        links: Links,
+        worker: Parts,
         *,
         name_of: Callable[[Incarnation], str],
         on_unreachable: Callable[[WorkerId, str], None],
@@ -51,9 +48,8 @@ class Notices:
         Args:
             name_of: the name of a worker, empty if it is not known.
         """
-        self._scheduler = scheduler
-        self._directory = directory
-        self._links = links
+        self._worker = worker
+        self._link_of = worker.directory.link_of
         self._name_of = name_of
         self._on_unreachable = on_unreachable
         self._batches: dict[Incarnation, _NoticeBatch] = {}
@@ -83,7 +79,7 @@ class Notices:
             batch = self._batches[to] = _NoticeBatch()
             if not self._is_due:
                 self._is_due = True
-                self._scheduler.loop.call_soon(self.flush)
+                self._worker.loop.call_soon(self.flush)
         return batch
 
     def flush(self) -> None:
@@ -103,7 +99,7 @@ class Notices:
 
     def send(self, to: Incarnation, notice: Notice) -> None:
         """Send a message; make the connection first if necessary."""
-        link = self._directory.link_of(to)
+        link = self._link_of(to)
         if link is not None and to not in self._waiting:
             link.tell(notice)
             return
@@ -112,9 +108,9 @@ class Notices:
 
     def connect(self, to: Incarnation) -> None:
         """Make a connection, and send what waits for it."""
-        if to not in self._connecting and not self._links.is_closed:
+        if to not in self._connecting and not self._worker.is_closed:
             self._connecting.add(to)
-            self._scheduler.start_task(self._connect(to))
+            self._worker.start_task(self._connect(to))
 
     async def _connect(self, to: Incarnation) -> None:
         try:
@@ -125,9 +121,9 @@ class Notices:
     async def _connect_and_send(self, to: Incarnation) -> None:
         name = self._name_of(to)
         try:
-            link = await self._links.link_to(name)
+            link = await self._worker.link_to(name)
         except (CallError, TransportError, UsageError) as error:
-            incoming_link = self._directory.link_of(to)
+            incoming_link = self._link_of(to)
             if incoming_link is None:
                 self._on_unreachable(WorkerId(name, to), str(error))
                 return
@@ -146,6 +142,6 @@ class Notices:
     def close(self) -> None:
         """Send what can be sent at once: the worker ends."""
         for to in tuple(self._batches):
-            if self._directory.link_of(to) is None:
+            if self._link_of(to) is None:
                 del self._batches[to]
         self.flush()

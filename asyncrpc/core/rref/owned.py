@@ -10,10 +10,10 @@ from asyncrpc.core.calls.modes import MODE_ATTRIBUTE, Mode
 from asyncrpc.core.ids import RRefId, WorkerId
 from asyncrpc.core.rref import machine as m
 from asyncrpc.core.rref.handle import RRef, shared_of
-from asyncrpc.core.rref.ports import Functions
 from asyncrpc.core.rref.shared import copy_of
 from asyncrpc.core.rref.tables import REFERENCE_BYTES, Tables
 from asyncrpc.core.rref.values import Value, Values, id_of, result_of
+from asyncrpc.core.serde import FunctionTable
 from asyncrpc.core.services.extensions import RefusedFunction
 from asyncrpc.core.services.ports import PeerLink
 from asyncrpc.core.services.schema import Passing, RecordSchema, Spread
@@ -69,7 +69,7 @@ class OwnedValues:
         me: WorkerId,
         tables: Tables,
         values: Values,
-        functions: Functions,
+        functions: FunctionTable,
         *,
         values_max: int,
     ) -> None:

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from asyncrpc.core.ids import Incarnation, RRefId
+from asyncrpc.core.ids import RRefId
 from asyncrpc.core.rref.shared import Shared
 from asyncrpc.core.services.ports import PeerLink
 
-
-class Counted(Protocol):
-    """Takes back the counts of a message that was not read."""
-
-    def undo(self, to: Incarnation, forks: list[RRefId], loans: list[int]) -> None:
-        """Take back forks and loans."""
-
-    def drop_all(self, at_home: Iterable[Shared]) -> None:
-        """Drop the counts of references that were to go to this worker itself."""
+if TYPE_CHECKING:
+    from asyncrpc.core.rref.codec import ReferenceCodec
 
 
 class MessagePins:
     """What one sent message relies on; a `runtime.extensions.Pins`."""
 
-    __slots__ = ("_at_home", "_counted", "_forks", "_link", "_loans")
+    __slots__ = ("_at_home", "_codec", "_forks", "_link", "_loans")
 
-    def __init__(self, counted: Counted, link: PeerLink) -> None:
-        self._counted = counted
+    def __init__(self, codec: ReferenceCodec, link: PeerLink) -> None:
+        self._codec = codec
         self._link = link
         self._forks: list[RRefId] = []  # counted at the owner, which is this worker
         self._loans: list[int] = []  # to be returned by the receiver
@@ -53,6 +45,6 @@ class MessagePins:
         # The count of a lost peer went with it; an incarnation that came back has
         # another.
         forks = [] if self._link.is_lost else self._forks
-        self._counted.undo(self._link.peer.incarnation, forks, self._loans)
-        self._counted.drop_all(self._at_home)
+        self._codec.undo(self._link.peer.incarnation, forks, self._loans)
+        self._codec.drop_all(self._at_home)
         self._forks, self._loans, self._at_home = [], [], []

@@ -15,11 +15,11 @@ from asyncrpc.core.calls.futures import CallFuture
 from asyncrpc.core.ids import WorkerId
 from asyncrpc.core.members import UNKNOWN_INCARNATION
 from asyncrpc.core.options import PLAIN, UNSET, CallOptions, options_within
+from asyncrpc.core.parts import Parts
 from asyncrpc.core.rref.handle import RRef, shared_of
 from asyncrpc.core.rref.handles import Handles
 from asyncrpc.core.rref.names import PeerNames
 from asyncrpc.core.rref.owned import OwnedValues
-from asyncrpc.core.rref.ports import Calls, Directory
 from asyncrpc.core.rref.shared import Shared, SharedById
 from asyncrpc.core.rref.tables import Tables
 from asyncrpc.core.rref.values import Values, result_of
@@ -42,8 +42,7 @@ class RemoteValues:
     def __init__(
         self,
         me: WorkerId,
-        calls: Calls,
-        directory: Directory,
+        worker: Parts,
         owned: OwnedValues,
         *,
         tables: Tables,
@@ -60,8 +59,8 @@ class RemoteValues:
                 limit.
         """
         self._me = me
-        self._calls = calls
-        self._directory = directory
+        self._worker = worker
+        self._directory = worker.directory
         self._user = tables.user
         self._carry_out = tables.carry_out
         self._handles = handles
@@ -85,7 +84,7 @@ class RemoteValues:
             except RRefDeletedError:
                 shared.check()  # the owner refused to make it, and that error says why
                 raise
-        self._calls.check_on_loop("RRef.to_here")
+        self._worker.check_on_loop("RRef.to_here")
         future = self._values.get(handle.rref_id)
         if future is None:
             raise RRefDeletedError(f"the value of {handle!r} was freed, or never made")
@@ -123,12 +122,12 @@ class RemoteValues:
         shared.check()
         destination = None if out is None else Destination(out)
         called = name or "to_here"
-        call = self._calls.new_call(called, shared.owner.name, with_site=True)
+        call = self._worker.new_call(called, shared.owner.name, with_site=True)
         call.destination = destination
         target = ["=", *handle.rref_id, name]
         call.add_done_callback(_Keep(handle))
         values = (list(args), dict(kwargs))
-        self._calls.begin(
+        self._worker.begin(
             call,
             target,
             values,
@@ -164,7 +163,7 @@ class RemoteValues:
         """Start a call whose result stays on the callee; return the handle at once."""
         handles, owner = self._handles, self._owner_named(to)
         name = target[-1] if isinstance(target, list) else target or "a callable"
-        call = self._calls.new_call(name.rpartition(":")[2], to, kind="remote")
+        call = self._worker.new_call(name.rpartition(":")[2], to, kind="remote")
         shared = self._shared.of(handles.new_id(), owner)
         # Queued before any note of the handle's end, in whatever thread that comes.
         handles.note_remote(shared)
@@ -172,7 +171,7 @@ class RemoteValues:
         call.add_done_callback(_Keep(keep))
         shared.call = call
         handle = handles.make(shared)
-        meta = {"r": list(shared.rref_id), **self._calls.meta_here()}
+        meta = {"r": list(shared.rref_id), **self._worker.meta_here()}
         refused: list[EncodeError] = []
         here = threading.get_ident()
 
@@ -182,7 +181,7 @@ class RemoteValues:
             if threading.get_ident() == here:
                 refused.append(error)
 
-        self._calls.on_loop_thread(
+        self._worker.on_loop_thread(
             lambda: self._begin_remote(shared, call, target, values, keep, meta, refuse)
         )
         if refused:
@@ -211,7 +210,7 @@ class RemoteValues:
                 return
         call.add_done_callback(lambda done: self._on_answered(shared, done))
         try:
-            self._calls.begin(
+            self._worker.begin(
                 call,
                 target,
                 values,

@@ -17,10 +17,10 @@ Source: docs/reference/rref-protocol.md.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypedDict
+from typing import Any, TypedDict
 
 from asyncrpc.core.ids import Incarnation, RRefId, WorkerId
-from asyncrpc.core.options import Options
+from asyncrpc.core.parts import Parts
 from asyncrpc.core.rref import machine as m
 from asyncrpc.core.rref.codec import ReferenceCodec
 from asyncrpc.core.rref.handle import RRef
@@ -30,40 +30,12 @@ from asyncrpc.core.rref.messages import SERVICE
 from asyncrpc.core.rref.names import PeerNames
 from asyncrpc.core.rref.notices import Notices
 from asyncrpc.core.rref.owned import OwnedValues
-from asyncrpc.core.rref.ports import Calls, Directory, Functions, Links
 from asyncrpc.core.rref.records import Records, RRefRecord
 from asyncrpc.core.rref.remote import RemoteValues
 from asyncrpc.core.rref.shared import Shared, SharedById
 from asyncrpc.core.rref.tables import REFERENCE_BYTES, Tables
 from asyncrpc.core.rref.values import Values
-from asyncrpc.core.services.ports import Scheduler
-from asyncrpc.core.trace.recorder import FlightRecorder
 from asyncrpc.errors import UsageError
-
-
-class ReferenceWorker(Scheduler, Calls, Links, Protocol):
-    """A worker, as far as its references need it.
-
-    Attributes:
-        recorder: keeps what becomes of values.
-        random_bytes: returns so many unpredictable bytes.
-    """
-
-    options: Options
-    recorder: FlightRecorder
-    random_bytes: Callable[[int], bytes]
-
-    @property
-    def id(self) -> WorkerId:
-        """This life of the worker."""
-
-    @property
-    def directory(self) -> Directory:
-        """The workers that are known."""
-
-    @property
-    def functions(self) -> Functions:
-        """Return the functions that peers may call."""
 
 
 class _CountingParts(TypedDict):
@@ -90,19 +62,16 @@ class RRefService:
     name = SERVICE
     handled: tuple[type, ...] = (RRef,)
 
-    def __init__(self, worker: ReferenceWorker) -> None:
+    def __init__(self, worker: Parts) -> None:
         me, loop, options = worker.id, worker.loop, worker.options
-        directory = worker.directory
         self.worker = worker
         self.backward_from: Callable[..., Any] | None = None
         owner = m.OwnerTable(me.incarnation, options.limits.references_max)
         self.user = m.UserTable()
         self.values = values = Values(loop, worker.recorder)
         self.shared = shared = SharedById(me.incarnation, loop.time)
-        self.names = names = PeerNames(directory, me)
+        self.names = names = PeerNames(worker)
         self._notices = notices = Notices(
-            worker,
-            directory,
             worker,
             name_of=names.of,
             on_unreachable=self._on_unreachable,
@@ -141,7 +110,6 @@ class RRefService:
         remote = RemoteValues(
             me,
             worker,
-            directory,
             owned,
             timeout_s=options.rpc_timeout_s,
             **counted,

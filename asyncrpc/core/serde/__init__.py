@@ -29,7 +29,7 @@ from asyncrpc.core.serde.functions import FunctionTable, describe_callable, expo
 from asyncrpc.core.serde.hooks import Hooks
 from asyncrpc.core.serde.policy import Limits, Policy
 from asyncrpc.core.serde.quick import UNREAD
-from asyncrpc.core.serde.shared import SharedStorages, share
+from asyncrpc.core.serde.shared import FindStorage, share
 from asyncrpc.core.serde.staging import (
     DevicePlacement,
     Staged,
@@ -46,13 +46,13 @@ __all__ = [
     "Copy",
     "DevicePlacement",
     "Encoded",
+    "FindStorage",
     "FunctionTable",
     "Hooks",
     "HostStager",
     "Limits",
     "PackedMessage",
     "Policy",
-    "SharedStorages",
     "Staged",
     "Stager",
     "compression_for_answer",

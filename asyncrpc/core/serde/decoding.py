@@ -24,7 +24,7 @@ from asyncrpc.core.serde.functions import FunctionTable
 from asyncrpc.core.serde.hooks import Hooks
 from asyncrpc.core.serde.plain import FROM_TREE
 from asyncrpc.core.serde.policy import Limits, Policy
-from asyncrpc.core.serde.shared import SharedStorages
+from asyncrpc.core.serde.shared import FindStorage
 from asyncrpc.core.serde.staging import Staged
 from asyncrpc.core.serde.tensors import DEVICE_AT, TensorReader
 from asyncrpc.errors import DecodeError, Outcome, RejectedError
@@ -39,7 +39,7 @@ class Decoder:
     """Decodes one message.  Used once, in one thread.
 
     Attributes:
-        shared: finds storages that were sent by reference; None: they are refused.
+        find_shared: finds storages that were sent by reference; None: they are refused.
         counts: whether values are counted, however short the message is.
     """
 
@@ -54,7 +54,7 @@ class Decoder:
         "_placed",
         "_tensors",
         "counts",
-        "shared",
+        "find_shared",
     )
 
     def __init__(
@@ -70,7 +70,7 @@ class Decoder:
         self._objects: list[Any] = []
         self._tensors = TensorReader(buffers, limits.dimensions_max)
         self._placed = buffers.tensors if isinstance(buffers, Staged) else {}
-        self.shared: SharedStorages | None = None
+        self.find_shared: FindStorage | None = None
         self._depth = 0
         self._bounds: Bounds | None = None
         self.counts = False
@@ -161,9 +161,9 @@ class Decoder:
         return self._finished(self._tensors.read(entry), entry[1])
 
     def _shared(self, entry: list[Any]) -> torch.Tensor:
-        if self.shared is None:
+        if self.find_shared is None:
             raise DecodeError("a shared tensor arrived where no memory is shared")
-        storage = self.shared.find(bytes(self._tensors.buffer(entry[4])))
+        storage = self.find_shared(bytes(self._tensors.buffer(entry[4])))
         return self._finished(self._tensors.read_shared(entry, storage), entry[1])
 
     def _composite(self, entry: list[Any]) -> torch.Tensor:

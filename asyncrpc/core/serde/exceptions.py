@@ -17,7 +17,7 @@ import asyncio
 import traceback
 import types
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from asyncrpc.core.host.shortage import shortage_of
 from asyncrpc.core.serde.dismantling import assemble, dismantle, slots_of
@@ -30,6 +30,9 @@ from asyncrpc.errors import (
     RejectedError,
     RemoteError,
 )
+
+if TYPE_CHECKING:
+    from asyncrpc.core.serde.values import Codec
 
 DEPTH_MAX: Final = 16  # links of a chain of causes; a reader looks at a few
 NODES_MAX: Final = 128  # exceptions in one tree, members of groups included
@@ -49,19 +52,11 @@ _REMOTE: Final = ("remote_type", "remote_message", "remote_traceback", "outcome"
 OWN: Final = "_own_fields"
 
 
-class CanEncode(Protocol):
-    """The part of a codec that describing an exception needs."""
-
-    functions: FunctionTable
-
-    def encoded_bytes(self, value: object) -> int | None: ...
-
-
 # --- describing ----------------------------------------------------------------------
 
 
 def describe_exception(
-    error: BaseException, codec: CanEncode, *, worker: str, pid: int
+    error: BaseException, codec: Codec, *, worker: str, pid: int
 ) -> dict[str, Any]:
     """Describe an exception for its way to the caller; encode the result.
 
@@ -98,7 +93,7 @@ def undescribed(
 class _Describer:
     """Describes an exception and those linked to it, each once, within limits."""
 
-    def __init__(self, codec: CanEncode, worker: str, pid: int) -> None:
+    def __init__(self, codec: Codec, worker: str, pid: int) -> None:
         self._codec = codec
         self._where = {"worker": worker, "pid": pid}
         self._seen: set[int] = set()

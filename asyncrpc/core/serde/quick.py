@@ -25,7 +25,7 @@ from asyncrpc.core.serde import kinds
 from asyncrpc.core.serde.bounds import COUNTED_BYTES_MIN
 from asyncrpc.core.serde.encoded import Encoded, view_memory
 from asyncrpc.core.serde.exceptions import words_of
-from asyncrpc.core.serde.shared import KEY_BYTES, SharedStorages, key_of
+from asyncrpc.core.serde.shared import KEY_BYTES, FindStorage, key_of
 from asyncrpc.core.serde.spans import reach, span_of
 from asyncrpc.core.serde.tensors import (
     DTYPES,
@@ -565,13 +565,13 @@ class QuickReader:
     """Reads messages; its caches are bounded and only save time.
 
     Attributes:
-        shared: storages in shared memory that messages may refer to.
+        find_shared: finds storages that messages refer to; None: they are refused.
     """
 
-    __slots__ = ("_forms", "_tensors_max", "_wholes", "shared")
+    __slots__ = ("_forms", "_tensors_max", "_wholes", "find_shared")
 
     def __init__(self, *, objects_max: int = TENSORS_MAX) -> None:
-        self.shared: SharedStorages | None = None
+        self.find_shared: FindStorage | None = None
         self._tensors_max = min(objects_max, TENSORS_MAX)
         self._forms: dict[bytes, Sequence[Form]] = {}  # by the table
         # By the whole control part, where the tree is a common one.
@@ -601,13 +601,13 @@ class QuickReader:
             return UNREAD
         if tree is ARGUMENT or tree is ALONE:
             form = forms[0]
-            tensor = _tensor_of(form, buffers[0], self.shared)
+            tensor = _tensor_of(form, buffers[0], self.find_shared)
             if tensor is None:
                 return UNREAD
             if form.requires_grad:
                 tensor = _finished(tensor, on_gradient)
             return tensor if tree is ALONE else [[tensor], {}]
-        value = _read_several(forms, buffers, tree, self.shared, on_gradient)
+        value = _read_several(forms, buffers, tree, self.find_shared, on_gradient)
         if value is not UNREAD and control[3] & _IS_TUPLE_BYTE:
             return tuple(value)
         return value
@@ -638,14 +638,14 @@ class QuickReader:
 
 
 def _tensor_of(
-    form: Form, buffer: memoryview, shared: SharedStorages | None
+    form: Form, buffer: memoryview, find_shared: FindStorage | None
 ) -> torch.Tensor | None:
     """Return a tensor over a buffer, or None: `decoding` says why not."""
     dtype, shape, nbytes, _, strides, place = form
     if buffer.nbytes != nbytes or buffer.readonly:
         return None
     if place is not None:
-        return _read_shared(form, place, bytes(buffer), shared)
+        return _read_shared(form, place, bytes(buffer), find_shared)
     tensor = _from_numpy(_array(shape, dtype, buffer, 0, strides))
     return None if tensor.data_ptr() % dtype.itemsize else tensor
 
@@ -656,12 +656,12 @@ def _finished(tensor: torch.Tensor, on_gradient: OnGradient | None) -> torch.Ten
 
 
 def _read_shared(
-    form: Form, place: SharedLocation, key: bytes, shared: SharedStorages | None
+    form: Form, place: SharedLocation, key: bytes, find_shared: FindStorage | None
 ) -> torch.Tensor | None:
-    if shared is None:
+    if find_shared is None:
         return None
     try:
-        storage = shared.find(key)
+        storage = find_shared(key)
     except DecodeError:
         return None
     if place.stop > storage.nbytes():
@@ -674,7 +674,7 @@ def _read_several(
     forms: Sequence[Form],
     buffers: Sequence[memoryview],
     tree: bytes,
-    shared: SharedStorages | None,
+    find_shared: FindStorage | None,
     on_gradient: OnGradient | None,
 ) -> Any:
     """Return the value around some tensors, or `UNREAD`."""
@@ -682,7 +682,7 @@ def _read_several(
     gradients: list[int] = []
     for form in forms:
         at = len(tensors)
-        tensor = _tensor_of(form, buffers[at], shared)
+        tensor = _tensor_of(form, buffers[at], find_shared)
         if tensor is None:
             return UNREAD
         if form.requires_grad:

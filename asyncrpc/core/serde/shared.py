@@ -2,7 +2,7 @@
 
 A mark is 16 random bytes on the storage itself, the *key*, so every view of a shared
 tensor has it, and it ends with the memory.  The runtime knows which memory a key stands
-for in another process (`SharedStorages`).
+for in another process (`FindStorage`).
 
 Storages that are shared together lie in one `MemoryFile`: one descriptor for a whole
 module, where torch takes one for each storage.  A storage that is shared alone is
@@ -23,8 +23,8 @@ import mmap
 import os
 import re
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -53,12 +53,8 @@ _shares_files: Final = hasattr(os, "memfd_create") and hasattr(
 Shareable = TypeVar("Shareable", bound=torch.Tensor | nn.Module)
 
 
-class SharedStorages(Protocol):
-    """The shared storages that one worker knows."""
-
-    def find(self, key: bytes) -> torch.UntypedStorage:
-        """Return a storage that a peer refers to."""
-        ...
+# Returns a shared storage that a peer refers to, by its key.
+FindStorage: TypeAlias = Callable[[bytes], torch.UntypedStorage]
 
 
 def share(value: Shareable) -> Shareable:

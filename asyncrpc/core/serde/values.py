@@ -22,7 +22,7 @@ from asyncrpc.core.serde.functions import FunctionTable
 from asyncrpc.core.serde.hooks import Hooks
 from asyncrpc.core.serde.policy import Limits, Policy
 from asyncrpc.core.serde.quick import QuickReader, QuickWriter, unencodable
-from asyncrpc.core.serde.shared import SharedStorages
+from asyncrpc.core.serde.shared import FindStorage
 from asyncrpc.core.serde.unsendable import (
     TooDeep,
     Unsendable,
@@ -232,13 +232,13 @@ class Codec:
         return control
 
     @property
-    def shared(self) -> SharedStorages | None:
-        """Return the storages in shared memory that messages may refer to."""
-        return self._reader.shared
+    def find_shared(self) -> FindStorage | None:
+        """Return what finds storages that messages refer to; None: they are refused."""
+        return self._reader.find_shared
 
-    @shared.setter
-    def shared(self, storages: SharedStorages | None) -> None:
-        self._reader.shared = storages
+    @find_shared.setter
+    def find_shared(self, find: FindStorage | None) -> None:
+        self._reader.find_shared = find
 
     @with_defaults
     def decode(
@@ -267,7 +267,7 @@ class Codec:
             control, buffers = self.open(control, buffers).unpack()
         hooks = self.hooks if lifted is None else _LiftedHooks(lifted)
         decoder = Decoder(buffers, self.functions, hooks, self.limits)
-        decoder.shared = self.shared
+        decoder.find_shared = self.find_shared
         decoder.counts = counted is not None
         try:
             value = decoder.decode(memoryview(control), on_gradient)

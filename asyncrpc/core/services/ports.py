@@ -1,8 +1,9 @@
-"""What parts of the runtime need of each other, as narrow interfaces.
+"""The worker and its links, as services and the parts below them see them.
 
-A part takes what it needs, and nothing that has more: no part takes the whole `Worker`,
-`Link` or `Connection`.  What only one part needs is declared beside that part; what
-several need is here.  So each part can be built alone, also in a test.
+`core.parts` and `core.links` are above, so contracts stand for them here: one for each
+object and layer.  Of a worker these are `Scheduler`, and on it `ServiceHost` and
+`calls.ports.CallHost`; what is above the parts takes `Parts` itself.  A part that needs
+one function takes the function, such as a `LinkTo`.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from asyncrpc.core.arguments import check_kind, wrong
 from asyncrpc.core.devices.maps import DeviceMap
 from asyncrpc.core.devices.staging import Devices
 from asyncrpc.core.ids import Incarnation, WorkerId, WorkerInfo
 from asyncrpc.core.loop.clock import Deadline
-from asyncrpc.core.loop.threads import Done, Job, ThreadPool
+from asyncrpc.core.loop.threads import ThreadPool
 from asyncrpc.core.options import Options
 from asyncrpc.core.services.messages import Notice, Request
 from asyncrpc.core.trace.recorder import FlightRecorder
@@ -42,13 +43,6 @@ class Scheduler(Protocol):
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[T]:
         """Run a coroutine as a task that ends with the worker."""
-
-
-class Pool(Protocol):
-    """Threads that run jobs."""
-
-    def submit(self, job: Job, done: Done) -> None:
-        """Run a job, then tell its outcome on the loop."""
 
 
 class HoldsMessages(Protocol):
@@ -140,18 +134,10 @@ class PeerLink(Protocol):
         """
 
 
-class OpenLinks(Protocol):
-    """The links that are open."""
-
-    def link_of(self, incarnation: Incarnation, /) -> PeerLink | None:
-        """Return the open link to one life of a worker."""
-
-
-class Links(Protocol):
-    """How a worker gets a link that may not be there yet."""
-
-    def link_to(self, name: str, /) -> Awaitable[PeerLink]:
-        """Return the link to a worker, connecting if need be."""
+# Returns the open link to one life of a worker; None without one.
+LinkOf: TypeAlias = Callable[[Incarnation], PeerLink | None]
+# Returns the link to a worker, by name, connecting if need be.
+LinkTo: TypeAlias = Callable[[str], Awaitable[PeerLink]]
 
 
 class ServiceHost(Scheduler, Protocol):

@@ -65,7 +65,7 @@ def ticks() -> Ticks:
 @pytest.fixture
 def completions(pool: Pool, ticks: Ticks) -> Completions:
     loop: Any = ticks
-    return Completions(lambda: pool, loop)
+    return Completions(pool.submit, loop)
 
 
 def noted(into: list[int], number: int) -> Callable[[], None]:
@@ -196,7 +196,7 @@ def test_waiting_job_runs_even_after_the_loop_ends(
 async def test_job_may_wait_for_a_later_job() -> None:
     loop = asyncio.get_running_loop()
     pool = ThreadPool("test", 4, loop)
-    completions = Completions(lambda: pool, loop)
+    completions = Completions(pool.submit, loop)
     later, ended = threading.Event(), asyncio.Event()
 
     def wait() -> None:

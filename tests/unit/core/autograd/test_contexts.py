@@ -42,10 +42,10 @@ class Everything:
         self.scheduler = LoopScheduler()
         self.peer, self.third = RecordingLink(PEER), RecordingLink(THIRD)
         self.links = RecordingLinks(self.peer, self.third)
-        self.contexts = Contexts(ME, self.links)
+        self.contexts = Contexts(ME, self.links.link_of)
         self.crossings = Crossings(ME.incarnation, self.contexts, self.scheduler.loop)
         self.lifetime = ContextLifetime(
-            ME.incarnation, self.contexts, self.links, self.scheduler
+            ME.incarnation, self.contexts, self.links.link_to, self.scheduler
         )
 
     def send(
@@ -85,7 +85,7 @@ async def test_late_message_does_not_revive_a_context() -> None:
 
 
 async def test_ended_contexts_are_remembered_up_to_a_limit() -> None:
-    contexts = Contexts(ME, RecordingLinks())
+    contexts = Contexts(ME, RecordingLinks().link_of)
     every = [ContextId(ME.incarnation, serial) for serial in range(ENDED_MAX + 1)]
     for context in every:
         contexts.enter(context, ME)
@@ -97,7 +97,7 @@ async def test_ended_contexts_are_remembered_up_to_a_limit() -> None:
 
 
 async def test_creator_name_is_filled_in_by_a_later_message() -> None:
-    contexts = Contexts(ME, RecordingLinks())
+    contexts = Contexts(ME, RecordingLinks().link_of)
     state = contexts.enter(THEIRS, WorkerId("", PEER.incarnation))
     assert contexts.enter(THEIRS, PEER) is state
     assert state.creator == PEER
@@ -219,7 +219,7 @@ async def test_creator_is_asked_when_a_bearer_is_lost(*, is_open: bool) -> None:
 
 
 async def test_end_of_the_worker_aborts_its_own_passes() -> None:
-    contexts = Contexts(ME, RecordingLinks())
+    contexts = Contexts(ME, RecordingLinks().link_of)
     state = contexts.enter(MINE, ME)
     own = state.join_pass(PassId(ME.incarnation, 1), "me", Keeping())
     served = state.join_pass(PassId(PEER.incarnation, 1), "peer", Keeping())

@@ -26,7 +26,6 @@ from asyncrpc.core.autograd.requests import PassRequests
 from asyncrpc.core.autograd.state import Pass
 from asyncrpc.core.autograd.waits import PassWaits
 from asyncrpc.core.ids import ContextId, Incarnation, MessageId, WorkerId
-from asyncrpc.core.loop.threads import YieldingLock
 from asyncrpc.errors import AutogradError, MalformedError
 from asyncrpc.trace import FlightRecorder
 from tests.unit.recording import (
@@ -42,14 +41,6 @@ CONTEXT = ContextId(ME.incarnation, 1)
 PASS = PassId(ME.incarnation, 2)
 
 
-class NoTurns:
-    runs_here = False
-    is_exclusive = False
-
-    def __init__(self) -> None:
-        self.locks: list[YieldingLock] = []
-
-
 class Everything:
     """A pass of this worker, around links that only record."""
 
@@ -58,17 +49,23 @@ class Everything:
         self.scheduler = LoopScheduler()
         self.peer = RecordingLink(PEER)
         self.links = RecordingLinks(self.peer)
-        self.contexts = Contexts(ME, self.links)
+        self.contexts = Contexts(ME, self.links.link_of)
         self.state = self.contexts.enter(CONTEXT, ME)
         self.one = self.state.join_pass(PASS, "me", Keeping())
         self.requests = PassRequests(
-            me, self.contexts, self.links, self.links, self.scheduler
+            me,
+            self.contexts,
+            self.links.link_of,
+            self.links.link_to,
+            self.scheduler,
         )
         self.taken: list[tuple[Pass, WorkerId, PassAnswer]] = []
         self.refusal: Exception | None = None
         self.requests.take_gradients = self._take
-        self.ends = PassEnds(me, self.contexts, self.links, NoTurns(), FlightRecorder())
-        self.waits = PassWaits(ME, self.links)
+        self.ends = PassEnds(
+            me, self.contexts, self.links.link_of, FlightRecorder(), is_exclusive=False
+        )
+        self.waits = PassWaits(ME, self.links.link_of)
 
     async def _take(self, local_pass: Pass, peer: WorkerId, answer: PassAnswer) -> None:
         if self.refusal is not None:

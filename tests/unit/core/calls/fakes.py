@@ -324,14 +324,14 @@ class FakeHost:
         self.tasks: list[Coroutine[Any, Any, Any]] = []
         self.outbound_budget = OutboundBudget(1 << 30)
         self.inbound_credit = InboundCredit(
-            self.name, self.loop, self.inbound_bytes_max, self
+            self.name, self.loop, self.inbound_bytes_max, lambda _nbytes: None
         )
         self.dead: deque[Any] = deque()
 
-    def allow(self, nbytes: int) -> None: ...
-
     def give_back(self) -> None:
         self.dead.clear()
+
+    def check_running(self) -> None: ...
 
     def target(self, name: str) -> Target:
         function = self.functions.resolve(name)
@@ -346,14 +346,14 @@ class FakeHost:
         self.tasks.append(coroutine)
         return FakeTask()
 
-    def start_eagerly(self, coroutine: Any, context: Any, inbound: Any) -> None:
+    def start_eagerly(self, coroutine: Any, context: Any) -> Any:
         """Run a coroutine to where it first waits."""
         try:
             context.run(coroutine.send, None)
         except StopIteration:
-            return
-        inbound.task = FakeTask()
+            return None
         self.tasks.append(coroutine)
+        return FakeTask()
 
     def run_in_thread(self, job: Callable[[], Any], pool: Any = None) -> Any:
         future: asyncio.Future[Any] = asyncio.Future(loop=self.loop)
@@ -429,7 +429,8 @@ class LinkParts:
             self,
             self.host,
             connection=self.connection,
-            places=self.host,
+            dead=self.host.dead,
+            give_back=self.host.give_back,
             refer=self.referred.append,
             devices=self.host.devices,
             deferred=self.deferred,

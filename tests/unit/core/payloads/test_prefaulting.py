@@ -78,7 +78,7 @@ def pool() -> HeldPool:
 
 @pytest_asyncio.fixture
 async def pages(pool: HeldPool) -> AsyncIterator[Prefaulting]:
-    prefaulting = Prefaulting(asyncio.get_running_loop(), pool)
+    prefaulting = Prefaulting(asyncio.get_running_loop(), pool.submit)
     yield prefaulting
     prefaulting.close()
 
@@ -128,7 +128,7 @@ class TestReady:
     async def test_waiter_is_notified_once_its_part_has_pages(self) -> None:
         loop = asyncio.get_running_loop()
         threads = ThreadPool("of a test", 1, loop)
-        pages = Prefaulting(loop, threads)
+        pages = Prefaulting(loop, threads.submit)
         memory = fresh()
         begin(pages, memory)
         for at in range(0, SIZE, MIB):
@@ -292,7 +292,7 @@ class TestPages:
     async def test_thread_makes_all_pages_and_keeps_written_data(self) -> None:
         loop = asyncio.get_running_loop()
         threads = ThreadPool("of a test", 1, loop)
-        pages = Prefaulting(loop, threads)
+        pages = Prefaulting(loop, threads.submit)
         memory = fresh()
         assert resident(memory) == 0
         memory[: STEP_BYTES : mmap.PAGESIZE] = 7
@@ -310,7 +310,7 @@ class TestPages:
 class TestPool:
     async def test_long_fresh_blocks_alone_are_prefaulted(self, pool: HeldPool) -> None:
         loop = asyncio.get_running_loop()
-        memory = ReceivePool(loop, 64 * MIB, Prefaulting(loop, pool))
+        memory = ReceivePool(loop, 64 * MIB, Prefaulting(loop, pool.submit))
         small = memory.make(2 * MIB)
         assert memory.is_ready(small, pytest.fail)
         assert not pool.jobs

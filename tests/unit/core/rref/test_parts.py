@@ -49,6 +49,7 @@ from tests.unit.recording import (
     RecordingLinks,
     deliver,
     let_run,
+    recording_parts,
     worker,
 )
 
@@ -68,11 +69,10 @@ class Everything:
         self.lost: list[tuple[WorkerId, str]] = []
         self.values = Values(loop, FlightRecorder())
         self.shared = SharedById(me.incarnation, loop.time)
-        self.names = PeerNames(links, me)
+        host = recording_parts(me, links, self.scheduler)
+        self.names = PeerNames(host)
         self.notices = Notices(
-            self.scheduler,
-            links,
-            links,
+            host,
             name_of=self.names.of,
             on_unreachable=lambda peer, reason: self.lost.append((peer, reason)),
         )
@@ -107,8 +107,9 @@ class Everything:
             names=self.names,
             meet=self.incoming.meet,
         )
+        functions: Any = _AllowsUpper()
         self.owned = OwnedValues(
-            me, tables, self.values, _AllowsUpper(), values_max=values_max
+            me, tables, self.values, functions, values_max=values_max
         )
         self.records = Records(
             me.name, tables, self.values, self.shared, self.names, now_s=loop.time
@@ -425,7 +426,7 @@ async def test_peer_without_room_gets_no_more_references() -> None:
 
 
 def test_names_from_hearsay_are_limited() -> None:
-    names = PeerNames(RecordingLinks(), ME)
+    names = PeerNames(recording_parts(ME, RecordingLinks()))
     names.note(PEER)
     for number in range(HEARSAY_MAX + 1):
         names.note_hearsay(WorkerId(f"w{number}", Incarnation(number + 1)))
@@ -436,7 +437,7 @@ def test_names_from_hearsay_are_limited() -> None:
 
 def test_hearsay_names_unknown_workers_and_renames_none() -> None:
     links = RecordingLinks()
-    names = PeerNames(links, ME)
+    names = PeerNames(recording_parts(ME, links))
     names.note(PEER)
     names.note_hearsay(WorkerId("liar", PEER.incarnation))
     names.note_hearsay(THIRD)
