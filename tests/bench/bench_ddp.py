@@ -81,11 +81,7 @@ WAYS: Final = {
         (default_hooks.fp16_compress_hook, nothing),
         {},
     ),
-    "bf16": Way(
-        (ddp.bf16_compress_hook, nothing),
-        (bf16_theirs, nothing),
-        {},
-    ),
+    "bf16": Way((ddp.bf16_compress_hook, nothing), (bf16_theirs, nothing), {}),
     "PowerSGD": Way(
         (ddp.powerSGD_hook, power_ours),
         (powerSGD_hook.powerSGD_hook, power_theirs),

@@ -100,8 +100,7 @@ def starlette_app(worker: Worker, predict: Predict) -> Starlette:
 DOORS: Final = {
     "aiohttp": BenchDoor(aiohttp_app, servers.run_aiohttp),
     "Starlette on uvicorn": BenchDoor(
-        starlette_app,
-        lambda app: servers.run_uvicorn(app, http="httptools"),
+        starlette_app, lambda app: servers.run_uvicorn(app, http="httptools")
     ),
 }
 

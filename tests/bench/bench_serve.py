@@ -201,11 +201,7 @@ class RunningSide:
 
 @contextmanager
 def running(
-    side: str,
-    *,
-    web_workers: int = 1,
-    ballast_mib: int = 0,
-    server: str = "",
+    side: str, *, web_workers: int = 1, ballast_mib: int = 0, server: str = ""
 ) -> Iterator[Any]:
     """Start a side, and end all of its processes afterwards.
 
@@ -370,11 +366,7 @@ def measure_streams(one: RunningSide, effort: Effort) -> Found:
     """Return the figures of streams of tokens."""
     one.load("closed", "/generate", GENERATE, connections=STREAMS, seconds=0.5)
     found = one.load(
-        "closed",
-        "/generate",
-        GENERATE,
-        connections=STREAMS,
-        seconds=2 * effort.seconds,
+        "closed", "/generate", GENERATE, connections=STREAMS, seconds=2 * effort.seconds
     )
     if found["failed"] or not found["events_rate"]:
         raise RuntimeError(f"{found['failed']} streams failed")

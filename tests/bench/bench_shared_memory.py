@@ -137,14 +137,7 @@ def main() -> None:
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _READV: Final = _LIBC.process_vm_readv
 _WORD: Final = ctypes.c_ulong
-_READV.argtypes = [
-    ctypes.c_int,
-    ctypes.c_void_p,
-    _WORD,
-    ctypes.c_void_p,
-    _WORD,
-    _WORD,
-]
+_READV.argtypes = [ctypes.c_int, ctypes.c_void_p, _WORD, ctypes.c_void_p, _WORD, _WORD]
 _READV.restype = ctypes.c_ssize_t
 
 

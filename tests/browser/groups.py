@@ -49,9 +49,7 @@ def running(kind: str, folder: Path) -> Iterator[ShownGroup]:
 def started(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     """Start a program that ends when its input does, and end it."""
     with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        env={**os.environ, "ASYNCRPC_SECRET": SECRET},
+        command, stdin=subprocess.PIPE, env={**os.environ, "ASYNCRPC_SECRET": SECRET}
     ) as process:
         try:
             yield process

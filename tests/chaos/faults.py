@@ -163,10 +163,4 @@ async def delay(chaos: Chaos) -> None:
     end()
 
 
-FAULTS: Final[Mapping[Fault, int]] = {
-    kill: 2,
-    stop: 3,
-    cut: 5,
-    partition: 3,
-    delay: 2,
-}
+FAULTS: Final[Mapping[Fault, int]] = {kill: 2, stop: 3, cut: 5, partition: 3, delay: 2}

@@ -32,9 +32,7 @@ class Verdict:
 
 
 def judge(
-    results: Mapping[str, Result],
-    known: Mapping[str, Known],
-    listed: Mapping[str, str],
+    results: Mapping[str, Result], known: Mapping[str, Known], listed: Mapping[str, str]
 ) -> Verdict:
     """Compare what was found with what is expected."""
     poor = [name for name, one in results.items() if not _is_enough(known[name], one)]

@@ -185,12 +185,7 @@ MUTANTS = (
         "if creator == self._me or creator in self._dead or is_full:",
         "if True:",
     ),
-    Mutant(
-        "no-probe",
-        "owner",
-        "effects.append(SendProbe(creator, rref_id))",
-        "pass",
-    ),
+    Mutant("no-probe", "owner", "effects.append(SendProbe(creator, rref_id))", "pass"),
     Mutant(
         "waiting-not-counted",
         "owner",
@@ -198,10 +193,7 @@ MUTANTS = (
         "",
     ),
     Mutant(
-        "holder-lost-ignored",
-        "owner",
-        "entry.holders.pop(incarnation, None)",
-        "pass",
+        "holder-lost-ignored", "owner", "entry.holders.pop(incarnation, None)", "pass"
     ),
     Mutant(
         "unborn-of-the-dead-waits",
@@ -215,18 +207,8 @@ MUTANTS = (
         "if for_holder in self._dead:",
         "if for_holder in ():",
     ),
-    Mutant(
-        "hand-out-to-the-dead",
-        "owner",
-        "if to not in self._dead:",
-        "if True:",
-    ),
-    Mutant(
-        "never-forgiven",
-        "owner",
-        "self._dead.discard(incarnation)",
-        "pass",
-    ),
+    Mutant("hand-out-to-the-dead", "owner", "if to not in self._dead:", "if True:"),
+    Mutant("never-forgiven", "owner", "self._dead.discard(incarnation)", "pass"),
     Mutant(
         "lease-never-ends",
         "owner",

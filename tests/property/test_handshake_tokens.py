@@ -89,10 +89,7 @@ def gateway(
 
 
 def meet(
-    dialer: Handshake,
-    acceptor: Handshake,
-    there: Change = bytes,
-    back: Change = bytes,
+    dialer: Handshake, acceptor: Handshake, there: Change = bytes, back: Change = bytes
 ) -> tuple[End, End]:
     """Let two ends talk; the bytes of each direction are changed as one stream."""
     near, far = End(dialer), End(acceptor)

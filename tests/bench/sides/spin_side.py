@@ -46,9 +46,7 @@ async def cores(peer: asyncrpc.Peer, work: Awaitable[object]) -> list[float]:
 async def beside_a_process(work: Calls, seconds: float) -> float:
     """Return the rounds per second of a process that computes while calls go on."""
     with subprocess.Popen(  # noqa: ASYNC220  (nothing else runs yet)
-        [sys.executable, "-m", COUNTER, str(seconds)],
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-m", COUNTER, str(seconds)], stdout=subprocess.PIPE, text=True
     ) as counter:
         assert counter.stdout is not None
         counter.stdout.readline()

@@ -42,9 +42,7 @@ async def awaiting(options: argparse.Namespace) -> None:
         await worker.barrier()
 
 
-async def awaiting_step(
-    options: argparse.Namespace,
-) -> Callable[[], Awaitable[None]]:
+async def awaiting_step(options: argparse.Namespace) -> Callable[[], Awaitable[None]]:
     """Return a training step of asyncrpc."""
     layer = asyncrpc.remote(w.CALLEE, layer_kind(options))
     parameters = await asyncrpc.rpc_async(

@@ -24,9 +24,7 @@ def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 
 def rules(
-    policy: Mapping[str, Any],
-    pods: Sequence[tuple[Pod, Mapping[str, str]]],
-    node: str,
+    policy: Mapping[str, Any], pods: Sequence[tuple[Pod, Mapping[str, str]]], node: str
 ) -> str:
     """Return the rules for a pod that a policy selects.
 
@@ -55,9 +53,7 @@ def rules(
 
 
 def enforce(
-    policy: Mapping[str, Any],
-    pods: Sequence[tuple[Pod, Mapping[str, str]]],
-    node: str,
+    policy: Mapping[str, Any], pods: Sequence[tuple[Pod, Mapping[str, str]]], node: str
 ) -> None:
     """Let only those in whom a policy names, to each pod that it selects."""
     for pod, labels in pods:

@@ -341,7 +341,7 @@ def _kill_in(namespace: str) -> list[int]:
 def _is_told(name: str) -> bool:
     """Return whether a variable is of an outer launcher, or of another Slurm."""
     return name.startswith(("SLURM", "ASYNCRPC_", "PMI", "OMPI")) or name in {
-        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
+        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     }
 
 

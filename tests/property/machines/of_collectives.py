@@ -41,18 +41,10 @@ class _OneCollective:
                 self._check(self.state, event)
 
 
-_PROGRAMS: Final = (
-    ("x", "x"),
-    ("x", "y"),
-    ("xx", "x"),
-    ("", "x"),
-    ("xx", "xx"),
-)
+_PROGRAMS: Final = (("x", "x"), ("x", "y"), ("xx", "x"), ("", "x"), ("xx", "xx"))
 
 
-def _mismatched_programs_fail_and_none_waits_for_ever(
-    build: ModuleType,
-) -> None:
+def _mismatched_programs_fail_and_none_waits_for_ever(build: ModuleType) -> None:
     for programs in _PROGRAMS:
         for leaves in (None, 0):
             assert visit(build, programs, leaves=leaves) > 10
@@ -130,9 +122,7 @@ def _messages_of_ended_or_lost_operations_are_refused(build: ModuleType) -> None
     assert machine.refusal_of(7, 1, barrier) == lost
 
 
-def _earlier_news_of_other_ranks_count_at_the_beginning(
-    build: ModuleType,
-) -> None:
+def _earlier_news_of_other_ranks_count_at_the_beginning(build: ModuleType) -> None:
     barrier, other = map(operations.Descriptor, ("barrier", "broadcast"))
     machine = build.MatchedCollectives()
     machine.join("a group", ("a", "b"), 0)

@@ -147,10 +147,6 @@ it knows no lifespan:
             "_HELD_BACK: Final = (LifespanState.FAILED, LifespanState.ENDED)",
             "_HELD_BACK: Final = (LifespanState.FAILED,)",
         ),
-        Guard(
-            "a-failure-is-forgotten",
-            "self.last = dict(message)",
-            "pass",
-        ),
+        Guard("a-failure-is-forgotten", "self.last = dict(message)", "pass"),
     ),
 )

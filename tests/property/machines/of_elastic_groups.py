@@ -399,11 +399,7 @@ who is left out gets nothing:
             "            concerned -= set(self.view.members)\n",
             "            pass\n",
         ),
-        Guard(
-            "speaking-member-stays-lost",
-            "        self.back(sender)\n",
-            "",
-        ),
+        Guard("speaking-member-stays-lost", "        self.back(sender)\n", ""),
         Guard(
             "a-group-that-is-too-small-begins",
             "if is_in and self.size >= self.least and not self.missing:",
@@ -452,9 +448,7 @@ who is left out gets nothing:
                     "key=lambda worker: (counts[worker], -ranked[worker])",
                 ),
                 Guard(
-                    "half-is-always-a-quorum",
-                    " and present[:1] == voters[:1])",
-                    ")",
+                    "half-is-always-a-quorum", " and present[:1] == voters[:1])", ")"
                 ),
                 Guard(
                     "terms-of-excluded-members-count",

@@ -79,11 +79,7 @@ one dial at a time:
             "accept=attempt > 0 or not is_smaller",
             "accept=not is_smaller",
         ),
-        Guard(
-            "an-offer-is-refused-for-ever",
-            "            self._refused = True\n",
-            "",
-        ),
+        Guard("an-offer-is-refused-for-ever", "            self._refused = True\n", ""),
         Guard(
             "an-offer-that-may-have-crossed-is-taken",
             "may_have_crossed = self._dialed and (self._attempt > 0 or is_smaller)",
@@ -180,16 +176,8 @@ nothing broke that was not dialed:
             "if self._breaks >= len(PAUSES_AFTER_BREAK_S):",
             "if self._breaks > len(PAUSES_AFTER_BREAK_S):",
         ),
-        Guard(
-            "absence-is-for-ever",
-            "        self._absent_s -= self.pause_s\n",
-            "",
-        ),
-        Guard(
-            "absence-is-an-attempt",
-            "        self.spared += 1\n",
-            "",
-        ),
+        Guard("absence-is-for-ever", "        self._absent_s -= self.pause_s\n", ""),
+        Guard("absence-is-an-attempt", "        self.spared += 1\n", ""),
         Guard(
             "attempts-are-not-counted",
             "            self.number += 1\n",
@@ -289,9 +277,7 @@ the peer dies:
             "return self.state is not LinkState.OPEN",
         ),
         Guard(
-            "lost-is-never-seen",
-            "return self.state is LinkState.LOST",
-            "return False",
+            "lost-is-never-seen", "return self.state is LinkState.LOST", "return False"
         ),
     ),
 )
@@ -358,11 +344,7 @@ what is broken breaks once:
             "if not is_candidate or self.state is not ReconnectState.CLAIMED:",
             "if self.state is not ReconnectState.CLAIMED:",
         ),
-        Guard(
-            "another-life-resumes",
-            "if not is_same_life:",
-            "if False:",
-        ),
+        Guard("another-life-resumes", "if not is_same_life:", "if False:"),
         Guard(
             "attempts-without-end",
             "and under_way < ATTEMPTS_MAX",
@@ -498,9 +480,7 @@ what ends is not replaced:
             "        if False:\n",
         ),
         Guard(
-            "news-are-told-again",
-            "        self._acknowledged = self.received\n",
-            "",
+            "news-are-told-again", "        self._acknowledged = self.received\n", ""
         ),
     ),
 )

@@ -203,11 +203,7 @@ the web worker leaves, whatever is being done, in TRIPPED:
             "(REST_MAX_S if is_too_often else rest_s)",
             "rest_s",
         ),
-        Guard(
-            "a-rest-ends-at-once",
-            "if left_s <= 0:",
-            "if left_s <= 100:",
-        ),
+        Guard("a-rest-ends-at-once", "if left_s <= 0:", "if left_s <= 100:"),
         Guard(
             "a-rest-is-not-forgotten",
             "            self.wakes_at_s = None\n            self.advance",

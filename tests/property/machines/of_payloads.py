@@ -198,20 +198,10 @@ nobody is told who counts on nothing:
             "return [key for key in keys if at_peer.get(key) is not SHARED]",
             "return [key for key in keys if key not in at_peer]",
         ),
+        Guard("awaited-regions-go", "            and key not in self._awaited\n", ""),
+        Guard("used-regions-go", "            and key not in self.used\n", ""),
         Guard(
-            "awaited-regions-go",
-            "            and key not in self._awaited\n",
-            "",
-        ),
-        Guard(
-            "used-regions-go",
-            "            and key not in self.used\n",
-            "",
-        ),
-        Guard(
-            "regions-with-users-go",
-            "            and not self._has_users(region)\n",
-            "",
+            "regions-with-users-go", "            and not self._has_users(region)\n", ""
         ),
         Guard(
             "regions-of-counting-peers-go",
@@ -244,9 +234,7 @@ nobody is told who counts on nothing:
             "            pass\n",
         ),
         Guard(
-            "a-lost-peer-counts-on-it",
-            "        self._at_peers.pop(peer, None)\n",
-            "",
+            "a-lost-peer-counts-on-it", "        self._at_peers.pop(peer, None)\n", ""
         ),
         Guard(
             "regions-exceed-their-limit",

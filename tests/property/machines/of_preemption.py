@@ -183,9 +183,7 @@ notices are repeated:
             "return self.state is not PreemptionState.SAVING\n",
         ),
         Guard(
-            "workers-do-not-catch-up",
-            "return self._steps_left > 0\n",
-            "return False\n",
+            "workers-do-not-catch-up", "return self._steps_left > 0\n", "return False\n"
         ),
         Guard(
             "a-step-too-many",

@@ -275,15 +275,9 @@ nothing is served that is not whole:
             "if self.transfer != transfer or self.state is not state:",
             "if self.state is not state:",
         ),
+        Guard("a-part-counts-twice", "        if unwanted:\n", "        if False:\n"),
         Guard(
-            "a-part-counts-twice",
-            "        if unwanted:\n",
-            "        if False:\n",
-        ),
-        Guard(
-            "the-first-part-is-the-last",
-            "is_last = not self.missing",
-            "is_last = True",
+            "the-first-part-is-the-last", "is_last = not self.missing", "is_last = True"
         ),
         Guard(
             "another-publisher-takes-over",
@@ -305,11 +299,7 @@ nothing is served that is not whole:
             "len(self.kept) > self._kept_max",
             "len(self.kept) > self._kept_max + 1",
         ),
-        Guard(
-            "rollback-works-twice",
-            "if self.served != from_version:",
-            "if False:",
-        ),
+        Guard("rollback-works-twice", "if self.served != from_version:", "if False:"),
         Guard(
             "loss-of-any-publisher-ends-a-transfer",
             "if self.transfer is None or self.transfer.publisher != publisher:",

@@ -28,9 +28,7 @@ def _enter(build: ModuleType, schedule: Any, name: str, memory: int = 2) -> Any:
     return sequence
 
 
-def _memory_is_held_until_the_model_lets_go(
-    build: ModuleType,
-) -> None:
+def _memory_is_held_until_the_model_lets_go(build: ModuleType) -> None:
     schedule = _schedule(build)
     left, refused = build.ModelSequence("left", 4), build.ModelSequence("refused", 3)
     schedule.admit(left)
@@ -48,9 +46,7 @@ def _memory_is_held_until_the_model_lets_go(
     assert not schedule.has_work
 
 
-def _steps_fit_the_slots_and_all_get_their_turn(
-    build: ModuleType,
-) -> None:
+def _steps_fit_the_slots_and_all_get_their_turn(build: ModuleType) -> None:
     schedule = _schedule(build, slots=2, inside=4)
     all_of = [_enter(build, schedule, name) for name in "ab"]
     first = schedule.begin_step()
@@ -330,11 +326,7 @@ and it cannot enter:
                     "return count >= batch.max_size or (",
                     "return count > batch.max_size or (",
                 ),
-                Guard(
-                    "bytes-do-not-fill",
-                    "nbytes >= batch.max_bytes",
-                    "nbytes < 0",
-                ),
+                Guard("bytes-do-not-fill", "nbytes >= batch.max_bytes", "nbytes < 0"),
                 Guard(
                     "batch-queue-sleeps-through-a-due-batch",
                     "        if self.queue.rate.has_place:\n            times +=",
