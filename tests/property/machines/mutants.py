@@ -29,7 +29,7 @@ from tests.property.machines.spec import Guard, Machine, Part, Table, build_of, 
 from tests.property.machines.stories import play, stories_of
 from tests.property.machines.walk import walk
 
-TESTS_LIMIT_S: Final = 300.0
+TESTS_LIMIT_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,20 +132,24 @@ def _noticed(machine: Machine, build: ModuleType) -> str | None:
 
 
 def is_killed_by_tests(machine: Machine, part: Part, guard: Guard) -> bool:
-    """Return whether the machine's further tests fail, or never end, with a mutant.
+    """Return whether the machine's further tests notice a mutant."""
+    name = part.source.__name__
+    return bool(machine.tests) and do_tests_fail(name, guard, *machine.tests)
+
+
+def do_tests_fail(module: str, guard: Guard, *tests: str) -> bool:
+    """Return whether tests fail, or never end, with a mutant of a module.
 
     They run in the order of the file, so that a mutant fares the same each time.
     """
-    if not machine.tests:
-        return False
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     command += ["--randomly-dont-reorganize", "--randomly-seed=1"]
     command += ["-p", "tests.property.machines.mutated_source"]
     try:
         ended = subprocess.run(
-            [*command, *machine.tests],
+            [*command, *tests],
             cwd=ROOT,
-            env={**os.environ, MUTANT: as_text(part.source.__name__, guard)},
+            env={**os.environ, MUTANT: as_text(module, guard)},
             capture_output=True,
             check=False,
             timeout=TESTS_LIMIT_S,

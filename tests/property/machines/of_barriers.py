@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from asyncrpc.core.barriers.machine import series
 from asyncrpc.core.barriers.messages import Key, Purpose
-from tests.property.machines.spec import Guard, Machine
+from tests.property.machines.spec import Machine, guards
 
 _KEY: Final = Key(next(iter(Purpose)), "", None)
 
@@ -77,26 +77,15 @@ who waits comes to no other round:
     GATHERING -JOIN-x -LEAVE-x -REPORT-> REPORTED -JOIN-x -LEAVE-x -REPORT-x
 """,
     tests=("tests/unit/core/barriers/machine/test_series.py",),
-    guards=(
-        Guard(
-            "reported-member-does-not-wait",
-            "return self.state is GATHERING or self.state is REPORTED",
-            "return self.state is GATHERING",
-        ),
-        Guard(
-            "a-result-without-this-branch-counts",
-            "        elif self._is_branch_here:\n            self._pass",
-            "        elif True:\n            self._pass",
-        ),
-        Guard(
-            "a-neighbour-that-is-gone-is-waited-for",
-            "if neighbour is not None and self.is_waiting:",
-            "if False:",
-        ),
-        Guard(
-            "a-failure-is-not-kept-for-those-who-come-late",
-            "        self._failures[number] = failure\n",
-            "",
-        ),
-    ),
+    guards=guards(r"""
+reported-member-does-not-wait:
+    return self.state is GATHERING or self.state is REPORTED =>
+    return self.state is GATHERING
+a-result-without-this-branch-counts:
+    elif self._is_branch_here:\n            self._pass =>
+    elif True:\n            self._pass
+a-neighbour-that-is-gone-is-waited-for:
+    if neighbour is not None and self.is_waiting: => if False:
+a-failure-is-not-kept-for-those-who-come-late: self._failures[number] = failure =>
+"""),
 )

@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Final
 
 from asyncrpc.serving.asgi.machine import connection, lifespan
-from tests.property.machines.spec import Guard, Machine
+from tests.property.machines.spec import Machine, guards
 
 _HTTP: Final = {"type": "http", "headers": ()}
 _WEBSOCKET: Final = {"type": "websocket", "headers": ()}
@@ -94,28 +94,16 @@ it is refused without a response:
         _waiting_websocket_hears_the_disconnect,
         _held_messages_are_bounded,
     ),
-    guards=(
-        Guard(
-            "waiting-reader-is-cancelled",
-            "return self.has_left and not is_told",
-            "return self.has_left",
-        ),
-        Guard(
-            "a-request-that-waits-is-not-cancelled",
-            "is_told = self.is_websocket and self._readers > 0",
-            "is_told = True",
-        ),
-        Guard(
-            "part-of-a-body-ends-the-response",
-            'elif kind in _BODIES and not message.get("more_body", False):',
-            "elif kind in _BODIES:",
-        ),
-        Guard(
-            "taken-messages-still-count",
-            "self._bytes -= _bytes_of(message)",
-            "self._bytes -= 0",
-        ),
-    ),
+    guards=guards("""
+waiting-reader-is-cancelled:
+    return self.has_left and not is_told => return self.has_left
+a-request-that-waits-is-not-cancelled:
+    is_told = self.is_websocket and self._readers > 0 => is_told = True
+part-of-a-body-ends-the-response:
+    elif kind in _BODIES and not message.get("more_body", False): =>
+    elif kind in _BODIES:
+taken-messages-still-count: self._bytes -= _bytes_of(message) => self._bytes -= 0
+"""),
 )
 
 LIFESPAN: Final = Machine(
@@ -141,12 +129,10 @@ it knows no lifespan:
 """,
     refusal="",
     checks=(_last_message_is_held_back,),
-    guards=(
-        Guard(
-            "the-server-hears-of-the-end-before-the-worker-has-ended",
-            "_HELD_BACK: Final = (LifespanState.FAILED, LifespanState.ENDED)",
-            "_HELD_BACK: Final = (LifespanState.FAILED,)",
-        ),
-        Guard("a-failure-is-forgotten", "self.last = dict(message)", "pass"),
-    ),
+    guards=guards("""
+the-server-hears-of-the-end-before-the-worker-has-ended:
+    _HELD_BACK: Final = (LifespanState.FAILED, LifespanState.ENDED) =>
+    _HELD_BACK: Final = (LifespanState.FAILED,)
+a-failure-is-forgotten: self.last = dict(message) => pass
+"""),
 )

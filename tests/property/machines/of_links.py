@@ -8,7 +8,7 @@ from typing import Any, Final
 from asyncrpc.core.calls.machine import calls
 from asyncrpc.core.links.machine import dialing, pool, reconnect
 from asyncrpc.core.wire import resume
-from tests.property.machines.spec import Guard, Machine
+from tests.property.machines.spec import Machine, guards
 from tests.property.machines.walk import led, paths_to_all
 
 _UNIT: Final = "tests/unit/core/links/machine"
@@ -68,44 +68,25 @@ one dial at a time:
 """,
     refusal="",
     tests=(f"{_UNIT}/test_pool.py",),
-    guards=(
-        Guard(
-            "the-larger-refuses-the-smaller",
-            "accept=attempt > 0 or not is_smaller",
-            "accept=attempt > 0 or is_smaller",
-        ),
-        Guard(
-            "a-repeated-dial-is-refused-for-ever",
-            "accept=attempt > 0 or not is_smaller",
-            "accept=not is_smaller",
-        ),
-        Guard("an-offer-is-refused-for-ever", "            self._refused = True\n", ""),
-        Guard(
-            "an-offer-that-may-have-crossed-is-taken",
-            "may_have_crossed = self._dialed and (self._attempt > 0 or is_smaller)",
-            "may_have_crossed = False",
-        ),
-        Guard(
-            "claims-open-at-both-ends-are-given-up",
-            "if self.connection is None or is_smaller:",
-            "if True:",
-        ),
-        Guard(
-            "another-connection-proves-it",
-            "return connection is self.connection and self._on(PeerEvent.PROVEN)",
-            "return self._on(PeerEvent.PROVEN)",
-        ),
-        Guard(
-            "the-end-of-another-is-its-end",
-            "        if connection is not self.connection:\n            return False\n",
-            "",
-        ),
-        Guard(
-            "a-new-connection-has-refused-offers",
-            "        self._refused = False\n\n    def on_proven",
-            "\n    def on_proven",
-        ),
-    ),
+    guards=guards(r"""
+the-larger-refuses-the-smaller:
+    accept=attempt > 0 or not is_smaller => accept=attempt > 0 or is_smaller
+a-repeated-dial-is-refused-for-ever:
+    accept=attempt > 0 or not is_smaller => accept=not is_smaller
+an-offer-is-refused-for-ever: self._refused = True =>
+an-offer-that-may-have-crossed-is-taken:
+    may_have_crossed = self._dialed and (self._attempt > 0 or is_smaller) =>
+    may_have_crossed = False
+claims-open-at-both-ends-are-given-up:
+    if self.connection is None or is_smaller: => if True:
+another-connection-proves-it:
+    return connection is self.connection and self._on(PeerEvent.PROVEN) =>
+    return self._on(PeerEvent.PROVEN)
+the-end-of-another-is-its-end:
+    if connection is not self.connection:\n            return False =>
+a-new-connection-has-refused-offers:
+    self._refused = False\n\n    def on_proven => pass\n\n    def on_proven
+"""),
 )
 
 # --- a dial --------------------------------------------------------------------------
@@ -170,56 +151,37 @@ nothing broke that was not dialed:
 """,
     checks=(_dial_attempts_are_limited,),
     tests=(f"{_UNIT}/test_dialing.py",),
-    guards=(
-        Guard(
-            "breaks-are-for-ever",
-            "if self._breaks >= len(PAUSES_AFTER_BREAK_S):",
-            "if self._breaks > len(PAUSES_AFTER_BREAK_S):",
-        ),
-        Guard("absence-is-for-ever", "        self._absent_s -= self.pause_s\n", ""),
-        Guard("absence-is-an-attempt", "        self.spared += 1\n", ""),
-        Guard(
-            "attempts-are-not-counted",
-            "            self.number += 1\n",
-            "            self.number += 0\n",
-        ),
-        Guard(
-            "every-step-is-an-attempt",
-            "if before is not DialState.READY and self.state is DialState.READY:",
-            "if self.state is not DialState.READY:",
-        ),
-        Guard(
-            "a-refused-break-uses-up-a-pause",
-            "        before = self.state\n        row = TRANSITIONS[before]\n",
-            "        before = self.state\n        row = TRANSITIONS[before]\n"
-            "        self._breaks += event is DialEvent.BROKE and event not in row\n",
-        ),
-        Guard(
-            "attempts-exceed-their-limit",
-            "return self.number - self.spared >= ATTEMPTS_MAX",
-            "return self.number - self.spared > ATTEMPTS_MAX",
-        ),
-        Guard(
-            "a-busy-peer-is-given-up",
-            "return self.number - self.spared >= ATTEMPTS_MAX",
-            "return self.number >= ATTEMPTS_MAX",
-        ),
-        Guard(
-            "a-late-answer-does-not-count",
-            "self.spared += event is DialEvent.BUSY",
-            "self.spared += event in (DialEvent.BUSY, DialEvent.TICKING)",
-        ),
-        Guard(
-            "a-failure-is-not-the-end",
-            "FINAL: Final = frozenset({DialState.CONNECTED, DialState.FAILED})",
-            "FINAL: Final = frozenset({DialState.CONNECTED})",
-        ),
-        Guard(
-            "pauses-do-not-grow",
-            "self.pause_s = PAUSES_AFTER_BREAK_S[self._breaks]",
-            "self.pause_s = PAUSES_AFTER_BREAK_S[0]",
-        ),
-    ),
+    guards=guards(r"""
+breaks-are-for-ever:
+    if self._breaks >= len(PAUSES_AFTER_BREAK_S): =>
+    if self._breaks > len(PAUSES_AFTER_BREAK_S):
+absence-is-for-ever: self._absent_s -= self.pause_s =>
+absence-is-an-attempt: self.spared += 1 =>
+attempts-are-not-counted: self.number += 1 => self.number += 0
+every-step-is-an-attempt:
+    if before is not DialState.READY and self.state is DialState.READY: =>
+    if self.state is not DialState.READY:
+a-refused-break-uses-up-a-pause:
+    before = self.state\n        row = TRANSITIONS[before] =>
+    before = self.state
+    \n        row = TRANSITIONS[before]
+    \n        self._breaks += event is DialEvent.BROKE and event not in row
+attempts-exceed-their-limit:
+    return self.number - self.spared >= ATTEMPTS_MAX =>
+    return self.number - self.spared > ATTEMPTS_MAX
+a-busy-peer-is-given-up:
+    return self.number - self.spared >= ATTEMPTS_MAX =>
+    return self.number >= ATTEMPTS_MAX
+a-late-answer-does-not-count:
+    self.spared += event is DialEvent.BUSY =>
+    self.spared += event in (DialEvent.BUSY, DialEvent.TICKING)
+a-failure-is-not-the-end:
+    FINAL: Final = frozenset({DialState.CONNECTED, DialState.FAILED}) =>
+    FINAL: Final = frozenset({DialState.CONNECTED})
+pauses-do-not-grow:
+    self.pause_s = PAUSES_AFTER_BREAK_S[self._breaks] =>
+    self.pause_s = PAUSES_AFTER_BREAK_S[0]
+"""),
 )
 
 # --- a link --------------------------------------------------------------------------
@@ -264,22 +226,15 @@ the peer dies:
 """,
     refusal="",
     checks=(_first_reason_counts,),
-    guards=(
-        Guard("the-last-reason-counts", "if not self.is_lost:", "if True:"),
-        Guard(
-            "loss-has-no-reason",
-            'self.lost_because = reason or "the connection was closed"',
-            "self.lost_because = reason",
-        ),
-        Guard(
-            "a-goodbye-is-a-loss",
-            "return self.state is LinkState.LOST",
-            "return self.state is not LinkState.OPEN",
-        ),
-        Guard(
-            "lost-is-never-seen", "return self.state is LinkState.LOST", "return False"
-        ),
-    ),
+    guards=guards("""
+the-last-reason-counts: if not self.is_lost: => if True:
+loss-has-no-reason:
+    self.lost_because = reason or "the connection was closed" =>
+    self.lost_because = reason
+a-goodbye-is-a-loss:
+    return self.state is LinkState.LOST => return self.state is not LinkState.OPEN
+lost-is-never-seen: return self.state is LinkState.LOST => return False
+"""),
 )
 
 # --- reconnecting and resuming -------------------------------------------------------
@@ -318,74 +273,28 @@ what is broken breaks once:
 """,
     refusal="",
     tests=(f"{_UNIT}/test_reconnect.py",),
-    guards=(
-        Guard(
-            "the-same-attempt-is-taken-twice",
-            "if attempt <= self.attempt:",
-            "if attempt < self.attempt:",
-        ),
-        Guard(
-            "an-attempt-that-was-taken-is-forgotten",
-            "        self.attempt = attempt\n",
-            "        self.attempt = 0\n",
-        ),
-        Guard(
-            "ended-link-is-resumed",
-            "if self.state is ReconnectState.ENDED:",
-            "if False:",
-        ),
-        Guard(
-            "candidates-have-one-number",
-            "        self.attempt += 1\n",
-            "        self.attempt = 1\n",
-        ),
-        Guard(
-            "a-late-candidate-resumes",
-            "if not is_candidate or self.state is not ReconnectState.CLAIMED:",
-            "if self.state is not ReconnectState.CLAIMED:",
-        ),
-        Guard("another-life-resumes", "if not is_same_life:", "if False:"),
-        Guard(
-            "attempts-without-end",
-            "and under_way < ATTEMPTS_MAX",
-            "and under_way <= ATTEMPTS_MAX",
-        ),
-        Guard(
-            "a-silent-peer-is-not-excused",
-            "        if is_excused:\n",
-            "        if False:\n",
-        ),
-        Guard(
-            "pauses-go-on-where-they-were",
-            "        self.pause_s = FIRST_PAUSE_S\n        self._since_s = now_s",
-            "        self._since_s = now_s",
-        ),
-        Guard(
-            "two-dials-beside-a-transport",
-            "        if self.is_probing:\n            return False\n",
-            "",
-        ),
-        Guard(
-            "a-break-from-before-counts",
-            "return attempt >= self.attempt",
-            "return True",
-        ),
-        Guard(
-            "an-old-transport-is-read-beside-a-candidate",
-            "return self.state is not ReconnectState.CLAIMED",
-            "return True",
-        ),
-        Guard(
-            "busy-peer-is-lost",
-            "    if ADVICE[evidence] is Advice.WAIT:\n",
-            "    if False:\n",
-        ),
-        Guard(
-            "a-superseded-attempt-ends-it",
-            'return "" if verdict == SUPERSEDED else verdict',
-            "return verdict",
-        ),
-    ),
+    guards=guards(r"""
+the-same-attempt-is-taken-twice:
+    if attempt <= self.attempt: => if attempt < self.attempt:
+an-attempt-that-was-taken-is-forgotten: self.attempt = attempt => self.attempt = 0
+ended-link-is-resumed: if self.state is ReconnectState.ENDED: => if False:
+candidates-have-one-number: self.attempt += 1 => self.attempt = 1
+a-late-candidate-resumes:
+    if not is_candidate or self.state is not ReconnectState.CLAIMED: =>
+    if self.state is not ReconnectState.CLAIMED:
+another-life-resumes: if not is_same_life: => if False:
+attempts-without-end: and under_way < ATTEMPTS_MAX => and under_way <= ATTEMPTS_MAX
+a-silent-peer-is-not-excused: if is_excused: => if False:
+pauses-go-on-where-they-were:
+    self.pause_s = FIRST_PAUSE_S\n        self._since_s = now_s => self._since_s = now_s
+two-dials-beside-a-transport: if self.is_probing:\n            return False =>
+a-break-from-before-counts: return attempt >= self.attempt => return True
+an-old-transport-is-read-beside-a-candidate:
+    return self.state is not ReconnectState.CLAIMED => return True
+busy-peer-is-lost: if ADVICE[evidence] is Advice.WAIT: => if False:
+a-superseded-attempt-ends-it:
+    return "" if verdict == SUPERSEDED else verdict => return verdict
+"""),
 )
 
 
@@ -453,34 +362,15 @@ what ends is not replaced:
     refusal="",
     checks=(_link_without_transport_is_broken,),
     tests=("tests/unit/core/wire/test_resume.py",),
-    guards=(
-        Guard(
-            "closing-link-is-not-broken",
-            "_BROKEN: Final = frozenset({BROKEN, CLOSING_BROKEN})",
-            "_BROKEN: Final = frozenset({BROKEN})",
-        ),
-        Guard(
-            "an-old-acknowledgement-is-news",
-            "        if received <= self._acknowledged:\n            return\n",
-            "",
-        ),
-        Guard(
-            "half-received-part-is-let-go",
-            "            if end > received:\n",
-            "            if start > received:\n",
-        ),
-        Guard(
-            "read-bytes-go-back",
-            "        if received < self._acknowledged:\n",
-            "        if False:\n",
-        ),
-        Guard(
-            "the-rest-begins-with-a-part",
-            "        if received > self.start:\n",
-            "        if False:\n",
-        ),
-        Guard(
-            "news-are-told-again", "        self._acknowledged = self.received\n", ""
-        ),
-    ),
+    guards=guards(r"""
+closing-link-is-not-broken:
+    _BROKEN: Final = frozenset({BROKEN, CLOSING_BROKEN}) =>
+    _BROKEN: Final = frozenset({BROKEN})
+an-old-acknowledgement-is-news:
+    if received <= self._acknowledged:\n            return =>
+half-received-part-is-let-go: if end > received: => if start > received:
+read-bytes-go-back: if received < self._acknowledged: => if False:
+the-rest-begins-with-a-part: if received > self.start: => if False:
+news-are-told-again: self._acknowledged = self.received =>
+"""),
 )

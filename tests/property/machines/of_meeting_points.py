@@ -9,7 +9,7 @@ from typing import Final
 from asyncrpc.core.ids import Incarnation
 from asyncrpc.core.members import Member
 from asyncrpc.core.membership.machine import arriving, keeping
-from tests.property.machines.spec import Guard, Machine
+from tests.property.machines.spec import Machine, guards
 
 
 def _arrival_is_over_in_a_group(build: ModuleType) -> None:
@@ -155,34 +155,18 @@ its own rank has been started again elsewhere:
         _few_members_look_until_all_are_there,
         _pauses_grow_until_the_next_loss,
     ),
-    guards=(
-        Guard(
-            "a-store-of-another-run-gets-an-offer",
-            "if finding.run != run:",
-            "if not finding.run:",
-        ),
-        Guard(
-            "a-former-life-makes-offers",
-            "if finding.holder not in {UNKNOWN_INCARNATION, me}:",
-            "if False:",
-        ),
-        Guard(
-            "worker-is-replaced-by-an-unknown-one",
-            "if finding.holder not in {UNKNOWN_INCARNATION, me}:",
-            "if finding.holder != me:",
-        ),
-        Guard("everybody-looks", "[:KEEPERS]]", "]"),
-        Guard("guests-are-offered", "if member.rank >= 0)", "if True)"),
-        Guard("pauses-do-not-grow", "min(2 * self.pause_s", "min(self.pause_s"),
-        Guard(
-            "a-loss-does-not-hurry",
-            "if event is KeepingEvent.LOSS:",
-            "if event is KeepingEvent.COMPLETE:",
-        ),
-        Guard(
-            "keepers-stop-before-all-are-there",
-            ".issuperset(range(world_size))",
-            ".issuperset(range(world_size - 1))",
-        ),
-    ),
+    guards=guards("""
+a-store-of-another-run-gets-an-offer: if finding.run != run: => if not finding.run:
+a-former-life-makes-offers:
+    if finding.holder not in {UNKNOWN_INCARNATION, me}: => if False:
+worker-is-replaced-by-an-unknown-one:
+    if finding.holder not in {UNKNOWN_INCARNATION, me}: => if finding.holder != me:
+everybody-looks: [:KEEPERS]] => ]
+guests-are-offered: if member.rank >= 0) => if True)
+pauses-do-not-grow: min(2 * self.pause_s => min(self.pause_s
+a-loss-does-not-hurry:
+    if event is KeepingEvent.LOSS: => if event is KeepingEvent.COMPLETE:
+keepers-stop-before-all-are-there:
+    .issuperset(range(world_size)) => .issuperset(range(world_size - 1))
+"""),
 )

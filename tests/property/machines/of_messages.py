@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from asyncrpc.core.wire import outgoing
-from tests.property.machines.spec import Guard, Machine
+from tests.property.machines.spec import Machine, guards
 
 OUTGOING: Final = Machine(
     name="A large message on its way out",
@@ -51,31 +51,12 @@ its bytes do not come:
     BLOCKED -DROP-> DROPPED
 """,
     tests=("tests/unit/core/wire/test_outgoing.py",),
-    guards=(
-        Guard(
-            "dropped-messages-are-not-taken-back",
-            "                self._waiting[message]()\n",
-            "",
-        ),
-        Guard(
-            "a-message-keeps-its-buffers",
-            "        message.buffers = ()  # which may refer to the message\n",
-            "",
-        ),
-        Guard(
-            "messages-of-other-calls-are-dropped",
-            "                and message.call_id == call_id\n",
-            "",
-        ),
-        Guard(
-            "messages-with-more-than-a-value-are-dropped",
-            "                and (message.is_bare or not bare_only)\n",
-            "",
-        ),
-        Guard(
-            "ended-messages-still-wait",
-            "self._waiting.pop(message, None) is not None",
-            "message in self._waiting",
-        ),
-    ),
+    guards=guards("""
+dropped-messages-are-not-taken-back: self._waiting[message]() =>
+a-message-keeps-its-buffers: message.buffers = ()  # which may refer to the message =>
+messages-of-other-calls-are-dropped: and message.call_id == call_id =>
+messages-with-more-than-a-value-are-dropped: and (message.is_bare or not bare_only) =>
+ended-messages-still-wait:
+    self._waiting.pop(message, None) is not None => message in self._waiting
+"""),
 )

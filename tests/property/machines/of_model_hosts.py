@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from asyncrpc.serving.model_host.machine import attachment, occupancy
-from tests.property.machines.spec import Guard, Machine
+from tests.property.machines.spec import Machine, guards
 from tests.property.machines.walk import led, paths_to_all
 
 # --- attachment ----------------------------------------------------------------------
@@ -157,59 +157,29 @@ the web worker leaves, whatever is being done, in TRIPPED:
         _seeking_attachment_has_no_rest,
         _tripped_rest_is_the_longest,
     ),
-    guards=(
-        Guard(
-            "a-loss-counts-after-the-end",
-            "if AttachmentEvent.LOST not in TRANSITIONS[self.state]:",
-            "if False:",
-        ),
-        Guard(
-            "a-row-never-ends",
-            "            self.failures = 0\n        self.failures += 1",
-            "            pass\n        self.failures += 1",
-        ),
-        Guard(
-            "a-moment-of-readiness-ends-the-row",
-            "and now_s - ready_s >= STEADY_S",
-            "and now_s >= ready_s",
-        ),
-        Guard(
-            "a-row-ends-a-moment-late",
-            "now_s - ready_s >= STEADY_S",
-            "now_s - ready_s > STEADY_S",
-        ),
-        Guard(
-            "readiness-before-the-last-loss-counts",
-            "ready_s, self._ready_s = self._ready_s, None",
-            "ready_s = self._ready_s",
-        ),
-        Guard(
-            "readiness-counts-before-loading",
-            "if self.state is AttachmentState.LOADING:\n            self._ready_s",
-            "if True:\n            self._ready_s",
-        ),
-        Guard(
-            "fewer-losses-trip",
-            "is_too_often = self.failures > FAILURES_MAX",
-            "is_too_often = self.failures >= FAILURES_MAX",
-        ),
-        Guard(
-            "rests-do-not-grow",
-            "REST_S * 2.0 ** (self.failures - 1)",
-            "REST_S * 2.0 ** 0",
-        ),
-        Guard(
-            "the-tripped-rest-as-shortly-as-others",
-            "(REST_MAX_S if is_too_often else rest_s)",
-            "rest_s",
-        ),
-        Guard("a-rest-ends-at-once", "if left_s <= 0:", "if left_s <= 100:"),
-        Guard(
-            "a-rest-is-not-forgotten",
-            "            self.wakes_at_s = None\n            self.advance",
-            "            self.advance",
-        ),
-    ),
+    guards=guards(r"""
+a-loss-counts-after-the-end:
+    if AttachmentEvent.LOST not in TRANSITIONS[self.state]: => if False:
+a-row-never-ends:
+    self.failures = 0\n        self.failures += 1 => pass\n        self.failures += 1
+a-moment-of-readiness-ends-the-row:
+    and now_s - ready_s >= STEADY_S => and now_s >= ready_s
+a-row-ends-a-moment-late: now_s - ready_s >= STEADY_S => now_s - ready_s > STEADY_S
+readiness-before-the-last-loss-counts:
+    ready_s, self._ready_s = self._ready_s, None => ready_s = self._ready_s
+readiness-counts-before-loading:
+    if self.state is AttachmentState.LOADING:\n            self._ready_s =>
+    if True:\n            self._ready_s
+fewer-losses-trip:
+    is_too_often = self.failures > FAILURES_MAX =>
+    is_too_often = self.failures >= FAILURES_MAX
+rests-do-not-grow: REST_S * 2.0 ** (self.failures - 1) => REST_S * 2.0 ** 0
+the-tripped-rest-as-shortly-as-others:
+    (REST_MAX_S if is_too_often else rest_s) => rest_s
+a-rest-ends-at-once: if left_s <= 0: => if left_s <= 100:
+a-rest-is-not-forgotten:
+    self.wakes_at_s = None\n            self.advance => self.advance
+"""),
 )
 
 
@@ -336,72 +306,32 @@ an operator lets it end, in UNMADE:
         _process_takes_others_unless_it_ends,
         _retired_process_ends_with_its_last_web_worker,
     ),
-    guards=(
-        Guard(
-            "the-first-have-no-time",
-            "now_s + max(linger_s, FIRST_S)",
-            "now_s + linger_s",
-        ),
-        Guard(
-            "first-worker-has-less-time-than-others",
-            "now_s + max(linger_s, FIRST_S)",
-            "now_s + FIRST_S",
-        ),
-        Guard(
-            "serving-process-ends",
-            "        if self.state is OccupancyState.SERVING:\n"
-            "            self.ends_at_s = None\n",
-            "",
-        ),
-        Guard(
-            "one-leaving-worker-counts-for-all",
-            "        if self.attached:\n            return\n",
-            "",
-        ),
-        Guard(
-            "process-ends-with-its-last-worker",
-            "self.ends_at_s = now_s + self._linger_s",
-            "self.ends_at_s = now_s",
-        ),
-        Guard(
-            "leaving-worker-extends-an-error",
-            "if self.state is OccupancyState.ALONE:\n            self.ends_at_s",
-            "if True:\n            self.ends_at_s",
-        ),
-        Guard(
-            "error-ends-before-waiting-workers-see-it",
-            "now_s + max(self._linger_s, UNMADE_S)",
-            "now_s + self._linger_s",
-        ),
-        Guard(
-            "an-error-stays-for-a-moment",
-            "now_s + max(self._linger_s, UNMADE_S)",
-            "now_s + UNMADE_S",
-        ),
-        Guard(
-            "an-error-in-the-end-extends-it",
-            "if self.state is OccupancyState.UNMADE:\n            self.ends_at_s",
-            "if True:\n            self.ends_at_s",
-        ),
-        Guard(
-            "a-retired-process-takes-others",
-            "not in {OccupancyState.RETIRED, OccupancyState.ENDING}",
-            "is not OccupancyState.ENDING",
-        ),
-        Guard(
-            "a-process-that-ends-takes-others",
-            "not in {OccupancyState.RETIRED, OccupancyState.ENDING}",
-            "is not OccupancyState.RETIRED",
-        ),
-        Guard(
-            "time-is-up-a-moment-late",
-            "now_s >= self.ends_at_s",
-            "now_s > self.ends_at_s",
-        ),
-        Guard(
-            "time-is-always-up",
-            "self.ends_at_s is not None and now_s >= self.ends_at_s",
-            "self.ends_at_s is not None",
-        ),
-    ),
+    guards=guards(r"""
+the-first-have-no-time: now_s + max(linger_s, FIRST_S) => now_s + linger_s
+first-worker-has-less-time-than-others:
+    now_s + max(linger_s, FIRST_S) => now_s + FIRST_S
+serving-process-ends:
+    if self.state is OccupancyState.SERVING:\n            self.ends_at_s = None =>
+one-leaving-worker-counts-for-all: if self.attached:\n            return =>
+process-ends-with-its-last-worker:
+    self.ends_at_s = now_s + self._linger_s => self.ends_at_s = now_s
+leaving-worker-extends-an-error:
+    if self.state is OccupancyState.ALONE:\n            self.ends_at_s =>
+    if True:\n            self.ends_at_s
+error-ends-before-waiting-workers-see-it:
+    now_s + max(self._linger_s, UNMADE_S) => now_s + self._linger_s
+an-error-stays-for-a-moment: now_s + max(self._linger_s, UNMADE_S) => now_s + UNMADE_S
+an-error-in-the-end-extends-it:
+    if self.state is OccupancyState.UNMADE:\n            self.ends_at_s =>
+    if True:\n            self.ends_at_s
+a-retired-process-takes-others:
+    not in {OccupancyState.RETIRED, OccupancyState.ENDING} =>
+    is not OccupancyState.ENDING
+a-process-that-ends-takes-others:
+    not in {OccupancyState.RETIRED, OccupancyState.ENDING} =>
+    is not OccupancyState.RETIRED
+time-is-up-a-moment-late: now_s >= self.ends_at_s => now_s > self.ends_at_s
+time-is-always-up:
+    self.ends_at_s is not None and now_s >= self.ends_at_s => self.ends_at_s is not None
+"""),
 )

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from asyncrpc.core.payloads.machine import lanes, regions
 from tests.property.machines.regions_world import KEY, Bounds, visit
-from tests.property.machines.spec import Guard, Machine, table_of
+from tests.property.machines.spec import Machine, guards, table_of
 
 
 class _Follower:
@@ -64,43 +64,16 @@ the link ends without lanes:
 """,
     refusal="",
     tests=("tests/unit/core/payloads/machine/test_lanes.py",),
-    guards=(
-        Guard(
-            "a-turn-is-never-quiet",
-            "            if self._turns >= QUIET_TURNS:\n",
-            "            if False:\n",
-        ),
-        Guard(
-            "messages-do-not-end-the-quiet",
-            "            if self._turns < QUIET_TURNS:\n",
-            "            if False:\n",
-        ),
-        Guard(
-            "single-message-ends-the-quiet",
-            "            if self._turns < QUIET_TURNS:\n",
-            "            if True:\n",
-        ),
-        Guard(
-            "turns-are-not-counted-anew",
-            "            self._messages, self._turns = messages, 0\n",
-            "            self._messages = messages\n",
-        ),
-        Guard(
-            "messages-are-forgotten",
-            "            self._messages, self._turns = messages, 0\n",
-            "            self._turns = 0\n",
-        ),
-        Guard(
-            "acks-count-as-messages",
-            "        messages = reads - self._acks\n",
-            "        messages = reads\n",
-        ),
-        Guard(
-            "two-acks-of-one-read-count-twice",
-            "        if reads != self._last_ack:\n",
-            "        if True:\n",
-        ),
-    ),
+    guards=guards("""
+a-turn-is-never-quiet: if self._turns >= QUIET_TURNS: => if False:
+messages-do-not-end-the-quiet: if self._turns < QUIET_TURNS: => if False:
+single-message-ends-the-quiet: if self._turns < QUIET_TURNS: => if True:
+turns-are-not-counted-anew:
+    self._messages, self._turns = messages, 0 => self._messages = messages
+messages-are-forgotten: self._messages, self._turns = messages, 0 => self._turns = 0
+acks-count-as-messages: messages = reads - self._acks => messages = reads
+two-acks-of-one-read-count-twice: if reads != self._last_ack: => if True:
+"""),
 )
 
 # --- shared memory -------------------------------------------------------------------
@@ -167,84 +140,34 @@ nobody is told who counts on nothing:
 """,
     checks=(_references_lead_only_to_present_regions,),
     tests=("tests/unit/core/payloads/machine/test_regions.py",),
-    guards=(
-        Guard(
-            "an-answer-from-before-a-gone-counts",
-            "if self.is_over or key in self._void or key not in self.unconfirmed:",
-            "if self.is_over or key not in self.unconfirmed:",
-        ),
-        Guard(
-            "gone-message-voids-no-question",
-            "            question.void(keys)\n",
-            "            question.void(())\n",
-        ),
-        Guard(
-            "an-answer-of-the-next-question-does-not-count",
-            "        self._void.clear()\n",
-            "",
-        ),
-        Guard(
-            "failed-question-is-not-withdrawn",
-            "            self.on(question.peer, key, RegionEvent.FAILED)\n",
-            "            pass\n",
-        ),
-        Guard(
-            "asking-peer-is-not-noted",
-            "        self.on(peer, key, RegionEvent.ASKED)\n",
-            "",
-        ),
-        Guard(
-            "told-regions-are-not-asked-for",
-            "return [key for key in keys if at_peer.get(key) is not SHARED]",
-            "return [key for key in keys if key not in at_peer]",
-        ),
-        Guard("awaited-regions-go", "            and key not in self._awaited\n", ""),
-        Guard("used-regions-go", "            and key not in self.used\n", ""),
-        Guard(
-            "regions-with-users-go", "            and not self._has_users(region)\n", ""
-        ),
-        Guard(
-            "regions-of-counting-peers-go",
-            "if not is_counted_on and self._is_idle(key):",
-            "if self._is_idle(key):",
-        ),
-        Guard(
-            "regions-used-again-go",
-            "if not is_counted_on and self._is_idle(key):",
-            "if not is_counted_on:",
-        ),
-        Guard(
-            "a-sweep-begins-before-the-last-has-ended",
-            "        if self._is_letting_go:\n",
-            "        if False:\n",
-        ),
-        Guard(
-            "a-sweep-never-ends",
-            "        self._is_letting_go = False\n        for key in keys:",
-            "        for key in keys:",
-        ),
-        Guard(
-            "regions-are-never-idle",
-            "        used, self.used = self.used, set()\n",
-            "        used = self.used\n",
-        ),
-        Guard(
-            "an-answer-of-a-lost-peer-counts",
-            "            question.is_over = True\n",
-            "            pass\n",
-        ),
-        Guard(
-            "a-lost-peer-counts-on-it", "        self._at_peers.pop(peer, None)\n", ""
-        ),
-        Guard(
-            "regions-exceed-their-limit",
-            "if len(self.regions) >= REGIONS_MAX:",
-            "if len(self.regions) > REGIONS_MAX:",
-        ),
-        Guard(
-            "absent-regions-are-used",
-            "        if region is not None:\n            self.used.add(key)\n",
-            "        self.used.add(key)\n",
-        ),
-    ),
+    guards=guards(r"""
+an-answer-from-before-a-gone-counts:
+    if self.is_over or key in self._void or key not in self.unconfirmed: =>
+    if self.is_over or key not in self.unconfirmed:
+gone-message-voids-no-question: question.void(keys) => question.void(())
+an-answer-of-the-next-question-does-not-count: self._void.clear() =>
+failed-question-is-not-withdrawn:
+    self.on(question.peer, key, RegionEvent.FAILED) => pass
+asking-peer-is-not-noted: self.on(peer, key, RegionEvent.ASKED) =>
+told-regions-are-not-asked-for:
+    return [key for key in keys if at_peer.get(key) is not SHARED] =>
+    return [key for key in keys if key not in at_peer]
+awaited-regions-go: and key not in self._awaited =>
+used-regions-go: and key not in self.used =>
+regions-with-users-go: and not self._has_users(region) =>
+regions-of-counting-peers-go:
+    if not is_counted_on and self._is_idle(key): => if self._is_idle(key):
+regions-used-again-go:
+    if not is_counted_on and self._is_idle(key): => if not is_counted_on:
+a-sweep-begins-before-the-last-has-ended: if self._is_letting_go: => if False:
+a-sweep-never-ends:
+    self._is_letting_go = False\n        for key in keys: => for key in keys:
+regions-are-never-idle: used, self.used = self.used, set() => used = self.used
+an-answer-of-a-lost-peer-counts: question.is_over = True => pass
+a-lost-peer-counts-on-it: self._at_peers.pop(peer, None) =>
+regions-exceed-their-limit:
+    if len(self.regions) >= REGIONS_MAX: => if len(self.regions) > REGIONS_MAX:
+absent-regions-are-used:
+    if region is not None:\n            self.used.add(key) => self.used.add(key)
+"""),
 )

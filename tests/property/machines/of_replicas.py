@@ -10,7 +10,7 @@ from typing import Any, Final
 from asyncrpc.errors import RejectedError, UsageError
 from asyncrpc.serving.replicas.machine import states
 from asyncrpc.serving.weights.machine import versions
-from tests.property.machines.spec import Guard, Machine
+from tests.property.machines.spec import Machine, guards
 from tests.property.machines.walk import led, paths_to_all
 
 
@@ -59,23 +59,17 @@ it says again that it is ready, although it fails:
 """,
     refusal="",
     checks=(_only_two_states_take_calls,),
-    guards=(
-        Guard(
-            "a-draining-replica-takes-calls",
-            "frozenset({ReplicaState.WARMING, ReplicaState.READY})",
-            "frozenset(ReplicaState) - {ReplicaState.LOST}",
-        ),
-        Guard(
-            "cold-replica-takes-no-calls",
-            "frozenset({ReplicaState.WARMING, ReplicaState.READY})",
-            "frozenset({ReplicaState.READY})",
-        ),
-        Guard(
-            "changes-are-not-reported",
-            "        self.state = following\n        return True\n",
-            "        self.state = following\n        return False\n",
-        ),
-    ),
+    guards=guards(r"""
+a-draining-replica-takes-calls:
+    frozenset({ReplicaState.WARMING, ReplicaState.READY}) =>
+    frozenset(ReplicaState) - {ReplicaState.LOST}
+cold-replica-takes-no-calls:
+    frozenset({ReplicaState.WARMING, ReplicaState.READY}) =>
+    frozenset({ReplicaState.READY})
+changes-are-not-reported:
+    self.state = following\n        return True =>
+    self.state = following\n        return False
+"""),
 )
 
 
@@ -264,56 +258,27 @@ nothing is served that is not whole:
         _rollback_works_once,
         _rollback_abandons_the_coming_transfer,
     ),
-    guards=(
-        Guard(
-            "partial-version-is-served",
-            "self._check(transfer, TransferState.STAGED)",
-            "self._check(transfer, self.state)",
-        ),
-        Guard(
-            "a-part-of-another-transfer-counts",
-            "if self.transfer != transfer or self.state is not state:",
-            "if self.state is not state:",
-        ),
-        Guard("a-part-counts-twice", "        if unwanted:\n", "        if False:\n"),
-        Guard(
-            "the-first-part-is-the-last", "is_last = not self.missing", "is_last = True"
-        ),
-        Guard(
-            "another-publisher-takes-over",
-            "if self.transfer.publisher != transfer.publisher:",
-            "if False:",
-        ),
-        Guard(
-            "a-number-is-used-twice",
-            "if version == self.served or version in self.kept:",
-            "if version == self.served:",
-        ),
-        Guard(
-            "the-served-number-is-used-twice",
-            "if version == self.served or version in self.kept:",
-            "if version in self.kept:",
-        ),
-        Guard(
-            "all-versions-are-kept",
-            "len(self.kept) > self._kept_max",
-            "len(self.kept) > self._kept_max + 1",
-        ),
-        Guard("rollback-works-twice", "if self.served != from_version:", "if False:"),
-        Guard(
-            "loss-of-any-publisher-ends-a-transfer",
-            "if self.transfer is None or self.transfer.publisher != publisher:",
-            "if self.transfer is None:",
-        ),
-        Guard(
-            "abandoned-tensors-are-still-awaited",
-            "            self.missing.clear()\n",
-            "",
-        ),
-        Guard(
-            "rollback-keeps-the-coming-transfer",
-            "        self.advance(TransferEvent.ROLLED_BACK)\n",
-            "",
-        ),
-    ),
+    guards=guards("""
+partial-version-is-served:
+    self._check(transfer, TransferState.STAGED) => self._check(transfer, self.state)
+a-part-of-another-transfer-counts:
+    if self.transfer != transfer or self.state is not state: =>
+    if self.state is not state:
+a-part-counts-twice: if unwanted: => if False:
+the-first-part-is-the-last: is_last = not self.missing => is_last = True
+another-publisher-takes-over:
+    if self.transfer.publisher != transfer.publisher: => if False:
+a-number-is-used-twice:
+    if version == self.served or version in self.kept: => if version == self.served:
+the-served-number-is-used-twice:
+    if version == self.served or version in self.kept: => if version in self.kept:
+all-versions-are-kept:
+    len(self.kept) > self._kept_max => len(self.kept) > self._kept_max + 1
+rollback-works-twice: if self.served != from_version: => if False:
+loss-of-any-publisher-ends-a-transfer:
+    if self.transfer is None or self.transfer.publisher != publisher: =>
+    if self.transfer is None:
+abandoned-tensors-are-still-awaited: self.missing.clear() =>
+rollback-keeps-the-coming-transfer: self.advance(TransferEvent.ROLLED_BACK) =>
+"""),
 )

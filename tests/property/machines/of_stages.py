@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from asyncrpc.parallel.pipeline import schedules
-from tests.property.machines.spec import Guard, Machine
+from tests.property.machines.spec import Machine, guards
 
 
 class _OneChunk:
@@ -59,26 +59,13 @@ it ends once:
     DONE -END-x -INPUT-x
 """,
     tests=("tests/unit/core/nn/test_schedules.py",),
-    guards=(
-        Guard(
-            "an-action-runs-before-it-is-due",
-            "        if action != self.due:\n",
-            "        if False:\n",
-        ),
-        Guard(
-            "backward-before-the-next-stage-has-answered",
-            "    ActionKind.BACKWARD: ChunkState.ANSWERED,\n",
-            "    ActionKind.BACKWARD: ChunkState.HELD,\n",
-        ),
-        Guard(
-            "stage-never-lets-go",
-            "            self.held -= 1\n",
-            "            self.held -= 0\n",
-        ),
-        Guard(
-            "a-stage-holds-one-more",
-            "return min(place.stages - place.index, chunks)",
-            "return min(place.stages - place.index + 1, chunks)",
-        ),
-    ),
+    guards=guards("""
+an-action-runs-before-it-is-due: if action != self.due: => if False:
+backward-before-the-next-stage-has-answered:
+    ActionKind.BACKWARD: ChunkState.ANSWERED, => ActionKind.BACKWARD: ChunkState.HELD,
+stage-never-lets-go: self.held -= 1 => self.held -= 0
+a-stage-holds-one-more:
+    return min(place.stages - place.index, chunks) =>
+    return min(place.stages - place.index + 1, chunks)
+"""),
 )

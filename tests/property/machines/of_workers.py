@@ -7,7 +7,7 @@ from typing import Final
 
 from asyncrpc.core import lifecycle
 from asyncrpc.errors import NotStartedError
-from tests.property.machines.spec import Guard, Machine
+from tests.property.machines.spec import Machine, guards
 from tests.property.machines.walk import led, paths_to_all
 
 
@@ -82,37 +82,23 @@ its process forks later:
         if state is not lifecycle.WorkerState.NEW
     },
     checks=(_worker_is_usable_while_functions_may_run,),
-    guards=(
-        Guard(
-            "a-second-start-is-no-mistake-of-the-program",
-            "if following is None and event is Event.START:",
-            "if False:",
-        ),
-        Guard(
-            "impossible-event-changes-the-worker",
-            "        following = TRANSITIONS[self.state].get(event)\n",
-            "        following = TRANSITIONS[self.state].get(event)\n"
-            "        self.is_usable = False\n",
-        ),
-        Guard(
-            "a-worker-that-drains-is-of-no-use",
-            "_USABLE: Final = frozenset({STARTING, RUNNING, DRAINING})",
-            "_USABLE: Final = frozenset({STARTING, RUNNING})",
-        ),
-        Guard(
-            "a-worker-that-starts-is-of-no-use",
-            "_USABLE: Final = frozenset({STARTING, RUNNING, DRAINING})",
-            "_USABLE: Final = frozenset({RUNNING, DRAINING})",
-        ),
-        Guard(
-            "a-closed-worker-does-not-drain",
-            "_DRAINING: Final = frozenset({DRAINING, CLOSED})",
-            "_DRAINING: Final = frozenset({DRAINING})",
-        ),
-        Guard(
-            "usable-is-not-kept-up",
-            "        self.is_usable = following in _USABLE\n",
-            "        self.is_usable = self.is_usable or following in _USABLE\n",
-        ),
-    ),
+    guards=guards(r"""
+a-second-start-is-no-mistake-of-the-program:
+    if following is None and event is Event.START: => if False:
+impossible-event-changes-the-worker:
+    following = TRANSITIONS[self.state].get(event) =>
+    following = TRANSITIONS[self.state].get(event)\n        self.is_usable = False
+a-worker-that-drains-is-of-no-use:
+    _USABLE: Final = frozenset({STARTING, RUNNING, DRAINING}) =>
+    _USABLE: Final = frozenset({STARTING, RUNNING})
+a-worker-that-starts-is-of-no-use:
+    _USABLE: Final = frozenset({STARTING, RUNNING, DRAINING}) =>
+    _USABLE: Final = frozenset({RUNNING, DRAINING})
+a-closed-worker-does-not-drain:
+    _DRAINING: Final = frozenset({DRAINING, CLOSED}) =>
+    _DRAINING: Final = frozenset({DRAINING})
+usable-is-not-kept-up:
+    self.is_usable = following in _USABLE =>
+    self.is_usable = self.is_usable or following in _USABLE
+"""),
 )

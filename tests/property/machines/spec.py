@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +29,20 @@ class Guard:
     name: str
     old: str
     new: str
+
+
+def guards(text: str) -> tuple[Guard, ...]:
+    r"""Read mutants, each `name: old => new` over as many lines as it takes.
+
+    Lines that go on are indented; `\n` is the end of a line of the source.
+    """
+    read = []
+    for entry in re.split(r"\n(?=\S)", text.strip()):
+        whole = re.sub(r"\n +", " ", re.sub(r"\n +\\n", r"\\n", entry))
+        name, change = whole.replace(r"\n", "\n").split(": ", 1)
+        old, _, new = f"{change} ".partition(" => ")
+        read.append(Guard(name, old, new.removesuffix(" ")))
+    return tuple(read)
 
 
 @dataclass(frozen=True, slots=True)
