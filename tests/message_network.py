@@ -65,18 +65,14 @@ class MessageLink:
 
 
 class MessageNetwork:
-    """Names, and messages under way between them.
-
-    Attributes:
-        trace: what happened, and when: `(virtual seconds, words)`.
-        in_flight: messages, repetitions included, that have not arrived.
-    """
+    """Names, and messages under way between them."""
 
     def __init__(
         self, seed: int, loop: asyncio.AbstractEventLoop | None = None
     ) -> None:
+        # What happened, and when: `(virtual seconds, words)`.
         self.trace: deque[tuple[float, str]] = deque(maxlen=TRACE_MAX)
-        self.in_flight = 0
+        self.in_flight = 0  # messages, repetitions included, that have not arrived
         self._rng = random.Random(seed)
         self._given_loop = loop
         self._receivers: dict[str, Receive] = {}
@@ -85,7 +81,6 @@ class MessageNetwork:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop given, or the running one."""
         return self._given_loop or asyncio.get_running_loop()
 
     def register(self, name: str, receive: Receive) -> None:

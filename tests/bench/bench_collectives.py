@@ -79,7 +79,6 @@ async def per_call_s(call: Call, calls: int, group: Group) -> float:
 
 
 async def take_turns(kinds: Mapping[str, Call], group: Group, *, rounds: int) -> Times:
-    """Time calls of every kind in turn."""
     times: Times = {kind: [] for kind in kinds}
     counts = {}
     for kind, call in kinds.items():
@@ -96,7 +95,6 @@ async def take_turns(kinds: Mapping[str, Call], group: Group, *, rounds: int) ->
 
 
 async def beside_gloo(rank: int, rows: Sequence[Row], rounds: int) -> dict[str, Times]:
-    """Return the times of every row."""
     dist.init_process_group("gloo")
     found = {}
     async with Worker(f"w{rank}", rendezvous="env://") as worker:

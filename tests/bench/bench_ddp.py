@@ -40,18 +40,13 @@ SIDES: Final = ("alone", "in step", "asyncrpc", "torch")
 
 
 class Way(NamedTuple):
-    """A way to reduce gradients.
+    """A way to reduce gradients."""
 
-    Attributes:
-        hook: of asyncrpc, with what makes its state; None: no hook.
-        theirs: the same of torch.
-        options: of both modules.
-        their_options: of torch's alone.
-    """
-
+    # Of asyncrpc, with what makes its state; None: no hook.
     hook: tuple[Any, Callable[[], Any]] | None
-    theirs: tuple[Any, Callable[[], Any]] | None
-    options: dict[str, Any]
+    theirs: tuple[Any, Callable[[], Any]] | None  # the same of torch
+    options: dict[str, Any]  # of both modules
+    # Of torch's alone.
     their_options: dict[str, Any] = {}  # noqa: RUF012  (nobody changes it)
 
 

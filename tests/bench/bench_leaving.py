@@ -54,14 +54,11 @@ Predict = Callable[[str], Any]
 
 
 class BenchDoor(NamedTuple):
-    """An application on a server.
+    """An application on a server."""
 
-    Attributes:
-        make: of the worker, and what a request waits for, the application.
-        run: serves it; the value of the context is the port.
-    """
-
+    # Of the worker, and what a request waits for, the application.
     make: Callable[[Worker, Predict], Any]
+    # Serves it; the value of the context is the port.
     run: Callable[[Any], AbstractAsyncContextManager[int]]
 
 
@@ -174,11 +171,7 @@ def differences(
 
 
 def table(found: Mapping[tuple[str, str], list[list[float]]]) -> str:
-    """Return a line per door and thing.
-
-    Args:
-        found: the seconds of each client, by door and thing, of each start.
-    """
+    """Return a line per door and thing."""
     heads = ("ms after the client left", "p50", "p99", "p99 of starts", "slowest")
     lines = [f"{heads[0]:44}{heads[1]:>8}{heads[2]:>8}{heads[3]:>16}{heads[4]:>9}"]
     for (door, thing), starts in found.items():

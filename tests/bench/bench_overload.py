@@ -54,41 +54,25 @@ COLORS: Final = {"oldest": "#2a7f62", "newest": "#3c6fb4", "none": "#d1495b"}
 
 
 class OverloadRow(NamedTuple):
-    """One load by one door.
+    """One load by one door."""
 
-    Attributes:
-        policy: how too much is refused.
-        door: by which requests come.
-        load: as a multiple of the capacity.
-        goodput: answers a second.
-        of_peak: that, as a share of the most of this policy and door.
-        p50_ms: median latency of what was answered.
-        p99_ms: 99th percentile of it.
-        ratio: of that to the 99th percentile of requests that are alone.
-        refused: refusals a second.
-        refused_p99_ms: 99th percentile of their latency.
-        given_up: callers a second that waited for 5 s in vain.
-        late_ms: by how much the generator was late, at most.
-    """
-
-    policy: str
-    door: str
-    load: float
-    goodput: float
-    of_peak: float
-    p50_ms: float
-    p99_ms: float
-    ratio: float
-    refused: float
-    refused_p99_ms: float
-    given_up: float
-    late_ms: float
+    policy: str  # how too much is refused
+    door: str  # by which requests come
+    load: float  # as a multiple of the capacity
+    goodput: float  # answers a second
+    of_peak: float  # that, as a share of the most of this policy and door
+    p50_ms: float  # median latency of what was answered
+    p99_ms: float  # 99th percentile of it
+    ratio: float  # of that to the 99th percentile of requests that are alone
+    refused: float  # refusals a second
+    refused_p99_ms: float  # 99th percentile of their latency
+    given_up: float  # callers a second that waited for 5 s in vain
+    late_ms: float  # by how much the generator was late, at most
 
 
 def rows_of(
     policy: str, door: str, alone: LoadResult, found: dict[float, LoadResult]
 ) -> list[OverloadRow]:
-    """Return the rows of one policy and door."""
     peak = max(one.goodput for one in found.values())
     alone_ms = 1e3 * quantile(alone.answered_s, 0.99)
     rows = []

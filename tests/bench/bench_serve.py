@@ -110,17 +110,11 @@ Found = dict[Row, float]
 
 
 class Effort(NamedTuple):
-    """How much is done.
+    """How much is done."""
 
-    Attributes:
-        rounds: starts of each side.
-        seconds: of each load.
-        steps: of the search for the highest rate.
-    """
-
-    rounds: int
-    seconds: float
-    steps: int
+    rounds: int  # starts of each side
+    seconds: float  # of each load
+    steps: int  # of the search for the highest rate
 
 
 FULL: Final = Effort(ROUNDS, SECONDS, 6)
@@ -132,26 +126,15 @@ QUICK: Final = Effort(1, 2.0, 4)
 
 @dataclass(frozen=True, slots=True)
 class RunningSide:
-    """A side that has been started.
+    """A side that has been started."""
 
-    Attributes:
-        side: which.
-        port: where it listens.
-        mark: in the environment of all of its processes.
-        notes: the file in which its model notes what it does.
-    """
-
-    side: str
-    port: int
-    mark: str
-    notes: Path
+    side: str  # which
+    port: int  # where it listens
+    mark: str  # in the environment of all of its processes
+    notes: Path  # the file in which its model notes what it does
 
     def load(self, mode: str, path: str, body: str, **options: float) -> dict[str, Any]:
-        """Let the client do something; return what it found.
-
-        Raises:
-            RuntimeError: it failed.
-        """
+        """Let the client do something; return what it found."""
         given = [f"--{name}={value}" for name, value in options.items()]
         command = [sys.executable, "-m", "tests.bench.sides.serve_client", mode]
         command += [f"--port={self.port}", f"--path={path}", f"--body={body}", *given]
@@ -206,9 +189,6 @@ def running(
     """Start a side, and end all of its processes afterwards.
 
     Args:
-        side: which.
-        web_workers: how many.
-        ballast_mib: memory of the model that is not used.
         server: "gunicorn": that, instead of what the side starts by itself.
     """
     mark, port = uuid.uuid4().hex, free_port()
@@ -339,11 +319,7 @@ def measure_rates(one: RunningSide, effort: Effort) -> Found:
 
 
 def answered(row: Row, found: dict[str, Any]) -> dict[str, Any]:
-    """Return what the load of a row found, if every request of it was answered.
-
-    Raises:
-        RuntimeError: some were not.
-    """
+    """Return what the load of a row found, if every request of it was answered."""
     if found["failed"]:
         raise RuntimeError(f"{row.name}: {found['failed']} requests failed")
     return found
@@ -410,17 +386,14 @@ def model_alone_ms() -> float:
 
 
 class ServeComparison:
-    """The figures of all rounds so far.
-
-    Attributes:
-        found: by side, one for each round.
-        failures: by side, why something is missing.
-    """
+    """The figures of all rounds so far."""
 
     def __init__(self, sides: Sequence[str], effort: Effort) -> None:
         self._sides = sides
         self._effort = effort
+        # By side, one for each round.
         self.found: dict[str, list[Found]] = {side: [] for side in sides}
+        # By side, why something is missing.
         self.failures: dict[str, list[str]] = {side: [] for side in sides}
 
     def run(self) -> None:

@@ -17,25 +17,19 @@ SIDES: Final = ("asyncrpc", "torch")
 
 
 class Row(NamedTuple):
-    """One line of the table.
+    """One line of the table."""
 
-    Attributes:
-        name: what was done.
-        unit: of the figures.
-        higher_is_better: of the figures; a ratio is always better when higher.
-        target: the ratio that is to be reached; None if there is no such aim.
-        limit: the figure itself is to be no more than this; None likewise.
-        against: the side and the row that it is compared with; torch's own if None.
-        ours: the row that has asyncrpc's figure, if it is not this one.
-    """
-
-    name: str
-    unit: str
+    name: str  # what was done
+    unit: str  # of the figures
+    # Of the figures; a ratio is always better when higher.
     higher_is_better: bool = False
+    # The ratio that is to be reached; None if there is no such aim.
     target: float | None = None
+    # The figure itself is to be no more than this; None likewise.
     limit: float | None = None
+    # The side and the row that it is compared with; torch's own if None.
     against: tuple[str, str] | None = None
-    ours: str = ""
+    ours: str = ""  # the row that has asyncrpc's figure, if it is not this one
 
 
 class Figure(NamedTuple):
@@ -189,8 +183,6 @@ def collect(
     """Join what the starts of each side gave, row by row.
 
     Args:
-        rows: the lines of the table, in order.
-        starts: by side, one mapping from row names to values per start.
         failures: by row name, why asyncrpc gave nothing.
     """
     failures = failures or {}
@@ -225,12 +217,7 @@ def cells_of(result: Result) -> list[str]:
 
 
 def table(results: Sequence[Result], *, markdown: bool = False) -> str:
-    """Return the table: text in the first two columns, numbers to the right.
-
-    Args:
-        results: its lines.
-        markdown: write it for a Markdown document.
-    """
+    """Return the table: text in the first two columns, numbers to the right."""
     heads = ["workload", "unit", *SIDES, "ratio", "target", ""]
     lines = [heads, *map(cells_of, results)]
     widths = [max(len(line[at]) for line in lines) for at in range(len(heads))]

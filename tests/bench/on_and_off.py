@@ -17,13 +17,7 @@ Start: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
 
 
 def row(name: str, starts: Sequence[Start], figure: int) -> str:
-    """Return a line of the table.
-
-    Args:
-        name: of the line.
-        starts: what each of them found.
-        figure: which of those of a round.
-    """
+    """Return a line of the table."""
     medians = [
         {
             wanted: statistics.median(one[figure] for one in rounds)
@@ -53,15 +47,7 @@ def table(found: Mapping[str, Sequence[Start]]) -> str:
 def compare(
     module: str, part: str, description: str | None, *, rounds: int, seconds: float
 ) -> None:
-    """Run a side with and without something, in turn, as the command line says.
-
-    Args:
-        module: of the side.
-        part: of the page.
-        description: of the program.
-        rounds: of each, in a start.
-        seconds: of a round.
-    """
+    """Run a side with and without something, in turn, as the command line says."""
     parser = argparse.ArgumentParser(description=description)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--starts", type=int, default=3)

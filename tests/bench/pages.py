@@ -46,11 +46,7 @@ def section(written: Mapping[str, Any]) -> str:
 
 
 def replaced(page: str, name: str, text: str) -> str:
-    """Return a page with `text` between the markers of a part.
-
-    Raises:
-        ValueError: it does not have each marker once, in order.
-    """
+    """Return a page with `text` between the markers of a part."""
     opening, closing = (f"<!-- measured: {name}: {end} -->" for end in ("begin", "end"))
     before, begin, rest = page.partition(opening)
     _, end, after = rest.partition(closing)

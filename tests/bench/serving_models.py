@@ -115,7 +115,6 @@ class DecoderLayer(nn.Module):
         """Return hidden states `(batch, dimensions)`, and what the cache is to keep.
 
         Args:
-            hidden: of the layer before.
             cache: keys and values `(batch, 2, tokens, dimensions)`.
         """
         query, key, value = self.query_key_value(hidden).chunk(3, -1)
@@ -129,20 +128,14 @@ class DecoderLayer(nn.Module):
 
 
 class Sequence:
-    """One answer that is being made.
-
-    Attributes:
-        token: the last one.
-        left: how many more are wanted.
-        cache: keys and values `(layers, 2, tokens, dimensions)` of the last tokens.
-        note: says when it was worked on.
-    """
+    """One answer that is being made."""
 
     def __init__(self, tokens: int) -> None:
-        self.token = 0
-        self.left = tokens
+        self.token = 0  # the last one
+        self.left = tokens  # how many more are wanted
+        # Keys and values `(layers, 2, tokens, dimensions)` of the last tokens.
         self.cache = torch.zeros(LAYERS, 2, CONTEXT, DIMENSIONS)
-        self.note = WorkNote()
+        self.note = WorkNote()  # says when it was worked on
 
     @property
     def position(self) -> int:

@@ -202,12 +202,8 @@ def cut(marks_of_both: Iterable[int], places: type[P]) -> list[dict[P, int]]:
     say, is left out.
 
     Args:
-        marks_of_both: of all processes.
         places: what a mark's number means; the first begins an action, the last ends
             it.
-
-    Returns:
-        When each action was at each place, in nanoseconds.
     """
     by_number = {int(place): place for place in places}
     (first, *_, last), mask = by_number.values(), (1 << PLACE_BITS) - 1

@@ -21,17 +21,11 @@ LOOK_AGAIN_S: Final = 0.05
 
 @dataclass(frozen=True)
 class ShownGroup:
-    """A group whose dashboard is served.
+    """A group whose dashboard is served."""
 
-    Attributes:
-        url: of the dashboard.
-        address: of the worker that serves it.
-        pids: processes of its workers, by name.
-    """
-
-    url: str
-    address: str
-    pids: Mapping[str, int]
+    url: str  # of the dashboard
+    address: str  # of the worker that serves it
+    pids: Mapping[str, int]  # processes of its workers, by name
 
 
 @contextlib.contextmanager

@@ -51,21 +51,14 @@ addEventListener("securitypolicyviolation", (event) =>
 
 
 class DashboardPage:
-    """A page that shows a dashboard.
-
-    Attributes:
-        page: of playwright.
-        url: of the dashboard.
-        troubles: errors of the page and its console.
-        strangers: requests that went elsewhere.
-    """
+    """A page that shows a dashboard."""
 
     def __init__(self, context: BrowserContext, url: str) -> None:
-        self.url = url
-        self.troubles: list[str] = []
-        self.strangers: list[str] = []
+        self.url = url  # of the dashboard
+        self.troubles: list[str] = []  # errors of the page and its console
+        self.strangers: list[str] = []  # requests that went elsewhere
         context.add_init_script(_NOTE)
-        self.page: Page = context.new_page()
+        self.page: Page = context.new_page()  # of playwright
         self.page.set_default_timeout(HANGS_MS)
         self.page.on("console", self._on_console)
         self.page.on("pageerror", self._on_error)

@@ -24,18 +24,13 @@ OpenTab = Callable[..., Page]
 
 
 class LanguageServer:
-    """The program.
-
-    Attributes:
-        url: of the page.
-        printed: the lines it has printed so far.
-    """
+    """The program."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         self._process, self._stdout = process, process.stdout
-        self.printed: list[str] = []
-        self.url = self.wait_line(r"serving (http\S+)")[1]
+        self.printed: list[str] = []  # the lines it has printed so far
+        self.url = self.wait_line(r"serving (http\S+)")[1]  # of the page
 
     def wait_line(self, pattern: str) -> re.Match[str]:
         """Wait until it prints a line of this form."""

@@ -24,12 +24,7 @@ Fault: TypeAlias = Callable[["Chaos"], Coroutine[Any, Any, None]]
 
 
 class Chaos:
-    """Breaks things, one after another.
-
-    Attributes:
-        injected: how often each kind of fault was.
-        history: when each was, and between whom.
-    """
+    """Breaks things, one after another."""
 
     def __init__(
         self,
@@ -40,8 +35,8 @@ class Chaos:
         *,
         lost_after_s: float,
     ) -> None:
-        self.injected: Counter[str] = Counter()
-        self.history = history
+        self.injected: Counter[str] = Counter()  # how often each kind of fault was
+        self.history = history  # when each was, and between whom
         self.fleet = fleet
         self.wires = wires
         self.rng = random.Random(seed)

@@ -153,11 +153,7 @@ def unhandled(errors: Path) -> list[str]:
 
 
 def left_behind(room: Path) -> list[str]:
-    """Return what the workers could leave on this host.
-
-    Args:
-        room: their temporary directory.
-    """
+    """Return what the workers could leave on this host."""
     found = [str(path) for path in SHARED_MEMORY.glob("asyncrpc*")]
     found += [str(path) for path in room.iterdir()]
     found += [f"process {pid}: {what}" for pid, what in child_processes().items()]

@@ -29,18 +29,14 @@ _NOBODY: Final = "02:00:00:00:00:ee"  # a hardware address that no interface has
 
 
 class Wires(ABC):
-    """What is between the workers.
-
-    Attributes:
-        names: of the workers.
-        faults: which kinds of faults it can make.
-    """
+    """What is between the workers."""
 
     kind: str
+    # Which kinds of faults it can make.
     faults: frozenset[str] = frozenset({"cut", "partition", "delay"})
 
     def __init__(self, names: Sequence[str]) -> None:
-        self.names = tuple(names)
+        self.names = tuple(names)  # of the workers
 
     async def __aenter__(self) -> Self:
         """Lay the wires."""
@@ -122,7 +118,6 @@ class Proxies(Wires):
 
     @property
     def where(self) -> dict[str, str]:
-        """Addresses of the proxies."""
         return {name: proxy.address for name, proxy in self._proxies.items()}
 
     def listen(self, name: str) -> str:
@@ -173,11 +168,7 @@ class Namespaces(Wires):
             return False
 
     async def __aenter__(self) -> Self:
-        """Make the namespaces.
-
-        Raises:
-            OSError: it is not permitted; nothing is left.
-        """
+        """Make the namespaces."""
         try:
             await self._lay()
         except BaseException:
@@ -233,7 +224,6 @@ class Namespaces(Wires):
 
     @property
     def where(self) -> dict[str, str]:
-        """Each at its own address."""
         return {name: f"tcp://{at}:{PORT}" for name, at in self._addresses.items()}
 
     def listen(self, name: str) -> str:
@@ -280,20 +270,11 @@ class Namespaces(Wires):
 
 
 async def ip(*arguments: str) -> None:
-    """Run `ip`.
-
-    Raises:
-        OSError: it fails; with what it says.
-    """
     await run_command("ip", *arguments)
 
 
 async def run_command(*words: str) -> None:
-    """Run a command to its end.
-
-    Raises:
-        OSError: it fails; with what it says.
-    """
+    """Run a command to its end."""
     process = await asyncio.create_subprocess_exec(
         *words,
         stdin=asyncio.subprocess.DEVNULL,

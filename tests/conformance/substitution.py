@@ -112,12 +112,9 @@ HOLDERS: Final = (
 
 @dataclass(slots=True)
 class Substitution:
-    """What was noticed while test modules were imported.
+    """What was noticed while test modules were imported."""
 
-    Attributes:
-        not_compiled: functions of test modules that TorchScript refused.
-    """
-
+    # Functions of test modules that TorchScript refused.
     not_compiled: list[str] = field(default_factory=list)
     undo: Callable[[], None] = lambda: None
 
@@ -127,12 +124,7 @@ class Substitution:
 
 
 def install(implementation: str, marks: Marks) -> Substitution:
-    """Make what is imported from torch's RPC modules the implementation's.
-
-    Raises:
-        ModuleNotFoundError: the facade is not there, or what it imports is not.
-        ValueError: there is no such implementation.
-    """
+    """Make what is imported from torch's RPC modules the implementation's."""
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"unknown: {implementation!r}; known: {IMPLEMENTATIONS}")
     if implementation == "torch":
@@ -175,7 +167,6 @@ def _import_torch() -> None:
 
 
 def _module(name: str) -> types.ModuleType | None:
-    """Import a module of the facade; `None` if there is none of that name."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -44,7 +44,6 @@ async def play(rounds: int, order: Sequence[int]) -> tuple[Agent, Any]:
 
     Args:
         rounds: how many; two observers play an episode in each.
-        order: of the observers, in which they begin.
     """
     async with Cluster(names=("agent", "observer1", "observer2")) as (worker, *_):
         with acting_as(worker):

@@ -200,11 +200,7 @@ def options_for(kind: str, spin: str = "") -> asyncrpc.Options:
     """Return what the workers of a start are told.
 
     Args:
-        kind: of the start.
         spin: `NetworkOptions.spin`; empty: the default.
-
-    Raises:
-        LookupError: this version has no such option.
     """
     given: Any = {"spin": spin} if spin else {}
     if kind in w.TCP_KINDS:
@@ -218,11 +214,7 @@ def options_for(kind: str, spin: str = "") -> asyncrpc.Options:
 
 
 def with_spin(spin: object) -> asyncrpc.Options:
-    """Return options that let the loop poll.
-
-    Raises:
-        LookupError: this version has no such option.
-    """
+    """Return options that let the loop poll."""
     if not hasattr(asyncrpc, "NetworkOptions"):
         raise LookupError("there are no NetworkOptions")
     given: dict[str, Any] = {"spin": spin}

@@ -50,18 +50,14 @@ LOADS: Final = {"python": _python, "matmul": _matmul, "small ops": _small}
 
 
 class Load:
-    """A thread at work until it is stopped.
-
-    Attributes:
-        per_second: rounds per second, once it has been stopped.
-    """
+    """A thread at work until it is stopped."""
 
     def __init__(self, name: str) -> None:
         self._stopped = threading.Event()
         self._work = LOADS[name]
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        self.per_second = 0.0
+        self.per_second = 0.0  # rounds per second, once it has been stopped
 
     def _run(self) -> None:
         start_s = time.perf_counter()
@@ -79,11 +75,7 @@ _running: list[Load] = []
 
 
 def set_load(name: str, switch_interval_s: float) -> float:
-    """Change what this process does beside its calls; no name stops it.
-
-    Returns:
-        The rounds per second of what it did before.
-    """
+    """Change what this process does beside its calls; no name stops it."""
     rate = _running.pop().stop() if _running else 0.0
     sys.setswitchinterval(switch_interval_s)
     if name:

@@ -67,7 +67,6 @@ class Training:
         self._rows = torch.rand(BATCH, FEATURES)
 
     async def steps(self, _: asyncrpc.Peer, seconds: float) -> int:
-        """Make steps; return how many."""
         steps, begun_s = 0, time.perf_counter()
         while time.perf_counter() - begun_s < seconds:
             async with asyncrpc.autograd.context() as context:
@@ -106,11 +105,7 @@ async def measure(
     """Report the rates of each work, of each round with it and without.
 
     Args:
-        peer: the other end.
-        works: by their names.
         switch: turns it on and off at a worker; it ends turned off.
-        rounds: of each, on and off.
-        seconds: of a round.
     """
     for name, work in works.items():
         await work(peer, 4 * seconds)

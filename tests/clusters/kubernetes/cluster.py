@@ -98,12 +98,10 @@ class Output:
 
     @property
     def count(self) -> int:
-        """How many lines there are."""
         return len(self._lines)
 
     @property
     def text(self) -> str:
-        """All of it."""
         return "\n".join(self._lines)
 
     def join(self) -> None:
@@ -145,11 +143,7 @@ class Pod:
         return code
 
     def terminate(self) -> int | None:
-        """End the pod as the kubelet does.
-
-        Returns:
-            The exit code; None if the grace was over and the pod was killed.
-        """
+        """End the pod as the kubelet does."""
         self.send(signal.SIGTERM)
         try:
             return self.wait(self.plan.spec["terminationGracePeriodSeconds"])
@@ -221,7 +215,6 @@ class SimulatedCluster:
         """Start a pod at an address that no pod has had.
 
         Args:
-            plan: of the pod.
             publish: whether its name is published at once, if the manifest says so.
         """
         number = next(self._numbers)

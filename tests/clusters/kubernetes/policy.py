@@ -26,13 +26,6 @@ def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 def rules(
     policy: Mapping[str, Any], pods: Sequence[tuple[Pod, Mapping[str, str]]], node: str
 ) -> str:
-    """Return the rules for a pod that a policy selects.
-
-    Args:
-        policy: the specification.
-        pods: all pods, with their labels.
-        node: address of the pod's node.
-    """
     lines = [
         "iif lo accept",
         "ct state established,related accept",

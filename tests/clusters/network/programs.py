@@ -50,7 +50,6 @@ async def _meet(name: str, rank: str, size: str, place: str, limit_s: str) -> No
 
 
 def meet(*arguments: str) -> None:
-    """Run `_meet`."""
     asyncrpc.run(_meet(*arguments))
 
 
@@ -60,7 +59,6 @@ async def twice(to: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def count_to(number: int) -> Iterator[int]:
-    """Count."""
     yield from range(number)
 
 
@@ -132,5 +130,4 @@ async def _serve(name: str, rank: str, size: str, place: str, *liveness: str) ->
 
 
 def serve(*arguments: str) -> None:
-    """Run `_serve`."""
     asyncrpc.run(_serve(*arguments))

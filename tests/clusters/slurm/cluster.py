@@ -78,25 +78,21 @@ class Node:
 
 
 class SlurmCluster:
-    """A controller here, and nodes in namespaces; a context.
-
-    Attributes:
-        top: directory of its files.
-        nodes: by number, from 0.
-        environ: for `srun` and the others.
-    """
+    """A controller here, and nodes in namespaces; a context."""
 
     def __init__(self, top: Path, nodes: int = 3) -> None:
-        self.top = top
+        self.top = top  # directory of its files
         mark = os.getpid()
         self._bridge = f"slb{mark}"
         self._net = f"10.{100 + mark // 256 % 100}.{mark % 256}"
         self.gateway = f"{self._net}.1"
+        # By number, from 0.
         self.nodes = [
             Node(f"node{number}", f"slurm{mark}-{number}", f"{self._net}.{10 + number}")
             for number in range(1, nodes + 1)
         ]
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        # For `srun` and the others.
         self.environ = {
             **{name: text for name, text in os.environ.items() if not _is_told(name)},
             "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin",

@@ -171,11 +171,7 @@ class CollectivesWorld:
     # --- the end ---------------------------------------------------------------------
 
     def check(self) -> None:
-        """Check what must be so at any time.
-
-        Raises:
-            AssertionError: a collective has ended well that is not the same at both.
-        """
+        """Check what must be so at any time."""
         a, b = self.ranks
         for number, (mine, theirs) in enumerate(
             zip(a.results, b.results, strict=False)
@@ -186,22 +182,14 @@ class CollectivesWorld:
             )
 
     def check_end(self) -> None:
-        """Check what must be so when nothing is left to happen.
-
-        Raises:
-            AssertionError: a rank waits for ever.
-        """
+        """Check what must be so when nothing is left to happen."""
         for member in self.ranks:
             assert member.operation is None, f"{member.program} waits for ever"
             assert member.has_left
 
 
 def visit(build: ModuleType, programs: tuple[str, str], *, leaves: int | None) -> int:
-    """Let happen what can, in every order; return how many worlds there were.
-
-    Raises:
-        AssertionError: safety or liveness does not hold; the actions are its notes.
-    """
+    """Let happen what can, in every order; return how many worlds there were."""
     seen: set[str] = set()
     todo: deque[tuple[Action, ...]] = deque([()])
     while todo:

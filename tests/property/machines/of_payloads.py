@@ -19,7 +19,6 @@ class _Follower:
         self.state = state
 
     def on(self, event: enum.Enum) -> None:
-        """Take an event."""
         self.state = self.table[self.state].get(event, self.state)
 
 

@@ -112,11 +112,7 @@ class RegionsWorld:
                     yield "fail", name, index
 
     def do(self, action: Action) -> None:
-        """Let something happen.
-
-        Raises:
-            AssertionError: a message refers to a region that is not there.
-        """
+        """Let something happen."""
         what, name, *rest = action
         getattr(self, f"_{what}")(self.ends[name], *rest)
 
@@ -220,11 +216,7 @@ class RegionsWorld:
     # --- the end ---------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Let everything come to an end: nobody uses the region any more.
-
-        Raises:
-            AssertionError: it is kept all the same.
-        """
+        """Let everything come to an end: nobody uses the region any more."""
         for end in self.ends.values():
             end.references = 0
         for _ in range(4):
@@ -244,11 +236,7 @@ class RegionsWorld:
 
 
 def visit(build: ModuleType, bounds: Bounds) -> int:
-    """Let happen what can, in every order; return how many worlds there were.
-
-    Raises:
-        AssertionError: safety or liveness does not hold; the actions are its notes.
-    """
+    """Let happen what can, in every order; return how many worlds there were."""
     seen: set[object] = set()
     todo: deque[tuple[Action, ...]] = deque([()])
     while todo:

@@ -47,63 +47,42 @@ def guards(text: str) -> tuple[Guard, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A module of a machine beside the one that has the table.
+    """A module of a machine beside the one that has the table."""
 
-    Attributes:
-        source: that module.
-        checks: what must hold of every build of it.
-        guards: its mutants.
-    """
-
-    source: ModuleType
+    source: ModuleType  # that module
+    # What must hold of every build of it.
     checks: tuple[Callable[[ModuleType], None], ...]
-    guards: tuple[Guard, ...]
+    guards: tuple[Guard, ...]  # its mutants
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine whose transitions are data.
+    """A machine whose transitions are data."""
 
-    Attributes:
-        name: as the page calls it.
-        about: what it decides, in a sentence or two.
-        source: the module that has it.
-        states: the name of the enum of its states there.
-        events: of its events.
-        starts: the states that it may begin in; the first is reached by `begin` alone.
-        begin: makes one, in one of `starts`, of a build of the module.
-        feed: lets an event happen.
-        state_of: returns the present state.
-        stories: traces, as `stories` reads them; together they show every transition.
-        meanings: of states and events by their names, where their values are single
-            words.
-        refusal: the error that an event raises which is not listed; empty: it changes
-            nothing.
-        refusals: the errors that differ, by state and event.
-        checks: what must hold of every build of the module, beside walk and stories.
-        tests: the files of further tests of the machine, for mutants that no check
-            finds.
-        guards: mutants of what is not in the table.
-        parts: what else the machine consists of.
-    """
-
-    name: str
-    about: str
-    source: ModuleType
-    states: str
-    events: str
+    name: str  # as the page calls it
+    about: str  # what it decides, in a sentence or two
+    source: ModuleType  # the module that has it
+    states: str  # the name of the enum of its states there
+    events: str  # of its events
+    # The states that it may begin in; the first is reached by `begin` alone.
     starts: tuple[str, ...]
+    # Makes one, in one of `starts`, of a build of the module.
     begin: Callable[[ModuleType, str], Any]
-    feed: Callable[[Any, Any], object]
-    state_of: Callable[[Any], enum.Enum]
-    stories: str
+    feed: Callable[[Any, Any], object]  # lets an event happen
+    state_of: Callable[[Any], enum.Enum]  # returns the present state
+    stories: str  # traces, as `stories` reads them; together they show every transition
+    # Of states and events by their names, where their values are single words.
     meanings: Mapping[str, str] = field(default_factory=dict)
+    # The error that an event raises which is not listed; empty: it changes nothing.
     refusal: str = "LocalProtocolError"
+    # The errors that differ, by state and event.
     refusals: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    # What must hold of every build of the module, beside walk and stories.
     checks: tuple[Callable[[ModuleType], None], ...] = ()
+    # The files of further tests of the machine, for mutants that no check finds.
     tests: tuple[str, ...] = ()
-    guards: tuple[Guard, ...] = ()
-    parts: tuple[Part, ...] = ()
+    guards: tuple[Guard, ...] = ()  # mutants of what is not in the table
+    parts: tuple[Part, ...] = ()  # what else the machine consists of
 
     @property
     def all_parts(self) -> tuple[Part, ...]:
@@ -111,12 +90,10 @@ class Machine:
         return Part(self.source, self.checks, self.guards), *self.parts
 
     def states_in(self, build: ModuleType) -> type[enum.Enum]:
-        """Return the enum of the states in a build of the module."""
         states: type[enum.Enum] = getattr(build, self.states)
         return states
 
     def events_in(self, build: ModuleType) -> type[enum.Enum]:
-        """Return the enum of the events in a build of the module."""
         events: type[enum.Enum] = getattr(build, self.events)
         return events
 
@@ -133,11 +110,7 @@ def table_of(build: ModuleType) -> Table:
 
 @contextmanager
 def build_of(source: ModuleType, guard: Guard | None = None) -> Iterator[ModuleType]:
-    """Build a module once more from its source, perhaps mutated.
-
-    Raises:
-        ValueError: the mutant does not fit the source in one place.
-    """
+    """Build a module once more from its source, perhaps mutated."""
     text = source_of(source, guard)
     build = ModuleType(f"build_{next(_serials)}_of_{source.__name__}")
     sys.modules[build.__name__] = build  # dataclasses look their module up
@@ -150,21 +123,13 @@ def build_of(source: ModuleType, guard: Guard | None = None) -> Iterator[ModuleT
 
 
 def source_of(source: ModuleType, guard: Guard | None = None) -> str:
-    """Return the text of a module, perhaps mutated.
-
-    Raises:
-        ValueError: the mutant does not fit the source in one place.
-    """
+    """Return the text of a module, perhaps mutated."""
     text = Path(str(source.__file__)).read_text(encoding="utf-8")
     return text if guard is None else mutated(text, guard, source.__name__)
 
 
 def mutated(text: str, guard: Guard, module: str) -> str:
-    """Return a source with one text replaced.
-
-    Raises:
-        ValueError: the mutant does not fit the source in one place.
-    """
+    """Return a source with one text replaced."""
     if text.count(guard.old) != 1:
         raise ValueError(
             f"mutant {guard.name!r} fits {text.count(guard.old)} places in {module}: "

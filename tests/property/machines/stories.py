@@ -42,11 +42,6 @@ class Story:
 
 
 def stories_of(machine: Machine) -> list[Story]:
-    """Read the stories of a machine.
-
-    Raises:
-        ValueError: one is none.
-    """
     titles: list[list[str]] = []
     for line in machine.stories.strip().splitlines():
         if line.startswith(" "):
@@ -77,11 +72,7 @@ def shown_by(machine: Machine) -> Iterator[tuple[str, str]]:
 
 
 def play(machine: Machine, build: ModuleType, story: Story) -> None:
-    """Let a story happen.
-
-    Raises:
-        AssertionError: the machine does something else.
-    """
+    """Let a story happen."""
     states, events = machine.states_in(build), machine.events_in(build)
     if story.first in machine.starts:
         subject = machine.begin(build, story.first)

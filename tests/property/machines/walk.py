@@ -36,7 +36,6 @@ def paths_to_all(machine: Machine, build: ModuleType) -> dict[enum.Enum, Path]:
 
 
 def led(machine: Machine, build: ModuleType, path: Path) -> Any:
-    """Return a machine that has been led along a path."""
     start, events = path
     subject = machine.begin(build, start)
     for event in events:
@@ -45,11 +44,7 @@ def led(machine: Machine, build: ModuleType, path: Path) -> Any:
 
 
 def walk(machine: Machine, build: ModuleType) -> int:
-    """Go through every event in every state; return how many there were.
-
-    Raises:
-        AssertionError: one does not do what the table says.
-    """
+    """Go through every event in every state; return how many there were."""
     states, events = machine.states_in(build), machine.events_in(build)
     paths = paths_to_all(machine, build)
     assert paths.keys() == set(states), "a state cannot be reached"
