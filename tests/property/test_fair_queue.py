@@ -148,7 +148,6 @@ class Batches(RuleBasedStateMachine):
 
     @invariant()
     def clock_is_set_for_all_waiting_requests(self) -> None:
-        """Nobody is left waiting for ever."""
         if self.waiting:
             assert self.batches.wakes_at_s() is not None
 

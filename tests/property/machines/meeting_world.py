@@ -66,7 +66,6 @@ class World:
 
 
 def begun(size: int, deaths: int, lies: int) -> World:
-    """Return a world in which nobody has come yet."""
     return World((None,) * size, deaths=deaths, lies=lies)
 
 
@@ -296,7 +295,6 @@ class Rules:
 
 
 def groups(world: World) -> set[tuple[int, int]]:
-    """Return the groups that have living members."""
     return {life.group for life in world.lives if life is not None and life.group}
 
 

@@ -153,30 +153,19 @@ COLLECTIVE: Final = Machine(
     "has not ended.",
     source=operations,
     states="CollectiveState",
-    events="CollectiveEvent",
     starts=("AHEAD",),
     begin=lambda build, _: _OneCollective(build),
-    feed=lambda machine, event: machine.on(event),
-    state_of=lambda machine: machine.state,
     stories="""
-all ranks come:
-    AHEAD -BEGIN-> RUNNING -END-> OVER
-a rank begins something else:
-    AHEAD -BEGIN-> RUNNING -FAIL-> FAILED -END-> OVER
-two ranks notice that:
-    RUNNING -FAIL-> FAILED -FAIL-> FAILED
+all ranks come: AHEAD -BEGIN-> RUNNING -END-> OVER
+a rank begins something else: AHEAD -BEGIN-> RUNNING -FAIL-> FAILED -END-> OVER
+two ranks notice that: RUNNING -FAIL-> FAILED -FAIL-> FAILED
 it has failed before this rank comes:
     AHEAD -FAIL-> DOOMED -FAIL-> DOOMED -BEGIN-> FAILED -END-> OVER
-it fails elsewhere once this rank has ended it:
-    OVER -FAIL-> OVER
-it ends once:
-    OVER -END-x
-it begins once:
-    AHEAD -END-x -BEGIN-> RUNNING -BEGIN-x
-what has failed begins once:
-    DOOMED -END-x -BEGIN-> FAILED -BEGIN-x
-what is over is not begun:
-    OVER -BEGIN-x
+it fails elsewhere once this rank has ended it: OVER -FAIL-> OVER
+it ends once: OVER -END-x
+it begins once: AHEAD -END-x -BEGIN-> RUNNING -BEGIN-x
+what has failed begins once: DOOMED -END-x -BEGIN-> FAILED -BEGIN-x
+what is over is not begun: OVER -BEGIN-x
 """,
     tests=("tests/unit/parallel/collectives/machine/test_operations.py",),
     guards=guards("""

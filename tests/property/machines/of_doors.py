@@ -71,22 +71,16 @@ ASGI_CONNECTION: Final = Machine(
     starts=("WAITING",),
     begin=lambda build, _: build.AsgiConnection(_HTTP),
     feed=lambda machine, step: machine.advance(step),
-    state_of=lambda machine: machine.state,
     stories="""
-a request is answered:
-    WAITING -BEGIN-> ANSWERING -END-> ANSWERED
-its client leaves before:
-    WAITING -LEAVE-> LEFT
+a request is answered: WAITING -BEGIN-> ANSWERING -END-> ANSWERED
+its client leaves before: WAITING -LEAVE-> LEFT
 its client leaves while the response is sent:
     WAITING -BEGIN-> ANSWERING -LEAVE-> LEFT -END-> LEFT
 its client leaves while the application does what comes after the response:
     WAITING -BEGIN-> ANSWERING -END-> ANSWERED -LEAVE-> ANSWERED
-a websocket is used and closed:
-    WAITING -ACCEPT-> ACCEPTED -END-> ANSWERED
-its client leaves:
-    WAITING -ACCEPT-> ACCEPTED -LEAVE-> LEFT
-it is refused without a response:
-    WAITING -END-> ANSWERED
+a websocket is used and closed: WAITING -ACCEPT-> ACCEPTED -END-> ANSWERED
+its client leaves: WAITING -ACCEPT-> ACCEPTED -LEAVE-> LEFT
+it is refused without a response: WAITING -END-> ANSWERED
 """,
     refusal="",
     checks=(
@@ -116,16 +110,11 @@ LIFESPAN: Final = Machine(
     starts=("STARTING",),
     begin=lambda build, _: build.InnerLifespan(),
     feed=lambda machine, step: machine.advance(step),
-    state_of=lambda machine: machine.state,
     stories="""
-an application starts and ends:
-    STARTING -START-> STARTED -END-> ENDED -RETURN-> ENDED
-it cannot start:
-    STARTING -FAIL-> FAILED -RETURN-> FAILED
-it ends without a word:
-    STARTING -START-> STARTED -RETURN-> ENDED
-it knows no lifespan:
-    STARTING -RETURN-> UNSUPPORTED
+an application starts and ends: STARTING -START-> STARTED -END-> ENDED -RETURN-> ENDED
+it cannot start: STARTING -FAIL-> FAILED -RETURN-> FAILED
+it ends without a word: STARTING -START-> STARTED -RETURN-> ENDED
+it knows no lifespan: STARTING -RETURN-> UNSUPPORTED
 """,
     refusal="",
     checks=(_last_message_is_held_back,),

@@ -312,32 +312,24 @@ ELASTIC: Final = Machine(
     "have told the same.",
     source=reconfiguration,
     states="MemberState",
-    events="MemberEvent",
     starts=("OUTSIDE",),
     begin=lambda build, _: _OneMember(build),
-    feed=lambda machine, event: machine.on(event),
-    state_of=lambda machine: machine.state,
     stories="""
 it comes in, and goes from border to border:
     OUTSIDE -COME-> JOINING -INSTALL-> MEMBER -COME-> RECONFIGURING -INSTALL-> MEMBER
-it is not let in in time:
-    OUTSIDE -COME-> JOINING -GIVE_UP-> OUTSIDE -GIVE_UP-x
+it is not let in in time: OUTSIDE -COME-> JOINING -GIVE_UP-> OUTSIDE -GIVE_UP-x
 it leaves while it waits to be let in:
     OUTSIDE -COME-> JOINING -LEAVE-> OUTSIDE -LEAVE-> OUTSIDE
 it does not wait for the others, who go on with it all the same:
     RECONFIGURING -GIVE_UP-> MEMBER -INSTALL-> MEMBER -GIVE_UP-x
-it leaves between two borders:
-    MEMBER -LEAVE-> OUTSIDE -INSTALL-x -EXCLUDE-x
-it leaves at a border:
-    RECONFIGURING -LEAVE-> OUTSIDE
+it leaves between two borders: MEMBER -LEAVE-> OUTSIDE -INSTALL-x -EXCLUDE-x
+it leaves at a border: RECONFIGURING -LEAVE-> OUTSIDE
 it is taken to be lost, and comes again:
     MEMBER -EXCLUDE-> EXCLUDED -COME-> JOINING -EXCLUDE-x
 it is taken to be lost at a border, and leaves:
     RECONFIGURING -EXCLUDE-> EXCLUDED -LEAVE-> OUTSIDE
-it comes once at a time:
-    JOINING -COME-x -INSTALL-> MEMBER -COME-> RECONFIGURING -COME-x
-who is left out gets nothing:
-    EXCLUDED -INSTALL-x -GIVE_UP-x -EXCLUDE-x
+it comes once at a time: JOINING -COME-x -INSTALL-> MEMBER -COME-> RECONFIGURING -COME-x
+who is left out gets nothing: EXCLUDED -INSTALL-x -GIVE_UP-x -EXCLUDE-x
 """,
     checks=(
         _small_groups_agree_in_every_order,

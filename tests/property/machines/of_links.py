@@ -37,34 +37,22 @@ PEER: Final = Machine(
     about="Selects one connection to a peer if both sides dial.",
     source=pool,
     states="PeerState",
-    events="PeerEvent",
     starts=("IDLE",),
     begin=lambda build, _: build.PeerConnection(1),
     feed=_feed_peer,
-    state_of=lambda machine: machine.state,
     stories="""
-a call dials:
-    IDLE -WANT-> DIALING -DIALED-> OPEN -LOST-> IDLE
-a dial fails:
-    IDLE -WANT-> DIALING -DIAL_FAILED-> IDLE -WANT-> DIALING
-the peer dials:
-    IDLE -ACCEPTED-> TAKEN -PROVEN-> OPEN -LOST-> IDLE
-the peer does not use what it dialed:
-    TAKEN -LOST-> IDLE
+a call dials: IDLE -WANT-> DIALING -DIALED-> OPEN -LOST-> IDLE
+a dial fails: IDLE -WANT-> DIALING -DIAL_FAILED-> IDLE -WANT-> DIALING
+the peer dials: IDLE -ACCEPTED-> TAKEN -PROVEN-> OPEN -LOST-> IDLE
+the peer does not use what it dialed: TAKEN -LOST-> IDLE
 both dial, and the peer's survives:
     DIALING -ACCEPTED-> TAKEN -DIAL_FAILED-> TAKEN -PROVEN-> OPEN
-both dial, and the peer repeats its dial:
-    TAKEN -ACCEPTED-> TAKEN
-both dial, and ours survives after all:
-    TAKEN -DIALED-> OPEN -PROVEN-> OPEN
-a dial that nobody waits for is taken:
-    IDLE -DIALED-> OPEN -WANT-> OPEN
-ours takes the place of ours:
-    OPEN -DIALED-> OPEN
-the peer has lost it before us:
-    OPEN -ACCEPTED-> TAKEN -WANT-> TAKEN
-one dial at a time:
-    DIALING -WANT-> DIALING -LOST-> DIALING
+both dial, and the peer repeats its dial: TAKEN -ACCEPTED-> TAKEN
+both dial, and ours survives after all: TAKEN -DIALED-> OPEN -PROVEN-> OPEN
+a dial that nobody waits for is taken: IDLE -DIALED-> OPEN -WANT-> OPEN
+ours takes the place of ours: OPEN -DIALED-> OPEN
+the peer has lost it before us: OPEN -ACCEPTED-> TAKEN -WANT-> TAKEN
+one dial at a time: DIALING -WANT-> DIALING -LOST-> DIALING
 """,
     refusal="",
     tests=(f"{_UNIT}/test_pool.py",),
@@ -111,22 +99,14 @@ DIAL: Final = Machine(
     about="Decides when a peer is dialed again, and when the dial fails.",
     source=dialing,
     states="DialState",
-    events="DialEvent",
     starts=("READY",),
     begin=lambda build, _: build.DialAttempts(),
-    feed=lambda machine, event: machine.on(event),
-    state_of=lambda machine: machine.state,
     stories="""
-the peer answers:
-    READY -FREE-> DIALING -OPENED-> READY -LINKED-> CONNECTED
-there is a link before:
-    READY -LINKED-> CONNECTED -FREE-x
-the peer has dialed:
-    READY -TAKEN-> AWAITING_PROOF -SETTLED-> READY -LINKED-> CONNECTED
-both dial:
-    READY -FREE-> DIALING -DUPLICATE-> AWAITING_WINNER -SETTLED-> READY
-the network breaks it:
-    READY -FREE-> DIALING -BROKE-> PAUSED -SETTLED-> READY
+the peer answers: READY -FREE-> DIALING -OPENED-> READY -LINKED-> CONNECTED
+there is a link before: READY -LINKED-> CONNECTED -FREE-x
+the peer has dialed: READY -TAKEN-> AWAITING_PROOF -SETTLED-> READY -LINKED-> CONNECTED
+both dial: READY -FREE-> DIALING -DUPLICATE-> AWAITING_WINNER -SETTLED-> READY
+the network breaks it: READY -FREE-> DIALING -BROKE-> PAUSED -SETTLED-> READY
 the network breaks it again and again:
     READY -FREE-> DIALING -BROKE-> PAUSED -SETTLED-> READY -FREE-> DIALING -BROKE->
     PAUSED -SETTLED-> READY -FREE-> DIALING -BROKE-> PAUSED -SETTLED-> READY -FREE->
@@ -136,18 +116,13 @@ the peer is not there yet:
     READY -LINKED-> CONNECTED
 the peer is busy:
     READY -FREE-> DIALING -UNANSWERED-> INQUIRING -BUSY-> READY -FREE-> DIALING
-the answer was late:
-    DIALING -UNANSWERED-> INQUIRING -TICKING-> READY -BUSY-x
+the answer was late: DIALING -UNANSWERED-> INQUIRING -TICKING-> READY -BUSY-x
 the peer does not answer and is not known to be there:
     DIALING -UNANSWERED-> INQUIRING -NOT_KNOWN-> ASKING
-the peer is somewhere else:
-    DIALING -UNREACHED-> ASKING -MOVED-> READY
-the peer is nowhere:
-    DIALING -UNREACHED-> ASKING -NOT_MOVED-> FAILED -MOVED-x
-it has been tried often enough:
-    READY -EXHAUSTED-> FAILED
-nothing broke that was not dialed:
-    READY -BROKE-x -FREE-> DIALING -BROKE-> PAUSED
+the peer is somewhere else: DIALING -UNREACHED-> ASKING -MOVED-> READY
+the peer is nowhere: DIALING -UNREACHED-> ASKING -NOT_MOVED-> FAILED -MOVED-x
+it has been tried often enough: READY -EXHAUSTED-> FAILED
+nothing broke that was not dialed: READY -BROKE-x -FREE-> DIALING -BROKE-> PAUSED
 """,
     checks=(_dial_attempts_are_limited,),
     tests=(f"{_UNIT}/test_dialing.py",),
@@ -213,16 +188,12 @@ LINK: Final = Machine(
     "later connection makes another link.",
     source=calls,
     states="LinkState",
-    events="LinkEvent",
     starts=("OPEN",),
     begin=lambda build, _: build.LinkStatus(),
     feed=_feed_link,
-    state_of=lambda machine: machine.state,
     stories="""
-the peer shuts down:
-    OPEN -GOODBYE-> DRAINING -GOODBYE-> DRAINING -LOST-> LOST
-the peer dies:
-    OPEN -LOST-> LOST -LOST-> LOST -GOODBYE-> LOST
+the peer shuts down: OPEN -GOODBYE-> DRAINING -GOODBYE-> DRAINING -LOST-> LOST
+the peer dies: OPEN -LOST-> LOST -LOST-> LOST -GOODBYE-> LOST
 """,
     refusal="",
     checks=(_first_reason_counts,),
@@ -245,31 +216,22 @@ RECONNECT: Final = Machine(
     "finished attempt may still come, and change nothing.",
     source=reconnect,
     states="ReconnectState",
-    events="ReconnectEvent",
     starts=("WHOLE",),
     begin=lambda build, _: build.Reconnect(),
-    feed=lambda machine, event: machine.on(event),
-    state_of=lambda machine: machine.state,
     stories="""
 the side that dials gets through:
     WHOLE -BROKE-> BROKEN -CLAIM-> CLAIMED -RELEASE-> BROKEN -RESUMED-> WHOLE
-the side that was dialed takes another transport:
-    WHOLE -BROKE-> BROKEN -RESUMED-> WHOLE
+the side that was dialed takes another transport: WHOLE -BROKE-> BROKEN -RESUMED-> WHOLE
 nobody answers a candidate, and another one asks:
     BROKEN -CLAIM-> CLAIMED -CLAIM-> CLAIMED -RELEASE-> BROKEN -CLAIM-> CLAIMED
 it is closed:
     WHOLE -END-> ENDED -BROKE-> ENDED -CLAIM-> ENDED -RESUMED-> ENDED -RELEASE->
     ENDED -END-> ENDED
-it is given up:
-    BROKEN -END-> ENDED
-it is given up while a candidate asks:
-    CLAIMED -END-> ENDED -RELEASE-> ENDED
-only what is broken is resumed:
-    WHOLE -RESUMED-> WHOLE -CLAIM-> WHOLE -RELEASE-> WHOLE
-what is asked for is not resumed beside it:
-    CLAIMED -RESUMED-> CLAIMED -BROKE-> CLAIMED
-what is broken breaks once:
-    BROKEN -BROKE-> BROKEN -RELEASE-> BROKEN
+it is given up: BROKEN -END-> ENDED
+it is given up while a candidate asks: CLAIMED -END-> ENDED -RELEASE-> ENDED
+only what is broken is resumed: WHOLE -RESUMED-> WHOLE -CLAIM-> WHOLE -RELEASE-> WHOLE
+what is asked for is not resumed beside it: CLAIMED -RESUMED-> CLAIMED -BROKE-> CLAIMED
+what is broken breaks once: BROKEN -BROKE-> BROKEN -RELEASE-> BROKEN
 """,
     refusal="",
     tests=(f"{_UNIT}/test_reconnect.py",),
@@ -310,54 +272,33 @@ RESUME: Final = Machine(
     "until a side ends it.",
     source=resume,
     states="ResumeState",
-    events="ResumeEvent",
     starts=("NOT_RESUMABLE",),
     begin=lambda build, _: build.ResumeStatus(),
-    feed=lambda machine, event: machine.on(event),
-    state_of=lambda machine: machine.state,
     stories="""
 it breaks and goes on:
     NOT_RESUMABLE -ALLOW-> CONNECTED -LOSE-> BROKEN -RESUME-> CONNECTED
 another transport takes the place of a silent one:
     CONNECTED -REPLACE-> BROKEN -RESUME-> CONNECTED
-its handshake fails:
-    NOT_RESUMABLE -LOSE-> ENDED
-it is refused:
-    NOT_RESUMABLE -CLOSE-> ENDING -LOSE-> ENDED
-the peer refuses it:
-    NOT_RESUMABLE -PEER_CLOSE-> ENDING -END-> ENDED
-it is given up in its handshake:
-    NOT_RESUMABLE -END-> ENDED -ALLOW-> ENDED
-this side closes it:
-    CONNECTED -CLOSE-> CLOSING -LOSE-> ENDED
-the peer closes it:
-    CONNECTED -PEER_CLOSE-> CLOSING -LOSE-> ENDED
-both close it:
-    CLOSING -CLOSE-> CLOSING -PEER_CLOSE-> CLOSING -END-> ENDED
-it fails:
-    CONNECTED -END-> ENDED -LOSE-> ENDED -RESUME-> ENDED
-the network breaks twice:
-    BROKEN -LOSE-> ENDED
-it is closed while it is broken:
-    BROKEN -CLOSE-> ENDING -RESUME-> ENDING
-the peer has closed it before it broke:
-    BROKEN -PEER_CLOSE-> ENDED
-it is given up while it is broken:
-    BROKEN -END-> ENDED
+its handshake fails: NOT_RESUMABLE -LOSE-> ENDED
+it is refused: NOT_RESUMABLE -CLOSE-> ENDING -LOSE-> ENDED
+the peer refuses it: NOT_RESUMABLE -PEER_CLOSE-> ENDING -END-> ENDED
+it is given up in its handshake: NOT_RESUMABLE -END-> ENDED -ALLOW-> ENDED
+this side closes it: CONNECTED -CLOSE-> CLOSING -LOSE-> ENDED
+the peer closes it: CONNECTED -PEER_CLOSE-> CLOSING -LOSE-> ENDED
+both close it: CLOSING -CLOSE-> CLOSING -PEER_CLOSE-> CLOSING -END-> ENDED
+it fails: CONNECTED -END-> ENDED -LOSE-> ENDED -RESUME-> ENDED
+the network breaks twice: BROKEN -LOSE-> ENDED
+it is closed while it is broken: BROKEN -CLOSE-> ENDING -RESUME-> ENDING
+the peer has closed it before it broke: BROKEN -PEER_CLOSE-> ENDED
+it is given up while it is broken: BROKEN -END-> ENDED
 a transport for what closes, and it goes on to close:
     CLOSING -REPLACE-> CLOSING_BROKEN -RESUME-> CLOSING -LOSE-> ENDED
-a transport for what closes does not come:
-    CLOSING_BROKEN -LOSE-> ENDED
-what closes is closed while it is broken:
-    CLOSING_BROKEN -CLOSE-> ENDING
-the peer closes what closes and is broken:
-    CLOSING_BROKEN -PEER_CLOSE-> ENDED
-what closes is given up while it is broken:
-    CLOSING_BROKEN -END-> ENDED
-it is resumed only if it is broken:
-    CONNECTED -RESUME-> CONNECTED
-what ends is not replaced:
-    ENDING -REPLACE-> ENDING -CLOSE-> ENDING
+a transport for what closes does not come: CLOSING_BROKEN -LOSE-> ENDED
+what closes is closed while it is broken: CLOSING_BROKEN -CLOSE-> ENDING
+the peer closes what closes and is broken: CLOSING_BROKEN -PEER_CLOSE-> ENDED
+what closes is given up while it is broken: CLOSING_BROKEN -END-> ENDED
+it is resumed only if it is broken: CONNECTED -RESUME-> CONNECTED
+what ends is not replaced: ENDING -REPLACE-> ENDING -CLOSE-> ENDING
 """,
     refusal="",
     checks=(_link_without_transport_is_broken,),

@@ -28,14 +28,11 @@ ARRIVAL: Final = Machine(
     ),
     source=arriving,
     states="ArrivalState",
-    events="ArrivalEvent",
     starts=("WAITING",),
     begin=lambda build, _: build.MeetingArrival(),
     feed=lambda machine, event: machine.advance(event),
-    state_of=lambda machine: machine.state,
     stories="""
-all come:
-    WAITING -ALL_CAME-> MET
+all come: WAITING -ALL_CAME-> MET
 it comes back to the store at which all have met:
     WAITING -MET_BEFORE-> JOINING -ADMITTED-> TAKEN_IN
 it hosts a new store, and the others say that they run:
@@ -118,35 +115,23 @@ KEEPING: Final = Machine(
     ),
     source=keeping,
     states="KeepingState",
-    events="KeepingEvent",
     starts=("RESTING",),
     begin=lambda build, _: build.MeetingKeeping(),
     feed=lambda machine, event: machine.advance(event),
-    state_of=lambda machine: machine.state,
     stories="""
 the host of the store is gone, and comes back:
     RESTING -LOSS-> LOOKING -ABSENT-> PAUSING -TIME_UP-> LOOKING -OUTDATED-> OFFERING
     -WRITTEN-> PAUSING -COMPLETE-> RESTING
-another member has made the offer:
-    RESTING -LOSS-> LOOKING -CURRENT-> PAUSING
-the new host dies before it has joined:
-    OFFERING -ABSENT-> PAUSING -TIME_UP-> LOOKING
-a member of the offer dies:
-    OFFERING -LOSS-> LOOKING
-another member dies:
-    PAUSING -LOSS-> LOOKING
-members of lower ranks have come back:
-    PAUSING -OTHERS_LOSS-> RESTING
-they come back while it looks:
-    LOOKING -OTHERS_LOSS-> RESTING
-they come back while it writes:
-    OFFERING -OTHERS_LOSS-> RESTING
-all are there while it looks:
-    LOOKING -COMPLETE-> RESTING
-all are there while it writes:
-    OFFERING -COMPLETE-> RESTING
-its own rank has been started again elsewhere:
-    LOOKING -TAKEN-> REPLACED
+another member has made the offer: RESTING -LOSS-> LOOKING -CURRENT-> PAUSING
+the new host dies before it has joined: OFFERING -ABSENT-> PAUSING -TIME_UP-> LOOKING
+a member of the offer dies: OFFERING -LOSS-> LOOKING
+another member dies: PAUSING -LOSS-> LOOKING
+members of lower ranks have come back: PAUSING -OTHERS_LOSS-> RESTING
+they come back while it looks: LOOKING -OTHERS_LOSS-> RESTING
+they come back while it writes: OFFERING -OTHERS_LOSS-> RESTING
+all are there while it looks: LOOKING -COMPLETE-> RESTING
+all are there while it writes: OFFERING -COMPLETE-> RESTING
+its own rank has been started again elsewhere: LOOKING -TAKEN-> REPLACED
 """,
     refusal="",
     checks=(

@@ -103,48 +103,30 @@ ATTACHMENT: Final = Machine(
     " its loss.",
     source=attachment,
     states="AttachmentState",
-    events="AttachmentEvent",
     starts=("SEEKING",),
     begin=lambda build, _: build.Attachment(),
     feed=lambda machine, event: machine.advance(event),
-    state_of=lambda machine: machine.state,
     stories="""
 it is the first, starts the process, and leaves one day:
     SEEKING -FOUND-> STARTING -ATTACHED-> LOADING -LOADED-> READY -CLOSED-> CLOSED
-the process is killed while it serves:
-    READY -LOST-> RESTING -RESTED-> SEEKING
-it is killed, or dies, before it listens:
-    STARTING -LOST-> RESTING
-the model cannot be made:
-    LOADING -LOST-> RESTING
-no process can be started, as there is no memory:
-    SEEKING -LOST-> RESTING
+the process is killed while it serves: READY -LOST-> RESTING -RESTED-> SEEKING
+it is killed, or dies, before it listens: STARTING -LOST-> RESTING
+the model cannot be made: LOADING -LOST-> RESTING
+no process can be started, as there is no memory: SEEKING -LOST-> RESTING
 all this has happened too often in a row:
     SEEKING -LOST_AGAIN-> TRIPPED -RESTED-> SEEKING
-all this has happened too often in a row, in STARTING:
-    STARTING -LOST_AGAIN-> TRIPPED
-all this has happened too often in a row, in LOADING:
-    LOADING -LOST_AGAIN-> TRIPPED
-all this has happened too often in a row, in READY:
-    READY -LOST_AGAIN-> TRIPPED
-an operator lets the process end:
-    READY -ENDING-> LEAVING -GONE-> SEEKING
-it is told to end while it makes its model:
-    LOADING -ENDING-> LEAVING
-the process has older code than the web worker wants:
-    STARTING -ENDING-> LEAVING
-the process that is found has just begun to end:
-    SEEKING -FOUND_ENDING-> LEAVING
-the web worker leaves, whatever is being done:
-    SEEKING -CLOSED-> CLOSED
-the web worker leaves, whatever is being done, in STARTING:
-    STARTING -CLOSED-> CLOSED
-the web worker leaves, whatever is being done, in LOADING:
-    LOADING -CLOSED-> CLOSED
-the web worker leaves, whatever is being done, in LEAVING:
-    LEAVING -CLOSED-> CLOSED
-the web worker leaves, whatever is being done, in RESTING:
-    RESTING -CLOSED-> CLOSED
+all this has happened too often in a row, in STARTING: STARTING -LOST_AGAIN-> TRIPPED
+all this has happened too often in a row, in LOADING: LOADING -LOST_AGAIN-> TRIPPED
+all this has happened too often in a row, in READY: READY -LOST_AGAIN-> TRIPPED
+an operator lets the process end: READY -ENDING-> LEAVING -GONE-> SEEKING
+it is told to end while it makes its model: LOADING -ENDING-> LEAVING
+the process has older code than the web worker wants: STARTING -ENDING-> LEAVING
+the process that is found has just begun to end: SEEKING -FOUND_ENDING-> LEAVING
+the web worker leaves, whatever is being done: SEEKING -CLOSED-> CLOSED
+the web worker leaves, whatever is being done, in STARTING: STARTING -CLOSED-> CLOSED
+the web worker leaves, whatever is being done, in LOADING: LOADING -CLOSED-> CLOSED
+the web worker leaves, whatever is being done, in LEAVING: LEAVING -CLOSED-> CLOSED
+the web worker leaves, whatever is being done, in RESTING: RESTING -CLOSED-> CLOSED
 the web worker leaves, whatever is being done, in TRIPPED:
     TRIPPED -CLOSED-> CLOSED -LOST-> CLOSED -LOADED-> CLOSED
 """,
@@ -266,35 +248,26 @@ OCCUPANCY: Final = Machine(
     about="How long the process of a `ModelHost` lives, which nothing owns.",
     source=occupancy,
     states="OccupancyState",
-    events="OccupancyEvent",
     starts=("ALONE",),
     begin=lambda build, _: build.Occupancy(LINGER_S, 0.0),
     feed=lambda machine, event: machine.advance(event),
-    state_of=lambda machine: machine.state,
     stories="""
 web workers come, are reloaded, and leave for good:
     ALONE -CAME-> SERVING -ALL_LEFT-> ALONE -CAME-> SERVING -ALL_LEFT-> ALONE
     -TIME_UP-> ENDING
-others come:
-    SERVING -CAME-> SERVING
-the code has been changed before the web workers come back:
-    ALONE -OUTDATED-> ENDING
+others come: SERVING -CAME-> SERVING
+the code has been changed before the web workers come back: ALONE -OUTDATED-> ENDING
 it has been changed, and web workers are reloaded one by one:
     SERVING -OUTDATED-> RETIRED -OUTDATED-> RETIRED -ALL_LEFT-> ENDING
 the model cannot be made:
     SERVING -UNMADE-> UNMADE -ALL_LEFT-> UNMADE -CAME-> UNMADE -TIME_UP-> ENDING
-it cannot be made, and there is no web worker any more:
-    ALONE -UNMADE-> UNMADE
+it cannot be made, and there is no web worker any more: ALONE -UNMADE-> UNMADE
 it cannot be made in a process that has been replaced meanwhile:
     RETIRED -UNMADE-> UNMADE
-the program that failed has been corrected:
-    UNMADE -OUTDATED-> ENDING
-an operator lets it end:
-    ALONE -TOLD_TO_END-> ENDING
-an operator lets it end, in SERVING:
-    SERVING -TOLD_TO_END-> ENDING
-an operator lets it end, in RETIRED:
-    RETIRED -TOLD_TO_END-> ENDING
+the program that failed has been corrected: UNMADE -OUTDATED-> ENDING
+an operator lets it end: ALONE -TOLD_TO_END-> ENDING
+an operator lets it end, in SERVING: SERVING -TOLD_TO_END-> ENDING
+an operator lets it end, in RETIRED: RETIRED -TOLD_TO_END-> ENDING
 an operator lets it end, in UNMADE:
     UNMADE -TOLD_TO_END-> ENDING -CAME-> ENDING -TIME_UP-> ENDING
 """,

@@ -28,38 +28,22 @@ LANES: Final = Machine(
     "messages.",
     source=lanes,
     states="LanesState",
-    events="LanesEvent",
     starts=("NONE", "OFF"),
     begin=lambda build, start: _Follower(build, build.LanesState[start]),
-    feed=lambda machine, event: machine.on(event),
-    state_of=lambda machine: machine.state,
     stories="""
-a payload opens them:
-    NONE -WANT-> OPENING -OPENED-> UP -WANT-> UP
-the peer opens one:
-    NONE -OPENED-> UP -OPENED-> UP
-they open late:
-    NONE -WANT-> OPENING -WAITED-> LATE -OPENED-> UP
-they cannot be opened:
-    OPENING -FAILED-> OFF -WANT-> OFF
-they cannot be opened, which takes long:
-    LATE -FAILED-> OFF -WAITED-> OFF
-the peer cannot open them:
-    NONE -FAILED-> OFF
-the last one ends:
-    UP -LOST-> OFF -OPENED-> UP
-what fails later changes nothing:
-    UP -FAILED-> UP -WAITED-> UP
-the link ends before anybody needs them:
-    NONE -CLOSE-> CLOSED -WANT-> CLOSED
-the link ends meanwhile:
-    OPENING -CLOSE-> CLOSED -OPENED-> CLOSED
-the link ends while they are late:
-    LATE -CLOSE-> CLOSED -FAILED-> CLOSED
-the link ends with its lanes:
-    UP -CLOSE-> CLOSED -LOST-> CLOSED
-the link ends without lanes:
-    OFF -CLOSE-> CLOSED
+a payload opens them: NONE -WANT-> OPENING -OPENED-> UP -WANT-> UP
+the peer opens one: NONE -OPENED-> UP -OPENED-> UP
+they open late: NONE -WANT-> OPENING -WAITED-> LATE -OPENED-> UP
+they cannot be opened: OPENING -FAILED-> OFF -WANT-> OFF
+they cannot be opened, which takes long: LATE -FAILED-> OFF -WAITED-> OFF
+the peer cannot open them: NONE -FAILED-> OFF
+the last one ends: UP -LOST-> OFF -OPENED-> UP
+what fails later changes nothing: UP -FAILED-> UP -WAITED-> UP
+the link ends before anybody needs them: NONE -CLOSE-> CLOSED -WANT-> CLOSED
+the link ends meanwhile: OPENING -CLOSE-> CLOSED -OPENED-> CLOSED
+the link ends while they are late: LATE -CLOSE-> CLOSED -FAILED-> CLOSED
+the link ends with its lanes: UP -CLOSE-> CLOSED -LOST-> CLOSED
+the link ends without lanes: OFF -CLOSE-> CLOSED
 """,
     refusal="",
     tests=("tests/unit/core/payloads/machine/test_lanes.py",),
@@ -92,7 +76,6 @@ class _OneRegion:
         return current
 
     def on(self, event: enum.Enum) -> None:
-        """Let an event happen to it."""
         self.kept.on("b", KEY, event)
 
 
@@ -108,34 +91,25 @@ REGION: Final = Machine(
     "before the region is let go.",
     source=regions,
     states="RegionState",
-    events="RegionEvent",
     starts=("UNSHARED",),
     begin=lambda build, _: _OneRegion(build),
-    feed=lambda machine, event: machine.on(event),
-    state_of=lambda machine: machine.state,
     stories="""
 this worker shares it and lets go:
     UNSHARED -CONFIRMED-> SHARED -TELL-> DOUBTED -TOLD-> UNSHARED
-the peer shares it and lets go:
-    UNSHARED -ASKED-> SHARED -GONE-> UNSHARED
-both refer to it:
-    UNSHARED -CONFIRMED-> SHARED -ASKED-> SHARED -CONFIRMED-> SHARED
+the peer shares it and lets go: UNSHARED -ASKED-> SHARED -GONE-> UNSHARED
+both refer to it: UNSHARED -CONFIRMED-> SHARED -ASKED-> SHARED -CONFIRMED-> SHARED
 it is used again while the peer is told:
     SHARED -TELL-> DOUBTED -CONFIRMED-> SHARED -TOLD-> SHARED
 the peer uses it again while it is told:
     SHARED -TELL-> DOUBTED -ASKED-> SHARED -TOLD-> SHARED
-both let go at the same time:
-    SHARED -TELL-> DOUBTED -GONE-> UNSHARED -TOLD-> UNSHARED
+both let go at the same time: SHARED -TELL-> DOUBTED -GONE-> UNSHARED -TOLD-> UNSHARED
 the peer does not answer that it knows, and is told again:
     SHARED -TELL-> DOUBTED -TELL-> DOUBTED -TOLD-> UNSHARED
 the peer does not answer a question, and may have heard it:
     UNSHARED -FAILED-> DOUBTED -FAILED-> DOUBTED -TELL-> DOUBTED
-the peer does not answer one more question:
-    SHARED -FAILED-> DOUBTED
-the peer lets go of what it has not:
-    UNSHARED -GONE-> UNSHARED
-nobody is told who counts on nothing:
-    UNSHARED -TELL-x
+the peer does not answer one more question: SHARED -FAILED-> DOUBTED
+the peer lets go of what it has not: UNSHARED -GONE-> UNSHARED
+nobody is told who counts on nothing: UNSHARED -TELL-x
 """,
     checks=(_references_lead_only_to_present_regions,),
     tests=("tests/unit/core/payloads/machine/test_regions.py",),

@@ -126,20 +126,16 @@ PREEMPTION: Final = Machine(
     about="What a worker does between the notice of its end and that end.",
     source=preempting,
     states="PreemptionState",
-    events="PreemptionEvent",
     starts=("WATCHING",),
     begin=lambda build, _: build.Preempting(GRACE_S, is_lockstep=False),
     feed=lambda machine, event: machine.advance(event),
-    state_of=lambda machine: machine.state,
     stories="""
-nobody announces an end:
-    WATCHING -BLOCK_ENDED-> ENDED -NOTICE-> ENDED
+nobody announces an end: WATCHING -BLOCK_ENDED-> ENDED -NOTICE-> ENDED
 it waits between two steps when the end is announced:
     WATCHING -NOTICE-> SAVING -SAVED-> STOPPING -BLOCK_ENDED-> LEAVING -LEFT-> ENDED
 it is in a step:
     WATCHING -NOTICE_IN_STEP-> FINISHING -STEPS_ENDED-> SAVING -SAVED-> STOPPING
-its step takes too long:
-    FINISHING -TIME_UP-> SAVING
+its step takes too long: FINISHING -TIME_UP-> SAVING
 the group makes one step more:
     WATCHING -NOTICE_IN_LOCKSTEP-> AGREEING -STEPS_LEFT-> FINISHING
     -STEPS_ENDED-> SAVING
@@ -147,8 +143,7 @@ the group has just made its last step:
     WATCHING -NOTICE_IN_LOCKSTEP-> AGREEING -STEPS_ENDED-> SAVING
 the program looks at the notice itself and ends the block:
     FINISHING -BLOCK_ENDED-> SAVING_LAST -SAVED-> LEAVING
-the block ends while the group agrees:
-    AGREEING -BLOCK_ENDED-> SAVING_LAST
+the block ends while the group agrees: AGREEING -BLOCK_ENDED-> SAVING_LAST
 the block ends while the callbacks run:
     SAVING -BLOCK_ENDED-> SAVING_LAST -BLOCK_ENDED-> SAVING_LAST -SAVED-> LEAVING
 the block does not heed its cancellation:

@@ -28,34 +28,25 @@ REPLICA: Final = Machine(
     about="What one life of a replica takes, as one of its routers sees it.",
     source=states,
     states="ReplicaState",
-    events="ReplicaEvent",
     starts=("JOINING",),
     begin=lambda build, _: build.ReplicaLife(),
     feed=lambda machine, event: machine.advance(event),
-    state_of=lambda machine: machine.state,
     stories="""
 it starts slowly, serves, drains and leaves:
     JOINING -SAID_READY-> WARMING -WARMED-> READY -SAID_DRAINING-> DRAINING -GONE-> LOST
 it fails too often, is left out, and comes back slowly:
     READY -FAILED-> EJECTED -RETURNED-> WARMING -FAILED-> EJECTED
-it leaves before it was ever ready:
-    JOINING -SAID_DRAINING-> DRAINING -GONE-> LOST
-it is lost, wherever it is:
-    JOINING -GONE-> LOST
-it is lost while it warms up:
-    WARMING -GONE-> LOST
-it is lost while it serves:
-    READY -GONE-> LOST
-it is lost while it is left out:
-    EJECTED -GONE-> LOST
-it is replaced while it warms up:
-    WARMING -SAID_DRAINING-> DRAINING
+it leaves before it was ever ready: JOINING -SAID_DRAINING-> DRAINING -GONE-> LOST
+it is lost, wherever it is: JOINING -GONE-> LOST
+it is lost while it warms up: WARMING -GONE-> LOST
+it is lost while it serves: READY -GONE-> LOST
+it is lost while it is left out: EJECTED -GONE-> LOST
+it is replaced while it warms up: WARMING -SAID_DRAINING-> DRAINING
 it is replaced while it is left out:
     EJECTED -SAID_DRAINING-> DRAINING -RETURNED-> DRAINING
 news that are late do not bring it back:
     DRAINING -SAID_READY-> DRAINING -GONE-> LOST -SAID_READY-> LOST
-it says again that it is ready, although it fails:
-    EJECTED -SAID_READY-> EJECTED
+it says again that it is ready, although it fails: EJECTED -SAID_READY-> EJECTED
 """,
     refusal="",
     checks=(_only_two_states_take_calls,),
@@ -223,28 +214,19 @@ WEIGHTS: Final = Machine(
     about="What has come of new weights, beside those that a replica serves.",
     source=versions,
     states="TransferState",
-    events="TransferEvent",
     starts=("IDLE",),
     begin=lambda build, _: build.VersionHistory(3, 1),
     feed=lambda machine, event: machine.advance(event),
-    state_of=lambda machine: machine.state,
     stories="""
 new weights come in parts, and are served:
     IDLE -BEGUN-> STAGING -PART-> STAGING -LAST_PART-> STAGED -COMMITTED-> IDLE
-they come at once:
-    STAGING -LAST_PART-> STAGED
-their publisher dies in the middle:
-    STAGING -ABANDONED-> IDLE
-another replica refuses them:
-    STAGED -ABANDONED-> IDLE
-the version before is wanted again:
-    IDLE -ROLLED_BACK-> IDLE
-it is wanted while others come:
-    STAGING -ROLLED_BACK-> IDLE
-it is wanted when they are there:
-    STAGED -ROLLED_BACK-> IDLE
-nothing is served that is not whole:
-    STAGING -COMMITTED-> STAGING
+they come at once: STAGING -LAST_PART-> STAGED
+their publisher dies in the middle: STAGING -ABANDONED-> IDLE
+another replica refuses them: STAGED -ABANDONED-> IDLE
+the version before is wanted again: IDLE -ROLLED_BACK-> IDLE
+it is wanted while others come: STAGING -ROLLED_BACK-> IDLE
+it is wanted when they are there: STAGED -ROLLED_BACK-> IDLE
+nothing is served that is not whole: STAGING -COMMITTED-> STAGING
 """,
     refusal="",
     checks=(

@@ -108,35 +108,25 @@ SEQUENCE: Final = Machine(
     "model has dropped its state.",
     source=sequences,
     states="SequenceState",
-    events="SequenceEvent",
     starts=("WAITING",),
     begin=lambda build, _: build.ModelSequence("", 1),
     feed=lambda machine, event: machine.advance(event),
-    state_of=lambda machine: machine.state,
     stories="""
 it is generated in two steps:
     WAITING -ADMITTED-> ENTERING -ENTERED-> READY -STEP_BEGUN-> STEPPING
     -STEP_ENDED-> READY -STEP_BEGUN-> STEPPING -FINISHED-> LEAVING -LEFT-> ENDED
-its consumer is behind for a while:
-    STEPPING -FILLED-> PAUSED -TAKEN-> READY
-its prompt makes no sense:
-    WAITING -ADMITTED-> ENTERING -REFUSED-> ENDED
-its consumer goes while it waits:
-    WAITING -CLOSED-> ENDED
-its consumer goes between two steps:
-    READY -CLOSED-> LEAVING -LEFT-> ENDED
-its consumer goes while it is paused:
-    PAUSED -CLOSED-> LEAVING
+its consumer is behind for a while: STEPPING -FILLED-> PAUSED -TAKEN-> READY
+its prompt makes no sense: WAITING -ADMITTED-> ENTERING -REFUSED-> ENDED
+its consumer goes while it waits: WAITING -CLOSED-> ENDED
+its consumer goes between two steps: READY -CLOSED-> LEAVING -LEFT-> ENDED
+its consumer goes while it is paused: PAUSED -CLOSED-> LEAVING
 its consumer goes during a step:
     STEPPING -CLOSED-> STEPPING_UNWANTED -STEP_ENDED-> LEAVING
-and the step was the last one:
-    STEPPING_UNWANTED -FINISHED-> LEAVING
-and the step fills its queue:
-    STEPPING_UNWANTED -FILLED-> LEAVING
+and the step was the last one: STEPPING_UNWANTED -FINISHED-> LEAVING
+and the step fills its queue: STEPPING_UNWANTED -FILLED-> LEAVING
 its consumer goes while it enters:
     ENTERING -CLOSED-> ENTERING_UNWANTED -ENTERED-> LEAVING
-and it cannot enter:
-    ENTERING_UNWANTED -REFUSED-> ENDED
+and it cannot enter: ENTERING_UNWANTED -REFUSED-> ENDED
 """,
     refusal="",
     checks=(

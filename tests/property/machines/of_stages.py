@@ -41,22 +41,16 @@ MICRO_BATCH: Final = Machine(
     about="The states of one micro-batch at a stage of a pipeline.",
     source=schedules,
     states="ChunkState",
-    events="ChunkEvent",
     starts=("AWAITED",),
     begin=lambda build, _: _OneChunk(build),
-    feed=lambda machine, event: machine.on(event),
     state_of=lambda machine: machine.stage.state(0),
     stories="""
 it goes forward and backward:
     AWAITED -INPUT-> ARRIVED -FORWARD-> HELD -ANSWER-> ANSWERED -END-> DONE
-its input comes once:
-    ARRIVED -INPUT-x
-it waits for its input:
-    AWAITED -FORWARD-x -ANSWER-x
-it waits for the next stage:
-    HELD -END-x
-it ends once:
-    DONE -END-x -INPUT-x
+its input comes once: ARRIVED -INPUT-x
+it waits for its input: AWAITED -FORWARD-x -ANSWER-x
+it waits for the next stage: HELD -END-x
+it ends once: DONE -END-x -INPUT-x
 """,
     tests=("tests/unit/core/nn/test_schedules.py",),
     guards=guards("""

@@ -36,7 +36,6 @@ WORKER: Final = Machine(
     starts=("NEW",),
     begin=lambda build, _: build.Lifecycle("a"),
     feed=lambda machine, event: machine.advance(event),
-    state_of=lambda machine: machine.state,
     meanings={
         "NEW": "the worker has not been started",
         "STARTING": "the worker meets the others of its group",
@@ -53,28 +52,17 @@ WORKER: Final = Machine(
     stories="""
 it is used and shut down:
     NEW -START-> STARTING -STARTED-> RUNNING -SHUT_DOWN-> DRAINING -DRAINED-> CLOSED
-its start fails:
-    NEW -START-> STARTING -SHUT_DOWN-> DRAINING -DRAINED-> CLOSED
-it cannot be started again:
-    CLOSED -START-x
-it cannot be started twice:
-    STARTING -START-x -STARTED-> RUNNING -START-x
-it is shut down once:
-    DRAINING -SHUT_DOWN-x -DRAINED-> CLOSED -SHUT_DOWN-x
-it cannot be shut down before its start:
-    NEW -SHUT_DOWN-x -DRAINED-x
-it drains only once it is shut down:
-    RUNNING -DRAINED-x
-what was never started has nothing to lose by a fork:
-    NEW -FORK-x
-its process forks while it starts:
-    STARTING -FORK-> FORKED -FORK-> FORKED
-its process forks while it runs:
-    RUNNING -FORK-> FORKED -STARTED-x -START-x
-its process forks while it drains:
-    DRAINING -FORK-> FORKED -DRAINED-x
-its process forks later:
-    CLOSED -FORK-> FORKED -SHUT_DOWN-x
+its start fails: NEW -START-> STARTING -SHUT_DOWN-> DRAINING -DRAINED-> CLOSED
+it cannot be started again: CLOSED -START-x
+it cannot be started twice: STARTING -START-x -STARTED-> RUNNING -START-x
+it is shut down once: DRAINING -SHUT_DOWN-x -DRAINED-> CLOSED -SHUT_DOWN-x
+it cannot be shut down before its start: NEW -SHUT_DOWN-x -DRAINED-x
+it drains only once it is shut down: RUNNING -DRAINED-x
+what was never started has nothing to lose by a fork: NEW -FORK-x
+its process forks while it starts: STARTING -FORK-> FORKED -FORK-> FORKED
+its process forks while it runs: RUNNING -FORK-> FORKED -STARTED-x -START-x
+its process forks while it drains: DRAINING -FORK-> FORKED -DRAINED-x
+its process forks later: CLOSED -FORK-> FORKED -SHUT_DOWN-x
 """,
     refusals={
         (state.name, "START"): "AlreadyStartedError"

@@ -39,7 +39,6 @@ class _Question:
     asked: int = 0
 
     def facts(self) -> object:
-        """Return everything that is so of it."""
         return self.is_open, self.asked, *self.of.unconfirmed, *sorted(self.of._void)  # noqa: SLF001
 
 

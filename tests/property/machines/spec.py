@@ -63,14 +63,16 @@ class Machine:
     about: str  # what it decides, in a sentence or two
     source: ModuleType  # the module that has it
     states: str  # the name of the enum of its states there
-    events: str  # of its events
     # The states that it may begin in; the first is reached by `begin` alone.
     starts: tuple[str, ...]
     # Makes one, in one of `starts`, of a build of the module.
     begin: Callable[[ModuleType, str], Any]
-    feed: Callable[[Any, Any], object]  # lets an event happen
-    state_of: Callable[[Any], enum.Enum]  # returns the present state
     stories: str  # traces, as `stories` reads them; together they show every transition
+    # Lets an event happen.
+    feed: Callable[[Any, Any], object] = lambda machine, event: machine.on(event)
+    # Returns the present state.
+    state_of: Callable[[Any], enum.Enum] = lambda machine: machine.state
+    events: str = ""  # the enum of its events; empty: `XEvent` for `XState`
     # Of states and events by their names, where their values are single words.
     meanings: Mapping[str, str] = field(default_factory=dict)
     # The error that an event raises which is not listed; empty: it changes nothing.
@@ -86,7 +88,6 @@ class Machine:
 
     @property
     def all_parts(self) -> tuple[Part, ...]:
-        """All modules of the machine."""
         return Part(self.source, self.checks, self.guards), *self.parts
 
     def states_in(self, build: ModuleType) -> type[enum.Enum]:
@@ -94,7 +95,9 @@ class Machine:
         return states
 
     def events_in(self, build: ModuleType) -> type[enum.Enum]:
-        events: type[enum.Enum] = getattr(build, self.events)
+        events: type[enum.Enum] = getattr(
+            build, self.events or self.states.replace("State", "Event")
+        )
         return events
 
     def error_for(self, state: str, event: str) -> str:
