@@ -35,7 +35,6 @@ def credit_use(credit: InboundCredit) -> CreditUse:
 
 
 def slabs_of(pool: SlabPool) -> tuple[int, ...]:
-    """Return the ids of all slabs."""
     return tuple(pool._slabs)
 
 
@@ -52,7 +51,6 @@ def held_bytes(pool: SlabPool) -> int:
 
 
 def series_of(table: SeriesTable) -> list[Series]:
-    """Return every series that is remembered."""
     return list(table._all.values())
 
 
@@ -72,7 +70,6 @@ def early_dials(directory: Directory[Any]) -> int:
 
 
 def unclaimed(inbox: DescriptorInbox) -> int:
-    """Return how many descriptors have not been claimed."""
     return len(inbox._unclaimed)
 
 

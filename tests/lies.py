@@ -89,11 +89,9 @@ class Liar:
         self.choices = choices
 
     def one_of(self, values: Sequence[T]) -> T:
-        """Choose one of at most 256 values."""
         return values[self.choices.below(min(256, len(values)))]
 
     def kind(self, kinds: Mapping[Any, type[Message]]) -> type[Message]:
-        """Choose a kind of message."""
         return self.one_of(list(kinds.values()))
 
     def content(self, kind: type[Message]) -> Any:

@@ -38,7 +38,6 @@ class MessageLink:
         self.mean_s = mean_s
 
     def lose(self, probability: float) -> None:
-        """Lose this share of the messages."""
         self.loss = _probability(probability)
 
     def repeat(self, probability: float) -> None:
@@ -60,7 +59,6 @@ class MessageLink:
         self.is_cut = True
 
     def heal(self) -> None:
-        """End a partition."""
         self.is_cut = False
 
 
@@ -110,7 +108,6 @@ class MessageNetwork:
             self._launch(link, sender, receiver, message)
 
     async def quiet(self) -> None:
-        """Wait until no message is under way."""
         while self.in_flight:
             self._quiet = self.loop.create_future()
             await self._quiet

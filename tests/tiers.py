@@ -55,7 +55,6 @@ class Part:
         return cls(number, of)
 
     def has(self, node_id: str) -> bool:
-        """Return whether a test is in this part."""
         return _number_of(function_of(node_id)) % self.of == self.number - 1
 
 

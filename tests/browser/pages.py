@@ -127,7 +127,6 @@ class DashboardPage:
     # --- tables ----------------------------------------------------------------------
 
     def table(self, name: str) -> Locator:
-        """Return a table by the beginning of its heading."""
         return self.page.get_by_role("table", name=name)
 
     def rows(self, name: str) -> list[dict[str, str]]:

@@ -189,7 +189,6 @@ def test_hang_is_stated_as_by_the_command(hanging: ShownGroup, open_page: Open) 
 
 
 def timeless(sentence: str) -> str:
-    """Leave out for how long."""
     return re.sub(r"\d[\d.]* (s|min|h)\b", "...", sentence.replace("`", ""))
 
 

@@ -94,7 +94,6 @@ def begin(page: Page, length: str = LONG) -> None:
 
 
 def expect_nothing_written(page: Page) -> None:
-    """Wait until no replica writes any text."""
     for name in ("model-0", "model-1"):
         row = page.get_by_role("row").filter(has_text=name)
         expect(row.get_by_role("cell").nth(3)).to_have_text(FREE)

@@ -53,12 +53,10 @@ class Chronicle:
 
 
 def worker_here() -> ChaosWorker:
-    """Return the worker that runs the function at hand."""
     return cast("ChaosWorker", asyncrpc.current_worker())
 
 
 def begin(call_id: str) -> None:
-    """Enter that a function runs."""
     worker_here().ran.write("B", call_id)
 
 

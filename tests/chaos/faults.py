@@ -64,7 +64,6 @@ class Chaos:
                     task.add_done_callback(under_way.pop)
 
     def can(self, kind: str) -> bool:
-        """Say whether there can be faults of a kind."""
         return kind in self.wires.faults or kind in ("kill", "stop")
 
     def victim(self) -> str | None:

@@ -80,7 +80,6 @@ class Life:
             self.process.stdin.write(f"{command}\n".encode())
 
     def signal(self, number: int) -> None:
-        """Send it a signal."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid, number)
 

@@ -32,16 +32,13 @@ class Fault:
 
     @property
     def is_silence(self) -> bool:
-        """Whether somebody cannot hear somebody meanwhile."""
         return self.kind.startswith(("SIGSTOP", "partition"))
 
     @property
     def is_down(self) -> bool:
-        """Whether there is no process meanwhile."""
         return bool(self.life) or self.kind == START
 
     def touches(self, one: str, other: str) -> bool:
-        """Say whether it is one between these two workers."""
         return self.names <= {one, other}
 
     def overlaps(self, begun_s: float, ended_s: float) -> bool:
@@ -72,7 +69,6 @@ class History:
         return end
 
     def killed(self, life: str, by_s: float) -> bool:
-        """Say whether a process had been killed by then."""
         return any(
             fault.life == life and fault.begun_s <= by_s for fault in self.faults
         )

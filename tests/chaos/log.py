@@ -60,7 +60,6 @@ class Log:
         os.write(self._descriptor, line.encode(errors="backslashreplace"))
 
     def close(self) -> None:
-        """End it."""
         os.close(self._descriptor)
 
 

@@ -58,7 +58,6 @@ class Verdict:
 
     @property
     def is_good(self) -> bool:
-        """Whether all is as it must be."""
         return not any(self.lines.values())
 
 

@@ -17,7 +17,6 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Final, Self
 
 from asyncrpc.testing import Proxy
@@ -39,17 +38,10 @@ class Wires(ABC):
         self.names = tuple(names)  # of the workers
 
     async def __aenter__(self) -> Self:
-        """Lay the wires."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Take them away."""
-        del kind, error, trace
+    async def __aexit__(self, *_: object) -> None:  # noqa: B027  (others override it)
+        pass
 
     @property
     @abstractmethod
@@ -107,13 +99,7 @@ class Proxies(Wires):
             await self._stack.enter_async_context(proxy)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End them."""
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
     @property
@@ -121,16 +107,13 @@ class Proxies(Wires):
         return {name: proxy.address for name, proxy in self._proxies.items()}
 
     def listen(self, name: str) -> str:
-        """Return where the proxy leads to."""
         return str(self._proxies[name].target)
 
     async def cut(self, one: str, other: str) -> None:
-        """Break every connection to both."""
         for name in (one, other):
             self._proxies[name].cut()
 
     async def partition(self, one: str, other: str) -> None:
-        """Hold back what was dialed to the first."""
         self._proxies[one].partition()
 
     def parted(self, one: str, other: str) -> tuple[str, ...]:
@@ -138,7 +121,6 @@ class Proxies(Wires):
         return (one,)
 
     async def heal(self, one: str, other: str) -> None:
-        """End that."""
         self._proxies[one].heal()
 
     async def delay(self, name: str, seconds: float) -> None:
@@ -176,12 +158,7 @@ class Namespaces(Wires):
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Delete them, and what is in them."""
         await self._take_away()
 
@@ -227,11 +204,9 @@ class Namespaces(Wires):
         return {name: f"tcp://{at}:{PORT}" for name, at in self._addresses.items()}
 
     def listen(self, name: str) -> str:
-        """Return the same."""
         return self.where[name]
 
     def command(self, name: str) -> list[str]:
-        """Enter the worker's namespace."""
         return ["ip", "netns", "exec", self._namespace(name)]
 
     async def cut(self, one: str, other: str) -> None:

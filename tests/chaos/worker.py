@@ -91,7 +91,6 @@ class Commands:
         return reader
 
     async def __aexit__(self, *_: object) -> None:
-        """End it."""
         self._transport.close()
 
 
@@ -148,7 +147,6 @@ def say(name: str, what: str, about: dict[str, Any]) -> None:
 
 
 def seat_as_text(seat: Seat) -> str:
-    """Return a seat as it is passed on."""
     return json.dumps(asdict(seat))
 
 

@@ -57,7 +57,6 @@ class ServerProcess:
     """The process of one server; a context."""
 
     def __init__(self, command: Sequence[str], top: Path) -> None:
-        """Describe it."""
         self._command, self._top = command, top
 
     def __enter__(self) -> Self:

@@ -412,7 +412,6 @@ class FaultyTensorPipeRpcBackendOptions(TensorPipeRpcBackendOptions):
 
     @property
     def messages_to_fail(self) -> list[str]:
-        """Names of the types that are lost."""
         return list(self._messages_to_fail)
 
     @property
@@ -422,7 +421,6 @@ class FaultyTensorPipeRpcBackendOptions(TensorPipeRpcBackendOptions):
 
     @property
     def num_fail_sends(self) -> int:
-        """How often each message is lost."""
         return self._num_fail_sends
 
     def faults(self) -> Faults:

@@ -80,7 +80,6 @@ class Report:
 
 
 def shortened(result: Result) -> dict[str, Any]:
-    """Return a result's fields without those that say nothing."""
     return {name: value for name, value in asdict(result).items() if value}
 
 

@@ -191,7 +191,6 @@ class HostileEnd:
 
     @property
     def is_open(self) -> bool:
-        """Return whether something may be sent."""
         return self.connection.opened.done() and not self.connection.ended.done()
 
     def on_message(

@@ -105,7 +105,6 @@ class Output:
         return "\n".join(self._lines)
 
     def join(self) -> None:
-        """Wait for the end."""
         self._thread.join(GENEROUS_S)
 
 
@@ -129,7 +128,6 @@ class Pod:
 
     @property
     def is_running(self) -> bool:
-        """Whether the program has not ended."""
         return self._process.poll() is None
 
     def send(self, number: signal.Signals) -> None:
@@ -196,7 +194,6 @@ class SimulatedCluster:
 
     @property
     def node_address(self) -> str:
-        """The address from which the kubelet probes."""
         return _SERVER
 
     def close(self) -> None:

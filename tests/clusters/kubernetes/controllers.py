@@ -37,7 +37,6 @@ class PodPlan:
 
     @property
     def full_name(self) -> str:
-        """The name in the DNS."""
         return f"{self.hostname}.{self.subdomain}.{DOMAIN}"
 
 

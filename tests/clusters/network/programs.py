@@ -22,7 +22,6 @@ def say(line: str) -> None:
 
 
 def where() -> tuple[str, str]:
-    """Return who answers."""
     return asyncrpc.current_worker().name, str(os.getpid())
 
 
@@ -54,7 +53,6 @@ def meet(*arguments: str) -> None:
 
 
 async def twice(to: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Have a third worker double a tensor."""
     return await asyncrpc.current_worker().peer(to).call(torch.add, tensor, tensor)
 
 

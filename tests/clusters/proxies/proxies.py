@@ -81,7 +81,6 @@ class FrontProxy:
         self._process.__exit__()
 
     def wait_both_up(self) -> None:
-        """Wait until it sends requests to both workers."""
         self._process.wait_until(self._are_both_up)
 
     def _are_both_up(self) -> bool:

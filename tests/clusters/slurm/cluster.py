@@ -285,7 +285,6 @@ class SlurmCluster:
                 self.run("scontrol", "update", f"NodeName={node.name}", "State=RESUME")
 
     def wait_idle(self) -> None:
-        """Wait until every node can take a job."""
         self.wait_for(lambda: set(self.states().values()) == {"idle"}, "all idle")
 
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
@@ -304,7 +303,6 @@ class SlurmCluster:
 
 @contextlib.contextmanager
 def running_cluster(top: Path, nodes: int = 3) -> Iterator[SlurmCluster]:
-    """Run a cluster for a while."""
     with SlurmCluster(top, nodes) as cluster:
         yield cluster
 

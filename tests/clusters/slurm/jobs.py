@@ -35,7 +35,6 @@ class Job:
         self.number = cluster.submit(script, where)
 
     def printed(self) -> str:
-        """Return what the job has printed."""
         return self.output.read_text() if self.output.exists() else ""
 
     def wait_printed(self, pattern: str, times: int = 1) -> list[str]:
@@ -59,7 +58,6 @@ class Job:
         return self.cluster.wait_state(self.number, *states)
 
     def start_again(self) -> None:
-        """Let it begin again now."""
         self.cluster.start_again(self.number)
 
 
