@@ -21,7 +21,7 @@ from asyncrpc.parallel.collectives.machine.operations import (
     Descriptor,
     MessageKey,
 )
-from tests.property.machines.walk import facts
+from tests.property.machines.walk import facts, visit_all
 
 NAMES: Final = ("a", "b")
 Action: TypeAlias = tuple[str, int]
@@ -189,25 +189,11 @@ class CollectivesWorld:
 
 
 def visit(build: ModuleType, programs: tuple[str, str], *, leaves: int | None) -> int:
-    """Let happen what can, in every order; return how many worlds there were."""
-    seen: set[str] = set()
-    todo: deque[tuple[Action, ...]] = deque([()])
-    while todo:
-        actions = todo.popleft()
-        world = CollectivesWorld(build, programs, leaves=leaves)
-        try:
-            for action in actions:
-                world.do(action)
-            state = world.facts()
-            if state in seen:
-                continue
-            seen.add(state)
-            world.check()
-            possible = list(world.possible())
-            if not possible:
-                world.check_end()
-        except AssertionError as error:
-            error.add_note(f"{programs}: {actions}")
-            raise
-        todo += [(*actions, action) for action in possible]
-    return len(seen)
+    """Visit all worlds; return how many there were."""
+
+    def look(world: CollectivesWorld, possible: list[Action]) -> None:
+        world.check()
+        if not possible:
+            world.check_end()
+
+    return visit_all(lambda: CollectivesWorld(build, programs, leaves=leaves), look)

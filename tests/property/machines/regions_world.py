@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Final, TypeAlias
 
+from tests.property.machines.walk import visit_all
+
 KEY: Final = b"key"
 ASKED_MAX: Final = 3  # a question: a peer lets go once for each sweep
 Action: TypeAlias = tuple[Any, ...]
@@ -235,29 +237,7 @@ class RegionsWorld:
 
 
 def visit(build: ModuleType, bounds: Bounds) -> int:
-    """Let happen what can, in every order; return how many worlds there were."""
-    seen: set[object] = set()
-    todo: deque[tuple[Action, ...]] = deque([()])
-    while todo:
-        actions = todo.popleft()
-        try:
-            world = _after(build, bounds, actions)
-            state = world.facts()
-            if state in seen:
-                continue
-            seen.add(state)
-            todo += [(*actions, action) for action in world.possible()]
-            world.settle()
-        except AssertionError as error:
-            error.add_note(" ".join(map(str, actions)))
-            raise
-    return len(seen)
-
-
-def _after(
-    build: ModuleType, bounds: Bounds, actions: tuple[Action, ...]
-) -> RegionsWorld:
-    world = RegionsWorld(build, bounds)
-    for action in actions:
-        world.do(action)
-    return world
+    """Visit all worlds; return how many there were."""
+    return visit_all(
+        lambda: RegionsWorld(build, bounds), lambda world, _: world.settle()
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -106,3 +106,28 @@ def facts(thing: object) -> object:
         type(thing).__name__,
         *((name, facts(named[name])) for name in sorted(named)),
     ]
+
+
+def visit_all(begin: Callable[[], Any], look: Callable[[Any, list[Any]], None]) -> int:
+    """Let happen what can, in every order; return how many worlds there were.
+
+    `look` gets each world, once, and what may happen next; it raises if that is wrong.
+    """
+    seen: set[Hashable] = set()
+    todo: deque[tuple[Any, ...]] = deque([()])
+    while todo:
+        actions = todo.popleft()
+        try:
+            world = begin()
+            for action in actions:
+                world.do(action)
+            state = world.facts()
+            if state not in seen:
+                seen.add(state)
+                possible = list(world.possible())
+                todo += [(*actions, action) for action in possible]
+                look(world, possible)
+        except AssertionError as error:
+            error.add_note(" ".join(map(str, actions)))
+            raise
+    return len(seen)
