@@ -137,7 +137,6 @@ class HeldLoop:
             self._loop.call_soon(self._turn)
 
     def skip(self) -> None:
-        """Let what was done just now not count."""
         self._last_s = thread_time()
 
     def __enter__(self) -> Self:

@@ -14,7 +14,6 @@ Hidden is the share of communication that passed while autograd ran.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import statistics
@@ -196,12 +195,10 @@ def table(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = pages.parser(__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", default=",".join(WAYS), metavar="NAMES")
-    parser.add_argument("--update-docs", action="store_true")
     options = parser.parse_args()
     names = [name for name in WAYS if name in options.only.split(",")]
     parameters = sum(one.numel() for one in make()[0].parameters())
@@ -209,9 +206,7 @@ def main() -> None:
     args = (names, options.rounds)
     found = launch(compare, args, options.ranks, threads_per_process=1)[0]
     text = f"{about}\n\n{table(found)}"
-    print(text)
-    if options.update_docs:
-        pages.renew("ddp", pages.as_block(text))
+    pages.show("ddp", text, options)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ The aim is 50 ms at p99.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import statistics
@@ -188,10 +187,7 @@ def table(found: Mapping[tuple[str, str], list[list[float]]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--starts", type=int, default=3)
-    parser.add_argument("--update-docs", action="store_true")
+    parser = pages.parser(__doc__, 3)
     options = parser.parse_args()
     found: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
     for start in range(options.starts):
@@ -201,9 +197,7 @@ def main() -> None:
             for thing, seconds in figures.items():
                 found[name, thing].append(seconds)
     text = table(dict(sorted(found.items())))
-    print(text)
-    if options.update_docs:
-        pages.renew("leaving", pages.as_block(text))
+    pages.show("leaving", text, options)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ come over HTTP (aiohttp) or as calls; too much is refused in one of three ways:
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,17 +79,10 @@ def rows_of(
         p99_ms = 1e3 * quantile(one.answered_s, 0.99)
         rows.append(
             OverloadRow(
-                policy,
-                door,
-                load,
-                one.goodput,
-                one.goodput / peak,
-                1e3 * quantile(one.answered_s, 0.5),
-                p99_ms,
-                p99_ms / alone_ms,
+                *(policy, door, load, one.goodput, one.goodput / peak),
+                *(1e3 * quantile(one.answered_s, 0.5), p99_ms, p99_ms / alone_ms),
                 len(one.refused_s) / one.seconds,
-                1e3 * quantile(one.refused_s, 0.99),
-                one.given_up / one.seconds,
+                *(1e3 * quantile(one.refused_s, 0.99), one.given_up / one.seconds),
                 1e3 * one.late_s,
             )
         )
@@ -222,12 +214,11 @@ def draw(rows: Sequence[OverloadRow], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = pages.parser(__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
     parser.add_argument("--policies", nargs="+", default=list(POLICIES))
     parser.add_argument("--doors", nargs="+", default=list(DOORS))
     parser.add_argument("--quick", action="store_true", help="3 s of each load")
-    parser.add_argument("--update-docs", action="store_true")
     given = parser.parse_args()
     seconds = 3.0 if given.quick else given.seconds
     rows, alone = measure_all(given.policies, given.doors, seconds)

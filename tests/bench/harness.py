@@ -39,17 +39,14 @@ class Figure(NamedTuple):
 
     @property
     def median(self) -> float:
-        """The figure that is quoted."""
         return statistics.median(self.values)
 
     @property
     def least(self) -> float:
-        """The lowest of the starts."""
         return min(self.values)
 
     @property
     def most(self) -> float:
-        """The highest of the starts."""
         return max(self.values)
 
     def __str__(self) -> str:
@@ -220,12 +217,22 @@ def table(results: Sequence[Result], *, markdown: bool = False) -> str:
     """Return the table: text in the first two columns, numbers to the right."""
     heads = ["workload", "unit", *SIDES, "ratio", "target", ""]
     lines = [heads, *map(cells_of, results)]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(heads))]
+    return aligned(lines, texts=(0, 1, len(heads) - 1), markdown=markdown)
+
+
+def aligned(
+    lines: Sequence[Sequence[str]],
+    *,
+    texts: Sequence[int] = (0, 1),
+    markdown: bool = False,
+) -> str:
+    """Return lines of cells as columns: those of `texts` to the left."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     if markdown:
         widths = [max(3, width) for width in widths]
-    is_text = [at < 2 or at == len(heads) - 1 for at in range(len(heads))]
+    is_text = [at in texts for at in range(len(widths))]
     edge, gap = ("| ", " | ") if markdown else ("", "  ")
-    texts = [
+    rows = [
         edge
         + gap.join(
             cell.ljust(width) if text else cell.rjust(width)
@@ -239,8 +246,21 @@ def table(results: Sequence[Result], *, markdown: bool = False) -> str:
             "-" * width if text else "-" * (width - 1) + ":"
             for width, text in zip(widths, is_text, strict=True)
         ]
-        texts.insert(1, edge + gap.join(rules) + edge[::-1])
-    return "\n".join(text.rstrip() for text in texts)
+        rows.insert(1, edge + gap.join(rules) + edge[::-1])
+    return "\n".join(row.rstrip() for row in rows)
+
+
+def times_as_good(
+    row: Row, ours: Figure | None, others: Iterable[Figure | None]
+) -> float | None:
+    """Return how many times as good as the best of the others ours is."""
+    medians = [one.median for one in others if one is not None]
+    if ours is None or not medians:
+        return None
+    if row.higher_is_better:
+        best = max(medians)
+        return ours.median / best if best else None
+    return min(medians) / ours.median if ours.median > 0 else None
 
 
 def failures_of(results: Sequence[Result]) -> list[str]:

@@ -41,7 +41,6 @@ class LoadResult:
 
     @property
     def goodput(self) -> float:
-        """Answers a second."""
         return self.in_time / self.seconds
 
 
@@ -159,7 +158,6 @@ class HttpClient:
         return made
 
     def close(self) -> None:
-        """Close all connections."""
         for one in self._all:
             if one.transport is not None:
                 one.transport.close()

@@ -6,6 +6,7 @@ milliseconds on one core, a token a few as well.
 
 from __future__ import annotations
 
+import argparse
 import os
 import time
 from collections.abc import Iterator
@@ -34,6 +35,27 @@ NOTES: Final = "BENCH_SERVE_NOTES"
 BALLAST: Final = "BENCH_SERVE_BALLAST_MIB"
 
 
+def arguments() -> argparse.Namespace:
+    """Read what a side is told."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--web-workers", type=int, default=1)
+    return parser.parse_args()
+
+
+def run_uvicorn(app: str, options: argparse.Namespace) -> None:
+    import uvicorn  # noqa: PLC0415  (not every side has it)
+
+    uvicorn.run(
+        app,
+        port=options.port,
+        workers=options.web_workers,
+        timeout_worker_healthcheck=60,  # importing torch takes longer on a busy host
+        log_level="warning",
+        access_log=False,
+    )
+
+
 class Classifier(nn.Module):
     """Four layers, and as much memory as is wanted."""
 
@@ -42,13 +64,8 @@ class Classifier(nn.Module):
         torch.set_num_threads(1)
         torch.manual_seed(0)
         self.layers = nn.Sequential(
-            nn.Linear(FEATURES, WIDTH),
-            nn.ReLU(),
-            nn.Linear(WIDTH, WIDTH),
-            nn.ReLU(),
-            nn.Linear(WIDTH, WIDTH),
-            nn.ReLU(),
-            nn.Linear(WIDTH, CLASSES),
+            *(nn.Linear(FEATURES, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)),
+            *(nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES)),
         )
         ballast_mib = int(os.environ.get(BALLAST, "0"))
         self.ballast = torch.ones(ballast_mib << 18)
@@ -152,7 +169,6 @@ class BatchedLanguageModel(LanguageModel):
     """The same, for several answers at once; an `asyncrpc.serving.SequenceModel`."""
 
     def enter(self, requests: list[int]) -> list[Sequence]:
-        """Begin answers of so many tokens."""
         return [Sequence(tokens) for tokens in requests]
 
     def step(self, states: list[Sequence]) -> list[tuple[list[int], bool]]:
@@ -165,7 +181,6 @@ class BatchedLanguageModel(LanguageModel):
         ]
 
     def leave(self, state: Sequence) -> None:
-        """End an answer."""
         state.note.ended()
 
 

@@ -12,8 +12,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 import torch
 
@@ -87,6 +87,14 @@ def cpu_seconds() -> float:
     """Return the processor time that this process has used."""
     times = os.times()
     return times.user + times.system
+
+
+async def used_by(peer: Any, work: Awaitable[object]) -> list[float]:
+    """Return the processor time of this process and of a peer's during some work."""
+    before_s = [cpu_seconds(), await peer.call(cpu_seconds)]
+    await work
+    after_s = [cpu_seconds(), await peer.call(cpu_seconds)]
+    return [late - early for early, late in zip(before_s, after_s, strict=True)]
 
 
 def count_for(seconds: float) -> float:

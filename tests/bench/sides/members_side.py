@@ -34,7 +34,6 @@ class Life:
     failed: str = ""  # why it ended early, in words
 
     def begin(self) -> None:
-        """Begin a stage."""
         self._begun = time.perf_counter(), time.process_time()
 
     def end(self, stage: str) -> None:

@@ -66,7 +66,6 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(request)
 
     def abort(self) -> None:
-        """Go away in the middle."""
         if self._transport is not None:
             self._done = None
             self._transport.abort()
