@@ -21,14 +21,8 @@ from tests.browser.programs import TOKEN
 # A page takes a look every half second: only a hang lasts so long, or another text.
 HANGS_MS: Final = 60_000.0
 VIEWS: Final = (
-    "overview",
-    "worker",
-    "worker/ps",
-    "calls",
-    "references",
-    "training",
-    "collectives",
-    "hangs",
+    *("overview", "worker", "worker/ps", "calls", "references", "training"),
+    *("collectives", "hangs"),
 )
 # Notes what the server tells, and what the page is not allowed to do.
 _NOTE: Final = """

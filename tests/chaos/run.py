@@ -86,15 +86,8 @@ async def _go(given: Given, room: Path) -> Report:
     (given.folder / FAULTS).write_text("\n".join(history.lines()), encoding="utf-8")
     verdict.leaks += _left(before, left_behind(room), killed=len(fleet.dead))
     return Report(
-        given,
-        wires.kind,
-        Wires.faults - wires.faults,
-        chaos.injected,
-        len(lives),
-        len(story.calls),
-        count_mistakes(story),
-        now_s() - begun_s,
-        verdict,
+        *(given, wires.kind, Wires.faults - wires.faults, chaos.injected, len(lives)),
+        *(len(story.calls), count_mistakes(story), now_s() - begun_s, verdict),
     )
 
 

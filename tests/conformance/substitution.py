@@ -35,15 +35,8 @@ MODULES: Final[Mapping[str, str]] = {
 # Submodules that the suites import or name.  What the facade's submodule lacks is taken
 # from the facade's package: torch's own re-exports it the same way.
 SUBMODULES: Final = (
-    "api",
-    "backend_registry",
-    "constants",
-    "functions",
-    "internal",
-    "options",
-    "rref_proxy",
-    "server_process_global_profiler",
-    "_utils",
+    *("api", "backend_registry", "constants", "functions", "internal", "options"),
+    *("rref_proxy", "server_process_global_profiler", "_utils"),
 )
 REMOTE_MODULE: Final = "torch.distributed.nn.api.remote_module"
 PROFILER: Final = "torch.autograd.profiler_legacy"
@@ -65,40 +58,20 @@ LENT: Final[Mapping[str, Sequence[str]]] = {
 }
 POISONED: Final[Mapping[str, Sequence[str]]] = {
     "torch._C._distributed_rpc": (
-        "TensorPipeAgent",
-        "_delete_all_user_and_unforked_owner_rrefs",
-        "_destroy_rref_context",
-        "_get_current_rpc_agent",
-        "_invoke_remote_builtin",
-        "_invoke_remote_python_udf",
-        "_invoke_remote_torchscript",
-        "_invoke_rpc_builtin",
-        "_invoke_rpc_python_udf",
-        "_invoke_rpc_torchscript",
-        "_rref_context_get_debug_info",
-        "_set_and_start_rpc_agent",
+        *("TensorPipeAgent", "_delete_all_user_and_unforked_owner_rrefs"),
+        *("_destroy_rref_context", "_get_current_rpc_agent", "_invoke_remote_builtin"),
+        *("_invoke_remote_python_udf", "_invoke_remote_torchscript"),
+        *("_invoke_rpc_builtin", "_invoke_rpc_python_udf", "_invoke_rpc_torchscript"),
+        *("_rref_context_get_debug_info", "_set_and_start_rpc_agent"),
     ),
     RPC: ("_get_debug_info", "_init_rpc_backend", "init_rpc"),
     f"{RPC}.api": (
-        "_all_gather",
-        "_barrier",
-        "_invoke_rpc",
-        "_wait_all_workers",
-        "get_worker_info",
-        "remote",
-        "rpc_async",
-        "rpc_sync",
-        "shutdown",
+        *("_all_gather", "_barrier", "_invoke_rpc", "_wait_all_workers"),
+        *("get_worker_info", "remote", "rpc_async", "rpc_sync", "shutdown"),
     ),
     "torch._C._distributed_autograd": (
-        "_current_context",
-        "_get_debug_info",
-        "_init",
-        "_new_context",
-        "_release_context",
-        "_retrieve_context",
-        "backward",
-        "get_gradients",
+        *("_current_context", "_get_debug_info", "_init", "_new_context"),
+        *("_release_context", "_retrieve_context", "backward", "get_gradients"),
     ),
 }
 # Modules that may hold a poisoned function under another name.

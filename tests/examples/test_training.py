@@ -129,15 +129,8 @@ def test_schedules_learn_alike_and_their_stages_are_drawn() -> None:
 
 
 HOOKS = {
-    "allreduce",
-    "fp16",
-    "bf16",
-    "PowerSGD",
-    "PowerSGD, rank 4",
-    "PowerSGD in bf16",
-    "batched, rank 4",
-    "post-local SGD",
-    "noop",
+    *("allreduce", "fp16", "bf16", "PowerSGD", "PowerSGD, rank 4", "PowerSGD in bf16"),
+    *("batched, rank 4", "post-local SGD", "noop"),
 }
 PNG = b"\x89PNG\r\n"
 

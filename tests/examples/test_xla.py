@@ -45,16 +45,7 @@ def test_gap_matches_the_figures_of_torch_xla(
 
 
 PNG = b"\x89PNG\r\n"
-QUICK = (
-    "--num_epochs",
-    "1",
-    "--steps",
-    "6",
-    "--log_steps",
-    "2",
-    "--batch_size",
-    "8",
-)
+QUICK = ("--num_epochs", "1", "--steps", "6", "--log_steps", "2", "--batch_size", "8")
 
 
 @pytest.mark.slow

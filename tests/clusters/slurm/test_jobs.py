@@ -107,10 +107,7 @@ def lose(way: str, cluster: SlurmCluster) -> None:
     node = cluster.nodes[1]
     if way == "set down":
         cluster.run(
-            "scontrol",
-            "update",
-            f"NodeName={node.name}",
-            "State=DOWN",
+            *("scontrol", "update", f"NodeName={node.name}", "State=DOWN"),
             "Reason=it smokes",
         )
     elif way == "killed":
