@@ -20,8 +20,6 @@ END_S: Final = 60.0  # for a process that was killed to be gone; only a failure 
 
 
 class ForkedProgram:
-    """A program that runs."""
-
     def __init__(self, process: BaseProcess, output: TextIO) -> None:
         self._process = process
         self.output = output  # what it writes to its standard output and error

@@ -82,8 +82,6 @@ def _is_fit(kind: schema.Kind, value: Any) -> bool:
 
 
 class Liar:
-    """Draws messages from choices."""
-
     def __init__(self, facts: Facts, choices: Choices) -> None:
         self.facts = facts
         self.choices = choices

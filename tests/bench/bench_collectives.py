@@ -44,8 +44,6 @@ Times = dict[str, list[float]]  # by kind: seconds of a call, of each round
 
 
 class Row(NamedTuple):
-    """A tensor to reduce."""
-
     nbytes: int
     dtype: torch.dtype
 

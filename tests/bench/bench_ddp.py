@@ -39,8 +39,6 @@ SIDES: Final = ("alone", "in step", "asyncrpc", "torch")
 
 
 class Way(NamedTuple):
-    """A way to reduce gradients."""
-
     # Of asyncrpc, with what makes its state; None: no hook.
     hook: tuple[Any, Callable[[], Any]] | None
     theirs: tuple[Any, Callable[[], Any]] | None  # the same of torch

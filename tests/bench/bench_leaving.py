@@ -53,8 +53,6 @@ Predict = Callable[[str], Any]
 
 
 class BenchDoor(NamedTuple):
-    """An application on a server."""
-
     # Of the worker, and what a request waits for, the application.
     make: Callable[[Worker, Predict], Any]
     # Serves it; the value of the context is the port.

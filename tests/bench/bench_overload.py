@@ -53,8 +53,6 @@ COLORS: Final = {"oldest": "#2a7f62", "newest": "#3c6fb4", "none": "#d1495b"}
 
 
 class OverloadRow(NamedTuple):
-    """One load by one door."""
-
     policy: str  # how too much is refused
     door: str  # by which requests come
     load: float  # as a multiple of the capacity

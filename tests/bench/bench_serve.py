@@ -97,8 +97,6 @@ Found = dict[Row, float]
 
 
 class Effort(NamedTuple):
-    """How much is done."""
-
     rounds: int  # starts of each side
     seconds: float  # of each load
     steps: int  # of the search for the highest rate

@@ -17,8 +17,6 @@ SIDES: Final = ("asyncrpc", "torch")
 
 
 class Row(NamedTuple):
-    """One line of the table."""
-
     name: str  # what was done
     unit: str  # of the figures
     # Of the figures; a ratio is always better when higher.

@@ -258,8 +258,6 @@ def echo(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Counter:
-    """What the references refer to."""
-
     def __init__(self) -> None:
         self.count = 0
 

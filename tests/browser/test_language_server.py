@@ -24,8 +24,6 @@ OpenTab = Callable[..., Page]
 
 
 class LanguageServer:
-    """The program."""
-
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         self._process, self._stdout = process, process.stdout

@@ -102,8 +102,6 @@ async def count_to(call_id: str, end: int) -> AsyncIterator[torch.Tensor]:
 
 
 class Counter:
-    """What references refer to."""
-
     def __init__(self, call_id: str) -> None:
         begin(call_id)
         self.count = 0

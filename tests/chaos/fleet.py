@@ -41,8 +41,6 @@ class Given:
 
 @dataclass(eq=False, slots=True)
 class Life:
-    """One process."""
-
     name: str
     process: asyncio.subprocess.Process
     said: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)

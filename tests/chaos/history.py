@@ -22,8 +22,6 @@ START: Final = "start"  # the first of a worker: who is called before is not the
 
 @dataclass(eq=False, slots=True)
 class Fault:
-    """One fault."""
-
     kind: str  # such as `SIGKILL` or `partition, long`
     names: frozenset[str]  # of one worker, or of the two that are parted
     begun_s: float  # not after this, by the host's monotonic clock
@@ -48,8 +46,6 @@ class Fault:
 
 @dataclass(slots=True)
 class History:
-    """All faults of a run."""
-
     silence_s: float  # shorter ones make no worker give up another
     dial_s: float  # how long one attempt to connect may take
     # In the order of their beginnings.

@@ -47,8 +47,6 @@ class End(enum.Enum):
 
 
 class Log:
-    """One file of one process."""
-
     def __init__(self, folder: Path, kind: str, name: str) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         path = folder / f"{name}.{os.getpid()}.{kind}"

@@ -29,8 +29,6 @@ PATIENT_S: Final = 30.0
 
 @dataclass(slots=True)
 class Losses:
-    """What became of lost calls."""
-
     # How many calls each kind of fault has cost.
     causes: Counter[str] = field(default_factory=Counter)
     # Calls that no fault explains, by caller and callee, kind and error.

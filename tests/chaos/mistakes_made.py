@@ -10,8 +10,6 @@ from tests.chaos.log import Call, End, Story
 
 @dataclass(slots=True)
 class Mistakes:
-    """The mistakes of a run."""
-
     made: Counter[str] = field(default_factory=Counter)  # how many, by kind
     # How many of a kind ended in a way; those given up are in none.
     ends: Counter[tuple[str, End]] = field(default_factory=Counter)

@@ -37,8 +37,6 @@ SHARED_MEMORY: Final = Path("/dev") / "shm"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of a run."""
-
     given: Given
     wires: str
     lacking: frozenset[str]

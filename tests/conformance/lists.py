@@ -35,8 +35,6 @@ class Class(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """One test of PyTorch's."""
-
     name: str  # "SUITE.TEST"; the same for every implementation.
     suite: str  # the class of `torch.testing._internal.distributed` that has it.
     of_class: Class

@@ -26,8 +26,6 @@ GOOD = frozenset({Status.PASS, Status.SKIP})
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How one test ended."""
-
     status: Status
     message: str = ""  # the exception's last line, or why it was skipped
     seconds: float = 0.0  # what it took, the start of its ranks included
@@ -54,8 +52,6 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All results of a run."""
-
     about: Mapping[str, Any]  # with what it was run, and when
     results: Mapping[str, Result]
 

@@ -31,8 +31,6 @@ GRACE_S: Final = 25.0  # beyond the limit of a test, which is its own to keep
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How tests are run."""
-
     jobs: int = 2  # tests at a time
     timeout_s: float = 90.0  # what one may take
     logs: Path | None = None  # where the output of each is kept, if anywhere

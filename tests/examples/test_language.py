@@ -13,7 +13,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.examples.programs import PROGRAM_S, REPOSITORY, rows, run
+from tests.commands import REPOSITORY
+from tests.examples.programs import PROGRAM_S, rows, run
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.programs import PROGRAM_S, REPOSITORY, ran, rows, run
+from tests.commands import REPOSITORY
+from tests.examples.programs import PROGRAM_S, ran, rows, run
 
 
 @pytest.mark.slow

@@ -44,8 +44,6 @@ OPTIONS: Final = Options(secret="a secret of this soak", stall_after_s=AFTER_S)
 
 @dataclass
 class Quiet:
-    """What a soak has found."""
-
     looks: int = 0  # how often `why` was asked
     # How often each kind of work was done.
     rounds: dict[str, int] = field(default_factory=dict)

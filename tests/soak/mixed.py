@@ -44,8 +44,6 @@ OnProgress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a soak has found."""
-
     before: dict[str, Reading]  # the readings after the warm-up, by worker
     after: dict[str, Reading]  # at the end
     uses: Counter[str]  # how often each kind of use was made

@@ -18,8 +18,6 @@ UNANSWERED_S: Final = 1.0  # by then all wait that are not answered
 
 
 class Client(NamedTuple):
-    """What one client does."""
-
     path: str  # that it asks for
     is_answered: bool  # whether it waits for the first bytes of the answer
     after_s: float  # seconds that it stays then

@@ -22,8 +22,6 @@ LIMIT_S: Final = 1200.0
 
 @dataclass
 class Life:
-    """What one process found."""
-
     wall_s: dict[str, float] = field(default_factory=dict)  # of each stage
     # Processor time of each stage.
     cpu_s: dict[str, float] = field(default_factory=dict)

@@ -30,8 +30,6 @@ OPEN_CONNECTIONS: Final = 128  # of the open loop: more than any batch has room 
 
 
 class Answer:
-    """One answer as it comes."""
-
     __slots__ = ("ended_s", "events", "first_s", "is_ok")
 
     def __init__(self) -> None:

@@ -32,8 +32,6 @@ RUNS: Final = 7
 
 
 class DroppingExporter(SpanExporter):
-    """Takes spans, and drops them."""
-
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         return SpanExportResult.SUCCESS
 

@@ -104,8 +104,6 @@ class Program:
 
 @dataclass
 class Host:
-    """One host."""
-
     name: str
     pid: int  # of the process that holds its namespaces
     hosts: Path

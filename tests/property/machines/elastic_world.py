@@ -28,8 +28,6 @@ LETTERS: Final = "abcdefgh"
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What may happen."""
-
     members: int  # of the first generation; 0: all begin
     newcomers: int = 0  # that ask to be let in
     deaths: int = 0  # how many may die

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -22,8 +21,9 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Final
 
+from tests.commands import run_to_end
 from tests.property.machines.catalog import CATALOG
-from tests.property.machines.drawing import ROOT, section
+from tests.property.machines.drawing import section
 from tests.property.machines.mutated_source import MUTANT, as_text
 from tests.property.machines.spec import Guard, Machine, Part, Table, build_of, table_of
 from tests.property.machines.stories import play, stories_of
@@ -146,18 +146,15 @@ def do_tests_fail(module: str, guard: Guard, *tests: str) -> bool:
     command += ["--randomly-dont-reorganize", "--randomly-seed=1"]
     command += ["-p", "tests.property.machines.mutated_source"]
     try:
-        ended = subprocess.run(
+        ended = run_to_end(
             [*command, *tests],
-            cwd=ROOT,
-            env={**os.environ, MUTANT: as_text(module, guard)},
-            capture_output=True,
-            check=False,
-            timeout=TESTS_LIMIT_S,
+            timeout_s=TESTS_LIMIT_S,
+            environ={MUTANT: as_text(module, guard)},
         )
     except subprocess.TimeoutExpired:
         return True
     if ended.returncode not in (0, 1):
-        raise RuntimeError(ended.stdout.decode() + ended.stderr.decode())
+        raise RuntimeError(ended.stdout + ended.stderr)
     return ended.returncode == 1
 
 
