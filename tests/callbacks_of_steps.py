@@ -36,7 +36,6 @@ def step(make: Callable[[Call, torch.optim.Optimizer], Iterator[None]]) -> Step:
 
 
 def add_steps(make: Callable[..., Iterator[None]], **first: Any) -> None:
-    """List steps that differ in their first argument."""
     STEPS.update(
         (name, partial(contextmanager(make), value)) for name, value in first.items()
     )
@@ -207,16 +206,6 @@ class Options(list[Any]):
         return super().__iter__()
 
 
-@step
-def options_of_the_user(call: Call, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    plain = optimizer.param_groups
-    mine = Options(plain)
-    mine.call = call
-    optimizer.param_groups = mine
-    yield
-    optimizer.param_groups = plain
-
-
 class Name(str):
     """The name of an option; comparing it calls."""
 
@@ -253,12 +242,16 @@ class Defaults(dict[str, Any]):
         return super().__getitem__(name)
 
 
-@step
-def defaults_of_the_user(
-    call: Call, optimizer: torch.optim.Optimizer
+def replaced(
+    name: str, kind: Callable[[Any], Any], call: Call, optimizer: torch.optim.Optimizer
 ) -> Iterator[None]:
-    plain = optimizer.defaults
-    optimizer.defaults = Defaults(plain)
-    optimizer.defaults.call = call
+    plain = getattr(optimizer, name)
+    mine = kind(plain)
+    mine.call = call
+    setattr(optimizer, name, mine)
     yield
-    optimizer.defaults = plain
+    setattr(optimizer, name, plain)
+
+
+add_steps(partial(replaced, "param_groups"), options_of_the_user=Options)
+add_steps(partial(replaced, "defaults"), defaults_of_the_user=Defaults)

@@ -46,7 +46,6 @@ def way(make: Callable[[Call], Iterator[Forward]]) -> Way:
 
 
 def add_ways(make: Callable[..., Iterator[Forward]], **first: Any) -> None:
-    """List ways that differ in their first argument."""
     WAYS.update(
         (name, partial(contextmanager(make), value)) for name, value in first.items()
     )
@@ -66,6 +65,16 @@ def doing(call: Call) -> Callable[..., None]:
     return hook
 
 
+def passing(call: Call) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return what calls, and gives a saved tensor as it is."""
+
+    def unpack(saved: torch.Tensor) -> torch.Tensor:
+        call()
+        return saved
+
+    return unpack
+
+
 @contextmanager
 def removing(handle: Any) -> Iterator[None]:
     try:
@@ -77,53 +86,55 @@ def removing(handle: Any) -> Iterator[None]:
 # --- hooks of tensors and nodes ------------------------------------------------------
 
 
-@way
-def tensor_hook(call: Call) -> Iterator[Forward]:
+def on_result(hook: Callable[[Any, Call], object], call: Call) -> Iterator[Forward]:
+    """Give a forward pass that hooks the tensor that it computes."""
     w = parameter()
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        y: Any = x * w
-        y.register_hook(doing(call))
+        y = (x * w).exp()
+        hook(y, call)
         return total(y)
 
     yield forward
 
 
-@way
-def parameter_hook(call: Call) -> Iterator[Forward]:
-    w: Any = parameter()
-    w.register_hook(doing(call))
-    yield lambda x: (x * w).sum()
+add_ways(
+    on_result,
+    tensor_hook=lambda y, call: y.register_hook(doing(call)),
+    node_hook=lambda y, call: y.grad_fn.register_hook(doing(call)),
+    node_prehook=lambda y, call: y.grad_fn.register_prehook(doing(call)),
+    hook_of_one_saved_tensor=lambda y, call: y.grad_fn._raw_saved_result.register_hooks(  # noqa: SLF001
+        torch.Tensor.detach, passing(call)
+    ),
+)
+_ENGINE: Any = torch.autograd.Variable._execution_engine  # noqa: SLF001
 
 
-@way
-def post_accumulate_hook(call: Call) -> Iterator[Forward]:
-    w: Any = parameter()
-    w.register_post_accumulate_grad_hook(doing(call))
-    yield lambda x: (x * w).sum()
-
-
-def with_node(register: str, call: Call) -> Iterator[Forward]:
+def on_parameter(hook: Callable[[Any, Call], object], call: Call) -> Iterator[Forward]:
     w = parameter()
-
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        y = (x * w).sin()
-        getattr(y.grad_fn, register)(doing(call))
-        return y.sum()
-
-    yield forward
+    kept = hook(w, call)
+    yield lambda x: (x * w).sum()
+    del kept  # a node keeps its hook as long as it lives
 
 
-add_ways(with_node, node_hook="register_hook", node_prehook="register_prehook")
-
-
-@way
-def accumulating_node_hook(call: Call) -> Iterator[Forward]:
-    w = parameter()
+def hooked_node(w: torch.Tensor, call: Call) -> object:
     node = graph.get_gradient_edge(w).node
     node.register_hook(doing(call))
-    yield lambda x: (x * w).sum()
-    del node  # it keeps the hook as long as it lives
+    return node
+
+
+add_ways(
+    on_parameter,
+    parameter_hook=lambda w, call: w.register_hook(doing(call)),
+    post_accumulate_hook=lambda w, call: w.register_post_accumulate_grad_hook(
+        doing(call)
+    ),
+    accumulating_node_hook=hooked_node,
+    callback_at_the_end=lambda w, call: w.register_hook(
+        lambda _: _ENGINE.queue_callback(call)
+    ),
+    profiler_in_a_hook=lambda w, call: w.register_hook(lambda _: profile_twice(call)),
+)
 
 
 @way
@@ -147,14 +158,6 @@ def hook_on_a_received_tensor(call: Call) -> Iterator[Forward]:
         return total(x * w)
 
     yield forward
-
-
-@way
-def callback_at_the_end(call: Call) -> Iterator[Forward]:
-    w: Any = parameter()
-    engine: Any = torch.autograd.Variable._execution_engine  # noqa: SLF001
-    w.register_hook(lambda _: engine.queue_callback(call))
-    yield lambda x: (x * w).sum()
 
 
 # --- hooks of modules ----------------------------------------------------------------
@@ -219,31 +222,9 @@ add_ways(
 def saved_tensors_hooks(call: Call) -> Iterator[Forward]:
     w = parameter()
 
-    def unpack(saved: torch.Tensor) -> torch.Tensor:
-        call()
-        return saved
-
     def forward(x: torch.Tensor) -> torch.Tensor:
-        with graph.saved_tensors_hooks(lambda saved: saved, unpack):
+        with graph.saved_tensors_hooks(lambda saved: saved, passing(call)):
             return (x * w).sum()
-
-    yield forward
-
-
-@way
-def hook_of_one_saved_tensor(call: Call) -> Iterator[Forward]:
-    w = parameter()
-
-    def unpack(saved: torch.Tensor) -> torch.Tensor:
-        call()
-        return saved
-
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        y: Any = (x * w).exp()
-        y.grad_fn._raw_saved_result.register_hooks(  # noqa: SLF001
-            torch.Tensor.detach, unpack
-        )
-        return total(y)
 
     yield forward
 
@@ -432,13 +413,6 @@ def profile_twice(call: Call) -> None:
         acc_events=True,
     ) as profiler:
         profiler.step()
-
-
-@way
-def profiler_in_a_hook(call: Call) -> Iterator[Forward]:
-    w: Any = parameter()
-    w.register_hook(lambda _: profile_twice(call))
-    yield lambda x: (x * w).sum()
 
 
 def under_profiler(make: Callable[[], Any], call: Call) -> Iterator[Forward]:

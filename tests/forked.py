@@ -20,18 +20,11 @@ END_S: Final = 60.0  # for a process that was killed to be gone; only a failure 
 
 
 class ForkedProgram:
-    """A program that runs.
-
-    Attributes:
-        output: what it writes to its standard output and error.
-    """
-
     def __init__(self, process: BaseProcess, output: TextIO) -> None:
         self._process = process
-        self.output = output
+        self.output = output  # what it writes to its standard output and error
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
         assert self._process.pid is not None
         os.kill(self._process.pid, number)
 
@@ -48,7 +41,6 @@ def forked(source: str, **environment: str) -> Iterator[ForkedProgram]:
 
     Args:
         source: the code; it can pass on no function of its own.
-        **environment: variables that it has besides those of this process.
     """
     reading, writing = os.pipe()
     with os.fdopen(reading, encoding="utf-8") as output:

@@ -21,17 +21,11 @@ from asyncrpc.serving.batching.machine.fair_queue import FairQueue
 
 @dataclass(frozen=True, slots=True)
 class CreditUse:
-    """How a worker's budget for large requests is used.
+    """How a worker's budget for large requests is used."""
 
-    Attributes:
-        held_bytes: of requests that arrive, run, or are being answered.
-        promised_bytes: that peers may send without asking further.
-        waiting: requests of peers that are known to wait.
-    """
-
-    held_bytes: int
-    promised_bytes: int
-    waiting: int
+    held_bytes: int  # of requests that arrive, run, or are being answered
+    promised_bytes: int  # that peers may send without asking further
+    waiting: int  # requests of peers that are known to wait
 
 
 def credit_use(credit: InboundCredit) -> CreditUse:
@@ -41,7 +35,6 @@ def credit_use(credit: InboundCredit) -> CreditUse:
 
 
 def slabs_of(pool: SlabPool) -> tuple[int, ...]:
-    """Return the ids of all slabs."""
     return tuple(pool._slabs)
 
 
@@ -58,7 +51,6 @@ def held_bytes(pool: SlabPool) -> int:
 
 
 def series_of(table: SeriesTable) -> list[Series]:
-    """Return every series that is remembered."""
     return list(table._all.values())
 
 
@@ -78,7 +70,6 @@ def early_dials(directory: Directory[Any]) -> int:
 
 
 def unclaimed(inbox: DescriptorInbox) -> int:
-    """Return how many descriptors have not been claimed."""
     return len(inbox._unclaimed)
 
 
@@ -88,5 +79,4 @@ def shares_of(queue: FairQueue[Any], priority: int) -> Collection[Hashable]:
 
 
 def routes_of(router: Router, service: str) -> list[Route]:
-    """Return the routes of a service, in the order in which it lists them."""
     return list(router._known.get(service, {}).values())

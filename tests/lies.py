@@ -46,19 +46,14 @@ CONTENT_DEPTH_MAX: Final = 6  # to which a lie is put in the place of a right pa
 
 @dataclass
 class Facts:
-    """What is true of others, and so of use in a lie.
+    """What is true of others, and so of use in a lie."""
 
-    Attributes:
-        workers: the honest ones.
-        numbers: their incarnations, ranks and groups.
-        ids: of their references and contexts: who made them, and their numbers.
-        texts: their names, addresses and tags.
-    """
-
-    workers: Sequence[Worker]
+    workers: Sequence[Worker]  # the honest ones
+    # Their incarnations, ranks and groups.
     numbers: list[int] = field(default_factory=list)
+    # Of their references and contexts: who made them, and their numbers.
     ids: list[tuple[int, int]] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)  # their names, addresses and tags
 
     def __post_init__(self) -> None:
         for worker in self.workers:
@@ -87,18 +82,14 @@ def _is_fit(kind: schema.Kind, value: Any) -> bool:
 
 
 class Liar:
-    """Draws messages from choices."""
-
     def __init__(self, facts: Facts, choices: Choices) -> None:
         self.facts = facts
         self.choices = choices
 
     def one_of(self, values: Sequence[T]) -> T:
-        """Choose one of at most 256 values."""
         return values[self.choices.below(min(256, len(values)))]
 
     def kind(self, kinds: Mapping[Any, type[Message]]) -> type[Message]:
-        """Choose a kind of message."""
         return self.one_of(list(kinds.values()))
 
     def content(self, kind: type[Message]) -> Any:

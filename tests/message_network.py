@@ -38,7 +38,6 @@ class MessageLink:
         self.mean_s = mean_s
 
     def lose(self, probability: float) -> None:
-        """Lose this share of the messages."""
         self.loss = _probability(probability)
 
     def repeat(self, probability: float) -> None:
@@ -60,23 +59,18 @@ class MessageLink:
         self.is_cut = True
 
     def heal(self) -> None:
-        """End a partition."""
         self.is_cut = False
 
 
 class MessageNetwork:
-    """Names, and messages under way between them.
-
-    Attributes:
-        trace: what happened, and when: `(virtual seconds, words)`.
-        in_flight: messages, repetitions included, that have not arrived.
-    """
+    """Names, and messages under way between them."""
 
     def __init__(
         self, seed: int, loop: asyncio.AbstractEventLoop | None = None
     ) -> None:
+        # What happened, and when: `(virtual seconds, words)`.
         self.trace: deque[tuple[float, str]] = deque(maxlen=TRACE_MAX)
-        self.in_flight = 0
+        self.in_flight = 0  # messages, repetitions included, that have not arrived
         self._rng = random.Random(seed)
         self._given_loop = loop
         self._receivers: dict[str, Receive] = {}
@@ -85,7 +79,6 @@ class MessageNetwork:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop given, or the running one."""
         return self._given_loop or asyncio.get_running_loop()
 
     def register(self, name: str, receive: Receive) -> None:
@@ -115,7 +108,6 @@ class MessageNetwork:
             self._launch(link, sender, receiver, message)
 
     async def quiet(self) -> None:
-        """Wait until no message is under way."""
         while self.in_flight:
             self._quiet = self.loop.create_future()
             await self._quiet

@@ -47,11 +47,7 @@ class Part:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `N/OF`.
-
-        Raises:
-            ValueError: it is not of this form, or there is no such part.
-        """
+        """Read `N/OF`."""
         found = _PART.fullmatch(text)
         number, of = map(int, found.groups()) if found else (0, 0)
         if not 1 <= number <= of:
@@ -59,7 +55,6 @@ class Part:
         return cls(number, of)
 
     def has(self, node_id: str) -> bool:
-        """Return whether a test is in this part."""
         return _number_of(function_of(node_id)) % self.of == self.number - 1
 
 

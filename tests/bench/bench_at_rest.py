@@ -49,13 +49,7 @@ OUTSTANDING: Final = 256
 ECHOED: Final = b"x" * 90  # about what a small call has on the wire
 # Peers, and bytes of tensors that each sends before it rests.
 RESTS: Final = (
-    (1, 0),
-    (16, 0),
-    (64, 0),
-    (64, KIB),
-    (64, 32 * KIB),
-    (64, KIB * KIB),
-    (256, KIB),
+    *((1, 0), (16, 0), (64, 0), (64, KIB), (64, 32 * KIB), (64, KIB * KIB), (256, KIB)),
 )
 PEERS: Final = (1, 4, 16, 64, 256)
 Transport = Literal["uds", "tcp"]

@@ -12,7 +12,6 @@ column is what the calls leave to the load, against its speed when there are non
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -39,11 +38,9 @@ def table(found: Mapping[tuple[str, str], Sequence[Sequence[float]]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--starts", type=int, default=1)
+    parser = pages.parser(__doc__, 1)
     parser.add_argument("--seconds", type=float, default=0.6, help="per cell")
     parser.add_argument("--switch-ms", type=float, nargs="+", default=[5, 1, 0.5, 0.1])
-    parser.add_argument("--update-docs", action="store_true")
     options = parser.parse_args()
     intervals = [f"{one:g}" for one in options.switch_ms]
     arguments = ["--seconds", str(options.seconds), "--switch-ms", *intervals]
@@ -55,9 +52,7 @@ def main() -> None:
         ):
             found[interval, load].append([*figures, 100 * share])
     text = table(found)
-    print(text)
-    if options.update_docs:
-        pages.renew("busy", pages.as_block(text))
+    pages.show("busy", text, options)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from start to start: so each is kept on a core of its own, unless `--cores` says
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -52,21 +51,8 @@ class Workload:
             }
         )
 
-    def stage(self, place: Place) -> tuple[float, float] | None:
-        """Return the median over starts of a stage's p50 and of its p99."""
-        pairs = [
-            p50_p99_us([one / 1e6 for one in start[place]])
-            for start in self.starts
-            if place in start
-        ]
-        if not pairs:
-            return None
-        p50s, p99s = zip(*pairs, strict=True)
-        return statistics.median(p50s), statistics.median(p99s)
-
-    def plain(self) -> tuple[float, float]:
-        p50s, p99s = zip(*self.plain_us, strict=True)
-        return statistics.median(p50s), statistics.median(p99s)
+    def stage(self, place: Place) -> list[float] | None:
+        return tracing.stage_of(self.starts, place)
 
 
 def run_starts(starts: int, arguments: Sequence[str]) -> dict[str, Workload]:
@@ -91,7 +77,7 @@ def run_starts(starts: int, arguments: Sequence[str]) -> dict[str, Workload]:
     return found
 
 
-def cells(pair: tuple[float, float] | None) -> str:
+def cells(pair: Sequence[float] | None) -> str:
     return f"{'-':>10}{'-':>8}" if pair is None else f"{pair[0]:>10.1f}{pair[1]:>8.1f}"
 
 
@@ -118,20 +104,18 @@ def table(found: Mapping[str, Workload]) -> str:
         f"{name:<36}" + "".join(f"{value:>10.1f}{'':>8}" for value in values)
         for name, values in totals.items()
     ]
-    plain = "".join(cells(one.plain()) for one in found.values())
+    plain = "".join(cells(tracing.middle(one.plain_us)) for one in found.values())
     lines.append(f"{'whole call, not traced':<36}{plain}")
     return "\n".join(line.rstrip() for line in lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--starts", type=int, default=3, help="of each kind")
+    parser = pages.parser(__doc__, 3)
     parser.add_argument("--calls", type=int, default=3000, help="per start and kind")
     parser.add_argument("--cores", choices=("apart", "same", "free"), default="apart")
     parser.add_argument(
         "--spin", default="", help="NetworkOptions.spin; empty: the default"
     )
-    parser.add_argument("--update-docs", action="store_true")
     options = parser.parse_args()
     arguments = ["--calls", str(options.calls), "--cores", options.cores]
     text = table(run_starts(options.starts, [*arguments, "--spin", options.spin]))

@@ -19,7 +19,6 @@ asyncrpc.parallel.collectives.message_path is chosen by:
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -45,8 +44,6 @@ Times = dict[str, list[float]]  # by kind: seconds of a call, of each round
 
 
 class Row(NamedTuple):
-    """A tensor to reduce."""
-
     nbytes: int
     dtype: torch.dtype
 
@@ -79,7 +76,6 @@ async def per_call_s(call: Call, calls: int, group: Group) -> float:
 
 
 async def take_turns(kinds: Mapping[str, Call], group: Group, *, rounds: int) -> Times:
-    """Time calls of every kind in turn."""
     times: Times = {kind: [] for kind in kinds}
     counts = {}
     for kind, call in kinds.items():
@@ -96,7 +92,6 @@ async def take_turns(kinds: Mapping[str, Call], group: Group, *, rounds: int) ->
 
 
 async def beside_gloo(rank: int, rows: Sequence[Row], rounds: int) -> dict[str, Times]:
-    """Return the times of every row."""
     dist.init_process_group("gloo")
     found = {}
     async with Worker(f"w{rank}", rendezvous="env://") as worker:
@@ -176,13 +171,11 @@ def table(found: dict[str, Times], rows: Sequence[Row], ranks: int) -> str:
 
 def main() -> None:
     """Measure what is asked for."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = pages.parser(__doc__)
     parser.add_argument("--ranks", default="", help="such as 2,4")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", default="", help="rows with this in their names")
     parser.add_argument("--path", choices=["shared", "messages"], default="shared")
-    parser.add_argument("--update-docs", action="store_true")
     given = parser.parse_args()
     measure: Any = beside_gloo
     rows, ranks = ROWS, given.ranks or "2,4"
@@ -196,9 +189,7 @@ def main() -> None:
         tables.append(table(found, chosen, count))
     about = "medians over rounds; ratio: times as fast as the first kind"
     text = "\n\n".join([*tables, about])
-    print(text)
-    if given.update_docs:
-        pages.renew(f"collectives, {given.path}", pages.as_block(text))
+    pages.show(f"collectives, {given.path}", text, given)
 
 
 if __name__ == "__main__":

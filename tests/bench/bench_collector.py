@@ -13,5 +13,4 @@ from __future__ import annotations
 from tests.bench.on_and_off import compare
 
 if __name__ == "__main__":
-    side = "tests.bench.sides.collector_side"
-    compare(side, "collector", __doc__, rounds=10, seconds=1.0)
+    compare("collector", __doc__, rounds=10, seconds=1.0)

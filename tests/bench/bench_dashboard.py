@@ -82,11 +82,7 @@ def longest_ms(work: Callable[[], Any], rounds: int) -> tuple[float, float]:
 
 
 class ManyAnswers:
-    """Answers of many workers that have much to tell; a `GroupQuestions`.
-
-    Attributes:
-        held: what measures meanwhile.
-    """
+    """Answers of many workers that have much to tell; a `GroupQuestions`."""
 
     secret = None
 
@@ -96,7 +92,7 @@ class ManyAnswers:
             for number in range(count)
         ]
         self._packed: dict[str, list[bytes]] = {}
-        self.held: list[HeldLoop] = []
+        self.held: list[HeldLoop] = []  # what measures meanwhile
 
     async def members(self) -> list[Member]:
         return self._members
@@ -141,7 +137,6 @@ class HeldLoop:
             self._loop.call_soon(self._turn)
 
     def skip(self) -> None:
-        """Let what was done just now not count."""
         self._last_s = thread_time()
 
     def __enter__(self) -> Self:

@@ -14,7 +14,6 @@ Hidden is the share of communication that passed while autograd ran.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import statistics
@@ -40,18 +39,11 @@ SIDES: Final = ("alone", "in step", "asyncrpc", "torch")
 
 
 class Way(NamedTuple):
-    """A way to reduce gradients.
-
-    Attributes:
-        hook: of asyncrpc, with what makes its state; None: no hook.
-        theirs: the same of torch.
-        options: of both modules.
-        their_options: of torch's alone.
-    """
-
+    # Of asyncrpc, with what makes its state; None: no hook.
     hook: tuple[Any, Callable[[], Any]] | None
-    theirs: tuple[Any, Callable[[], Any]] | None
-    options: dict[str, Any]
+    theirs: tuple[Any, Callable[[], Any]] | None  # the same of torch
+    options: dict[str, Any]  # of both modules
+    # Of torch's alone.
     their_options: dict[str, Any] = {}  # noqa: RUF012  (nobody changes it)
 
 
@@ -81,11 +73,7 @@ WAYS: Final = {
         (default_hooks.fp16_compress_hook, nothing),
         {},
     ),
-    "bf16": Way(
-        (ddp.bf16_compress_hook, nothing),
-        (bf16_theirs, nothing),
-        {},
-    ),
+    "bf16": Way((ddp.bf16_compress_hook, nothing), (bf16_theirs, nothing), {}),
     "PowerSGD": Way(
         (ddp.powerSGD_hook, power_ours),
         (powerSGD_hook.powerSGD_hook, power_theirs),
@@ -205,12 +193,10 @@ def table(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = pages.parser(__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", default=",".join(WAYS), metavar="NAMES")
-    parser.add_argument("--update-docs", action="store_true")
     options = parser.parse_args()
     names = [name for name in WAYS if name in options.only.split(",")]
     parameters = sum(one.numel() for one in make()[0].parameters())
@@ -218,9 +204,7 @@ def main() -> None:
     args = (names, options.rounds)
     found = launch(compare, args, options.ranks, threads_per_process=1)[0]
     text = f"{about}\n\n{table(found)}"
-    print(text)
-    if options.update_docs:
-        pages.renew("ddp", pages.as_block(text))
+    pages.show("ddp", text, options)
 
 
 if __name__ == "__main__":

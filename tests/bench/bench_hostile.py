@@ -13,12 +13,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from tests.integration.core.attacked_worker import (
-    MIB,
-    honest_call,
-    raw_peer,
-    victim,
-)
+from tests.integration.core.attacked_worker import MIB, honest_call, raw_peer, victim
 from tests.integration.core.memory_attacks import ATTACKS
 
 

@@ -21,7 +21,6 @@ The aim is 50 ms at p99.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import statistics
@@ -54,14 +53,9 @@ Predict = Callable[[str], Any]
 
 
 class BenchDoor(NamedTuple):
-    """An application on a server.
-
-    Attributes:
-        make: of the worker, and what a request waits for, the application.
-        run: serves it; the value of the context is the port.
-    """
-
+    # Of the worker, and what a request waits for, the application.
     make: Callable[[Worker, Predict], Any]
+    # Serves it; the value of the context is the port.
     run: Callable[[Any], AbstractAsyncContextManager[int]]
 
 
@@ -100,8 +94,7 @@ def starlette_app(worker: Worker, predict: Predict) -> Starlette:
 DOORS: Final = {
     "aiohttp": BenchDoor(aiohttp_app, servers.run_aiohttp),
     "Starlette on uvicorn": BenchDoor(
-        starlette_app,
-        lambda app: servers.run_uvicorn(app, http="httptools"),
+        starlette_app, lambda app: servers.run_uvicorn(app, http="httptools")
     ),
 }
 
@@ -175,11 +168,7 @@ def differences(
 
 
 def table(found: Mapping[tuple[str, str], list[list[float]]]) -> str:
-    """Return a line per door and thing.
-
-    Args:
-        found: the seconds of each client, by door and thing, of each start.
-    """
+    """Return a line per door and thing."""
     heads = ("ms after the client left", "p50", "p99", "p99 of starts", "slowest")
     lines = [f"{heads[0]:44}{heads[1]:>8}{heads[2]:>8}{heads[3]:>16}{heads[4]:>9}"]
     for (door, thing), starts in found.items():
@@ -196,10 +185,7 @@ def table(found: Mapping[tuple[str, str], list[list[float]]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--starts", type=int, default=3)
-    parser.add_argument("--update-docs", action="store_true")
+    parser = pages.parser(__doc__, 3)
     options = parser.parse_args()
     found: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
     for start in range(options.starts):
@@ -209,9 +195,7 @@ def main() -> None:
             for thing, seconds in figures.items():
                 found[name, thing].append(seconds)
     text = table(dict(sorted(found.items())))
-    print(text)
-    if options.update_docs:
-        pages.renew("leaving", pages.as_block(text))
+    pages.show("leaving", text, options)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,6 @@ async def live(folder: str, ranks: Sequence[int], world_size: int, up: Any) -> N
 
 
 def run_process(folder: str, ranks: Sequence[int], world_size: int, up: Any) -> None:
-    """Run the workers of one process."""
     asyncrpc.run(live(folder, ranks, world_size, up))
 
 

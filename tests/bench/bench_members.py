@@ -28,12 +28,8 @@ from typing import Any, Final
 from asyncrpc.core.ids import Incarnation
 from asyncrpc.core.links.peer_table import PeerTable
 from asyncrpc.core.members import Member
-from asyncrpc.core.membership.machine.membership import (
-    Membership,
-)
-from asyncrpc.core.membership.machine.records import (
-    Record,
-)
+from asyncrpc.core.membership.machine.membership import Membership
+from asyncrpc.core.membership.machine.records import Record
 from asyncrpc.multiprocessing import launch
 from tests.bench import machine
 from tests.bench.sides.members_side import LIMIT_S, Life, live, live_in_torch

@@ -13,5 +13,4 @@ from __future__ import annotations
 from tests.bench.on_and_off import compare
 
 if __name__ == "__main__":
-    side = "tests.bench.sides.metrics_side"
-    compare(side, "metrics", __doc__, rounds=6, seconds=0.5)
+    compare("metrics", __doc__, rounds=6, seconds=0.5)

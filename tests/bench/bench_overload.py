@@ -15,7 +15,6 @@ come over HTTP (aiohttp) or as calls; too much is refused in one of three ways:
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,41 +53,23 @@ COLORS: Final = {"oldest": "#2a7f62", "newest": "#3c6fb4", "none": "#d1495b"}
 
 
 class OverloadRow(NamedTuple):
-    """One load by one door.
-
-    Attributes:
-        policy: how too much is refused.
-        door: by which requests come.
-        load: as a multiple of the capacity.
-        goodput: answers a second.
-        of_peak: that, as a share of the most of this policy and door.
-        p50_ms: median latency of what was answered.
-        p99_ms: 99th percentile of it.
-        ratio: of that to the 99th percentile of requests that are alone.
-        refused: refusals a second.
-        refused_p99_ms: 99th percentile of their latency.
-        given_up: callers a second that waited for 5 s in vain.
-        late_ms: by how much the generator was late, at most.
-    """
-
-    policy: str
-    door: str
-    load: float
-    goodput: float
-    of_peak: float
-    p50_ms: float
-    p99_ms: float
-    ratio: float
-    refused: float
-    refused_p99_ms: float
-    given_up: float
-    late_ms: float
+    policy: str  # how too much is refused
+    door: str  # by which requests come
+    load: float  # as a multiple of the capacity
+    goodput: float  # answers a second
+    of_peak: float  # that, as a share of the most of this policy and door
+    p50_ms: float  # median latency of what was answered
+    p99_ms: float  # 99th percentile of it
+    ratio: float  # of that to the 99th percentile of requests that are alone
+    refused: float  # refusals a second
+    refused_p99_ms: float  # 99th percentile of their latency
+    given_up: float  # callers a second that waited for 5 s in vain
+    late_ms: float  # by how much the generator was late, at most
 
 
 def rows_of(
     policy: str, door: str, alone: LoadResult, found: dict[float, LoadResult]
 ) -> list[OverloadRow]:
-    """Return the rows of one policy and door."""
     peak = max(one.goodput for one in found.values())
     alone_ms = 1e3 * quantile(alone.answered_s, 0.99)
     rows = []
@@ -96,17 +77,10 @@ def rows_of(
         p99_ms = 1e3 * quantile(one.answered_s, 0.99)
         rows.append(
             OverloadRow(
-                policy,
-                door,
-                load,
-                one.goodput,
-                one.goodput / peak,
-                1e3 * quantile(one.answered_s, 0.5),
-                p99_ms,
-                p99_ms / alone_ms,
+                *(policy, door, load, one.goodput, one.goodput / peak),
+                *(1e3 * quantile(one.answered_s, 0.5), p99_ms, p99_ms / alone_ms),
                 len(one.refused_s) / one.seconds,
-                1e3 * quantile(one.refused_s, 0.99),
-                one.given_up / one.seconds,
+                *(1e3 * quantile(one.refused_s, 0.99), one.given_up / one.seconds),
                 1e3 * one.late_s,
             )
         )
@@ -238,12 +212,11 @@ def draw(rows: Sequence[OverloadRow], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = pages.parser(__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
     parser.add_argument("--policies", nargs="+", default=list(POLICIES))
     parser.add_argument("--doors", nargs="+", default=list(DOORS))
     parser.add_argument("--quick", action="store_true", help="3 s of each load")
-    parser.add_argument("--update-docs", action="store_true")
     given = parser.parse_args()
     seconds = 3.0 if given.quick else given.seconds
     rows, alone = measure_all(given.policies, given.doors, seconds)

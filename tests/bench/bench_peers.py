@@ -11,8 +11,6 @@ starts of the five take turns.
 
 from __future__ import annotations
 
-import argparse
-import importlib.metadata
 import importlib.util
 import time
 from collections.abc import Mapping, Sequence
@@ -21,23 +19,14 @@ from typing import Final
 from tests.bench import machine, pages
 from tests.bench import workloads as w
 from tests.bench.comparing import Comparison
-from tests.bench.harness import Figure, Row
+from tests.bench.harness import Figure, Row, aligned, times_as_good
 from tests.bench.processes import say
 
 STARTS: Final = 3
 SECONDS: Final = 0.7  # per workload and start
 WORKLOADS: Final = (
-    "call_async",
-    "many_async",
-    "rref_method",
-    "send_64k",
-    "send_1",
-    "send_16",
-    "send_256",
-    "echo_16",
-    "at_once_16",
-    "tcp_16",
-    "tcp_256",
+    *("call_async", "many_async", "rref_method", "send_64k", "send_1", "send_16"),
+    *("send_256", "echo_16", "at_once_16", "tcp_16", "tcp_256"),
 )
 PACKAGES: Final = {"pyzmq": "zmq", "grpcio": "grpc", "ray": "ray"}
 # What a remote object is called differs.
@@ -49,12 +38,7 @@ Figures = Mapping[str, Figure | None]  # by side
 def ratio(row: Row, figures: Figures) -> float | None:
     """Return how many times as good as the best of the others asyncrpc is."""
     ours, *others = (figures[side] for side in w.ALL)
-    medians = [one.median for one in others if one is not None]
-    if ours is None or not medians:
-        return None
-    if row.higher_is_better:
-        return ours.median / max(medians)
-    return min(medians) / ours.median
+    return times_as_good(row, ours, others)
 
 
 def table(found: Sequence[tuple[Row, Figures]]) -> str:
@@ -70,25 +54,15 @@ def table(found: Sequence[tuple[Row, Figures]]) -> str:
                 "-" if times is None else f"{times:.2f}",
             ]
         )
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if at < 2 else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    )
+    return aligned(lines)
 
 
 def about(starts: int, seconds: float) -> str:
     """Return what the figures are, and which versions they are of."""
-    versions = ", ".join(
-        f"{package} {importlib.metadata.version(package)}" for package in PACKAGES
-    )
     return (
         f"medians (least-most) over {starts} of each, {seconds:g} s a workload and "
         "start; ratio over 1:\nasyncrpc does better than the best of the others.  "
-        f"{versions}"
+        f"{machine.versions(PACKAGES)}"
     )
 
 
@@ -102,11 +76,8 @@ def missing() -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--starts", type=int, default=STARTS, help="of each side")
+    parser = pages.parser(__doc__, STARTS)
     parser.add_argument("--seconds", type=float, default=SECONDS)
-    parser.add_argument("--update-docs", action="store_true")
     options = parser.parse_args()
     if missing():
         parser.error(f"{', '.join(missing())} are not installed: run make bench-peers")

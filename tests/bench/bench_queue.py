@@ -14,7 +14,6 @@ dict has two entries.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable
 from typing import Any, Final
@@ -122,9 +121,7 @@ def table(found: dict[str, list[dict[tuple[str, str], float]]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--update-docs", action="store_true")
+    parser = pages.parser(__doc__)
     options = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, list[dict[tuple[str, str], float]]] = {side: [] for side in SIDES}
@@ -132,9 +129,7 @@ def main() -> None:
         for side in SIDES if start % 2 == 0 else SIDES[::-1]:
             found[side].append(measure(side))
     text = table(found)
-    print(text)
-    if options.update_docs:
-        pages.renew("queue", pages.as_block(text))
+    pages.show("queue", text, options)
 
 
 if __name__ == "__main__":

@@ -13,5 +13,4 @@ from __future__ import annotations
 from tests.bench.on_and_off import compare
 
 if __name__ == "__main__":
-    side = "tests.bench.sides.recorder_side"
-    compare(side, "recorder", __doc__, rounds=30, seconds=0.25)
+    compare("recorder", __doc__, rounds=30, seconds=0.25)

@@ -11,8 +11,6 @@ of its own.  Each round starts every side afresh, and they take turns in who is 
 
 from __future__ import annotations
 
-import argparse
-import importlib.metadata
 import importlib.util
 import json
 import math
@@ -34,26 +32,15 @@ import torch
 
 from tests.bench import machine, pages
 from tests.bench import serving_models as m
-from tests.bench.harness import Figure, Row, short
+from tests.bench.harness import Figure, Row, aligned, short, times_as_good
 from tests.bench.processes import say
 from tests.ports import free_port
 
 SIDES: Final = ("asyncrpc", "ray", "litserve", "bentoml", "fastapi")
-TITLES: Final = {
-    "asyncrpc": "asyncrpc",
-    "ray": "Ray Serve",
-    "litserve": "LitServe",
-    "bentoml": "BentoML",
-    "fastapi": "FastAPI",
-}
-PACKAGES: Final = {
-    "ray": "ray",
-    "litserve": "litserve",
-    "bentoml": "bentoml",
-    "fastapi": "fastapi",
-    "uvicorn": "uvicorn",
-    "gunicorn": "gunicorn",
-}
+TITLES: Final = dict(
+    zip(SIDES, ("asyncrpc", "Ray Serve", "LitServe", "BentoML", "FastAPI"), strict=True)
+)
+PACKAGES: Final = ("ray", "litserve", "bentoml", "fastapi", "uvicorn", "gunicorn")
 ROUNDS: Final = 3
 SECONDS: Final = 5.0
 LIGHT_RATE: Final = 50.0  # requests a second: nothing waits for another
@@ -110,17 +97,9 @@ Found = dict[Row, float]
 
 
 class Effort(NamedTuple):
-    """How much is done.
-
-    Attributes:
-        rounds: starts of each side.
-        seconds: of each load.
-        steps: of the search for the highest rate.
-    """
-
-    rounds: int
-    seconds: float
-    steps: int
+    rounds: int  # starts of each side
+    seconds: float  # of each load
+    steps: int  # of the search for the highest rate
 
 
 FULL: Final = Effort(ROUNDS, SECONDS, 6)
@@ -132,26 +111,17 @@ QUICK: Final = Effort(1, 2.0, 4)
 
 @dataclass(frozen=True, slots=True)
 class RunningSide:
-    """A side that has been started.
+    """A side that has been started."""
 
-    Attributes:
-        side: which.
-        port: where it listens.
-        mark: in the environment of all of its processes.
-        notes: the file in which its model notes what it does.
-    """
+    side: str  # which
+    port: int  # where it listens
+    mark: str  # in the environment of all of its processes
+    notes: Path  # the file in which its model notes what it does
 
-    side: str
-    port: int
-    mark: str
-    notes: Path
-
-    def load(self, mode: str, path: str, body: str, **options: float) -> dict[str, Any]:
-        """Let the client do something; return what it found.
-
-        Raises:
-            RuntimeError: it failed.
-        """
+    def load(
+        self, mode: str, path: str, body: str, /, **options: float
+    ) -> dict[str, Any]:
+        """Let the client do something; return what it found."""
         given = [f"--{name}={value}" for name, value in options.items()]
         command = [sys.executable, "-m", "tests.bench.sides.serve_client", mode]
         command += [f"--port={self.port}", f"--path={path}", f"--body={body}", *given]
@@ -201,18 +171,11 @@ class RunningSide:
 
 @contextmanager
 def running(
-    side: str,
-    *,
-    web_workers: int = 1,
-    ballast_mib: int = 0,
-    server: str = "",
+    side: str, *, web_workers: int = 1, ballast_mib: int = 0, server: str = ""
 ) -> Iterator[Any]:
     """Start a side, and end all of its processes afterwards.
 
     Args:
-        side: which.
-        web_workers: how many.
-        ballast_mib: memory of the model that is not used.
         server: "gunicorn": that, instead of what the side starts by itself.
     """
     mark, port = uuid.uuid4().hex, free_port()
@@ -300,39 +263,35 @@ def _pss_kib(pid: int) -> int:
 # --- what is measured ----------------------------------------------------------------
 
 
-def measure_alone(one: RunningSide, effort: Effort, model_ms: float) -> Found:
+def answered(row: Row, one: RunningSide, *load: str, **given: float) -> dict[str, Any]:
+    """Return what the load of a row found, if every request of it was answered."""
+    found = one.load(*load, **given)
+    if found["failed"]:
+        raise RuntimeError(f"{row.name}: {found['failed']} requests failed")
+    return found
+
+
+def measure_alone(one: RunningSide, seconds: float, model_ms: float) -> Found:
     """Return the figures of one request at a time."""
     one.load("closed", "/predict", PREDICT, connections=CONNECTIONS, seconds=2.0)
-    found = answered(
-        P50_ALONE,
-        one.load("closed", "/predict", PREDICT, connections=1, seconds=effort.seconds),
-    )
+    load = ("closed", "/predict", PREDICT)
+    found = answered(P50_ALONE, one, *load, connections=1, seconds=seconds)
     return {P50_ALONE: found["p50_ms"], ADDED: found["p50_ms"] - model_ms}
 
 
-def measure_light(one: RunningSide, effort: Effort) -> Found:
+def measure_light(one: RunningSide, seconds: float) -> Found:
     """Return the figures of so few requests that nothing waits for another."""
-    found = answered(
-        P50_LIGHT,
-        one.load("open", "/predict", PREDICT, rate=LIGHT_RATE, seconds=effort.seconds),
-    )
-    return {
-        P50_LIGHT: found["p50_ms"],
-        P99_LIGHT: found["p99_ms"],
-        P999_LIGHT: found["p999_ms"],
-    }
+    load = ("open", "/predict", PREDICT)
+    found = answered(P50_LIGHT, one, *load, rate=LIGHT_RATE, seconds=seconds)
+    rows = {P50_LIGHT: "p50_ms", P99_LIGHT: "p99_ms", P999_LIGHT: "p999_ms"}
+    return {row: found[name] for row, name in rows.items()}
 
 
 def measure_rates(one: RunningSide, effort: Effort) -> Found:
     """Return the figures of as many requests as are answered."""
-    found = answered(
-        RATE_CLOSED,
-        one.load(
-            *("closed", "/predict", PREDICT),
-            connections=CONNECTIONS,
-            seconds=effort.seconds,
-        ),
-    )
+    load = ("closed", "/predict", PREDICT)
+    times = {"connections": CONNECTIONS, "seconds": effort.seconds}
+    found = answered(RATE_CLOSED, one, *load, **times)
     return {
         RATE_CLOSED: found["rate"],
         P50_CLOSED: found["p50_ms"],
@@ -340,17 +299,6 @@ def measure_rates(one: RunningSide, effort: Effort) -> Found:
         P999_CLOSED: found["p999_ms"],
         RATE_AT_P99: highest_rate(one, effort, found["rate"]),
     }
-
-
-def answered(row: Row, found: dict[str, Any]) -> dict[str, Any]:
-    """Return what the load of a row found, if every request of it was answered.
-
-    Raises:
-        RuntimeError: some were not.
-    """
-    if found["failed"]:
-        raise RuntimeError(f"{row.name}: {found['failed']} requests failed")
-    return found
 
 
 def highest_rate(one: RunningSide, effort: Effort, closed_rate: float) -> float:
@@ -368,14 +316,9 @@ def highest_rate(one: RunningSide, effort: Effort, closed_rate: float) -> float:
 
 def measure_streams(one: RunningSide, effort: Effort) -> Found:
     """Return the figures of streams of tokens."""
-    one.load("closed", "/generate", GENERATE, connections=STREAMS, seconds=0.5)
-    found = one.load(
-        "closed",
-        "/generate",
-        GENERATE,
-        connections=STREAMS,
-        seconds=2 * effort.seconds,
-    )
+    load = ("closed", "/generate", GENERATE)
+    one.load(*load, connections=STREAMS, seconds=0.5)
+    found = one.load(*load, connections=STREAMS, seconds=2 * effort.seconds)
     if found["failed"] or not found["events_rate"]:
         raise RuntimeError(f"{found['failed']} streams failed")
     return {
@@ -418,17 +361,14 @@ def model_alone_ms() -> float:
 
 
 class ServeComparison:
-    """The figures of all rounds so far.
-
-    Attributes:
-        found: by side, one for each round.
-        failures: by side, why something is missing.
-    """
+    """The figures of all rounds so far."""
 
     def __init__(self, sides: Sequence[str], effort: Effort) -> None:
         self._sides = sides
         self._effort = effort
+        # By side, one for each round.
         self.found: dict[str, list[Found]] = {side: [] for side in sides}
+        # By side, why something is missing.
         self.failures: dict[str, list[str]] = {side: [] for side in sides}
 
     def run(self) -> None:
@@ -446,8 +386,8 @@ class ServeComparison:
         try:
             with running(side) as one:
                 for part in (
-                    lambda: measure_alone(one, self._effort, model_ms),
-                    lambda: measure_light(one, self._effort),
+                    lambda: measure_alone(one, self._effort.seconds, model_ms),
+                    lambda: measure_light(one, self._effort.seconds),
                     lambda: measure_rates(one, self._effort),
                     lambda: measure_streams(one, self._effort),
                     lambda: measure_leaving(one),
@@ -481,17 +421,6 @@ class ServeComparison:
 # --- the table -----------------------------------------------------------------------
 
 
-def ratio(row: Row, ours: Figure | None, theirs: Sequence[Figure | None]) -> str:
-    """Return how many times as good as the best of the others asyncrpc is."""
-    medians = [one.median for one in theirs if one is not None]
-    if ours is None or not medians:
-        return "-"
-    if row.higher_is_better:
-        best = max(medians)
-        return f"{ours.median / best:.2f}" if best else "-"
-    return f"{min(medians) / ours.median:.2f}" if ours.median > 0 else "-"
-
-
 def table(comparison: ServeComparison, sides: Sequence[str]) -> str:
     """Return the rows: text to the left, numbers to the right."""
     lines = [["", "unit", *(TITLES[side] for side in sides), "ratio"]]
@@ -504,15 +433,10 @@ def table(comparison: ServeComparison, sides: Sequence[str]) -> str:
             for one in figures
         ]
         ours = figures[0] if sides[0] == "asyncrpc" else None
-        lines.append([row.name, row.unit, *cells, ratio(row, ours, figures[1:])])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if at < 2 else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+        ratio = times_as_good(row, ours, figures[1:])
+        told = "-" if ratio is None else f"{ratio:.2f}"
+        lines.append([row.name, row.unit, *cells, told])
+    return aligned(lines)
 
 
 def _is_never(figure: Figure | None) -> bool:
@@ -521,19 +445,15 @@ def _is_never(figure: Figure | None) -> bool:
 
 def about(effort: Effort) -> str:
     """Return what the figures are, and which versions they are of."""
-    versions = ", ".join(
-        f"{package} {importlib.metadata.version(package)}" for package in PACKAGES
-    )
     return (
         f"medians (least-most) over {effort.rounds} rounds, {effort.seconds:g} s a "
         "load; ratio over 1: asyncrpc\ndoes better than the best of the others.  "
-        f"{versions}"
+        f"{machine.versions(PACKAGES)}"
     )
 
 
 def missing() -> list[str]:
-    """Return the packages that are not installed here."""
-    return [one for one in PACKAGES.values() if importlib.util.find_spec(one) is None]
+    return [one for one in PACKAGES if importlib.util.find_spec(one) is None]
 
 
 def told(failures: Mapping[str, Sequence[str]]) -> str:
@@ -547,11 +467,9 @@ def told(failures: Mapping[str, Sequence[str]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = pages.parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="one short round")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
-    parser.add_argument("--update-docs", action="store_true")
     options = parser.parse_args()
     if missing():
         parser.error(f"{', '.join(missing())} are not installed: run make bench-serve")

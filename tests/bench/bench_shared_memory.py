@@ -25,13 +25,7 @@ from asyncrpc.core.serde.encoded import view_memory
 from asyncrpc.core.shm.slab import Slab
 
 SIZES_BYTES: Final = [
-    64 << 10,
-    256 << 10,
-    1 << 20,
-    4 << 20,
-    16 << 20,
-    64 << 20,
-    1 << 28,
+    *(64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 1 << 28),
 ]
 REPEATS_MAX: Final = 200
 BYTES_PER_CELL: Final = 4 << 30
@@ -137,14 +131,7 @@ def main() -> None:
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _READV: Final = _LIBC.process_vm_readv
 _WORD: Final = ctypes.c_ulong
-_READV.argtypes = [
-    ctypes.c_int,
-    ctypes.c_void_p,
-    _WORD,
-    ctypes.c_void_p,
-    _WORD,
-    _WORD,
-]
+_READV.argtypes = [ctypes.c_int, ctypes.c_void_p, _WORD, ctypes.c_void_p, _WORD, _WORD]
 _READV.restype = ctypes.c_ssize_t
 
 

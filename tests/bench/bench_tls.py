@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,9 +39,8 @@ from tests.certificates import Authority
 
 BULK_MIB = 16
 BUDGET = Budget(2.0)
-SECRET = "of this measurement"
 TCP = Options(
-    secret=SECRET,
+    secret="of this measurement",
     network=NetworkOptions(listen=("tcp://127.0.0.1:0",)),
     limits=LimitOptions(shared_memory_bytes=0),
 )
@@ -66,15 +66,8 @@ def length(tensor: torch.Tensor) -> int:
 
 
 def options_for(certificate: str, ca: str) -> Options:
-    if not certificate:
-        return TCP
-    tls = Tls(certificate=certificate, ca=ca)
-    return Options(
-        secret=SECRET,
-        network=NetworkOptions(listen=TCP.network.listen),
-        limits=LimitOptions(shared_memory_bytes=0),
-        tls=tls,
-    )
+    tls = Tls(certificate=certificate, ca=ca) if certificate else None
+    return replace(TCP, tls=tls)
 
 
 async def serve(certificate: str, ca: str) -> None:

@@ -16,7 +16,6 @@ its work and its answer are one stage.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -61,21 +60,11 @@ class Side:
             self.usage.append(found)
 
     def stage(self, place: Place) -> list[float] | None:
-        """Return the median over starts of a stage's p50 and of its p99."""
-        pairs = [
-            p50_p99_us([one / 1e6 for one in start[place]])
-            for start in self.stages
-            if place in start
-        ]
-        return middle(pairs) if pairs else None
+        return tracing.stage_of(self.stages, place)
 
     def used(self, process: int, what: int) -> float:
         """Return what one process used for a step, the median over starts."""
         return statistics.median(start[process][what] for start in self.usage)
-
-
-def middle(pairs: Sequence[Sequence[float]]) -> list[float]:
-    return [statistics.median(column) for column in zip(*pairs, strict=True)]
 
 
 def run_starts(starts: int, arguments: Sequence[str]) -> dict[str, Side]:
@@ -116,8 +105,8 @@ def table(found: Mapping[str, Side]) -> str:
     for place in list(Place)[1:]:
         row(f"{place.at:<10}{place.text}", [one.stage(place) for one in sides])
     row("sum of the medians", [[sum_of(one)] for one in sides])
-    row("whole step, traced", [middle(one.traced_us) for one in sides])
-    row("whole step, not traced", [middle(one.plain_us) for one in sides])
+    row("whole step, traced", [tracing.middle(one.traced_us) for one in sides])
+    row("whole step, not traced", [tracing.middle(one.plain_us) for one in sides])
     for process, who in enumerate(("trainer", "owner")):
         row(
             f"{who}: processor time, us",
@@ -185,16 +174,13 @@ def _block(axes: Any, place: Place, at: float, long: float, *, is_both: bool) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--starts", type=int, default=3, help="of each kind")
+    parser = pages.parser(__doc__, 3)
     parser.add_argument("--steps", type=int, default=300, help="per start")
     parser.add_argument("--cores", choices=("apart", "free"), default="free")
     parser.add_argument(
         "--spin", default="", help="NetworkOptions.spin; empty: the default"
     )
     parser.add_argument("--plot", type=Path, metavar="FILE.png")
-    parser.add_argument("--update-docs", action="store_true")
     options = parser.parse_args()
     arguments = ["--steps", str(options.steps), "--cores", options.cores]
     found = run_starts(options.starts, [*arguments, "--spin", options.spin])

@@ -20,11 +20,7 @@ START_LIMIT_S: Final = 150.0
 
 
 class Comparison:
-    """The figures of all starts so far, and why some are missing.
-
-    Attributes:
-        failures: by side and row name, why the first start that failed did.
-    """
+    """The figures of all starts so far, and why some are missing."""
 
     def __init__(
         self,
@@ -37,19 +33,16 @@ class Comparison:
         """Begin with nothing.
 
         Args:
-            names: the workloads.
-            seconds: how long each is repeated in each start.
-            sides: what is compared.
             spin: asyncrpc's `NetworkOptions.spin`; empty: its default.
         """
         self._names = names
         self._seconds = seconds
         self._spin = spin
         self._found: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
+        # By side and row name, why the first start that failed did.
         self.failures: dict[str, dict[str, str]] = {side: {} for side in sides}
 
     def run(self, starts: int) -> None:
-        """Measure so many starts of each kind and side."""
         for start in range(starts):
             sides = list(self._found)
             first = start % len(sides)

@@ -62,7 +62,6 @@ RING: Final = 8  # workers that wait for each other
 
 
 def name_of(number: int) -> str:
-    """Return the name of a worker."""
     return f"w{number:04}"
 
 

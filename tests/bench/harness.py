@@ -17,25 +17,17 @@ SIDES: Final = ("asyncrpc", "torch")
 
 
 class Row(NamedTuple):
-    """One line of the table.
-
-    Attributes:
-        name: what was done.
-        unit: of the figures.
-        higher_is_better: of the figures; a ratio is always better when higher.
-        target: the ratio that is to be reached; None if there is no such aim.
-        limit: the figure itself is to be no more than this; None likewise.
-        against: the side and the row that it is compared with; torch's own if None.
-        ours: the row that has asyncrpc's figure, if it is not this one.
-    """
-
-    name: str
-    unit: str
+    name: str  # what was done
+    unit: str  # of the figures
+    # Of the figures; a ratio is always better when higher.
     higher_is_better: bool = False
+    # The ratio that is to be reached; None if there is no such aim.
     target: float | None = None
+    # The figure itself is to be no more than this; None likewise.
     limit: float | None = None
+    # The side and the row that it is compared with; torch's own if None.
     against: tuple[str, str] | None = None
-    ours: str = ""
+    ours: str = ""  # the row that has asyncrpc's figure, if it is not this one
 
 
 class Figure(NamedTuple):
@@ -45,17 +37,14 @@ class Figure(NamedTuple):
 
     @property
     def median(self) -> float:
-        """The figure that is quoted."""
         return statistics.median(self.values)
 
     @property
     def least(self) -> float:
-        """The lowest of the starts."""
         return min(self.values)
 
     @property
     def most(self) -> float:
-        """The highest of the starts."""
         return max(self.values)
 
     def __str__(self) -> str:
@@ -189,8 +178,6 @@ def collect(
     """Join what the starts of each side gave, row by row.
 
     Args:
-        rows: the lines of the table, in order.
-        starts: by side, one mapping from row names to values per start.
         failures: by row name, why asyncrpc gave nothing.
     """
     failures = failures or {}
@@ -225,20 +212,25 @@ def cells_of(result: Result) -> list[str]:
 
 
 def table(results: Sequence[Result], *, markdown: bool = False) -> str:
-    """Return the table: text in the first two columns, numbers to the right.
-
-    Args:
-        results: its lines.
-        markdown: write it for a Markdown document.
-    """
+    """Return the table: text in the first two columns, numbers to the right."""
     heads = ["workload", "unit", *SIDES, "ratio", "target", ""]
     lines = [heads, *map(cells_of, results)]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(heads))]
+    return aligned(lines, texts=(0, 1, len(heads) - 1), markdown=markdown)
+
+
+def aligned(
+    lines: Sequence[Sequence[str]],
+    *,
+    texts: Sequence[int] = (0, 1),
+    markdown: bool = False,
+) -> str:
+    """Return lines of cells as columns: those of `texts` to the left."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     if markdown:
         widths = [max(3, width) for width in widths]
-    is_text = [at < 2 or at == len(heads) - 1 for at in range(len(heads))]
+    is_text = [at in texts for at in range(len(widths))]
     edge, gap = ("| ", " | ") if markdown else ("", "  ")
-    texts = [
+    rows = [
         edge
         + gap.join(
             cell.ljust(width) if text else cell.rjust(width)
@@ -252,8 +244,21 @@ def table(results: Sequence[Result], *, markdown: bool = False) -> str:
             "-" * width if text else "-" * (width - 1) + ":"
             for width, text in zip(widths, is_text, strict=True)
         ]
-        texts.insert(1, edge + gap.join(rules) + edge[::-1])
-    return "\n".join(text.rstrip() for text in texts)
+        rows.insert(1, edge + gap.join(rules) + edge[::-1])
+    return "\n".join(row.rstrip() for row in rows)
+
+
+def times_as_good(
+    row: Row, ours: Figure | None, others: Iterable[Figure | None]
+) -> float | None:
+    """Return how many times as good as the best of the others ours is."""
+    medians = [one.median for one in others if one is not None]
+    if ours is None or not medians:
+        return None
+    if row.higher_is_better:
+        best = max(medians)
+        return ours.median / best if best else None
+    return min(medians) / ours.median if ours.median > 0 else None
 
 
 def failures_of(results: Sequence[Result]) -> list[str]:

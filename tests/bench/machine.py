@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -27,6 +28,10 @@ def describe() -> str:
             f"asyncrpc {asyncrpc.__version__}",
         )
     )
+
+
+def versions(packages: Iterable[str]) -> str:
+    return ", ".join(f"{one} {importlib.metadata.version(one)}" for one in packages)
 
 
 def load() -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,13 +16,7 @@ Start: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
 
 
 def row(name: str, starts: Sequence[Start], figure: int) -> str:
-    """Return a line of the table.
-
-    Args:
-        name: of the line.
-        starts: what each of them found.
-        figure: which of those of a round.
-    """
+    """Return a line of the table."""
     medians = [
         {
             wanted: statistics.median(one[figure] for one in rounds)
@@ -50,32 +43,24 @@ def table(found: Mapping[str, Sequence[Start]]) -> str:
     return "\n".join([*lines, "", "medians over starts; of the ratio also its range"])
 
 
-def compare(
-    module: str, part: str, description: str | None, *, rounds: int, seconds: float
-) -> None:
-    """Run a side with and without something, in turn, as the command line says.
+def compare(what: str, description: str | None, *, rounds: int, seconds: float) -> None:
+    """Run a pair with and without something, in turn, as the command line says.
 
     Args:
-        module: of the side.
-        part: of the page.
-        description: of the program.
+        what: of `sides.on_and_off`, and the part of the page.
         rounds: of each, in a start.
-        seconds: of a round.
     """
-    parser = argparse.ArgumentParser(description=description)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--starts", type=int, default=3)
+    parser = pages.parser(description, 3)
     parser.add_argument("--rounds", type=int, default=rounds, help="of each, per start")
     parser.add_argument("--seconds", type=float, default=seconds, help="per round")
-    parser.add_argument("--update-docs", action="store_true")
     options = parser.parse_args()
+    module = "tests.bench.sides.on_and_off"
     found: dict[str, list[Start]] = defaultdict(list)
     for start in range(options.starts):
         say(f"start {start + 1} of {options.starts}")
-        arguments = [f"--rounds={options.rounds}", f"--seconds={options.seconds}"]
+        arguments = [f"--what={what}", f"--rounds={options.rounds}"]
+        arguments.append(f"--seconds={options.seconds}")
         for name, figures in reports(module, arguments):
             found[name] += figures
     text = table(found)
-    print(text)
-    if options.update_docs:
-        pages.renew(part, pages.as_block(text))
+    pages.show(what, text, options)

@@ -28,27 +28,19 @@ SETTLING_S: Final = 1.0  # what is due in it does not count
 
 @dataclass
 class LoadResult:
-    """What became of the requests of one load.
+    """What became of the requests of one load."""
 
-    Attributes:
-        seconds: in which those were due that count.
-        answered_s: latencies of those that were answered.
-        refused_s: of those that were refused.
-        given_up: number of those that took longer than anyone waits.
-        in_time: number of answers that came in these seconds, whenever they were due.
-        late_s: by how much the generator was late, at most.
-    """
-
-    seconds: float
-    given_up: int = 0
+    seconds: float  # in which those were due that count
+    given_up: int = 0  # number of those that took longer than anyone waits
+    # Number of answers that came in these seconds, whenever they were due.
     in_time: int = 0
+    # Latencies of those that were answered.
     answered_s: list[float] = field(default_factory=list)
-    refused_s: list[float] = field(default_factory=list)
-    late_s: float = 0.0
+    refused_s: list[float] = field(default_factory=list)  # of those that were refused
+    late_s: float = 0.0  # by how much the generator was late, at most
 
     @property
     def goodput(self) -> float:
-        """Answers a second."""
         return self.in_time / self.seconds
 
 
@@ -166,7 +158,6 @@ class HttpClient:
         return made
 
     def close(self) -> None:
-        """Close all connections."""
         for one in self._all:
             if one.transport is not None:
                 one.transport.close()

@@ -44,7 +44,6 @@ batchers: list[Batcher[int, int]] = []
 
 @asyncrpc.expose
 async def predict(number: int) -> int:
-    """Answer a call."""
     return await batchers[-1](number)
 
 

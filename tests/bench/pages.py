@@ -5,6 +5,7 @@ Each stands between two markers that name what made it; the rest is written by p
 
 from __future__ import annotations
 
+import argparse
 import datetime as dt
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,11 +47,7 @@ def section(written: Mapping[str, Any]) -> str:
 
 
 def replaced(page: str, name: str, text: str) -> str:
-    """Return a page with `text` between the markers of a part.
-
-    Raises:
-        ValueError: it does not have each marker once, in order.
-    """
+    """Return a page with `text` between the markers of a part."""
     opening, closing = (f"<!-- measured: {name}: {end} -->" for end in ("begin", "end"))
     before, begin, rest = page.partition(opening)
     _, end, after = rest.partition(closing)
@@ -60,13 +57,29 @@ def replaced(page: str, name: str, text: str) -> str:
 
 
 def renew(name: str, text: str, page: Path = PAGE) -> None:
-    """Write one part of a page."""
     page.write_text(replaced(page.read_text("utf-8"), name, text), "utf-8")
 
 
 def as_block(table: str) -> str:
     """Return a table that a script printed as a part of the page, with the machine."""
     return f"{about()}\n\n```text\n{table}\n```"
+
+
+def parser(description: str | None, starts: int = 0) -> argparse.ArgumentParser:
+    """Return a parser with what most scripts take: `--starts`, `--update-docs`."""
+    kind = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=description, formatter_class=kind)
+    if starts:
+        parser.add_argument("--starts", type=int, default=starts, help="of each side")
+    parser.add_argument("--update-docs", action="store_true")
+    return parser
+
+
+def show(part: str, text: str, options: argparse.Namespace, page: Path = PAGE) -> None:
+    """Print a table; with `--update-docs` write it into its page, too."""
+    print(text)
+    if options.update_docs:
+        renew(part, as_block(text), page)
 
 
 def about() -> str:

@@ -53,12 +53,7 @@ def reports(
     limit_s: float = LIMIT_S,
     environ: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[str, list[Any]]]:
-    """Run the processes of one start; yield what rank 0 reports, as it comes.
-
-    Raises:
-        RuntimeError: rank 0 failed, or took longer than `limit_s` seconds.  What it
-            had reported was yielded before.
-    """
+    """Run the processes of one start; yield what rank 0 reports, as it comes."""
     port = str(free_port())
     with ExitStack() as stack:
         started = [

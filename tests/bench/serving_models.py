@@ -6,6 +6,7 @@ milliseconds on one core, a token a few as well.
 
 from __future__ import annotations
 
+import argparse
 import os
 import time
 from collections.abc import Iterator
@@ -34,6 +35,27 @@ NOTES: Final = "BENCH_SERVE_NOTES"
 BALLAST: Final = "BENCH_SERVE_BALLAST_MIB"
 
 
+def arguments() -> argparse.Namespace:
+    """Read what a side is told."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--web-workers", type=int, default=1)
+    return parser.parse_args()
+
+
+def run_uvicorn(app: str, options: argparse.Namespace) -> None:
+    import uvicorn  # noqa: PLC0415  (not every side has it)
+
+    uvicorn.run(
+        app,
+        port=options.port,
+        workers=options.web_workers,
+        timeout_worker_healthcheck=60,  # importing torch takes longer on a busy host
+        log_level="warning",
+        access_log=False,
+    )
+
+
 class Classifier(nn.Module):
     """Four layers, and as much memory as is wanted."""
 
@@ -42,13 +64,8 @@ class Classifier(nn.Module):
         torch.set_num_threads(1)
         torch.manual_seed(0)
         self.layers = nn.Sequential(
-            nn.Linear(FEATURES, WIDTH),
-            nn.ReLU(),
-            nn.Linear(WIDTH, WIDTH),
-            nn.ReLU(),
-            nn.Linear(WIDTH, WIDTH),
-            nn.ReLU(),
-            nn.Linear(WIDTH, CLASSES),
+            *(nn.Linear(FEATURES, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)),
+            *(nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES)),
         )
         ballast_mib = int(os.environ.get(BALLAST, "0"))
         self.ballast = torch.ones(ballast_mib << 18)
@@ -115,7 +132,6 @@ class DecoderLayer(nn.Module):
         """Return hidden states `(batch, dimensions)`, and what the cache is to keep.
 
         Args:
-            hidden: of the layer before.
             cache: keys and values `(batch, 2, tokens, dimensions)`.
         """
         query, key, value = self.query_key_value(hidden).chunk(3, -1)
@@ -129,20 +145,14 @@ class DecoderLayer(nn.Module):
 
 
 class Sequence:
-    """One answer that is being made.
-
-    Attributes:
-        token: the last one.
-        left: how many more are wanted.
-        cache: keys and values `(layers, 2, tokens, dimensions)` of the last tokens.
-        note: says when it was worked on.
-    """
+    """One answer that is being made."""
 
     def __init__(self, tokens: int) -> None:
-        self.token = 0
-        self.left = tokens
+        self.token = 0  # the last one
+        self.left = tokens  # how many more are wanted
+        # Keys and values `(layers, 2, tokens, dimensions)` of the last tokens.
         self.cache = torch.zeros(LAYERS, 2, CONTEXT, DIMENSIONS)
-        self.note = WorkNote()
+        self.note = WorkNote()  # says when it was worked on
 
     @property
     def position(self) -> int:
@@ -159,7 +169,6 @@ class BatchedLanguageModel(LanguageModel):
     """The same, for several answers at once; an `asyncrpc.serving.SequenceModel`."""
 
     def enter(self, requests: list[int]) -> list[Sequence]:
-        """Begin answers of so many tokens."""
         return [Sequence(tokens) for tokens in requests]
 
     def step(self, states: list[Sequence]) -> list[tuple[list[int], bool]]:
@@ -172,7 +181,6 @@ class BatchedLanguageModel(LanguageModel):
         ]
 
     def leave(self, state: Sequence) -> None:
-        """End an answer."""
         state.note.ended()
 
 

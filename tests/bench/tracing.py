@@ -22,6 +22,8 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import torch
 
+from tests.bench.harness import p50_p99_us
+
 PLACE_BITS: Final = 6
 CALIBRATIONS: Final = 20_000
 
@@ -202,12 +204,8 @@ def cut(marks_of_both: Iterable[int], places: type[P]) -> list[dict[P, int]]:
     say, is left out.
 
     Args:
-        marks_of_both: of all processes.
         places: what a mark's number means; the first begins an action, the last ends
             it.
-
-    Returns:
-        When each action was at each place, in nanoseconds.
     """
     by_number = {int(place): place for place in places}
     (first, *_, last), mask = by_number.values(), (1 << PLACE_BITS) - 1
@@ -244,6 +242,19 @@ def _in_order(call: dict[Place, int]) -> dict[Place, int]:
         if written in call and read in call:
             call[written] = min(call[written], call[read])
     return call
+
+
+def middle(pairs: Iterable[Sequence[float]]) -> list[float]:
+    return [statistics.median(column) for column in zip(*pairs, strict=True)]
+
+
+def stage_of(
+    starts: Iterable[Mapping[P, Sequence[float]]], place: P
+) -> list[float] | None:
+    """Return the medians over starts of a stage's p50 and p99; None: there is none."""
+    times_us = [start[place] for start in starts if place in start]
+    pairs = [p50_p99_us([one / 1e6 for one in times]) for times in times_us]
+    return middle(pairs) if pairs else None
 
 
 def stages(actions: Sequence[Mapping[P, int]]) -> dict[P, list[float]]:

@@ -59,7 +59,6 @@ class Point(nn.Module):
         self.scale = nn.Parameter(torch.ones(8))
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Map 8 numbers to 8."""
         return rows * self.scale
 
 

@@ -94,7 +94,6 @@ class TracedSGD(torch.optim.SGD):
     """Torch's SGD, with marks."""
 
     def step(self, closure: Any = None) -> Any:
-        """Take a step."""
         mark(Place.STEP)
         found = super().step(closure)
         mark(Place.APPLIED)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
@@ -86,10 +86,24 @@ def _latency(name: str, target: float | None = None, kind: str = "pair") -> Work
     )
 
 
+def _row(
+    name: str,
+    unit: str,
+    kind: str = "pair",
+    sides: Sequence[str] = SIDES,
+    *,
+    higher_is_better: bool = True,
+    **more: Any,
+) -> Workload:
+    """Return a workload of one row, as a rule a rate."""
+    row = Row(name, unit, higher_is_better=higher_is_better, **more)
+    return Workload([row], kind, sides)
+
+
 def _rate(
     name: str, unit: str, target: float | None = None, kind: str = "pair"
 ) -> Workload:
-    return Workload([Row(name, unit, higher_is_better=True, target=target)], kind)
+    return _row(name, unit, kind, target=target)
 
 
 def _by(workload: Workload, sides: Sequence[str] = ALL) -> Workload:
@@ -99,23 +113,19 @@ def _by(workload: Workload, sides: Sequence[str] = ALL) -> Workload:
 
 def _variant(name: str, usual: str, unit: str = "GB/s") -> Workload:
     """Return another way of asyncrpc's to do something, compared with torch's one."""
-    row = Row(name, unit, higher_is_better=True, against=("torch", usual))
-    return Workload([row], sides=("asyncrpc",))
+    return _row(name, unit, sides=OURS, against=("torch", usual))
 
 
 def _beside_sockets(usual: str) -> Workload:
     """Return what blocking sockets do, compared with the same by asyncrpc."""
-    row = Row(
-        f"{usual}, against {SOCKETS}",
-        "GB/s",
-        higher_is_better=True,
-        target=0.8,
-        against=(SOCKETS, f"{usual}, against {SOCKETS}"),
-        ours=f"{usual}, TCP only",
+    name, ours = f"{usual}, against {SOCKETS}", f"{usual}, TCP only"
+    against = (SOCKETS, name)
+    return _row(
+        name, "GB/s", SOCKETS, (SOCKETS,), target=0.8, against=against, ours=ours
     )
-    return Workload([row], SOCKETS, (SOCKETS,))
 
 
+OURS: Final = ("asyncrpc",)
 TRIVIAL: Final = "call, async def callee"
 LINEAR: Final = "remote Linear, forward to step"
 FAN_IN: Final = f"3 callers x {OUTSTANDING_EACH} outstanding"
@@ -125,51 +135,33 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
     "call_async": _by(_latency(TRIVIAL, 2.0)),
     "call_polling": Workload(
         [
-            Row(
-                f"call while polling, {percentile}",
-                "us",
-                target=target,
-                against=("torch", f"{TRIVIAL}, {percentile}"),
+            Row(f"call while polling, {at}", "us", target=aim, against=("torch", usual))
+            for at, aim, usual in (
+                ("p50", 5.0, f"{TRIVIAL}, p50"),
+                ("p99", None, f"{TRIVIAL}, p99"),
             )
-            for percentile, target in (("p50", 5.0), ("p99", None))
         ],
         "polling",
-        ("asyncrpc",),
+        OURS,
     ),
     "call_def": _latency("call, def callee", 4 / 3),
     "tensor_add": _latency("add 1 to 1 KiB tensor", 1 / 0.35),
     "many_async": _by(_rate(f"{OUTSTANDING} outstanding, async def", "calls/s", 4.0)),
     "many_def": _rate(f"{OUTSTANDING} outstanding, def", "calls/s"),
     "callers_3": _rate(FAN_IN, "calls/s", 4.0, "several"),
-    "callers_8": Workload(
-        [
-            Row(
-                f"8 callers x {OUTSTANDING_EACH}, against 3",
-                "calls/s",
-                higher_is_better=True,
-                target=1.0,
-                against=("asyncrpc", FAN_IN),
-            )
-        ],
-        "several",
-        ("asyncrpc",),
+    "callers_8": _row(
+        *(f"8 callers x {OUTSTANDING_EACH}, against 3", "calls/s", "several", OURS),
+        target=1.0,
+        against=("asyncrpc", FAN_IN),
     ),
     "send_64k": _by(_rate("64 KiB tensor, one way", "GB/s", 2.5)),
     **{
         f"send_{size}": _by(_rate(f"{size} MiB tensor, one way", "GB/s", target))
         for size, target in zip(SIZES_MIB, (2.0, 2.0, 5.0), strict=True)
     },
-    "huge_256": Workload(
-        [
-            Row(
-                "256 MiB one way, torch with huge pages",
-                "GB/s",
-                higher_is_better=True,
-                ours="256 MiB tensor, one way",
-            )
-        ],
-        "huge",
-        ("torch",),
+    "huge_256": _row(
+        *("256 MiB one way, torch with huge pages", "GB/s", "huge", ("torch",)),
+        ours="256 MiB tensor, one way",
     ),
     "placed_16": _variant(
         "16 MiB from worker.empty, one way", "16 MiB tensor, one way"
@@ -226,7 +218,6 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
 
 
 def rows_of(names: Sequence[str]) -> list[Row]:
-    """Return the lines of the table for some workloads."""
     return [row for name in names for row in WORKLOADS[name].rows]
 
 
@@ -267,8 +258,6 @@ def echo(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Counter:
-    """What the references refer to."""
-
     def __init__(self) -> None:
         self.count = 0
 

@@ -67,7 +67,7 @@ def calm(tmp_path: Path) -> Iterator[ShownGroup]:
 
 @pytest.fixture
 def open_page(browser: Browser) -> Iterator[Open]:
-    """Opens pages, signed in; checks each at the end."""
+    """Open pages, signed in; check each at the end."""
     with ExitStack() as stack:
 
         def open_page(

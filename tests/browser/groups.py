@@ -21,17 +21,11 @@ LOOK_AGAIN_S: Final = 0.05
 
 @dataclass(frozen=True)
 class ShownGroup:
-    """A group whose dashboard is served.
+    """A group whose dashboard is served."""
 
-    Attributes:
-        url: of the dashboard.
-        address: of the worker that serves it.
-        pids: processes of its workers, by name.
-    """
-
-    url: str
-    address: str
-    pids: Mapping[str, int]
+    url: str  # of the dashboard
+    address: str  # of the worker that serves it
+    pids: Mapping[str, int]  # processes of its workers, by name
 
 
 @contextlib.contextmanager
@@ -49,9 +43,7 @@ def running(kind: str, folder: Path) -> Iterator[ShownGroup]:
 def started(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     """Start a program that ends when its input does, and end it."""
     with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        env={**os.environ, "ASYNCRPC_SECRET": SECRET},
+        command, stdin=subprocess.PIPE, env={**os.environ, "ASYNCRPC_SECRET": SECRET}
     ) as process:
         try:
             yield process

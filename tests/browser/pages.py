@@ -21,14 +21,8 @@ from tests.browser.programs import TOKEN
 # A page takes a look every half second: only a hang lasts so long, or another text.
 HANGS_MS: Final = 60_000.0
 VIEWS: Final = (
-    "overview",
-    "worker",
-    "worker/ps",
-    "calls",
-    "references",
-    "training",
-    "collectives",
-    "hangs",
+    *("overview", "worker", "worker/ps", "calls", "references", "training"),
+    *("collectives", "hangs"),
 )
 # Notes what the server tells, and what the page is not allowed to do.
 _NOTE: Final = """
@@ -51,21 +45,14 @@ addEventListener("securitypolicyviolation", (event) =>
 
 
 class DashboardPage:
-    """A page that shows a dashboard.
-
-    Attributes:
-        page: of playwright.
-        url: of the dashboard.
-        troubles: errors of the page and its console.
-        strangers: requests that went elsewhere.
-    """
+    """A page that shows a dashboard."""
 
     def __init__(self, context: BrowserContext, url: str) -> None:
-        self.url = url
-        self.troubles: list[str] = []
-        self.strangers: list[str] = []
+        self.url = url  # of the dashboard
+        self.troubles: list[str] = []  # errors of the page and its console
+        self.strangers: list[str] = []  # requests that went elsewhere
         context.add_init_script(_NOTE)
-        self.page: Page = context.new_page()
+        self.page: Page = context.new_page()  # of playwright
         self.page.set_default_timeout(HANGS_MS)
         self.page.on("console", self._on_console)
         self.page.on("pageerror", self._on_error)
@@ -134,7 +121,6 @@ class DashboardPage:
     # --- tables ----------------------------------------------------------------------
 
     def table(self, name: str) -> Locator:
-        """Return a table by the beginning of its heading."""
         return self.page.get_by_role("table", name=name)
 
     def rows(self, name: str) -> list[dict[str, str]]:

@@ -55,7 +55,6 @@ async def fail() -> None:
 
 
 async def never() -> None:
-    """Be a call that is under way."""
     await asyncio.Event().wait()
 
 
@@ -122,7 +121,6 @@ Run = Callable[[Worker, asyncio.TaskGroup], Awaitable[Any]]
 
 
 async def without_end(to: str, function: Callable[[], Awaitable[None]]) -> None:
-    """Call what does not end by itself."""
     await asyncrpc.rpc_async(to, function, timeout_s=None)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -16,6 +15,7 @@ from tests.browser.conftest import Open
 from tests.browser.groups import ShownGroup, running, served_from_outside
 from tests.browser.pages import DashboardPage
 from tests.browser.programs import SECRET, TOKEN
+from tests.commands import run_to_end
 
 
 def state_of(page: DashboardPage, worker: str) -> str:
@@ -175,13 +175,7 @@ def test_hang_is_stated_as_by_the_command(hanging: ShownGroup, open_page: Open) 
     look = page.stop()
     sentence = page.page.locator(".sentences li").first.inner_text()
     command = [sys.executable, "-m", "asyncrpc", "why", "--after", "1", hanging.address]
-    completed = subprocess.run(
-        command,
-        env={**os.environ, "ASYNCRPC_SECRET": SECRET},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    completed = run_to_end(command, environ={"ASYNCRPC_SECRET": SECRET})
     said = completed.stdout.splitlines()[0]
     assert timeless(sentence) == timeless(said)
     assert sentence.endswith("a cycle, which nothing can end")
@@ -189,7 +183,6 @@ def test_hang_is_stated_as_by_the_command(hanging: ShownGroup, open_page: Open) 
 
 
 def timeless(sentence: str) -> str:
-    """Leave out for how long."""
     return re.sub(r"\d[\d.]* (s|min|h)\b", "...", sentence.replace("`", ""))
 
 

@@ -189,7 +189,6 @@ def test_rows_and_columns_have_headers(busy: ShownGroup, open_page: Open) -> Non
 
 
 def test_changing_numbers_are_not_announced(busy: ShownGroup, open_page: Open) -> None:
-    """Numbers that change are not announced."""
     page = open_page(busy)
     page.open("overview")
     seen = page.page.evaluate("looks.length")

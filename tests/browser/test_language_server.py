@@ -24,18 +24,11 @@ OpenTab = Callable[..., Page]
 
 
 class LanguageServer:
-    """The program.
-
-    Attributes:
-        url: of the page.
-        printed: the lines it has printed so far.
-    """
-
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         self._process, self._stdout = process, process.stdout
-        self.printed: list[str] = []
-        self.url = self.wait_line(r"serving (http\S+)")[1]
+        self.printed: list[str] = []  # the lines it has printed so far
+        self.url = self.wait_line(r"serving (http\S+)")[1]  # of the page
 
     def wait_line(self, pattern: str) -> re.Match[str]:
         """Wait until it prints a line of this form."""
@@ -99,7 +92,6 @@ def begin(page: Page, length: str = LONG) -> None:
 
 
 def expect_nothing_written(page: Page) -> None:
-    """Wait until no replica writes any text."""
     for name in ("model-0", "model-1"):
         row = page.get_by_role("row").filter(has_text=name)
         expect(row.get_by_role("cell").nth(3)).to_have_text(FREE)

@@ -53,12 +53,10 @@ class Chronicle:
 
 
 def worker_here() -> ChaosWorker:
-    """Return the worker that runs the function at hand."""
     return cast("ChaosWorker", asyncrpc.current_worker())
 
 
 def begin(call_id: str) -> None:
-    """Enter that a function runs."""
     worker_here().ran.write("B", call_id)
 
 
@@ -104,8 +102,6 @@ async def count_to(call_id: str, end: int) -> AsyncIterator[torch.Tensor]:
 
 
 class Counter:
-    """What references refer to."""
-
     def __init__(self, call_id: str) -> None:
         begin(call_id)
         self.count = 0

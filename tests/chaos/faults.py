@@ -24,12 +24,7 @@ Fault: TypeAlias = Callable[["Chaos"], Coroutine[Any, Any, None]]
 
 
 class Chaos:
-    """Breaks things, one after another.
-
-    Attributes:
-        injected: how often each kind of fault was.
-        history: when each was, and between whom.
-    """
+    """Breaks things, one after another."""
 
     def __init__(
         self,
@@ -40,8 +35,8 @@ class Chaos:
         *,
         lost_after_s: float,
     ) -> None:
-        self.injected: Counter[str] = Counter()
-        self.history = history
+        self.injected: Counter[str] = Counter()  # how often each kind of fault was
+        self.history = history  # when each was, and between whom
         self.fleet = fleet
         self.wires = wires
         self.rng = random.Random(seed)
@@ -69,7 +64,6 @@ class Chaos:
                     task.add_done_callback(under_way.pop)
 
     def can(self, kind: str) -> bool:
-        """Say whether there can be faults of a kind."""
         return kind in self.wires.faults or kind in ("kill", "stop")
 
     def victim(self) -> str | None:
@@ -163,10 +157,4 @@ async def delay(chaos: Chaos) -> None:
     end()
 
 
-FAULTS: Final[Mapping[Fault, int]] = {
-    kill: 2,
-    stop: 3,
-    cut: 5,
-    partition: 3,
-    delay: 2,
-}
+FAULTS: Final[Mapping[Fault, int]] = {kill: 2, stop: 3, cut: 5, partition: 3, delay: 2}

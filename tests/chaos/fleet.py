@@ -29,29 +29,18 @@ ERRORS: Final = "stderr.txt"  # of all of them
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a run is to be.
+    """What a run is to be."""
 
-    Attributes:
-        seconds: how long things are broken.
-        seed: of the faults and the load.
-        workers: how many.
-        wires: `namespaces`, `proxies`, or `auto` for the first that is permitted.
-        folder: for the logs; must exist.
-        is_verbose: whether each fault is named as it comes.
-    """
-
-    seconds: float
-    seed: int
-    workers: int
-    wires: str
-    folder: Path
-    is_verbose: bool = False
+    seconds: float  # how long things are broken
+    seed: int  # of the faults and the load
+    workers: int  # how many
+    wires: str  # `namespaces`, `proxies`, or `auto` for the first that is permitted
+    folder: Path  # for the logs; must exist
+    is_verbose: bool = False  # whether each fault is named as it comes
 
 
 @dataclass(eq=False, slots=True)
 class Life:
-    """One process."""
-
     name: str
     process: asyncio.subprocess.Process
     said: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
@@ -75,12 +64,7 @@ class Life:
         self.said.put_nowait({"what": ENDED})
 
     async def expect(self, what: str, limit_s: float) -> dict[str, Any]:
-        """Wait until it says something.
-
-        Raises:
-            TimeoutError: it does not.
-            ProcessLookupError: it has ended.
-        """
+        """Wait until it says something."""
         async with asyncio.timeout(limit_s):
             while (told := await self.said.get())["what"] != what:
                 if told["what"] == ENDED:
@@ -89,25 +73,17 @@ class Life:
             return told
 
     def tell(self, command: str) -> None:
-        """Give it a command."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.write(f"{command}\n".encode())
 
     def signal(self, number: int) -> None:
-        """Send it a signal."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid, number)
 
 
 class Fleet:
-    """The workers, each in a process, under names that outlive them.
-
-    Attributes:
-        alive: the process of each name.
-        dead: labels of the processes that were killed.
-        problems: what went wrong with processes.
-    """
+    """The workers, each in a process, under names that outlive them."""
 
     def __init__(
         self,
@@ -117,9 +93,9 @@ class Fleet:
         history: History,
         options: dict[str, Any],
     ) -> None:
-        self.alive: dict[str, Life] = {}
-        self.dead: list[Life] = []
-        self.problems: list[str] = []
+        self.alive: dict[str, Life] = {}  # the process of each name
+        self.dead: list[Life] = []  # labels of the processes that were killed
+        self.problems: list[str] = []  # what went wrong with processes
         self._wires = wires
         self._folder = given.folder
         self._seed = given.seed

@@ -22,34 +22,21 @@ START: Final = "start"  # the first of a worker: who is called before is not the
 
 @dataclass(eq=False, slots=True)
 class Fault:
-    """One fault.
-
-    Attributes:
-        kind: such as `SIGKILL` or `partition, long`.
-        names: of one worker, or of the two that are parted.
-        begun_s: not after this, by the host's monotonic clock.
-        ended_s: not before that.
-        life: label of the process that was killed; else empty.
-    """
-
-    kind: str
-    names: frozenset[str]
-    begun_s: float
-    ended_s: float = inf
-    life: str = ""
+    kind: str  # such as `SIGKILL` or `partition, long`
+    names: frozenset[str]  # of one worker, or of the two that are parted
+    begun_s: float  # not after this, by the host's monotonic clock
+    ended_s: float = inf  # not before that
+    life: str = ""  # label of the process that was killed; else empty
 
     @property
     def is_silence(self) -> bool:
-        """Whether somebody cannot hear somebody meanwhile."""
         return self.kind.startswith(("SIGSTOP", "partition"))
 
     @property
     def is_down(self) -> bool:
-        """Whether there is no process meanwhile."""
         return bool(self.life) or self.kind == START
 
     def touches(self, one: str, other: str) -> bool:
-        """Say whether it is one between these two workers."""
         return self.names <= {one, other}
 
     def overlaps(self, begun_s: float, ended_s: float) -> bool:
@@ -59,19 +46,11 @@ class Fault:
 
 @dataclass(slots=True)
 class History:
-    """All faults of a run.
-
-    Attributes:
-        faults: in the order of their beginnings.
-        silence_s: shorter ones make no worker give up another.
-        dial_s: how long one attempt to connect may take.
-        left_s: when the workers were told to leave.
-    """
-
-    silence_s: float
-    dial_s: float
+    silence_s: float  # shorter ones make no worker give up another
+    dial_s: float  # how long one attempt to connect may take
+    # In the order of their beginnings.
     faults: list[Fault] = field(default_factory=list)
-    left_s: float = inf
+    left_s: float = inf  # when the workers were told to leave
 
     def begin(
         self, kind: str, *names: str, at_s: float, life: str = ""
@@ -86,7 +65,6 @@ class History:
         return end
 
     def killed(self, life: str, by_s: float) -> bool:
-        """Say whether a process had been killed by then."""
         return any(
             fault.life == life and fault.begun_s <= by_s for fault in self.faults
         )

@@ -56,16 +56,11 @@ Kind: TypeAlias = Callable[["Load", str], Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The error that a wrong call has to end with.
+    """The error that a wrong call has to end with."""
 
-    Attributes:
-        kinds: classes: one of them.
-        texts: one of these is in its text.
-        outcome: what it says of the function; None: whatever it likes.
-    """
-
-    kinds: tuple[type[BaseException], ...]
-    texts: tuple[str, ...]
+    kinds: tuple[type[BaseException], ...]  # classes: one of them
+    texts: tuple[str, ...]  # one of these is in its text
+    # What it says of the function; None: whatever it likes.
     outcome: Outcome | None = None
 
     def fits(self, error: BaseException) -> bool:
@@ -94,14 +89,7 @@ def in_one_line(text: str) -> str:
 
 
 class Load:
-    """What one worker calls, until it is told to stop.
-
-    Attributes:
-        worker: this process's.
-        rng: what is called when, by the seed.
-        peers: names of the others.
-        strict: names of the workers whose policy is STRICT.
-    """
+    """What one worker calls, until it is told to stop."""
 
     def __init__(
         self,
@@ -110,10 +98,10 @@ class Load:
         strict: Sequence[str],
         seed: int,
     ) -> None:
-        self.worker = worker
-        self.rng = random.Random(seed)
-        self.peers = tuple(peers)
-        self.strict = frozenset(strict)
+        self.worker = worker  # this process's
+        self.rng = random.Random(seed)  # what is called when, by the seed
+        self.peers = tuple(peers)  # names of the others
+        self.strict = frozenset(strict)  # names of the workers whose policy is STRICT
         self._told = worker.told
         self._numbers = itertools.count()
         self._stopping = asyncio.Event()
@@ -171,20 +159,9 @@ class Load:
         """Make a call within a limit; enter both.
 
         Args:
-            what: its kind.
-            parties: names of the workers that it needs: its callee first.
-            make: makes it, given its number.
             wanted: the error that it has to end with; None: none.
             since_s: when what it needs was made, by `now_s`; None: now.
             claims: whether its outcome says something of the function that is logged.
-
-        Returns:
-            Its number, and what it returned.
-
-        Raises:
-            AsyncRpcError: what became of it, entered.
-            TimeoutError: likewise; a deadline that is no call's own.
-            Exception: likewise, and a finding unless `wanted`.
         """
         call_id, limit_s = self.new_id(), self.rng.choice(LIMITS_S)
         self._write_made(call_id, limit_s, parties, what, since_s)

@@ -47,8 +47,6 @@ class End(enum.Enum):
 
 
 class Log:
-    """One file of one process."""
-
     def __init__(self, folder: Path, kind: str, name: str) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         path = folder / f"{name}.{os.getpid()}.{kind}"
@@ -60,45 +58,30 @@ class Log:
         os.write(self._descriptor, line.encode(errors="backslashreplace"))
 
     def close(self) -> None:
-        """End it."""
         os.close(self._descriptor)
 
 
 @dataclass(slots=True)
 class Call:
-    """All that is known of one call.
+    """All that is known of one call."""
 
-    Attributes:
-        what: its kind; of a wrong one, after the word `mistake`.
-        limit_s: what it was allowed, in seconds.
-        ran: the processes on which it ran, as often as it did.
-        outcome: what its caller was told; None if it was told nothing.
-        took_s: how long that took, of the time that the caller was running.
-        error: class of the error, or empty.
-        text: of the error, in short.
-        is_excused: the caller gave up, or died first.
-        caller: label of the process that made it.
-        parties: names of the workers that it needs: its callee first.
-        since_s: when what it needs was made; it needs no link that is older.
-        begun_s: when it was made.
-        ended_s: when its caller was told.
-        end: how it ended.
-    """
-
-    what: str = "?"
-    limit_s: float = 0.0
+    what: str = "?"  # its kind; of a wrong one, after the word `mistake`
+    limit_s: float = 0.0  # what it was allowed, in seconds
+    # The processes on which it ran, as often as it did.
     ran: list[str] = field(default_factory=list)
+    # What its caller was told; None if it was told nothing.
     outcome: Outcome | None = None
-    took_s: float = 0.0
-    error: str = ""
-    text: str = ""
-    is_excused: bool = False
-    caller: str = ""
+    took_s: float = 0.0  # how long that took, of the time that the caller was running
+    error: str = ""  # class of the error, or empty
+    text: str = ""  # of the error, in short
+    is_excused: bool = False  # the caller gave up, or died first
+    caller: str = ""  # label of the process that made it
+    # Names of the workers that it needs: its callee first.
     parties: tuple[str, ...] = ()
-    since_s: float = 0.0
-    begun_s: float = 0.0
-    ended_s: float = 0.0
-    end: End = End.AS_EXPECTED
+    since_s: float = 0.0  # when what it needs was made; it needs no link that is older
+    begun_s: float = 0.0  # when it was made
+    ended_s: float = 0.0  # when its caller was told
+    end: End = End.AS_EXPECTED  # how it ended
 
     @property
     def kind(self) -> str:
@@ -109,39 +92,25 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """One worker has given up one life of another.
+    """One worker has given up one life of another."""
 
-    Attributes:
-        by: label of the process that did.
-        peer: name of the worker that it gave up.
-        life: the incarnation of that.
-        linked_s: not before this the two were connected.
-        at_s: when it was given up.
-        reason: as the worker said.
-    """
-
-    by: str
-    peer: str
-    life: str
-    linked_s: float
-    at_s: float
-    reason: str
+    by: str  # label of the process that did
+    peer: str  # name of the worker that it gave up
+    life: str  # the incarnation of that
+    linked_s: float  # not before this the two were connected
+    at_s: float  # when it was given up
+    reason: str  # as the worker said
 
 
 @dataclass(slots=True)
 class Story:
-    """What all logs of a run say.
+    """What all logs of a run say."""
 
-    Attributes:
-        calls: by their numbers.
-        losses: in no order.
-        lives: labels of processes, by their incarnations.
-        findings: what the workers have found themselves.
-    """
-
-    calls: dict[str, Call] = field(default_factory=dict)
-    losses: list[Loss] = field(default_factory=list)
+    calls: dict[str, Call] = field(default_factory=dict)  # by their numbers
+    losses: list[Loss] = field(default_factory=list)  # in no order
+    # Labels of processes, by their incarnations.
     lives: dict[str, str] = field(default_factory=dict)
+    # What the workers have found themselves.
     findings: list[str] = field(default_factory=list)
 
 

@@ -29,16 +29,11 @@ PATIENT_S: Final = 30.0
 
 @dataclass(slots=True)
 class Losses:
-    """What became of lost calls.
-
-    Attributes:
-        causes: how many calls each kind of fault has cost.
-        innocent: calls that no fault explains, by caller and callee, kind and error.
-        lines: those calls, and links that were given up without a cause.
-    """
-
+    # How many calls each kind of fault has cost.
     causes: Counter[str] = field(default_factory=Counter)
+    # Calls that no fault explains, by caller and callee, kind and error.
     innocent: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    # Those calls, and links that were given up without a cause.
     lines: list[str] = field(default_factory=list)
 
 

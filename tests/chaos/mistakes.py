@@ -166,10 +166,7 @@ async def wrong_result(load: Load, to: str) -> None:
     texts = ("cannot be sent", "KeyboardInterrupt")
     wanted = Wanted((EncodeError, RemoteError), texts, EXECUTED)
     await load.mistake(
-        "result: cannot travel",
-        (to,),
-        wanted,
-        lambda it: peer.call(function, it, kind),
+        "result: cannot travel", (to,), wanted, lambda it: peer.call(function, it, kind)
     )
 
 

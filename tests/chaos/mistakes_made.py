@@ -10,23 +10,14 @@ from tests.chaos.log import Call, End, Story
 
 @dataclass(slots=True)
 class Mistakes:
-    """The mistakes of a run.
-
-    Attributes:
-        made: how many, by kind.
-        ends: how many of a kind ended in a way; those given up are in none.
-        workers: names of those who made them.
-        at_once: workers that had one under way at the same time, at most.
-    """
-
-    made: Counter[str] = field(default_factory=Counter)
+    made: Counter[str] = field(default_factory=Counter)  # how many, by kind
+    # How many of a kind ended in a way; those given up are in none.
     ends: Counter[tuple[str, End]] = field(default_factory=Counter)
-    workers: set[str] = field(default_factory=set)
-    at_once: int = 0
+    workers: set[str] = field(default_factory=set)  # names of those who made them
+    at_once: int = 0  # workers that had one under way at the same time, at most
 
 
 def count_mistakes(story: Story) -> Mistakes:
-    """Count them."""
     found = Mistakes()
     wrong = [call for call in story.calls.values() if call.kind]
     for call in wrong:

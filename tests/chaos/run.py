@@ -37,8 +37,6 @@ SHARED_MEMORY: Final = Path("/dev") / "shm"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of a run."""
-
     given: Given
     wires: str
     lacking: frozenset[str]
@@ -86,15 +84,8 @@ async def _go(given: Given, room: Path) -> Report:
     (given.folder / FAULTS).write_text("\n".join(history.lines()), encoding="utf-8")
     verdict.leaks += _left(before, left_behind(room), killed=len(fleet.dead))
     return Report(
-        given,
-        wires.kind,
-        Wires.faults - wires.faults,
-        chaos.injected,
-        len(lives),
-        len(story.calls),
-        count_mistakes(story),
-        now_s() - begun_s,
-        verdict,
+        *(given, wires.kind, Wires.faults - wires.faults, chaos.injected, len(lives)),
+        *(len(story.calls), count_mistakes(story), now_s() - begun_s, verdict),
     )
 
 
@@ -153,11 +144,7 @@ def unhandled(errors: Path) -> list[str]:
 
 
 def left_behind(room: Path) -> list[str]:
-    """Return what the workers could leave on this host.
-
-    Args:
-        room: their temporary directory.
-    """
+    """Return what the workers could leave on this host."""
     found = [str(path) for path in SHARED_MEMORY.glob("asyncrpc*")]
     found += [str(path) for path in room.iterdir()]
     found += [f"process {pid}: {what}" for pid, what in child_processes().items()]

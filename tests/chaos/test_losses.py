@@ -210,10 +210,7 @@ WANTED = Wanted((DecodeError,), ("cannot import",), Outcome.NOT_EXECUTED)
 @pytest.mark.parametrize(
     ("error", "end"),
     [
-        (
-            DecodeError("cannot import x", outcome=Outcome.NOT_EXECUTED),
-            End.AS_EXPECTED,
-        ),
+        (DecodeError("cannot import x", outcome=Outcome.NOT_EXECUTED), End.AS_EXPECTED),
         (DecodeError("cannot import x", outcome=Outcome.EXECUTED), End.STRANGE),
         (DecodeError("no text", outcome=Outcome.NOT_EXECUTED), End.STRANGE),
         (RejectedError("cannot import x", outcome=Outcome.NOT_EXECUTED), End.STRANGE),

@@ -27,28 +27,20 @@ _MUST_BE_ZERO: Final = ("calls waited for", "calls served", "active", "values")
 
 @dataclass(slots=True)
 class Verdict:
-    """The sums of a run; all but the first three are to be 0.
+    """The sums of a run; all but the first three are to be 0."""
 
-    Attributes:
-        outcomes: calls by what was claimed and whether they ran.
-        errors: right calls by the class of their error.
-        losses: why calls were lost; those without a cause, too.
-        lies: EXECUTED and did not run.
-        denials: NOT_EXECUTED and ran.
-        doubles: ran twice.
-        hangs: told nothing, or told too late.
-        leaks: left behind.
-        others: wrong results, processes that would not end, and the like.
-    """
-
+    # Calls by what was claimed and whether they ran.
     outcomes: Counter[tuple[str, bool]] = field(default_factory=Counter)
+    # Right calls by the class of their error.
     errors: Counter[str] = field(default_factory=Counter)
+    # Why calls were lost; those without a cause, too.
     losses: Losses = field(default_factory=Losses)
-    lies: list[str] = field(default_factory=list)
-    denials: list[str] = field(default_factory=list)
-    doubles: list[str] = field(default_factory=list)
-    hangs: list[str] = field(default_factory=list)
-    leaks: list[str] = field(default_factory=list)
+    lies: list[str] = field(default_factory=list)  # EXECUTED and did not run
+    denials: list[str] = field(default_factory=list)  # NOT_EXECUTED and ran
+    doubles: list[str] = field(default_factory=list)  # ran twice
+    hangs: list[str] = field(default_factory=list)  # told nothing, or told too late
+    leaks: list[str] = field(default_factory=list)  # left behind
+    # Wrong results, processes that would not end, and the like.
     others: list[str] = field(default_factory=list)
 
     @property
@@ -66,7 +58,6 @@ class Verdict:
 
     @property
     def is_good(self) -> bool:
-        """Whether all is as it must be."""
         return not any(self.lines.values())
 
 

@@ -17,7 +17,6 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Final, Self
 
 from asyncrpc.testing import Proxy
@@ -29,31 +28,20 @@ _NOBODY: Final = "02:00:00:00:00:ee"  # a hardware address that no interface has
 
 
 class Wires(ABC):
-    """What is between the workers.
-
-    Attributes:
-        names: of the workers.
-        faults: which kinds of faults it can make.
-    """
+    """What is between the workers."""
 
     kind: str
+    # Which kinds of faults it can make.
     faults: frozenset[str] = frozenset({"cut", "partition", "delay"})
 
     def __init__(self, names: Sequence[str]) -> None:
-        self.names = tuple(names)
+        self.names = tuple(names)  # of the workers
 
     async def __aenter__(self) -> Self:
-        """Lay the wires."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Take them away."""
-        del kind, error, trace
+    async def __aexit__(self, *_: object) -> None:  # noqa: B027  (others override it)
+        pass
 
     @property
     @abstractmethod
@@ -111,31 +99,21 @@ class Proxies(Wires):
             await self._stack.enter_async_context(proxy)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End them."""
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
     @property
     def where(self) -> dict[str, str]:
-        """Addresses of the proxies."""
         return {name: proxy.address for name, proxy in self._proxies.items()}
 
     def listen(self, name: str) -> str:
-        """Return where the proxy leads to."""
         return str(self._proxies[name].target)
 
     async def cut(self, one: str, other: str) -> None:
-        """Break every connection to both."""
         for name in (one, other):
             self._proxies[name].cut()
 
     async def partition(self, one: str, other: str) -> None:
-        """Hold back what was dialed to the first."""
         self._proxies[one].partition()
 
     def parted(self, one: str, other: str) -> tuple[str, ...]:
@@ -143,7 +121,6 @@ class Proxies(Wires):
         return (one,)
 
     async def heal(self, one: str, other: str) -> None:
-        """End that."""
         self._proxies[one].heal()
 
     async def delay(self, name: str, seconds: float) -> None:
@@ -173,11 +150,7 @@ class Namespaces(Wires):
             return False
 
     async def __aenter__(self) -> Self:
-        """Make the namespaces.
-
-        Raises:
-            OSError: it is not permitted; nothing is left.
-        """
+        """Make the namespaces."""
         try:
             await self._lay()
         except BaseException:
@@ -185,12 +158,7 @@ class Namespaces(Wires):
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Delete them, and what is in them."""
         await self._take_away()
 
@@ -233,15 +201,12 @@ class Namespaces(Wires):
 
     @property
     def where(self) -> dict[str, str]:
-        """Each at its own address."""
         return {name: f"tcp://{at}:{PORT}" for name, at in self._addresses.items()}
 
     def listen(self, name: str) -> str:
-        """Return the same."""
         return self.where[name]
 
     def command(self, name: str) -> list[str]:
-        """Enter the worker's namespace."""
         return ["ip", "netns", "exec", self._namespace(name)]
 
     async def cut(self, one: str, other: str) -> None:
@@ -280,20 +245,11 @@ class Namespaces(Wires):
 
 
 async def ip(*arguments: str) -> None:
-    """Run `ip`.
-
-    Raises:
-        OSError: it fails; with what it says.
-    """
     await run_command("ip", *arguments)
 
 
 async def run_command(*words: str) -> None:
-    """Run a command to its end.
-
-    Raises:
-        OSError: it fails; with what it says.
-    """
+    """Run a command to its end."""
     process = await asyncio.create_subprocess_exec(
         *words,
         stdin=asyncio.subprocess.DEVNULL,

@@ -37,29 +37,17 @@ ENDED_S: Final = 5.0  # for what waits when a worker has ended; its fleet waits 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """What a worker is told.
+    """What a worker is told."""
 
-    Attributes:
-        name: its own.
-        where: where everyone is to be dialed, by name.
-        listen: where it listens.
-        advertise: what it says of that; empty: the truth.
-        secret: of the group.
-        folder: for its logs.
-        seed: of its load.
-        strict: names of the workers whose policy is STRICT.
-        options: more of its options.
-    """
-
-    name: str
-    where: dict[str, str]
-    listen: str
-    advertise: str
-    secret: str
-    folder: str
-    seed: int
-    strict: list[str]
-    options: dict[str, Any]
+    name: str  # its own
+    where: dict[str, str]  # where everyone is to be dialed, by name
+    listen: str  # where it listens
+    advertise: str  # what it says of that; empty: the truth
+    secret: str  # of the group
+    folder: str  # for its logs
+    seed: int  # of its load
+    strict: list[str]  # names of the workers whose policy is STRICT
+    options: dict[str, Any]  # more of its options
 
 
 def holdings(worker: ChaosWorker) -> dict[str, Any]:
@@ -103,7 +91,6 @@ class Commands:
         return reader
 
     async def __aexit__(self, *_: object) -> None:
-        """End it."""
         self._transport.close()
 
 
@@ -160,7 +147,6 @@ def say(name: str, what: str, about: dict[str, Any]) -> None:
 
 
 def seat_as_text(seat: Seat) -> str:
-    """Return a seat as it is passed on."""
     return json.dumps(asdict(seat))
 
 

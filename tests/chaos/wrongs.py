@@ -176,11 +176,7 @@ def only_here(name: str) -> Callable[..., Any]:
 
 
 async def take_part(call_id: str, name: str, members: list[str], odd: str) -> str:
-    """Reduce in a group with one rank that has another shape; then with all alike.
-
-    Returns:
-        What the first came to, and the sum of the second.
-    """
+    """Reduce in a group with one rank that has another shape; then with all alike."""
     begin(call_id)
     worker = worker_here()
     size = 5 if worker.name == odd else 4

@@ -38,12 +38,7 @@ def missing_programs(*names: str) -> list[str]:
 
 
 def nginx_command(top: Path, http: str) -> list[str]:
-    """Return what starts an nginx.
-
-    Args:
-        top: a directory of its own.
-        http: what its configuration says of HTTP.
-    """
+    """Return what starts an nginx."""
     conf = top / "nginx.conf"
     conf.write_text(_NGINX.format(top=top, http=http))
     return ["nginx", "-e", f"{top}/error.log", "-c", str(conf)]
@@ -62,12 +57,6 @@ class ServerProcess:
     """The process of one server; a context."""
 
     def __init__(self, command: Sequence[str], top: Path) -> None:
-        """Describe it.
-
-        Args:
-            command: that starts it.
-            top: a directory of its own.
-        """
         self._command, self._top = command, top
 
     def __enter__(self) -> Self:
@@ -85,15 +74,7 @@ class ServerProcess:
         self._process.wait(HANGS_S)
 
     def wait_until(self, condition: Callable[[], Any], what: str = "") -> Any:
-        """Look until a condition holds, and return what it has returned.
-
-        Args:
-            condition: is it so?
-            what: it waits for, to be read if it fails.
-
-        Raises:
-            AssertionError: the process has ended, or it took too long.
-        """
+        """Look until a condition holds, and return what it has returned."""
         end_s = time.monotonic() + HANGS_S
         while not (found := condition()):
             assert self._process.poll() is None, self.said()

@@ -62,11 +62,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def chosen(known: Mapping[str, Known], given: argparse.Namespace) -> list[str]:
-    """Return the tests that are asked for, in the order of a run.
-
-    Raises:
-        ValueError: a file names one that is not known, or no test is left.
-    """
+    """Return the tests that are asked for, in the order of a run."""
     only = known.keys() if given.only is None else set(lists.names_in(given.only))
     if unknown := only - known.keys():
         raise ValueError(
@@ -163,14 +159,7 @@ class Run:
 def import_suites(
     given: argparse.Namespace, known: Mapping[str, Known]
 ) -> Mapping[str, list[str]]:
-    """Import torch and the test modules, with the implementation in torch's place.
-
-    Returns:
-        what was noticed on the way, by what it is.
-
-    Raises:
-        ImportError: the implementation does not import.
-    """
+    """Import torch and the test modules, with the implementation in torch's place."""
     # Before torch is imported: its libraries start no threads here, where tests fork.
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")

@@ -102,7 +102,6 @@ class MessageType(enum.Enum):
 
 
 def message_type(name: str) -> MessageType:
-    """Return the type with a name."""
     if name not in MessageType.__members__:
         known = ", ".join(MessageType.__members__)
         raise RuntimeError(
@@ -112,16 +111,7 @@ def message_type(name: str) -> MessageType:
 
 
 class Faults:
-    """Decides about each message of one worker, and counts the lost ones.
-
-    Args:
-        messages_to_fail: names of types.
-        messages_to_delay: seconds by the name of a type.
-        num_fail_sends: how often a message is lost before it is sent.
-
-    Raises:
-        RuntimeError: a type is unknown, or a number is negative.
-    """
+    """Decides about each message of one worker, and counts the lost ones."""
 
     def __init__(
         self,
@@ -144,12 +134,7 @@ class Faults:
         self._lost: dict[tuple[MessageType, bytes], int] = {}
 
     def is_lost(self, kind: MessageType, outline: Callable[[], bytes]) -> bool:
-        """Return whether a message sent now is lost; if so, count it.
-
-        Args:
-            kind: type of the message.
-            outline: returns the identity of the message.
-        """
+        """Return whether a message sent now is lost; if so, count it."""
         if kind not in self._failing:
             return False
         message = outline()
@@ -346,11 +331,7 @@ def _rref_id(pair: Any) -> RRefId:
 
 
 def _check_references(values: Values) -> None:
-    """Refuse references of values that were given up, before a message waits.
-
-    Raises:
-        EncodeError: an argument refers to a value that was given up.
-    """
+    """Refuse references of values that were given up, before a message waits."""
     for one in _pytree.tree_leaves(values):
         if isinstance(one, RRef):
             try:
@@ -401,9 +382,6 @@ class FaultyTensorPipeRpcBackendOptions(TensorPipeRpcBackendOptions):
 
     Args:
         messages_to_fail: names of types of messages; see `MessageType`.
-        messages_to_delay: seconds, by the name of a type.
-        num_fail_sends: how often each message is lost before it is sent.
-        **options: options of the backend without faults.
 
     Raises:
         TypeError: an argument is of the wrong type.
@@ -434,7 +412,6 @@ class FaultyTensorPipeRpcBackendOptions(TensorPipeRpcBackendOptions):
 
     @property
     def messages_to_fail(self) -> list[str]:
-        """Names of the types that are lost."""
         return list(self._messages_to_fail)
 
     @property
@@ -444,7 +421,6 @@ class FaultyTensorPipeRpcBackendOptions(TensorPipeRpcBackendOptions):
 
     @property
     def num_fail_sends(self) -> int:
-        """How often each message is lost."""
         return self._num_fail_sends
 
     def faults(self) -> Faults:

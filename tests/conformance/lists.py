@@ -35,18 +35,10 @@ class Class(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """One test of PyTorch's.
-
-    Attributes:
-        name: "SUITE.TEST"; the same for every implementation.
-        suite: the class of `torch.testing._internal.distributed` that has it.
-        kind: what of torch's C++ a test of class c is about; "" for the others.
-    """
-
-    name: str
-    suite: str
+    name: str  # "SUITE.TEST"; the same for every implementation.
+    suite: str  # the class of `torch.testing._internal.distributed` that has it.
     of_class: Class
-    kind: str
+    kind: str  # what of torch's C++ a test of class c is about; "" for the others
 
 
 def classified() -> dict[str, Known]:
@@ -66,12 +58,7 @@ def classified() -> dict[str, Known]:
 def not_expected(
     known: Mapping[str, Known], path: Path = HERE / "expected.toml"
 ) -> dict[str, str]:
-    """Return the tests that need not pass, with the reason of each.
-
-    Raises:
-        ValueError: a test is not known, or not of the class that it is listed under, or
-            has no reason; tests of class a cannot be listed.
-    """
+    """Return the tests that need not pass, with the reason of each."""
     listed: dict[str, str] = {}
     for said, tests in tomllib.loads(path.read_text("utf-8")).items():
         if said not in {Class.B, Class.C, Class.G}:

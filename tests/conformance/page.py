@@ -45,12 +45,7 @@ def renew(
     listed: Mapping[str, str],
     page: Path = PAGE,
 ) -> None:
-    """Write that part of the page.
-
-    Raises:
-        ValueError: the report is of another implementation, or not of every test, or
-            the page has not the markers.
-    """
+    """Write that part of the page."""
     if report.about["implementation"] != "asyncrpc":
         raise ValueError(f"a run of {report.about['implementation']}, not of asyncrpc")
     if left := _of_hosts(known) - report.results.keys():

@@ -29,10 +29,7 @@ class Proxy(types.ModuleType):
         """Make one.
 
         Args:
-            name: of torch's module.
-            modules: of the facade, where names are looked for in this order.
             beside: all proxies by name; among them are this one's submodules.
-            marks: where a missing name is noted, once it is used.
         """
         super().__init__(name)
         vars(self).update(

@@ -26,26 +26,16 @@ GOOD = frozenset({Status.PASS, Status.SKIP})
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How one test ended.
-
-    Attributes:
-        message: the exception's last line, or why it was skipped.
-        seconds: what it took, the start of its ranks included.
-        exit_codes: one for each rank; PyTorch looks at the first alone.
-        missing: names that were used and that the implementation has not.
-        leaked: entry points of torch's own RPC that were reached.
-        flaky: it passed only when it was run again.
-        detail: the end of what unittest says about a failure.
-    """
-
     status: Status
-    message: str = ""
-    seconds: float = 0.0
+    message: str = ""  # the exception's last line, or why it was skipped
+    seconds: float = 0.0  # what it took, the start of its ranks included
+    # One for each rank; PyTorch looks at the first alone.
     exit_codes: tuple[int | None, ...] = ()
+    # Names that were used and that the implementation has not.
     missing: tuple[str, ...] = ()
-    leaked: tuple[str, ...] = ()
-    flaky: bool = False
-    detail: str = ""
+    leaked: tuple[str, ...] = ()  # entry points of torch's own RPC that were reached
+    flaky: bool = False  # it passed only when it was run again
+    detail: str = ""  # the end of what unittest says about a failure
 
     @property
     def is_good(self) -> bool:
@@ -62,13 +52,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All results of a run.
-
-    Attributes:
-        about: with what it was run, and when.
-    """
-
-    about: Mapping[str, Any]
+    about: Mapping[str, Any]  # with what it was run, and when
     results: Mapping[str, Result]
 
     def write(self, path: Path) -> None:
@@ -92,7 +76,6 @@ class Report:
 
 
 def shortened(result: Result) -> dict[str, Any]:
-    """Return a result's fields without those that say nothing."""
     return {name: value for name, value in asdict(result).items() if value}
 
 

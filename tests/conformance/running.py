@@ -31,17 +31,9 @@ GRACE_S: Final = 25.0  # beyond the limit of a test, which is its own to keep
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How tests are run.
-
-    Attributes:
-        jobs: tests at a time.
-        timeout_s: what one may take.
-        logs: where the output of each is kept, if anywhere.
-    """
-
-    jobs: int = 2
-    timeout_s: float = 90.0
-    logs: Path | None = None
+    jobs: int = 2  # tests at a time
+    timeout_s: float = 90.0  # what one may take
+    logs: Path | None = None  # where the output of each is kept, if anywhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +46,7 @@ class Running:
 def run(
     names: Iterable[str], options: Options, poll: Callable[[], None] = lambda: None
 ) -> Generator[tuple[str, Result]]:
-    """Run tests; yield each with its result, as they end.
-
-    Args:
-        poll: called while some are running, every few hundredths of a second.
-    """
+    """Run tests; yield each with its result, as they end."""
     to_do, running = list(names), dict[int, Running]()
     with tempfile.TemporaryDirectory(prefix="conformance_") as folder:
         try:

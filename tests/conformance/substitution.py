@@ -35,15 +35,8 @@ MODULES: Final[Mapping[str, str]] = {
 # Submodules that the suites import or name.  What the facade's submodule lacks is taken
 # from the facade's package: torch's own re-exports it the same way.
 SUBMODULES: Final = (
-    "api",
-    "backend_registry",
-    "constants",
-    "functions",
-    "internal",
-    "options",
-    "rref_proxy",
-    "server_process_global_profiler",
-    "_utils",
+    *("api", "backend_registry", "constants", "functions", "internal", "options"),
+    *("rref_proxy", "server_process_global_profiler", "_utils"),
 )
 REMOTE_MODULE: Final = "torch.distributed.nn.api.remote_module"
 PROFILER: Final = "torch.autograd.profiler_legacy"
@@ -65,40 +58,20 @@ LENT: Final[Mapping[str, Sequence[str]]] = {
 }
 POISONED: Final[Mapping[str, Sequence[str]]] = {
     "torch._C._distributed_rpc": (
-        "TensorPipeAgent",
-        "_delete_all_user_and_unforked_owner_rrefs",
-        "_destroy_rref_context",
-        "_get_current_rpc_agent",
-        "_invoke_remote_builtin",
-        "_invoke_remote_python_udf",
-        "_invoke_remote_torchscript",
-        "_invoke_rpc_builtin",
-        "_invoke_rpc_python_udf",
-        "_invoke_rpc_torchscript",
-        "_rref_context_get_debug_info",
-        "_set_and_start_rpc_agent",
+        *("TensorPipeAgent", "_delete_all_user_and_unforked_owner_rrefs"),
+        *("_destroy_rref_context", "_get_current_rpc_agent", "_invoke_remote_builtin"),
+        *("_invoke_remote_python_udf", "_invoke_remote_torchscript"),
+        *("_invoke_rpc_builtin", "_invoke_rpc_python_udf", "_invoke_rpc_torchscript"),
+        *("_rref_context_get_debug_info", "_set_and_start_rpc_agent"),
     ),
     RPC: ("_get_debug_info", "_init_rpc_backend", "init_rpc"),
     f"{RPC}.api": (
-        "_all_gather",
-        "_barrier",
-        "_invoke_rpc",
-        "_wait_all_workers",
-        "get_worker_info",
-        "remote",
-        "rpc_async",
-        "rpc_sync",
-        "shutdown",
+        *("_all_gather", "_barrier", "_invoke_rpc", "_wait_all_workers"),
+        *("get_worker_info", "remote", "rpc_async", "rpc_sync", "shutdown"),
     ),
     "torch._C._distributed_autograd": (
-        "_current_context",
-        "_get_debug_info",
-        "_init",
-        "_new_context",
-        "_release_context",
-        "_retrieve_context",
-        "backward",
-        "get_gradients",
+        *("_current_context", "_get_debug_info", "_init", "_new_context"),
+        *("_release_context", "_retrieve_context", "backward", "get_gradients"),
     ),
 }
 # Modules that may hold a poisoned function under another name.
@@ -112,12 +85,9 @@ HOLDERS: Final = (
 
 @dataclass(slots=True)
 class Substitution:
-    """What was noticed while test modules were imported.
+    """What was noticed while test modules were imported."""
 
-    Attributes:
-        not_compiled: functions of test modules that TorchScript refused.
-    """
-
+    # Functions of test modules that TorchScript refused.
     not_compiled: list[str] = field(default_factory=list)
     undo: Callable[[], None] = lambda: None
 
@@ -127,12 +97,7 @@ class Substitution:
 
 
 def install(implementation: str, marks: Marks) -> Substitution:
-    """Make what is imported from torch's RPC modules the implementation's.
-
-    Raises:
-        ModuleNotFoundError: the facade is not there, or what it imports is not.
-        ValueError: there is no such implementation.
-    """
+    """Make what is imported from torch's RPC modules the implementation's."""
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"unknown: {implementation!r}; known: {IMPLEMENTATIONS}")
     if implementation == "torch":
@@ -175,7 +140,6 @@ def _import_torch() -> None:
 
 
 def _module(name: str) -> types.ModuleType | None:
-    """Import a module of the facade; `None` if there is none of that name."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -154,11 +154,7 @@ def __getattr__(name: str) -> type[TestCase]:
 
 
 def noticed(known: Container[str]) -> dict[str, list[str]]:
-    """Return what a reader of the results may wonder about.
-
-    Args:
-        known: tests that have a class.  Another version of torch may have others.
-    """
+    """Return what a reader of the results may wonder about."""
     loader = TestLoader()
     tests = [
         f"{suite}.{test}"
@@ -175,12 +171,7 @@ def noticed(known: Container[str]) -> dict[str, list[str]]:
 
 
 def case(name: str) -> TestCase:
-    """Return the test "SUITE.TEST".
-
-    Raises:
-        LookupError: there is no such suite, or it does not import.
-        ValueError: it has no such test.
-    """
+    """Return the test "SUITE.TEST"."""
     suite, _, test = name.partition(".")
     if suite not in RAW:
         raise LookupError(NOT_IMPORTED.get(suite, f"there is no suite {suite}"))

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.commands import printed_by
 from tests.conformance import c10d
 
-REPOSITORY = Path(__file__).parents[2]
 LIMIT_S = 900  # seconds; a slow machine may need most of them
 # Of each kind some: sums within no_sync, hooks, uneven inputs, averagers.
 SOME_OF_DDP = (
@@ -23,15 +22,8 @@ SOME_OF_DDP = (
 def run(folder: Path, *options: str) -> dict[str, Any]:
     """Run tests that all come out as listed; return the results."""
     out = folder / "results.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.conformance.c10d", "--out", str(out), *options],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    command = [sys.executable, "-m", "tests.conformance.c10d", "--out", str(out)]
+    printed_by([*command, *options], timeout_s=LIMIT_S)
     results: dict[str, Any] = json.loads(out.read_text("utf-8"))
     return results
 

@@ -17,7 +17,6 @@ PYTHON, SCRIPT = MessageType.PYTHON_CALL, MessageType.SCRIPT_CALL
 
 
 def sends(one: Faults, kind: MessageType, *messages: bytes) -> list[bool]:
-    """Return of each message whether it goes through."""
     return [not one.is_lost(kind, partial(bytes, said)) for said in messages]
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.commands import run_to_end
 from tests.conformance.results import Report, Status
 
-REPOSITORY = Path(__file__).parents[2]
 NAMES = ("RpcTest.test_add", "DistAutogradTest.test_backward_simple_self")
 # Torch's own modules in the place of the facade's, and so behind the proxies.
 PROGRAM = """
@@ -26,13 +25,7 @@ def test_call_that_reaches_torchs_rpc_fails(tmp_path: Path) -> None:
     out = tmp_path / "results.json"
     chosen = f"^({'|'.join(NAMES)})$"
     options = ["--filter", chosen, "--retries", "0", "--out", str(out)]
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *options],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_to_end([sys.executable, "-c", PROGRAM, *options])
     assert done.returncode == 1, done.stderr
     results = Report.read(out).results
     assert results.keys() == set(NAMES)

@@ -57,14 +57,8 @@ def test_list_that_would_hide_a_test_is_refused(
 @pytest.mark.parametrize(
     ("name", "result", "is_good"),
     [
-        (A, PASS, True),
-        (A, FAIL, False),
-        (A, SKIP, False),
-        (B, SKIP, True),
-        (B, FAIL, True),
-        (B, PASS, False),
-        (C, FAIL, True),
-        (C, PASS, True),
+        *((A, PASS, True), (A, FAIL, False), (A, SKIP, False), (B, SKIP, True)),
+        *((B, FAIL, True), (B, PASS, False), (C, FAIL, True), (C, PASS, True)),
     ],
 )
 def test_result_is_judged_by_the_lists(

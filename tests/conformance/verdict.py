@@ -16,25 +16,16 @@ from tests.conformance.results import Result, Status
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The tests of a run that need a word.
+    """The tests of a run that need a word."""
 
-    Attributes:
-        unexpected: did not pass, and had to.
-        excused: did not pass, and are listed.
-        outdated: are listed, and passed.
-        is_good: whether the run is in order.
-    """
-
-    unexpected: tuple[str, ...]
-    excused: tuple[str, ...]
-    outdated: tuple[str, ...]
-    is_good: bool
+    unexpected: tuple[str, ...]  # did not pass, and had to
+    excused: tuple[str, ...]  # did not pass, and are listed
+    outdated: tuple[str, ...]  # are listed, and passed
+    is_good: bool  # whether the run is in order
 
 
 def judge(
-    results: Mapping[str, Result],
-    known: Mapping[str, Known],
-    listed: Mapping[str, str],
+    results: Mapping[str, Result], known: Mapping[str, Known], listed: Mapping[str, str]
 ) -> Verdict:
     """Compare what was found with what is expected."""
     poor = [name for name, one in results.items() if not _is_enough(known[name], one)]

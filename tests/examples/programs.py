@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.commands import REPOSITORY, run_to_end
+
 PROGRAM_S = 240.0
 WIDE = {"COLUMNS": "120", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"}
 
 
 def ran(name: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run `examples/<name>` to its end.
-
-    It returns when the last holder of its pipes has ended: so its processes have, too.
-    """
-    return subprocess.run(
-        [sys.executable, str(REPOSITORY / "examples" / name), *options],
-        env={**os.environ, **WIDE, "PYTHONPATH": str(REPOSITORY)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=PROGRAM_S,
-        check=False,
-    )
+    """Run `examples/<name>` to its end: then its processes have ended, too."""
+    command = [sys.executable, str(REPOSITORY / "examples" / name), *options]
+    return run_to_end(command, timeout_s=PROGRAM_S, environ=WIDE)
 
 
 def run(name: str, *options: str) -> str:

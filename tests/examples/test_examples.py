@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.commands import REPOSITORY, printed_by
+
 # These are tested where the cluster is, in tests/clusters.
 ON_A_CLUSTER = {"ray_gang.py"}
+OTHERS = "".join(
+    path.read_text("utf-8")
+    for path in Path(__file__).parent.glob("test_*.py")
+    if path.name != "test_examples.py"
+)
 EXAMPLES = [
     path
     for path in sorted((REPOSITORY / "examples").glob("*.py"))
-    if not Path(__file__).with_name(f"test_{path.stem}.py").exists()
-    and path.name not in ON_A_CLUSTER
+    if not re.search(rf"\b{path.stem}\b", OTHERS) and path.name not in ON_A_CLUSTER
 ]
 EXAMPLE_S = 600.0  # only what hangs reaches it
 
@@ -26,14 +30,5 @@ EXAMPLE_S = 600.0  # only what hangs reaches it
 def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     # Those that take long say themselves how to be quick; tests/ must not.
     quick = ["--quick"] if "--quick" in example.read_text("utf-8") else []
-    done = subprocess.run(
-        [sys.executable, str(example), *quick],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=EXAMPLE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    command = [sys.executable, str(example), *quick]
+    printed_by(command, cwd=tmp_path, timeout_s=EXAMPLE_S)

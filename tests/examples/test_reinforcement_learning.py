@@ -1,4 +1,4 @@
-"""The agent learns to balance the pole, and a seed gives one run."""
+"""Agents learn to balance the pole, and a seed gives one run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ async def play(rounds: int, order: Sequence[int]) -> tuple[Agent, Any]:
 
     Args:
         rounds: how many; two observers play an episode in each.
-        order: of the observers, in which they begin.
     """
     async with Cluster(names=("agent", "observer1", "observer2")) as (worker, *_):
         with acting_as(worker):
@@ -91,3 +90,13 @@ def test_agent_prefers_rewarded_actions() -> None:
     agent.learn([[1.0] * 10, [1.0] * 2])
     after = agent.policy(STATE).softmax(-1)
     assert after[1] > before[1]
+
+
+@pytest.mark.slow
+def test_returns_grow_during_training() -> None:
+    printed = run("async_actor_learner.py", "--processes", "2", "--steps", "20000")
+    best = re.search(r"of the best 50 in a row: ([\d.]+)", printed)
+    assert best is not None, printed
+    # A pole that is pushed at random stays up for 22 steps.  Which of two processes
+    # comes first is chance, so what was learned may be lost again before the end.
+    assert float(best[1]) > 1.5 * 22

@@ -46,7 +46,6 @@ def save(data: bytes, folder: Path) -> None:
 
 
 def fuzz(name: str, limits: Sequence[str], work: Path, corpus: Path) -> None:
-    """Fuzz; does not return."""
     import atheris  # noqa: PLC0415  (nobody else needs it)
 
     parts = GO_THROUGH.get(name, DECODERS)

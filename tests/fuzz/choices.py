@@ -16,14 +16,10 @@ _DEPTH_MAX: Final = 4
 
 
 class Choices:
-    """Reads choices off some bytes; when they are used up, every choice is the first.
-
-    Attributes:
-        left: bytes that have not been used.
-    """
+    """Reads choices off some bytes; once they are used up, each choice is the first."""
 
     def __init__(self, data: bytes) -> None:
-        self.left = memoryview(data)
+        self.left = memoryview(data)  # bytes that have not been used
 
     def __bool__(self) -> bool:
         return bool(self.left)

@@ -98,7 +98,6 @@ def stream_of(choices: Choices) -> bytes:
 
 
 def frame_of(choices: Choices) -> bytes:
-    """Make one frame."""
     how = choices.below(8)
     kind, call_id = choices.below(len(FrameKind) + 2), choices.below(4)
     if how == 0:

@@ -13,7 +13,6 @@ import json
 import logging
 import socket
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import quote
 
@@ -181,12 +180,7 @@ class Setting:
         applications.loop.run_until_complete(applications.start())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.running.close()
 
 

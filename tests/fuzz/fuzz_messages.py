@@ -226,7 +226,6 @@ class Session:
             self.end.connection.send(**self._last)
 
     def _again(self) -> None:
-        """Say the last thing once more."""
         if self._last and self.end.is_open:
             self.end.connection.send(**self._last)
 

@@ -84,8 +84,6 @@ def control_of(
     """Make a control part that is sound msgpack in three parts.
 
     Args:
-        choices: what it is made of.
-        texts: that may be in it.
         pickles: of which one is in each entry that is a pickle; none: anything is.
     """
     entries = []

@@ -127,15 +127,11 @@ class Layer:
 
 
 class Complaints(logging.Handler):
-    """What the loop and the log say that should never be said.
-
-    Attributes:
-        texts: of it.
-    """
+    """What the loop and the log say that should never be said."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.texts: list[str] = []
+        self.texts: list[str] = []  # of it
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.exc_info or record.levelno >= logging.ERROR:
@@ -158,20 +154,16 @@ def _trace_of(error: BaseException) -> str:
 
 
 class HostileEnd:
-    """The hostile end of a connection; what it sends has the form of frames.
-
-    Attributes:
-        connection: to an honest worker.
-        asked: kind, number and head of what the honest end asks.
-        answers: kind, number and control part of what it answers.
-        services: numbers of the requests to services that were sent.
-    """
+    """The hostile end of a connection; what it sends has the form of frames."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, handshake: Handshake, hello: Hello
     ) -> None:
+        # Kind, number and head of what the honest end asks.
         self.asked: list[tuple[int, int, bytes]] = []
+        # Kind, number and control part of what it answers.
         self.answers: list[tuple[int, int, bytes]] = []
+        # Numbers of the requests to services that were sent.
         self.services: dict[int, str] = {}
         self.next_id = 1
         self._hello = hello
@@ -181,6 +173,7 @@ class HostileEnd:
             if not self._is_acceptor:
                 connection.hello(hello)
 
+        # To an honest worker.
         self.connection = Connection(
             handshake,
             loop=loop,
@@ -198,7 +191,6 @@ class HostileEnd:
 
     @property
     def is_open(self) -> bool:
-        """Return whether something may be sent."""
         return self.connection.opened.done() and not self.connection.ended.done()
 
     def on_message(

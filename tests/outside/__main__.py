@@ -51,8 +51,6 @@ CANNOT_RUN: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How a program ended."""
-
     results: list[str]
     seconds: float
     cpu_seconds: float  # of all its processes; other load hardly changes it

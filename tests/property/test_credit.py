@@ -49,8 +49,6 @@ class State(enum.Enum):
 
 @dataclass
 class Call:
-    """One request."""
-
     call_id: int
     nbytes: int
     nested: bool

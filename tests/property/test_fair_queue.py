@@ -10,12 +10,7 @@ from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from asyncrpc.serving.batching.machine.batches import BatchLimits, BatchQueue
 from asyncrpc.serving.batching.machine.fair_queue import FairQueue, QueuedRequest
@@ -153,7 +148,6 @@ class Batches(RuleBasedStateMachine):
 
     @invariant()
     def clock_is_set_for_all_waiting_requests(self) -> None:
-        """Nobody is left waiting for ever."""
         if self.waiting:
             assert self.batches.wakes_at_s() is not None
 

@@ -9,12 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from asyncrpc.serving.batching.machine.sequences import (
     INSIDE,

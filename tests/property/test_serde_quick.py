@@ -35,13 +35,8 @@ flat = st.recursive(
 )
 dtypes = st.sampled_from(
     [
-        torch.float32,
-        torch.float64,
-        torch.int64,
-        torch.uint8,
-        torch.bool,
-        torch.bfloat16,
-        torch.complex64,
+        *(torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool),
+        *(torch.bfloat16, torch.complex64),
     ]
 )
 shapes = st.lists(st.integers(0, 4), max_size=3)
@@ -93,11 +88,7 @@ deep_arguments = st.tuples(
     st.lists(deep, max_size=3), st.dictionaries(st.text(max_size=3), deep, max_size=2)
 ).map(list)
 values = st.one_of(
-    flat,
-    arguments,
-    tensors(),
-    st.lists(flat, max_size=3).map(tuple),
-    deep,
+    *(flat, arguments, tensors(), st.lists(flat, max_size=3).map(tuple), deep),
     deep_arguments,
 )
 

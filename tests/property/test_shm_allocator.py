@@ -10,12 +10,7 @@ from itertools import pairwise
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from asyncrpc.core.shm.machine.pool import PAGE_BYTES, Block, SlabPool
 from asyncrpc.errors import LocalProtocolError, MalformedError

@@ -316,9 +316,7 @@ def test_hello_has_its_types_or_is_malformed(fields: list[object]) -> None:
 
 
 @given(
-    role=st.sampled_from(Role),
-    secret=st.none() | st.binary(max_size=4),
-    data=st.data(),
+    role=st.sampled_from(Role), secret=st.none() | st.binary(max_size=4), data=st.data()
 )
 def test_forged_records_never_pass_the_handshake(
     role: Role, secret: bytes | None, data: st.DataObject

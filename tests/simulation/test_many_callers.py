@@ -1,7 +1,7 @@
 """What a call costs the callee does not grow with how many call it, in lines of code.
 
 Lines of asyncrpc are counted that run while calls are made, in virtual time: the count
-is the same on every machine.  `python -m tests.bench.bench_scale` has processor time.
+is the same on every machine.  `tests.bench.bench_at_rest` has processor time.
 """
 
 from __future__ import annotations

@@ -44,16 +44,10 @@ OPTIONS: Final = Options(secret="a secret of this soak", stall_after_s=AFTER_S)
 
 @dataclass
 class Quiet:
-    """What a soak has found.
-
-    Attributes:
-        looks: how often `why` was asked.
-        rounds: how often each kind of work was done.
-        said: what `why` has said, and what workers have logged.
-    """
-
-    looks: int = 0
+    looks: int = 0  # how often `why` was asked
+    # How often each kind of work was done.
     rounds: dict[str, int] = field(default_factory=dict)
+    # What `why` has said, and what workers have logged.
     said: list[str] = field(default_factory=list)
 
 

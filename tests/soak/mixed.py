@@ -44,17 +44,9 @@ OnProgress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a soak has found.
-
-    Attributes:
-        before: the readings after the warm-up, by worker.
-        after: at the end.
-        uses: how often each kind of use was made.
-    """
-
-    before: dict[str, Reading]
-    after: dict[str, Reading]
-    uses: Counter[str]
+    before: dict[str, Reading]  # the readings after the warm-up, by worker
+    after: dict[str, Reading]  # at the end
+    uses: Counter[str]  # how often each kind of use was made
 
     @property
     def leaks(self) -> list[str]:
@@ -78,13 +70,8 @@ async def soak(
     """Make so many calls, and say what they left.
 
     Args:
-        calls: how many, about.
-        seed: of what is done, and in which order.
-        warm_up_calls: how many are made before the first reading.
         settle_s: seconds before the first reading: after less than `SETTLE_S` it has
             what is kept for a while, and what leaks of that is not seen.
-        method: how the processes start.
-        on_progress: told how many calls have been made since the last time.
     """
     options = Options(limits=LimitOptions(inbound_bytes_max=INBOUND_BYTES_MAX))
     cluster = ProcessCluster(NAMES[1:], options=options, method=method)

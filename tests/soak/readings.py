@@ -24,15 +24,10 @@ GROWTH_BYTES_MAX: Final = 8 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one process has in use.
+    """What one process has in use."""
 
-    Attributes:
-        rss_bytes: resident memory that is its own; shared memory is not counted.
-        counts: how many of what.
-    """
-
-    rss_bytes: int
-    counts: dict[str, int]
+    rss_bytes: int  # resident memory that is its own; shared memory is not counted
+    counts: dict[str, int]  # how many of what
 
     def leaks_since(self, before: Reading) -> list[str]:
         """Name what there is more of than before."""

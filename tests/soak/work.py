@@ -23,8 +23,6 @@ LARGE: Final = 256 << 10  # elements of 4 bytes: 1 MiB, by shared memory or a la
 
 
 class Counter:
-    """A value with state."""
-
     def __init__(self, start: int) -> None:
         self.count = start
 
@@ -96,18 +94,10 @@ async def by_way_of(to: str, value: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of use.
-
-    Attributes:
-        name: for people.
-        weight: how often it is chosen.
-        calls: how many calls it makes.
-        run: does it once; raises if anything is not as it must be.
-    """
-
-    name: str
-    weight: int
-    calls: int
+    name: str  # for people
+    weight: int  # how often it is chosen
+    calls: int  # how many calls it makes
+    # Does it once; raises if anything is not as it must be.
     run: Callable[[Use], Awaitable[None]]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -32,42 +32,13 @@ POLLING: Final = 0.001  # seconds: far longer than a small call takes
 WORKERS_EACH: Final = (3, 1, 3, 2)
 
 
-def latency(
-    peer: asyncrpc.Peer, function: Callable[..., Any], *args: object
-) -> Measured:
-    async def run(budget: Budget) -> list[float]:
-        call = partial(peer.call, function, *args)
-        return p50_p99_us(await measure_async(call, budget))
-
-    return run
-
-
 def outstanding(function: Callable[..., Any]) -> Measured:
-    async def run(budget: Budget) -> list[float]:
-        start = partial(asyncrpc.rpc_async, w.CALLEE, function)
-        times_s = await awaiting.window(start, budget, w.OUTSTANDING)
-        return [per_second(times_s)]
-
-    return run
+    start = partial(asyncrpc.rpc_async, w.CALLEE, function)
+    return partial(awaiting.outstanding, start)
 
 
-def bandwidth(
-    peer: asyncrpc.Peer, function: Callable[..., Any], nbytes: int
-) -> Measured:
-    async def run(budget: Budget) -> list[float]:
-        tensor = torch.ones(nbytes // 4)
-        call = partial(peer.call, function, tensor)
-        times_s = await measure_async(call, budget, warm_ups=warm_ups_for(nbytes))
-        return [gb_per_second(times_s, tensor.nbytes)]
-
-    return run
-
-
-async def at_once(budget: Budget) -> list[float]:
-    tensor = torch.ones((w.AT_ONCE_MIB << 20) // 4)
-    start = partial(asyncrpc.rpc_async, w.CALLEE, w.shape_of, args=(tensor,))
-    times_s = await awaiting.window(start, budget, w.AT_ONCE)
-    return [per_second(times_s) * tensor.nbytes / 1e9]
+def start_sending(tensor: torch.Tensor) -> Awaitable[list[int]]:
+    return asyncrpc.rpc_async(w.CALLEE, w.shape_of, args=(tensor,))
 
 
 def placed(worker: asyncrpc.Worker, nbytes: int) -> Measured:
@@ -167,17 +138,19 @@ async def kept_reference(budget: Budget) -> list[float]:
 
 def measured(worker: asyncrpc.Worker) -> Mapping[str, Measured]:
     peer = worker.peer(w.CALLEE)
+    call, kib = peer.call, torch.ones(w.KIB_FLOATS)
+    trivial = partial(awaiting.latency, partial(call, w.nothing_async))
+    shape_of, echo = partial(call, w.shape_of), partial(call, w.echo)
     found: dict[str, Measured] = {
-        "call_async": latency(peer, w.nothing_async),
-        "call_polling": latency(peer, w.nothing_async),
-        "call_def": latency(peer, w.nothing),
-        "tensor_add": latency(peer, w.add_one, torch.ones(w.KIB_FLOATS)),
+        "call_async": trivial,
+        "call_polling": trivial,
+        "call_def": partial(awaiting.latency, partial(call, w.nothing)),
+        "tensor_add": partial(awaiting.latency, partial(call, w.add_one, kib)),
         "many_async": outstanding(w.nothing_async),
         "many_def": outstanding(w.nothing),
         "callers_3": fan_in(worker, 3),
         "callers_8": fan_in(worker, CALLERS),
-        "send_64k": bandwidth(peer, w.shape_of, 64 << 10),
-        "at_once_16": at_once,
+        "at_once_16": partial(awaiting.at_once, start_sending),
         "placed_16": placed(worker, 16 << 20),
         "out_256": echo_into(peer, 256 << 20),
         "shared": shared(peer),
@@ -185,14 +158,12 @@ def measured(worker: asyncrpc.Worker) -> Mapping[str, Measured]:
         "tcp_group": fan_out(worker, w.TCP_FAN_OUT_MIB),
         "rref": references,
         "rref_method": kept_reference,
+        **awaiting.bandwidths(shape_of, echo),
         **training.measured(),
     }
-    for size in w.SIZES_MIB:
-        found[f"send_{size}"] = bandwidth(peer, w.shape_of, size << 20)
-        found[f"echo_{size}"] = bandwidth(peer, w.echo, size << 20)
     for size in w.TCP_SIZES_MIB:
-        found[f"tcp_{size}"] = bandwidth(peer, w.shape_of, size << 20)
-        found[f"tcp_echo_{size}"] = bandwidth(peer, w.echo, size << 20)
+        found[f"tcp_{size}"] = partial(awaiting.bandwidth, shape_of, size << 20)
+        found[f"tcp_echo_{size}"] = partial(awaiting.bandwidth, echo, size << 20)
     return found
 
 
@@ -200,11 +171,7 @@ def options_for(kind: str, spin: str = "") -> asyncrpc.Options:
     """Return what the workers of a start are told.
 
     Args:
-        kind: of the start.
         spin: `NetworkOptions.spin`; empty: the default.
-
-    Raises:
-        LookupError: this version has no such option.
     """
     given: Any = {"spin": spin} if spin else {}
     if kind in w.TCP_KINDS:
@@ -218,11 +185,7 @@ def options_for(kind: str, spin: str = "") -> asyncrpc.Options:
 
 
 def with_spin(spin: object) -> asyncrpc.Options:
-    """Return options that let the loop poll.
-
-    Raises:
-        LookupError: this version has no such option.
-    """
+    """Return options that let the loop poll."""
     if not hasattr(asyncrpc, "NetworkOptions"):
         raise LookupError("there are no NetworkOptions")
     given: dict[str, Any] = {"spin": spin}

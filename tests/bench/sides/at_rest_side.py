@@ -26,34 +26,21 @@ crowd: list[Worker] = []
 
 @dataclass(frozen=True)
 class Usage:
-    """What a process has used so far.
+    """What a process has used so far."""
 
-    Attributes:
-        wall_s: the time.
-        cpu_s: processor time.
-        wake_ups: how often it had waited.
-        reads: messages, or several together, that it read from its peers.
-    """
-
-    wall_s: float
-    cpu_s: float
-    wake_ups: int
-    reads: int
+    wall_s: float  # the time
+    cpu_s: float  # processor time
+    wake_ups: int  # how often it had waited
+    reads: int  # messages, or several together, that it read from its peers
 
 
 @dataclass(frozen=True)
 class Held:
-    """What a process holds.
+    """What a process holds."""
 
-    Attributes:
-        private_kib: memory that no other process has.
-        descriptors: open ones.
-        links: connections to peers.
-    """
-
-    private_kib: int
-    descriptors: int
-    links: int
+    private_kib: int  # memory that no other process has
+    descriptors: int  # open ones
+    links: int  # connections to peers
 
 
 async def usage() -> Usage:
@@ -121,17 +108,11 @@ async def dismiss_crowd() -> None:
 
 @dataclass(frozen=True)
 class Rate:
-    """What calls took.
+    """What calls took."""
 
-    Attributes:
-        per_second: calls.
-        callee_us: processor time of the callee for each.
-        caller_us: processor time of the callers' process for each.
-    """
-
-    per_second: float
-    callee_us: float
-    caller_us: float
+    per_second: float  # calls
+    callee_us: float  # processor time of the callee for each
+    caller_us: float  # processor time of the callers' process for each
 
 
 async def keep_calling(active: int, outstanding: int, seconds: float) -> Rate:

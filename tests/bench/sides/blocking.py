@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.distributed import rpc as torch_rpc
 
 from tests.bench import training as t
 from tests.bench import workloads as w
 from tests.bench.harness import Budget, measure, p50_p99_us, per_second
 from tests.bench.processes import report
+from tests.bench.sides import training_torch
 from tests.bench.sides.side import Arguments, reason_of
 
 Measured = Callable[[Budget], list[float]]
@@ -111,3 +114,37 @@ def lead(found: Mapping[str, Measured], arguments: Arguments) -> None:
             report(name, [], reason_of(error))
         else:
             report(name, values, "")
+
+
+# --- the names that such a program needs ----------------------------------------------
+
+
+def torch_names() -> Any:
+    """Torch's; its optimizer's steps run compiled, where a mark has no place."""
+    return SimpleNamespace(
+        rpc=torch_rpc,
+        context=training_torch.context,
+        backward=training_torch.backward,
+        optimizer=training_torch.make_optimizer,
+        parameter_rrefs=training_torch.parameter_rrefs,
+        marks_steps=False,
+    )
+
+
+def facade_names() -> Any:
+    from asyncrpc.compat import autograd, optim, rpc  # noqa: PLC0415  (of this side)
+
+    return SimpleNamespace(
+        rpc=rpc,
+        context=autograd.context,
+        backward=autograd.backward,
+        optimizer=optim.DistributedOptimizer,
+        parameter_rrefs=facade_parameter_rrefs,
+        marks_steps=True,
+    )
+
+
+def facade_parameter_rrefs(rref: Any) -> Any:
+    from asyncrpc.compat import rpc  # noqa: PLC0415  (of this side)
+
+    return [rpc.RRef(one) for one in rref.local_value().parameters()]

@@ -7,13 +7,13 @@ import asyncio
 from functools import partial
 from typing import Final
 
-import torch
-
 import asyncrpc
 from tests.bench import workloads as w
 from tests.bench.harness import Budget, measure_async, p50_p99_us
 from tests.bench.processes import report
+from tests.bench.sides import pair
 from tests.bench.sides.load import LOADS, set_load
+from tests.bench.sides.side import parser_of_process
 
 SETTINGS: Final = [
     ("nothing", "", ""),
@@ -58,23 +58,8 @@ async def lead(peer: asyncrpc.Peer, options: argparse.Namespace) -> None:
             report(f"{interval_ms:g}", title, found, beside / alone if alone else 0.0)
 
 
-async def main(options: argparse.Namespace) -> None:
-    torch.set_num_threads(1)
-    async with asyncrpc.init_rpc(
-        (w.CALLER, w.CALLEE)[options.rank],
-        rank=options.rank,
-        world_size=2,
-        rendezvous=f"tcp://127.0.0.1:{options.port}",
-    ) as worker:
-        if options.rank == 0:
-            await lead(worker.peer(w.CALLEE), options)
-        await worker.barrier()
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--port", type=int, required=True)
+    parser = parser_of_process()
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--switch-ms", type=float, nargs="+", required=True)
-    asyncrpc.run(main(parser.parse_args()))
+    pair.run(parser.parse_args(), lead)

@@ -13,7 +13,9 @@ import asyncrpc
 from tests.bench import tracing
 from tests.bench import workloads as w
 from tests.bench.processes import choose_core, report
+from tests.bench.sides import pair
 from tests.bench.sides.asyncrpc_side import with_spin
+from tests.bench.sides.side import parser_of_process
 from tests.bench.tracing import CALLEE_PROBES, CALLER_PROBES, Place
 
 WARM_UPS = 300
@@ -60,6 +62,7 @@ async def traced(peer: asyncrpc.Peer, workload: Workload, calls: int) -> list[in
 
 
 async def lead(peer: asyncrpc.Peer, options: argparse.Namespace) -> None:
+    report("mark", options.cost_ns, options.absent)
     for name, workload in WORKLOADS.items():
         await plain(peer, workload, WARM_UPS)
         if options.traced:
@@ -70,33 +73,21 @@ async def lead(peer: asyncrpc.Peer, options: argparse.Namespace) -> None:
             report(name, await plain(peer, workload, options.calls))
 
 
-async def main(options: argparse.Namespace) -> None:
-    torch.set_num_threads(1)
-    choose_core(options.rank, options.cores)
-    cost_ns, absent = 0.0, []
-    if options.traced:
-        cost_ns = tracing.mark_cost_ns()
-        probes = CALLEE_PROBES if options.rank else CALLER_PROBES
-        absent = [probe.method for probe in probes if not tracing.attach(probe)]
-    async with asyncrpc.init_rpc(
-        (w.CALLER, w.CALLEE)[options.rank],
-        rank=options.rank,
-        world_size=2,
-        rendezvous=f"tcp://127.0.0.1:{options.port}",
-        options=with_spin(options.spin) if options.spin else None,
-    ) as worker:
-        if options.rank == 0:
-            report("mark", cost_ns, absent)
-            await lead(worker.peer(w.CALLEE), options)
-        await worker.barrier()
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--port", type=int, required=True)
+def main() -> None:
+    parser = parser_of_process()
     parser.add_argument("--calls", type=int, default=3000)
     parser.add_argument("--cores", default="free")
     parser.add_argument("--spin", default="")
     parser.add_argument("--traced", action="store_true")
-    asyncrpc.run(main(parser.parse_args()))
+    options = parser.parse_args()
+    choose_core(options.rank, options.cores)
+    options.cost_ns, options.absent = 0.0, []
+    if options.traced:
+        options.cost_ns = tracing.mark_cost_ns()
+        probes = CALLEE_PROBES if options.rank else CALLER_PROBES
+        options.absent = [one.method for one in probes if not tracing.attach(one)]
+    pair.run(options, lead, of_worker=with_spin(options.spin) if options.spin else None)
+
+
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,6 @@ import asyncrpc
 from asyncrpc.compat import rpc
 from asyncrpc.compat.rpc import starting
 from tests.bench.sides import blocking
-from tests.bench.sides.names import facade_names
 from tests.bench.sides.side import Arguments, start
 
 
@@ -33,7 +32,7 @@ def main(arguments: Arguments) -> None:
         ),
     )
     if arguments.rank == 0:
-        blocking.lead(blocking.measured(facade_names()), arguments)
+        blocking.lead(blocking.measured(blocking.facade_names()), arguments)
     rpc.shutdown()
 
 

@@ -18,19 +18,10 @@ UNANSWERED_S: Final = 1.0  # by then all wait that are not answered
 
 
 class Client(NamedTuple):
-    """What one client does.
-
-    Attributes:
-        path: that it asks for.
-        is_answered: whether it waits for the first bytes of the answer.
-        after_s: seconds that it stays then.
-        resets: whether it leaves by a reset.
-    """
-
-    path: str
-    is_answered: bool
-    after_s: float
-    resets: bool
+    path: str  # that it asks for
+    is_answered: bool  # whether it waits for the first bytes of the answer
+    after_s: float  # seconds that it stays then
+    resets: bool  # whether it leaves by a reset
 
 
 async def read_all(reader: asyncio.StreamReader) -> None:

@@ -68,5 +68,4 @@ async def end() -> tuple[dict[str, float], dict[str, float]]:
 
 
 async def unload() -> None:
-    """Let go of the model."""
     await _stack.aclose()

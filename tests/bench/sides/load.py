@@ -12,8 +12,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 import torch
 
@@ -50,18 +50,14 @@ LOADS: Final = {"python": _python, "matmul": _matmul, "small ops": _small}
 
 
 class Load:
-    """A thread at work until it is stopped.
-
-    Attributes:
-        per_second: rounds per second, once it has been stopped.
-    """
+    """A thread at work until it is stopped."""
 
     def __init__(self, name: str) -> None:
         self._stopped = threading.Event()
         self._work = LOADS[name]
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        self.per_second = 0.0
+        self.per_second = 0.0  # rounds per second, once it has been stopped
 
     def _run(self) -> None:
         start_s = time.perf_counter()
@@ -79,11 +75,7 @@ _running: list[Load] = []
 
 
 def set_load(name: str, switch_interval_s: float) -> float:
-    """Change what this process does beside its calls; no name stops it.
-
-    Returns:
-        The rounds per second of what it did before.
-    """
+    """Change what this process does beside its calls; no name stops it."""
     rate = _running.pop().stop() if _running else 0.0
     sys.setswitchinterval(switch_interval_s)
     if name:
@@ -95,6 +87,14 @@ def cpu_seconds() -> float:
     """Return the processor time that this process has used."""
     times = os.times()
     return times.user + times.system
+
+
+async def used_by(peer: Any, work: Awaitable[object]) -> list[float]:
+    """Return the processor time of this process and of a peer's during some work."""
+    before_s = [cpu_seconds(), await peer.call(cpu_seconds)]
+    await work
+    after_s = [cpu_seconds(), await peer.call(cpu_seconds)]
+    return [late - early for early, late in zip(before_s, after_s, strict=True)]
 
 
 def count_for(seconds: float) -> float:

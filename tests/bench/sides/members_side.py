@@ -22,26 +22,16 @@ LIMIT_S: Final = 1200.0
 
 @dataclass
 class Life:
-    """What one process found.
-
-    Attributes:
-        wall_s: of each stage.
-        cpu_s: processor time of each stage.
-        memory: kinds of memory, in bytes, when all calls were made.
-        descriptors: that were open then.
-        threads: that ran then.
-        failed: why it ended early, in words.
-    """
-
-    wall_s: dict[str, float] = field(default_factory=dict)
+    wall_s: dict[str, float] = field(default_factory=dict)  # of each stage
+    # Processor time of each stage.
     cpu_s: dict[str, float] = field(default_factory=dict)
+    # Kinds of memory, in bytes, when all calls were made.
     memory: dict[str, int] = field(default_factory=dict)
-    descriptors: int = 0
-    threads: int = 0
-    failed: str = ""
+    descriptors: int = 0  # that were open then
+    threads: int = 0  # that ran then
+    failed: str = ""  # why it ended early, in words
 
     def begin(self) -> None:
-        """Begin a stage."""
         self._begun = time.perf_counter(), time.process_time()
 
     def end(self, stage: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeAlias
@@ -17,8 +18,20 @@ import torch
 from torch import nn
 
 import asyncrpc
+from asyncrpc import observability
+from asyncrpc.core.autograd.ends import PassEnds
+from asyncrpc.core.autograd.segment_events import SegmentEvents
+from asyncrpc.core.calls.inbound import ServedEnds
+from asyncrpc.core.calls.outbound import CallEnds
+from asyncrpc.core.rref.values import Values
+from asyncrpc.core.trace.ring import EventRing
+from asyncrpc.testing import Cluster
+from asyncrpc.trace import FlightRecorder
+from tests.bench import workloads as w
 from tests.bench.harness import WARM_UPS
 from tests.bench.processes import report
+from tests.bench.sides import on_and_off, pair
+from tests.bench.sides.side import parser_of_process
 from tests.bench.training import BATCH, FEATURES, HIDDEN, LEARNING_RATE
 
 AT_ONCE: Final = 256
@@ -67,7 +80,6 @@ class Training:
         self._rows = torch.rand(BATCH, FEATURES)
 
     async def steps(self, _: asyncrpc.Peer, seconds: float) -> int:
-        """Make steps; return how many."""
         steps, begun_s = 0, time.perf_counter()
         while time.perf_counter() - begun_s < seconds:
             async with asyncrpc.autograd.context() as context:
@@ -79,7 +91,7 @@ class Training:
 
 
 async def training() -> Training:
-    layer = asyncrpc.nn.RemoteModule("w1", nn.Linear, (FEATURES, HIDDEN))
+    layer = asyncrpc.nn.RemoteModule(w.CALLEE, nn.Linear, (FEATURES, HIDDEN))
     optimizer = asyncrpc.optim.DistributedOptimizer(
         torch.optim.SGD, await layer.remote_parameters(), lr=LEARNING_RATE
     )
@@ -106,11 +118,7 @@ async def measure(
     """Report the rates of each work, of each round with it and without.
 
     Args:
-        peer: the other end.
-        works: by their names.
         switch: turns it on and off at a worker; it ends turned off.
-        rounds: of each, on and off.
-        seconds: of a round.
     """
     for name, work in works.items():
         await work(peer, 4 * seconds)
@@ -125,37 +133,112 @@ async def measure(
     await peer.call(switch, "off")
 
 
-async def _side(
-    switch: Switch, options: argparse.Namespace, *, with_training: bool
-) -> None:
-    worker: Any = asyncrpc.Worker(
-        f"w{options.rank}",
-        rank=options.rank,
-        world_size=2,
-        rendezvous=f"tcp://127.0.0.1:{options.port}",
+# --- what is turned on and off --------------------------------------------------------
+
+
+def freeze(wanted: str) -> None:
+    """Take all that is there from the collector's care, or give it back."""
+    gc.unfreeze()
+    gc.collect()
+    if wanted == "on":
+        gc.freeze()
+
+
+# A worker has no switch for the flight recorder, so what notes an event is replaced by
+# what does nothing, and put back.  What was there at the start is nothing to Python's
+# collector of cycles: it is measured by `freeze`, and would blur this.
+# What makes events of calls and training steps.
+_NOTES: Final = {
+    (kind, name): getattr(kind, name)
+    for kind, name in (
+        (CallEnds, "note"),
+        (ServedEnds, "note"),
+        (SegmentEvents, "note"),
+        (PassEnds, "_note_end"),
+        (Values, "_note"),
     )
-    async with worker:
-        if options.rank == 0:
-            peer = worker.peer(1)
-            for _ in range(WARM_UPS):
-                await peer.call(add, 1, 2)
-            works = dict(CALLS)
-            if with_training:
-                works["training steps"] = (await training()).steps
-            await measure(peer, works, switch, options.rounds, options.seconds)
-        with contextlib.suppress(asyncrpc.AsyncRpcError):
-            await worker.barrier()
+}
 
 
-def run_side(
-    switch: Switch, description: str | None, *, with_training: bool = True
-) -> argparse.Namespace:
-    """Run this side as the command line says, and return what that is."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--seconds", type=float, default=0.5)
+def _nothing(*_: Any, **__: Any) -> None:
+    """Note nothing."""
+
+
+def record(wanted: str) -> None:
+    """Note events at this worker from now on, or do not."""
+    gc.freeze()
+    for (kind, name), note in _NOTES.items():
+        setattr(kind, name, note if wanted == "on" else _nothing)
+    recorder: FlightRecorder = asyncrpc.current_worker().parts.recorder
+    for ring in vars(recorder).values():
+        if isinstance(ring, EventRing):
+            ring.record = ring._recent.append if wanted == "on" else _nothing  # noqa: SLF001
+
+
+_counting: Final[list[observability.Metrics]] = []
+
+
+def count(wanted: str) -> None:
+    """Begin to count at this worker, or end it."""
+    while _counting:
+        _counting.pop().close()
+    if wanted == "on":
+        metrics = observability.Metrics(asyncrpc.current_worker())
+        _counting.append(metrics.__enter__())
+
+
+async def measure_alone(blocks: int) -> None:
+    """Report the processor time of calls between two workers of this process.
+
+    A busy machine adds to most blocks of calls, and takes from none: so the least of
+    many is what the calls themselves take.
+    """
+    async with Cluster(2, network="uds") as (a, b):
+        peer = a.peer(1)
+        await at_once(peer, 0.5)
+        found: dict[str, list[list[float]]] = {wanted: [] for wanted in BOTH}
+        for number in range(2 * blocks):
+            wanted = BOTH[(number + number // 2) % 2]
+            with contextlib.ExitStack() as stack:
+                if wanted == "on":
+                    stack.enter_context(observability.Metrics(a))
+                    stack.enter_context(observability.Metrics(b))
+                begun_s = time.process_time()
+                for _ in range(4):
+                    calls = (peer.call(add, 1, 2) for _ in range(AT_ONCE))
+                    await asyncio.gather(*calls)
+                took_s = time.process_time() - begun_s
+                found[wanted].append([took_s / (4 * AT_ONCE) * 1e6])
+        report("one process", {wanted: [min(one)] for wanted, one in found.items()})
+
+
+SWITCHES: Final[Mapping[str, Switch]] = {
+    "collector": freeze,
+    "metrics": count,
+    "recorder": record,
+}
+
+
+async def lead(peer: asyncrpc.Peer, options: argparse.Namespace) -> None:
+    for _ in range(WARM_UPS):
+        await peer.call(add, 1, 2)
+    works = dict(CALLS)
+    if options.what != "metrics":
+        works["training steps"] = (await training()).steps
+    switch = SWITCHES[options.what]
+    await measure(peer, works, switch, options.rounds, options.seconds)
+
+
+def main() -> None:
+    parser = parser_of_process()
+    parser.add_argument("--what", choices=SWITCHES, required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
     options = parser.parse_args()
-    asyncrpc.run(_side(switch, options, with_training=with_training))
-    return options
+    pair.run(options, lead)
+    if options.what == "metrics" and options.rank == 0:
+        asyncrpc.run(measure_alone(20 * options.rounds))
+
+
+if __name__ == "__main__":
+    on_and_off.main()  # not as `__main__`: the other end calls by the module's name

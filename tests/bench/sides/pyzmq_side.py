@@ -76,7 +76,6 @@ class Client:
         return answer
 
     async def listen(self) -> None:
-        """Read answers until it is cancelled."""
         async for frames in messages(self._socket):
             number, result = unpack(frames)
             self._answers.pop(number).set_result(result)

@@ -6,7 +6,6 @@ web workers as are wanted.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -15,7 +14,6 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final
 
 import torch
-import uvicorn
 from aiohttp import web
 
 import asyncrpc
@@ -77,7 +75,6 @@ class Door:
         return json.dumps({"scores": scores.tolist()}).encode()
 
     def tokens(self, body: bytes) -> AsyncGenerator[int, None]:
-        """Return the tokens of one answer."""
         return self.host.peer.stream(generate, json.loads(body)["tokens"])
 
 
@@ -145,22 +142,12 @@ app = AsgiApp()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--web-workers", type=int, default=1)
-    options = parser.parse_args()
+    options = m.arguments()
     os.environ["OMP_NUM_THREADS"] = "1"
     if options.web_workers == 1:
         asyncrpc.run(serve_aiohttp(options.port))
         return
-    uvicorn.run(
-        "tests.bench.sides.serve_asyncrpc:app",
-        port=options.port,
-        workers=options.web_workers,
-        timeout_worker_healthcheck=60,  # importing torch takes longer on a busy host
-        log_level="warning",
-        access_log=False,
-    )
+    m.run_uvicorn("tests.bench.sides.serve_asyncrpc:app", options)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import AsyncGenerator
@@ -64,10 +63,7 @@ class WebService:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--web-workers", type=int, default=1)
-    options = parser.parse_args()
+    options = m.arguments()
     os.environ["BENCH_SERVE_WEB_WORKERS"] = str(options.web_workers)
     os.environ["BENTOML_DO_NOT_TRACK"] = "True"
     command = [sys.executable, "-m", "bentoml", "serve"]

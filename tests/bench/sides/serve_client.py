@@ -30,22 +30,13 @@ OPEN_CONNECTIONS: Final = 128  # of the open loop: more than any batch has room 
 
 
 class Answer:
-    """One answer as it comes.
-
-    Attributes:
-        ended_s: when it was whole.
-        first_s: when its first event was there.
-        events: how many there were.
-        is_ok: whether the status is 200.
-    """
-
     __slots__ = ("ended_s", "events", "first_s", "is_ok")
 
     def __init__(self) -> None:
-        self.ended_s = 0.0
-        self.first_s = 0.0
-        self.events = 0
-        self.is_ok = False
+        self.ended_s = 0.0  # when it was whole
+        self.first_s = 0.0  # when its first event was there
+        self.events = 0  # how many there were
+        self.is_ok = False  # whether the status is 200
 
 
 class HttpConnection(asyncio.Protocol):
@@ -67,14 +58,12 @@ class HttpConnection(asyncio.Protocol):
         self.is_open = True
 
     def send(self, request: bytes, done: Callable[[Answer], None]) -> None:
-        """Send a request; `done` gets the answer."""
         assert self._transport is not None
         self._answer, self._done = Answer(), done
         self._received, self._body_left = b"", -1
         self._transport.write(request)
 
     def abort(self) -> None:
-        """Go away in the middle."""
         if self._transport is not None:
             self._done = None
             self._transport.abort()
@@ -159,7 +148,6 @@ class OpenLoop:
         return {**found, **percentiles("", self._times_s)}
 
     def _start(self) -> None:
-        """Send what is due, as far as connections are free."""
         while self._due and self._free:
             connection = self._free.popleft()
             done = partial(self._end, self._due.popleft(), connection)

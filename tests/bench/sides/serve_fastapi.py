@@ -5,14 +5,12 @@ Functions that compute are plain `def`s, which FastAPI runs in threads.
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import torch
-import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
@@ -59,19 +57,9 @@ def generate(question: Question) -> StreamingResponse:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--web-workers", type=int, default=1)
-    options = parser.parse_args()
+    options = m.arguments()
     os.environ["OMP_NUM_THREADS"] = "1"
-    uvicorn.run(
-        "tests.bench.sides.serve_fastapi:app",
-        port=options.port,
-        workers=options.web_workers,
-        timeout_worker_healthcheck=60,  # importing torch takes longer on a busy host
-        log_level="warning",
-        access_log=False,
-    )
+    m.run_uvicorn("tests.bench.sides.serve_fastapi:app", options)
 
 
 if __name__ == "__main__":

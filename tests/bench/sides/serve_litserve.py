@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 
 import litserve
@@ -49,10 +48,7 @@ class LanguageAPI(litserve.LitAPI):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--web-workers", type=int, default=1)
-    options = parser.parse_args()
+    options = m.arguments()
     apis = [
         ClassifierAPI(
             max_batch_size=m.BATCH_MAX,

@@ -5,7 +5,6 @@ Web workers are not its way: one proxy a node takes the requests.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
@@ -57,10 +56,7 @@ class Health:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--web-workers", type=int, default=1)
-    options = parser.parse_args()
+    options = m.arguments()
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": options.port})
     language, classifier = LanguageDeployment.bind(), ClassifierDeployment.bind()

@@ -31,12 +31,10 @@ class Arguments:
 
     @property
     def processes(self) -> int:
-        """How many processes this start has."""
         return w.KINDS[self.kind].processes
 
     @property
     def name(self) -> str:
-        """What the worker of this process is called."""
         return name_of(self.rank)
 
     def budget_for(self, name: str) -> Budget:
@@ -45,7 +43,6 @@ class Arguments:
 
 
 def name_of(rank: int) -> str:
-    """Return the name of a process's worker."""
     return (w.CALLER, w.CALLEE)[rank] if rank < 2 else f"{w.CALLER}{rank}"
 
 
@@ -60,10 +57,16 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else 'no text'}"
 
 
-def parse() -> Arguments:
+def parser_of_process() -> argparse.ArgumentParser:
+    """Return a parser of what each process of a start is told."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--port", type=int, required=True)
+    for name in ("--rank", "--port"):
+        parser.add_argument(name, type=int, required=True)
+    return parser
+
+
+def parse() -> Arguments:
+    parser = parser_of_process()
     parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--kind", choices=list(w.KINDS), default="pair")
     parser.add_argument("--spin", default="")

@@ -24,7 +24,6 @@ HOST = "127.0.0.1"
 
 
 def memory(nbytes: int) -> memoryview:
-    """Return memory that has been written to."""
     return torch.ones(nbytes, dtype=torch.uint8).numpy().data
 
 

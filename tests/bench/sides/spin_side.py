@@ -15,14 +15,14 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
-import torch
-
 import asyncrpc
 from tests.bench import workloads as w
 from tests.bench.harness import Budget, measure_async, p50_p99_us, per_second
 from tests.bench.processes import report
+from tests.bench.sides import pair
 from tests.bench.sides.asyncrpc_side import outstanding, with_spin
-from tests.bench.sides.load import Load, cpu_seconds
+from tests.bench.sides.load import Load, used_by
+from tests.bench.sides.side import parser_of_process
 
 COUNTER: Final = "tests.bench.sides.load"
 GAP_S: Final = 0.002  # between calls that come now and then
@@ -32,23 +32,16 @@ Calls = Callable[[float], Awaitable[list[float]]]
 
 async def cores(peer: asyncrpc.Peer, work: Awaitable[object]) -> list[float]:
     """Return how many cores each process kept busy during `work`: caller, callee."""
-    before_s = [cpu_seconds(), await peer.call(cpu_seconds)]
     start_s = time.perf_counter()
-    await work
+    used_s = await used_by(peer, work)
     took_s = time.perf_counter() - start_s
-    after_s = [cpu_seconds(), await peer.call(cpu_seconds)]
-    return [
-        (after - before) / took_s
-        for before, after in zip(before_s, after_s, strict=True)
-    ]
+    return [one / took_s for one in used_s]
 
 
 async def beside_a_process(work: Calls, seconds: float) -> float:
     """Return the rounds per second of a process that computes while calls go on."""
     with subprocess.Popen(  # noqa: ASYNC220  (nothing else runs yet)
-        [sys.executable, "-m", COUNTER, str(seconds)],
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-m", COUNTER, str(seconds)], stdout=subprocess.PIPE, text=True
     ) as counter:
         assert counter.stdout is not None
         counter.stdout.readline()
@@ -63,7 +56,8 @@ async def beside_a_thread(load: str, work: Calls, seconds: float) -> float:
     return thread.stop()
 
 
-async def lead(peer: asyncrpc.Peer, seconds: float) -> None:
+async def lead(peer: asyncrpc.Peer, options: argparse.Namespace) -> None:
+    seconds = options.seconds
     call = partial(peer.call, w.nothing_async)
 
     async def calls(seconds: float) -> list[float]:
@@ -101,28 +95,17 @@ async def lead(peer: asyncrpc.Peer, seconds: float) -> None:
             report(f"{load} thread beside, {title}, rounds/s", rounds)
 
 
-async def main(options: argparse.Namespace) -> None:
-    torch.set_num_threads(1)
+def setting(text: str) -> str | float:
+    """Read `NetworkOptions.spin`: seconds, or a word."""
     try:
-        spin: object = float(options.spin)
+        return float(text)
     except ValueError:
-        spin = options.spin
-    async with asyncrpc.init_rpc(
-        (w.CALLER, w.CALLEE)[options.rank],
-        rank=options.rank,
-        world_size=2,
-        rendezvous=f"tcp://127.0.0.1:{options.port}",
-        options=with_spin(spin),
-    ) as worker:
-        if options.rank == 0:
-            await lead(worker.peer(w.CALLEE), options.seconds)
-        await worker.barrier()
+        return text
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--port", type=int, required=True)
+    parser = parser_of_process()
     parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--spin", required=True)
-    asyncrpc.run(main(parser.parse_args()))
+    parser.add_argument("--spin", type=setting, required=True)
+    given = parser.parse_args()
+    pair.run(given, lead, of_worker=with_spin(given.spin))

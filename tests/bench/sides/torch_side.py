@@ -19,7 +19,6 @@ from tests.bench.harness import Budget, gb_per_second, measure, per_second
 from tests.bench.sides import blocking
 from tests.bench.sides import training_torch as training
 from tests.bench.sides.blocking import Measured
-from tests.bench.sides.names import torch_names
 from tests.bench.sides.side import Arguments, name_of, parse, warm_ups_for
 from tests.bench.sides.torch_windows import torch_window
 
@@ -88,7 +87,7 @@ def measured() -> Mapping[str, Measured]:
         "rref": blocking.references(rpc),
         "rref_method": kept_reference,
         **training.measured(),
-        **blocking.measured(torch_names()),
+        **blocking.measured(blocking.torch_names()),
     }
     for size in w.SIZES_MIB:
         found[f"send_{size}"] = bandwidth(w.shape_of, size << 20)

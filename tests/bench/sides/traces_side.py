@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Final
 
-import torch
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import (
     BatchSpanProcessor,
@@ -22,8 +21,10 @@ from asyncrpc.observability import trace_calls
 from tests.bench import workloads as w
 from tests.bench.harness import Budget, measure_async, p50_p99_us, per_second
 from tests.bench.processes import report
+from tests.bench.sides import pair
 from tests.bench.sides.asyncrpc_side import outstanding
-from tests.bench.sides.load import cpu_seconds
+from tests.bench.sides.load import used_by
+from tests.bench.sides.side import parser_of_process
 
 ITEMS: Final = 1000
 CALLS_EACH: Final = 20
@@ -31,8 +32,6 @@ RUNS: Final = 7
 
 
 class DroppingExporter(SpanExporter):
-    """Takes spans, and drops them."""
-
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         return SpanExportResult.SUCCESS
 
@@ -63,16 +62,15 @@ async def processor_times_us(peer: asyncrpc.Peer) -> list[float]:
 
     found = []
     for _ in range(RUNS):
-        before_s = [cpu_seconds(), await peer.call(cpu_seconds)]
-        await asyncio.gather(*(calls() for _ in range(w.OUTSTANDING)))
-        after_s = [cpu_seconds(), await peer.call(cpu_seconds)]
-        pairs = zip(before_s, after_s, strict=True)
-        found.append([after - before for before, after in pairs])
+        work = asyncio.gather(*(calls() for _ in range(w.OUTSTANDING)))
+        found.append(await used_by(peer, work))
     count = CALLS_EACH * w.OUTSTANDING
     return [min(one) / count * 1e6 for one in zip(*found, strict=True)]
 
 
-async def lead(peer: asyncrpc.Peer, seconds: float) -> None:
+async def lead(peer: asyncrpc.Peer, options: argparse.Namespace) -> None:
+    seconds = options.seconds
+
     async def consume() -> None:
         async for _ in peer.stream(numbers, ITEMS):
             pass
@@ -89,24 +87,9 @@ async def lead(peer: asyncrpc.Peer, seconds: float) -> None:
     report("items of a stream, 1/s", per_second(times_s) * ITEMS)
 
 
-async def main(options: argparse.Namespace) -> None:
-    torch.set_num_threads(1)
-    async with asyncrpc.init_rpc(
-        (w.CALLER, w.CALLEE)[options.rank],
-        rank=options.rank,
-        world_size=2,
-        rendezvous=f"tcp://127.0.0.1:{options.port}",
-    ) as worker:
-        turn_on(worker, options.way)
-        if options.rank == 0:
-            await lead(worker.peer(w.CALLEE), options.seconds)
-        await worker.barrier()
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--port", type=int, required=True)
+    parser = parser_of_process()
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--way", required=True)
-    asyncrpc.run(main(parser.parse_args()))
+    given = parser.parse_args()
+    pair.run(given, lead, prepare=lambda worker: turn_on(worker, given.way))

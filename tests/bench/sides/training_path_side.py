@@ -18,33 +18,27 @@ from tests.bench import training as t
 from tests.bench import training_path as path
 from tests.bench import workloads as w
 from tests.bench.processes import choose_core, report
-from tests.bench.sides import training_asyncrpc
+from tests.bench.sides import pair, training_asyncrpc
 from tests.bench.sides.asyncrpc_side import with_spin
-from tests.bench.sides.names import facade_names, torch_names
+from tests.bench.sides.blocking import facade_names, torch_names
+from tests.bench.sides.side import parser_of_process
 from tests.bench.tracing import mark, taken_marks
 from tests.bench.training_path import Place
 
 WARM_UPS = 150
 
 
-async def awaiting(options: argparse.Namespace) -> None:
+def awaiting(options: argparse.Namespace) -> None:
     """Run one process of asyncrpc."""
-    async with asyncrpc.init_rpc(
-        (w.CALLER, w.CALLEE)[options.rank],
-        rank=options.rank,
-        world_size=2,
-        rendezvous=f"tcp://127.0.0.1:{options.port}",
-        options=with_spin(options.spin) if options.spin else None,
-    ) as worker:
-        if options.rank == 0:
-            peer = worker.peer(w.CALLEE)
-            await lead(options, await awaiting_step(options), peer.call)
-        await worker.barrier()
+
+    async def lead_here(peer: asyncrpc.Peer, _: argparse.Namespace) -> None:
+        await lead(options, await awaiting_step(options), peer.call)
+
+    spin = with_spin(options.spin) if options.spin else None
+    pair.run(options, lead_here, of_worker=spin)
 
 
-async def awaiting_step(
-    options: argparse.Namespace,
-) -> Callable[[], Awaitable[None]]:
+async def awaiting_step(options: argparse.Namespace) -> Callable[[], Awaitable[None]]:
     """Return a training step of asyncrpc."""
     layer = asyncrpc.remote(w.CALLEE, layer_kind(options))
     parameters = await asyncrpc.rpc_async(
@@ -166,9 +160,7 @@ async def lead(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--port", type=int, required=True)
+    parser = parser_of_process()
     parser.add_argument("--side", choices=("asyncrpc", "facade", "torch"))
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--cores", default="free")
@@ -178,7 +170,7 @@ def main() -> None:
     torch.set_num_threads(1)
     choose_core(options.rank, options.cores)
     if options.side == "asyncrpc":
-        asyncrpc.run(awaiting(options))
+        awaiting(options)
     else:
         names = facade_names() if options.side == "facade" else torch_names()
         blocking(options, names)

@@ -98,16 +98,13 @@ class Output:
 
     @property
     def count(self) -> int:
-        """How many lines there are."""
         return len(self._lines)
 
     @property
     def text(self) -> str:
-        """All of it."""
         return "\n".join(self._lines)
 
     def join(self) -> None:
-        """Wait for the end."""
         self._thread.join(GENEROUS_S)
 
 
@@ -131,7 +128,6 @@ class Pod:
 
     @property
     def is_running(self) -> bool:
-        """Whether the program has not ended."""
         return self._process.poll() is None
 
     def send(self, number: signal.Signals) -> None:
@@ -145,11 +141,7 @@ class Pod:
         return code
 
     def terminate(self) -> int | None:
-        """End the pod as the kubelet does.
-
-        Returns:
-            The exit code; None if the grace was over and the pod was killed.
-        """
+        """End the pod as the kubelet does."""
         self.send(signal.SIGTERM)
         try:
             return self.wait(self.plan.spec["terminationGracePeriodSeconds"])
@@ -202,7 +194,6 @@ class SimulatedCluster:
 
     @property
     def node_address(self) -> str:
-        """The address from which the kubelet probes."""
         return _SERVER
 
     def close(self) -> None:
@@ -221,7 +212,6 @@ class SimulatedCluster:
         """Start a pod at an address that no pod has had.
 
         Args:
-            plan: of the pod.
             publish: whether its name is published at once, if the manifest says so.
         """
         number = next(self._numbers)

@@ -22,41 +22,26 @@ DOMAIN: Final = f"{NAMESPACE}.svc.cluster.local"
 
 @dataclass(frozen=True, slots=True)
 class PodPlan:
-    """A pod that a controller is to start.
+    """A pod that a controller is to start."""
 
-    Attributes:
-        hostname: which stays when the pod is replaced.
-        subdomain: the headless Service that names it.
-        spec: of the pod.
-        variables: those of the manifest, and what the controller adds.
-        publishes_unready: whether its name is in the DNS before it is ready.
-    """
-
-    hostname: str
-    subdomain: str
-    spec: Object
-    variables: Mapping[str, str]
-    publishes_unready: bool
+    hostname: str  # which stays when the pod is replaced
+    subdomain: str  # the headless Service that names it
+    spec: Object  # of the pod
+    variables: Mapping[str, str]  # those of the manifest, and what the controller adds
+    publishes_unready: bool  # whether its name is in the DNS before it is ready
 
     @property
     def container(self) -> Object:
-        """The one container."""
         (found,) = self.spec["containers"]
         return dict(found)
 
     @property
     def full_name(self) -> str:
-        """The name in the DNS."""
         return f"{self.hostname}.{self.subdomain}.{DOMAIN}"
 
 
 def plans(objects: list[Object], attempt: int = 0) -> list[PodPlan]:
-    """Return the pods of a manifest, in the order of their indices.
-
-    Args:
-        objects: of the manifest.
-        attempt: how often all of them have been started before.
-    """
+    """Return the pods of a manifest, in the order of their indices."""
     by_kind = {one["kind"]: one for one in objects}
     (kind,) = by_kind.keys() & CONTROLLERS.keys()
     return CONTROLLERS[kind](by_kind, attempt)

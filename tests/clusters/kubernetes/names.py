@@ -43,7 +43,6 @@ def question(packet: bytes) -> tuple[str, int, int]:
 
 
 def answer(packet: bytes, known: dict[str, list[str]]) -> bytes:
-    """Return the answer to a packet."""
     name, kind, end = question(packet)
     addresses = known.get(name, []) if kind == _A else []
     code = 0 if name in known else _NO_SUCH_NAME

@@ -24,17 +24,8 @@ def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 
 def rules(
-    policy: Mapping[str, Any],
-    pods: Sequence[tuple[Pod, Mapping[str, str]]],
-    node: str,
+    policy: Mapping[str, Any], pods: Sequence[tuple[Pod, Mapping[str, str]]], node: str
 ) -> str:
-    """Return the rules for a pod that a policy selects.
-
-    Args:
-        policy: the specification.
-        pods: all pods, with their labels.
-        node: address of the pod's node.
-    """
     lines = [
         "iif lo accept",
         "ct state established,related accept",
@@ -55,9 +46,7 @@ def rules(
 
 
 def enforce(
-    policy: Mapping[str, Any],
-    pods: Sequence[tuple[Pod, Mapping[str, str]]],
-    node: str,
+    policy: Mapping[str, Any], pods: Sequence[tuple[Pod, Mapping[str, str]]], node: str
 ) -> None:
     """Let only those in whom a policy names, to each pod that it selects."""
     for pod, labels in pods:

@@ -49,7 +49,6 @@ async def _meet(limit_s: float) -> None:
 
 
 def meet(limit_s: str = "600") -> None:
-    """Run `_meet`."""
     asyncio.run(_meet(float(limit_s)))
 
 

@@ -49,9 +49,7 @@ def test_pods_meet_by_the_variables_of_their_manifest(
         assert pod.hears("worker1 is at ") == pods[0].address
 
 
-def test_a_name_that_is_published_late_is_waited_for(
-    cluster: SimulatedCluster,
-) -> None:
+def test_a_name_that_is_published_late_is_waited_for(cluster: SimulatedCluster) -> None:
     plan0, plan1 = planned("job", 2, "meet")
     late = cluster.start(plan1)
     first = cluster.start(plan0, publish=False)
@@ -64,9 +62,7 @@ def test_a_name_that_is_published_late_is_waited_for(
 
 
 @pytest.mark.slow
-def test_name_of_a_gone_pod_is_resolved_again(
-    cluster: SimulatedCluster,
-) -> None:
+def test_name_of_a_gone_pod_is_resolved_again(cluster: SimulatedCluster) -> None:
     """After a restart the DNS still has the address of the former pod."""
     plan0, plan1 = planned("job", 2, "meet")
     former = cluster.start(plan0)
@@ -123,9 +119,7 @@ def test_the_pod_of_the_meeting_point_comes_back_at_another_address(
     assert second.hears("worker0 is at ", since=since) == again.address
 
 
-def test_two_restarted_pods_rejoin_the_third(
-    cluster: SimulatedCluster,
-) -> None:
+def test_two_restarted_pods_rejoin_the_third(cluster: SimulatedCluster) -> None:
     plan0, plan1, plan2 = planned("job", 3, "meet")
     pods = [cluster.start(plan) for plan in (plan0, plan1, plan2)]
     for pod in pods:

@@ -75,5 +75,4 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 def python(*arguments: str) -> tuple[str, ...]:
-    """Return the command that runs this interpreter."""
     return (sys.executable, *arguments)

@@ -86,7 +86,6 @@ class Program:
 
     @property
     def told(self) -> str:
-        """All that it has said."""
         return "".join(self.lines)
 
     def ends(self) -> str:
@@ -105,8 +104,6 @@ class Program:
 
 @dataclass
 class Host:
-    """One host."""
-
     name: str
     pid: int  # of the process that holds its namespaces
     hosts: Path
@@ -114,7 +111,6 @@ class Host:
     stack: ExitStack
 
     def run(self, *command: str) -> None:
-        """Run a command on it that must succeed."""
         run("nsenter", "-t", str(self.pid), "-n", *command)
 
     def names(self, **addresses: str) -> None:
@@ -223,6 +219,5 @@ class Network:
 
 @contextmanager
 def network(folder: Path) -> Iterator[Network]:
-    """Return a network that ends with the block."""
     with Network(folder) as made:
         yield made

@@ -22,7 +22,6 @@ def say(line: str) -> None:
 
 
 def where() -> tuple[str, str]:
-    """Return who answers."""
     return asyncrpc.current_worker().name, str(os.getpid())
 
 
@@ -50,17 +49,14 @@ async def _meet(name: str, rank: str, size: str, place: str, limit_s: str) -> No
 
 
 def meet(*arguments: str) -> None:
-    """Run `_meet`."""
     asyncrpc.run(_meet(*arguments))
 
 
 async def twice(to: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Have a third worker double a tensor."""
     return await asyncrpc.current_worker().peer(to).call(torch.add, tensor, tensor)
 
 
 def count_to(number: int) -> Iterator[int]:
-    """Count."""
     yield from range(number)
 
 
@@ -132,5 +128,4 @@ async def _serve(name: str, rank: str, size: str, place: str, *liveness: str) ->
 
 
 def serve(*arguments: str) -> None:
-    """Run `_serve`."""
     asyncrpc.run(_serve(*arguments))

@@ -45,7 +45,6 @@ class Pair:
         self.near.hears("done far")
 
     def look(self, command: str, *options: str) -> str:
-        """Return what a command prints on the other host."""
         return self.host.start(LOOK, command, NEAR, *options).ends()
 
 

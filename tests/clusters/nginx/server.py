@@ -31,22 +31,12 @@ _HTTP: Final = """\
 
 
 class Nginx:
-    """One server; a context.
-
-    Attributes:
-        url: of it.
-    """
+    """One server; a context."""
 
     def __init__(self, top: Path, *, bare: int, mounted: int) -> None:
-        """Describe it.
-
-        Args:
-            top: a directory of its own.
-            bare: port of a dashboard at the root.
-            mounted: port of an application with a dashboard at /deep/inside.
-        """
+        """Describe it."""
         port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = f"http://127.0.0.1:{port}"  # of it
         http = _HTTP.format(port=port, bare=bare, mounted=mounted)
         self._process = ServerProcess(nginx_command(top, http), top)
 

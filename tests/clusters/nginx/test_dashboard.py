@@ -112,9 +112,7 @@ async def test_path_without_slash_redirects_behind_nginx(site: str) -> None:
                 assert answer.url.path == f"{place}/"
 
 
-async def test_group_without_a_secret_is_refused_behind_a_proxy(
-    tmp_path: Path,
-) -> None:
+async def test_group_without_a_secret_is_refused_behind_a_proxy(tmp_path: Path) -> None:
     """Behind a proxy that says for whom it asks, all would seem to be of this host."""
     async with Cluster(2) as (a, b):
         app = web.Application()

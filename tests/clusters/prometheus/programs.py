@@ -117,10 +117,7 @@ async def until_told(worker: asyncrpc.Worker) -> None:
 
 async def main(rank: int, folder: Path) -> None:
     worker = asyncrpc.Worker(
-        f"w{rank}",
-        rank=rank,
-        world_size=WORLD,
-        rendezvous=f"file://{folder}/meeting",
+        f"w{rank}", rank=rank, world_size=WORLD, rendezvous=f"file://{folder}/meeting"
     )
     metrics = observability.serve_metrics(worker, port=0, with_process=True)
     async with metrics as port, worker:

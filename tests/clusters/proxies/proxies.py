@@ -51,24 +51,18 @@ _NGINX: Final = """\
 
 
 class FrontProxy:
-    """One proxy; a context.
-
-    Attributes:
-        url: of it.
-        checks: how often a worker that ends must have said so before it may end.
-    """
+    """One proxy; a context."""
 
     def __init__(self, kind: str, top: Path, ports: Sequence[int]) -> None:
         """Describe it.
 
         Args:
             kind: `haproxy` or `nginx`.
-            top: a directory of its own.
-            ports: of the two workers.
         """
         port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = f"http://127.0.0.1:{port}"  # of it
         self._kind, self._ports = kind, ports
+        # How often a worker that ends must have said so before it may end.
         self.checks = 1 if kind == "haproxy" else 0
         if kind == "haproxy":
             conf = top / "haproxy.conf"
@@ -87,7 +81,6 @@ class FrontProxy:
         self._process.__exit__()
 
     def wait_both_up(self) -> None:
-        """Wait until it sends requests to both workers."""
         self._process.wait_until(self._are_both_up)
 
     def _are_both_up(self) -> bool:

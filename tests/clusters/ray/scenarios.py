@@ -58,7 +58,6 @@ async def placement_groups() -> list[str]:
 
 
 async def until_dead(handle: Any) -> None:
-    """Wait until Ray says that an actor is dead."""
     while True:
         try:
             await handle.run.remote(nothing)

@@ -49,7 +49,6 @@ class Nodes:
         )
 
     def connect(self) -> None:
-        """Let this process be a driver of it."""
         ray.init(address=self.address, logging_level="warning", log_to_driver=False)
 
     @contextlib.contextmanager

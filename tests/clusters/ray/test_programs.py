@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +12,7 @@ pytest.importorskip("ray", reason="needs the extra [ray]")
 
 from tests.clusters.hanging import HANGS_S
 from tests.clusters.ray.conftest import ROOT, Session
+from tests.commands import printed_by
 
 PAGE = ROOT / "docs" / "how-to" / "run-on-ray.md"
 PROGRAM = re.compile(r"^```python no-run\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -24,23 +23,11 @@ RAYS_REPORT = re.compile(r"\x1b\[\d+m\(raylet\).*\n")
 
 def run(session: Session, cwd: Path, *command: str) -> str:
     """Run a program on the cluster; return what it prints."""
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=cwd,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "RAY_ADDRESS": session.address,  # which is "auto", too
-            "RAY_LOG_TO_DRIVER": "0",
-        },
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=HANGS_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return RAYS_REPORT.sub("", done.stdout)
+    # Its address is "auto", too.
+    environ = {"RAY_ADDRESS": session.address, "RAY_LOG_TO_DRIVER": "0"}
+    command = (sys.executable, *command)
+    printed = printed_by(command, cwd=cwd, environ=environ, timeout_s=HANGS_S)
+    return RAYS_REPORT.sub("", printed)
 
 
 def test_example_learns_despite_a_killed_trainer(

@@ -78,25 +78,21 @@ class Node:
 
 
 class SlurmCluster:
-    """A controller here, and nodes in namespaces; a context.
-
-    Attributes:
-        top: directory of its files.
-        nodes: by number, from 0.
-        environ: for `srun` and the others.
-    """
+    """A controller here, and nodes in namespaces; a context."""
 
     def __init__(self, top: Path, nodes: int = 3) -> None:
-        self.top = top
+        self.top = top  # directory of its files
         mark = os.getpid()
         self._bridge = f"slb{mark}"
         self._net = f"10.{100 + mark // 256 % 100}.{mark % 256}"
         self.gateway = f"{self._net}.1"
+        # By number, from 0.
         self.nodes = [
             Node(f"node{number}", f"slurm{mark}-{number}", f"{self._net}.{10 + number}")
             for number in range(1, nodes + 1)
         ]
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        # For `srun` and the others.
         self.environ = {
             **{name: text for name, text in os.environ.items() if not _is_told(name)},
             "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin",
@@ -289,7 +285,6 @@ class SlurmCluster:
                 self.run("scontrol", "update", f"NodeName={node.name}", "State=RESUME")
 
     def wait_idle(self) -> None:
-        """Wait until every node can take a job."""
         self.wait_for(lambda: set(self.states().values()) == {"idle"}, "all idle")
 
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
@@ -308,7 +303,6 @@ class SlurmCluster:
 
 @contextlib.contextmanager
 def running_cluster(top: Path, nodes: int = 3) -> Iterator[SlurmCluster]:
-    """Run a cluster for a while."""
     with SlurmCluster(top, nodes) as cluster:
         yield cluster
 
@@ -341,7 +335,7 @@ def _kill_in(namespace: str) -> list[int]:
 def _is_told(name: str) -> bool:
     """Return whether a variable is of an outer launcher, or of another Slurm."""
     return name.startswith(("SLURM", "ASYNCRPC_", "PMI", "OMPI")) or name in {
-        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
+        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     }
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Final
@@ -12,8 +10,8 @@ from typing import Final
 from asyncrpc.tools.cli.main import main
 from tests.clusters.hanging import HANGS_S
 from tests.clusters.slurm.cluster import SlurmCluster
+from tests.commands import REPOSITORY, printed_by
 
-REPOSITORY: Final = Path(__file__).parents[3]
 TRAINING: Final = str(REPOSITORY / "examples" / "preemptible_training.py")
 PROGRAMS: Final = Path(__file__).parent / "programs"
 ENDLESS: Final = "1000000000"
@@ -35,7 +33,6 @@ class Job:
         self.number = cluster.submit(script, where)
 
     def printed(self) -> str:
-        """Return what the job has printed."""
         return self.output.read_text() if self.output.exists() else ""
 
     def wait_printed(self, pattern: str, times: int = 1) -> list[str]:
@@ -59,23 +56,15 @@ class Job:
         return self.cluster.wait_state(self.number, *states)
 
     def start_again(self) -> None:
-        """Let it begin again now."""
         self.cluster.start_again(self.number)
 
 
 def local_run(folder: Path, *starter: str, steps: str) -> str:
     """Train on this host alone, undisturbed; return what is printed."""
-    done = subprocess.run(
-        [sys.executable, *starter, TRAINING, "--steps", steps],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=HANGS_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return re.sub(r"^\[\d\] ", "", done.stdout, flags=re.MULTILINE)
+    command = [sys.executable, *starter, TRAINING, "--steps", steps]
+    environ = {"OMP_NUM_THREADS": "1"}
+    printed = printed_by(command, cwd=folder, environ=environ, timeout_s=HANGS_S)
+    return re.sub(r"^\[\d\] ", "", printed, flags=re.MULTILINE)
 
 
 def losses(printed: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 Processes, since it is memory that is measured.  What a call costs with many callers is
 counted in `tests.simulation.test_many_callers`.  The figures themselves, processor time
-included: `python -m tests.bench.bench_scale`.
+included: `python -m tests.bench.bench_at_rest`.
 """
 
 from __future__ import annotations

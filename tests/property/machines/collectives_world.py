@@ -21,7 +21,7 @@ from asyncrpc.parallel.collectives.machine.operations import (
     Descriptor,
     MessageKey,
 )
-from tests.property.machines.walk import facts
+from tests.property.machines.walk import facts, visit_all
 
 NAMES: Final = ("a", "b")
 Action: TypeAlias = tuple[str, int]
@@ -171,11 +171,7 @@ class CollectivesWorld:
     # --- the end ---------------------------------------------------------------------
 
     def check(self) -> None:
-        """Check what must be so at any time.
-
-        Raises:
-            AssertionError: a collective has ended well that is not the same at both.
-        """
+        """Check what must be so at any time."""
         a, b = self.ranks
         for number, (mine, theirs) in enumerate(
             zip(a.results, b.results, strict=False)
@@ -186,40 +182,18 @@ class CollectivesWorld:
             )
 
     def check_end(self) -> None:
-        """Check what must be so when nothing is left to happen.
-
-        Raises:
-            AssertionError: a rank waits for ever.
-        """
+        """Check what must be so when nothing is left to happen."""
         for member in self.ranks:
             assert member.operation is None, f"{member.program} waits for ever"
             assert member.has_left
 
 
 def visit(build: ModuleType, programs: tuple[str, str], *, leaves: int | None) -> int:
-    """Let happen what can, in every order; return how many worlds there were.
+    """Visit all worlds; return how many there were."""
 
-    Raises:
-        AssertionError: safety or liveness does not hold; the actions are its notes.
-    """
-    seen: set[str] = set()
-    todo: deque[tuple[Action, ...]] = deque([()])
-    while todo:
-        actions = todo.popleft()
-        world = CollectivesWorld(build, programs, leaves=leaves)
-        try:
-            for action in actions:
-                world.do(action)
-            state = world.facts()
-            if state in seen:
-                continue
-            seen.add(state)
-            world.check()
-            possible = list(world.possible())
-            if not possible:
-                world.check_end()
-        except AssertionError as error:
-            error.add_note(f"{programs}: {actions}")
-            raise
-        todo += [(*actions, action) for action in possible]
-    return len(seen)
+    def look(world: CollectivesWorld, possible: list[Action]) -> None:
+        world.check()
+        if not possible:
+            world.check_end()
+
+    return visit_all(lambda: CollectivesWorld(build, programs, leaves=leaves), look)

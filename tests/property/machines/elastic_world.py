@@ -28,19 +28,10 @@ LETTERS: Final = "abcdefgh"
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What may happen.
-
-    Attributes:
-        members: of the first generation; 0: all begin.
-        newcomers: that ask to be let in.
-        deaths: how many may die.
-        needs_majority: whether each border asks for a quorum.
-    """
-
-    members: int
-    newcomers: int = 0
-    deaths: int = 0
-    needs_majority: bool = True
+    members: int  # of the first generation; 0: all begin
+    newcomers: int = 0  # that ask to be let in
+    deaths: int = 0  # how many may die
+    needs_majority: bool = True  # whether each border asks for a quorum
 
 
 @dataclass(slots=True)
@@ -198,11 +189,7 @@ def _of(proposal: Any) -> object:
 
 
 def visit(build: ModuleType, scene: Scene, worlds_max: int) -> int:
-    """Visit all that can happen; return how many worlds there are.
-
-    Raises:
-        AssertionError: in one of them something is not as it must be.
-    """
+    """Visit all that can happen; return how many worlds there are."""
     first = ElasticWorld(build, scene)
     todo: list[bytes] = [_packed(first)]
     seen = {first.key()}
@@ -237,11 +224,7 @@ def _unpacked(packed: bytes, build: ModuleType) -> ElasticWorld:
 
 
 def play(build: ModuleType, scene: Scene, seeds: Sequence[int]) -> None:
-    """Let events happen in random orders.
-
-    Raises:
-        AssertionError: something is not as it must be.
-    """
+    """Let events happen in random orders."""
     for seed in seeds:
         chance = random.Random(seed)
         world = ElasticWorld(build, scene)

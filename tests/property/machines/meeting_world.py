@@ -27,48 +27,30 @@ SWEEPS_MAX: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One process of a rank.
+    """One process of a rank."""
 
-    Attributes:
-        number: of it, among all.
-        arrival: the name of the state of its machine.
-        group: that it is in; empty before it is in one.
-        round: in which it meets others; -1: it must look at the store.
-        store: that it knows.
-        offer: that it looks at.
-        refused: the offer that nobody answered.
-        keeping: the name of the state of the other machine.
-        has_loss: whether a member is gone, which it has not noticed.
-    """
-
-    number: int
-    arrival: str = "WAITING"
+    number: int  # of it, among all
+    arrival: str = "WAITING"  # the name of the state of its machine
+    # That it is in; empty before it is in one.
     group: tuple[int, int] = ()  # type: ignore[assignment]
-    round: int = -1
-    store: int = -1
-    offer: tuple[int, ...] = ()
-    refused: tuple[int, ...] = ()
-    keeping: str = "RESTING"
-    has_loss: bool = False
+    round: int = -1  # in which it meets others; -1: it must look at the store
+    store: int = -1  # that it knows
+    offer: tuple[int, ...] = ()  # that it looks at
+    refused: tuple[int, ...] = ()  # the offer that nobody answered
+    keeping: str = "RESTING"  # the name of the state of the other machine
+    has_loss: bool = False  # whether a member is gone, which it has not noticed
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """What is at the meeting point.
+    """What is at the meeting point."""
 
-    Attributes:
-        number: of it, among all.
-        words: of each round; empty before one is given.
-        records: the life of each rank, in each round; 0: none.
-        came: the life of each rank that came last.
-        offer: lives of members.
-    """
-
-    number: int
-    words: tuple[str, ...]
+    number: int  # of it, among all
+    words: tuple[str, ...]  # of each round; empty before one is given
+    # The life of each rank, in each round; 0: none.
     records: tuple[tuple[int, ...], ...]
-    came: tuple[int, ...]
-    offer: tuple[int, ...] = ()
+    came: tuple[int, ...]  # the life of each rank that came last
+    offer: tuple[int, ...] = ()  # lives of members
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +66,6 @@ class World:
 
 
 def begun(size: int, deaths: int, lies: int) -> World:
-    """Return a world in which nobody has come yet."""
     return World((None,) * size, deaths=deaths, lies=lies)
 
 
@@ -314,16 +295,11 @@ class Rules:
 
 
 def groups(world: World) -> set[tuple[int, int]]:
-    """Return the groups that have living members."""
     return {life.group for life in world.lives if life is not None and life.group}
 
 
 def explore(rules: Rules, first: World) -> int:
-    """Visit every state; return how many there are.
-
-    Raises:
-        AssertionError: there are two groups, or some ranks never get into one.
-    """
+    """Visit every state; return how many there are."""
     seen, unvisited = {first}, [first]
     while unvisited:
         world = unvisited.pop()

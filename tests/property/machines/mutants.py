@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -23,14 +22,15 @@ from types import ModuleType
 from typing import Final
 
 from asyncrpc.core.state_table import StateTable
+from tests.commands import run_to_end
 from tests.property.machines.catalog import CATALOG
-from tests.property.machines.drawing import ROOT, section
+from tests.property.machines.drawing import section
 from tests.property.machines.mutated_source import MUTANT, as_text
 from tests.property.machines.spec import Guard, Machine, Part, Table, build_of, table_of
 from tests.property.machines.stories import play, stories_of
 from tests.property.machines.walk import walk
 
-TESTS_LIMIT_S: Final = 300.0
+TESTS_LIMIT_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,28 +133,29 @@ def _noticed(machine: Machine, build: ModuleType) -> str | None:
 
 
 def is_killed_by_tests(machine: Machine, part: Part, guard: Guard) -> bool:
-    """Return whether the machine's further tests fail, or never end, with a mutant.
+    """Return whether the machine's further tests notice a mutant."""
+    name = part.source.__name__
+    return bool(machine.tests) and do_tests_fail(name, guard, *machine.tests)
+
+
+def do_tests_fail(module: str, guard: Guard, *tests: str) -> bool:
+    """Return whether tests fail, or never end, with a mutant of a module.
 
     They run in the order of the file, so that a mutant fares the same each time.
     """
-    if not machine.tests:
-        return False
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     command += ["--randomly-dont-reorganize", "--randomly-seed=1"]
     command += ["-p", "tests.property.machines.mutated_source"]
     try:
-        ended = subprocess.run(
-            [*command, *machine.tests],
-            cwd=ROOT,
-            env={**os.environ, MUTANT: as_text(part.source.__name__, guard)},
-            capture_output=True,
-            check=False,
-            timeout=TESTS_LIMIT_S,
+        ended = run_to_end(
+            [*command, *tests],
+            timeout_s=TESTS_LIMIT_S,
+            environ={MUTANT: as_text(module, guard)},
         )
     except subprocess.TimeoutExpired:
         return True
     if ended.returncode not in (0, 1):
-        raise RuntimeError(ended.stdout.decode() + ended.stderr.decode())
+        raise RuntimeError(ended.stdout + ended.stderr)
     return ended.returncode == 1
 
 

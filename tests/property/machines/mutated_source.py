@@ -20,7 +20,6 @@ MUTANT: Final = "ASYNCRPC_MUTANT"
 
 
 def as_text(module: str, guard: Guard) -> str:
-    """Return what to put into the environment."""
     return json.dumps([module, guard.name, guard.old, guard.new])
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from asyncrpc.core.barriers.machine import series
 from asyncrpc.core.barriers.messages import Key, Purpose
-from tests.property.machines.spec import Guard, Machine
+from tests.property.machines.spec import Machine, guards
 
 _KEY: Final = Key(next(iter(Purpose)), "", None)
 
@@ -37,7 +37,6 @@ class _OneSeries:
         return current
 
     def on(self, event: enum.Enum) -> None:
-        """Let an event happen."""
         self._series._go(event)  # noqa: SLF001
 
 
@@ -47,56 +46,33 @@ SERIES: Final = Machine(
     "at a round, or past a round.",
     source=series,
     states="SeriesState",
-    events="SeriesEvent",
     starts=("AWAY",),
     begin=lambda build, _: _OneSeries(build),
-    feed=lambda machine, event: machine.on(event),
-    state_of=lambda machine: machine.state,
     stories="""
-the root has all reports:
-    AWAY -JOIN-> GATHERING -PASS-> PASSED -LEAVE-> AWAY
+the root has all reports: AWAY -JOIN-> GATHERING -PASS-> PASSED -LEAVE-> AWAY
 a member hears the result:
     AWAY -JOIN-> GATHERING -REPORT-> REPORTED -PASS-> PASSED -JOIN-> GATHERING
-a report is lost with its parent's memory:
-    REPORTED -ASK-> GATHERING -REPORT-> REPORTED
-it fails before this member has reported:
-    GATHERING -FAIL-> FAILED -LEAVE-> AWAY
-it fails after this member has reported:
-    REPORTED -FAIL-> FAILED -JOIN-> GATHERING
-the others are ahead of a member that begins anew:
-    GATHERING -CATCH_UP-> GATHERING
-the others are ahead of a member that has reported:
-    REPORTED -CATCH_UP-> GATHERING
-what has passed does not fail:
-    PASSED -FAIL-x -PASS-x -REPORT-x
-what has failed does not pass:
-    FAILED -PASS-x -FAIL-x
-who is away takes no part:
-    AWAY -REPORT-x -PASS-x -FAIL-x -LEAVE-x
+a report is lost with its parent's memory: REPORTED -ASK-> GATHERING -REPORT-> REPORTED
+it fails before this member has reported: GATHERING -FAIL-> FAILED -LEAVE-> AWAY
+it fails after this member has reported: REPORTED -FAIL-> FAILED -JOIN-> GATHERING
+the others are ahead of a member that begins anew: GATHERING -CATCH_UP-> GATHERING
+the others are ahead of a member that has reported: REPORTED -CATCH_UP-> GATHERING
+what has passed does not fail: PASSED -FAIL-x -PASS-x -REPORT-x
+what has failed does not pass: FAILED -PASS-x -FAIL-x
+who is away takes no part: AWAY -REPORT-x -PASS-x -FAIL-x -LEAVE-x
 who waits comes to no other round:
     GATHERING -JOIN-x -LEAVE-x -REPORT-> REPORTED -JOIN-x -LEAVE-x -REPORT-x
 """,
     tests=("tests/unit/core/barriers/machine/test_series.py",),
-    guards=(
-        Guard(
-            "reported-member-does-not-wait",
-            "return self.state is GATHERING or self.state is REPORTED",
-            "return self.state is GATHERING",
-        ),
-        Guard(
-            "a-result-without-this-branch-counts",
-            "        elif self._is_branch_here:\n            self._pass",
-            "        elif True:\n            self._pass",
-        ),
-        Guard(
-            "a-neighbour-that-is-gone-is-waited-for",
-            "if neighbour is not None and self.is_waiting:",
-            "if False:",
-        ),
-        Guard(
-            "a-failure-is-not-kept-for-those-who-come-late",
-            "        self._failures[number] = failure\n",
-            "",
-        ),
-    ),
+    guards=guards(r"""
+reported-member-does-not-wait:
+    return self.state is GATHERING or self.state is REPORTED =>
+    return self.state is GATHERING
+a-result-without-this-branch-counts:
+    elif self._is_branch_here:\n            self._pass =>
+    elif True:\n            self._pass
+a-neighbour-that-is-gone-is-waited-for:
+    if neighbour is not None and self.is_waiting: => if False:
+a-failure-is-not-kept-for-those-who-come-late: self._failures[number] = failure =>
+"""),
 )

@@ -9,7 +9,7 @@ from typing import Any, Final
 from asyncrpc.errors import MalformedError
 from asyncrpc.parallel.collectives.machine import matching, operations
 from tests.property.machines.collectives_world import visit
-from tests.property.machines.spec import Guard, Machine, Part
+from tests.property.machines.spec import Machine, Part, guards
 
 
 class _OneCollective:
@@ -41,18 +41,10 @@ class _OneCollective:
                 self._build.TRANSITIONS.after(self.state, event)
 
 
-_PROGRAMS: Final = (
-    ("x", "x"),
-    ("x", "y"),
-    ("xx", "x"),
-    ("", "x"),
-    ("xx", "xx"),
-)
+_PROGRAMS: Final = (("x", "x"), ("x", "y"), ("xx", "x"), ("", "x"), ("xx", "xx"))
 
 
-def _mismatched_programs_fail_and_none_waits_for_ever(
-    build: ModuleType,
-) -> None:
+def _mismatched_programs_fail_and_none_waits_for_ever(build: ModuleType) -> None:
     for programs in _PROGRAMS:
         for leaves in (None, 0):
             assert visit(build, programs, leaves=leaves) > 10
@@ -130,9 +122,7 @@ def _messages_of_ended_or_lost_operations_are_refused(build: ModuleType) -> None
     assert machine.refusal_of(7, 1, barrier) == lost
 
 
-def _earlier_news_of_other_ranks_count_at_the_beginning(
-    build: ModuleType,
-) -> None:
+def _earlier_news_of_other_ranks_count_at_the_beginning(build: ModuleType) -> None:
     barrier, other = map(operations.Descriptor, ("barrier", "broadcast"))
     machine = build.MatchedCollectives()
     machine.join("a group", ("a", "b"), 0)
@@ -163,64 +153,30 @@ COLLECTIVE: Final = Machine(
     "has not ended.",
     source=operations,
     states="CollectiveState",
-    events="CollectiveEvent",
     starts=("AHEAD",),
     begin=lambda build, _: _OneCollective(build),
-    feed=lambda machine, event: machine.on(event),
-    state_of=lambda machine: machine.state,
     stories="""
-all ranks come:
-    AHEAD -BEGIN-> RUNNING -END-> OVER
-a rank begins something else:
-    AHEAD -BEGIN-> RUNNING -FAIL-> FAILED -END-> OVER
-two ranks notice that:
-    RUNNING -FAIL-> FAILED -FAIL-> FAILED
+all ranks come: AHEAD -BEGIN-> RUNNING -END-> OVER
+a rank begins something else: AHEAD -BEGIN-> RUNNING -FAIL-> FAILED -END-> OVER
+two ranks notice that: RUNNING -FAIL-> FAILED -FAIL-> FAILED
 it has failed before this rank comes:
     AHEAD -FAIL-> DOOMED -FAIL-> DOOMED -BEGIN-> FAILED -END-> OVER
-it fails elsewhere once this rank has ended it:
-    OVER -FAIL-> OVER
-it ends once:
-    OVER -END-x
-it begins once:
-    AHEAD -END-x -BEGIN-> RUNNING -BEGIN-x
-what has failed begins once:
-    DOOMED -END-x -BEGIN-> FAILED -BEGIN-x
-what is over is not begun:
-    OVER -BEGIN-x
+it fails elsewhere once this rank has ended it: OVER -FAIL-> OVER
+it ends once: OVER -END-x
+it begins once: AHEAD -END-x -BEGIN-> RUNNING -BEGIN-x
+what has failed begins once: DOOMED -END-x -BEGIN-> FAILED -BEGIN-x
+what is over is not begun: OVER -BEGIN-x
 """,
     tests=("tests/unit/parallel/collectives/machine/test_operations.py",),
-    guards=(
-        Guard(
-            "a-failure-is-forgotten",
-            "            self._failed[number] = failure\n",
-            "            pass\n",
-        ),
-        Guard(
-            "early-messages-are-dropped",
-            "        operation.arrived = self._early.pop(operation.number, {})\n",
-            "",
-        ),
-        Guard(
-            "a-message-comes-twice",
-            "        if place in arrived:\n",
-            "        if False:\n",
-        ),
-        Guard(
-            "earlier-descriptors-are-not-compared",
-            "            if theirs != descriptor:\n",
-            "            if False:\n",
-        ),
-        Guard(
-            "later-descriptors-are-not-compared",
-            "            if operation.descriptor != theirs:\n",
-            "            if False:\n",
-        ),
-        Guard(
-            "early-messages-are-unlimited",
-            "if kept >= EARLY_MAX or number - self.begun >= EARLY_MAX:",
-            "if False:",
-        ),
-    ),
+    guards=guards("""
+a-failure-is-forgotten: self._failed[number] = failure => pass
+early-messages-are-dropped: operation.arrived = self._early.pop(operation.number, {}) =>
+a-message-comes-twice: if place in arrived: => if False:
+earlier-descriptors-are-not-compared: if theirs != descriptor: => if False:
+later-descriptors-are-not-compared: if operation.descriptor != theirs: => if False:
+early-messages-are-unlimited:
+    if kept >= EARLY_MAX or number - self.begun >= EARLY_MAX: => if False:
+"""),
     parts=(
         Part(
             matching,
@@ -232,85 +188,39 @@ what is over is not begun:
                 _messages_of_ended_or_lost_operations_are_refused,
                 _earlier_news_of_other_ranks_count_at_the_beginning,
             ),
-            guards=(
-                Guard(
-                    "a-mismatch-is-no-failure",
-                    "        if mismatch is not None:\n"
-                    "            self.on_mismatch(number, mismatch)\n",
-                    "",
-                ),
-                Guard(
-                    "a-mismatch-at-the-beginning-is-no-failure",
-                    "            self.on_mismatch(operation.number, mismatch)\n",
-                    "            pass\n",
-                ),
-                Guard(
-                    "a-late-message-is-kept",
-                    "if failure is None and operations.is_over(number):",
-                    "if False:",
-                ),
-                Guard(
-                    "a-lost-rank-is-waited-for",
-                    "failure = self.lost_for(number) if self._gone else None",
-                    "failure = None",
-                ),
-                Guard(
-                    "running-operations-outlive-a-gone-rank",
-                    "                self.fail(number, failure, is_news=False)\n"
-                    "        self._gone",
-                    "                pass\n        self._gone",
-                ),
-                Guard(
-                    "later-operations-outlive-a-gone-rank",
-                    "        self._gone.append((ended, failure))\n",
-                    "",
-                ),
-                Guard(
-                    "ended-operations-miss-a-rank-that-leaves",
-                    "if number >= ended and self.lost_for(number) is None:",
-                    "if self.lost_for(number) is None:",
-                ),
-                Guard(
-                    "ended-operations-need-a-gone-rank",
-                    "            if number >= ended:\n",
-                    "            if True:\n",
-                ),
-                Guard(
-                    "a-later-loss-hides-an-earlier-one",
-                    "if self._gone and ended >= self._gone[-1][0]:",
-                    "if self._gone:",
-                ),
-                Guard(
-                    "leaving-rank-has-ended-running-operations",
-                    "min(self.operations.running, default=self.operations.begun)",
-                    "self.operations.begun",
-                ),
-                Guard(
-                    "other-ranks-are-not-told",
-                    "self.outbox.append(Failing(number, failure, messages, is_news))",
-                    "self.outbox.append(Failing(number, failure, messages, False))",
-                ),
-                Guard(
-                    "failures-of-others-are-not-heard",
-                    "if not operations.is_over(number) and operations.failure_of",
-                    "if False and operations.failure_of",
-                ),
-                Guard(
-                    "present-rank-is-late",
-                    "if count is None or count <= number",
-                    "if count is None or count <= number + 1",
-                ),
-                Guard(
-                    "silent-rank-has-come",
-                    "if count is None or count <= number",
-                    "if count is not None and count <= number",
-                ),
-                Guard(
-                    "a-member-speaks-for-another",
-                    "is_it = rank < len(members) and members[rank] == name",
-                    "is_it = name in members",
-                ),
-            ),
+            guards=guards(r"""
+a-mismatch-is-no-failure:
+    if mismatch is not None:\n            self.on_mismatch(number, mismatch) =>
+a-mismatch-at-the-beginning-is-no-failure:
+    self.on_mismatch(operation.number, mismatch) => pass
+a-late-message-is-kept: if failure is None and operations.is_over(number): => if False:
+a-lost-rank-is-waited-for:
+    failure = self.lost_for(number) if self._gone else None => failure = None
+running-operations-outlive-a-gone-rank:
+    self.fail(number, failure, is_news=False)\n        self._gone =>
+    pass\n        self._gone
+later-operations-outlive-a-gone-rank: self._gone.append((ended, failure)) =>
+ended-operations-miss-a-rank-that-leaves:
+    if number >= ended and self.lost_for(number) is None: =>
+    if self.lost_for(number) is None:
+ended-operations-need-a-gone-rank: if number >= ended: => if True:
+a-later-loss-hides-an-earlier-one:
+    if self._gone and ended >= self._gone[-1][0]: => if self._gone:
+leaving-rank-has-ended-running-operations:
+    min(self.operations.running, default=self.operations.begun) => self.operations.begun
+other-ranks-are-not-told:
+    self.outbox.append(Failing(number, failure, messages, is_news)) =>
+    self.outbox.append(Failing(number, failure, messages, False))
+failures-of-others-are-not-heard:
+    if not operations.is_over(number) and operations.failure_of =>
+    if False and operations.failure_of
+present-rank-is-late:
+    if count is None or count <= number => if count is None or count <= number + 1
+silent-rank-has-come:
+    if count is None or count <= number => if count is not None and count <= number
+a-member-speaks-for-another:
+    is_it = rank < len(members) and members[rank] == name => is_it = name in members
+"""),
         ),
     ),
 )

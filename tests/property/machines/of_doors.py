@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Final
 
 from asyncrpc.serving.asgi.machine import connection, lifespan
-from tests.property.machines.spec import Guard, Machine
+from tests.property.machines.spec import Machine, guards
 
 _HTTP: Final = {"type": "http", "headers": ()}
 _WEBSOCKET: Final = {"type": "websocket", "headers": ()}
@@ -71,50 +71,32 @@ ASGI_CONNECTION: Final = Machine(
     starts=("WAITING",),
     begin=lambda build, _: build.AsgiConnection(_HTTP),
     feed=lambda machine, step: machine.advance(step),
-    state_of=lambda machine: machine.state,
     stories="""
-a request is answered:
-    WAITING -BEGIN-> ANSWERING -END-> ANSWERED
-its client leaves before:
-    WAITING -LEAVE-> LEFT
+a request is answered: WAITING -BEGIN-> ANSWERING -END-> ANSWERED
+its client leaves before: WAITING -LEAVE-> LEFT
 its client leaves while the response is sent:
     WAITING -BEGIN-> ANSWERING -LEAVE-> LEFT -END-> LEFT
 its client leaves while the application does what comes after the response:
     WAITING -BEGIN-> ANSWERING -END-> ANSWERED -LEAVE-> ANSWERED
-a websocket is used and closed:
-    WAITING -ACCEPT-> ACCEPTED -END-> ANSWERED
-its client leaves:
-    WAITING -ACCEPT-> ACCEPTED -LEAVE-> LEFT
-it is refused without a response:
-    WAITING -END-> ANSWERED
+a websocket is used and closed: WAITING -ACCEPT-> ACCEPTED -END-> ANSWERED
+its client leaves: WAITING -ACCEPT-> ACCEPTED -LEAVE-> LEFT
+it is refused without a response: WAITING -END-> ANSWERED
 """,
     checks=(
         _leaving_client_cancels_an_unanswered_request,
         _waiting_websocket_hears_the_disconnect,
         _held_messages_are_bounded,
     ),
-    guards=(
-        Guard(
-            "waiting-reader-is-cancelled",
-            "return self.has_left and not is_told",
-            "return self.has_left",
-        ),
-        Guard(
-            "a-request-that-waits-is-not-cancelled",
-            "is_told = self.is_websocket and self._readers > 0",
-            "is_told = True",
-        ),
-        Guard(
-            "part-of-a-body-ends-the-response",
-            'elif kind in _BODIES and not message.get("more_body", False):',
-            "elif kind in _BODIES:",
-        ),
-        Guard(
-            "taken-messages-still-count",
-            "self._bytes -= _bytes_of(message)",
-            "self._bytes -= 0",
-        ),
-    ),
+    guards=guards("""
+waiting-reader-is-cancelled:
+    return self.has_left and not is_told => return self.has_left
+a-request-that-waits-is-not-cancelled:
+    is_told = self.is_websocket and self._readers > 0 => is_told = True
+part-of-a-body-ends-the-response:
+    elif kind in _BODIES and not message.get("more_body", False): =>
+    elif kind in _BODIES:
+taken-messages-still-count: self._bytes -= _bytes_of(message) => self._bytes -= 0
+"""),
 )
 
 LIFESPAN: Final = Machine(
@@ -127,28 +109,17 @@ LIFESPAN: Final = Machine(
     starts=("STARTING",),
     begin=lambda build, _: build.InnerLifespan(),
     feed=lambda machine, step: machine.advance(step),
-    state_of=lambda machine: machine.state,
     stories="""
-an application starts and ends:
-    STARTING -START-> STARTED -END-> ENDED -RETURN-> ENDED
-it cannot start:
-    STARTING -FAIL-> FAILED -RETURN-> FAILED
-it ends without a word:
-    STARTING -START-> STARTED -RETURN-> ENDED
-it knows no lifespan:
-    STARTING -RETURN-> UNSUPPORTED
+an application starts and ends: STARTING -START-> STARTED -END-> ENDED -RETURN-> ENDED
+it cannot start: STARTING -FAIL-> FAILED -RETURN-> FAILED
+it ends without a word: STARTING -START-> STARTED -RETURN-> ENDED
+it knows no lifespan: STARTING -RETURN-> UNSUPPORTED
 """,
     checks=(_last_message_is_held_back,),
-    guards=(
-        Guard(
-            "the-server-hears-of-the-end-before-the-worker-has-ended",
-            "_HELD_BACK: Final = (LifespanState.FAILED, LifespanState.ENDED)",
-            "_HELD_BACK: Final = (LifespanState.FAILED,)",
-        ),
-        Guard(
-            "a-failure-is-forgotten",
-            "self.last = dict(message)",
-            "pass",
-        ),
-    ),
+    guards=guards("""
+the-server-hears-of-the-end-before-the-worker-has-ended:
+    _HELD_BACK: Final = (LifespanState.FAILED, LifespanState.ENDED) =>
+    _HELD_BACK: Final = (LifespanState.FAILED,)
+a-failure-is-forgotten: self.last = dict(message) => pass
+"""),
 )

@@ -15,7 +15,7 @@ from asyncrpc.parallel.collectives.machine.views import (
     View,
 )
 from tests.property.machines.elastic_world import Scene, play, visit
-from tests.property.machines.spec import Guard, Machine, Part
+from tests.property.machines.spec import Machine, Part, guards
 
 A, B, C, D = (WorkerId(name, Incarnation(n)) for n, name in enumerate("abcd", 1))
 SEEDS: Final = range(60)
@@ -312,32 +312,24 @@ ELASTIC: Final = Machine(
     "have told the same.",
     source=reconfiguration,
     states="MemberState",
-    events="MemberEvent",
     starts=("OUTSIDE",),
     begin=lambda build, _: _OneMember(build),
-    feed=lambda machine, event: machine.on(event),
-    state_of=lambda machine: machine.state,
     stories="""
 it comes in, and goes from border to border:
     OUTSIDE -COME-> JOINING -INSTALL-> MEMBER -COME-> RECONFIGURING -INSTALL-> MEMBER
-it is not let in in time:
-    OUTSIDE -COME-> JOINING -GIVE_UP-> OUTSIDE -GIVE_UP-x
+it is not let in in time: OUTSIDE -COME-> JOINING -GIVE_UP-> OUTSIDE -GIVE_UP-x
 it leaves while it waits to be let in:
     OUTSIDE -COME-> JOINING -LEAVE-> OUTSIDE -LEAVE-> OUTSIDE
 it does not wait for the others, who go on with it all the same:
     RECONFIGURING -GIVE_UP-> MEMBER -INSTALL-> MEMBER -GIVE_UP-x
-it leaves between two borders:
-    MEMBER -LEAVE-> OUTSIDE -INSTALL-x -EXCLUDE-x
-it leaves at a border:
-    RECONFIGURING -LEAVE-> OUTSIDE
+it leaves between two borders: MEMBER -LEAVE-> OUTSIDE -INSTALL-x -EXCLUDE-x
+it leaves at a border: RECONFIGURING -LEAVE-> OUTSIDE
 it is taken to be lost, and comes again:
     MEMBER -EXCLUDE-> EXCLUDED -COME-> JOINING -EXCLUDE-x
 it is taken to be lost at a border, and leaves:
     RECONFIGURING -EXCLUDE-> EXCLUDED -LEAVE-> OUTSIDE
-it comes once at a time:
-    JOINING -COME-x -INSTALL-> MEMBER -COME-> RECONFIGURING -COME-x
-who is left out gets nothing:
-    EXCLUDED -INSTALL-x -GIVE_UP-x -EXCLUDE-x
+it comes once at a time: JOINING -COME-x -INSTALL-> MEMBER -COME-> RECONFIGURING -COME-x
+who is left out gets nothing: EXCLUDED -INSTALL-x -GIVE_UP-x -EXCLUDE-x
 """,
     checks=(
         _small_groups_agree_in_every_order,
@@ -352,74 +344,35 @@ who is left out gets nothing:
         _speaking_worker_is_not_lost,
         _larger_groups_agree_in_random_orders,
     ),
-    guards=(
-        Guard(
-            "other-proposals-do-not-matter",
-            "if member != self.me and self._heard.get(member) != self.proposal",
-            "if member != self.me and member not in self._heard",
-        ),
-        Guard(
-            "absent-members-do-not-matter",
-            "            if member != self.me and self._heard.get(member)"
-            " != self.proposal\n",
-            "            if False\n",
-        ),
-        Guard(
-            "a-newcomer-begins-before-all-have-answered",
-            "        if self.view == NO_VIEW:\n            late |=",
-            "        if False:\n            late |=",
-        ),
-        Guard(
-            "a-minority-goes-on",
-            "        if not can_have_quorum(view, proposal):\n",
-            "        if False:\n",
-        ),
-        Guard(
-            "changes-are-not-told",
-            "            if self.proposal != self._announced and self._is_complete:\n",
-            "            if False:\n",
-        ),
-        Guard(
-            "a-dead-worker-is-waited-for",
-            "        self._accuse()\n        self._after_news()\n\n    def back",
-            "        self._after_news()\n\n    def back",
-        ),
-        Guard(
-            "later-view-is-not-told",
-            "            return\n        self.outbox[sender.name] = None\n",
-            "            return\n",
-        ),
-        Guard(
-            "a-later-view-is-not-taken",
-            "            self._install(view)\n            self._on_same_view",
-            "            self._on_same_view",
-        ),
-        Guard(
-            "a-newcomer-accuses-members",
-            "            concerned -= set(self.view.members)\n",
-            "            pass\n",
-        ),
-        Guard(
-            "speaking-member-stays-lost",
-            "        self.back(sender)\n",
-            "",
-        ),
-        Guard(
-            "a-group-that-is-too-small-begins",
-            "if is_in and self.size >= self.least and not self.missing:",
-            "if is_in and not self.missing:",
-        ),
-        Guard(
-            "farewell-has-no-receivers",
-            "        self.farewell = self.standing, tuple(self.outbox)\n",
-            "        self.farewell = self.standing, ()\n",
-        ),
-        Guard(
-            "standing-is-not-repeated",
-            "        if self.is_here:\n            self.outbox |= dict.fromkeys",
-            "        if False:\n            self.outbox |= dict.fromkeys",
-        ),
-    ),
+    guards=guards(r"""
+other-proposals-do-not-matter:
+    if member != self.me and self._heard.get(member) != self.proposal =>
+    if member != self.me and member not in self._heard
+absent-members-do-not-matter:
+    if member != self.me and self._heard.get(member) != self.proposal => if False
+a-newcomer-begins-before-all-have-answered:
+    if self.view == NO_VIEW:\n            late |= => if False:\n            late |=
+a-minority-goes-on: if not can_have_quorum(view, proposal): => if False:
+changes-are-not-told:
+    if self.proposal != self._announced and self._is_complete: => if False:
+a-dead-worker-is-waited-for:
+    self._accuse()\n        self._after_news()\n\n    def back =>
+    self._after_news()\n\n    def back
+later-view-is-not-told: return\n        self.outbox[sender.name] = None => return
+a-later-view-is-not-taken:
+    self._install(view)\n            self._on_same_view => self._on_same_view
+a-newcomer-accuses-members: concerned -= set(self.view.members) => pass
+speaking-member-stays-lost: self.back(sender) =>
+a-group-that-is-too-small-begins:
+    if is_in and self.size >= self.least and not self.missing: =>
+    if is_in and not self.missing:
+farewell-has-no-receivers:
+    self.farewell = self.standing, tuple(self.outbox) =>
+    self.farewell = self.standing, ()
+standing-is-not-repeated:
+    if self.is_here:\n            self.outbox |= dict.fromkeys =>
+    if False:\n            self.outbox |= dict.fromkeys
+"""),
     parts=(
         Part(
             views,
@@ -430,60 +383,25 @@ who is left out gets nothing:
                 _half_with_the_first_member_is_a_quorum,
                 _terms_of_excluded_members_do_not_count,
             ),
-            guards=(
-                Guard(
-                    "an-earlier-turn-replaces-a-later-one",
-                    "max(applicant, applicants.get(worker, applicant))",
-                    "applicant",
-                ),
-                Guard(
-                    "accusations-of-excluded-members-count",
-                    "and not {by, lost} & out:",
-                    "and lost not in out:",
-                ),
-                Guard(
-                    "strangers-accuse",
-                    "if by in ranked and lost in ranked",
-                    "if lost in ranked",
-                ),
-                Guard(
-                    "the-first-of-equals-is-left-out",
-                    "key=lambda worker: (counts[worker], ranked[worker])",
-                    "key=lambda worker: (counts[worker], -ranked[worker])",
-                ),
-                Guard(
-                    "half-is-always-a-quorum",
-                    " and present[:1] == voters[:1])",
-                    ")",
-                ),
-                Guard(
-                    "terms-of-excluded-members-count",
-                    "    asking = [member for member in came if member not in out]"
-                    " or came\n",
-                    "    asking = came\n",
-                ),
-                Guard(
-                    "excluded-applicants-set-no-terms",
-                    "if member not in out] or came\n",
-                    "if member not in out]\n",
-                ),
-                Guard(
-                    "departed-member-still-votes",
-                    "    voters = [member for member in view.members"
-                    " if not proposal.has_left(member)]\n",
-                    "    voters = list(view.members)\n",
-                ),
-                Guard(
-                    "returned-member-has-left",
-                    "(applicant is None or applicant.turn <= turn)",
-                    "True",
-                ),
-                Guard(
-                    "newcomers-without-a-rank-come-first",
-                    "        return rank < 0, rank, worker\n",
-                    "        return rank >= 0, rank, worker\n",
-                ),
-            ),
+            guards=guards("""
+an-earlier-turn-replaces-a-later-one:
+    max(applicant, applicants.get(worker, applicant)) => applicant
+accusations-of-excluded-members-count: and not {by, lost} & out: => and lost not in out:
+strangers-accuse: if by in ranked and lost in ranked => if lost in ranked
+the-first-of-equals-is-left-out:
+    key=lambda worker: (counts[worker], ranked[worker]) =>
+    key=lambda worker: (counts[worker], -ranked[worker])
+half-is-always-a-quorum: and present[:1] == voters[:1]) => )
+terms-of-excluded-members-count:
+    asking = [member for member in came if member not in out] or came => asking = came
+excluded-applicants-set-no-terms: if member not in out] or came => if member not in out]
+departed-member-still-votes:
+    voters = [member for member in view.members if not proposal.has_left(member)] =>
+    voters = list(view.members)
+returned-member-has-left: (applicant is None or applicant.turn <= turn) => True
+newcomers-without-a-rank-come-first:
+    return rank < 0, rank, worker => return rank >= 0, rank, worker
+"""),
         ),
     ),
 )

@@ -8,7 +8,7 @@ from typing import Any, Final
 from asyncrpc.core.calls.machine import calls
 from asyncrpc.core.links.machine import dialing, pool, reconnect
 from asyncrpc.core.wire import resume
-from tests.property.machines.spec import Guard, Machine
+from tests.property.machines.spec import Machine, guards
 from tests.property.machines.walk import led, paths_to_all
 
 _UNIT: Final = "tests/unit/core/links/machine"
@@ -37,78 +37,43 @@ PEER: Final = Machine(
     about="Selects one connection to a peer if both sides dial.",
     source=pool,
     states="PeerState",
-    events="PeerEvent",
     starts=("IDLE",),
     begin=lambda build, _: build.PeerConnection(1),
     feed=_feed_peer,
-    state_of=lambda machine: machine.state,
     stories="""
-a call dials:
-    IDLE -WANT-> DIALING -DIALED-> OPEN -LOST-> IDLE
-a dial fails:
-    IDLE -WANT-> DIALING -DIAL_FAILED-> IDLE -WANT-> DIALING
-the peer dials:
-    IDLE -ACCEPTED-> TAKEN -PROVEN-> OPEN -LOST-> IDLE
-the peer does not use what it dialed:
-    TAKEN -LOST-> IDLE
+a call dials: IDLE -WANT-> DIALING -DIALED-> OPEN -LOST-> IDLE
+a dial fails: IDLE -WANT-> DIALING -DIAL_FAILED-> IDLE -WANT-> DIALING
+the peer dials: IDLE -ACCEPTED-> TAKEN -PROVEN-> OPEN -LOST-> IDLE
+the peer does not use what it dialed: TAKEN -LOST-> IDLE
 both dial, and the peer's survives:
     DIALING -ACCEPTED-> TAKEN -DIAL_FAILED-> TAKEN -PROVEN-> OPEN
-both dial, and the peer repeats its dial:
-    TAKEN -ACCEPTED-> TAKEN
-both dial, and ours survives after all:
-    TAKEN -DIALED-> OPEN -PROVEN-> OPEN
-a dial that nobody waits for is taken:
-    IDLE -DIALED-> OPEN -WANT-> OPEN
-ours takes the place of ours:
-    OPEN -DIALED-> OPEN
-the peer has lost it before us:
-    OPEN -ACCEPTED-> TAKEN -WANT-> TAKEN
-one dial at a time:
-    DIALING -WANT-> DIALING -LOST-> DIALING
+both dial, and the peer repeats its dial: TAKEN -ACCEPTED-> TAKEN
+both dial, and ours survives after all: TAKEN -DIALED-> OPEN -PROVEN-> OPEN
+a dial that nobody waits for is taken: IDLE -DIALED-> OPEN -WANT-> OPEN
+ours takes the place of ours: OPEN -DIALED-> OPEN
+the peer has lost it before us: OPEN -ACCEPTED-> TAKEN -WANT-> TAKEN
+one dial at a time: DIALING -WANT-> DIALING -LOST-> DIALING
 """,
     tests=(f"{_UNIT}/test_pool.py",),
-    guards=(
-        Guard(
-            "the-larger-refuses-the-smaller",
-            "accept=attempt > 0 or not is_smaller",
-            "accept=attempt > 0 or is_smaller",
-        ),
-        Guard(
-            "a-repeated-dial-is-refused-for-ever",
-            "accept=attempt > 0 or not is_smaller",
-            "accept=not is_smaller",
-        ),
-        Guard(
-            "an-offer-is-refused-for-ever",
-            "            self._refused = True\n",
-            "",
-        ),
-        Guard(
-            "an-offer-that-may-have-crossed-is-taken",
-            "may_have_crossed = self._dialed and (self._attempt > 0 or is_smaller)",
-            "may_have_crossed = False",
-        ),
-        Guard(
-            "claims-open-at-both-ends-are-given-up",
-            "if self.connection is None or is_smaller:",
-            "if True:",
-        ),
-        Guard(
-            "another-connection-proves-it",
-            "return connection is self.connection and self._on(PeerEvent.PROVEN)",
-            "return self._on(PeerEvent.PROVEN)",
-        ),
-        Guard(
-            "the-end-of-another-is-its-end",
-            "        if connection is not self.connection:\n            return False\n",
-            "",
-        ),
-        Guard(
-            "a-new-connection-has-refused-offers",
-            "        self._refused = False\n\n    def on_proven",
-            "\n    def on_proven",
-        ),
-    ),
+    guards=guards(r"""
+the-larger-refuses-the-smaller:
+    accept=attempt > 0 or not is_smaller => accept=attempt > 0 or is_smaller
+a-repeated-dial-is-refused-for-ever:
+    accept=attempt > 0 or not is_smaller => accept=not is_smaller
+an-offer-is-refused-for-ever: self._refused = True =>
+an-offer-that-may-have-crossed-is-taken:
+    may_have_crossed = self._dialed and (self._attempt > 0 or is_smaller) =>
+    may_have_crossed = False
+claims-open-at-both-ends-are-given-up:
+    if self.connection is None or is_smaller: => if True:
+another-connection-proves-it:
+    return connection is self.connection and self._on(PeerEvent.PROVEN) =>
+    return self._on(PeerEvent.PROVEN)
+the-end-of-another-is-its-end:
+    if connection is not self.connection:\n            return False =>
+a-new-connection-has-refused-offers:
+    self._refused = False\n\n    def on_proven => pass\n\n    def on_proven
+"""),
 )
 
 # --- a dial --------------------------------------------------------------------------
@@ -133,22 +98,14 @@ DIAL: Final = Machine(
     about="Decides when a peer is dialed again, and when the dial fails.",
     source=dialing,
     states="DialState",
-    events="DialEvent",
     starts=("READY",),
     begin=lambda build, _: build.DialAttempts(),
-    feed=lambda machine, event: machine.on(event),
-    state_of=lambda machine: machine.state,
     stories="""
-the peer answers:
-    READY -FREE-> DIALING -OPENED-> READY -LINKED-> CONNECTED
-there is a link before:
-    READY -LINKED-> CONNECTED -FREE-x
-the peer has dialed:
-    READY -TAKEN-> AWAITING_PROOF -SETTLED-> READY -LINKED-> CONNECTED
-both dial:
-    READY -FREE-> DIALING -DUPLICATE-> AWAITING_WINNER -SETTLED-> READY
-the network breaks it:
-    READY -FREE-> DIALING -BROKE-> PAUSED -SETTLED-> READY
+the peer answers: READY -FREE-> DIALING -OPENED-> READY -LINKED-> CONNECTED
+there is a link before: READY -LINKED-> CONNECTED -FREE-x
+the peer has dialed: READY -TAKEN-> AWAITING_PROOF -SETTLED-> READY -LINKED-> CONNECTED
+both dial: READY -FREE-> DIALING -DUPLICATE-> AWAITING_WINNER -SETTLED-> READY
+the network breaks it: READY -FREE-> DIALING -BROKE-> PAUSED -SETTLED-> READY
 the network breaks it again and again:
     READY -FREE-> DIALING -BROKE-> PAUSED -SETTLED-> READY -FREE-> DIALING -BROKE->
     PAUSED -SETTLED-> READY -FREE-> DIALING -BROKE-> PAUSED -SETTLED-> READY -FREE->
@@ -158,79 +115,46 @@ the peer is not there yet:
     READY -LINKED-> CONNECTED
 the peer is busy:
     READY -FREE-> DIALING -UNANSWERED-> INQUIRING -BUSY-> READY -FREE-> DIALING
-the answer was late:
-    DIALING -UNANSWERED-> INQUIRING -TICKING-> READY -BUSY-x
+the answer was late: DIALING -UNANSWERED-> INQUIRING -TICKING-> READY -BUSY-x
 the peer does not answer and is not known to be there:
     DIALING -UNANSWERED-> INQUIRING -NOT_KNOWN-> ASKING
-the peer is somewhere else:
-    DIALING -UNREACHED-> ASKING -MOVED-> READY
-the peer is nowhere:
-    DIALING -UNREACHED-> ASKING -NOT_MOVED-> FAILED -MOVED-x
-it has been tried often enough:
-    READY -EXHAUSTED-> FAILED
-nothing broke that was not dialed:
-    READY -BROKE-x -FREE-> DIALING -BROKE-> PAUSED
+the peer is somewhere else: DIALING -UNREACHED-> ASKING -MOVED-> READY
+the peer is nowhere: DIALING -UNREACHED-> ASKING -NOT_MOVED-> FAILED -MOVED-x
+it has been tried often enough: READY -EXHAUSTED-> FAILED
+nothing broke that was not dialed: READY -BROKE-x -FREE-> DIALING -BROKE-> PAUSED
 """,
     checks=(_dial_attempts_are_limited,),
     tests=(f"{_UNIT}/test_dialing.py",),
-    guards=(
-        Guard(
-            "breaks-are-for-ever",
-            "if self._breaks >= len(PAUSES_AFTER_BREAK_S):",
-            "if self._breaks > len(PAUSES_AFTER_BREAK_S):",
-        ),
-        Guard(
-            "absence-is-for-ever",
-            "        self._absent_s -= self.pause_s\n",
-            "",
-        ),
-        Guard(
-            "absence-is-an-attempt",
-            "        self.spared += 1\n",
-            "",
-        ),
-        Guard(
-            "attempts-are-not-counted",
-            "            self.number += 1\n",
-            "            self.number += 0\n",
-        ),
-        Guard(
-            "every-step-is-an-attempt",
-            "if before is not DialState.READY and self.state is DialState.READY:",
-            "if self.state is not DialState.READY:",
-        ),
-        Guard(
-            "a-refused-break-uses-up-a-pause",
-            "        TRANSITIONS.after(before, event)\n        if event",
-            "        self._breaks += event not in TRANSITIONS[before]\n"
-            "        TRANSITIONS.after(before, event)\n        if event",
-        ),
-        Guard(
-            "attempts-exceed-their-limit",
-            "return self.number - self.spared >= ATTEMPTS_MAX",
-            "return self.number - self.spared > ATTEMPTS_MAX",
-        ),
-        Guard(
-            "a-busy-peer-is-given-up",
-            "return self.number - self.spared >= ATTEMPTS_MAX",
-            "return self.number >= ATTEMPTS_MAX",
-        ),
-        Guard(
-            "a-late-answer-does-not-count",
-            "self.spared += event is DialEvent.BUSY",
-            "self.spared += event in (DialEvent.BUSY, DialEvent.TICKING)",
-        ),
-        Guard(
-            "a-failure-is-not-the-end",
-            "FINAL: Final = frozenset({DialState.CONNECTED, DialState.FAILED})",
-            "FINAL: Final = frozenset({DialState.CONNECTED})",
-        ),
-        Guard(
-            "pauses-do-not-grow",
-            "self.pause_s = PAUSES_AFTER_BREAK_S[self._breaks]",
-            "self.pause_s = PAUSES_AFTER_BREAK_S[0]",
-        ),
-    ),
+    guards=guards(r"""
+breaks-are-for-ever:
+    if self._breaks >= len(PAUSES_AFTER_BREAK_S): =>
+    if self._breaks > len(PAUSES_AFTER_BREAK_S):
+absence-is-for-ever: self._absent_s -= self.pause_s =>
+absence-is-an-attempt: self.spared += 1 =>
+attempts-are-not-counted: self.number += 1 => self.number += 0
+every-step-is-an-attempt:
+    if before is not DialState.READY and self.state is DialState.READY: =>
+    if self.state is not DialState.READY:
+a-refused-break-uses-up-a-pause:
+    TRANSITIONS.after(before, event)\n        if event =>
+    self._breaks += event not in TRANSITIONS[before]
+    \n        TRANSITIONS.after(before, event)\n        if event
+attempts-exceed-their-limit:
+    return self.number - self.spared >= ATTEMPTS_MAX =>
+    return self.number - self.spared > ATTEMPTS_MAX
+a-busy-peer-is-given-up:
+    return self.number - self.spared >= ATTEMPTS_MAX =>
+    return self.number >= ATTEMPTS_MAX
+a-late-answer-does-not-count:
+    self.spared += event is DialEvent.BUSY =>
+    self.spared += event in (DialEvent.BUSY, DialEvent.TICKING)
+a-failure-is-not-the-end:
+    FINAL: Final = frozenset({DialState.CONNECTED, DialState.FAILED}) =>
+    FINAL: Final = frozenset({DialState.CONNECTED})
+pauses-do-not-grow:
+    self.pause_s = PAUSES_AFTER_BREAK_S[self._breaks] =>
+    self.pause_s = PAUSES_AFTER_BREAK_S[0]
+"""),
 )
 
 # --- a link --------------------------------------------------------------------------
@@ -262,36 +186,23 @@ LINK: Final = Machine(
     "later connection makes another link.",
     source=calls,
     states="LinkState",
-    events="LinkEvent",
     starts=("OPEN",),
     begin=lambda build, _: build.LinkStatus(),
     feed=_feed_link,
-    state_of=lambda machine: machine.state,
     stories="""
-the peer shuts down:
-    OPEN -GOODBYE-> DRAINING -GOODBYE-> DRAINING -LOST-> LOST
-the peer dies:
-    OPEN -LOST-> LOST -LOST-> LOST -GOODBYE-> LOST
+the peer shuts down: OPEN -GOODBYE-> DRAINING -GOODBYE-> DRAINING -LOST-> LOST
+the peer dies: OPEN -LOST-> LOST -LOST-> LOST -GOODBYE-> LOST
 """,
     checks=(_first_reason_counts,),
-    guards=(
-        Guard("the-last-reason-counts", "if not self.is_lost:", "if True:"),
-        Guard(
-            "loss-has-no-reason",
-            'self.lost_because = reason or "the connection was closed"',
-            "self.lost_because = reason",
-        ),
-        Guard(
-            "a-goodbye-is-a-loss",
-            "return self.state is LinkState.LOST",
-            "return self.state is not LinkState.OPEN",
-        ),
-        Guard(
-            "lost-is-never-seen",
-            "return self.state is LinkState.LOST",
-            "return False",
-        ),
-    ),
+    guards=guards("""
+the-last-reason-counts: if not self.is_lost: => if True:
+loss-has-no-reason:
+    self.lost_because = reason or "the connection was closed" =>
+    self.lost_because = reason
+a-goodbye-is-a-loss:
+    return self.state is LinkState.LOST => return self.state is not LinkState.OPEN
+lost-is-never-seen: return self.state is LinkState.LOST => return False
+"""),
 )
 
 # --- reconnecting and resuming -------------------------------------------------------
@@ -302,105 +213,46 @@ RECONNECT: Final = Machine(
     "finished attempt may still come, and change nothing.",
     source=reconnect,
     states="ReconnectState",
-    events="ReconnectEvent",
     starts=("WHOLE",),
     begin=lambda build, _: build.Reconnect(),
-    feed=lambda machine, event: machine.on(event),
-    state_of=lambda machine: machine.state,
     stories="""
 the side that dials gets through:
     WHOLE -BROKE-> BROKEN -CLAIM-> CLAIMED -RELEASE-> BROKEN -RESUMED-> WHOLE
-the side that was dialed takes another transport:
-    WHOLE -BROKE-> BROKEN -RESUMED-> WHOLE
+the side that was dialed takes another transport: WHOLE -BROKE-> BROKEN -RESUMED-> WHOLE
 nobody answers a candidate, and another one asks:
     BROKEN -CLAIM-> CLAIMED -CLAIM-> CLAIMED -RELEASE-> BROKEN -CLAIM-> CLAIMED
 it is closed:
     WHOLE -END-> ENDED -BROKE-> ENDED -CLAIM-> ENDED -RESUMED-> ENDED -RELEASE->
     ENDED -END-> ENDED
-it is given up:
-    BROKEN -END-> ENDED
-it is given up while a candidate asks:
-    CLAIMED -END-> ENDED -RELEASE-> ENDED
-only what is broken is resumed:
-    WHOLE -RESUMED-> WHOLE -CLAIM-> WHOLE -RELEASE-> WHOLE
-what is asked for is not resumed beside it:
-    CLAIMED -RESUMED-> CLAIMED -BROKE-> CLAIMED
-what is broken breaks once:
-    BROKEN -BROKE-> BROKEN -RELEASE-> BROKEN
+it is given up: BROKEN -END-> ENDED
+it is given up while a candidate asks: CLAIMED -END-> ENDED -RELEASE-> ENDED
+only what is broken is resumed: WHOLE -RESUMED-> WHOLE -CLAIM-> WHOLE -RELEASE-> WHOLE
+what is asked for is not resumed beside it: CLAIMED -RESUMED-> CLAIMED -BROKE-> CLAIMED
+what is broken breaks once: BROKEN -BROKE-> BROKEN -RELEASE-> BROKEN
 """,
     tests=(f"{_UNIT}/test_reconnect.py",),
-    guards=(
-        Guard(
-            "the-same-attempt-is-taken-twice",
-            "if attempt <= self.attempt:",
-            "if attempt < self.attempt:",
-        ),
-        Guard(
-            "an-attempt-that-was-taken-is-forgotten",
-            "        self.attempt = attempt\n",
-            "        self.attempt = 0\n",
-        ),
-        Guard(
-            "ended-link-is-resumed",
-            "if self.state is ReconnectState.ENDED:",
-            "if False:",
-        ),
-        Guard(
-            "candidates-have-one-number",
-            "        self.attempt += 1\n",
-            "        self.attempt = 1\n",
-        ),
-        Guard(
-            "a-late-candidate-resumes",
-            "if not is_candidate or self.state is not ReconnectState.CLAIMED:",
-            "if self.state is not ReconnectState.CLAIMED:",
-        ),
-        Guard(
-            "another-life-resumes",
-            "if not is_same_life:",
-            "if False:",
-        ),
-        Guard(
-            "attempts-without-end",
-            "and under_way < ATTEMPTS_MAX",
-            "and under_way <= ATTEMPTS_MAX",
-        ),
-        Guard(
-            "a-silent-peer-is-not-excused",
-            "        if is_excused:\n",
-            "        if False:\n",
-        ),
-        Guard(
-            "pauses-go-on-where-they-were",
-            "        self.pause_s = FIRST_PAUSE_S\n        self._since_s = now_s",
-            "        self._since_s = now_s",
-        ),
-        Guard(
-            "two-dials-beside-a-transport",
-            "        if self.is_probing:\n            return False\n",
-            "",
-        ),
-        Guard(
-            "a-break-from-before-counts",
-            "return attempt >= self.attempt",
-            "return True",
-        ),
-        Guard(
-            "an-old-transport-is-read-beside-a-candidate",
-            "return self.state is not ReconnectState.CLAIMED",
-            "return True",
-        ),
-        Guard(
-            "busy-peer-is-lost",
-            "    if ADVICE[evidence] is Advice.WAIT:\n",
-            "    if False:\n",
-        ),
-        Guard(
-            "a-superseded-attempt-ends-it",
-            'return "" if verdict == SUPERSEDED else verdict',
-            "return verdict",
-        ),
-    ),
+    guards=guards(r"""
+the-same-attempt-is-taken-twice:
+    if attempt <= self.attempt: => if attempt < self.attempt:
+an-attempt-that-was-taken-is-forgotten: self.attempt = attempt => self.attempt = 0
+ended-link-is-resumed: if self.state is ReconnectState.ENDED: => if False:
+candidates-have-one-number: self.attempt += 1 => self.attempt = 1
+a-late-candidate-resumes:
+    if not is_candidate or self.state is not ReconnectState.CLAIMED: =>
+    if self.state is not ReconnectState.CLAIMED:
+another-life-resumes: if not is_same_life: => if False:
+attempts-without-end: and under_way < ATTEMPTS_MAX => and under_way <= ATTEMPTS_MAX
+a-silent-peer-is-not-excused: if is_excused: => if False:
+pauses-go-on-where-they-were:
+    self.pause_s = FIRST_PAUSE_S\n        self._since_s = now_s => self._since_s = now_s
+two-dials-beside-a-transport: if self.is_probing:\n            return False =>
+a-break-from-before-counts: return attempt >= self.attempt => return True
+an-old-transport-is-read-beside-a-candidate:
+    return self.state is not ReconnectState.CLAIMED => return True
+busy-peer-is-lost: if ADVICE[evidence] is Advice.WAIT: => if False:
+a-superseded-attempt-ends-it:
+    return "" if verdict == SUPERSEDED else verdict => return verdict
+"""),
 )
 
 
@@ -416,87 +268,45 @@ RESUME: Final = Machine(
     "until a side ends it.",
     source=resume,
     states="ResumeState",
-    events="ResumeEvent",
     starts=("NOT_RESUMABLE",),
     begin=lambda build, _: build.ResumeStatus(),
-    feed=lambda machine, event: machine.on(event),
-    state_of=lambda machine: machine.state,
     stories="""
 it breaks and goes on:
     NOT_RESUMABLE -ALLOW-> CONNECTED -LOSE-> BROKEN -RESUME-> CONNECTED
 another transport takes the place of a silent one:
     CONNECTED -REPLACE-> BROKEN -RESUME-> CONNECTED
-its handshake fails:
-    NOT_RESUMABLE -LOSE-> ENDED
-it is refused:
-    NOT_RESUMABLE -CLOSE-> ENDING -LOSE-> ENDED
-the peer refuses it:
-    NOT_RESUMABLE -PEER_CLOSE-> ENDING -END-> ENDED
-it is given up in its handshake:
-    NOT_RESUMABLE -END-> ENDED -ALLOW-> ENDED
-this side closes it:
-    CONNECTED -CLOSE-> CLOSING -LOSE-> ENDED
-the peer closes it:
-    CONNECTED -PEER_CLOSE-> CLOSING -LOSE-> ENDED
-both close it:
-    CLOSING -CLOSE-> CLOSING -PEER_CLOSE-> CLOSING -END-> ENDED
-it fails:
-    CONNECTED -END-> ENDED -LOSE-> ENDED -RESUME-> ENDED
-the network breaks twice:
-    BROKEN -LOSE-> ENDED
-it is closed while it is broken:
-    BROKEN -CLOSE-> ENDING -RESUME-> ENDING
-the peer has closed it before it broke:
-    BROKEN -PEER_CLOSE-> ENDED
-it is given up while it is broken:
-    BROKEN -END-> ENDED
+its handshake fails: NOT_RESUMABLE -LOSE-> ENDED
+it is refused: NOT_RESUMABLE -CLOSE-> ENDING -LOSE-> ENDED
+the peer refuses it: NOT_RESUMABLE -PEER_CLOSE-> ENDING -END-> ENDED
+it is given up in its handshake: NOT_RESUMABLE -END-> ENDED -ALLOW-> ENDED
+this side closes it: CONNECTED -CLOSE-> CLOSING -LOSE-> ENDED
+the peer closes it: CONNECTED -PEER_CLOSE-> CLOSING -LOSE-> ENDED
+both close it: CLOSING -CLOSE-> CLOSING -PEER_CLOSE-> CLOSING -END-> ENDED
+it fails: CONNECTED -END-> ENDED -LOSE-> ENDED -RESUME-> ENDED
+the network breaks twice: BROKEN -LOSE-> ENDED
+it is closed while it is broken: BROKEN -CLOSE-> ENDING -RESUME-> ENDING
+the peer has closed it before it broke: BROKEN -PEER_CLOSE-> ENDED
+it is given up while it is broken: BROKEN -END-> ENDED
 a transport for what closes, and it goes on to close:
     CLOSING -REPLACE-> CLOSING_BROKEN -RESUME-> CLOSING -LOSE-> ENDED
-a transport for what closes does not come:
-    CLOSING_BROKEN -LOSE-> ENDED
-what closes is closed while it is broken:
-    CLOSING_BROKEN -CLOSE-> ENDING
-the peer closes what closes and is broken:
-    CLOSING_BROKEN -PEER_CLOSE-> ENDED
-what closes is given up while it is broken:
-    CLOSING_BROKEN -END-> ENDED
-it is resumed only if it is broken:
-    CONNECTED -RESUME-> CONNECTED
-what ends is not replaced:
-    ENDING -REPLACE-> ENDING -CLOSE-> ENDING
+a transport for what closes does not come: CLOSING_BROKEN -LOSE-> ENDED
+what closes is closed while it is broken: CLOSING_BROKEN -CLOSE-> ENDING
+the peer closes what closes and is broken: CLOSING_BROKEN -PEER_CLOSE-> ENDED
+what closes is given up while it is broken: CLOSING_BROKEN -END-> ENDED
+it is resumed only if it is broken: CONNECTED -RESUME-> CONNECTED
+what ends is not replaced: ENDING -REPLACE-> ENDING -CLOSE-> ENDING
 """,
     checks=(_link_without_transport_is_broken,),
     tests=("tests/unit/core/wire/test_resume.py",),
-    guards=(
-        Guard(
-            "closing-link-is-not-broken",
-            "_BROKEN: Final = frozenset({BROKEN, CLOSING_BROKEN})",
-            "_BROKEN: Final = frozenset({BROKEN})",
-        ),
-        Guard(
-            "an-old-acknowledgement-is-news",
-            "        if received <= self._acknowledged:\n            return\n",
-            "",
-        ),
-        Guard(
-            "half-received-part-is-let-go",
-            "            if end > received:\n",
-            "            if start > received:\n",
-        ),
-        Guard(
-            "read-bytes-go-back",
-            "        if received < self._acknowledged:\n",
-            "        if False:\n",
-        ),
-        Guard(
-            "the-rest-begins-with-a-part",
-            "        if received > self.start:\n",
-            "        if False:\n",
-        ),
-        Guard(
-            "news-are-told-again",
-            "        self._acknowledged = self.received\n",
-            "",
-        ),
-    ),
+    guards=guards(r"""
+closing-link-is-not-broken:
+    _BROKEN: Final = frozenset({BROKEN, CLOSING_BROKEN}) =>
+    _BROKEN: Final = frozenset({BROKEN})
+an-old-acknowledgement-is-news:
+    if received <= self._acknowledged:\n            return =>
+half-received-part-is-let-go: if end > received: => if start > received:
+read-bytes-go-back: if received < self._acknowledged: => if False:
+the-rest-begins-with-a-part: if received > self.start: => if False:
+news-are-told-again: self._acknowledged = self.received =>
+"""),
 )

@@ -9,7 +9,7 @@ from typing import Final
 from asyncrpc.core.ids import Incarnation
 from asyncrpc.core.members import Member
 from asyncrpc.core.membership.machine import arriving, keeping
-from tests.property.machines.spec import Guard, Machine
+from tests.property.machines.spec import Machine, guards
 
 
 def _arrival_is_over_in_a_group(build: ModuleType) -> None:
@@ -28,14 +28,11 @@ ARRIVAL: Final = Machine(
     ),
     source=arriving,
     states="ArrivalState",
-    events="ArrivalEvent",
     starts=("WAITING",),
     begin=lambda build, _: build.MeetingArrival(),
     feed=lambda machine, event: machine.advance(event),
-    state_of=lambda machine: machine.state,
     stories="""
-all come:
-    WAITING -ALL_CAME-> MET
+all come: WAITING -ALL_CAME-> MET
 it comes back to the store at which all have met:
     WAITING -MET_BEFORE-> JOINING -ADMITTED-> TAKEN_IN
 it hosts a new store, and the others say that they run:
@@ -118,35 +115,23 @@ KEEPING: Final = Machine(
     ),
     source=keeping,
     states="KeepingState",
-    events="KeepingEvent",
     starts=("RESTING",),
     begin=lambda build, _: build.MeetingKeeping(),
     feed=lambda machine, event: machine.advance(event),
-    state_of=lambda machine: machine.state,
     stories="""
 the host of the store is gone, and comes back:
     RESTING -LOSS-> LOOKING -ABSENT-> PAUSING -TIME_UP-> LOOKING -OUTDATED-> OFFERING
     -WRITTEN-> PAUSING -COMPLETE-> RESTING
-another member has made the offer:
-    RESTING -LOSS-> LOOKING -CURRENT-> PAUSING
-the new host dies before it has joined:
-    OFFERING -ABSENT-> PAUSING -TIME_UP-> LOOKING
-a member of the offer dies:
-    OFFERING -LOSS-> LOOKING
-another member dies:
-    PAUSING -LOSS-> LOOKING
-members of lower ranks have come back:
-    PAUSING -OTHERS_LOSS-> RESTING
-they come back while it looks:
-    LOOKING -OTHERS_LOSS-> RESTING
-they come back while it writes:
-    OFFERING -OTHERS_LOSS-> RESTING
-all are there while it looks:
-    LOOKING -COMPLETE-> RESTING
-all are there while it writes:
-    OFFERING -COMPLETE-> RESTING
-its own rank has been started again elsewhere:
-    LOOKING -TAKEN-> REPLACED
+another member has made the offer: RESTING -LOSS-> LOOKING -CURRENT-> PAUSING
+the new host dies before it has joined: OFFERING -ABSENT-> PAUSING -TIME_UP-> LOOKING
+a member of the offer dies: OFFERING -LOSS-> LOOKING
+another member dies: PAUSING -LOSS-> LOOKING
+members of lower ranks have come back: PAUSING -OTHERS_LOSS-> RESTING
+they come back while it looks: LOOKING -OTHERS_LOSS-> RESTING
+they come back while it writes: OFFERING -OTHERS_LOSS-> RESTING
+all are there while it looks: LOOKING -COMPLETE-> RESTING
+all are there while it writes: OFFERING -COMPLETE-> RESTING
+its own rank has been started again elsewhere: LOOKING -TAKEN-> REPLACED
 """,
     checks=(
         _only_a_store_of_the_run_gets_an_offer,
@@ -154,34 +139,18 @@ its own rank has been started again elsewhere:
         _few_members_look_until_all_are_there,
         _pauses_grow_until_the_next_loss,
     ),
-    guards=(
-        Guard(
-            "a-store-of-another-run-gets-an-offer",
-            "if finding.run != run:",
-            "if not finding.run:",
-        ),
-        Guard(
-            "a-former-life-makes-offers",
-            "if finding.holder not in {UNKNOWN_INCARNATION, me}:",
-            "if False:",
-        ),
-        Guard(
-            "worker-is-replaced-by-an-unknown-one",
-            "if finding.holder not in {UNKNOWN_INCARNATION, me}:",
-            "if finding.holder != me:",
-        ),
-        Guard("everybody-looks", "[:KEEPERS]]", "]"),
-        Guard("guests-are-offered", "if member.rank >= 0)", "if True)"),
-        Guard("pauses-do-not-grow", "min(2 * self.pause_s", "min(self.pause_s"),
-        Guard(
-            "a-loss-does-not-hurry",
-            "if event is KeepingEvent.LOSS:",
-            "if event is KeepingEvent.COMPLETE:",
-        ),
-        Guard(
-            "keepers-stop-before-all-are-there",
-            ".issuperset(range(world_size))",
-            ".issuperset(range(world_size - 1))",
-        ),
-    ),
+    guards=guards("""
+a-store-of-another-run-gets-an-offer: if finding.run != run: => if not finding.run:
+a-former-life-makes-offers:
+    if finding.holder not in {UNKNOWN_INCARNATION, me}: => if False:
+worker-is-replaced-by-an-unknown-one:
+    if finding.holder not in {UNKNOWN_INCARNATION, me}: => if finding.holder != me:
+everybody-looks: [:KEEPERS]] => ]
+guests-are-offered: if member.rank >= 0) => if True)
+pauses-do-not-grow: min(2 * self.pause_s => min(self.pause_s
+a-loss-does-not-hurry:
+    if event is KeepingEvent.LOSS: => if event is KeepingEvent.COMPLETE:
+keepers-stop-before-all-are-there:
+    .issuperset(range(world_size)) => .issuperset(range(world_size - 1))
+"""),
 )

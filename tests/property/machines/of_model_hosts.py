@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from asyncrpc.serving.model_host.machine import attachment, occupancy
-from tests.property.machines.spec import Guard, Machine
+from tests.property.machines.spec import Machine, guards
 from tests.property.machines.walk import led, paths_to_all
 
 # --- attachment ----------------------------------------------------------------------
@@ -103,48 +103,30 @@ ATTACHMENT: Final = Machine(
     " its loss.",
     source=attachment,
     states="AttachmentState",
-    events="AttachmentEvent",
     starts=("SEEKING",),
     begin=lambda build, _: build.Attachment(),
     feed=lambda machine, event: machine.advance(event),
-    state_of=lambda machine: machine.state,
     stories="""
 it is the first, starts the process, and leaves one day:
     SEEKING -FOUND-> STARTING -ATTACHED-> LOADING -LOADED-> READY -CLOSED-> CLOSED
-the process is killed while it serves:
-    READY -LOST-> RESTING -RESTED-> SEEKING
-it is killed, or dies, before it listens:
-    STARTING -LOST-> RESTING
-the model cannot be made:
-    LOADING -LOST-> RESTING
-no process can be started, as there is no memory:
-    SEEKING -LOST-> RESTING
+the process is killed while it serves: READY -LOST-> RESTING -RESTED-> SEEKING
+it is killed, or dies, before it listens: STARTING -LOST-> RESTING
+the model cannot be made: LOADING -LOST-> RESTING
+no process can be started, as there is no memory: SEEKING -LOST-> RESTING
 all this has happened too often in a row:
     SEEKING -LOST_AGAIN-> TRIPPED -RESTED-> SEEKING
-all this has happened too often in a row, in STARTING:
-    STARTING -LOST_AGAIN-> TRIPPED
-all this has happened too often in a row, in LOADING:
-    LOADING -LOST_AGAIN-> TRIPPED
-all this has happened too often in a row, in READY:
-    READY -LOST_AGAIN-> TRIPPED
-an operator lets the process end:
-    READY -ENDING-> LEAVING -GONE-> SEEKING
-it is told to end while it makes its model:
-    LOADING -ENDING-> LEAVING
-the process has older code than the web worker wants:
-    STARTING -ENDING-> LEAVING
-the process that is found has just begun to end:
-    SEEKING -FOUND_ENDING-> LEAVING
-the web worker leaves, whatever is being done:
-    SEEKING -CLOSED-> CLOSED
-the web worker leaves, whatever is being done, in STARTING:
-    STARTING -CLOSED-> CLOSED
-the web worker leaves, whatever is being done, in LOADING:
-    LOADING -CLOSED-> CLOSED
-the web worker leaves, whatever is being done, in LEAVING:
-    LEAVING -CLOSED-> CLOSED
-the web worker leaves, whatever is being done, in RESTING:
-    RESTING -CLOSED-> CLOSED
+all this has happened too often in a row, in STARTING: STARTING -LOST_AGAIN-> TRIPPED
+all this has happened too often in a row, in LOADING: LOADING -LOST_AGAIN-> TRIPPED
+all this has happened too often in a row, in READY: READY -LOST_AGAIN-> TRIPPED
+an operator lets the process end: READY -ENDING-> LEAVING -GONE-> SEEKING
+it is told to end while it makes its model: LOADING -ENDING-> LEAVING
+the process has older code than the web worker wants: STARTING -ENDING-> LEAVING
+the process that is found has just begun to end: SEEKING -FOUND_ENDING-> LEAVING
+the web worker leaves, whatever is being done: SEEKING -CLOSED-> CLOSED
+the web worker leaves, whatever is being done, in STARTING: STARTING -CLOSED-> CLOSED
+the web worker leaves, whatever is being done, in LOADING: LOADING -CLOSED-> CLOSED
+the web worker leaves, whatever is being done, in LEAVING: LEAVING -CLOSED-> CLOSED
+the web worker leaves, whatever is being done, in RESTING: RESTING -CLOSED-> CLOSED
 the web worker leaves, whatever is being done, in TRIPPED:
     TRIPPED -CLOSED-> CLOSED -LOST-> CLOSED -LOADED-> CLOSED
 """,
@@ -156,63 +138,29 @@ the web worker leaves, whatever is being done, in TRIPPED:
         _seeking_attachment_has_no_rest,
         _tripped_rest_is_the_longest,
     ),
-    guards=(
-        Guard(
-            "a-loss-counts-after-the-end",
-            "if AttachmentEvent.LOST not in TRANSITIONS[self.state]:",
-            "if False:",
-        ),
-        Guard(
-            "a-row-never-ends",
-            "            self.failures = 0\n        self.failures += 1",
-            "            pass\n        self.failures += 1",
-        ),
-        Guard(
-            "a-moment-of-readiness-ends-the-row",
-            "and now_s - ready_s >= STEADY_S",
-            "and now_s >= ready_s",
-        ),
-        Guard(
-            "a-row-ends-a-moment-late",
-            "now_s - ready_s >= STEADY_S",
-            "now_s - ready_s > STEADY_S",
-        ),
-        Guard(
-            "readiness-before-the-last-loss-counts",
-            "ready_s, self._ready_s = self._ready_s, None",
-            "ready_s = self._ready_s",
-        ),
-        Guard(
-            "readiness-counts-before-loading",
-            "if self.state is AttachmentState.LOADING:\n            self._ready_s",
-            "if True:\n            self._ready_s",
-        ),
-        Guard(
-            "fewer-losses-trip",
-            "is_too_often = self.failures > FAILURES_MAX",
-            "is_too_often = self.failures >= FAILURES_MAX",
-        ),
-        Guard(
-            "rests-do-not-grow",
-            "REST_S * 2.0 ** (self.failures - 1)",
-            "REST_S * 2.0 ** 0",
-        ),
-        Guard(
-            "the-tripped-rest-as-shortly-as-others",
-            "(REST_MAX_S if is_too_often else rest_s)",
-            "rest_s",
-        ),
-        Guard(
-            "a-rest-ends-at-once",
-            "if left_s <= 0:",
-            "if left_s <= 100:",
-        ),
-        Guard(
-            "a-rest-is-not-forgotten",
-            "            self.wakes_at_s = None\n            self.advance",
-            "            self.advance",
-        ),
-    ),
+    guards=guards(r"""
+a-loss-counts-after-the-end:
+    if AttachmentEvent.LOST not in TRANSITIONS[self.state]: => if False:
+a-row-never-ends:
+    self.failures = 0\n        self.failures += 1 => pass\n        self.failures += 1
+a-moment-of-readiness-ends-the-row:
+    and now_s - ready_s >= STEADY_S => and now_s >= ready_s
+a-row-ends-a-moment-late: now_s - ready_s >= STEADY_S => now_s - ready_s > STEADY_S
+readiness-before-the-last-loss-counts:
+    ready_s, self._ready_s = self._ready_s, None => ready_s = self._ready_s
+readiness-counts-before-loading:
+    if self.state is AttachmentState.LOADING:\n            self._ready_s =>
+    if True:\n            self._ready_s
+fewer-losses-trip:
+    is_too_often = self.failures > FAILURES_MAX =>
+    is_too_often = self.failures >= FAILURES_MAX
+rests-do-not-grow: REST_S * 2.0 ** (self.failures - 1) => REST_S * 2.0 ** 0
+the-tripped-rest-as-shortly-as-others:
+    (REST_MAX_S if is_too_often else rest_s) => rest_s
+a-rest-ends-at-once: if left_s <= 0: => if left_s <= 100:
+a-rest-is-not-forgotten:
+    self.wakes_at_s = None\n            self.advance => self.advance
+"""),
 )
 
 
@@ -299,35 +247,26 @@ OCCUPANCY: Final = Machine(
     about="How long the process of a `ModelHost` lives, which nothing owns.",
     source=occupancy,
     states="OccupancyState",
-    events="OccupancyEvent",
     starts=("ALONE",),
     begin=lambda build, _: build.Occupancy(LINGER_S, 0.0),
     feed=lambda machine, event: machine.advance(event),
-    state_of=lambda machine: machine.state,
     stories="""
 web workers come, are reloaded, and leave for good:
     ALONE -CAME-> SERVING -ALL_LEFT-> ALONE -CAME-> SERVING -ALL_LEFT-> ALONE
     -TIME_UP-> ENDING
-others come:
-    SERVING -CAME-> SERVING
-the code has been changed before the web workers come back:
-    ALONE -OUTDATED-> ENDING
+others come: SERVING -CAME-> SERVING
+the code has been changed before the web workers come back: ALONE -OUTDATED-> ENDING
 it has been changed, and web workers are reloaded one by one:
     SERVING -OUTDATED-> RETIRED -OUTDATED-> RETIRED -ALL_LEFT-> ENDING
 the model cannot be made:
     SERVING -UNMADE-> UNMADE -ALL_LEFT-> UNMADE -CAME-> UNMADE -TIME_UP-> ENDING
-it cannot be made, and there is no web worker any more:
-    ALONE -UNMADE-> UNMADE
+it cannot be made, and there is no web worker any more: ALONE -UNMADE-> UNMADE
 it cannot be made in a process that has been replaced meanwhile:
     RETIRED -UNMADE-> UNMADE
-the program that failed has been corrected:
-    UNMADE -OUTDATED-> ENDING
-an operator lets it end:
-    ALONE -TOLD_TO_END-> ENDING
-an operator lets it end, in SERVING:
-    SERVING -TOLD_TO_END-> ENDING
-an operator lets it end, in RETIRED:
-    RETIRED -TOLD_TO_END-> ENDING
+the program that failed has been corrected: UNMADE -OUTDATED-> ENDING
+an operator lets it end: ALONE -TOLD_TO_END-> ENDING
+an operator lets it end, in SERVING: SERVING -TOLD_TO_END-> ENDING
+an operator lets it end, in RETIRED: RETIRED -TOLD_TO_END-> ENDING
 an operator lets it end, in UNMADE:
     UNMADE -TOLD_TO_END-> ENDING -CAME-> ENDING -TIME_UP-> ENDING
 """,
@@ -338,72 +277,32 @@ an operator lets it end, in UNMADE:
         _process_takes_others_unless_it_ends,
         _retired_process_ends_with_its_last_web_worker,
     ),
-    guards=(
-        Guard(
-            "the-first-have-no-time",
-            "now_s + max(linger_s, FIRST_S)",
-            "now_s + linger_s",
-        ),
-        Guard(
-            "first-worker-has-less-time-than-others",
-            "now_s + max(linger_s, FIRST_S)",
-            "now_s + FIRST_S",
-        ),
-        Guard(
-            "serving-process-ends",
-            "        if self.state is OccupancyState.SERVING:\n"
-            "            self.ends_at_s = None\n",
-            "",
-        ),
-        Guard(
-            "one-leaving-worker-counts-for-all",
-            "        if self.attached:\n            return\n",
-            "",
-        ),
-        Guard(
-            "process-ends-with-its-last-worker",
-            "self.ends_at_s = now_s + self._linger_s",
-            "self.ends_at_s = now_s",
-        ),
-        Guard(
-            "leaving-worker-extends-an-error",
-            "if self.state is OccupancyState.ALONE:\n            self.ends_at_s",
-            "if True:\n            self.ends_at_s",
-        ),
-        Guard(
-            "error-ends-before-waiting-workers-see-it",
-            "now_s + max(self._linger_s, UNMADE_S)",
-            "now_s + self._linger_s",
-        ),
-        Guard(
-            "an-error-stays-for-a-moment",
-            "now_s + max(self._linger_s, UNMADE_S)",
-            "now_s + UNMADE_S",
-        ),
-        Guard(
-            "an-error-in-the-end-extends-it",
-            "if self.state is OccupancyState.UNMADE:\n            self.ends_at_s",
-            "if True:\n            self.ends_at_s",
-        ),
-        Guard(
-            "a-retired-process-takes-others",
-            "not in {OccupancyState.RETIRED, OccupancyState.ENDING}",
-            "is not OccupancyState.ENDING",
-        ),
-        Guard(
-            "a-process-that-ends-takes-others",
-            "not in {OccupancyState.RETIRED, OccupancyState.ENDING}",
-            "is not OccupancyState.RETIRED",
-        ),
-        Guard(
-            "time-is-up-a-moment-late",
-            "now_s >= self.ends_at_s",
-            "now_s > self.ends_at_s",
-        ),
-        Guard(
-            "time-is-always-up",
-            "self.ends_at_s is not None and now_s >= self.ends_at_s",
-            "self.ends_at_s is not None",
-        ),
-    ),
+    guards=guards(r"""
+the-first-have-no-time: now_s + max(linger_s, FIRST_S) => now_s + linger_s
+first-worker-has-less-time-than-others:
+    now_s + max(linger_s, FIRST_S) => now_s + FIRST_S
+serving-process-ends:
+    if self.state is OccupancyState.SERVING:\n            self.ends_at_s = None =>
+one-leaving-worker-counts-for-all: if self.attached:\n            return =>
+process-ends-with-its-last-worker:
+    self.ends_at_s = now_s + self._linger_s => self.ends_at_s = now_s
+leaving-worker-extends-an-error:
+    if self.state is OccupancyState.ALONE:\n            self.ends_at_s =>
+    if True:\n            self.ends_at_s
+error-ends-before-waiting-workers-see-it:
+    now_s + max(self._linger_s, UNMADE_S) => now_s + self._linger_s
+an-error-stays-for-a-moment: now_s + max(self._linger_s, UNMADE_S) => now_s + UNMADE_S
+an-error-in-the-end-extends-it:
+    if self.state is OccupancyState.UNMADE:\n            self.ends_at_s =>
+    if True:\n            self.ends_at_s
+a-retired-process-takes-others:
+    not in {OccupancyState.RETIRED, OccupancyState.ENDING} =>
+    is not OccupancyState.ENDING
+a-process-that-ends-takes-others:
+    not in {OccupancyState.RETIRED, OccupancyState.ENDING} =>
+    is not OccupancyState.RETIRED
+time-is-up-a-moment-late: now_s >= self.ends_at_s => now_s > self.ends_at_s
+time-is-always-up:
+    self.ends_at_s is not None and now_s >= self.ends_at_s => self.ends_at_s is not None
+"""),
 )

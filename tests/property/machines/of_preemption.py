@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from asyncrpc.clusters.preemption.machine import preempting
-from tests.property.machines.spec import Guard, Machine
+from tests.property.machines.spec import Machine, guards
 from tests.property.machines.walk import led, paths_to_all
 
 GRACE_S: Final = 100.0
@@ -126,20 +126,16 @@ PREEMPTION: Final = Machine(
     about="What a worker does between the notice of its end and that end.",
     source=preempting,
     states="PreemptionState",
-    events="PreemptionEvent",
     starts=("WATCHING",),
     begin=lambda build, _: build.Preempting(GRACE_S, is_lockstep=False),
     feed=lambda machine, event: machine.advance(event),
-    state_of=lambda machine: machine.state,
     stories="""
-nobody announces an end:
-    WATCHING -BLOCK_ENDED-> ENDED -NOTICE-> ENDED
+nobody announces an end: WATCHING -BLOCK_ENDED-> ENDED -NOTICE-> ENDED
 it waits between two steps when the end is announced:
     WATCHING -NOTICE-> SAVING -SAVED-> STOPPING -BLOCK_ENDED-> LEAVING -LEFT-> ENDED
 it is in a step:
     WATCHING -NOTICE_IN_STEP-> FINISHING -STEPS_ENDED-> SAVING -SAVED-> STOPPING
-its step takes too long:
-    FINISHING -TIME_UP-> SAVING
+its step takes too long: FINISHING -TIME_UP-> SAVING
 the group makes one step more:
     WATCHING -NOTICE_IN_LOCKSTEP-> AGREEING -STEPS_LEFT-> FINISHING
     -STEPS_ENDED-> SAVING
@@ -147,8 +143,7 @@ the group has just made its last step:
     WATCHING -NOTICE_IN_LOCKSTEP-> AGREEING -STEPS_ENDED-> SAVING
 the program looks at the notice itself and ends the block:
     FINISHING -BLOCK_ENDED-> SAVING_LAST -SAVED-> LEAVING
-the block ends while the group agrees:
-    AGREEING -BLOCK_ENDED-> SAVING_LAST
+the block ends while the group agrees: AGREEING -BLOCK_ENDED-> SAVING_LAST
 the block ends while the callbacks run:
     SAVING -BLOCK_ENDED-> SAVING_LAST -BLOCK_ENDED-> SAVING_LAST -SAVED-> LEAVING
 the block does not heed its cancellation:
@@ -165,72 +160,37 @@ notices are repeated:
         _late_end_of_a_step_changes_nothing,
         _steps_before_any_notice_are_only_counted,
     ),
-    guards=(
-        Guard(
-            "a-torn-state-counts-as-saved",
-            "if self.unsaved == 0 and not self.was_torn:",
-            "if self.unsaved == 0:",
-        ),
-        Guard(
-            "unsaved-state-counts-as-saved",
-            "if self.unsaved == 0 and not self.was_torn:",
-            "if not self.was_torn:",
-        ),
-        Guard(
-            "a-step-begins-between-the-notice-and-the-agreement",
-            "return self.state is PreemptionState.WATCHING\n",
-            "return self.state is not PreemptionState.SAVING\n",
-        ),
-        Guard(
-            "workers-do-not-catch-up",
-            "return self._steps_left > 0\n",
-            "return False\n",
-        ),
-        Guard(
-            "a-step-too-many",
-            "return self._steps_left > 0\n",
-            "return self._steps_left >= 0\n",
-        ),
-        Guard(
-            "the-first-of-several-steps-ends-all",
-            "if is_finishing and not self.steps_open and self._steps_left <= 0:",
-            "if is_finishing and self._steps_left <= 0:",
-        ),
-        Guard(
-            "worker-behind-saves-early",
-            "if is_finishing and not self.steps_open and self._steps_left <= 0:",
-            "if is_finishing and not self.steps_open:",
-        ),
-        Guard(
-            "an-end-of-a-step-ends-the-agreement",
-            "is_finishing = self.state is PreemptionState.FINISHING",
-            "is_finishing = True",
-        ),
-        Guard(
-            "open-steps-are-not-waited-for-after-the-agreement",
-            "if self.steps_open or self._steps_left > 0:",
-            "if self._steps_left > 0:",
-        ),
-        Guard(
-            "worker-behind-does-not-go-on",
-            "if self.steps_open or self._steps_left > 0:",
-            "if self.steps_open:",
-        ),
-        Guard(
-            "a-second-notice-extends-the-grace",
-            "if self.state is not PreemptionState.WATCHING:\n            return\n"
-            "        self.noticed_at_s",
-            "self.noticed_at_s",
-        ),
-        Guard(
-            "a-torn-state-is-not-noticed",
-            "self.was_torn = self.steps_open > 0",
-            "self.was_torn = False",
-        ),
-        Guard(
-            "the-time-does-not-count-from-the-notice",
-            "return self.noticed_at_s + SHARES[self.state] * self.grace_s",
-            "return SHARES[self.state] * self.grace_s",
-        ),
-    ),
+    guards=guards(r"""
+a-torn-state-counts-as-saved:
+    if self.unsaved == 0 and not self.was_torn: => if self.unsaved == 0:
+unsaved-state-counts-as-saved:
+    if self.unsaved == 0 and not self.was_torn: => if not self.was_torn:
+a-step-begins-between-the-notice-and-the-agreement:
+    return self.state is PreemptionState.WATCHING =>
+    return self.state is not PreemptionState.SAVING
+workers-do-not-catch-up: return self._steps_left > 0 => return False
+a-step-too-many: return self._steps_left > 0 => return self._steps_left >= 0
+the-first-of-several-steps-ends-all:
+    if is_finishing and not self.steps_open and self._steps_left <= 0: =>
+    if is_finishing and self._steps_left <= 0:
+worker-behind-saves-early:
+    if is_finishing and not self.steps_open and self._steps_left <= 0: =>
+    if is_finishing and not self.steps_open:
+an-end-of-a-step-ends-the-agreement:
+    is_finishing = self.state is PreemptionState.FINISHING => is_finishing = True
+open-steps-are-not-waited-for-after-the-agreement:
+    if self.steps_open or self._steps_left > 0: => if self._steps_left > 0:
+worker-behind-does-not-go-on:
+    if self.steps_open or self._steps_left > 0: => if self.steps_open:
+a-second-notice-extends-the-grace:
+    if self.state is not PreemptionState.WATCHING:
+    \n            return
+    \n        self.noticed_at_s =>
+    self.noticed_at_s
+a-torn-state-is-not-noticed:
+    self.was_torn = self.steps_open > 0 => self.was_torn = False
+the-time-does-not-count-from-the-notice:
+    return self.noticed_at_s + SHARES[self.state] * self.grace_s =>
+    return SHARES[self.state] * self.grace_s
+"""),
 )

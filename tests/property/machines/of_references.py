@@ -33,7 +33,6 @@ class _OneHolding:
         return current
 
     def on(self, event: enum.Enum) -> None:
-        """Let an event happen to it."""
         self._table._advance(_RREF, event)  # noqa: SLF001
 
 
@@ -44,11 +43,8 @@ HOLDING: Final = Machine(
     "each event.",
     source=user,
     states="HoldingState",
-    events="HoldingEvent",
     starts=("PENDING", "BORROWED", "CONFIRMED"),
     begin=_OneHolding,
-    feed=lambda machine, event: machine.on(event),
-    state_of=lambda machine: machine.state,
     meanings={
         "PENDING": "`remote()` made the reference here; the owner has not confirmed it",
         "BORROWED": "a third worker lent the reference; the owner does not count it",
@@ -69,33 +65,22 @@ HOLDING: Final = Machine(
         "OWNER_LOST": "the owner is lost",
     },
     stories="""
-a remote() runs:
-    PENDING -CONFIRM-> CONFIRMED -LET_GO-> RELEASED -FORK-x
-a remote() is refused:
-    PENDING -REFUSE-> LOST -LET_GO-> RELEASED
+a remote() runs: PENDING -CONFIRM-> CONFIRMED -LET_GO-> RELEASED -FORK-x
+a remote() is refused: PENDING -REFUSE-> LOST -LET_GO-> RELEASED
 the owner is faster than its confirmation:
     PENDING -FORK-> PENDING -LOAN-> PENDING -CONFIRM-> CONFIRMED
-the owner of a remote() dies:
-    PENDING -OWNER_LOST-> LOST -CONFIRM-x
-a loan is used in a call:
-    BORROWED -LOAN-> BORROWED -LET_GO-> RELEASED
-a loan is kept:
-    BORROWED -KEEP-> REGISTERING -REGISTERED-> CONFIRMED
-a loan is kept, and too late:
-    REGISTERING -GONE-> LOST
-the owner sends it, too:
-    BORROWED -FORK-> CONFIRMED -FORK-> CONFIRMED -LOAN-> CONFIRMED
+the owner of a remote() dies: PENDING -OWNER_LOST-> LOST -CONFIRM-x
+a loan is used in a call: BORROWED -LOAN-> BORROWED -LET_GO-> RELEASED
+a loan is kept: BORROWED -KEEP-> REGISTERING -REGISTERED-> CONFIRMED
+a loan is kept, and too late: REGISTERING -GONE-> LOST
+the owner sends it, too: BORROWED -FORK-> CONFIRMED -FORK-> CONFIRMED -LOAN-> CONFIRMED
 more comes while the owner is asked:
     REGISTERING -FORK-> REGISTERING -LOAN-> REGISTERING -OWNER_LOST-> LOST
 the owner of a loan dies:
     BORROWED -OWNER_LOST-> LOST -FORK-> LOST -LOAN-> LOST -OWNER_LOST-x
-the owner dies:
-    CONFIRMED -OWNER_LOST-> LOST
-the owner is asked once:
-    REGISTERING -KEEP-x
-nothing is given back while the owner is asked:
-    REGISTERING -LET_GO-x
-nothing is given back before the owner has it:
-    PENDING -LET_GO-x
+the owner dies: CONFIRMED -OWNER_LOST-> LOST
+the owner is asked once: REGISTERING -KEEP-x
+nothing is given back while the owner is asked: REGISTERING -LET_GO-x
+nothing is given back before the owner has it: PENDING -LET_GO-x
 """,
 )

@@ -10,7 +10,7 @@ from typing import Any, Final
 from asyncrpc.errors import RejectedError, UsageError
 from asyncrpc.serving.replicas.machine import states
 from asyncrpc.serving.weights.machine import versions
-from tests.property.machines.spec import Guard, Machine
+from tests.property.machines.spec import Machine, guards
 from tests.property.machines.walk import led, paths_to_all
 
 
@@ -28,53 +28,37 @@ REPLICA: Final = Machine(
     about="What one life of a replica takes, as one of its routers sees it.",
     source=states,
     states="ReplicaState",
-    events="ReplicaEvent",
     starts=("JOINING",),
     begin=lambda build, _: build.ReplicaLife(),
     feed=lambda machine, event: machine.advance(event),
-    state_of=lambda machine: machine.state,
     stories="""
 it starts slowly, serves, drains and leaves:
     JOINING -SAID_READY-> WARMING -WARMED-> READY -SAID_DRAINING-> DRAINING -GONE-> LOST
 it fails too often, is left out, and comes back slowly:
     READY -FAILED-> EJECTED -RETURNED-> WARMING -FAILED-> EJECTED
-it leaves before it was ever ready:
-    JOINING -SAID_DRAINING-> DRAINING -GONE-> LOST
-it is lost, wherever it is:
-    JOINING -GONE-> LOST
-it is lost while it warms up:
-    WARMING -GONE-> LOST
-it is lost while it serves:
-    READY -GONE-> LOST
-it is lost while it is left out:
-    EJECTED -GONE-> LOST
-it is replaced while it warms up:
-    WARMING -SAID_DRAINING-> DRAINING
+it leaves before it was ever ready: JOINING -SAID_DRAINING-> DRAINING -GONE-> LOST
+it is lost, wherever it is: JOINING -GONE-> LOST
+it is lost while it warms up: WARMING -GONE-> LOST
+it is lost while it serves: READY -GONE-> LOST
+it is lost while it is left out: EJECTED -GONE-> LOST
+it is replaced while it warms up: WARMING -SAID_DRAINING-> DRAINING
 it is replaced while it is left out:
     EJECTED -SAID_DRAINING-> DRAINING -RETURNED-> DRAINING
 news that are late do not bring it back:
     DRAINING -SAID_READY-> DRAINING -GONE-> LOST -SAID_READY-> LOST
-it says again that it is ready, although it fails:
-    EJECTED -SAID_READY-> EJECTED
+it says again that it is ready, although it fails: EJECTED -SAID_READY-> EJECTED
 """,
     checks=(_only_two_states_take_calls,),
-    guards=(
-        Guard(
-            "a-draining-replica-takes-calls",
-            "frozenset({ReplicaState.WARMING, ReplicaState.READY})",
-            "frozenset(ReplicaState) - {ReplicaState.LOST}",
-        ),
-        Guard(
-            "cold-replica-takes-no-calls",
-            "frozenset({ReplicaState.WARMING, ReplicaState.READY})",
-            "frozenset({ReplicaState.READY})",
-        ),
-        Guard(
-            "changes-are-not-reported",
-            "        return event in TRANSITIONS[before]\n",
-            "        return event not in TRANSITIONS[before]\n",
-        ),
-    ),
+    guards=guards(r"""
+a-draining-replica-takes-calls:
+    frozenset({ReplicaState.WARMING, ReplicaState.READY}) =>
+    frozenset(ReplicaState) - {ReplicaState.LOST}
+cold-replica-takes-no-calls:
+    frozenset({ReplicaState.WARMING, ReplicaState.READY}) =>
+    frozenset({ReplicaState.READY})
+changes-are-not-reported:
+    return event in TRANSITIONS[before] => return event not in TRANSITIONS[before]
+"""),
 )
 
 
@@ -228,28 +212,19 @@ WEIGHTS: Final = Machine(
     about="What has come of new weights, beside those that a replica serves.",
     source=versions,
     states="TransferState",
-    events="TransferEvent",
     starts=("IDLE",),
     begin=lambda build, _: build.VersionHistory(3, 1),
     feed=lambda machine, event: machine.advance(event),
-    state_of=lambda machine: machine.state,
     stories="""
 new weights come in parts, and are served:
     IDLE -BEGUN-> STAGING -PART-> STAGING -LAST_PART-> STAGED -COMMITTED-> IDLE
-they come at once:
-    STAGING -LAST_PART-> STAGED
-their publisher dies in the middle:
-    STAGING -ABANDONED-> IDLE
-another replica refuses them:
-    STAGED -ABANDONED-> IDLE
-the version before is wanted again:
-    IDLE -ROLLED_BACK-> IDLE
-it is wanted while others come:
-    STAGING -ROLLED_BACK-> IDLE
-it is wanted when they are there:
-    STAGED -ROLLED_BACK-> IDLE
-nothing is served that is not whole:
-    STAGING -COMMITTED-> STAGING
+they come at once: STAGING -LAST_PART-> STAGED
+their publisher dies in the middle: STAGING -ABANDONED-> IDLE
+another replica refuses them: STAGED -ABANDONED-> IDLE
+the version before is wanted again: IDLE -ROLLED_BACK-> IDLE
+it is wanted while others come: STAGING -ROLLED_BACK-> IDLE
+it is wanted when they are there: STAGED -ROLLED_BACK-> IDLE
+nothing is served that is not whole: STAGING -COMMITTED-> STAGING
 """,
     checks=(
         _parts_count_once_in_any_order,
@@ -262,66 +237,27 @@ nothing is served that is not whole:
         _rollback_works_once,
         _rollback_abandons_the_coming_transfer,
     ),
-    guards=(
-        Guard(
-            "partial-version-is-served",
-            "self._check(transfer, TransferState.STAGED)",
-            "self._check(transfer, self.state)",
-        ),
-        Guard(
-            "a-part-of-another-transfer-counts",
-            "if self.transfer != transfer or self.state is not state:",
-            "if self.state is not state:",
-        ),
-        Guard(
-            "a-part-counts-twice",
-            "        if unwanted:\n",
-            "        if False:\n",
-        ),
-        Guard(
-            "the-first-part-is-the-last",
-            "is_last = not self.missing",
-            "is_last = True",
-        ),
-        Guard(
-            "another-publisher-takes-over",
-            "if self.transfer.publisher != transfer.publisher:",
-            "if False:",
-        ),
-        Guard(
-            "a-number-is-used-twice",
-            "if version == self.served or version in self.kept:",
-            "if version == self.served:",
-        ),
-        Guard(
-            "the-served-number-is-used-twice",
-            "if version == self.served or version in self.kept:",
-            "if version in self.kept:",
-        ),
-        Guard(
-            "all-versions-are-kept",
-            "len(self.kept) > self._kept_max",
-            "len(self.kept) > self._kept_max + 1",
-        ),
-        Guard(
-            "rollback-works-twice",
-            "if self.served != from_version:",
-            "if False:",
-        ),
-        Guard(
-            "loss-of-any-publisher-ends-a-transfer",
-            "if self.transfer is None or self.transfer.publisher != publisher:",
-            "if self.transfer is None:",
-        ),
-        Guard(
-            "abandoned-tensors-are-still-awaited",
-            "            self.missing.clear()\n",
-            "",
-        ),
-        Guard(
-            "rollback-keeps-the-coming-transfer",
-            "        self.advance(TransferEvent.ROLLED_BACK)\n",
-            "",
-        ),
-    ),
+    guards=guards("""
+partial-version-is-served:
+    self._check(transfer, TransferState.STAGED) => self._check(transfer, self.state)
+a-part-of-another-transfer-counts:
+    if self.transfer != transfer or self.state is not state: =>
+    if self.state is not state:
+a-part-counts-twice: if unwanted: => if False:
+the-first-part-is-the-last: is_last = not self.missing => is_last = True
+another-publisher-takes-over:
+    if self.transfer.publisher != transfer.publisher: => if False:
+a-number-is-used-twice:
+    if version == self.served or version in self.kept: => if version == self.served:
+the-served-number-is-used-twice:
+    if version == self.served or version in self.kept: => if version in self.kept:
+all-versions-are-kept:
+    len(self.kept) > self._kept_max => len(self.kept) > self._kept_max + 1
+rollback-works-twice: if self.served != from_version: => if False:
+loss-of-any-publisher-ends-a-transfer:
+    if self.transfer is None or self.transfer.publisher != publisher: =>
+    if self.transfer is None:
+abandoned-tensors-are-still-awaited: self.missing.clear() =>
+rollback-keeps-the-coming-transfer: self.advance(TransferEvent.ROLLED_BACK) =>
+"""),
 )

@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from asyncrpc.parallel.pipeline import schedules
-from tests.property.machines.spec import Guard, Machine
+from tests.property.machines.spec import Machine, guards
 
 
 class _OneChunk:
@@ -41,44 +41,25 @@ MICRO_BATCH: Final = Machine(
     about="The states of one micro-batch at a stage of a pipeline.",
     source=schedules,
     states="ChunkState",
-    events="ChunkEvent",
     starts=("AWAITED",),
     begin=lambda build, _: _OneChunk(build),
-    feed=lambda machine, event: machine.on(event),
     state_of=lambda machine: machine.stage.state(0),
     stories="""
 it goes forward and backward:
     AWAITED -INPUT-> ARRIVED -FORWARD-> HELD -ANSWER-> ANSWERED -END-> DONE
-its input comes once:
-    ARRIVED -INPUT-x
-it waits for its input:
-    AWAITED -FORWARD-x -ANSWER-x
-it waits for the next stage:
-    HELD -END-x
-it ends once:
-    DONE -END-x -INPUT-x
+its input comes once: ARRIVED -INPUT-x
+it waits for its input: AWAITED -FORWARD-x -ANSWER-x
+it waits for the next stage: HELD -END-x
+it ends once: DONE -END-x -INPUT-x
 """,
     tests=("tests/unit/core/nn/test_schedules.py",),
-    guards=(
-        Guard(
-            "an-action-runs-before-it-is-due",
-            "        if action != self.due:\n",
-            "        if False:\n",
-        ),
-        Guard(
-            "backward-before-the-next-stage-has-answered",
-            "    ActionKind.BACKWARD: ChunkState.ANSWERED,\n",
-            "    ActionKind.BACKWARD: ChunkState.HELD,\n",
-        ),
-        Guard(
-            "stage-never-lets-go",
-            "            self.held -= 1\n",
-            "            self.held -= 0\n",
-        ),
-        Guard(
-            "a-stage-holds-one-more",
-            "return min(place.stages - place.index, chunks)",
-            "return min(place.stages - place.index + 1, chunks)",
-        ),
-    ),
+    guards=guards("""
+an-action-runs-before-it-is-due: if action != self.due: => if False:
+backward-before-the-next-stage-has-answered:
+    ActionKind.BACKWARD: ChunkState.ANSWERED, => ActionKind.BACKWARD: ChunkState.HELD,
+stage-never-lets-go: self.held -= 1 => self.held -= 0
+a-stage-holds-one-more:
+    return min(place.stages - place.index, chunks) =>
+    return min(place.stages - place.index + 1, chunks)
+"""),
 )

@@ -7,7 +7,7 @@ from typing import Final
 
 from asyncrpc.core import lifecycle
 from asyncrpc.errors import NotStartedError
-from tests.property.machines.spec import Guard, Machine
+from tests.property.machines.spec import Machine, guards
 from tests.property.machines.walk import led, paths_to_all
 
 
@@ -36,7 +36,6 @@ WORKER: Final = Machine(
     starts=("NEW",),
     begin=lambda build, _: build.Lifecycle("a"),
     feed=lambda machine, event: machine.advance(event),
-    state_of=lambda machine: machine.state,
     meanings={
         "NEW": "the worker has not been started",
         "STARTING": "the worker meets the others of its group",
@@ -53,28 +52,17 @@ WORKER: Final = Machine(
     stories="""
 it is used and shut down:
     NEW -START-> STARTING -STARTED-> RUNNING -SHUT_DOWN-> DRAINING -DRAINED-> CLOSED
-its start fails:
-    NEW -START-> STARTING -SHUT_DOWN-> DRAINING -DRAINED-> CLOSED
-it cannot be started again:
-    CLOSED -START-x
-it cannot be started twice:
-    STARTING -START-x -STARTED-> RUNNING -START-x
-it is shut down once:
-    DRAINING -SHUT_DOWN-x -DRAINED-> CLOSED -SHUT_DOWN-x
-it cannot be shut down before its start:
-    NEW -SHUT_DOWN-x -DRAINED-x
-it drains only once it is shut down:
-    RUNNING -DRAINED-x
-what was never started has nothing to lose by a fork:
-    NEW -FORK-x
-its process forks while it starts:
-    STARTING -FORK-> FORKED -FORK-> FORKED
-its process forks while it runs:
-    RUNNING -FORK-> FORKED -STARTED-x -START-x
-its process forks while it drains:
-    DRAINING -FORK-> FORKED -DRAINED-x
-its process forks later:
-    CLOSED -FORK-> FORKED -SHUT_DOWN-x
+its start fails: NEW -START-> STARTING -SHUT_DOWN-> DRAINING -DRAINED-> CLOSED
+it cannot be started again: CLOSED -START-x
+it cannot be started twice: STARTING -START-x -STARTED-> RUNNING -START-x
+it is shut down once: DRAINING -SHUT_DOWN-x -DRAINED-> CLOSED -SHUT_DOWN-x
+it cannot be shut down before its start: NEW -SHUT_DOWN-x -DRAINED-x
+it drains only once it is shut down: RUNNING -DRAINED-x
+what was never started has nothing to lose by a fork: NEW -FORK-x
+its process forks while it starts: STARTING -FORK-> FORKED -FORK-> FORKED
+its process forks while it runs: RUNNING -FORK-> FORKED -STARTED-x -START-x
+its process forks while it drains: DRAINING -FORK-> FORKED -DRAINED-x
+its process forks later: CLOSED -FORK-> FORKED -SHUT_DOWN-x
 """,
     refusals={
         (state.name, "START"): "AlreadyStartedError"
@@ -82,36 +70,23 @@ its process forks later:
         if state is not lifecycle.WorkerState.NEW
     },
     checks=(_worker_is_usable_while_functions_may_run,),
-    guards=(
-        Guard(
-            "a-second-start-is-no-mistake-of-the-program",
-            "if event is Event.START and self.state is not NEW:",
-            "if False:",
-        ),
-        Guard(
-            "impossible-event-changes-the-worker",
-            "        following = TRANSITIONS.after(",
-            "        self.is_usable = False\n        following = TRANSITIONS.after(",
-        ),
-        Guard(
-            "a-worker-that-drains-is-of-no-use",
-            "_USABLE: Final = frozenset({STARTING, RUNNING, DRAINING})",
-            "_USABLE: Final = frozenset({STARTING, RUNNING})",
-        ),
-        Guard(
-            "a-worker-that-starts-is-of-no-use",
-            "_USABLE: Final = frozenset({STARTING, RUNNING, DRAINING})",
-            "_USABLE: Final = frozenset({RUNNING, DRAINING})",
-        ),
-        Guard(
-            "a-closed-worker-does-not-drain",
-            "_DRAINING: Final = frozenset({DRAINING, CLOSED})",
-            "_DRAINING: Final = frozenset({DRAINING})",
-        ),
-        Guard(
-            "usable-is-not-kept-up",
-            "        self.is_usable = following in _USABLE\n",
-            "        self.is_usable = self.is_usable or following in _USABLE\n",
-        ),
-    ),
+    guards=guards(r"""
+a-second-start-is-no-mistake-of-the-program:
+    if event is Event.START and self.state is not NEW: => if False:
+impossible-event-changes-the-worker:
+    following = TRANSITIONS.after( =>
+    self.is_usable = False\n        following = TRANSITIONS.after(
+a-worker-that-drains-is-of-no-use:
+    _USABLE: Final = frozenset({STARTING, RUNNING, DRAINING}) =>
+    _USABLE: Final = frozenset({STARTING, RUNNING})
+a-worker-that-starts-is-of-no-use:
+    _USABLE: Final = frozenset({STARTING, RUNNING, DRAINING}) =>
+    _USABLE: Final = frozenset({RUNNING, DRAINING})
+a-closed-worker-does-not-drain:
+    _DRAINING: Final = frozenset({DRAINING, CLOSED}) =>
+    _DRAINING: Final = frozenset({DRAINING})
+usable-is-not-kept-up:
+    self.is_usable = following in _USABLE =>
+    self.is_usable = self.is_usable or following in _USABLE
+"""),
 )

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Final, TypeAlias
 
+from tests.property.machines.walk import visit_all
+
 KEY: Final = b"key"
 ASKED_MAX: Final = 3  # a question: a peer lets go once for each sweep
 Action: TypeAlias = tuple[Any, ...]
@@ -39,7 +41,6 @@ class _Question:
     asked: int = 0
 
     def facts(self) -> object:
-        """Return everything that is so of it."""
         return self.is_open, self.asked, *self.of.unconfirmed, *sorted(self.of._void)  # noqa: SLF001
 
 
@@ -112,11 +113,7 @@ class RegionsWorld:
                     yield "fail", name, index
 
     def do(self, action: Action) -> None:
-        """Let something happen.
-
-        Raises:
-            AssertionError: a message refers to a region that is not there.
-        """
+        """Let something happen."""
         what, name, *rest = action
         getattr(self, f"_{what}")(self.ends[name], *rest)
 
@@ -220,11 +217,7 @@ class RegionsWorld:
     # --- the end ---------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Let everything come to an end: nobody uses the region any more.
-
-        Raises:
-            AssertionError: it is kept all the same.
-        """
+        """Let everything come to an end: nobody uses the region any more."""
         for end in self.ends.values():
             end.references = 0
         for _ in range(4):
@@ -244,33 +237,7 @@ class RegionsWorld:
 
 
 def visit(build: ModuleType, bounds: Bounds) -> int:
-    """Let happen what can, in every order; return how many worlds there were.
-
-    Raises:
-        AssertionError: safety or liveness does not hold; the actions are its notes.
-    """
-    seen: set[object] = set()
-    todo: deque[tuple[Action, ...]] = deque([()])
-    while todo:
-        actions = todo.popleft()
-        try:
-            world = _after(build, bounds, actions)
-            state = world.facts()
-            if state in seen:
-                continue
-            seen.add(state)
-            todo += [(*actions, action) for action in world.possible()]
-            world.settle()
-        except AssertionError as error:
-            error.add_note(" ".join(map(str, actions)))
-            raise
-    return len(seen)
-
-
-def _after(
-    build: ModuleType, bounds: Bounds, actions: tuple[Action, ...]
-) -> RegionsWorld:
-    world = RegionsWorld(build, bounds)
-    for action in actions:
-        world.do(action)
-    return world
+    """Visit all worlds; return how many there were."""
+    return visit_all(
+        lambda: RegionsWorld(build, bounds), lambda world, _: world.settle()
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,76 +33,71 @@ class Guard:
     new: str
 
 
+def guards(text: str) -> tuple[Guard, ...]:
+    r"""Read mutants, each `name: old => new` over as many lines as it takes.
+
+    Lines that go on are indented; `\n` is the end of a line of the source.
+    """
+    read = []
+    for entry in re.split(r"\n(?=\S)", text.strip()):
+        whole = re.sub(r"\n +", " ", re.sub(r"\n +\\n", r"\\n", entry))
+        name, change = whole.replace(r"\n", "\n").split(": ", 1)
+        old, _, new = f"{change} ".partition(" => ")
+        read.append(Guard(name, old, new.removesuffix(" ")))
+    return tuple(read)
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A module of a machine beside the one that has the table.
+    """A module of a machine beside the one that has the table."""
 
-    Attributes:
-        source: that module.
-        checks: what must hold of every build of it.
-        guards: its mutants.
-    """
-
-    source: ModuleType
+    source: ModuleType  # that module
+    # What must hold of every build of it.
     checks: tuple[Callable[[ModuleType], None], ...]
-    guards: tuple[Guard, ...]
+    guards: tuple[Guard, ...]  # its mutants
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine whose transitions are data.
+    """A machine whose transitions are data."""
 
-    Attributes:
-        name: as the page calls it.
-        about: what it decides, in a sentence or two.
-        source: the module that has it.
-        states: the name of the enum of its states there.
-        events: of its events.
-        starts: the states that it may begin in; the first is reached by `begin` alone.
-        begin: makes one, in one of `starts`, of a build of the module.
-        feed: lets an event happen.
-        state_of: returns the present state.
-        stories: traces, as `stories` reads them; together they show every transition.
-        meanings: of states and events by their names, where their values are single
-            words.
-        refusals: the errors that differ from the table's, by state and event.
-        checks: what must hold of every build of the module, beside walk and stories.
-        tests: the files of further tests of the machine, for mutants that no check
-            finds.
-        guards: mutants of what is not in the table.
-        parts: what else the machine consists of.
-    """
-
-    name: str
-    about: str
-    source: ModuleType
-    states: str
-    events: str
+    name: str  # as the page calls it
+    about: str  # what it decides, in a sentence or two
+    source: ModuleType  # the module that has it
+    states: str  # the name of the enum of its states there
+    # The states that it may begin in; the first is reached by `begin` alone.
     starts: tuple[str, ...]
+    # Makes one, in one of `starts`, of a build of the module.
     begin: Callable[[ModuleType, str], Any]
-    feed: Callable[[Any, Any], object]
-    state_of: Callable[[Any], enum.Enum]
-    stories: str
+    stories: str  # traces, as `stories` reads them; together they show every transition
+    # Lets an event happen.
+    feed: Callable[[Any, Any], object] = lambda machine, event: machine.on(event)
+    # Returns the present state.
+    state_of: Callable[[Any], enum.Enum] = lambda machine: machine.state
+    events: str = ""  # the enum of its events; empty: `XEvent` for `XState`
+    # Of states and events by their names, where their values are single words.
     meanings: Mapping[str, str] = field(default_factory=dict)
+    # The errors that differ from the table's, by state and event.
     refusals: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    # What must hold of every build of the module, beside walk and stories.
     checks: tuple[Callable[[ModuleType], None], ...] = ()
+    # The files of further tests of the machine, for mutants that no check finds.
     tests: tuple[str, ...] = ()
-    guards: tuple[Guard, ...] = ()
-    parts: tuple[Part, ...] = ()
+    guards: tuple[Guard, ...] = ()  # mutants of what is not in the table
+    parts: tuple[Part, ...] = ()  # what else the machine consists of
 
     @property
     def all_parts(self) -> tuple[Part, ...]:
-        """All modules of the machine."""
         return Part(self.source, self.checks, self.guards), *self.parts
 
     def states_in(self, build: ModuleType) -> type[enum.Enum]:
-        """Return the enum of the states in a build of the module."""
         states: type[enum.Enum] = getattr(build, self.states)
         return states
 
     def events_in(self, build: ModuleType) -> type[enum.Enum]:
-        """Return the enum of the events in a build of the module."""
-        events: type[enum.Enum] = getattr(build, self.events)
+        events: type[enum.Enum] = getattr(
+            build, self.events or self.states.replace("State", "Event")
+        )
         return events
 
     @property
@@ -123,11 +119,7 @@ def table_of(build: ModuleType) -> Table:
 
 @contextmanager
 def build_of(source: ModuleType, guard: Guard | None = None) -> Iterator[ModuleType]:
-    """Build a module once more from its source, perhaps mutated.
-
-    Raises:
-        ValueError: the mutant does not fit the source in one place.
-    """
+    """Build a module once more from its source, perhaps mutated."""
     text = source_of(source, guard)
     build = ModuleType(f"build_{next(_serials)}_of_{source.__name__}")
     sys.modules[build.__name__] = build  # dataclasses look their module up
@@ -140,21 +132,13 @@ def build_of(source: ModuleType, guard: Guard | None = None) -> Iterator[ModuleT
 
 
 def source_of(source: ModuleType, guard: Guard | None = None) -> str:
-    """Return the text of a module, perhaps mutated.
-
-    Raises:
-        ValueError: the mutant does not fit the source in one place.
-    """
+    """Return the text of a module, perhaps mutated."""
     text = Path(str(source.__file__)).read_text(encoding="utf-8")
     return text if guard is None else mutated(text, guard, source.__name__)
 
 
 def mutated(text: str, guard: Guard, module: str) -> str:
-    """Return a source with one text replaced.
-
-    Raises:
-        ValueError: the mutant does not fit the source in one place.
-    """
+    """Return a source with one text replaced."""
     if text.count(guard.old) != 1:
         raise ValueError(
             f"mutant {guard.name!r} fits {text.count(guard.old)} places in {module}: "

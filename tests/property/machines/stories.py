@@ -2,11 +2,10 @@
 
     it is used and shut down:
         NEW -START-> STARTING -STARTED-> RUNNING -SHUT_DOWN-> DRAINING -DRAINED-> CLOSED
-    it is not started again:
-        CLOSED -START-x
+    it is not started again: CLOSED -START-x
 
-A title; then, indented, the first state, and events with the states that follow them.
-An event that is refused, and changes nothing, ends in `-x`.
+A title, the first state, and events with the states that follow them; lines that go on
+are indented.  An event that is refused, and changes nothing, ends in `-x`.
 """
 
 from __future__ import annotations
@@ -42,18 +41,9 @@ class Story:
 
 
 def stories_of(machine: Machine) -> list[Story]:
-    """Read the stories of a machine.
-
-    Raises:
-        ValueError: one is none.
-    """
-    titles: list[list[str]] = []
-    for line in machine.stories.strip().splitlines():
-        if line.startswith(" "):
-            titles[-1] += line.split()
-        else:
-            titles.append([line.removesuffix(":")])
-    return [_story(*story) for story in titles]
+    texts = re.split(r"\n(?=\S)", machine.stories.strip())
+    pairs = (text.split(":", 1) for text in texts)
+    return [_story(title, *path.split()) for title, path in pairs]
 
 
 def _story(title: str, first: str, *words: str) -> Story:
@@ -70,18 +60,13 @@ def _story(title: str, first: str, *words: str) -> Story:
 
 
 def shown_by(machine: Machine) -> Iterator[tuple[str, str]]:
-    """Yield each state and event that the stories show."""
     for story in stories_of(machine):
         for step in story.steps:
             yield step.before, step.event
 
 
 def play(machine: Machine, build: ModuleType, story: Story) -> None:
-    """Let a story happen.
-
-    Raises:
-        AssertionError: the machine does something else.
-    """
+    """Let a story happen."""
     states, events = machine.states_in(build), machine.events_in(build)
     if story.first in machine.starts:
         subject = machine.begin(build, story.first)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -36,7 +36,6 @@ def paths_to_all(machine: Machine, build: ModuleType) -> dict[enum.Enum, Path]:
 
 
 def led(machine: Machine, build: ModuleType, path: Path) -> Any:
-    """Return a machine that has been led along a path."""
     start, events = path
     subject = machine.begin(build, start)
     for event in events:
@@ -45,11 +44,7 @@ def led(machine: Machine, build: ModuleType, path: Path) -> Any:
 
 
 def walk(machine: Machine, build: ModuleType) -> int:
-    """Go through every event in every state; return how many there were.
-
-    Raises:
-        AssertionError: one does not do what the table says.
-    """
+    """Go through every event in every state; return how many there were."""
     states, events = machine.states_in(build), machine.events_in(build)
     paths = paths_to_all(machine, build)
     assert paths.keys() == set(states), "a state cannot be reached"
@@ -111,3 +106,28 @@ def facts(thing: object) -> object:
         type(thing).__name__,
         *((name, facts(named[name])) for name in sorted(named)),
     ]
+
+
+def visit_all(begin: Callable[[], Any], look: Callable[[Any, list[Any]], None]) -> int:
+    """Let happen what can, in every order; return how many worlds there were.
+
+    `look` gets each world, once, and what may happen next; it raises if that is wrong.
+    """
+    seen: set[Hashable] = set()
+    todo: deque[tuple[Any, ...]] = deque([()])
+    while todo:
+        actions = todo.popleft()
+        try:
+            world = begin()
+            for action in actions:
+                world.do(action)
+            state = world.facts()
+            if state not in seen:
+                seen.add(state)
+                possible = list(world.possible())
+                todo += [(*actions, action) for action in possible]
+                look(world, possible)
+        except AssertionError as error:
+            error.add_note(" ".join(map(str, actions)))
+            raise
+    return len(seen)
