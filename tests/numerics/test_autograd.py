@@ -182,8 +182,7 @@ async def test_roots_of_any_shape_take_gradients(trio: Trio) -> None:
             await autograd.backward(context, [y])
         await autograd.backward(context, [y, y.sum()], gradients=[weights, None])
         wanted = expected(
-            lambda x, p: (formulas.formula(x, x, p["b"][0]) * (weights + 1)).sum(),
-            x,
+            lambda x, p: (formulas.formula(x, x, p["b"][0]) * (weights + 1)).sum(), x
         )
         await check(a, context, wanted, x)
 
@@ -228,9 +227,7 @@ async def test_received_tensors_may_be_changed_in_place(trio: Trio) -> None:
         await check(a, context, wanted, x)
 
 
-async def test_gradient_is_that_of_the_value_that_was_sent(
-    trio: Trio,
-) -> None:
+async def test_gradient_is_that_of_the_value_that_was_sent(trio: Trio) -> None:
     a, _, _ = trio
     x = leaf()
     async with autograd.context() as context:

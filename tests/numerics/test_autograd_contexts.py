@@ -62,9 +62,7 @@ async def test_concurrent_passes_of_a_context_add_up(program: Program) -> None:
 
 
 @PROGRAMS
-async def test_concurrent_contexts_share_only_parameters(
-    program: Program,
-) -> None:
+async def test_concurrent_contexts_share_only_parameters(program: Program) -> None:
     wanted = await in_one_process(program, "ab")
     async with group_of(2) as (workers, keepers):
 
@@ -82,9 +80,7 @@ async def test_concurrent_contexts_share_only_parameters(
 
 
 @PROGRAMS
-async def test_plain_torch_pass_is_refused_and_does_not_count(
-    program: Program,
-) -> None:
+async def test_plain_torch_pass_is_refused_and_does_not_count(program: Program) -> None:
     """The plain pass runs the same nodes, up to the received tensors."""
     wanted = await in_one_process(program, "ab")
     async with group_of(2) as (_, keepers), context() as ctx:
