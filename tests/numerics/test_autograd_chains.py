@@ -6,18 +6,31 @@ graph: see "Whole and partial" in docs/explanation/autograd.md.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import Worker
+from asyncrpc import RRef, Worker
 from asyncrpc.autograd import backward, context
 from asyncrpc.core.services.ports import PeerLink
 from tests.inner_state import routes_of
-from tests.numerics.stateful_objects import Keepers, ask, check, deaf, group_of, leaf
+from tests.numerics.stateful_objects import (
+    Keepers,
+    ask,
+    assert_equal,
+    check,
+    deaf,
+    distributed,
+    group_of,
+    in_one_process,
+    leaf,
+    reports,
+)
 
 Roots = list[torch.Tensor]
 
@@ -168,11 +181,63 @@ async def test_a_received_tensor_goes_on_unchanged() -> None:
 async def test_tensor_sent_in_several_messages_gets_its_whole_gradient() -> None:
     async def program(k: Keepers, x: torch.Tensor) -> Roots:
         y = x.sin()
-        results = [await ask(k["b"], "times", y, index) for index in (0, 1, 0)]
+        calls = [ask(k["b"], "times", y, index) for index in (0, 1, 0)]
+        results = await asyncio.gather(*calls, ask(k["b"], "way", [], y))
         results.append(await ask(k["b"], "join", results[0], y))
         return [torch.stack(results).prod(0)]
 
     await check(program)
+
+
+async def test_unused_result_costs_and_changes_nothing() -> None:
+    async def program(k: Keepers, x: torch.Tensor) -> Roots:
+        assert (await ask(k["c"], "times", x)).requires_grad
+        return [await ask(k["b"], "times", x)]
+
+    assert (await check(program, "abc"))["c"].gradients == [None, None]
+
+
+async def test_gradients_flow_through_references() -> None:
+    async def program(k: Keepers, x: torch.Tensor) -> Roots:
+        weight = await ask(k["b"], "parameter", 1)
+        middle = await ask(k["c"], "join", weight, x)
+        return [await ask(k["b"], "join", middle, x), middle]
+
+    async def by_references(k: Keepers, x: torch.Tensor) -> Roots:
+        weight, own = k["b"].remote().parameter(1), RRef(x)
+        middle = k["c"].remote().join_references(weight, own)
+        return [await ask(k["b"], "join_references", middle, x), await middle]
+
+    wanted = await in_one_process(program, "abc")
+    assert_equal(await distributed(by_references, "abc"), wanted)
+
+
+async def test_gradient_is_that_of_the_value_that_was_sent() -> None:
+    async def program(k: Keepers, x: torch.Tensor, *, in_place: bool) -> Roots:
+        middle = x * 2
+        y = await ask(k["b"], "times", middle)
+        return [y + (middle.add_(1) if in_place else middle + 1)]
+
+    wanted = await in_one_process(partial(program, in_place=False), "ab")
+    assert_equal(await distributed(partial(program, in_place=True), "ab"), wanted)
+
+
+async def test_roots_of_any_shape_take_gradients() -> None:
+    """Only numbers need none."""
+    weights = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
+
+    async def program(k: Keepers, x: torch.Tensor) -> Roots:
+        return [await ask(k["b"], "times", x) * (weights + 2), x]
+
+    wanted = await in_one_process(program, "ab")
+    async with group_of(2) as (_, k), context() as ctx:
+        x = leaf()
+        y = await ask(k["b"], "times", x)
+        with pytest.raises(asyncrpc.UsageError, match="not a real scalar"):
+            await backward(ctx, [y])
+        await backward(ctx, [y, y.sum()], gradients=[weights, None], retain_graph=True)
+        await backward(ctx, [y.sum(), x.sum()])
+        assert_equal(await reports(k, ctx, x), wanted)
 
 
 async def test_tensor_repeated_in_messages_gets_its_whole_gradient() -> None:

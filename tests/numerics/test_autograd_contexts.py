@@ -62,9 +62,7 @@ async def test_concurrent_passes_of_a_context_add_up(program: Program) -> None:
 
 
 @PROGRAMS
-async def test_concurrent_contexts_share_only_parameters(
-    program: Program,
-) -> None:
+async def test_concurrent_contexts_share_only_parameters(program: Program) -> None:
     wanted = await in_one_process(program, "ab")
     async with group_of(2) as (workers, keepers):
 
@@ -72,6 +70,7 @@ async def test_concurrent_contexts_share_only_parameters(
             x = leaf()
             async with context() as ctx:
                 roots = await program(keepers, x)
+                assert await workers[0].peer("b").call(context_here) == tuple(ctx.id)
                 ones = [torch.ones_like(root) for root in roots]
                 await backward(ctx, roots, gradients=ones)
                 return await reports(keepers, ctx, x)
@@ -82,9 +81,7 @@ async def test_concurrent_contexts_share_only_parameters(
 
 
 @PROGRAMS
-async def test_plain_torch_pass_is_refused_and_does_not_count(
-    program: Program,
-) -> None:
+async def test_plain_torch_pass_is_refused_and_does_not_count(program: Program) -> None:
     """The plain pass runs the same nodes, up to the received tensors."""
     wanted = await in_one_process(program, "ab")
     async with group_of(2) as (_, keepers), context() as ctx:
@@ -98,6 +95,39 @@ async def test_plain_torch_pass_is_refused_and_does_not_count(
         x.grad = None
         await backward(ctx, roots, gradients=ones)
         assert_equal(await reports(keepers, ctx, x), wanted)
+
+
+async def context_here() -> tuple[int, int]:
+    creator, serial = current_context().id
+    return creator, serial
+
+
+async def test_nested_contexts_are_separate() -> None:
+    wanted = await in_one_process(straight, "ab")
+    async with group_of(2) as (_, keepers), context() as outer:
+        x = leaf()
+        (y,) = await straight(keepers, x)
+        async with context() as inner:
+            await backward(inner, (await to_and_fro(keepers, x))[0].sum())
+        await backward(outer, y.sum())
+        assert_equal(await reports(keepers, outer, x), wanted)
+
+
+async def test_contexts_end_on_every_worker_that_they_reached() -> None:
+    async with group_of(3) as (workers, keepers):
+        async with context() as ctx:
+            await ask(keepers["b"], "relay", keepers["c"], "times", leaf())
+            assert [open_contexts(one) for one in workers] == [1, 1, 1]
+        await all_released(workers)
+    with pytest.raises(asyncrpc.errors.InvalidContextError, match="ended"):
+        get_gradients(ctx)
+
+
+async def test_results_outside_a_context_need_no_gradient() -> None:
+    async with group_of(2) as (_, keepers):
+        assert (await ask(keepers["b"], "times", leaf())).grad_fn is None
+        with pytest.raises(asyncrpc.errors.InvalidContextError):
+            current_context()
 
 
 async def through_a_gate(k: Keepers, x: torch.Tensor) -> torch.Tensor:

@@ -26,9 +26,7 @@ class TestDelays:
 
     loops = {"sim": SimLoop}  # noqa: RUF012  (read once, by the conftest)
 
-    async def test_answer_after_the_end_of_its_context_is_a_plain_tensor(
-        self,
-    ) -> None:
+    async def test_answer_after_the_end_of_its_context_is_a_plain_tensor(self) -> None:
         """The end and the answer cross on the way."""
         network = Network(0)
         async with group_of(2, network) as (workers, keepers):
@@ -42,9 +40,7 @@ class TestDelays:
             assert open_contexts(workers[0]) == 0
             await all_released(workers)
 
-    async def test_gradients_are_whole_though_the_end_is_known_late(
-        self,
-    ) -> None:
+    async def test_gradients_are_whole_though_the_end_is_known_late(self) -> None:
         """The end reaches `c` by way of `b`; a question there waits for it."""
         network = Network(0)
         loop = asyncio.get_running_loop()
@@ -75,9 +71,7 @@ class TestDelays:
             assert x in get_gradients(ctx)
             await workers[2].shutdown(drain_timeout_s=0)
 
-    async def test_pass_cancelled_while_asking_for_its_delay_has_ended(
-        self,
-    ) -> None:
+    async def test_pass_cancelled_while_asking_for_its_delay_has_ended(self) -> None:
         """An enclosing deadline passes at about the same time."""
         network = Network(0)
         async with group_of(2, network) as (workers, keepers):

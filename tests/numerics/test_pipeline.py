@@ -314,9 +314,7 @@ async def test_an_inference_inside_a_context_is_differentiable() -> None:
 
 
 @pytest.mark.parametrize("schedule", TRAINING)
-async def test_inputs_in_use_do_not_count_as_incoming_requests(
-    schedule: str,
-) -> None:
+async def test_inputs_in_use_do_not_count_as_incoming_requests(schedule: str) -> None:
     """All activations of a stage together are more than a worker takes in at once."""
     options = asyncrpc.Options(
         limits=asyncrpc.LimitOptions(inbound_bytes_max=640 << 10)

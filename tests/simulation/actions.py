@@ -106,12 +106,7 @@ async def drop(world: World, me: Participant) -> None:
         del me.kept[number]
 
 
-CALLS: Final[Mapping[Action, int]] = {
-    call: 6,
-    call_on: 3,
-    call_in_time: 3,
-    give_up: 2,
-}
+CALLS: Final[Mapping[Action, int]] = {call: 6, call_on: 3, call_in_time: 3, give_up: 2}
 STREAMS: Final[Mapping[Action, int]] = {stream: 6, call: 1}
 REFERENCES: Final[Mapping[Action, int]] = {make: 3, share: 4, use: 4, drop: 3, call: 1}
 ALL: Final[Mapping[Action, int]] = {**CALLS, **STREAMS, **REFERENCES, call: 6}

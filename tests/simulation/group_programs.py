@@ -22,13 +22,7 @@ Tensors: TypeAlias = "list[torch.Tensor]"
 # None, less than ranks, and what goes around a ring in a simulation.
 SIZES: Final = (0, 1, 5, 300, 10_000)
 RING_BYTES: Final = 10_000
-DTYPES: Final = (
-    torch.float32,
-    torch.float64,
-    torch.bfloat16,
-    torch.int64,
-    torch.uint8,
-)
+DTYPES: Final = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8)
 FUNCTIONS: Final[Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = {
     "sum": torch.add,
     "product": torch.mul,

@@ -79,11 +79,7 @@ def neighbours(network: Network, size: int) -> list[Worker]:
 
 @pytest.mark.parametrize(
     "size",
-    [
-        64,
-        500,
-        pytest.param(4096, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
-    ],
+    [64, 500, pytest.param(4096, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
 )
 def test_rendezvous_of_thousands_takes_three_connections_each(size: int) -> None:
     """Full workers and every byte of their connections; 4,096 take half a minute."""

@@ -129,9 +129,7 @@ def gather_each_kind(make: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("make", PROFILERS, ids=["legacy", "autograd", "torch"])
-def test_profile_has_the_events_of_each_kind_of_call(
-    make: Callable[..., Any],
-) -> None:
+def test_profile_has_the_events_of_each_kind_of_call(make: Callable[..., Any]) -> None:
     play(gather_each_kind, make)
 
 

@@ -236,11 +236,7 @@ if TYPE != "xla":  # it puts functions of its own in their place
 
 
 def as_on_the_host(
-    rank: int,
-    size: int,
-    url: str,
-    options: Options | None,
-    names: Sequence[str],
+    rank: int, size: int, url: str, options: Options | None, names: Sequence[str]
 ) -> list[str]:
     """Run cases on a device, and with tensors in both places; compare."""
     ledger = begin(rank, size, url, pg_options=options)

@@ -11,14 +11,7 @@ import pytest
 import torch
 from aiohttp import web
 
-from asyncrpc import (
-    Outcome,
-    RejectedError,
-    UsageError,
-    deadline,
-    expose,
-    serving,
-)
+from asyncrpc import Outcome, RejectedError, UsageError, deadline, expose, serving
 from asyncrpc.errors import DeadlineExceededError, OverloadedError
 from asyncrpc.serving import Batcher
 from asyncrpc.testing import Cluster
@@ -194,9 +187,7 @@ async def test_overflow_oldest_evicts_the_oldest_request() -> None:
         return items
 
     async with Batcher(held, 1, 0.0, waiting_max=2, overflow="oldest") as batched:
-        asked = asyncio.gather(
-            ends(*map(batched, range(6))),
-        )
+        asked = asyncio.gather(ends(*map(batched, range(6))))
         await asyncio.sleep(0)
         hold.set()
         (results,) = await asked
@@ -251,9 +242,7 @@ class TestInVirtualTime:
                     await batched(1)
             assert batched.stats().expired == 1
 
-    async def test_hopeless_deadline_is_refused_at_once(
-        self,
-    ) -> None:
+    async def test_hopeless_deadline_is_refused_at_once(self) -> None:
         model = Model(takes_s=1.0)
         loop = asyncio.get_running_loop()
         async with Batcher(model, 1, 0.0) as batched:
@@ -287,9 +276,7 @@ class TestInVirtualTime:
             await first
             assert batched.stats().shed == 1
 
-    async def test_flood_is_served_at_full_rate_with_short_waits(
-        self,
-    ) -> None:
+    async def test_flood_is_served_at_full_rate_with_short_waits(self) -> None:
         """20 times what can be done: nine of ten batches are full, all are quick."""
         takes_s, size = 1.0, 4
         model = Model(takes_s=takes_s)
@@ -458,10 +445,7 @@ async def test_statistics_count_waiting_and_running_requests() -> None:
         ({"bucket": 3}, "bucket must be callable"),
         ({"max_queue_age_s": 0}, "max_queue_age_s must be"),
         ({"standing_queue_age_s": 1.0}, "needs max_queue_age_s and must not exceed it"),
-        (
-            {"max_queue_age_s": 1.0, "standing_queue_age_s": 2.0},
-            "must not exceed it",
-        ),
+        ({"max_queue_age_s": 1.0, "standing_queue_age_s": 2.0}, "must not exceed it"),
         ({"priority_step_s": -1}, "priority_step_s must be"),
         ({"overflow": "all"}, "overflow must be 'newest' or 'oldest'"),
         ({"warm_up": [[]]}, "must have 1 to 2 items"),

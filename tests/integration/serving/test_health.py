@@ -88,10 +88,7 @@ async def test_readiness_needs_all_watched_workers(
     group: Group, serving_app: Serving
 ) -> None:
     app = app_with_health(group, serving.WORKER, OTHER)
-    async with (
-        serving_app(app) as client,
-        client.get("/readyz") as response,
-    ):
+    async with serving_app(app) as client, client.get("/readyz") as response:
         assert response.status == 503
         names = [worker["name"] for worker in (await response.json())["workers"]]
         assert names == ["front"]

@@ -80,9 +80,7 @@ async def test_consumers_that_leave_or_fail_do_not_affect_the_others() -> None:
     assert stats.requests.failed == 1
 
 
-async def test_text_streams_from_the_worker_of_the_model(
-    group: Group,
-) -> None:
+async def test_text_streams_from_the_worker_of_the_model(group: Group) -> None:
     """A consumer on another worker that leaves frees the memory there."""
     decoder, alone = Decoder(), Decoder()
     asked = prompts(6, seed=9)

@@ -213,9 +213,7 @@ async def test_the_mean_of_all_errors_is_enough_for_any_number_of_ranks() -> Non
         went_on = await steps(ranks, powerSGD_hook, range(5, 9), same=True)
         assert all(
             map(
-                same,
-                await steps(every, powerSGD_hook, range(5, 9), same=True),
-                went_on,
+                same, await steps(every, powerSGD_hook, range(5, 9), same=True), went_on
             )
         )
         resumed = await steps(fewer, powerSGD_hook, range(5, 9), same=True)

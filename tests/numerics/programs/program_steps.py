@@ -414,11 +414,7 @@ class OneProcess:
     gradients: dict[torch.Tensor, torch.Tensor] = field(default_factory=dict)
 
     def go_backward(
-        self,
-        roots: list[torch.Tensor],
-        gradients: list[Maybe],
-        *,
-        retain_graph: bool,
+        self, roots: list[torch.Tensor], gradients: list[Maybe], *, retain_graph: bool
     ) -> None:
         """Run a pass, whose hooks see its own gradients and not what was before."""
         torch.autograd.backward(roots, gradients, retain_graph=retain_graph)

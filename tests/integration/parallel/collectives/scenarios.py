@@ -61,10 +61,7 @@ def same(left: torch.Tensor, right: torch.Tensor) -> bool:
     )
 
 
-def in_order(
-    function: Function,
-    given: list[torch.Tensor],
-) -> torch.Tensor:
+def in_order(function: Function, given: list[torch.Tensor]) -> torch.Tensor:
     return functools.reduce(function, given)
 
 

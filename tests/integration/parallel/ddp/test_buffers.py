@@ -208,10 +208,7 @@ class TestGraphsThatAreNeededAgain:
         ],
     )
     async def test_kept_graphs_use_the_buffers_of_their_forward_pass(
-        self,
-        pair: list[Group],
-        make: Callable[[], nn.Module],
-        program: Program,
+        self, pair: list[Group], make: Callable[[], nn.Module], program: Program
     ) -> None:
         models = await wrapped(pair, make)
         await at_all(models, program)

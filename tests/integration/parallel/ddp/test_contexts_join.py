@@ -82,10 +82,7 @@ STEPPERS: dict[str, Callable[[nn.Module, Group], Any]] = {
 HOOKS: dict[str, Any] = {
     "no hook": None,
     "fp16": (lambda: None, fp16_compress_hook),
-    "powersgd": (
-        lambda: PowerSGDState(None, 4, start_powerSGD_iter=2),
-        powerSGD_hook,
-    ),
+    "powersgd": (lambda: PowerSGDState(None, 4, start_powerSGD_iter=2), powerSGD_hook),
 }
 
 
@@ -224,11 +221,7 @@ async def test_the_first_rank_without_inputs_may_end_the_loop_in_contexts() -> N
     async def rank(worker: Worker, group: Group) -> BaseException:
         with pytest.raises(Exception, match="no more inputs") as raised:
             await train(
-                worker,
-                group,
-                case,
-                is_inside=False,
-                throw_on_early_termination=True,
+                worker, group, case, is_inside=False, throw_on_early_termination=True
             )
         return raised.value
 

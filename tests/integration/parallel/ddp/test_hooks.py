@@ -105,10 +105,7 @@ class TestWrongUse:
         self, dtype: torch.dtype
     ) -> None:
         async with groups_of(1) as (group,):
-            for hook in (
-                fp16_compress_hook,
-                fp16_compress_wrapper(allreduce_hook),
-            ):
+            for hook in (fp16_compress_hook, fp16_compress_wrapper(allreduce_hook)):
                 with pytest.raises(UsageError, match="half precision"):
                     await hook(group, bucket_of(4, dtype))
             state = PowerSGDState(group)

@@ -87,10 +87,7 @@ class TestPeriods:
         [
             ({}, "at least one period"),
             ({0: 2, 2: 4}, r"positive, .* not \[0, 2\]"),
-            (
-                {4: 2, 2: 4},
-                r"not smaller than the one before, not \[4, 2\]",
-            ),
+            ({4: 2, 2: 4}, r"not smaller than the one before, not \[4, 2\]"),
             ({2: 4, 4: 2}, r"each size .* not \[4, 2\]"),
             ({2: 3, 4: 4}, r"divide the number of ranks, 4, .* not \[3, 4\]"),
             ({2: 2}, r"the last must be 4, not \[2\]"),
@@ -213,10 +210,7 @@ class TestFailures:
         ]
         await asyncio.sleep(0)
         running[1].cancel()
-        errors = await outcomes(
-            *running,
-            averagers[3].average_parameters(all_[3]),
-        )
+        errors = await outcomes(*running, averagers[3].average_parameters(all_[3]))
         assert type(errors[1]) is asyncio.CancelledError
         for error in (errors[0], *errors[2:]):
             assert isinstance(error, CollectiveError)

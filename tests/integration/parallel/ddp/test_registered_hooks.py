@@ -9,10 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import (
-    debugging_hooks,
-    default_hooks,
-)
+from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks
 
 from asyncrpc import Group, UsageError
 from asyncrpc.ddp import GradBucket, HookState

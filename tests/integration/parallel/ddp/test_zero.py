@@ -159,9 +159,7 @@ class TestSteps:
         ranks = Ranks(groups, torch.optim.AdamW, as_views=as_views, lr=0.02)
         await ranks.step(0)
         for optimizer, parameters in zip(
-            (ranks.alone, *ranks.zeros),
-            (ranks.wanted, *ranks.parameters),
-            strict=True,
+            (ranks.alone, *ranks.zeros), (ranks.wanted, *ranks.parameters), strict=True
         ):
             added = make_parameters(DTYPES, [(30, 30), (1,), (4, 5)])
             optimizer.add_param_group({"params": added, "lr": 0.5})

@@ -52,11 +52,7 @@ class UvicornServer(uvicorn.Server):
 @asynccontextmanager
 async def run_uvicorn(app: AsgiApplication, *, http: str) -> AsyncIterator[int]:
     config = uvicorn.Config(
-        app,
-        http=http,
-        lifespan="on",
-        log_config=None,
-        timeout_graceful_shutdown=1,
+        app, http=http, lifespan="on", log_config=None, timeout_graceful_shutdown=1
     )
     server = UvicornServer(config)
     with closing(listener()) as listening:

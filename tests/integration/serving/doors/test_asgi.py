@@ -98,9 +98,7 @@ async def test_the_deadline_ends_with_the_complete_response(group: Group) -> Non
         await asyncio.gather(*left)
 
 
-async def test_task_of_a_handler_outlives_a_passed_deadline(
-    group: Group,
-) -> None:
+async def test_task_of_a_handler_outlives_a_passed_deadline(group: Group) -> None:
     left: list[asyncio.Task[Any]] = []
     is_answered = asyncio.Event()
 

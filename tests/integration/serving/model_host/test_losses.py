@@ -18,10 +18,7 @@ from asyncrpc.errors import (
     RendezvousTimeoutError,
     UsageError,
 )
-from tests.integration.serving.model_host.conftest import (
-    lines_of,
-    until_all_have_ended,
-)
+from tests.integration.serving.model_host.conftest import lines_of, until_all_have_ended
 from tests.integration.serving.model_host.web import WebWorker
 
 NewWeb = Callable[[], WebWorker]

@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.serving.model_host.conftest import (
-    lines_of,
-    until_all_have_ended,
-)
+from tests.integration.serving.model_host.conftest import lines_of, until_all_have_ended
 from tests.integration.serving.model_host.models import COUNTS
 from tests.integration.serving.model_host.web import WebWorker
 
@@ -49,9 +46,7 @@ def test_model_outlives_its_starter(folder: Path, new_web: NewWeb) -> None:
     assert len(lines_of(folder / "made")) == 1
 
 
-def test_objects_of_the_model_are_frozen_for_the_collector(
-    new_web: NewWeb,
-) -> None:
+def test_objects_of_the_model_are_frozen_for_the_collector(new_web: NewWeb) -> None:
     """A full collection would go through all of torch, for 0.1 s."""
     web = new_web()
     web.enter(linger_s=0.0)

@@ -20,10 +20,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.integration.serving.model_host.conftest import (
-    end_all,
-    lines_of,
-)
+from tests.integration.serving.model_host.conftest import end_all, lines_of
 from tests.integration.serving.model_host.models import COUNTS, FOLDER
 from tests.ports import free_port
 

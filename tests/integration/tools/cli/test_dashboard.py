@@ -138,8 +138,7 @@ class TestServing:
         assert await workers[0].peer("b").call(abs, -1) == 1
 
     async def test_token_from_the_environment_works_beside_the_secret(
-        self,
-        workers: list[Worker],
+        self, workers: list[Worker]
     ) -> None:
         async with served(workers[0], **{TOKEN_VARIABLE: TOKEN}) as (_, browser):
             assert (await browser.get("login"))[1]["takes"] == "either"
@@ -162,8 +161,7 @@ class TestServing:
 
     @pytest.mark.slow
     async def test_dashboard_serves_a_group_without_a_secret(
-        self,
-        monkeypatch: pytest.MonkeyPatch,
+        self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv("ASYNCRPC_SECRET")
         async with group(None) as (a, _), served(a) as (process, browser):
@@ -294,8 +292,7 @@ class TestRefusals:
         assert words.startswith("asyncrpc dashboard: ")
 
     async def test_missing_address_is_explained(
-        self,
-        capsys: pytest.CaptureFixture[str],
+        self, capsys: pytest.CaptureFixture[str]
     ) -> None:
         status, words = await refused(capsys)
         assert status == 2

@@ -215,10 +215,7 @@ def spans_of_calls(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("content", ["", "[]", "{}"])
 async def test_invalid_profile_is_refused(
-    trainer: Worker,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    content: str,
+    trainer: Worker, capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str
 ) -> None:
     source = tmp_path / "profile.json"
     source.write_text(content)

@@ -65,9 +65,7 @@ async def test_calls_are_counted_at_both_ends(pair: tuple[Worker, Worker]) -> No
     assert there.value("asyncrpc_worker_info", worker="b") == 1
 
 
-async def test_gauges_are_read_at_scrape_time(
-    pair: tuple[Worker, Worker],
-) -> None:
+async def test_gauges_are_read_at_scrape_time(pair: tuple[Worker, Worker]) -> None:
     a, b = pair
     held = remote.waiting["held"] = asyncio.Event()
     async with observability.serve_metrics(b, port=0) as port:
@@ -226,9 +224,7 @@ async def test_application_shows_its_own_worker() -> None:
     assert scraped.value("asyncrpc_worker_running") == 1
 
 
-async def test_application_shows_a_running_worker(
-    pair: tuple[Worker, Worker],
-) -> None:
+async def test_application_shows_a_running_worker(pair: tuple[Worker, Worker]) -> None:
     app = web.Application()
     observability.add_metrics(app, pair[0], with_process=True)
     scraped = await served(app)
@@ -243,9 +239,7 @@ async def test_an_application_without_a_worker_does_not_start() -> None:
         await served(app)
 
 
-async def test_running_application_refuses_metrics(
-    pair: tuple[Worker, Worker],
-) -> None:
+async def test_running_application_refuses_metrics(pair: tuple[Worker, Worker]) -> None:
     app = web.Application()
     runner = web.AppRunner(app)
     await runner.setup()

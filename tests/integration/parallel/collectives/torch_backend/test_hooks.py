@@ -32,11 +32,7 @@ def operations() -> dict[str, tuple[Any, int, int]]:
         "ALLREDUCE": (lambda: dist.all_reduce(torch.ones(2)), 1, 1),
         "REDUCE": (lambda: dist.reduce(torch.ones(2), 0), 1, 1),
         "BROADCAST": (lambda: dist.broadcast(torch.ones(2), 1), 1, 1),
-        "REDUCE_SCATTER": (
-            lambda: dist.reduce_scatter(torch.ones(2), lists),
-            size,
-            1,
-        ),
+        "REDUCE_SCATTER": (lambda: dist.reduce_scatter(torch.ones(2), lists), size, 1),
         "REDUCE_SCATTER_BASE": (
             lambda: dist.reduce_scatter_tensor(torch.ones(2), torch.ones(2 * size)),
             1,

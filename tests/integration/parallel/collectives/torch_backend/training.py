@@ -71,10 +71,7 @@ def examples() -> TensorDataset:
 def trained(group: dist.ProcessGroup, register: Register) -> list[torch.Tensor]:
     """Train with torch's DDP, of several buckets, on this rank's share of examples."""
     ddp = DistributedDataParallel(
-        model(),
-        process_group=group,
-        bucket_cap_mb=0.01,
-        gradient_as_bucket_view=True,
+        model(), process_group=group, bucket_cap_mb=0.01, gradient_as_bucket_view=True
     )
     register(ddp, group)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
