@@ -115,11 +115,11 @@ ABOUT: Final[dict[tuple[str, str, str], About]] = {
         *([{"params": [list(s.value)]}], [], {"lr": 0.1}),
     ],
     ("optim", "SERVICE", "step"): lambda s: [
-        *(s.optimizer, *s.context, None, False, False, []),
+        *(s.optimizer, *s.context, None, False, False, [])
     ],
     ("optim", "SERVICE", "prepare"): lambda s: [s.optimizer, *s.context, False],
     ("optim", "SERVICE", "commit"): lambda s: [
-        *(s.optimizer, *s.context, 1.0, True, False, []),
+        *(s.optimizer, *s.context, 1.0, True, False, [])
     ],
     ("optim", "SERVICE", "settle"): lambda s: [s.optimizer, False],
     ("optim", "SERVICE", "begin"): lambda s: [s.optimizer],
@@ -132,7 +132,7 @@ ABOUT: Final[dict[tuple[str, str, str], About]] = {
     ("optim", "SERVICE", "set_options"): lambda s: [s.optimizer, []],
     ("optim", "NOTICE", "drop"): lambda s: [s.optimizer],
     ("relay", "NOTICE", "dial"): lambda s: [
-        *(s.name, s.name, s.rank, s.incarnation, ["tcp://127.0.0.1:9"], ""),
+        *(s.name, s.name, s.rank, s.incarnation, ["tcp://127.0.0.1:9"], "")
     ],
     ("relay", "NOTICE", "meet"): lambda s: [s.name, 1],
     ("memory", "NOTICE", "attach"): lambda _: [0, 4096, KEY],
@@ -180,7 +180,7 @@ ABOUT: Final[dict[tuple[str, str, str], About]] = {
     ("rendezvous", "SERVICE", "collect"): lambda s: [*_series(s)[1:], 5],
     ("rendezvous", "SERVICE", "share"): lambda s: [*_series(s)[1:], 5, [b"", b""], ""],
     ("collectives", "SERVICE", "block"): lambda s: [
-        *(s.group, 5, 0, 0, list(BARRIER), [torch.ones(4)]),
+        *(s.group, 5, 0, 0, list(BARRIER), [torch.ones(4)])
     ],
     ("collectives", "SERVICE", "point"): lambda s: [s.group, 0, 0, torch.ones(4)],
     ("collectives", "SERVICE", "begun"): lambda s: [s.group],

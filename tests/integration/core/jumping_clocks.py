@@ -109,10 +109,7 @@ async def calls(folder: Path) -> None:
     """Either end's clock jumps, or that of both."""
     tls = Authority(folder).tls()
     cluster = ProcessCluster(
-        ["b"],
-        transport="tcp",
-        options=replace(OPTIONS, tls=tls),
-        method="forkserver",
+        ["b"], transport="tcp", options=replace(OPTIONS, tls=tls), method="forkserver"
     )
     async with cluster as a:
         there = a.peer("b").call

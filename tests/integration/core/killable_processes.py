@@ -104,11 +104,7 @@ async def _live(
     )
     where = f"file://{folder}/store"
     worker = Worker(
-        f"w{rank}",
-        rank=rank,
-        world_size=WORLD_SIZE,
-        rendezvous=where,
-        options=options,
+        f"w{rank}", rank=rank, world_size=WORLD_SIZE, rendezvous=where, options=options
     )
     await worker.__aenter__()
     await worker.barrier(START_S)
@@ -143,9 +139,7 @@ async def _load(worker: Worker, point: Point) -> None:
 
 
 async def _again_and_again(
-    worker: Worker,
-    rng: random.Random,
-    act: Callable[[asyncrpc.Peer], Awaitable[None]],
+    worker: Worker, rng: random.Random, act: Callable[[asyncrpc.Peer], Awaitable[None]]
 ) -> None:
     while True:
         to = rng.choice([rank for rank in range(WORLD_SIZE) if rank != worker.rank])

@@ -18,16 +18,8 @@ from asyncrpc.core.calls.credit import request_bytes
 from asyncrpc.core.calls.peer_memory import FREE_BYTES_MAX
 from asyncrpc.core.serde import kinds, lossless
 from asyncrpc.core.serde.lossless import BLOCK_BYTES
-from asyncrpc.core.wire.frames import (
-    FrameKind,
-    prefix,
-)
-from tests.integration.core.attacked_worker import (
-    MIB,
-    MODULE,
-    RawPeer,
-    flat,
-)
+from asyncrpc.core.wire.frames import FrameKind, prefix
+from tests.integration.core.attacked_worker import MIB, MODULE, RawPeer, flat
 
 
 def with_table(tree: bytes, entries: list[Any]) -> bytes:
@@ -374,9 +366,7 @@ ATTACKS: Final[dict[str, Attack]] = {
     ),
     "failures in such groups": many(
         notices(
-            "collectives",
-            "failed",
-            lambda _, n: [n % 1000, 0, ["", "p" * 3000, ["x"]]],
+            "collectives", "failed", lambda _, n: [n % 1000, 0, ["", "p" * 3000, ["x"]]]
         ),
         150_000,
         1000,

@@ -9,11 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from asyncrpc import (
-    NetworkOptions,
-    Options,
-    Worker,
-)
+from asyncrpc import NetworkOptions, Options, Worker
 from asyncrpc.testing import Proxy
 from tests.integration.core.groups import REPOSITORY
 from tests.ports import free_port
@@ -76,9 +72,7 @@ async def in_process(
             stdin=asyncio.subprocess.PIPE,
         )
         own = replace(
-            options,
-            secret=SECRET,
-            network=replace(options.network, listen=(here,)),
+            options, secret=SECRET, network=replace(options.network, listen=(here,))
         )
         try:
             assert process.stdout is not None

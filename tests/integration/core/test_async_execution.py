@@ -47,9 +47,7 @@ async def test_remote_value_is_the_result_of_the_future(trio: Trio) -> None:
     assert await rref.to_here() == 5
 
 
-async def test_result_without_a_future_is_explained(
-    trio: Trio,
-) -> None:
+async def test_result_without_a_future_is_explained(trio: Trio) -> None:
     with pytest.raises(RuntimeError, match=r"torch\.futures\.Future") as caught:
         await trio[0].peer("b").call(remote.no_future)
     assert isinstance(caught.value, RemoteError)

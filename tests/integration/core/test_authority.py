@@ -15,14 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from asyncrpc import (
-    AsyncRpcError,
-    LocalRendezvous,
-    Options,
-    Policy,
-    Worker,
-    serving,
-)
+from asyncrpc import AsyncRpcError, LocalRendezvous, Options, Policy, Worker, serving
 from asyncrpc.core.links.link import Link
 from asyncrpc.core.services.messages import Message, Request, Sender, names_of
 from asyncrpc.core.wire.frames import FRAMES_OF_OBSERVERS, FrameKind

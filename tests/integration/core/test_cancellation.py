@@ -61,9 +61,7 @@ async def test_cancelled_caller_does_not_wait_for_the_callee(
     watch.gate.set()
 
 
-async def test_call_cancelled_before_a_thread_is_free_never_runs(
-    watch: Watch,
-) -> None:
+async def test_call_cancelled_before_a_thread_is_free_never_runs(watch: Watch) -> None:
     async with Cluster(2, options=Options(threads=1)) as (a, b):
         first = a.parts.start_call("b", remote.pass_gate, ("w",))
         await watch.begun.wait()
@@ -106,9 +104,7 @@ async def test_cancelled_transfer_leaves_the_connection_usable(
     assert not b.parts.active
 
 
-async def test_cancelled_result_leaves_the_connection_usable(
-    wired: Trio,
-) -> None:
+async def test_cancelled_result_leaves_the_connection_usable(wired: Trio) -> None:
     a, b, _ = wired
     await a.peer("b").call(remote.add, 1)
     for turns in (2, 5, 20):

@@ -212,10 +212,7 @@ async def test_a_call_cancelled_while_it_is_unpacked_does_not_run(
     lent = a.peer("c").remote(remote.Counter)
     await kept.rpc_async().get()
     call = a.parts.start_call(
-        "b",
-        count_up,
-        (kept, lent, payload(MIB)),
-        options=CallOptions(codec="bf16"),
+        "b", count_up, (kept, lent, payload(MIB)), options=CallOptions(codec="bf16")
     )
     await begun.wait()
     call.cancel()

@@ -22,12 +22,7 @@ from asyncrpc import (
 )
 from asyncrpc.core.calls.machine import credit as machine
 from asyncrpc.core.links.link import Link
-from asyncrpc.errors import (
-    ConnectionLostError,
-    DecodeError,
-    RejectedError,
-    RemoteError,
-)
+from asyncrpc.errors import ConnectionLostError, DecodeError, RejectedError, RemoteError
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.cluster import Wires
 from tests.inner_state import CreditUse, credit_use
@@ -336,7 +331,7 @@ class TestHolding:
                 assert use_of(b).held_bytes == BYTES
             await nothing_is_held(b)
             assert [one async for one in a.peer("b").stream(count, block(), 3)] == [
-                *(0, 1, 2),
+                *(0, 1, 2)
             ]
             await nothing_is_held(b)
 

@@ -17,13 +17,7 @@ from typing import Any
 import pytest
 
 import asyncrpc
-from asyncrpc import (
-    LocalRendezvous,
-    Options,
-    Outcome,
-    Worker,
-    WorkerLostError,
-)
+from asyncrpc import LocalRendezvous, Options, Outcome, Worker, WorkerLostError
 from asyncrpc.core.links import dialer
 from asyncrpc.core.links.connection import Connection
 from asyncrpc.core.links.directory import Directory
@@ -176,9 +170,7 @@ async def test_failed_dial_uses_the_connection_the_peer_dialed(
         assert await call == 2
 
 
-async def test_cancelled_call_leaves_its_dial_to_other_calls(
-    wired: Trio,
-) -> None:
+async def test_cancelled_call_leaves_its_dial_to_other_calls(wired: Trio) -> None:
     a, b, _ = wired
     given_up = asyncio.create_task(a.peer("b").call(remote.add_async, 1))
     await asyncio.sleep(0)
@@ -408,9 +400,7 @@ async def test_published_addresses_reach_the_worker(
             assert await answers(address, tmp_path)
 
 
-async def test_worker_with_a_secret_listens_on_uds_and_tcp(
-    tmp_path: Path,
-) -> None:
+async def test_worker_with_a_secret_listens_on_uds_and_tcp(tmp_path: Path) -> None:
     options = replace(OPTIONS, network=replace(OPTIONS.network, listen=None))
     where = LocalRendezvous(1)
     async with Worker("b", rank=0, rendezvous=where, options=options) as b:
@@ -468,9 +458,7 @@ async def test_dead_addresses_cost_a_moment_and_not_the_call(tmp_path: Path) -> 
                     assert await answers((dead, *b.addresses), tmp_path, 3600.0)
 
 
-async def test_unreachable_worker_is_lost_with_all_reasons(
-    tmp_path: Path,
-) -> None:
+async def test_unreachable_worker_is_lost_with_all_reasons(tmp_path: Path) -> None:
     dead = [f"tcp://127.0.0.1:{free_port()}", f"uds://{tmp_path}/nobody"]
     with pytest.raises(WorkerLostError, match="cannot be reached") as caught:
         await answers(dead, tmp_path)

@@ -108,8 +108,7 @@ async def test_error_without_a_text_is_raised(trio: Trio) -> None:
 
 
 @pytest.mark.parametrize(
-    "function",
-    [failures.exit_at_once, failures.exit_async, failures.exit_on_loop],
+    "function", [failures.exit_at_once, failures.exit_async, failures.exit_on_loop]
 )
 async def test_function_that_exits_ends_neither_worker(
     trio: Trio, function: Any
@@ -157,9 +156,7 @@ async def test_mismatched_arguments_raise_a_type_error(trio: Trio) -> None:
     assert isinstance(await raised(trio, remote.add_on_loop), TypeError)
 
 
-async def test_unawaited_failed_future_is_logged_with_its_origin(
-    trio: Trio,
-) -> None:
+async def test_unawaited_failed_future_is_logged_with_its_origin(trio: Trio) -> None:
     a, _, _ = trio
     said = []
     loop = a.loop

@@ -15,12 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from asyncrpc import (
-    LocalRendezvous,
-    NetworkOptions,
-    Options,
-    Worker,
-)
+from asyncrpc import LocalRendezvous, NetworkOptions, Options, Worker
 from asyncrpc.core.links import sidecar_answers
 from asyncrpc.core.links.evidence import evidence_of
 from asyncrpc.core.links.machine.detector import Evidence

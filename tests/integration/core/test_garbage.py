@@ -105,9 +105,7 @@ async def test_ended_call_is_freed(pair: list[asyncrpc.Worker], name: str) -> No
     assert not {kind: n for kind, n in garbage.items() if n >= TIMES}
 
 
-async def test_ended_training_step_is_freed(
-    pair: list[asyncrpc.Worker],
-) -> None:
+async def test_ended_training_step_is_freed(pair: list[asyncrpc.Worker]) -> None:
     with acting_as(pair[0]):
         layer: Any = asyncrpc.nn.RemoteModule("b", nn.Linear, (4, 4))
         optimizer = asyncrpc.optim.DistributedOptimizer(

@@ -112,9 +112,7 @@ async def test_unusable_token_is_refused_at_once_with_a_reason(
             await stranger(door, token).__aenter__()
 
 
-async def test_token_admits_one_worker_at_a_time(
-    inside: tuple[Worker, Worker],
-) -> None:
+async def test_token_admits_one_worker_at_a_time(inside: tuple[Worker, Worker]) -> None:
     gateway, _other = inside
     async with guests(gateway, "laptop") as (laptop,):
         token = laptop.options.token
@@ -156,10 +154,7 @@ async def listening(answer: bytes) -> AsyncIterator[str]:
     ids=["http", "silent"],
 )
 async def test_port_of_another_service_is_not_taken_for_a_worker(
-    inside: tuple[Worker, Worker],
-    answer: bytes,
-    error: type[Exception],
-    words: str,
+    inside: tuple[Worker, Worker], answer: bytes, error: type[Exception], words: str
 ) -> None:
     token = inside[0].tokens.issue(valid_s=600.0)
     async with listening(answer) as door:

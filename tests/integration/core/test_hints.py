@@ -137,9 +137,7 @@ async def test_false_record_of_a_linked_worker_ends_no_link(
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_false_record_of_an_unlinked_worker_is_corrected(
-    lie: str,
-) -> None:
+async def test_false_record_of_an_unlinked_worker_is_corrected(lie: str) -> None:
     meeting = LocalRendezvous(3)
     ps, member, liar = (
         Worker(name, rank=rank, rendezvous=meeting, options=options())
@@ -225,8 +223,7 @@ def claim(name: str, incarnation: int, rank: int = -1, expects: str = "ps") -> H
 
 
 @pytest.mark.parametrize(
-    ("name", "rank"),
-    [("m", 1), ("m", -1), ("stranger", 1), ("stranger", 0), ("ps", 0)],
+    ("name", "rank"), [("m", 1), ("m", -1), ("stranger", 1), ("stranger", 0), ("ps", 0)]
 )
 async def test_name_and_rank_in_use_are_refused(
     trio: Trio, name: str, rank: int

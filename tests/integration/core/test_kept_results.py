@@ -28,13 +28,7 @@ from asyncrpc import (
 from asyncrpc.errors import EncodeError
 from asyncrpc.testing import Cluster, ProcessCluster
 from tests.integration.core import kept_results as results
-from tests.integration.core.company import (
-    LIMIT_S,
-    PATIENT,
-    company,
-    tables,
-    told_by,
-)
+from tests.integration.core.company import LIMIT_S, PATIENT, company, tables, told_by
 from tests.integration.core.groups import until
 
 OPTIONS: Final = Options(drain_timeout_s=2.0, liveness=PATIENT)

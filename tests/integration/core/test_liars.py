@@ -152,9 +152,7 @@ async def honest_ones(
 ) -> AsyncIterator[tuple[Honest, Worker]]:
     """Give the honest workers, and the last member, which may be the liar."""
     options = replace(
-        INSIDE,
-        policy=policy,
-        allow=("torch.optim.sgd:SGD", "torch.nn.parameter:*"),
+        INSIDE, policy=policy, allow=("torch.optim.sgd:SGD", "torch.nn.parameter:*")
     )
     meeting = LocalRendezvous(3 if liar == "member" else 2)
     ps, m = (

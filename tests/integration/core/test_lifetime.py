@@ -47,9 +47,7 @@ async def test_shutdown_waits_for_outgoing_calls(trio: Trio) -> None:
     assert await slow == 1
 
 
-async def test_unconnected_call_ends_with_its_worker(
-    wired: Trio,
-) -> None:
+async def test_unconnected_call_ends_with_its_worker(wired: Trio) -> None:
     a, _, _ = wired
     call = a.parts.start_call("b", remote.add, (1,))
     items = a.peer("c").stream(remote.count_to, 3)
@@ -63,9 +61,7 @@ async def test_unconnected_call_ends_with_its_worker(
     assert isinstance(errors[1], WorkerLostError | asyncrpc.errors.ClosedError)
 
 
-async def test_calls_to_a_closing_worker_are_not_executed(
-    trio: Trio,
-) -> None:
+async def test_calls_to_a_closing_worker_are_not_executed(trio: Trio) -> None:
     a, b, _ = trio
     slow = a.parts.start_call("b", remote.slow_one)
     await a.peer("b").call(remote.add, 1)
@@ -146,9 +142,7 @@ async def test_connections_are_made_again_after_a_break(wired: Trio) -> None:
 
 
 @pytest.mark.parametrize("network", ["mem", "uds"])
-async def test_dials_of_both_sides_leave_one_connection(
-    network: Wires,
-) -> None:
+async def test_dials_of_both_sides_leave_one_connection(network: Wires) -> None:
     for _ in range(50):
         async with Cluster(2, network=network) as (a, b):
             calls = [

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.core.attacked_worker import (
-    MIB,
-    honest_call,
-    raw_peer,
-    victim,
-)
+from tests.integration.core.attacked_worker import MIB, honest_call, raw_peer, victim
 from tests.integration.core.memory_attacks import ATTACKS
 
 PEER_BYTES_MAX = 256 * MIB

@@ -62,9 +62,7 @@ def test_later_cells_use_and_end_the_worker(tmp_path: Path) -> None:
     assert ended.startswith("NotStartedError: there is no running worker here")
 
 
-def test_rerun_cells_and_reloaded_modules_are_called_anew(
-    tmp_path: Path,
-) -> None:
+def test_rerun_cells_and_reloaded_modules_are_called_anew(tmp_path: Path) -> None:
     module = tmp_path / "answers.py"
     write = f"__import__('pathlib').Path({str(module)!r}).write_text"
     call = "await asyncrpc.rpc_async('w', answers.answer)"

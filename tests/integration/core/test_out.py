@@ -66,9 +66,7 @@ async def test_out_may_be_reused(wired: Trio) -> None:
         assert holds(out, value)
 
 
-async def test_a_small_result_is_copied_once_out_of_the_read_buffer(
-    trio: Trio,
-) -> None:
+async def test_a_small_result_is_copied_once_out_of_the_read_buffer(trio: Trio) -> None:
     call = start(trio[0], torch.empty(SMALL), torch.ones, SMALL)
     await call
     assert call.stats.bytes_copied == call.stats.bytes_received == 4 * SMALL

@@ -188,9 +188,7 @@ async def pair() -> AsyncIterator[Pair]:
         yield a, b, proxies["b"]
 
 
-async def test_silent_peer_is_lost_and_can_return(
-    pair: Pair,
-) -> None:
+async def test_silent_peer_is_lost_and_can_return(pair: Pair) -> None:
     a, b, proxy = pair
     number, unsent = load.Calls().new(), load.Calls().new()
     gone = asyncio.Event()

@@ -111,9 +111,7 @@ async def test_a_function_that_is_not_exposed_any_more_is_refused(write: Write) 
             await worker.peer("a").call(module.answer)
 
 
-async def test_caller_learns_of_old_code_in_another_process(
-    write: Write,
-) -> None:
+async def test_caller_learns_of_old_code_in_another_process(write: Write) -> None:
     async with ProcessCluster(["b"], method="forkserver") as worker:
         folder = str(Path(write("def answer(): return 1").__file__).parent)
         await worker.peer("b").call(sys.path.insert, 0, folder)

@@ -33,13 +33,7 @@ from asyncrpc.testing import Cluster, acting_as
 from tests.forked import forked
 from tests.integration.core import remote
 from tests.integration.core.conftest import Trio
-from tests.integration.core.groups import (
-    LIMIT_S,
-    outcomes,
-    program,
-    started,
-    until,
-)
+from tests.integration.core.groups import LIMIT_S, outcomes, program, started, until
 from tests.ports import free_port
 
 Seat = Callable[..., Worker]  # (name, rank, world size, options) -> a worker
@@ -264,9 +258,7 @@ async def test_worker_started_before_the_host_waits() -> None:
         await b.shutdown()
 
 
-async def test_missing_store_is_reported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_missing_store_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_places, "GRACE_S", LIMIT_S)  # until it hosts it itself
     where = f"tcp://127.0.0.1:{free_port()}"
     b = Worker("b", rank=1, world_size=2, rendezvous=where, options=SHORT)

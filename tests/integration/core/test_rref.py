@@ -154,9 +154,7 @@ async def test_reference_may_be_passed_on_before_its_value_exists(trio: Trio) ->
     await all_freed(a, b, c)
 
 
-async def test_failed_construction_raises_for_every_holder(
-    trio: Trio,
-) -> None:
+async def test_failed_construction_raises_for_every_holder(trio: Trio) -> None:
     a, b, c = trio
     rref = a.peer("b").remote(failures.two_arguments)
     for ask in (rref.to_here, rref.rpc_async().get):
@@ -203,9 +201,7 @@ async def test_a_reference_to_a_lost_owner_fails_at_once(trio: Trio) -> None:
     await all_freed(a, c)
 
 
-async def test_reference_to_an_unreachable_owner_is_freed(
-    tmp_path: Path,
-) -> None:
+async def test_reference_to_an_unreachable_owner_is_freed(tmp_path: Path) -> None:
     """The error that both calls end with keeps neither of them, nor the reference."""
     where = {name: f"uds://{tmp_path}/{name}" for name in ("a", "nobody")}
     options = Options(network=NetworkOptions(listen=(where["a"],)))
@@ -238,9 +234,7 @@ async def test_reference_cannot_be_pickled(trio: Trio) -> None:
         pickle.dumps(rref)
 
 
-async def test_reference_is_not_blamed_for_an_unsendable_neighbour(
-    trio: Trio,
-) -> None:
+async def test_reference_is_not_blamed_for_an_unsendable_neighbour(trio: Trio) -> None:
     a, b, c = trio
     rref = a.peer("b").remote(Counter, 1)
     deep: list[Any] = []

@@ -117,9 +117,7 @@ async def test_user_to_third_not_kept_costs_nothing(trio: Trio) -> None:
     await all_freed(a, b, c)
 
 
-async def test_concurrent_shares_with_a_third_send_no_owner_message(
-    trio: Trio,
-) -> None:
+async def test_concurrent_shares_with_a_third_send_no_owner_message(trio: Trio) -> None:
     """However calls overlap: while one runs, its loan protects those of all."""
     a, b, c = trio
     rref = await confirmed_reference(trio)
@@ -183,9 +181,7 @@ async def test_loans_of_one_turn_are_returned_in_one_message(trio: Trio) -> None
     await all_freed(a, b, c)
 
 
-async def test_reference_sent_home_with_large_data_finds_its_value(
-    trio: Trio,
-) -> None:
+async def test_reference_sent_home_with_large_data_finds_its_value(trio: Trio) -> None:
     """The release may be read while a thread unpacks the message sent before it."""
     a, b, c = trio
     much = torch.zeros(1 << 20)

@@ -133,9 +133,7 @@ async def test_case_03_waiter_for_a_dead_creators_value_gets_an_error() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_case_03_waiter_for_a_value_never_made_gets_an_error(
-    seed: int,
-) -> None:
+def test_case_03_waiter_for_a_value_never_made_gets_an_error(seed: int) -> None:
     """The creator lends what it is making; its own request never arrives."""
 
     async def scenario(network: Network) -> None:
@@ -291,9 +289,7 @@ def value_at(worker: Worker) -> Any:
     return future.result()
 
 
-async def test_case_08_cycle_is_freed_when_a_handle_is_released(
-    trio: Trio,
-) -> None:
+async def test_case_08_cycle_is_freed_when_a_handle_is_released(trio: Trio) -> None:
     a, b, c = trio
     await circle(a, b)
     value_at(b).release()
@@ -390,9 +386,7 @@ def test_case_09_a_handle_may_outlive_its_loop_and_the_interpreter() -> None:
 # --- 10: timeouts --------------------------------------------------------------------
 
 
-async def test_case_10_owner_reports_a_value_not_made_in_time(
-    trio: Trio,
-) -> None:
+async def test_case_10_owner_reports_a_value_not_made_in_time(trio: Trio) -> None:
     a, b, c = trio
     remote.watches["late"] = watch = remote.Watch()
     rref = a.peer("b").using(timeout_s=0.5).remote(remote.wait_for_ever, "late")

@@ -117,20 +117,14 @@ async def _hold_calls(worker: Worker) -> tuple[int, int, int]:
     """
     callee = worker.peer("b")
     await callee.call(fan_in.close_gate)
-    before, here = (
-        await callee.call(fan_in.settled_memory),
-        fan_in.memory_of(),
-    )
+    before, here = (await callee.call(fan_in.settled_memory), fan_in.memory_of())
     calls = [
         worker.parts.start_call("b", fan_in.pass_gate, (number,))
         for number in range(CALLS)
     ]
     # Behind the calls on the same connection: they are all in hand then.
     assert await callee.call(fan_in.calls_in_hand) == CALLS
-    during, then = (
-        await callee.call(fan_in.settled_memory),
-        fan_in.memory_of(),
-    )
+    during, then = (await callee.call(fan_in.settled_memory), fan_in.memory_of())
     await callee.call(fan_in.open_gate)
     assert await asyncio.gather(*calls) == list(range(CALLS))
     assert await callee.call(fan_in.calls_in_hand) == 0

@@ -484,9 +484,7 @@ async def test_call_cancelled_while_waiting_never_runs(
 
 
 @pytest.mark.parametrize("network", ["mem", "tcp"])
-async def test_sharing_without_common_memory_is_explained(
-    network: Any,
-) -> None:
+async def test_sharing_without_common_memory_is_explained(network: Any) -> None:
     async with Cluster(2, network=network) as (a, _):
         value = asyncrpc.share(torch.zeros(5))
         with pytest.raises(EncodeError, match=r"send tensor\.clone\(\)"):
@@ -522,9 +520,7 @@ async def test_refusal_of_shared_memory_fails_its_call_alone(
     assert await a.peer("b").call(remote.add, 1) == 2
 
 
-async def test_unknown_key_of_shared_memory_fails_its_call_alone(
-    host: Trio,
-) -> None:
+async def test_unknown_key_of_shared_memory_fails_its_call_alone(host: Trio) -> None:
     a, _, _ = host
     value = asyncrpc.share(torch.zeros(5))
     await a.peer("b").call(remote.echo, torch.zeros(1))

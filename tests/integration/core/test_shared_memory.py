@@ -289,9 +289,7 @@ async def test_payload_over_half_the_limit_goes_by_socket() -> None:
 
 
 @pytest.mark.parametrize("off", ["a", "b"])
-async def test_payload_goes_by_socket_without_shared_memory(
-    off: str,
-) -> None:
+async def test_payload_goes_by_socket_without_shared_memory(off: str) -> None:
     names = ("a", "b")
     meeting = asyncrpc.LocalRendezvous(2)
     a, b = (

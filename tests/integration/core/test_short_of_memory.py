@@ -76,11 +76,7 @@ async def hears(call: Callable[[], Any]) -> CallError:
 
 
 async def test_function_out_of_memory_fails_its_call_alone(pair: Worker) -> None:
-    functions = [
-        short.allocate,
-        short.allocate_on_loop,
-        short.allocate_in_coroutine,
-    ]
+    functions = [short.allocate, short.allocate_on_loop, short.allocate_in_coroutine]
     async with limited(pair, 64 * MIB) as peer:
         for how in ("numpy", "torch", "bytes", "text"):
             for function in functions:
@@ -171,9 +167,7 @@ async def test_call_waits_for_an_existing_thread(pair: Worker) -> None:
         assert await asyncio.gather(*waiting) == [2, 2, 2]
 
 
-async def test_waiting_call_gets_a_thread_once_possible(
-    pair: Worker,
-) -> None:
+async def test_waiting_call_gets_a_thread_once_possible(pair: Worker) -> None:
     peer = pair.peer("b")
     held = asyncio.ensure_future(peer.call(short.wait_at_gate))
     await asyncio.sleep(0)  # its request goes first

@@ -64,18 +64,12 @@ def now_s() -> float:
     ],
 )
 def test_graceful_shutdown_waits_for_an_unawaited_chain(
-    chain: Chain,
-    tmp_path: Path,
-    *,
-    at_once: bool,
+    chain: Chain, tmp_path: Path, *, at_once: bool
 ) -> None:
     """Twenty calls deep, over four processes, whether or not they were connected."""
     arguments = (chain, str(tmp_path), DEPTH, at_once)
     ended_s = launch(
-        call_chains.end_together,
-        arguments,
-        call_chains.WORLD_SIZE,
-        method="forkserver",
+        call_chains.end_together, arguments, call_chains.WORLD_SIZE, method="forkserver"
     )
     ran_s = {path.name: float(path.read_text()) for path in tmp_path.iterdir()}
     assert len(ran_s) == DEPTH
@@ -86,9 +80,7 @@ def test_graceful_shutdown_waits_for_an_unawaited_chain(
 
 
 @pytest.mark.parametrize("chains", [1, 3, 30])
-async def test_graceful_shutdown_waits_for_busy_chains_in_threads(
-    chains: int,
-) -> None:
+async def test_graceful_shutdown_waits_for_busy_chains_in_threads(chains: int) -> None:
     """A thread hands the next call to the loop, and then its own answer."""
     for _ in range(3):
         call_chains.passed.clear()
@@ -199,9 +191,7 @@ async def test_worker_that_left_alone_is_not_waited_for(
     assert "without the others that are gone: 'c'" in caplog.text
 
 
-async def test_survivors_of_a_large_group_end(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_survivors_of_a_large_group_end(caplog: pytest.LogCaptureFixture) -> None:
     """Most workers left unnoticed before, so that each is looked for."""
     async with Cluster(9, options=Options(drain_timeout_s=1.0)) as workers:
         await asyncio.gather(*(worker.shutdown() for worker in workers[2:8]))

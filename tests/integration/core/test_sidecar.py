@@ -54,10 +54,7 @@ def as_seen_from_elsewhere(hello: Hello) -> Hello:
 
 async def ask(hello: Hello, *, secret: str = SECRET, timeout_s: float = 5) -> Evidence:
     return await evidence_of(
-        hello,
-        credentials_pid=None,
-        secret=secret.encode(),
-        timeout_s=timeout_s,
+        hello, credentials_pid=None, secret=secret.encode(), timeout_s=timeout_s
     )
 
 
@@ -256,16 +253,11 @@ def test_a_peer_must_have_the_time_to_answer(
         ("file:///etc/passwd", "uds:///tmp/x", ""),
     ],
 )
-async def test_invalid_addresses_give_no_evidence(
-    sidecar: tuple[str, ...],
-) -> None:
+async def test_invalid_addresses_give_no_evidence(sidecar: tuple[str, ...]) -> None:
     async with started(
         replace(TCP, liveness=replace(TCP.liveness, sidecar="off"))
     ) as worker:
-        hello = replace(
-            worker.parts.hello(),
-            sidecar=sidecar,
-        )
+        hello = replace(worker.parts.hello(), sidecar=sidecar)
         assert await ask_both(hello) == (Evidence.UNKNOWN, Evidence.UNKNOWN)
 
 
@@ -275,11 +267,7 @@ async def test_kernel_may_report_a_process_without_a_pulse() -> None:
     async with started(
         replace(TCP, liveness=replace(TCP.liveness, sidecar="off"))
     ) as worker:
-        hello = replace(
-            worker.parts.hello(),
-            sidecar=(),
-            pid=child.pid,
-        )
+        hello = replace(worker.parts.hello(), sidecar=(), pid=child.pid)
         for credentials_pid, evidence in (
             (child.pid, Evidence.GONE),
             (child.pid + 1, Evidence.UNKNOWN),  # of a proxy, say
@@ -298,10 +286,7 @@ async def test_process_of_another_namespace_is_ignored() -> None:
         address = PulseAddress.find(worker.parts.hello().sidecar)
         assert address is not None
         elsewhere = replace(address, namespace=address.namespace + 1)
-        hello = replace(
-            worker.parts.hello(),
-            sidecar=(str(elsewhere),),
-        )
+        hello = replace(worker.parts.hello(), sidecar=(str(elsewhere),))
         assert await ask(hello) is Evidence.UNKNOWN
 
 
@@ -320,8 +305,7 @@ async def test_first_answering_address_suffices() -> None:
         with silent_listener() as silent:
             real = worker.parts.hello().sidecar
             hello = replace(
-                worker.parts.hello(),
-                sidecar=(silent, "tcp://[::1]:1", *real),
+                worker.parts.hello(), sidecar=(silent, "tcp://[::1]:1", *real)
             )
             evidence = await ask(as_seen_from_elsewhere(hello), timeout_s=GENEROUS_S)
             assert evidence is Evidence.TICKING
@@ -330,10 +314,7 @@ async def test_first_answering_address_suffices() -> None:
 async def test_silent_sidecar_is_unreachable() -> None:
     async with started() as worker:
         with silent_listener() as silent:
-            hello = replace(
-                worker.parts.hello(),
-                sidecar=(silent,),
-            )
+            hello = replace(worker.parts.hello(), sidecar=(silent,))
             evidence = await ask(as_seen_from_elsewhere(hello), timeout_s=0.2)
             assert evidence is Evidence.UNREACHABLE
 
@@ -341,10 +322,7 @@ async def test_silent_sidecar_is_unreachable() -> None:
 async def test_cancelled_question_leaves_nothing_behind() -> None:
     async with started() as worker:
         with silent_listener() as silent:
-            hello = replace(
-                worker.parts.hello(),
-                sidecar=(silent, silent),
-            )
+            hello = replace(worker.parts.hello(), sidecar=(silent, silent))
             asking = asyncio.ensure_future(
                 ask(as_seen_from_elsewhere(hello), timeout_s=GENEROUS_S)
             )
@@ -427,9 +405,7 @@ class TestProcesses:
     loops = {"asyncio": asyncio.SelectorEventLoop}  # noqa: RUF012
 
     @pytest.mark.parametrize(
-        "stall",
-        [blocking.hold_interpreter, blocking.block_loop],
-        ids=["lock", "loop"],
+        "stall", [blocking.hold_interpreter, blocking.block_loop], ids=["lock", "loop"]
     )
     async def test_blocked_process_is_seen_as_busy(
         self, stall: Stall, tmp_path: Path

@@ -171,9 +171,7 @@ async def test_work_with_a_stopped_worker_ends_and_names_it(
 
 
 @pytest.mark.slow
-async def test_short_stop_fails_only_calls_with_deadlines(
-    transport: Transport,
-) -> None:
+async def test_short_stop_fails_only_calls_with_deadlines(transport: Transport) -> None:
     """The stop outlasts many heartbeats, and no link is lost."""
     liveness = LivenessOptions(heartbeat_s=0.1, lost_after_s=LIMIT_S)
     options = replace(OPTIONS, liveness=liveness)
@@ -226,9 +224,7 @@ async def answer() -> str:
         return str(error)
 
 
-async def test_answer_received_during_a_stop_counts(
-    transport: Transport,
-) -> None:
+async def test_answer_received_during_a_stop_counts(transport: Transport) -> None:
     """The deadline of the call has passed by then."""
     async with three(transport, Options(liveness=PATIENT)) as (cluster, a):
         b, c, now_s = a.peer("b"), a.peer("c"), asyncio.get_running_loop().time
@@ -327,9 +323,7 @@ def close_group() -> None:
 
 
 @pytest.mark.slow
-async def test_stopped_rank_is_lost_and_named_by_all(
-    transport: Transport,
-) -> None:
+async def test_stopped_rank_is_lost_and_named_by_all(transport: Transport) -> None:
     async with three(transport, OPTIONS) as (cluster, a):
         with acting_as(a):
             peers = [a.peer(name) for name in "abc"]

@@ -15,33 +15,16 @@ from tempfile import TemporaryDirectory
 import msgpack
 import pytest
 
-from asyncrpc import (
-    LocalRendezvous,
-    NetworkOptions,
-    Options,
-    Policy,
-    Worker,
-)
+from asyncrpc import LocalRendezvous, NetworkOptions, Options, Policy, Worker
 from asyncrpc.core.logs import LINES_AT_ONCE, PEERS_MAX
 from asyncrpc.core.serde import Codec, FunctionTable
 from asyncrpc.core.wire.frames import HEADER, MAGIC, VERSION, Flags, FrameKind, prefix
-from asyncrpc.core.wire.handshake import (
-    PREFACE,
-    PROOF_BYTES,
-    REFUSAL,
-    Handshake,
-    Role,
-)
+from asyncrpc.core.wire.handshake import PREFACE, PROOF_BYTES, REFUSAL, Handshake, Role
 from asyncrpc.errors import AsyncRpcError, AuthenticationError
 from tests.docs.test_wire_tables import MESSAGES
 from tests.integration.core import remote
 from tests.integration.core.groups import until
-from tests.integration.core.raw_connections import (
-    dialed,
-    hello,
-    prove,
-    read_to_the_end,
-)
+from tests.integration.core.raw_connections import dialed, hello, prove, read_to_the_end
 
 SECRET = "the right one of many"
 WITHOUT_PAYLOAD = [
@@ -217,9 +200,7 @@ async def _fails(caller: Worker) -> None:
         await caller.peer("ps").call(remote.add, 1)
 
 
-async def test_echoed_handshake_is_refused(
-    tmp_path: Path,
-) -> None:
+async def test_echoed_handshake_is_refused(tmp_path: Path) -> None:
     """Somebody at the address says back whatever is said."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -375,10 +356,7 @@ async def test_notice_of_an_unknown_service_or_form_is_dropped(
 
 @pytest.mark.parametrize("connections", [1, 300])
 async def test_a_peer_cannot_fill_the_log(
-    server: Worker,
-    friend: Worker,
-    connections: int,
-    caplog: pytest.LogCaptureFixture,
+    server: Worker, friend: Worker, connections: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By notices that cannot be taken, and by breaking the protocol again and again."""
     notice = prefix(FrameKind.NOTICE, head=msgpack.packb(["x", "y"]), control=b"\xc0")

@@ -134,18 +134,14 @@ async def test_lost_producer_raises_an_error(trio: Trio) -> None:
             pass
 
 
-async def test_stream_needs_a_generator_and_call_a_function(
-    trio: Trio,
-) -> None:
+async def test_stream_needs_a_generator_and_call_a_function(trio: Trio) -> None:
     with pytest.raises(CallKindError, match=r"use `call`.*make it a generator"):
         await anext(stream(trio, remote.add, 1))
     with pytest.raises(CallKindError, match="use `stream`"):
         await trio[0].peer("b").call(remote.count_to, 1)
 
 
-async def test_streams_of_a_connection_do_not_block_each_other(
-    trio: Trio,
-) -> None:
+async def test_streams_of_a_connection_do_not_block_each_other(trio: Trio) -> None:
     slow = stream(trio, remote.count_to, 1000)
     assert await anext(slow) == 0  # and is not taken from for a while
     assert len([item async for item in stream(trio, remote.count_to, 500)]) == 500

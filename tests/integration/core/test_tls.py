@@ -241,9 +241,7 @@ async def test_listening_without_verification_is_refused(authority: Authority) -
             pass
 
 
-def test_tls_without_a_ca_is_refused(
-    authority: Authority,
-) -> None:
+def test_tls_without_a_ca_is_refused(authority: Authority) -> None:
     with pytest.raises(UsageError, match="public authority"):
         Tls(certificate=authority.issue())
 
@@ -387,9 +385,7 @@ async def test_proxy_that_terminates_tls_cannot_relay_proofs(
         assert ps.parts.directory.links == []
 
 
-async def test_cut_connection_is_made_again_with_tls(
-    authority: Authority,
-) -> None:
+async def test_cut_connection_is_made_again_with_tls(authority: Authority) -> None:
     """A call that is under way does not notice."""
     options = with_tls(authority.tls())
     async with with_somebody_between(options) as (me, ps, between):
@@ -410,9 +406,7 @@ PAGE = REPOSITORY / "docs" / "explanation" / "security.md"
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl")
-async def test_commands_of_the_page_make_valid_certificates(
-    tmp_path: Path,
-) -> None:
+async def test_commands_of_the_page_make_valid_certificates(tmp_path: Path) -> None:
     commands = PAGE.read_text("utf-8").split("```sh\n")[1].split("```")[0]
     shell = await asyncio.create_subprocess_shell(
         f"set -e\n{commands}", cwd=tmp_path, stderr=asyncio.subprocess.DEVNULL

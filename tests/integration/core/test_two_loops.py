@@ -55,17 +55,13 @@ def wrong(program: Program, did: dict[str, str], right: str) -> dict[str, str]:
     return others | ({"afterwards": f"ran {RAN}"} if RAN else {})
 
 
-def test_second_loop_of_the_thread_is_refused(
-    program: Program,
-) -> None:
+def test_second_loop_of_the_thread_is_refused(program: Program) -> None:
     did = outcomes(program, ON_SECOND, on_second_loop)
     did.pop("start")  # it has been started
     assert wrong(program, did, "on another one") == {}
 
 
-def test_loop_of_another_thread_is_refused(
-    program: Program,
-) -> None:
+def test_loop_of_another_thread_is_refused(program: Program) -> None:
     did = program.home.run_until_complete(
         asyncio.to_thread(outcomes, program, ON_SECOND, on_second_loop)
     )
@@ -73,9 +69,7 @@ def test_loop_of_another_thread_is_refused(
     assert wrong(program, did, "on another one") == {}
 
 
-def test_coroutine_without_a_running_loop_is_refused(
-    program: Program,
-) -> None:
+def test_coroutine_without_a_running_loop_is_refused(program: Program) -> None:
     doors = {name: door for name, door in DOORS.items() if name != "two calls"}
     did = program.home.run_until_complete(
         asyncio.to_thread(outcomes, program, doors, without_loop)
@@ -110,9 +104,7 @@ def test_worker_with_a_closed_loop_is_refused() -> None:
     assert "and ran" not in ended.stdout
 
 
-def test_call_may_start_between_two_runs_of_the_loop(
-    program: Program,
-) -> None:
+def test_call_may_start_between_two_runs_of_the_loop(program: Program) -> None:
     future = program.worker.parts.start_call("w", note, ("later",))
     assert program.home.run_until_complete(future) == "later"
 

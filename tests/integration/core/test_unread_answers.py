@@ -199,9 +199,7 @@ def large() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("network", ["uds", "tcp", "mem"])
-async def test_answers_over_the_limit_of_a_peer_follow_in_turn(
-    network: Wires,
-) -> None:
+async def test_answers_over_the_limit_of_a_peer_follow_in_turn(network: Wires) -> None:
     """Once one has been copied to shared memory, next to nothing is left to take."""
     limits = LimitOptions(outbound_bytes_max=LIMIT_BYTES)
     options = Options(limits=limits, liveness=PATIENT)

@@ -147,9 +147,7 @@ async def test_failed_start_of_a_call_is_raised_in_its_thread(trio: Trio) -> Non
         await asyncio.to_thread(begin)
 
 
-async def test_barrier_timeout_counts_while_another_barrier_runs(
-    trio: Trio,
-) -> None:
+async def test_barrier_timeout_counts_while_another_barrier_runs(trio: Trio) -> None:
     first = asyncio.create_task(trio[0].barrier())
     await asyncio.sleep(0)
     with pytest.raises(BarrierTimeoutError, match="so this call did not begin"):

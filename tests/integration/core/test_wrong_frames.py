@@ -289,10 +289,7 @@ FRAMES: dict[str, dict[str, Any]] = {
     "a target that is no target": {"kind": FrameKind.REQUEST, "head": b"\x91\xa1x"},
     "a number never given": {"kind": FrameKind.REQUEST, "head": b"\x91\xcd\x03\xe7"},
     "a name that is no text": {"kind": FrameKind.REQUEST, "head": CREATED},
-    "no map beside it": {
-        "kind": FrameKind.REQUEST,
-        "head": pack_head([NAMED, [1]]),
-    },
+    "no map beside it": {"kind": FrameKind.REQUEST, "head": pack_head([NAMED, [1]])},
     "a service without a method": {"kind": FrameKind.SERVICE, "head": b"\x91\xa1x"},
     "a notice without a head": {"kind": FrameKind.NOTICE, "head": b""},
     "an answer to no call": {"kind": FrameKind.RESPONSE, "call_id": 999},

@@ -12,25 +12,11 @@ from typing import Any
 
 import pytest
 
-from asyncrpc import (
-    CallError,
-    Options,
-    Outcome,
-    Policy,
-    RemoteError,
-    RRef,
-    Worker,
-)
+from asyncrpc import CallError, Options, Outcome, Policy, RemoteError, RRef, Worker
 from asyncrpc.errors import DecodeError, EncodeError
 from asyncrpc.testing import Cluster, ProcessCluster
 from tests.integration.core import misbehaving, ways
-from tests.integration.core.company import (
-    LIMIT_S,
-    PATIENT,
-    company,
-    told_by,
-    work,
-)
+from tests.integration.core.company import LIMIT_S, PATIENT, company, told_by, work
 from tests.integration.core.misbehaving import BAD, FINE, RAISED
 from tests.integration.core.ways import CALLS, Way
 

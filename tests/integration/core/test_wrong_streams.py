@@ -39,9 +39,7 @@ async def drain(source: AsyncIterator[Any], items: list[Any]) -> None:
         items.append(item)  # noqa: PERF401  (those before the error count)
 
 
-async def test_unreadable_item_has_the_outcome_executed(
-    trio: Trio,
-) -> None:
+async def test_unreadable_item_has_the_outcome_executed(trio: Trio) -> None:
     words = r"streams on 'b': .*while it is read"
     with pytest.raises(CallError, match=words) as caught:
         await drain(trio[0].peer("b").stream(streams), [])

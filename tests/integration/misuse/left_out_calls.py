@@ -20,8 +20,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     ),
     "CallFuture.add_done_callback": "asyncio's own, but for the loop that it checks",
     **dict.fromkeys(
-        ["CallFuture", "JoinTokens", "Peer", "PeerGroup", "PreemptionStep"],
-        _MADE_BY_IT,
+        ["CallFuture", "JoinTokens", "Peer", "PeerGroup", "PreemptionStep"], _MADE_BY_IT
     ),
     **dict.fromkeys(
         [

@@ -101,8 +101,7 @@ USES: Final[Mapping[str, Use]] = {
         finish=nothing,
     ),
     "serving.Batcher.__aenter__": Use(
-        lambda _: giving(serving.Batcher(_give_back_all, 1, 0.0)),
-        needs_worker=False,
+        lambda _: giving(serving.Batcher(_give_back_all, 1, 0.0)), needs_worker=False
     ),
     "serving.Batcher.__call__": Use(
         lambda world: world.kept["batcher"],
@@ -154,10 +153,7 @@ USES: Final[Mapping[str, Use]] = {
     "serving.Limiter": Use(
         lambda _: serving.Limiter,
         needs_worker=False,
-        right={
-            "running_max": lambda _: 1,
-            "max_queue_age_s": lambda _: 1e30,
-        },
+        right={"running_max": lambda _: 1, "max_queue_age_s": lambda _: 1e30},
         fits={"running_max": COUNTS, "standing_queue_age_s": SECONDS, **QUEUES},
         finish=nothing,
     ),

@@ -230,10 +230,7 @@ USES: Final[Mapping[str, Use]] = {
     "JoinTokens.issue": Use(
         lambda world: world.a.tokens.issue,
         right={"valid_s": lambda _: 60},
-        fits={
-            "valid_s": SECONDS - {"none"},
-            "name": {"none", "text", "too large"},
-        },
+        fits={"valid_s": SECONDS - {"none"}, "name": {"none", "text", "too large"}},
         finish=_revoked,
     ),
     "JoinTokens.revoke": Use(
@@ -386,8 +383,6 @@ USES: Final[Mapping[str, Use]] = {
         lambda _: asyncrpc.share,
         needs_worker=False,
         right={"value": lambda _: torch.ones(3)},
-        fits={
-            "value": {"a tensor", "a tensor of integers", "too many dimensions"},
-        },
+        fits={"value": {"a tensor", "a tensor of integers", "too many dimensions"}},
     ),
 }

@@ -8,12 +8,7 @@ from typing import Any, Final
 import torch
 
 from asyncrpc import Group, ddp
-from tests.integration.misuse.uses_training import (
-    POSITIVE,
-    closed,
-    kept,
-    three,
-)
+from tests.integration.misuse.uses_training import POSITIVE, closed, kept, three
 from tests.integration.misuse.uses_values import CALLABLES, COUNT, FLAG
 from tests.integration.misuse.using import ANYTHING, Use
 from tests.integration.misuse.wrong import World
@@ -88,9 +83,7 @@ def sgd(_: object = None) -> torch.optim.Optimizer:
 
 def post_local(world: World) -> ddp.PostLocalSGDOptimizer:
     made: ddp.PostLocalSGDOptimizer = kept(
-        world,
-        "post local",
-        lambda: ddp.PostLocalSGDOptimizer(sgd(), periodic(world)),
+        world, "post local", lambda: ddp.PostLocalSGDOptimizer(sgd(), periodic(world))
     )
     return made
 
@@ -217,19 +210,12 @@ MODELS: Final[Mapping[str, Use]] = {
     "ddp.DistributedDataParallel.backward": _ready(
         "backward",
         right={"loss": loss_of_model},
-        fits={
-            "loss": CALLED,
-            "gradient": {"none"},
-            "retain_graph": FLAG,
-        },
+        fits={"loss": CALLED, "gradient": {"none"}, "retain_graph": FLAG},
     ),
     "ddp.DistributedDataParallel.no_sync": _ready("no_sync", needs_worker=False),
     "ddp.DistributedDataParallel.join": Use(
         lambda world: world.kept["model"].join,
-        fits={
-            "divide_by_initial_world_size": FLAG,
-            "throw_on_early_termination": FLAG,
-        },
+        fits={"divide_by_initial_world_size": FLAG, "throw_on_early_termination": FLAG},
         needs_worker=False,
         ready=model,
         rightly=_join,
@@ -237,10 +223,7 @@ MODELS: Final[Mapping[str, Use]] = {
     "ddp.Join": Use(
         lambda _: ddp.Join,
         right={"joinables": lambda world: [world.kept["model"]]},
-        fits={
-            "divide_by_initial_world_size": FLAG,
-            "throw_on_early_termination": FLAG,
-        },
+        fits={"divide_by_initial_world_size": FLAG, "throw_on_early_termination": FLAG},
         needs_worker=False,
         ready=model,
     ),

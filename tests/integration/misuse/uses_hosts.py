@@ -24,9 +24,7 @@ from asyncrpc import (
     xla,
 )
 from asyncrpc.core.membership.changes import MemberChange
-from asyncrpc.core.membership.machine.records import (
-    ChangeKind,
-)
+from asyncrpc.core.membership.machine.records import ChangeKind
 from asyncrpc.devices import DeviceName
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.misuse import (
@@ -38,12 +36,7 @@ from tests.integration.misuse import (
     uses_serving,
     uses_testing,
 )
-from tests.integration.misuse.beside import (
-    SEQUENCES,
-    giving,
-    in_thread,
-    without_worker,
-)
+from tests.integration.misuse.beside import SEQUENCES, giving, in_thread, without_worker
 from tests.integration.misuse.uses_values import CALLABLES, FLAG
 from tests.integration.misuse.using import ANYTHING, Use, nothing
 from tests.integration.misuse.wrong import SECONDS, World

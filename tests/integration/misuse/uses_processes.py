@@ -20,11 +20,7 @@ from tests.integration.misuse.wrong import SECONDS, World
 _METHOD: Final[set[str]] = set()
 # What pickle cannot send to another process of this host.
 _CANNOT_BE_PICKLED: Final = CANNOT_TRAVEL - {"too many dimensions", "too large"}
-_STARTED: Final = {
-    "fn": CALLABLES,
-    "args": SEQUENCES,
-    "nprocs": {"an integer"},
-}
+_STARTED: Final = {"fn": CALLABLES, "args": SEQUENCES, "nprocs": {"an integer"}}
 
 
 @functools.cache
@@ -108,7 +104,7 @@ USES: Final[Mapping[str, Use]] = {
             "threads_per_process": {"none", "an integer"},
             "timeout_s": SECONDS | {"infinite"},
             "secret": {
-                *("none", "text", "empty text", "text with a surrogate", "too large"),
+                *("none", "text", "empty text", "text with a surrogate", "too large")
             },
             "host_store": FLAG,
             "daemon": FLAG,
@@ -135,12 +131,10 @@ USES: Final[Mapping[str, Use]] = {
         rightly=_launch_on_xla,
     ),
     "multiprocessing.Processes.wait": Use(
-        lambda _: in_thread(_processes("to be waited for").wait),
-        needs_worker=False,
+        lambda _: in_thread(_processes("to be waited for").wait), needs_worker=False
     ),
     "multiprocessing.Processes.wait_async": Use(
-        lambda _: _processes("to be awaited").wait_async,
-        needs_worker=False,
+        lambda _: _processes("to be awaited").wait_async, needs_worker=False
     ),
     "multiprocessing.Processes.join": Use(
         lambda _: in_thread(_processes("to be joined").join),

@@ -177,9 +177,7 @@ USES: Final[Mapping[str, Use]] = {
         needs_worker=False,
     ),
     "serving.Publisher.promote": Use(
-        lambda world: _publisher(world).promote,
-        rightly=_rolled_out,
-        needs_worker=False,
+        lambda world: _publisher(world).promote, rightly=_rolled_out, needs_worker=False
     ),
     "serving.Publisher.roll_back": Use(
         lambda world: _publisher(world).roll_back,

@@ -89,11 +89,7 @@ USES: Final[Mapping[str, Use]] = {
         lambda _: Cluster,
         needs_worker=False,
         right={"count": lambda _: 1},
-        fits={
-            "count": {"an integer"},
-            "names": {"an empty list"},
-            "options": {"none"},
-        },
+        fits={"count": {"an integer"}, "names": {"an empty list"}, "options": {"none"}},
     ),
     "testing.Cluster.__aenter__": Use(lambda _: giving(Cluster(1)), needs_worker=False),
     "testing.ProcessCluster": Use(
@@ -108,9 +104,7 @@ USES: Final[Mapping[str, Use]] = {
         finish=nothing,
     ),
     "testing.ProcessCluster.__aenter__": Use(
-        lambda _: giving(_process_cluster()),
-        rightly=_processes,
-        needs_worker=False,
+        lambda _: giving(_process_cluster()), rightly=_processes, needs_worker=False
     ),
     "testing.ProcessCluster.pid": Use(
         lambda _: _process_cluster().pid,
@@ -132,9 +126,7 @@ USES: Final[Mapping[str, Use]] = {
         rightly=_processes,
     ),
     "testing.Proxy": Use(
-        lambda _: Proxy,
-        needs_worker=False,
-        right={"target": lambda _: _NOBODY},
+        lambda _: Proxy, needs_worker=False, right={"target": lambda _: _NOBODY}
     ),
     "testing.Proxy.__aenter__": Use(
         lambda _: giving(_proxy()), rightly=_refused, needs_worker=False
@@ -158,13 +150,9 @@ USES: Final[Mapping[str, Use]] = {
     "testing.Proxy.partition": _of_proxy("partition"),
     "testing.Proxy.heal": _of_proxy("heal"),
     "testing.Proxy.delay": _of_proxy(
-        "delay",
-        right={"delay_s": lambda _: 0.5},
-        fits={"delay_s": SECONDS - {"none"}},
+        "delay", right={"delay_s": lambda _: 0.5}, fits={"delay_s": SECONDS - {"none"}}
     ),
     "testing.Proxy.throttle": _of_proxy(
-        "throttle",
-        right={"bytes_per_s": lambda _: 1e6},
-        fits={"bytes_per_s": SECONDS},
+        "throttle", right={"bytes_per_s": lambda _: 1e6}, fits={"bytes_per_s": SECONDS}
     ),
 }

@@ -22,12 +22,7 @@ from tests.integration.misuse.wrong import SECONDS, World
 
 TENSORS: Final = {"a tensor", "a tensor of integers"}
 NAMES: Final = {"text", "empty text", "text with a surrogate", "too large"}
-POSITIVE: Final = {
-    "an integer",
-    "a fraction",
-    "infinite",
-    "an integer of 70 bits",
-}
+POSITIVE: Final = {"an integer", "a fraction", "infinite", "an integer of 70 bits"}
 REFUSED_BY_OWNER: Final = (
     asyncrpc.UsageError,
     asyncrpc.errors.EncodeError,
@@ -155,11 +150,7 @@ COLLECTIVES: Final[Mapping[str, Use]] = {
             "members": lambda _: ["a", "b"],
             "name": lambda _: "new",
         },
-        fits={
-            "members": {"none"},
-            "name": NAMES,
-            "timeout_s": SECONDS | {"infinite"},
-        },
+        fits={"members": {"none"}, "name": NAMES, "timeout_s": SECONDS | {"infinite"}},
         says={"members": r"\bmembers\b|worker .* is unknown"},
         finish=closed,
     ),

@@ -6,12 +6,7 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.trace import (
-    NonRecordingSpan,
-    SpanContext,
-    TraceFlags,
-    TraceState,
-)
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState
 
 from asyncrpc import Worker
 from asyncrpc.core.services.extensions import TRACE

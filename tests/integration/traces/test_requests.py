@@ -187,8 +187,7 @@ async def test_a_request_by_asgi_is_the_parent_of_its_calls(
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "error"),
-    [("/refuse", 503, "503"), ("/fail", 500, "ValueError")],
+    ("path", "status", "error"), [("/refuse", 503, "503"), ("/fail", 500, "ValueError")]
 )
 async def test_error_answer_by_asgi_sets_the_request_span(
     trio: Trio, spans: Spans, path: str, status: int, error: str

@@ -70,7 +70,7 @@ def test_special_tensors_modules_and_arrays_arrive(queue: Queue[Any]) -> None:
     model = through(queue, nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
     assert isinstance(model[0].weight, nn.Parameter)
     assert [name for name, _ in model.named_buffers()] == [
-        *("1.running_mean", "1.running_var", "1.num_batches_tracked"),
+        *("1.running_mean", "1.running_var", "1.num_batches_tracked")
     ]
     array = np.arange(10_000).reshape(100, 100)
     received = through(queue, (array, {"text": "x" * 5000}))
@@ -79,9 +79,7 @@ def test_special_tensors_modules_and_arrays_arrive(queue: Queue[Any]) -> None:
     assert received[1] == {"text": "x" * 5000}
 
 
-def test_views_stay_aliases_and_only_their_span_is_copied(
-    queue: Queue[Any],
-) -> None:
+def test_views_stay_aliases_and_only_their_span_is_copied(queue: Queue[Any]) -> None:
     base = torch.arange(1_000_000.0)
     a, b, c = through(queue, (base[10:20], base[15:25].view(torch.int32), base[12:14]))
     a[5] = -1.0

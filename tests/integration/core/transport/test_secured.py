@@ -104,9 +104,7 @@ async def test_changed_bytes_end_the_connection(authority: Authority) -> None:
     assert not near.received
 
 
-async def test_silent_tls_handshake_can_be_cancelled(
-    authority: Authority,
-) -> None:
+async def test_silent_tls_handshake_can_be_cancelled(authority: Authority) -> None:
     other, near = OtherEnd(authority), Recorder()
     connector = TcpConnector(tls=TlsContexts(authority.tls()))
     async with other.listening(with_tls=False) as address:
