@@ -1,15 +1,21 @@
-"""What becomes of calls that this worker makes, whatever befalls their link."""
+"""Calls that this worker makes: before they are sent, on a link, and at their ends."""
 
 from __future__ import annotations
 
+import asyncio
+import gc
 from typing import Any
 
 import numpy as np
 import pytest
 
+from asyncrpc import AsyncRpcError, UsageError
 from asyncrpc.core.calls.futures import CallFuture
 from asyncrpc.core.calls.machine.credit import WINDOW
+from asyncrpc.core.calls.outbound import CallEnds
 from asyncrpc.core.calls.streams import StreamReceiver
+from asyncrpc.core.calls.unsent import UnsentCalls
+from asyncrpc.core.ids import Incarnation, WorkerId
 from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.options import PLAIN, LimitOptions
 from asyncrpc.core.wire.frames import Flags, Frame, FrameKind
@@ -22,6 +28,7 @@ from asyncrpc.errors import (
     RejectedError,
     WorkerLostError,
 )
+from asyncrpc.trace import CANCELLED, FlightRecorder
 from tests.unit.core.calls.fakes import Gone, Hear, LinkParts, Look, Pins
 
 NAME = "builtins:max"
@@ -328,3 +335,115 @@ class TestServices:
             int(not at_once),
         )
         assert len(link.pending) == 0
+
+
+PEER = WorkerId("b", Incarnation(7))
+
+
+@pytest.fixture
+def recorder() -> FlightRecorder:
+    return FlightRecorder()
+
+
+async def test_unretrieved_error_is_still_logged(recorder: FlightRecorder) -> None:
+    errors: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: errors.append(context))
+    call: CallFuture[Any] = CallFuture(loop=loop, function="add", to="b")
+    call.set_exception(ValueError("it is not there"))
+    CallEnds(PEER, recorder).note_unsent(call)
+    del call
+    gc.collect()
+    assert [str(context["exception"]) for context in errors] == ["it is not there"]
+    assert [event.outcome for event in recorder.calls.recent] == ["ValueError"]
+
+
+async def test_abandoned_unsent_call_is_recorded_as_cancelled(
+    recorder: FlightRecorder,
+) -> None:
+    call: CallFuture[Any] = CallFuture(
+        loop=asyncio.get_running_loop(), function="add", to="b", began_s=1.0
+    )
+    call.cancel()
+    CallEnds(PEER, recorder).note_unsent(call)
+    (noted,) = recorder.calls.recent
+    assert (noted.outcome, noted.began_s, noted.call_id) == (CANCELLED, 1.0, 0)
+
+
+async def test_recorded_call_is_untracked_by_the_collector(
+    recorder: FlightRecorder,
+) -> None:
+    """Thousands of events that it looks after cost calls a tenth of their rate."""
+    noted: list[tuple[Any, ...]] = []
+    recorder.calls.add_sink(noted.append)
+    call: CallFuture[Any] = CallFuture(
+        loop=asyncio.get_running_loop(), function="add", to="b", began_s=1.0
+    )
+    call.cancel()
+    ends = CallEnds(PEER, recorder)
+    gc.collect()  # it forgets the worker, which is in each event
+    ends.note_unsent(call)
+    gc.collect()
+    assert [gc.is_tracked(fields) for fields in noted] == [False]
+    (event,) = recorder.calls.recent
+    assert event.to == PEER
+    assert isinstance(event.to, WorkerId)
+
+
+def call_to_b() -> CallFuture[Any]:
+    return CallFuture(loop=asyncio.get_running_loop(), function="add", to="b")
+
+
+async def test_unsent_call_is_counted_while_it_waits() -> None:
+    unsent, call = UnsentCalls(), call_to_b()
+    with unsent.waiting(call, None, "it had a connection"):
+        assert unsent.count == 1
+    assert unsent.count == 0
+    assert not call.done()
+    call.cancel()
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        (EncodeError("no"), EncodeError),
+        (UsageError("no"), UsageError),
+        (TimeoutError(), DeadlineExceededError),
+        (ValueError("no"), ValueError),
+    ],
+)
+async def test_error_before_the_sending_fails_the_call(
+    raised: Exception, kind: type[Exception]
+) -> None:
+    unsent, call = UnsentCalls(), call_to_b()
+    with unsent.waiting(call, Deadline.after(2.0, 0.0), "it had a connection"):
+        raise raised
+    assert unsent.count == 0
+    with pytest.raises(kind) as caught:
+        await call
+    error: Any = caught.value
+    if isinstance(error, EncodeError | DeadlineExceededError):
+        assert (error.function, error.to) == ("add", "b")
+    if isinstance(error, DeadlineExceededError):
+        assert error.outcome is Outcome.NOT_EXECUTED
+        assert "2 s" in str(error)
+
+
+async def test_cancelled_wait_fails_the_call_with_what_was_missing() -> None:
+    unsent, call = UnsentCalls(), call_to_b()
+
+    async def wait() -> None:
+        with unsent.waiting(call, None, "it had a connection"):
+            await asyncio.Event().wait()
+
+    waiting = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    assert unsent.count == 1
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert unsent.count == 0
+    with pytest.raises(WorkerLostError, match="before it had a connection") as caught:
+        await call
+    assert caught.value.outcome is Outcome.NOT_EXECUTED
+    assert isinstance(caught.value, AsyncRpcError)

@@ -1,13 +1,22 @@
-"""The owner's table, driven directly."""
+"""The owner's table, its picture in the reference, and what a share costs in messages.
+
+$ python -m tests.unit.core.rref.test_owner    # prints the picture
+"""
 
 from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from asyncrpc.core.ids import Incarnation, RRefId
 from asyncrpc.core.rref.machine import (
+    TRANSITIONS,
     EntryState,
     Freed,
+    HoldingEvent,
+    HoldingState,
     NotWanted,
     OwnerTable,
     SendGone,
@@ -21,6 +30,7 @@ from asyncrpc.errors import (
     RemoteProtocolError,
     RRefDeletedError,
 )
+from tests.property.rref_world import Node, World
 
 ME, CREATOR, LENDER, BORROWER = map(Incarnation, (1, 2, 3, 4))
 MINE = RRefId(ME, 1)
@@ -272,3 +282,137 @@ def test_memory_of_dead_workers_is_bounded(table: OwnerTable) -> None:
     table.create(MINE)
     assert table.register(MINE, Incarnation(100)) != []  # the oldest is forgotten
     assert table.register(MINE, Incarnation(110)) == []
+
+
+DOC = Path(__file__).parents[4] / "docs" / "reference" / "rref-protocol.md"
+
+
+def diagram() -> str:
+    """Draw `TRANSITIONS` as mermaid text, without the steps that stay in a state."""
+    lines = ["stateDiagram-v2"]
+    starts = ("PENDING: remote()", "BORROWED: loan", "CONFIRMED: fork")
+    lines += [f"    [*] --> {start}" for start in starts]
+    for state, row in TRANSITIONS.items():
+        lines += [
+            f"    {state.name} --> {after.name}: {event.value}"
+            for event, after in row.items()
+            if after is not state
+        ]
+    lines.append("    RELEASED --> [*]")
+    return "\n".join(lines)
+
+
+def test_picture_shows_the_transition_table() -> None:
+    text = DOC.read_text(encoding="utf-8")
+    drawn = text.split("```mermaid\n", 1)[1].split("\n```", 1)[0]
+    assert drawn == diagram()
+
+
+def test_every_state_has_a_row() -> None:
+    assert TRANSITIONS.keys() == set(HoldingState)
+
+
+def test_every_event_occurs_in_the_table() -> None:
+    assert {event for row in TRANSITIONS.values() for event in row} == set(HoldingEvent)
+
+
+@pytest.mark.parametrize(
+    "state", [state for state in HoldingState if state is not HoldingState.RELEASED]
+)
+def test_every_state_leads_to_release(state: HoldingState) -> None:
+    reached = {state}
+    while True:
+        more = {after for state in reached for after in TRANSITIONS[state].values()}
+        if more <= reached:
+            break
+        reached |= more
+    assert HoldingState.RELEASED in reached
+
+
+TORCH = 4  # FORK_REQUEST, ACK, CHILD_ACCEPT, ACK: whether the reference is kept or not
+
+
+@pytest.fixture
+def world() -> World:
+    return World(workers=3)
+
+
+def confirmed_reference(world: World) -> tuple[Node, Node, Node, RRefId]:
+    """Return creator, owner, third worker and a confirmed RRef; nothing is counted."""
+    creator, owner, third = world.alive.values()
+    rref_id = world.remote(creator, owner.id, is_large=False)
+    world.settle_down()
+    world.counted.clear()
+    return creator, owner, third, rref_id
+
+
+def cost(world: World) -> Counter[str]:
+    """Let everything arrive; count the messages that carry no call of the user's."""
+    world.settle_down()
+    return world.counted - Counter({"loan": 99, "fork": 99, "home": 99, "create": 99})
+
+
+def test_unkept_borrow_costs_a_token_on_the_response(world: World) -> None:
+    creator, _, third, rref_id = confirmed_reference(world)
+    world.share(creator, third.id, rref_id)
+    world.deliver((creator.id, third.id))
+    world.drop(third, rref_id)
+    assert cost(world) == {"returned": 1}
+
+
+def test_kept_borrow_costs_three_messages(world: World) -> None:
+    creator, _, third, rref_id = confirmed_reference(world)
+    world.share(creator, third.id, rref_id)
+    kept = cost(world)
+    assert kept == {"register": 1, "registered": 1, "returned": 1}
+    assert kept.total() < TORCH
+
+
+def test_borrow_kept_before_birth_costs_four_messages(world: World) -> None:
+    creator, owner, third = world.alive.values()
+    rref_id = world.remote(creator, owner.id, is_large=True)
+    world.share(creator, third.id, rref_id)
+    world.deliver((creator.id, third.id))
+    world.end_call(third, 0)
+    world.deliver((third.id, owner.id))
+    early = cost(world)
+    probed = {"probe": 1, "register": 1, "registered": 1, "returned": 1}
+    assert early - Counter({"confirmed": 1}) == probed
+    assert (early - Counter({"confirmed": 1})).total() <= TORCH
+
+
+def test_second_share_costs_a_token(world: World) -> None:
+    creator, _, third, rref_id = confirmed_reference(world)
+    world.share(creator, third.id, rref_id)
+    world.settle_down()
+    world.counted.clear()
+    world.share(creator, third.id, rref_id)
+    assert cost(world) == {"returned": 1}
+
+
+def test_share_with_the_owner_costs_a_token_on_the_response(world: World) -> None:
+    creator, owner, _, rref_id = confirmed_reference(world)
+    world.share(creator, owner.id, rref_id)
+    assert cost(world) == {"returned": 1}
+
+
+def test_reference_handed_out_by_its_owner_costs_nothing(world: World) -> None:
+    _, owner, third, _ = confirmed_reference(world)
+    world.share(owner, third.id, world.own(owner))
+    assert cost(world) == {}
+
+
+def test_many_forks_return_in_one_message(world: World) -> None:
+    _, owner, third, _ = confirmed_reference(world)
+    rref_id = world.own(owner)
+    for _ in range(5):
+        world.share(owner, third.id, rref_id)
+    world.settle_down()
+    for _ in range(5):
+        world.drop(third, rref_id)
+    assert cost(world) == {"release": 1}
+    assert owner.owned.holders(rref_id) == {}
+
+
+if __name__ == "__main__":
+    print(diagram())  # noqa: T201  # to be pasted

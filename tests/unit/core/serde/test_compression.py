@@ -30,7 +30,9 @@ from asyncrpc.core.serde.lossless import (
     EXPANSION_MAX,
     compress,
 )
+from asyncrpc.core.serde.quick import QuickWriter
 from asyncrpc.errors import DecodeError, EncodeError, UsageError
+from tests.chaos.heap import Heap
 from tests.unit.core.serde.loopback import STRICT, TRUSTED, received, sent_bytes, strict
 
 LOSSLESS = ["lz4", "zstd"]
@@ -457,3 +459,15 @@ def test_lossy_codec_ignores_the_default_device_and_dtype(codec: str) -> None:
         torch.set_default_dtype(torch.float32)
     assert back.device.type == "cpu"
     assert back.equal(expected)
+
+
+LARGE = 64 << 20  # characters
+
+
+def test_long_text_leaves_no_memory_behind() -> None:
+    quick, heap = QuickWriter(), Heap()
+    assert quick.write("short") is not None
+    before = heap.bytes_in_use
+    assert quick.write("n" * LARGE) is not None
+    assert heap.bytes_in_use - before < LARGE // 4
+    assert quick.write("short") is not None
