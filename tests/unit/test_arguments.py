@@ -162,9 +162,7 @@ USINGS = [Peer(CALLS, "b").using, PeerGroup(CALLS, ["b"]).using]
 
 
 @pytest.mark.parametrize("using", USINGS)
-def test_unknown_option_is_refused_with_the_known_ones(
-    using: Callable[..., Any],
-) -> None:
+def test_unknown_option_is_refused_with_known_ones(using: Callable[..., Any]) -> None:
     with pytest.raises(
         UsageError, match=r"^there is no call option 'timeout'; .* are timeout_s, out, "
     ) as refused:

@@ -233,9 +233,7 @@ async def completed(limit_s: float | None) -> Any:
 
 
 @pytest.mark.parametrize("limit_s", [None, 3600.0])
-async def test_result_within_the_limit_completes_the_future(
-    limit_s: float | None,
-) -> None:
+async def test_result_within_limit_completes_the_future(limit_s: float | None) -> None:
     assert await completed(limit_s) == 7
 
 

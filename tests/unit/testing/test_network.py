@@ -210,8 +210,7 @@ def test_silent_crash_leaves_a_half_open_connection() -> None:
 
 def test_stopped_reader_ends_a_close_after_the_linger() -> None:
     async def main() -> None:
-        network = Network(seed=1)
-        pair = await connected(network)
+        pair = await connected(Network(seed=1))
         pair.far.transport.pause_reading()
         pair.near.transport.send([b"unread"])
         start_s = now_s()

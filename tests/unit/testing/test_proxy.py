@@ -132,8 +132,7 @@ def test_resumed_connection_continues_inside_a_frame(read: int) -> None:
         ends.append(at)
     read = min(read, len(stream))
     sessions: dict[int, Conversation] = {}
-    first = meet(sessions, HELLO, HELLO)
-    first.scanners[Way.TO_TARGET].scan(memoryview(stream))
+    meet(sessions, HELLO, HELLO).scanners[Way.TO_TARGET].scan(memoryview(stream))
     (token,) = sessions
     again = meet(sessions, replace(HELLO, resume=token), replace(HELLO, received=read))
     frames_found = again.scanners[Way.TO_TARGET].scan(memoryview(stream[read:] + PING))

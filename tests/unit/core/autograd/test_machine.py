@@ -86,8 +86,7 @@ def test_start_that_takes_no_part_is_ruled_out() -> None:
     local_pass._node["s"] = "x"  # noqa: SLF001  (it enters in the middle)
     begin(local_pass, "r")
     first = run(local_pass)
-    assert first.nodes == ["r"]
-    assert first.cuts == ["r"]
+    assert (first.nodes, first.cuts) == (["r"], ["r"])
     assert local_pass.unsettled == ["s"]
     local_pass.rule_out()
     assert run(local_pass).nodes == ["x"]

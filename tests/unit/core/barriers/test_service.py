@@ -67,9 +67,7 @@ def test_a_message_for_a_link_is_never_out_of_date_and_sent_once() -> None:
 
 
 @pytest.mark.parametrize("patience_s", [0.0, LAST_MESSAGE_S])
-def test_an_unreachable_neighbour_fails_the_round_after_a_while(
-    patience_s: float,
-) -> None:
+def test_unreachable_neighbour_fails_the_round_after_a_while(patience_s: float) -> None:
     """It may have left in order, and its last message may be on its way."""
 
     async def play(company: Company, service: BarrierService) -> None:

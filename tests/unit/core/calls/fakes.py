@@ -386,7 +386,7 @@ class Room:
         return True
 
 
-class LinkParts:
+class Parts:
     """The parts of a link, made one by one over a connection that is none."""
 
     def __init__(self, host: FakeHost | None = None) -> None:

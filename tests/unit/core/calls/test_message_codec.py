@@ -29,7 +29,7 @@ from asyncrpc.errors import (
     Outcome,
     RemoteError,
 )
-from tests.unit.core.calls.fakes import FakeHost, LinkParts, Pins
+from tests.unit.core.calls.fakes import FakeHost, Parts, Pins
 
 
 class Ref:
@@ -95,11 +95,11 @@ class FakePropagator:
     def enter(self, meta: Any) -> None: ...
 
 
-def with_references() -> tuple[LinkParts, FakeReferences]:
+def with_references() -> tuple[Parts, FakeReferences]:
     references, host = FakeReferences(), FakeHost()
     host.references = references
     host.codec = Codec(FunctionTable(Policy.TRUSTED), references)
-    return LinkParts(host), references
+    return Parts(host), references
 
 
 class TestReferences:
@@ -146,7 +146,7 @@ class TestReferences:
 
 
 class TestPropagators:
-    def test_metadata_of_a_propagator_arrives(self, link: LinkParts) -> None:
+    def test_metadata_of_a_propagator_arrives(self, link: Parts) -> None:
         propagator = FakePropagator()
         link.host.propagators.append(propagator)
         encoded, _, meta = link.messages.encode([1])
@@ -157,7 +157,7 @@ class TestPropagators:
 
 
 class TestCommonArguments:
-    def test_common_arguments_are_encoded_once(self, link: LinkParts) -> None:
+    def test_common_arguments_are_encoded_once(self, link: Parts) -> None:
         common = CommonArguments(([1, 2], {}))
         first, _, _ = link.messages.encode_common(common, ())
         second, _, _ = link.messages.encode_common(common, ())
@@ -172,13 +172,13 @@ class TestCommonArguments:
         assert common.encodings == {}
 
 
-def test_shared_blocks_of_peers_are_returned_before_a_message(link: LinkParts) -> None:
+def test_shared_blocks_of_peers_are_returned_before_a_message(link: Parts) -> None:
     link.host.dead.append("a place")
     link.messages.encode([1])
     assert not link.host.dead
 
 
-def test_codec_works_without_a_link(link: LinkParts) -> None:
+def test_codec_works_without_a_link(link: Parts) -> None:
     assert isinstance(link.messages, MessageCodec)
     assert not may_be_deferred(link.messages.encode([1])[0])
 
@@ -313,9 +313,7 @@ def test_refused_head_takes_no_number() -> None:
     assert unpack_head(write(sent, "m:f"))[0] == [1, "m:f"]
 
 
-def test_names_beyond_the_limit_are_sent_each_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_names_beyond_limit_are_sent_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads, "NAMES_MAX", 1)
     sent = SentHeads()
     write(sent, "m:f")

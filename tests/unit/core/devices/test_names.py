@@ -80,8 +80,7 @@ def test_device_map_without_host_entries_leaves_the_host_alone() -> None:
 def test_default_map_moves_everything_to_the_host() -> None:
     assert [TO_HOST.target(name) for name in ("cpu", "cuda:1")] == ["cpu", "cpu"]
     assert TO_HOST.inverse().target("cpu") == "cpu"
-    read = DeviceMap.from_wire(TO_HOST.wire)
-    assert read.target("xla:0") == "cpu"
+    assert DeviceMap.from_wire(TO_HOST.wire).target("xla:0") == "cpu"
     assert DeviceMap.parse({ANY: "cpu", "xla": "xla"}).target("xla:0") == "xla:0"
 
 

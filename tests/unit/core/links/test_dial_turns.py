@@ -94,8 +94,7 @@ def test_dial_that_became_needless_takes_no_turn() -> None:
         await dials.settle()
         dials.wakes[3].set()
         await dials.settle()
-        assert dials.begun == [4, 3]
-        assert dials.held == {4: True, 3: False}
+        assert (dials.begun, dials.held) == ([4, 3], {4: True, 3: False})
         await dials.end(*range(9))
         assert sorted(dials.begun) == list(range(9))
         assert all(held for number, held in dials.held.items() if number != 3)

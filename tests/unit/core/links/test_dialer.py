@@ -173,8 +173,7 @@ def test_accepted_connection_its_dialer_never_uses_is_given_up(
         link = await opening
         link.send(1)
         await until(lambda: a.arrived("b") == [1])
-        assert b.lost == []
-        assert b.unused_lost == ["a"]
+        assert (b.lost, b.unused_lost) == ([], ["a"])
         await closed(a, b)
 
     run(main())

@@ -142,8 +142,7 @@ def test_lane_broken_only_at_the_accepting_side_is_resumed(seed: int) -> None:
 
 def test_lane_resumed_since_is_left_alone() -> None:
     async def main() -> None:
-        network = Network(1)
-        a, b = await hosts(network, "a", "b", times=LANES)
+        a, b = await hosts(Network(1), "a", "b", times=LANES)
         await a.directory.open_link("b")
         await until(lambda: b.directory.link_to("a") is not None)
         send_large(a, "b", 1)

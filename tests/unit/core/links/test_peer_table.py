@@ -37,8 +37,7 @@ def table_of(*members: Member) -> PeerTable[Any]:
 def test_record_without_a_use_has_no_entry() -> None:
     """Thousands of entries, each with an event and a machine, would be megabytes."""
     table = table_of(*map(member, range(1000)))
-    entry = table.find("w7")
-    assert entry.member == member(7)
+    assert table.find("w7").member == member(7)
     assert [number for number in range(1000) if table.met(f"w{number}")] == [7]
     assert len(list(table)) == len(set(table)) == 1000
 

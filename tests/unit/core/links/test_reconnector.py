@@ -197,8 +197,7 @@ def test_silent_connection_is_replaced_before_its_break_is_known() -> None:
     """What is sent goes nowhere; nothing tells of it but the silence."""
 
     async def main() -> None:
-        network = Network(1)
-        a, b = await linked(network, evidence=Evidence.TICKING)
+        a, b = await linked(Network(1), evidence=Evidence.TICKING)
         link, before = a.link_to("b"), a.counters.connections_resumed
         a.directory.reconnector.try_another_way(link.connection)
         a.directory.reconnector.try_another_way(link.connection)  # under way

@@ -171,8 +171,7 @@ def test_malformed_record_is_refused_with_its_field(broken: Any, problem: str) -
 
 def test_each_news_item_is_read_separately() -> None:
     news = MemberNews([News(5, WHOLE)])
-    came = MemberNews.record.read([[*news.pack()[0], "wrong"]])
-    right, wrong = came.items
+    right, wrong = MemberNews.record.read([[*news.pack()[0], "wrong"]]).items
     assert read_news(right) == News(5, WHOLE)
     with pytest.raises(MalformedError):
         read_news(wrong)
@@ -312,8 +311,7 @@ def test_moved_worker_is_worth_another_dial() -> None:
         elsewhere = replace(
             there, incarnation=Incarnation(9), addresses=("mem://elsewhere",)
         )
-        moved = Record(elsewhere, 2)
-        company.find("c").made.answers["find"] = fields_of(moved)
+        company.find("c").made.answers["find"] = fields_of(Record(elsewhere, 2))
         assert await asking.finder.refresh(asking.table, "b")
         assert asking.names_asked() == ["c"]
 

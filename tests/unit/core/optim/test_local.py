@@ -41,8 +41,7 @@ from asyncrpc.errors import LocalProtocolError, OptimizerError
 )
 def test_norm_is_computed_in_double_precision(dtype: torch.dtype) -> None:
     """In half precision this norm, 2 ** 16, would be infinite."""
-    gradients = [torch.full((4,), 2.0**15, dtype=dtype), None]
-    assert norm_of(squares(gradients)) == 2.0**16
+    assert norm_of(squares([torch.full((4,), 2.0**15, dtype=dtype), None])) == 2.0**16
 
 
 def test_complex_and_sparse_gradients_count_by_their_parts() -> None:

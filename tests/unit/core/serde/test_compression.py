@@ -65,8 +65,7 @@ def test_every_buffer_survives_compression_bit_by_bit(codec: str) -> None:
         bytearray(50_000),
         torch.nn.Linear(64, 64),
     ]
-    encoded = packed(value, codec)
-    assert sent_bytes(encoded) < sent_bytes(TRUSTED.encode(value)) / 2
+    assert sent_bytes(packed(value, codec)) < sent_bytes(TRUSTED.encode(value)) / 2
     back = through(value, codec)
     assert torch.equal(back[0], value[0])
     assert torch.equal(back[1], value[1])
@@ -172,8 +171,7 @@ def test_dtype_shape_strides_and_gradient_are_unchanged(codec: str) -> None:
         plain.to(torch.float8_e4m3fn),
     ]
     for mine, its in zip(value, through(value, codec), strict=True):
-        assert its.dtype == mine.dtype
-        assert its.shape == mine.shape
+        assert (its.dtype, its.shape) == (mine.dtype, mine.shape)
         assert its.requires_grad == mine.requires_grad
         assert type(its) is type(mine)
         if mine.numel():

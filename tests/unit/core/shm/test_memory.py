@@ -41,9 +41,7 @@ def test_both_mappings_see_the_same_memory() -> None:
 
 @pytest.mark.parametrize("nbytes", [4096, HUGE_PAGE_BYTES, SIZE_BYTES // 4 * 3])
 @pytest.mark.parametrize("start", [0, 4096, HUGE_PAGE_BYTES // 2, HUGE_PAGE_BYTES])
-def test_prefault_makes_every_page_and_keeps_the_content(
-    start: int, nbytes: int
-) -> None:
+def test_prefault_makes_every_page_and_keeps_content(start: int, nbytes: int) -> None:
     slab = Slab.create(2 * SIZE_BYTES)
     slab.view(slab, start, 3)[:] = b"abc"
     slab.prefault_part(start, nbytes)
@@ -82,8 +80,7 @@ def unsealed() -> tuple[int, int]:
 
 
 def shorter_than_said() -> tuple[int, int]:
-    slab = Slab.create(SIZE_BYTES)
-    return os.dup(slab.descriptor), 2 * SIZE_BYTES
+    return os.dup(Slab.create(SIZE_BYTES).descriptor), 2 * SIZE_BYTES
 
 
 def no_memory_at_all() -> tuple[int, int]:
@@ -146,8 +143,7 @@ def test_mutex_admits_one_thread_at_a_time(slab: Slab) -> None:
     def count() -> None:
         for _ in range(2000):
             mutex.acquire()
-            before = counts[0]
-            counts[0] = before + 1
+            counts[0] = counts[0] + 1
             mutex.release()
 
     threads = [threading.Thread(target=count) for _ in range(4)]

@@ -99,8 +99,7 @@ def test_process_name_with_parentheses_is_read_right() -> None:
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        started = pulse.started_at(process.pid)
-        assert pulse.state_of(process.pid, started) == pulse.BUSY
+        assert pulse.state_of(process.pid, pulse.started_at(process.pid)) == pulse.BUSY
         process.kill()
 
 

@@ -138,9 +138,7 @@ class TestSubscription:
         assert events.is_closed
         events.close()
 
-    def test_subscription_ends_with_the_recorder(
-        self, recorder: FlightRecorder
-    ) -> None:
+    def test_subscription_ends_with_recorder(self, recorder: FlightRecorder) -> None:
         events = recorder.subscribe([LinkChanged], 3, with_recent=False)
         recorder.close()
         assert events.is_closed

@@ -103,8 +103,7 @@ class TestDialling:
         dialled = await world.dial()
         await asyncio.sleep(60)
         begun = [handler for handler in world.handlers if handler.events]
-        still_open = [handler for handler in begun if not handler.lost]
-        assert still_open == [dialled.handler]
+        assert [handler for handler in begun if not handler.lost] == [dialled.handler]
 
     async def test_failed_addresses_are_listed_with_their_reasons(self) -> None:
         world = World()

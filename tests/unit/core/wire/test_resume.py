@@ -25,8 +25,7 @@ def kept_of(*parts: bytes) -> RetransmitBuffer:
 def test_acknowledged_parts_are_released() -> None:
     kept = kept_of(b"abc", b"de", b"f")
     kept.acknowledge(4)  # inside the second
-    assert kept.nbytes == 3
-    assert kept.start == 3
+    assert (kept.nbytes, kept.start) == (3, 3)
     with pytest.raises(MalformedError, match="has acknowledged 4"):
         kept.rest(3)
     kept.acknowledge(6)
@@ -128,9 +127,7 @@ class TestWhetherItOutlivesItsTransport:
         assert after(state, ResumeEvent.RESUME) not in BROKEN
 
     @pytest.mark.parametrize("state", ResumeState)
-    def test_loss_or_replacement_alone_breaks_a_stream(
-        self, state: ResumeState
-    ) -> None:
+    def test_loss_or_replacement_alone_breaks_stream(self, state: ResumeState) -> None:
         for event in set(ResumeEvent) - {ResumeEvent.LOSE, ResumeEvent.REPLACE}:
             assert state in BROKEN or after(state, event) not in BROKEN
 

@@ -192,8 +192,7 @@ def test_buffer_is_converted_in_place_and_back(
     memory = drawn(numel + 2, dtype=dtype)
     edges = memory[0].item(), memory[-1].item()
     buffer = memory[1:-1]
-    before = buffer.clone()
-    wanted = before.to(half, copy=True).div_(3)
+    wanted = buffer.clone().to(half, copy=True).div_(3)
     narrowed = narrow(buffer, half, 3)
     assert narrowed.dtype is half
     assert torch.equal(narrowed, wanted)
@@ -211,8 +210,7 @@ def test_half_elsewhere_is_copied_into_the_buffer(dtype: torch.dtype) -> None:
 
 
 def test_missing_divisor_divides_nothing() -> None:
-    buffer = torch.tensor([1.0, 3.0])
-    assert narrow(buffer, torch.float16).tolist() == [1.0, 3.0]
+    assert narrow(torch.tensor([1.0, 3.0]), torch.float16).tolist() == [1.0, 3.0]
 
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]

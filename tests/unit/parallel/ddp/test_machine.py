@@ -42,8 +42,7 @@ class TestAssign:
 
     def test_buckets_are_ordered_by_when_they_fill(self) -> None:
         items = [ParameterSpec(1, "a"), ParameterSpec(8, "b"), ParameterSpec(8, "a")]
-        buckets = assign(items, range(3), first_cap_bytes=8, cap_bytes=8)
-        assert buckets == [[1], [0, 2]]
+        assert assign(items, range(3), first_cap_bytes=8, cap_bytes=8) == [[1], [0, 2]]
 
     def test_parameters_marked_alone_have_their_own_bucket(self) -> None:
         items = [
@@ -51,8 +50,7 @@ class TestAssign:
             ParameterSpec(1, "a", is_alone=True),
             ParameterSpec(1, "a"),
         ]
-        buckets = assign(items, range(3), first_cap_bytes=9, cap_bytes=9)
-        assert buckets == [[1], [0, 2]]
+        assert assign(items, range(3), first_cap_bytes=9, cap_bytes=9) == [[1], [0, 2]]
 
     @pytest.mark.parametrize("seed", range(30))
     def test_each_parameter_is_in_one_bucket_of_its_kind(self, seed: int) -> None:
@@ -175,8 +173,7 @@ def test_parameter_owners_are_those_of_torch(
     groups: list[list[int]], size: int
 ) -> None:
     partition = Partition(size)
-    owners = [partition.add(numels) for numels in groups]
-    assert owners == torchs_owners(groups, size)
+    assert [partition.add(numels) for numels in groups] == torchs_owners(groups, size)
 
 
 @given(groups=GROUPS, size=st.integers(1, 6))

@@ -44,8 +44,7 @@ def test_messages_come_in_order_and_the_last_one_repeats() -> None:
     messages = [body(1, more=True), body(2)]
     assert [connection.received(message) for message in messages] == [False, False]
     assert connection.received(LEFT) is True
-    taken = [connection.take() for _ in range(4)]
-    assert taken == [*messages, LEFT, LEFT]
+    assert [connection.take() for _ in range(4)] == [*messages, LEFT, LEFT]
 
 
 def test_disconnecting_client_cancels_the_application() -> None:

@@ -179,9 +179,7 @@ class TestBuckets:
         assert list(line.queue.buckets) == ["y"]
         assert line.queue.leader(["y"]) == "y"
 
-    def test_next_bucket_belongs_to_the_client_with_the_least_share(
-        self, line: Line
-    ) -> None:
+    def test_next_bucket_belongs_to_client_with_least_share(self, line: Line) -> None:
         for name in "AAAA":
             line.add(name, client=1, bucket="x")
         line.add("b", client=2, bucket="y")

@@ -132,8 +132,7 @@ def test_application_whose_worker_has_ended_answers_503() -> None:
 )
 def test_retry_estimate_is_clamped_or_replaced(estimate: Any, sent: str) -> None:
     """It may come from another worker, where anything can be an attribute."""
-    error = from_far(retry_after_s=estimate)
-    answer = answer_for(error, retry_after_s=8.5)
+    answer = answer_for(from_far(retry_after_s=estimate), retry_after_s=8.5)
     assert answer is not None
     assert (answer.error, answer.headers["Retry-After"]) == ("OverloadedError", sent)
 

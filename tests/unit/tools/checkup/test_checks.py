@@ -395,8 +395,7 @@ def test_failing_findings_name_their_workers() -> None:
 
 
 def test_differing_versions_are_a_note() -> None:
-    findings = {"a": [ok("torch", "2.6")], "b": [ok("torch", "2.7")]}
-    rows = together(findings)
+    rows = together({"a": [ok("torch", "2.6")], "b": [ok("torch", "2.7")]})
     assert shown(rows) == [("torch", NOTE, "2.6", "a"), ("torch", NOTE, "2.7", "b")]
     assert "the workers differ" in rows[0].advice
 

@@ -213,8 +213,7 @@ def test_facts_describe_this_process() -> None:
     assert installed["torch"] == importlib.metadata.version("torch")
     assert facts.threads.torch_threads == torch.get_num_threads()
     assert facts.threads.omp == "3"
-    assert facts.secrets.secret_bytes == 32
-    assert facts.secrets.origin == "Options.secret"
+    assert (facts.secrets.secret_bytes, facts.secrets.origin) == (32, "Options.secret")
     assert facts.files.files_max is None or facts.files.files_max > 0
 
 

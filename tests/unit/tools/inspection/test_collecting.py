@@ -33,8 +33,7 @@ async def worker() -> AsyncIterator[Worker]:
 
 async def look(worker: Worker, *, is_thorough: bool = True) -> WorkerSnapshot:
     def take() -> WorkerSnapshot:
-        ages = WaitAges(worker.loop)
-        return snapshot_of(worker.parts, ages, is_thorough=is_thorough)
+        return snapshot_of(worker.parts, WaitAges(worker.loop), is_thorough=is_thorough)
 
     return await asyncio.to_thread(take)
 
@@ -61,8 +60,7 @@ class TestWhatNobodyCanEnd:
         self, worker: Worker
     ) -> None:
         async def wait() -> None:
-            alone = asyncio.Event()
-            await alone.wait()
+            await asyncio.Event().wait()
 
         wait_found = await wait_of(worker, wait())
         assert (wait_found.kind, wait_found.what) == (WaitKind.EVENT, "Event `alone`")
@@ -173,11 +171,8 @@ async def test_new_worker_has_an_empty_history(pair: tuple[Worker, Worker]) -> N
     assert (history.groups, history.collectives, history.is_whole) == ((), (), True)
 
 
-async def test_ended_collectives_are_in_the_history(
-    pair: tuple[Worker, Worker],
-) -> None:
-    groups = groups_of(pair, "g")
-    await reduce_in(groups)
+async def test_ended_collectives_are_in_history(pair: tuple[Worker, Worker]) -> None:
+    await reduce_in(groups_of(pair, "g"))
     for worker in pair:
         history = history_of(worker.parts)
         (group,) = history.groups

@@ -22,8 +22,7 @@ SECONDS_MAX = 60.0
 
 
 async def wait_for_nobody() -> None:
-    alone = asyncio.Event()
-    await alone.wait()
+    await asyncio.Event().wait()
 
 
 async def looks_at(count: int) -> list[LoopTasks]:
@@ -149,8 +148,7 @@ async def test_process_forked_during_a_look_may_look(scans: Scans) -> None:
 
 def test_age_of_a_wait_grows_from_sample_to_sample() -> None:
     async def play() -> None:
-        loop = asyncio.get_running_loop()
-        ages, other = WaitAges(loop), asyncio.Event()
+        ages, other = WaitAges(asyncio.get_running_loop()), asyncio.Event()
 
         async def wait() -> None:
             await other.wait()

@@ -179,8 +179,7 @@ def test_trace_context_is_read_as_it_was_written(flags: int) -> None:
 
 
 def test_later_version_of_the_header_may_have_more_fields() -> None:
-    later = "01" + TEXT[2:] + "-more"
-    assert found_in(later).span_id == span().span_id
+    assert found_in("01" + TEXT[2:] + "-more").span_id == span().span_id
     assert found_in([TEXT, "k=v", "more"]).trace_state == TraceState([("k", "v")])
 
 

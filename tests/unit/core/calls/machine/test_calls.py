@@ -44,9 +44,7 @@ class TestPendingCalls:
         assert pending.take(call_id) is None
 
     @pytest.mark.parametrize("call_id", [0, 2, 1 << 64])
-    def test_answer_to_an_unknown_call_is_the_fault_of_the_peer(
-        self, call_id: int
-    ) -> None:
+    def test_answer_to_unknown_call_is_fault_of_the_peer(self, call_id: int) -> None:
         pending = PendingCalls[str]()
         pending.open("a")
         with pytest.raises(MalformedError, match=f"call {call_id}, which was never"):

@@ -108,8 +108,7 @@ def spread_from(ring: Ring, name: str, limit: int) -> Counter[str]:
 
 
 def test_last_worker_has_no_substitute() -> None:
-    ring = ring_of(["a", "b"])
-    assert ring.route_past("b", place_of("b") + 1) is None
+    assert ring_of(["a", "b"]).route_past("b", place_of("b") + 1) is None
     assert Ring().route_past("b", 0) is None
 
 

@@ -126,8 +126,7 @@ class TestFailures:
         operation, _ = machine.begin(SUM)
         machine.arrive(0, MessageKey(1, 0), "x")
         assert machine.fail(0, BROKEN) == ["x"]
-        assert operation.failure == BROKEN
-        assert operation.arrived == {}
+        assert (operation.failure, operation.arrived) == (BROKEN, {})
         assert machine.failure_of(0) == BROKEN
 
     def test_collective_that_failed_early_starts_as_failed(

@@ -283,9 +283,7 @@ def test_last_of_two_links_to_a_peer_counts() -> None:
 
 @pytest.mark.parametrize("count", [MATRIX_MAX - 1, MATRIX_MAX, MATRIX_MAX + 1, 200])
 @pytest.mark.parametrize("more", [0, 800])
-def test_matrix_shows_the_first_workers_and_counts_the_rest(
-    count: int, more: int
-) -> None:
+def test_matrix_shows_first_workers_and_counts_the_rest(count: int, more: int) -> None:
     names = [f"w{number}" for number in range(count)]
     links = {name: [link(other) for other in names] for name in names}
     matrix = matrix_of(names, links, count + more)

@@ -153,8 +153,7 @@ def test_numbers_and_lists_are_not_searched() -> None:
 
 def test_missing_key_sorts_as_unknown() -> None:
     source = rows(3)
-    shown = finished(page_of(source, ViewQuery("nothing", is_up=True)))
-    assert shown.rows == source
+    assert finished(page_of(source, ViewQuery("nothing", is_up=True))).rows == source
 
 
 def test_row_without_an_owner_belongs_to_no_worker() -> None:
@@ -250,5 +249,4 @@ def test_repeated_field_is_refused() -> None:
 
 
 def test_view_without_rows_has_no_sort_key() -> None:
-    query = read_query([], keys=(), sort="", is_up=False)
-    assert query.sort == ""
+    assert read_query([], keys=(), sort="", is_up=False).sort == ""

@@ -106,8 +106,7 @@ def test_nonfinite_numbers_are_null_everywhere(value: float) -> None:
         )
     }
     (row,), _ = done(rows_of(reports))
-    floats = [row[key] for key in KEYS if key not in ("worker", "buckets")]
-    assert floats == [None] * 5
+    assert [row[key] for key in KEYS if key not in ("worker", "buckets")] == [None] * 5
     assert row["buckets"][0]["per_s"] is row["buckets"][0]["p50_s"] is None
     ages = [entry["age_s"] for entry in passes(reports)["passes"]]
     assert ages == [2.0, None, 99.0, None]  # what is not known is last of its kind
@@ -327,8 +326,7 @@ def test_clocks_of_several_hosts_are_aligned_by_report_time() -> None:
             ),
         }
     )
-    starts = [lane["spans"][0]["start_s"] for lane in answer["pipeline"]]
-    assert starts == [0.0, 0.25]
+    assert [lane["spans"][0]["start_s"] for lane in answer["pipeline"]] == [0.0, 0.25]
     assert not answer["pipeline_step"]["is_of_one_clock"]
 
 
@@ -359,8 +357,7 @@ def test_steps_are_identified_by_context_number_and_stages() -> None:
         stage(0, context="d"),
         stage(0, stages=3),
     ]
-    answer = pipeline({"a": training(stages=steps)})
-    assert answer["pipeline_step"]["told"] == 1
+    assert pipeline({"a": training(stages=steps)})["pipeline_step"]["told"] == 1
 
 
 def test_step_without_computations_takes_no_time() -> None:

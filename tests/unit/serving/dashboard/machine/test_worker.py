@@ -269,9 +269,7 @@ def test_longest_wait_comes_first_and_unknown_ages_last() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, ACTORS_MAX, ACTORS_MAX + 1, 3000])
 @pytest.mark.parametrize("left_out", [0, 7])
-def test_shown_actors_are_limited_and_the_rest_counted(
-    count: int, left_out: int
-) -> None:
+def test_shown_actors_are_limited_and_rest_counted(count: int, left_out: int) -> None:
     actors = [actor(f"t{number}") for number in range(count)]
     actors += [thread(f"x{number}") for number in range(count)]
     answer = look(snapshot=snapshot("a", actors, left_out=left_out))
@@ -383,15 +381,13 @@ def test_each_kind_of_event_has_a_text(kind: str) -> None:
     answer = look(recent=recent(**{kind: [event]}))
     assert answer["events"] == [{"at_s": 1000.0 - 99.0, "kind": words, "text": text}]
     if "outcome" in event._fields:
-        failed = event._replace(outcome="KeyError")
-        assert text_of(kind, failed) == f"{text} (KeyError)"
+        assert text_of(kind, event._replace(outcome="KeyError")) == f"{text} (KeyError)"
 
 
 def test_missing_fields_of_an_event_are_left_out_of_its_text() -> None:
     call_event, dropped = EVENTS["calls"][0], EVENTS["passes"][0]
     assert text_of("calls", call_event._replace(function="")) == "? on b"
-    served = EVENTS["served"][0]
-    assert text_of("served", served._replace(function="")) == "? for b"
+    assert text_of("served", EVENTS["served"][0]._replace(function="")) == "? for b"
     assert (
         text_of("passes", dropped._replace(is_committed=False)) == "begun by b: dropped"
     )

@@ -103,8 +103,7 @@ def the_only(snapshots: Sequence[WorkerSnapshot], **troubles: NoAnswer) -> Hang:
 
 
 def the_sentence(snapshots: Sequence[WorkerSnapshot], **troubles: NoAnswer) -> str:
-    graph = graph_of(snapshots, troubles)
-    return sentence(graph, the_only(snapshots, **troubles))
+    return sentence(graph_of(snapshots, troubles), the_only(snapshots, **troubles))
 
 
 class TestWays:
@@ -436,21 +435,18 @@ class TestWhoGoesOn:
                 worker("a", [task("train", call("a", "b", for_s=500.0))]),
                 worker("b", [loop], loop_actor=0, blocked_for_s=blocked_for_s),
             ]
-            hangs = find_hangs(graph_of(snapshots), after_s=3.0)
-            assert len(hangs) == count
+            assert len(find_hangs(graph_of(snapshots), after_s=3.0)) == count
 
     def test_rounds_seen_at_different_moments_are_not_a_fault(self) -> None:
         def comes(number: int, for_s: float) -> Wait:
-            what = f"barrier {number}"
-            return Wait(WaitKind.ROUND, what, for_s, members=("a", "b"))
+            return Wait(WaitKind.ROUND, f"barrier {number}", for_s, members=("a", "b"))
 
         for for_s, count in ((0.3, 0), (2.5, 1)):
             snapshots = [
                 worker("a", [task("train", comes(7, for_s))]),
                 worker("b", [task("train", comes(8, for_s))]),
             ]
-            hangs = find_hangs(graph_of(snapshots), after_s=3.0)
-            assert len(hangs) == count
+            assert len(find_hangs(graph_of(snapshots), after_s=3.0)) == count
 
 
 class TestWhatIsDoneForOthers:

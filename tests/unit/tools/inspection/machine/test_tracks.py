@@ -68,8 +68,7 @@ def test_overlapping_span_gets_another_lane() -> None:
 
 
 def test_consecutive_spans_are_not_nested() -> None:
-    spans = [span(0, 5), span(5, 5), span(5, 9)]
-    assert len(nested(spans)) == 1
+    assert len(nested([span(0, 5), span(5, 5), span(5, 9)])) == 1
 
 
 def message(began: int, ended: int, name: str = "optim.commit on b") -> TimelineSpan:
