@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from contextlib import suppress
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
 
 import pytest
 
@@ -31,45 +33,62 @@ def cases(text: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("steps", list(stories.values()), ids=list(stories))
 
 
+Actions: TypeAlias = Mapping[str, Callable[..., Any]]
+
+
+def value_of(word: str) -> Any:
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(word)
+    return word
+
+
 class Words(NamedTuple):
-    """What the words of stories mean.
+    """What the words of stories mean: `name:value` is a keyword, others stand in order.
 
     Attributes:
-        subject: the first argument of all that names none of its type.
-        names: arguments that are no numbers.
+        subject: the first argument of all that names none of its type; None: there is
+            no such argument.
+        names: arguments that are no numbers and no texts.
         effects: makes each effect.
         errors: types of errors.
     """
 
-    subject: object
-    names: Mapping[str, object]
-    effects: Mapping[str, Callable[..., object]]
-    errors: Mapping[str, type[Exception]]
+    subject: object = None
+    names: Mapping[str, object] = MappingProxyType({})
+    effects: Actions = MappingProxyType({})
+    errors: Mapping[str, type[Exception]] = MappingProxyType({})
 
-    def read(self, text: str) -> tuple[str, list[Any]]:
+    def read(self, text: str, makers: Actions) -> Any:
+        """Call one of the makers with the arguments after its name."""
         name, *words = text.split()
-        args = [self.names[word] if word in self.names else int(word) for word in words]
-        named = [arg for arg in args if type(arg) is type(self.subject)]
-        rest = [arg for arg in args if type(arg) is not type(self.subject)]
-        return name, [*(named or [self.subject]), *rest]
+        options = dict(word.split(":") for word in words if ":" in word)
+        args = [
+            self.names[word] if word in self.names else value_of(word)
+            for word in words
+            if ":" not in word
+        ]
+        if self.subject is not None:
+            args.sort(key=lambda arg: type(arg) is not type(self.subject))
+            if not args or type(args[0]) is not type(self.subject):
+                args.insert(0, self.subject)
+        return makers[name](*args, **{key: value_of(options[key]) for key in options})
 
-    def play(
-        self, steps: Iterable[str], actions: Mapping[str, Callable[..., Any]]
-    ) -> None:
+    def play(self, steps: Iterable[str], actions: Actions) -> None:
         for step in steps:
-            action, mark, outcome = re.fullmatch(r"([^=!]*)([=!]?)(.*)", step).groups()  # type: ignore[union-attr]
-            name, args = self.read(action)
+            action, mark, outcome = re.split(r"\s*([=!]|$)\s*", step, maxsplit=1)
             if mark == "!":
                 kind, match = outcome.split(maxsplit=1)
                 with pytest.raises(self.errors[kind], match=match):
-                    actions[name](*args)
+                    self.read(action, actions)
                 continue
-            result = actions[name](*args)
-            if isinstance(result, str | int):
-                assert str(result) == outcome.strip(), step
+            result = self.read(action, actions)
+            if isinstance(result, str | int | float):
+                assert str(result) == outcome, step
             else:
-                wanted = map(
-                    self.read, filter(None, map(str.strip, outcome.split(",")))
-                )
-                effects = [self.effects[kind](*fields) for kind, fields in wanted]
-                assert (result or []) == effects, step
+                effects = [
+                    self.read(effect, self.effects)
+                    for effect in outcome.split(",")
+                    if effect
+                ]
+                assert list(result or []) == effects, step

@@ -28,7 +28,7 @@ from asyncrpc.errors import (
     RRefDeletedError,
 )
 from tests.property.rref_world import Node, World
-from tests.unit.stories import Words, cases
+from tests.unit.stories import Actions, Words, cases
 
 ME, CREATOR, LENDER, BORROWER = map(Incarnation, (1, 2, 3, 4))
 MINE, THEIRS = RRefId(ME, 1), RRefId(CREATOR, 1)
@@ -141,7 +141,7 @@ unpinned value cannot be unpinned or released:
 @cases(STORIES)
 def test_owner_follows_the_story(steps: list[str]) -> None:
     table = OwnerTable(ME)
-    actions = {
+    actions: Actions = {
         "create": table.create,
         "register": table.register,
         "hand-out": table.hand_out,

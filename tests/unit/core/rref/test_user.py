@@ -16,7 +16,7 @@ from asyncrpc.core.rref.machine import (
     UserTable,
 )
 from asyncrpc.errors import LocalProtocolError, RemoteProtocolError, RRefDeletedError
-from tests.unit.stories import Words, cases
+from tests.unit.stories import Actions, Words, cases
 
 OWNER, LENDER, OTHER, BORROWER = map(Incarnation, (2, 3, 4, 5))
 MINE, THEIRS = RRefId(Incarnation(1), 1), RRefId(OWNER, 1)
@@ -168,7 +168,7 @@ def test_user_follows_the_story(steps: list[str]) -> None:
         holding = table.get(rref)
         return holding.state.name if holding else ""
 
-    actions = {
+    actions: Actions = {
         "create": lambda rref, owner=OWNER: table.create(rref, owner),
         "fork": lambda rref: table.receive_fork(rref, OWNER),
         "copy": table.add_handle,
