@@ -330,6 +330,8 @@ class FakeHost:
 
     def allow(self, nbytes: int) -> None: ...
 
+    def check_running(self) -> None: ...
+
     def give_back(self) -> None:
         self.dead.clear()
 

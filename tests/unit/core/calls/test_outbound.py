@@ -293,7 +293,8 @@ class TestServices:
 
     def test_service_request_over_a_lost_link_fails_at_once(self, link: Parts) -> None:
         link.status.on_lost("a cable")
-        assert isinstance(link.calls.ask(Look(5)).exception(), WorkerLostError)
+        call = link.calls.ask(Look(5))
+        assert isinstance(call.exception(), WorkerLostError)
         assert not link.connection.sent
 
     def test_rejected_service_request_leaves_no_pending_call(self, link: Parts) -> None:

@@ -80,7 +80,8 @@ def unsealed() -> tuple[int, int]:
 
 
 def shorter_than_said() -> tuple[int, int]:
-    return os.dup(Slab.create(SIZE_BYTES).descriptor), 2 * SIZE_BYTES
+    slab = Slab.create(SIZE_BYTES)  # whose end closes it
+    return os.dup(slab.descriptor), 2 * SIZE_BYTES
 
 
 def no_memory_at_all() -> tuple[int, int]:

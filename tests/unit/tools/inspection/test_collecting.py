@@ -60,7 +60,8 @@ class TestWhatNobodyCanEnd:
         self, worker: Worker
     ) -> None:
         async def wait() -> None:
-            await asyncio.Event().wait()
+            alone = asyncio.Event()
+            await alone.wait()
 
         wait_found = await wait_of(worker, wait())
         assert (wait_found.kind, wait_found.what) == (WaitKind.EVENT, "Event `alone`")
