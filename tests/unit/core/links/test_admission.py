@@ -25,6 +25,8 @@ from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network
 from tests.unit.core.links.directories import Host, run
 
+loops = {"sim": SimLoop}  # of the coroutine tests here
+
 HELLO = Hello("z", 1, -1, 1)
 
 
@@ -55,80 +57,65 @@ def door(*, at_most: int = 2) -> tuple[Admission, Counters]:
     return admission, host.counters
 
 
-def test_slow_stranger_is_dropped() -> None:
-    async def main() -> None:
-        admission, counters = door()
-        stranger = Stranger()
+async def test_slow_stranger_is_dropped() -> None:
+    admission, counters = door()
+    stranger = Stranger()
+    admission.admit(stranger)
+    await asyncio.sleep(4.9)
+    assert len(admission) == 1
+    await asyncio.sleep(0.2)
+    assert stranger.failed == "somewhere did not introduce itself in 5 s"
+    assert counters.connections_dropped_unauthenticated == 1
+    assert not len(admission)
+
+
+async def test_introduced_stranger_leaves_the_waiting_list() -> None:
+    admission, _ = door()
+    stranger = Stranger()
+    admission.admit(stranger)
+    stranger.opened.set_result(HELLO)
+    await asyncio.sleep(10.0)
+    assert not stranger.failed
+    assert not len(admission)
+
+
+async def test_oldest_unproved_connection_is_dropped_when_too_many_wait() -> None:
+    admission, _ = door()
+    proved, unproved, newest = Stranger(), Stranger(), Stranger()
+    proved.has_proved = True
+    for stranger in (proved, unproved, newest):
         admission.admit(stranger)
-        await asyncio.sleep(4.9)
-        assert len(admission) == 1
-        await asyncio.sleep(0.2)
-        assert stranger.failed == "somewhere did not introduce itself in 5 s"
-        assert counters.connections_dropped_unauthenticated == 1
-        assert not len(admission)
-
-    run(main())
+    assert [bool(stranger.failed) for stranger in (proved, unproved, newest)] == [
+        False,
+        True,
+        False,
+    ]
+    assert "see LimitOptions.handshakes_max" in unproved.failed
 
 
-def test_introduced_stranger_leaves_the_waiting_list() -> None:
-    async def main() -> None:
-        admission, _ = door()
-        stranger = Stranger()
+async def test_oldest_silent_connection_is_dropped_first() -> None:
+    admission, _ = door(at_most=3)
+    speaking, silent, newest = Stranger(), Stranger(), Stranger()
+    speaking.reads = 1
+    for stranger in (speaking, silent, newest, Stranger()):
         admission.admit(stranger)
-        stranger.opened.set_result(HELLO)
-        await asyncio.sleep(10.0)
-        assert not stranger.failed
-        assert not len(admission)
-
-    run(main())
-
-
-def test_oldest_unproved_connection_is_dropped_when_too_many_wait() -> None:
-    async def main() -> None:
-        admission, _ = door()
-        proved, unproved, newest = Stranger(), Stranger(), Stranger()
-        proved.has_proved = True
-        for stranger in (proved, unproved, newest):
-            admission.admit(stranger)
-        assert [bool(stranger.failed) for stranger in (proved, unproved, newest)] == [
-            False,
-            True,
-            False,
-        ]
-        assert "see LimitOptions.handshakes_max" in unproved.failed
-
-    run(main())
+    assert [bool(stranger.failed) for stranger in (speaking, silent, newest)] == [
+        False,
+        True,
+        False,
+    ]
+    assert admission.make_room()
+    assert newest.failed
+    assert not speaking.failed
 
 
-def test_oldest_silent_connection_is_dropped_first() -> None:
-    async def main() -> None:
-        admission, _ = door(at_most=3)
-        speaking, silent, newest = Stranger(), Stranger(), Stranger()
-        speaking.reads = 1
-        for stranger in (speaking, silent, newest, Stranger()):
-            admission.admit(stranger)
-        assert [bool(stranger.failed) for stranger in (speaking, silent, newest)] == [
-            False,
-            True,
-            False,
-        ]
-        assert admission.make_room()
-        assert newest.failed
-        assert not speaking.failed
-
-    run(main())
-
-
-def test_proved_connections_make_no_room() -> None:
-    async def main() -> None:
-        admission, _ = door()
-        proved = Stranger()
-        proved.has_proved = True
-        admission.admit(proved)
-        assert not admission.make_room()
-        assert not proved.failed
-
-    run(main())
+async def test_proved_connections_make_no_room() -> None:
+    admission, _ = door()
+    proved = Stranger()
+    proved.has_proved = True
+    admission.admit(proved)
+    assert not admission.make_room()
+    assert not proved.failed
 
 
 def test_strangers_have_a_quarter_of_the_descriptors(
@@ -151,17 +138,14 @@ def test_strangers_have_a_quarter_of_the_descriptors(
     assert "only 3 of the 12 file descriptors" in caplog.text
 
 
-def test_newest_connection_is_dropped_if_all_others_have_proved() -> None:
-    async def main() -> None:
-        admission, _ = door(at_most=1)
-        proved, newest = Stranger(), Stranger()
-        proved.has_proved = True
-        admission.admit(proved)
-        admission.admit(newest)
-        assert not proved.failed
-        assert newest.failed
-
-    run(main())
+async def test_newest_connection_is_dropped_if_all_others_have_proved() -> None:
+    admission, _ = door(at_most=1)
+    proved, newest = Stranger(), Stranger()
+    proved.has_proved = True
+    admission.admit(proved)
+    admission.admit(newest)
+    assert not proved.failed
+    assert newest.failed
 
 
 def test_refused_strangers_are_counted_and_logged_rarely(

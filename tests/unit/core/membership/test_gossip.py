@@ -37,7 +37,10 @@ from asyncrpc.core.membership.messages import (
 from asyncrpc.core.membership.ports import MemberLink
 from asyncrpc.core.services.schema import UnfitError
 from asyncrpc.errors import MalformedError, UnknownWorkerError, WorkerLostError
-from tests.unit.core.membership.peers import Company, run
+from asyncrpc.testing.loop import SimLoop
+from tests.unit.core.membership.peers import Company
+
+loops = {"sim": SimLoop}  # of the coroutine tests here
 
 
 def begun(company: Company) -> tuple[Gossip, Membership]:
@@ -60,67 +63,55 @@ def news_sent(company: Company) -> dict[str, list[Any]]:
     return news
 
 
-def test_simultaneous_news_share_one_message() -> None:
-    async def main() -> None:
-        company = Company("a", "b")
-        company.connect("b")
-        gossip, table = begun(company)
-        records = list(table.records)
-        for record in records:
-            gossip.announce(record)
-        assert news_sent(company) == {}
-        await asyncio.sleep(2 * BATCH_S)
-        assert news_sent(company) == {
-            "b": [[member_record.name for member_record in records]]
-        }
-        assert gossip.sent == 1
-
-    run(main())
+async def test_simultaneous_news_share_one_message() -> None:
+    company = Company("a", "b")
+    company.connect("b")
+    gossip, table = begun(company)
+    records = list(table.records)
+    for record in records:
+        gossip.announce(record)
+    assert news_sent(company) == {}
+    await asyncio.sleep(2 * BATCH_S)
+    assert news_sent(company) == {
+        "b": [[member_record.name for member_record in records]]
+    }
+    assert gossip.sent == 1
 
 
-def test_repeated_news_are_passed_on_once() -> None:
-    async def main() -> None:
-        company = Company("a", "b")
-        company.connect("b")
-        gossip, table = begun(company)
-        for _ in range(3):
-            gossip.announce(table.me)
-            await asyncio.sleep(2 * BATCH_S)
-        assert news_sent(company) == {"b": [["a"]]}
-
-    run(main())
-
-
-def test_part_of_an_unreachable_worker_is_told_by_another() -> None:
-    async def main() -> None:
-        names = [f"w{number}" for number in range(12)]
-        company = Company(*names)
-        company.connect(*names[1:])
-        gossip, table = begun(company)
-        routes = dict(table.alive.routes("w0", place_of("w0")))
-        past = {route: table.alive.route_past(route, routes[route]) for route in routes}
-        gone, (instead, _) = next((name, to) for name, to in past.items() if to)
-        company.find(gone).link = None
-        company.fail(gone, WorkerLostError("gone", to="x", function="connect"))
-        gossip.announce(table.me)
-        await asyncio.sleep(10 * BATCH_S)
-        assert set(news_sent(company)) == routes.keys() - {gone} | {instead}
-
-    run(main())
-
-
-def test_closed_gossip_sends_nothing() -> None:
-    async def main() -> None:
-        company = Company("a", "b")
-        company.connect("b")
-        gossip, table = begun(company)
-        gossip.announce(table.me)
-        gossip.close()
+async def test_repeated_news_are_passed_on_once() -> None:
+    company = Company("a", "b")
+    company.connect("b")
+    gossip, table = begun(company)
+    for _ in range(3):
         gossip.announce(table.me)
         await asyncio.sleep(2 * BATCH_S)
-        assert news_sent(company) == {}
+    assert news_sent(company) == {"b": [["a"]]}
 
-    run(main())
+
+async def test_part_of_an_unreachable_worker_is_told_by_another() -> None:
+    names = [f"w{number}" for number in range(12)]
+    company = Company(*names)
+    company.connect(*names[1:])
+    gossip, table = begun(company)
+    routes = dict(table.alive.routes("w0", place_of("w0")))
+    past = {route: table.alive.route_past(route, routes[route]) for route in routes}
+    gone, (instead, _) = next((name, to) for name, to in past.items() if to)
+    company.find(gone).link = None
+    company.fail(gone, WorkerLostError("gone", to="x", function="connect"))
+    gossip.announce(table.me)
+    await asyncio.sleep(10 * BATCH_S)
+    assert set(news_sent(company)) == routes.keys() - {gone} | {instead}
+
+
+async def test_closed_gossip_sends_nothing() -> None:
+    company = Company("a", "b")
+    company.connect("b")
+    gossip, table = begun(company)
+    gossip.announce(table.me)
+    gossip.close()
+    gossip.announce(table.me)
+    await asyncio.sleep(2 * BATCH_S)
+    assert news_sent(company) == {}
 
 
 WHOLE = Record(
@@ -264,81 +255,63 @@ class Asking:
         return [peer.member.name for peer in self.company.known if peer.made.sent]
 
 
-def test_known_member_is_not_looked_up() -> None:
-    async def main() -> None:
-        asking = Asking(Company("a", "b", "c"))
-        await asking.finder.find(asking.table, "b", 1.0)
-        assert asking.names_asked() == []
-
-    run(main())
+async def test_known_member_is_not_looked_up() -> None:
+    asking = Asking(Company("a", "b", "c"))
+    await asking.finder.find(asking.table, "b", 1.0)
+    assert asking.names_asked() == []
 
 
-def test_member_known_to_others_is_found() -> None:
-    async def main() -> None:
-        company = Company("a", "b", "c")
-        company.connect("b", "c")
-        asking = Asking(company)
-        late = Record(Member("late", -1, Incarnation(4), ("mem://b",)), 1)
-        company.find("c").made.answers["find"] = fields_of(late)
-        company.find("b").made.answers["find"] = None
-        await asking.finder.find(asking.table, "late", 1.0)
-        assert asking.table.get("late") is not None
-
-    run(main())
+async def test_member_known_to_others_is_found() -> None:
+    company = Company("a", "b", "c")
+    company.connect("b", "c")
+    asking = Asking(company)
+    late = Record(Member("late", -1, Incarnation(4), ("mem://b",)), 1)
+    company.find("c").made.answers["find"] = fields_of(late)
+    company.find("b").made.answers["find"] = None
+    await asking.finder.find(asking.table, "late", 1.0)
+    assert asking.table.get("late") is not None
 
 
-def test_lookup_asks_a_limited_number_of_members() -> None:
-    async def main() -> None:
-        names = [f"w{number}" for number in range(20)]
-        company = Company(*names)
-        company.connect(*names[1:])
-        asking = Asking(company)
-        with pytest.raises(UnknownWorkerError, match="'nobody'"):
-            await asking.finder.find(asking.table, "nobody", 1.0)
-        assert len(asking.names_asked()) == ASKED_MAX
-        assert company.loop.time() == pytest.approx(1.0)
-        assert not company.tasks
-
-    run(main())
+async def test_lookup_asks_a_limited_number_of_members() -> None:
+    names = [f"w{number}" for number in range(20)]
+    company = Company(*names)
+    company.connect(*names[1:])
+    asking = Asking(company)
+    with pytest.raises(UnknownWorkerError, match="'nobody'"):
+        await asking.finder.find(asking.table, "nobody", 1.0)
+    assert len(asking.names_asked()) == ASKED_MAX
+    assert company.loop.time() == pytest.approx(1.0)
+    assert not company.tasks
 
 
-def test_moved_worker_is_worth_another_dial() -> None:
-    async def main() -> None:
-        company = Company("a", "b", "c")
-        company.connect("c")
-        asking = Asking(company)
-        there = company.find("b").member
-        elsewhere = replace(
-            there, incarnation=Incarnation(9), addresses=("mem://elsewhere",)
-        )
-        company.find("c").made.answers["find"] = fields_of(Record(elsewhere, 2))
-        assert await asking.finder.refresh(asking.table, "b")
-        assert asking.names_asked() == ["c"]
-
-    run(main())
+async def test_moved_worker_is_worth_another_dial() -> None:
+    company = Company("a", "b", "c")
+    company.connect("c")
+    asking = Asking(company)
+    there = company.find("b").member
+    elsewhere = replace(
+        there, incarnation=Incarnation(9), addresses=("mem://elsewhere",)
+    )
+    company.find("c").made.answers["find"] = fields_of(Record(elsewhere, 2))
+    assert await asking.finder.refresh(asking.table, "b")
+    assert asking.names_asked() == ["c"]
 
 
-def test_unmoved_worker_is_not_worth_another_dial() -> None:
-    async def main() -> None:
-        company = Company("a", "b", "c")
-        company.connect("c")
-        asking = Asking(company)
-        assert not await asking.finder.refresh(asking.table, "b")
-        assert company.loop.time() == pytest.approx(REFRESH_S)
-        assert not await asking.finder.refresh(asking.table, "nobody")
-
-    run(main())
+async def test_unmoved_worker_is_not_worth_another_dial() -> None:
+    company = Company("a", "b", "c")
+    company.connect("c")
+    asking = Asking(company)
+    assert not await asking.finder.refresh(asking.table, "b")
+    assert company.loop.time() == pytest.approx(REFRESH_S)
+    assert not await asking.finder.refresh(asking.table, "nobody")
 
 
-def test_worker_that_answered_under_another_life_is_dialed_again() -> None:
-    async def main() -> None:
-        company = Company("a", "b")
-        asking = Asking(company)
-        record = asking.table.get("b")
-        assert record is not None
-        company.find("b").member = replace(record.member, incarnation=99)  # type: ignore[arg-type]
-        assert await asking.finder.refresh(asking.table, "b")
-        assert company.find("b").member == record.member
-        assert asking.names_asked() == []
-
-    run(main())
+async def test_worker_that_answered_under_another_life_is_dialed_again() -> None:
+    company = Company("a", "b")
+    asking = Asking(company)
+    record = asking.table.get("b")
+    assert record is not None
+    company.find("b").member = replace(record.member, incarnation=99)  # type: ignore[arg-type]
+    assert await asking.finder.refresh(asking.table, "b")
+    assert company.find("b").member == record.member
+    assert asking.names_asked() == []
