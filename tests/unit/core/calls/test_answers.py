@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -29,10 +29,11 @@ from asyncrpc.errors import (
 from tests.unit.core.calls.fakes import Parts, Pins
 
 LIMITS = LimitOptions(stream_items_max=8)
+Call: TypeAlias = CallFuture[Any]
 
 
 @pytest.fixture
-def call(link: Parts) -> CallFuture[Any]:
+def call(link: Parts) -> Call:
     call: CallFuture[Any] = CallFuture(loop=link.host.loop, function="max", to="b")
     link.calls.start(call, "builtins:max", ([1, 2], {}))
     return call
@@ -75,43 +76,41 @@ def run(coroutine: Any) -> Any:
 
 
 class TestResults:
-    def test_result_completes_call(self, link: Parts, call: CallFuture[Any]) -> None:
+    def test_result_completes_call(self, link: Parts, call: Call) -> None:
         respond(link, 1, 5)
         assert call.result() == 5
         assert len(link.pending) == 0
 
-    def test_note_of_a_result_is_kept(self, link: Parts, call: CallFuture[Any]) -> None:
+    def test_note_of_a_result_is_kept(self, link: Parts, call: Call) -> None:
         respond(link, 1, 5, pack_head([{"n": [1.5, False, 7]}]))
         assert call.note == [1.5, False, 7]
 
-    def test_note_of_an_error_is_kept(self, link: Parts, call: CallFuture[Any]) -> None:
+    def test_note_of_an_error_is_kept(self, link: Parts, call: Call) -> None:
         fail(link, 1, ValueError("no"), pack_head([{"n": "anything"}]))
         assert isinstance(call.exception(), ValueError)
         assert call.note == "anything"
 
-    def test_result_releases_the_pins_of_the_request(
-        self, link: Parts, call: CallFuture[Any]
-    ) -> None:
+    def test_result_releases_pins_of_the_request(self, link: Parts, call: Call) -> None:
         call.pins = Pins()
         respond(link, 1, 5)
         assert call.pins is None
 
     @pytest.mark.parametrize("call_id", [0, 2, 1 << 63])
     def test_result_of_an_unknown_call_is_refused(
-        self, link: Parts, call: CallFuture[Any], call_id: int
+        self, link: Parts, call: Call, call_id: int
     ) -> None:
         with pytest.raises(MalformedError, match="never made"):
             respond(link, call_id, 5)
         assert not call.done()
 
-    def test_second_result_is_dropped(self, link: Parts, call: CallFuture[Any]) -> None:
+    def test_second_result_is_dropped(self, link: Parts, call: Call) -> None:
         """For the peer cannot be told from one whose answer crossed a cancel."""
         respond(link, 1, 5)
         respond(link, 1, 6)
         assert call.result() == 5
 
     def test_unreadable_result_fails_the_call_as_executed(
-        self, link: Parts, call: CallFuture[Any]
+        self, link: Parts, call: Call
     ) -> None:
         """The function has run; the connection stays."""
         link.answers.on_response(0, 1, 0, b"", b"\xff" * 20, [])
@@ -143,7 +142,7 @@ class TestErrors:
     def test_error_arrives_as_its_type(
         self,
         link: Parts,
-        call: CallFuture[Any],
+        call: Call,
         raised: BaseException,
         expected: type[BaseException],
     ) -> None:
@@ -155,9 +154,7 @@ class TestErrors:
             assert (error.function, error.to) == ("max", "b")
         assert len(link.pending) == 0
 
-    def test_callee_tells_whether_the_function_ran(
-        self, link: Parts, call: CallFuture[Any]
-    ) -> None:
+    def test_callee_tells_whether_function_ran(self, link: Parts, call: Call) -> None:
         fail(link, 1, ValueError("no"), pack_head([{"o": "NOT_EXECUTED"}]))
         error = call.exception()
         assert isinstance(error, RemoteError)
@@ -165,14 +162,12 @@ class TestErrors:
 
     @pytest.mark.parametrize("outcome", ["SOMETHING", 7, None])
     def test_unknown_outcome_is_ignored(
-        self, link: Parts, call: CallFuture[Any], outcome: Any
+        self, link: Parts, call: Call, outcome: Any
     ) -> None:
         fail(link, 1, ValueError("no"), pack_head([{"o": outcome}]))
         assert isinstance(call.exception(), RemoteError)
 
-    def test_unreadable_error_is_a_decode_error(
-        self, link: Parts, call: CallFuture[Any]
-    ) -> None:
+    def test_unreadable_error_is_a_decode_error(self, link: Parts, call: Call) -> None:
         link.answers.on_error(0, 1, 0, b"", b"\xff" * 20, [])
         assert isinstance(call.exception(), DecodeError)
 
@@ -180,15 +175,13 @@ class TestErrors:
         with pytest.raises(MalformedError, match="never made"):
             fail(link, 3, ValueError("no"))
 
-    def test_error_of_a_cancelled_call_is_ignored(
-        self, link: Parts, call: CallFuture[Any]
-    ) -> None:
+    def test_error_of_cancelled_call_is_ignored(self, link: Parts, call: Call) -> None:
         call.cancel()
         fail(link, 1, ValueError("no"))
         assert call.cancelled()
 
     def test_error_after_a_negative_number_of_items_is_refused(
-        self, link: Parts, call: CallFuture[Any]
+        self, link: Parts, call: Call
     ) -> None:
         with pytest.raises(MalformedError, match="at least 0 items, not -1"):
             fail(link, 1, ValueError("no"), aux=-1)
@@ -202,14 +195,14 @@ class TestPayloads:
             link.answers.is_wanted(FrameKind.RESPONSE, 1, 1 << 40)
 
     def test_payload_of_an_abandoned_call_is_not_wanted(
-        self, link: Parts, call: CallFuture[Any]
+        self, link: Parts, call: Call
     ) -> None:
         link.pending.take(call.call_id)
         assert not link.answers.is_wanted(FrameKind.RESPONSE, call.call_id, 1 << 40)
 
     @pytest.mark.parametrize("kind", [FrameKind.RESPONSE, FrameKind.ERROR])
     def test_second_payload_of_a_call_is_refused(
-        self, link: Parts, call: CallFuture[Any], kind: FrameKind
+        self, link: Parts, call: Call, kind: FrameKind
     ) -> None:
         assert link.answers.is_wanted(FrameKind.RESPONSE, call.call_id, 1 << 40)
         with pytest.raises(MalformedError, match="answered twice"):
@@ -315,7 +308,7 @@ class TestStreams:
 
     @pytest.mark.parametrize("send", [item, end])
     def test_stream_message_of_a_plain_call_is_refused(
-        self, link: Parts, call: CallFuture[Any], send: Any
+        self, link: Parts, call: Call, send: Any
     ) -> None:
         with pytest.raises(MalformedError, match="another kind of call"):
             send(link, 0, 1) if send is item else send(link, 0)

@@ -41,19 +41,6 @@ def test_impossible_event_is_a_fault_of_the_service() -> None:
         after(DialEvent.OPENED)
 
 
-def test_every_state_is_reached_and_only_final_ones_have_no_exit() -> None:
-    reached, todo = {READY}, [READY]
-    while todo:
-        state = todo.pop()
-        for event in TRANSITIONS[state]:
-            after_event = TRANSITIONS[state][event]
-            if after_event not in reached:
-                reached.add(after_event)
-                todo.append(after_event)
-    assert reached == set(DialState)
-    assert {state for state, row in TRANSITIONS.items() if not row} == FINAL
-
-
 def walks(depth: int) -> list[tuple[DialEvent, ...]]:
     """Return every sequence of events of a dial, up to so many, that is not over."""
     sequences: list[tuple[DialEvent, ...]] = [()]

@@ -17,7 +17,6 @@ from asyncrpc.core.links.machine.reconnect import (
     LAST_PAUSE_S,
     NO_SUCH,
     SUPERSEDED,
-    TRANSITIONS,
     Advice,
     CandidateVerdict,
     Reconnect,
@@ -40,18 +39,6 @@ def in_state(state: ReconnectState) -> Reconnect:
 
 
 # --- the table -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("event", ReconnectEvent)
-def test_ended_connection_stays_ended(event: ReconnectEvent) -> None:
-    assert event not in TRANSITIONS[ENDED]
-
-
-@pytest.mark.parametrize(
-    "state", [state for state in ReconnectState if state is not ENDED]
-)
-def test_connection_can_end_in_every_other_state(state: ReconnectState) -> None:
-    assert TRANSITIONS[state][ReconnectEvent.END] is ENDED
 
 
 @pytest.mark.parametrize("state", ReconnectState)
