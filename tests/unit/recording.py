@@ -66,8 +66,7 @@ class RecordingLinks:
         return self.open.get(incarnation)
 
     def known_incarnation(self, name: str) -> Incarnation | None:
-        known = {member.name: member.incarnation for member in self.members}
-        return known.get(name)
+        return {member.name: member.incarnation for member in self.members}.get(name)
 
     def link_to(self, name: str) -> Awaitable[RecordingLink]:
         async def get() -> RecordingLink:

@@ -1,9 +1,10 @@
-"""What a user gives is checked, and the error names it, whatever the value does."""
+"""Wrong arguments and shortages are named, with the cure, whatever the value does."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -21,6 +22,10 @@ from asyncrpc.core.arguments import (
     listed,
     shown,
 )
+from asyncrpc.core.host.shortage import shortage_of
+from asyncrpc.core.options import CallOptions
+from asyncrpc.core.peers.group import PeerGroup
+from asyncrpc.core.peers.peer import CallStarter, Peer
 from asyncrpc.errors import UsageError
 
 
@@ -117,3 +122,62 @@ def test_bool_is_a_number_only_on_request() -> None:
         check_kind("size", True, (int, float), "a number")  # noqa: FBT003  (likewise)
     with pytest.raises(UsageError, match="flag must be True or False, not 1 of type"):
         check_kind("flag", 1, bool, "True or False")
+
+
+CASES = [
+    (OSError(errno.EMFILE, ""), "`ulimit -n`"),
+    (OSError(errno.ENFILE, ""), "`sysctl fs.file-max`"),
+    (OSError(errno.ENOMEM, ""), "no memory left: raise its limit, `ulimit -v`"),
+    (MemoryError(), "no memory left: raise its limit, `ulimit -v`"),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory: you"), "no memory left"),
+    (RuntimeError("std::bad_alloc"), "no memory left"),
+    (RuntimeError("unable to open file </proc/9>: Too many open files (24)"), "-n`"),
+    (RuntimeError("unable to mmap 9 bytes: Cannot allocate memory (12)"), "-v`"),
+    (RuntimeError("Too many open files\nin a stack"), "`ulimit -n`"),
+    (RuntimeError("No space left on device"), "no space is left: free some"),
+    (OSError(errno.ENOSPC, "", "/run/x"), "no space is left where '/run/x' is: free"),
+    (OSError(errno.EDQUOT, ""), "nothing is left of the user's quota: free some"),
+    (OSError(errno.EFBIG, ""), "`ulimit -f`"),
+]
+
+
+@pytest.mark.parametrize(("error", "words"), CASES)
+def test_shortage_is_named_with_its_remedy(error: Exception, words: str) -> None:
+    assert words in shortage_of(error)
+    outer = ValueError("of the program")
+    outer.__cause__ = error
+    assert words in shortage_of(outer)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [None, OSError(errno.EACCES, ""), RuntimeError("line (24) is wrong"), ValueError()],
+)
+def test_other_errors_are_not_a_shortage(error: Exception | None) -> None:
+    assert not shortage_of(error)
+
+
+CALLS = cast("CallStarter", None)  # nothing is called
+USINGS = [Peer(CALLS, "b").using, PeerGroup(CALLS, ["b"]).using]
+
+
+@pytest.mark.parametrize("using", USINGS)
+def test_unknown_option_is_refused_with_known_ones(using: Callable[..., Any]) -> None:
+    with pytest.raises(
+        UsageError, match=r"^there is no call option 'timeout'; .* are timeout_s, out, "
+    ) as refused:
+        using(timeout=2.0)
+    for name in CallOptions.__slots__:
+        assert name in str(refused.value)
+
+
+@pytest.mark.parametrize("using", USINGS)
+def test_option_values_are_checked(using: Callable[..., Any]) -> None:
+    using(timeout_s=2.0).using(codec="bf16")
+    with pytest.raises(UsageError, match="timeout_s must be a number of seconds"):
+        using(timeout_s="2")
+
+
+def test_group_calls_have_no_out_option() -> None:
+    with pytest.raises(UsageError, match="`out` is for one result"):
+        PeerGroup(CALLS, ["b"]).using(out=torch.ones(1))

@@ -1,9 +1,10 @@
-"""Every test is in one tier and in one part of it, whatever else is collected."""
+"""Every test is in one tier and one part of it; the table of `make cov`."""
 
 from __future__ import annotations
 
 import pytest
 
+from tests.coverage_table import table, tallies
 from tests.tiers import Part, quick_among
 
 pytest_plugins = ["pytester"]
@@ -120,3 +121,28 @@ def test_malformed_part_is_an_error_of_the_command_line(tree: pytest.Pytester) -
     result = tree.runpytest_inprocess(*PLUGINS, "--part=5/4")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--part*a part must be like 2/4, not '5/4'*"])
+
+
+def of_file(*counts: int) -> dict[str, dict[str, int]]:
+    names = ("num_statements", "missing_lines", "num_branches", "missing_branches")
+    return {"summary": dict(zip(names, counts, strict=True))}
+
+
+MEASURED = {
+    "files": {
+        "asyncrpc/core/wire/reader.py": of_file(80, 8, 20, 2),
+        "asyncrpc/core/loop/clock.py": of_file(20, 0, 0, 0),
+        "asyncrpc/core/wire/frames.py": of_file(1000, 0, 100, 0),
+        "asyncrpc/nothing/__init__.py": of_file(0, 0, 0, 0),
+    }
+}
+
+
+def test_each_folder_has_a_row_with_aligned_columns() -> None:
+    assert table(tallies(MEASURED)).splitlines() == [
+        "folder                lines   missed  branches   missed  covered",
+        "asyncrpc/core/loop       20        0         0        0   100.0%",
+        "asyncrpc/core/wire    1,080        8       120        2    99.2%",
+        "asyncrpc/nothing          0        0         0        0   100.0%",
+        "all                   1,100        8       120        2    99.2%",
+    ]

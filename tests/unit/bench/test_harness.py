@@ -1,4 +1,4 @@
-"""The harness: statistics, verdicts, and a table that can be read."""
+"""The harness and its table of five libraries: statistics, verdicts, and text."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from tests.bench import bench_peers
+from tests.bench import workloads as w
 from tests.bench.harness import (
     Budget,
     Figure,
@@ -180,3 +182,45 @@ async def test_measure_async_warms_up_and_repeats_at_least_three_times() -> None
 
     times_s = await measure_async(action, Budget(0.0, at_least=3), warm_ups=2)
     assert (len(times_s), len(calls)) == (3, 5)
+
+
+PEERS_LATENCY = Row("call, p50", "us")
+PEERS_RATE = Row("RRef: method on a kept one", "1/s", higher_is_better=True)
+
+
+def figures(*medians: float | None) -> dict[str, Figure | None]:
+    return {
+        side: None if median is None else Figure((median,))
+        for side, median in zip(w.ALL, medians, strict=True)
+    }
+
+
+def test_ratio_is_to_the_best_peer() -> None:
+    row = figures(10.0, 50.0, 20.0, None, 400.0)
+    assert bench_peers.ratio(PEERS_LATENCY, row) == pytest.approx(2.0)
+    assert bench_peers.ratio(PEERS_RATE, row) == pytest.approx(10 / 400)
+
+
+def test_ratio_needs_both_figures() -> None:
+    assert bench_peers.ratio(PEERS_LATENCY, figures(None, 1.0, 1.0, 1.0, 1.0)) is None
+    assert (
+        bench_peers.ratio(PEERS_LATENCY, figures(1.0, None, None, None, None)) is None
+    )
+
+
+def test_table_columns_line_up_and_show_dashes_for_gaps() -> None:
+    latencies = figures(10.0, 50.0, 20.0, None, 1234.0)
+    text = bench_peers.table(
+        [(PEERS_LATENCY, latencies), (PEERS_RATE, figures(*[None] * 5))]
+    )
+    assert text.splitlines() == [
+        "workload                   unit  asyncrpc  torch  pyzmq  grpc    ray  ratio",
+        "call, p50                  us        10.0   50.0   20.0     -  1,234   2.00",
+        "method of a remote object  1/s          -      -      -     -      -      -",
+    ]
+
+
+def test_each_workload_runs_on_asyncrpc_torch_and_a_third_side() -> None:
+    for name in bench_peers.WORKLOADS:
+        sides = w.WORKLOADS[name].sides
+        assert {"asyncrpc", "torch"} < set(sides), name

@@ -48,8 +48,7 @@ def test_marks_of_both_processes_become_calls_and_stages() -> None:
 
 
 def test_late_write_ends_when_the_peer_has_read() -> None:
-    late = {**WHOLE, Place.WRITTEN: 70}
-    spans = stages(passages(marks_of(late)))
+    spans = stages(passages(marks_of({**WHOLE, Place.WRITTEN: 70})))
     assert spans[Place.WRITTEN] == pytest.approx([0.04])
     assert spans[Place.READ] == pytest.approx([0.0])
 
@@ -75,8 +74,7 @@ def test_missing_place_is_part_of_the_next_stage() -> None:
 
 
 def test_traced_function_returns_its_result_and_marks_both_ends() -> None:
-    traced = tracing.traced(max, Place.WRITE, Place.WRITTEN)
-    assert traced(1, 2) == 2
+    assert tracing.traced(max, Place.WRITE, Place.WRITTEN)(1, 2) == 2
     places = [mark & ((1 << PLACE_BITS) - 1) for mark in tracing.marks]
     assert places == [Place.WRITE, Place.WRITTEN]
 

@@ -40,9 +40,7 @@ def gathered_ranges(
     return gatherer.ranges
 
 
-def test_ranges_within_the_call_keep_their_times(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ranges_within_call_keep_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
     inner = Range("inner", 1100.0, 1900.0, thread=1, rank=4)
     (moved,) = gathered_ranges(monkeypatch, Gatherer(Settings()), inner)
     assert moved == inner._replace(name="call#remote_op: inner")

@@ -119,8 +119,7 @@ def test_adopting_region_goes_on_where_the_adopted_one_stopped() -> None:
     prefetched.begin([get_gradient_edge(x * leaf), get_gradient_edge(x)])
     assert prefetched.go_on(1)
     assert region.adopt(prefetched) == [catcher.caught[0]]
-    assert region.parameters == [leaf]
-    assert region.nodes == prefetched.nodes
+    assert (region.parameters, region.nodes) == ([leaf], prefetched.nodes)
     assert node in region.nodes
     assert region.extend([get_gradient_edge(y), get_gradient_edge(x)]) == [
         catcher.caught[1]

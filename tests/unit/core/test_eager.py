@@ -75,9 +75,7 @@ class TestEagerTask:
 
         assert in_callback(loop_factory, limited()) == (False, "late")
 
-    def test_error_of_the_first_step_is_the_error_of_the_task(
-        self, loop_factory: Any
-    ) -> None:
+    def test_error_of_first_step_is_error_of_the_task(self, loop_factory: Any) -> None:
         async def fail() -> None:
             raise ValueError("at once")
 

@@ -119,15 +119,13 @@ async def test_messages_wait_in_order_until_a_thread_has_loaded_the_service(
     assert await answer == 2
     tell(offered, 3)
     (late,) = loaded
-    assert late.heard == [1, 2, 3]
-    assert late.lost == ["gone"]
+    assert (late.heard, late.lost) == ([1, 2, 3], ["gone"])
     assert list(offered) == [late]
 
 
 async def test_loaded_module_needs_no_thread() -> None:
     loaded: list[Late] = []
-    offered = with_late(loaded, module=__name__)
-    tell(offered, 1)
+    tell(with_late(loaded, module=__name__), 1)
     assert loaded[0].heard == [1]
 
 

@@ -53,13 +53,6 @@ def test_picture_shows_the_transition_table() -> None:
 
 
 @pytest.mark.parametrize(
-    "state", [state for state in WorkerState if state is not WorkerState.NEW]
-)
-def test_fork_ends_the_copy_in_every_state(state: WorkerState) -> None:
-    assert TRANSITIONS[state][Event.FORK] is WorkerState.FORKED
-
-
-@pytest.mark.parametrize(
     ("state", "text"),
     [
         (WorkerState.NEW, "has not been started; use `async with`"),

@@ -69,8 +69,7 @@ async def test_request_is_answered_in_its_declared_form() -> None:
 
 async def test_answer_is_read_or_refused() -> None:
     link = RecordingLink(PEER)
-    asking = ask(link, Look(["a"]))
-    coroutine = asking.__await__()
+    coroutine = ask(link, Look(["a"])).__await__()
     next(coroutine)
     ((request, answer),) = link.asked
     assert request == Look(["a"])

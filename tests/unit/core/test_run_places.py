@@ -57,8 +57,7 @@ def test_named_directory_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "runs")
     environ = {"ASYNCRPC_RUN_DIR": str(tmp_path / "link")}
-    place = make_place(places(environ, os.geteuid(), tmp_path))
-    assert place.path == tmp_path / "runs"
+    assert make_place(places(environ, os.geteuid(), tmp_path)).path == tmp_path / "runs"
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     environ = {"ASYNCRPC_RUN_DIR": str(tmp_path / "loop")}
     with pytest.raises(UsageError, match="loop"):

@@ -19,6 +19,8 @@ from asyncrpc.testing.network import (
     Network,
 )
 
+loops = {"sim": SimLoop}  # of the coroutine tests here
+
 T = TypeVar("T")
 PS = Address("mem", "ps")
 
@@ -75,149 +77,118 @@ def test_delay_is_applied() -> None:
     assert run(main(0.0)) == 0
 
 
-def test_short_partition_delays_and_loses_nothing() -> None:
-    async def main() -> None:
-        network = Network(seed=1)
-        pair = await connected(network)
-        link = network.between("a", "ps")
-        link.partition()
-        pair.near.transport.send([b"held"])
-        asyncio.get_running_loop().call_later(5, link.heal)
-        start_s = now_s()
-        await pair.far.until_received(4)
-        assert now_s() - start_s == pytest.approx(5, abs=0.1)
-        assert pair.far.received == b"held"
-
-    run(main())
+async def test_short_partition_delays_and_loses_nothing() -> None:
+    network = Network(seed=1)
+    pair = await connected(network)
+    link = network.between("a", "ps")
+    link.partition()
+    pair.near.transport.send([b"held"])
+    asyncio.get_running_loop().call_later(5, link.heal)
+    start_s = now_s()
+    await pair.far.until_received(4)
+    assert now_s() - start_s == pytest.approx(5, abs=0.1)
+    assert pair.far.received == b"held"
 
 
-def test_long_partition_breaks_both_ends() -> None:
-    async def main() -> None:
-        network = Network(seed=1)
-        pair = await connected(network)
-        network.between("a", "ps").partition()
-        start_s = now_s()
-        for recorder in (pair.near, pair.far):
-            await recorder.until_lost(limit_s=2 * BROKEN_AFTER_S)
-        assert now_s() - start_s == pytest.approx(BROKEN_AFTER_S)
-        assert isinstance(pair.near.error, ConnectionLostError)
-        assert isinstance(pair.far.error, ConnectionLostError)
-
-    run(main())
+async def test_long_partition_breaks_both_ends() -> None:
+    network = Network(seed=1)
+    pair = await connected(network)
+    network.between("a", "ps").partition()
+    start_s = now_s()
+    for recorder in (pair.near, pair.far):
+        await recorder.until_lost(limit_s=2 * BROKEN_AFTER_S)
+    assert now_s() - start_s == pytest.approx(BROKEN_AFTER_S)
+    assert isinstance(pair.near.error, ConnectionLostError)
+    assert isinstance(pair.far.error, ConnectionLostError)
 
 
-def test_connecting_through_a_partition_waits_for_it_to_heal() -> None:
-    async def main() -> None:
-        network = Network(seed=1)
-        await network.connector("ps").listen(PS, Recorder)
-        network.between("a", "ps").partition()
-        asyncio.get_running_loop().call_later(20, network.between("a", "ps").heal)
+async def test_connecting_through_a_partition_waits_for_it_to_heal() -> None:
+    network = Network(seed=1)
+    await network.connector("ps").listen(PS, Recorder)
+    network.between("a", "ps").partition()
+    asyncio.get_running_loop().call_later(20, network.between("a", "ps").heal)
+    await network.connector("a").connect(PS, Recorder())
+    assert now_s() == pytest.approx(20, abs=0.1)
+
+
+async def test_connecting_through_a_partition_gives_up_in_the_end() -> None:
+    network = Network(seed=1)
+    await network.connector("ps").listen(PS, Recorder)
+    network.between("a", "ps").partition()
+    with pytest.raises(ConnectError, match="no answer in 127 s"):
         await network.connector("a").connect(PS, Recorder())
-        assert now_s() == pytest.approx(20, abs=0.1)
-
-    run(main())
+    assert now_s() == pytest.approx(CONNECT_TIMEOUT_S)
 
 
-def test_connecting_through_a_partition_gives_up_in_the_end() -> None:
-    async def main() -> None:
-        network = Network(seed=1)
+async def test_clog_holds_everything_back_for_its_time() -> None:
+    network = Network(seed=1)
+    pair = await connected(network)
+    network.between("a", "ps").clog(3)
+    start_s = now_s()
+    pair.far.transport.send([b"late"])
+    await pair.near.until_received(4)
+    assert now_s() - start_s == pytest.approx(3, abs=0.1)
+
+
+async def test_dropped_connections_are_lost_at_both_ends() -> None:
+    network = Network(seed=1)
+    pair = await connected(network)
+    network.between("a", "ps").drop_connections()
+    await pair.near.until_lost()
+    await pair.far.until_lost()
+    assert (pair.near.lost, pair.far.lost) == (1, 1)
+    assert isinstance(pair.near.error, ConnectionLostError)
+
+
+async def test_repeated_loss_breaks_the_connection() -> None:
+    network = Network(seed=1)
+    pair = await connected(network)
+    network.between("a", "ps").lose(1)
+    pair.near.transport.send([b"never"])
+    await pair.near.until_lost()
+    assert not pair.far.received
+
+
+async def test_crash_is_noticed_by_the_other_side_only() -> None:
+    network = Network(seed=1)
+    pair = await connected(network)
+    start_s = now_s()
+    network.crash("ps")
+    await pair.near.until_lost()
+    assert now_s() - start_s == pytest.approx(DETECT_S)
+    assert "'ps' has crashed" in str(pair.near.error)
+    assert pair.far.events == ["connection_made"]
+    with pytest.raises(ConnectError, match="no such listener"):
+        await network.connector("a").connect(PS, Recorder())
+    with pytest.raises(TransportError, match="crashed"):
         await network.connector("ps").listen(PS, Recorder)
-        network.between("a", "ps").partition()
-        with pytest.raises(ConnectError, match="no answer in 127 s"):
-            await network.connector("a").connect(PS, Recorder())
-        assert now_s() == pytest.approx(CONNECT_TIMEOUT_S)
-
-    run(main())
+    network.restart("ps")
+    await network.connector("ps").listen(PS, Recorder)
+    await network.connector("a").connect(PS, Recorder())
 
 
-def test_clog_holds_everything_back_for_its_time() -> None:
-    async def main() -> None:
-        network = Network(seed=1)
-        pair = await connected(network)
-        network.between("a", "ps").clog(3)
-        start_s = now_s()
-        pair.far.transport.send([b"late"])
-        await pair.near.until_received(4)
-        assert now_s() - start_s == pytest.approx(3, abs=0.1)
-
-    run(main())
-
-
-def test_dropped_connections_are_lost_at_both_ends() -> None:
-    async def main() -> None:
-        network = Network(seed=1)
-        pair = await connected(network)
-        network.between("a", "ps").drop_connections()
-        await pair.near.until_lost()
-        await pair.far.until_lost()
-        assert (pair.near.lost, pair.far.lost) == (1, 1)
-        assert isinstance(pair.near.error, ConnectionLostError)
-
-    run(main())
-
-
-def test_repeated_loss_breaks_the_connection() -> None:
-    async def main() -> None:
-        network = Network(seed=1)
-        pair = await connected(network)
-        network.between("a", "ps").lose(1)
-        pair.near.transport.send([b"never"])
-        await pair.near.until_lost()
-        assert not pair.far.received
-
-    run(main())
-
-
-def test_crash_is_noticed_by_the_other_side_only() -> None:
-    async def main() -> None:
-        network = Network(seed=1)
-        pair = await connected(network)
-        start_s = now_s()
-        network.crash("ps")
-        await pair.near.until_lost()
-        assert now_s() - start_s == pytest.approx(DETECT_S)
-        assert "'ps' has crashed" in str(pair.near.error)
-        assert pair.far.events == ["connection_made"]
-        with pytest.raises(ConnectError, match="no such listener"):
-            await network.connector("a").connect(PS, Recorder())
-        with pytest.raises(TransportError, match="crashed"):
-            await network.connector("ps").listen(PS, Recorder)
-        network.restart("ps")
-        await network.connector("ps").listen(PS, Recorder)
+async def test_silent_crash_leaves_a_half_open_connection() -> None:
+    network = Network(seed=1)
+    pair = await connected(network)
+    network.crash("ps", silent=True)
+    await asyncio.sleep(1000)
+    assert not pair.near.lost  # nothing was sent, so nothing was missed
+    pair.near.transport.send([b"hello?"])
+    await asyncio.sleep(BROKEN_AFTER_S / 2)
+    assert pair.near.transport.queued_bytes == 6
+    await asyncio.sleep(BROKEN_AFTER_S)
+    assert isinstance(pair.near.error, ConnectionLostError)
+    assert not pair.far.received
+    with pytest.raises(ConnectError, match="no answer"):
         await network.connector("a").connect(PS, Recorder())
 
-    run(main())
 
-
-def test_silent_crash_leaves_a_half_open_connection() -> None:
-    async def main() -> None:
-        network = Network(seed=1)
-        pair = await connected(network)
-        network.crash("ps", silent=True)
-        await asyncio.sleep(1000)
-        assert not pair.near.lost  # nothing was sent, so nothing was missed
-        pair.near.transport.send([b"hello?"])
-        await asyncio.sleep(BROKEN_AFTER_S / 2)
-        assert pair.near.transport.queued_bytes == 6
-        await asyncio.sleep(BROKEN_AFTER_S)
-        assert isinstance(pair.near.error, ConnectionLostError)
-        assert not pair.far.received
-        with pytest.raises(ConnectError, match="no answer"):
-            await network.connector("a").connect(PS, Recorder())
-
-    run(main())
-
-
-def test_stopped_reader_ends_a_close_after_the_linger() -> None:
-    async def main() -> None:
-        network = Network(seed=1)
-        pair = await connected(network)
-        pair.far.transport.pause_reading()
-        pair.near.transport.send([b"unread"])
-        start_s = now_s()
-        pair.near.transport.close()
-        await pair.near.until_lost()
-        assert now_s() - start_s == pytest.approx(5)
-        assert "6 bytes unsent" in str(pair.near.error)
-
-    run(main())
+async def test_stopped_reader_ends_a_close_after_the_linger() -> None:
+    pair = await connected(Network(seed=1))
+    pair.far.transport.pause_reading()
+    pair.near.transport.send([b"unread"])
+    start_s = now_s()
+    pair.near.transport.close()
+    await pair.near.until_lost()
+    assert now_s() - start_s == pytest.approx(5)
+    assert "6 bytes unsent" in str(pair.near.error)

@@ -1,8 +1,12 @@
-"""A proxy breaks what it is told to, exactly where it is told to."""
+"""A proxy, or a fault in a process, breaks what is named, exactly where it is named."""
 
 from __future__ import annotations
 
 import asyncio
+import pickle
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,6 +17,7 @@ import pytest
 from asyncrpc.core.wire.frames import Flags, FrameKind, data_prefix, prefix
 from asyncrpc.core.wire.messages import Hello
 from asyncrpc.errors import UsageError
+from asyncrpc.testing.faults import FaultScript, InjectedError
 from asyncrpc.testing.proxy import Proxy, Way
 from asyncrpc.testing.scanner import HANDSHAKE_BYTES, Conversation
 
@@ -127,8 +132,7 @@ def test_resumed_connection_continues_inside_a_frame(read: int) -> None:
         ends.append(at)
     read = min(read, len(stream))
     sessions: dict[int, Conversation] = {}
-    first = meet(sessions, HELLO, HELLO)
-    first.scanners[Way.TO_TARGET].scan(memoryview(stream))
+    meet(sessions, HELLO, HELLO).scanners[Way.TO_TARGET].scan(memoryview(stream))
     (token,) = sessions
     again = meet(sessions, replace(HELLO, resume=token), replace(HELLO, received=read))
     frames_found = again.scanners[Way.TO_TARGET].scan(memoryview(stream[read:] + PING))
@@ -335,3 +339,39 @@ async def test_unix_sockets_are_proxied_too(tmp_path: Path) -> None:
 def test_memory_transport_has_no_proxy() -> None:
     with pytest.raises(UsageError, match="mem://a"):
         Proxy("mem://a")
+
+
+def test_fault_strikes_the_named_point_only() -> None:
+    faults = FaultScript()
+    faults.at(rank=2, step=5).fail("disk full")
+    faults.reached(rank=2, step=4)
+    faults.reached(rank=1, step=5)
+    with pytest.raises(InjectedError, match="disk full"):
+        faults.reached(rank=2, step=5)
+
+
+def test_fault_script_can_be_pickled() -> None:
+    faults = FaultScript()
+    faults.at(rank=0, step=0).fail("there too")
+    with pytest.raises(InjectedError, match="there too"):
+        pickle.loads(pickle.dumps(faults)).reached(rank=0, step=0)
+
+
+def test_point_has_one_fault_at_most() -> None:
+    faults = FaultScript()
+    faults.at(rank=0, step=1).kill()
+    with pytest.raises(UsageError, match="rank 0 already has a fault at step 1"):
+        faults.at(rank=0, step=1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"), [("kill()", -signal.SIGKILL), ("exit(3)", 3)]
+)
+def test_process_ends_as_its_script_says(fault: str, status: int) -> None:
+    program = (
+        "from asyncrpc.testing.faults import FaultScript as Script\n"
+        f"script = Script(); script.at(rank=0, step=0).{fault}\n"
+        "script.reached(rank=0, step=0)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], check=False, timeout=300)
+    assert ended.returncode == status

@@ -173,8 +173,7 @@ async def test_lost_worker_ends_many_contexts_in_several_turns() -> None:
 async def test_creators_of_many_contexts_are_asked_in_several_turns() -> None:
     parts = Everything()
     for serial in range(2 * JOINS_MAX):
-        meta = [THIRD.incarnation, serial, 0, "nobody"]
-        parts.crossings.incoming(parts.peer, meta)
+        parts.crossings.incoming(parts.peer, [THIRD.incarnation, serial, 0, "nobody"])
     parts.lifetime.on_peer_lost(PEER)
     assert len(parts.scheduler.tasks) == JOINS_MAX
     await asyncio.sleep(0)

@@ -98,8 +98,7 @@ def test_region_is_searched_a_few_nodes_at_a_time() -> None:
         looks += 1
     assert looks == 3  # of ten products, a parameter and a received tensor
     assert len(region.nodes) == 12
-    assert region.parameters == [weight]
-    assert region.received == [received]
+    assert (region.parameters, region.received) == ([weight], [received])
     region.begin([edge_of(end)])
     assert not region.go_on(1)
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.core.calls.fakes import LinkParts
+from tests.unit.core.calls.fakes import Parts
 
 
 @pytest.fixture
-def link() -> Iterator[LinkParts]:
+def link() -> Iterator[Parts]:
     """Give the parts of a link; this thread counts as the one of its loop."""
-    parts = LinkParts()
+    parts = Parts()
     before = asyncio._get_running_loop()  # noqa: SLF001  (there is no other way)
     asyncio._set_running_loop(parts.host.loop)  # noqa: SLF001
     yield parts

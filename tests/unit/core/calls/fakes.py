@@ -328,6 +328,8 @@ class FakeHost:
         )
         self.dead: deque[Any] = deque()
 
+    def check_running(self) -> None: ...
+
     def give_back(self) -> None:
         self.dead.clear()
 
@@ -386,7 +388,7 @@ class Room:
         return True
 
 
-class LinkParts:
+class Parts:
     """The parts of a link, made one by one over a connection that is none."""
 
     def __init__(self, host: FakeHost | None = None) -> None:

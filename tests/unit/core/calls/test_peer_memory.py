@@ -21,7 +21,7 @@ from asyncrpc.core.serde import kinds
 from asyncrpc.core.wire.frames import FrameKind
 from asyncrpc.errors import Outcome, OverloadedError
 from tests.unit.core.calls import test_requests as requests
-from tests.unit.core.calls.fakes import FakeHost, LinkParts
+from tests.unit.core.calls.fakes import FakeHost, Parts
 
 LIMIT = 8 << 20
 
@@ -35,8 +35,7 @@ def account(
     admission: Admission | None = None, calls: int = 0, services_hold: int = 0
 ) -> PeerMemory:
     counts: Any = admission or Admission()
-    served = dict.fromkeys(range(calls))
-    return PeerMemory(counts, served, lambda: services_hold, LIMIT)
+    return PeerMemory(counts, dict.fromkeys(range(calls)), lambda: services_hold, LIMIT)
 
 
 def test_bytes_held_by_a_peer_are_one_sum() -> None:
@@ -78,17 +77,17 @@ def test_short_calls_are_weighed_once_a_peer_holds_much(*, is_pressed: bool) -> 
 
 class TestRequests:
     @pytest.fixture
-    def link(self) -> LinkParts:
+    def link(self) -> Parts:
         limits = LimitOptions(peer_bytes_max=LIMIT)
-        return LinkParts(FakeHost(options=Options(limits=limits)))
+        return Parts(FakeHost(options=Options(limits=limits)))
 
     @pytest.fixture(autouse=True)
-    def _gate(self, link: LinkParts) -> None:
+    def _gate(self, link: Parts) -> None:
         requests.GATE[:] = [asyncio.Future(loop=link.host.loop)]
 
     def fill(
         self,
-        link: LinkParts,
+        link: Parts,
         *args: object,
         meta: object = None,
         control: bytes | None = None,
@@ -111,14 +110,12 @@ class TestRequests:
                 return call_id - 1
         raise AssertionError("none was refused")
 
-    def test_few_short_calls_are_not_weighed(self, link: LinkParts) -> None:
+    def test_few_short_calls_are_not_weighed(self, link: Parts) -> None:
         for call_id in range(1, UNWEIGHED_CALLS_MAX + 1):
             requests.ask(link, requests.hold_with, [[]] * 1000, call_id=call_id)
         assert link.memory.held_bytes == 0
 
-    def test_held_bytes_are_released_with_the_last_holder(
-        self, link: LinkParts
-    ) -> None:
+    def test_held_bytes_are_released_with_the_last_holder(self, link: Parts) -> None:
         claim = link.credit.hold(link.credit.hold(None, 100), 20)
         claim.hold()
         claim.let_go()
@@ -126,18 +123,16 @@ class TestRequests:
         claim.let_go()
         assert (link.memory.held_bytes, link.host.admission.held_bytes) == (0, 0)
 
-    def test_lists_are_counted_once_the_account_is_half_full(
-        self, link: LinkParts
-    ) -> None:
+    def test_lists_are_counted_once_the_account_is_half_full(self, link: Parts) -> None:
         control = kinds.FLAT + msgpack.packb([[[[]] * 1000], {}])
         held = self.fill(link, control=control)
         most = LIMIT // (1000 * BYTE_BYTES_MAX)
         assert 0.8 * most < held - UNWEIGHED_CALLS_MAX < most
 
-    def test_request_head_counts(self, link: LinkParts) -> None:
+    def test_request_head_counts(self, link: Parts) -> None:
         assert self.fill(link, meta={"zz": "x" * 30_000}) < 16
 
-    def test_long_request_is_always_counted(self, link: LinkParts) -> None:
+    def test_long_request_is_always_counted(self, link: Parts) -> None:
         link.credit.account.window = 1 << 30
         requests.ask(link, requests.hold_with, list(range(10_000)))
         assert 10_000 * 64 <= link.memory.held_bytes < 12_000 * 64

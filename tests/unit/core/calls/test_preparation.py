@@ -12,7 +12,7 @@ from asyncrpc.core.serde import compression_named, is_packed
 from asyncrpc.core.wire.frames import FrameKind
 from asyncrpc.core.wire.messages import pack_head
 from asyncrpc.errors import MalformedError, OverloadedError
-from tests.unit.core.calls.fakes import LinkParts
+from tests.unit.core.calls.fakes import Parts
 
 SMALL, LARGE = 1 << 10, 64 << 10  # elements; the second is unpacked in a thread
 
@@ -28,7 +28,7 @@ class Box:
 
 
 def take(
-    link: LinkParts, size: int, box: Box, *, call_id: int = 1, spoil: bool = False
+    link: Parts, size: int, box: Box, *, call_id: int = 1, spoil: bool = False
 ) -> None:
     compression = compression_named("bf16")
     assert compression is not None
@@ -46,13 +46,13 @@ def take(
     )
 
 
-def value_in(link: LinkParts, box: Box) -> Any:
+def value_in(link: Parts, box: Box) -> Any:
     ((control, buffers),) = box.messages
     return link.host.codec.decode(control, buffers)
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
-def test_packed_message_is_delivered_unpacked(link: LinkParts, size: int) -> None:
+def test_packed_message_is_delivered_unpacked(link: Parts, size: int) -> None:
     box = Box()
     take(link, size, box)
     assert bool(box.messages) == (size == SMALL)
@@ -62,9 +62,7 @@ def test_packed_message_is_delivered_unpacked(link: LinkParts, size: int) -> Non
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
-def test_corrupt_packed_message_is_delivered_as_it_is(
-    link: LinkParts, size: int
-) -> None:
+def test_corrupt_packed_message_is_delivered_as_it_is(link: Parts, size: int) -> None:
     box = Box()
     take(link, size, box, spoil=True)
     link.host.pool.run()
@@ -73,7 +71,7 @@ def test_corrupt_packed_message_is_delivered_as_it_is(
     assert buffers == []
 
 
-def test_request_cancelled_during_unpacking_is_not_delivered(link: LinkParts) -> None:
+def test_request_cancelled_during_unpacking_is_not_delivered(link: Parts) -> None:
     """But its function has been named."""
     box = Box()
     take(link, LARGE, box)
@@ -83,7 +81,7 @@ def test_request_cancelled_during_unpacking_is_not_delivered(link: LinkParts) ->
     assert link.heads.functions.name_of(4) == "f"
 
 
-def test_delivered_request_cannot_be_cancelled_any_more(link: LinkParts) -> None:
+def test_delivered_request_cannot_be_cancelled_any_more(link: Parts) -> None:
     box = Box()
     take(link, LARGE, box)
     link.host.pool.run()
@@ -91,7 +89,7 @@ def test_delivered_request_cannot_be_cancelled_any_more(link: LinkParts) -> None
     assert len(box.messages) == 1
 
 
-def test_lost_link_delivers_no_unpacked_message(link: LinkParts) -> None:
+def test_lost_link_delivers_no_unpacked_message(link: Parts) -> None:
     box = Box()
     take(link, LARGE, box)
     link.status.on_lost("a cable")
@@ -99,7 +97,7 @@ def test_lost_link_delivers_no_unpacked_message(link: LinkParts) -> None:
     assert box.messages == []
 
 
-def test_unpacking_messages_of_a_peer_are_limited(link: LinkParts) -> None:
+def test_unpacking_messages_of_a_peer_are_limited(link: Parts) -> None:
     box = Box()
     fit = UNPACKING_BYTES_MAX // (4 * LARGE)
     for call_id in range(fit + 2):
@@ -112,7 +110,7 @@ def test_unpacking_messages_of_a_peer_are_limited(link: LinkParts) -> None:
     assert not link.connection.turns.holds
 
 
-def test_message_over_the_limit_is_unpacked_alone(link: LinkParts) -> None:
+def test_message_over_the_limit_is_unpacked_alone(link: Parts) -> None:
     box = Box()
     for call_id in range(2):
         take(link, UNPACKING_BYTES_MAX // 4 + 1, box, call_id=call_id)
@@ -123,7 +121,7 @@ def test_message_over_the_limit_is_unpacked_alone(link: LinkParts) -> None:
     assert len(box.messages) == 2
 
 
-def test_lost_link_unpacks_no_more(link: LinkParts) -> None:
+def test_lost_link_unpacks_no_more(link: Parts) -> None:
     box = Box()
     for call_id in range(3):
         take(link, UNPACKING_BYTES_MAX // 4 + 1, box, call_id=call_id)
@@ -133,14 +131,14 @@ def test_lost_link_unpacks_no_more(link: LinkParts) -> None:
     assert box.messages == []
 
 
-def test_worker_without_threads_unpacks_on_its_loop(link: LinkParts) -> None:
+def test_worker_without_threads_unpacks_on_its_loop(link: Parts) -> None:
     box = Box()
     link.host.pool.are_closed = True
     take(link, LARGE, box)
     assert len(box.messages) == 1
 
 
-def zeros(link: LinkParts) -> tuple[bytes, list[memoryview], int]:
+def zeros(link: Parts) -> tuple[bytes, list[memoryview], int]:
     """Return a packed message that becomes far more, and how much more."""
     compression = compression_named("zstd")
     assert compression is not None
@@ -150,7 +148,7 @@ def zeros(link: LinkParts) -> tuple[bytes, list[memoryview], int]:
     return packed.control, buffers, parcel.expansion_bytes
 
 
-def test_unpacked_request_counts_for_its_peer(link: LinkParts) -> None:
+def test_unpacked_request_counts_for_its_peer(link: Parts) -> None:
     control, buffers, expansion = zeros(link)
     memory, credit, box = link.credit.memory, link.credit, Box()
     memory.limit_bytes = 3 * expansion
@@ -186,7 +184,7 @@ def test_unpacked_request_counts_for_its_peer(link: LinkParts) -> None:
 
 
 @pytest.mark.parametrize("kind", [FrameKind.SERVICE, FrameKind.NOTICE])
-def test_service_messages_are_never_packed(link: LinkParts, kind: FrameKind) -> None:
+def test_service_messages_are_never_packed(link: Parts, kind: FrameKind) -> None:
     control, buffers, _ = zeros(link)
     with pytest.raises(MalformedError, match=f"a packed {kind.name}"):
         link.preparation.take(
@@ -194,7 +192,7 @@ def test_service_messages_are_never_packed(link: LinkParts, kind: FrameKind) -> 
         )
 
 
-def test_refused_message_ends_the_connection(link: LinkParts) -> None:
+def test_refused_message_ends_the_connection(link: Parts) -> None:
     class Refusing(Box):
         def deliver(self, control: bytes, buffers: list[memoryview]) -> None:
             raise MalformedError("no such call")

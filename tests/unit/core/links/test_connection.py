@@ -145,17 +145,13 @@ class TestMessages:
         assert both.line.sent == b"ahead first second third now"
         both.line.sent.clear()
 
-    async def test_deferrable_bytes_are_written_in_the_next_turn(
-        self, both: Both
-    ) -> None:
+    async def test_deferrable_bytes_are_written_in_next_turn(self, both: Both) -> None:
         both.a.connection.join(b"alone")
         await both.turn()
         assert both.line.sent == b"alone"
         both.line.sent.clear()
 
-    async def test_held_bytes_are_written_with_the_next_message(
-        self, both: Both
-    ) -> None:
+    async def test_held_bytes_are_written_with_next_message(self, both: Both) -> None:
         both.a.connection.hold(b"held ", 1.0)
         await both.turn()
         assert not both.line.sent
@@ -212,9 +208,7 @@ class TestMessages:
         await both.settle()
         assert both.b.messages == []
 
-    async def test_malformed_bytes_end_the_connection_with_a_reason(
-        self, both: Both
-    ) -> None:
+    async def test_malformed_bytes_end_connection_with_reason(self, both: Both) -> None:
         both.a.connection.stream.write_uncounted(b"x" * 40)
         await both.settle()
         assert "a frame begins with" in both.b.lost[0]
@@ -231,16 +225,12 @@ class TestTheEnd:
         await both.settle()
         assert both.b.messages == [(1, b"last", b"")]
         assert both.b.connection.peer_closed == "enough"
-        assert both.a.lost == ["None"]
-        assert both.a.broken == []
+        assert (both.a.lost, both.a.broken) == (["None"], [])
 
-    async def test_peer_that_closed_is_not_awaited_after_a_cut(
-        self, both: Both
-    ) -> None:
+    async def test_peer_that_closed_is_not_awaited_after_cut(self, both: Both) -> None:
         both.b.connection.on_peer_close("")
         await both.cut()
-        assert both.b.lost == ["cut"]
-        assert both.b.broken == []
+        assert (both.b.lost, both.b.broken) == (["cut"], [])
         assert both.b.connection.peer_closed == "it closed the connection"
 
     async def test_close_reason_may_come_after_the_break(self, both: Both) -> None:

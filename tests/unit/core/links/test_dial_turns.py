@@ -14,6 +14,7 @@ from asyncrpc.core.links.dial_turns import (
 )
 from asyncrpc.core.links.machine.dial_window import WINDOW_FIRST, DialWindow
 from asyncrpc.errors import WorkerLostError
+from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network
 from tests.unit.core.links.directories import (
     TIMES,
@@ -25,6 +26,8 @@ from tests.unit.core.links.directories import (
     run,
     until,
 )
+
+loops = {"sim": SimLoop}  # of the coroutine tests here
 
 MANY = [f"peer{number}" for number in range(12 * WINDOW_FIRST)]
 
@@ -74,59 +77,49 @@ class Dials:
 ORDER = [4, 5, 6, 7, 8, 0, 1, 2, 3]
 
 
-def test_turns_are_given_in_the_order_of_names() -> None:
-    async def main() -> None:
-        dials = Dials(2)
-        await dials.settle()
-        assert dials.begun == ORDER[:2]
-        await dials.end(4)
-        assert dials.begun == ORDER[:3]
-        await dials.end(*range(9))
-        assert dials.begun == ORDER
-        await asyncio.gather(*dials.tasks)
-
-    run(main())
+async def test_turns_are_given_in_the_order_of_names() -> None:
+    dials = Dials(2)
+    await dials.settle()
+    assert dials.begun == ORDER[:2]
+    await dials.end(4)
+    assert dials.begun == ORDER[:3]
+    await dials.end(*range(9))
+    assert dials.begun == ORDER
+    await asyncio.gather(*dials.tasks)
 
 
-def test_dial_that_became_needless_takes_no_turn() -> None:
-    async def main() -> None:
-        dials = Dials(1)
-        await dials.settle()
-        dials.wakes[3].set()
-        await dials.settle()
-        assert dials.begun == [4, 3]
-        assert dials.held == {4: True, 3: False}
-        await dials.end(*range(9))
-        assert sorted(dials.begun) == list(range(9))
-        assert all(held for number, held in dials.held.items() if number != 3)
-        await asyncio.gather(*dials.tasks)
-
-    run(main())
+async def test_dial_that_became_needless_takes_no_turn() -> None:
+    dials = Dials(1)
+    await dials.settle()
+    dials.wakes[3].set()
+    await dials.settle()
+    assert (dials.begun, dials.held) == ([4, 3], {4: True, 3: False})
+    await dials.end(*range(9))
+    assert sorted(dials.begun) == list(range(9))
+    assert all(held for number, held in dials.held.items() if number != 3)
+    await asyncio.gather(*dials.tasks)
 
 
 @pytest.mark.parametrize("when", ["turn held", "turn awaited", "turn arriving"])
-def test_cancelled_dial_keeps_no_turn(when: str) -> None:
-    async def main() -> None:
-        dials = Dials(1)
-        await dials.settle()
-        first, second = (dials.tasks[number] for number in ORDER[:2])
-        match when:
-            case "turn held":
-                first.cancel()
-            case "turn awaited":
-                second.cancel()
-            case "turn arriving":  # given in the moment in which the task is cancelled
-                first.add_done_callback(lambda _: second.cancel())
-                dials.ends[ORDER[0]].set()
-        await dials.settle()
-        await dials.end(*range(9))
-        await asyncio.gather(*dials.tasks, return_exceptions=True)
-        assert dials.begun[-7:] == ORDER[2:]
-        with dials.turns.dial_turn("b", asyncio.Event()) as turn:
-            await turn.begun()
-            assert turn.is_held
-
-    run(main())
+async def test_cancelled_dial_keeps_no_turn(when: str) -> None:
+    dials = Dials(1)
+    await dials.settle()
+    first, second = (dials.tasks[number] for number in ORDER[:2])
+    match when:
+        case "turn held":
+            first.cancel()
+        case "turn awaited":
+            second.cancel()
+        case "turn arriving":  # given in the moment in which the task is cancelled
+            first.add_done_callback(lambda _: second.cancel())
+            dials.ends[ORDER[0]].set()
+    await dials.settle()
+    await dials.end(*range(9))
+    await asyncio.gather(*dials.tasks, return_exceptions=True)
+    assert dials.begun[-7:] == ORDER[2:]
+    with dials.turns.dial_turn("b", asyncio.Event()) as turn:
+        await turn.begun()
+        assert turn.is_held
 
 
 def test_slow_dial_lets_the_next_one_begin() -> None:
@@ -156,64 +149,55 @@ def test_slow_dial_lets_the_next_one_begin() -> None:
     run(main())
 
 
-def test_dial_ends_in_order_after_the_loop_has_closed_its_generators() -> None:
-    async def main() -> None:
-        dials = Dials(1)
-        await dials.settle()
-        await asyncio.get_running_loop().shutdown_asyncgens()
-        for task in dials.tasks:
-            task.cancel()
-        ends = await asyncio.gather(*dials.tasks, return_exceptions=True)
-        assert {type(end) for end in ends} == {asyncio.CancelledError}
-
-    asyncio.run(main())
+async def test_dial_ends_in_order_after_the_loop_has_closed_its_generators() -> None:
+    dials = Dials(1)
+    await dials.settle()
+    await asyncio.get_running_loop().shutdown_asyncgens()
+    for task in dials.tasks:
+        task.cancel()
+    ends = await asyncio.gather(*dials.tasks, return_exceptions=True)
+    assert {type(end) for end in ends} == {asyncio.CancelledError}
 
 
 # --- a worker's dials ----------------------------------------------------------------
 
 
-def test_concurrent_dials_of_a_worker_are_limited() -> None:
-    async def main() -> None:
-        a, *others = await hosts(Network(1), "a", *MANY)
-        under_way: list[int] = []
-        inner: Any = a.directory.connections
-        make = inner.make
+async def test_concurrent_dials_of_a_worker_are_limited() -> None:
+    a, *others = await hosts(Network(1), "a", *MANY)
+    under_way: list[int] = []
+    inner: Any = a.directory.connections
+    make = inner.make
 
-        def counted(*args: Any) -> Any:
-            under_way.append(len(under_way) + 1 - len(a.directory.links))
-            return make(*args)
+    def counted(*args: Any) -> Any:
+        under_way.append(len(under_way) + 1 - len(a.directory.links))
+        return make(*args)
 
-        inner.make = counted
-        await asyncio.gather(*(a.directory.open_link(name) for name in MANY))
-        assert len(under_way) == len(MANY)
-        assert under_way[:WINDOW_FIRST] == list(range(1, WINDOW_FIRST + 1))
-        # Each that answers lets two begin, its own successor and one more.
-        assert all(
-            count <= WINDOW_FIRST + answered
-            for answered, count in enumerate(under_way[WINDOW_FIRST:], start=1)
+    inner.make = counted
+    await asyncio.gather(*(a.directory.open_link(name) for name in MANY))
+    assert len(under_way) == len(MANY)
+    assert under_way[:WINDOW_FIRST] == list(range(1, WINDOW_FIRST + 1))
+    # Each that answers lets two begin, its own successor and one more.
+    assert all(
+        count <= WINDOW_FIRST + answered
+        for answered, count in enumerate(under_way[WINDOW_FIRST:], start=1)
+    )
+    assert len(a.directory.links) == len(MANY)
+    await closed(a, *others)
+
+
+async def test_all_workers_may_dial_one_another_at_once() -> None:
+    some = await hosts(Network(1), *MANY)
+    await asyncio.gather(
+        *(
+            host.directory.open_link(name)
+            for host in some
+            for name in MANY
+            if name != host.name
         )
-        assert len(a.directory.links) == len(MANY)
-        await closed(a, *others)
-
-    run(main())
-
-
-def test_all_workers_may_dial_one_another_at_once() -> None:
-    async def main() -> None:
-        some = await hosts(Network(1), *MANY)
-        await asyncio.gather(
-            *(
-                host.directory.open_link(name)
-                for host in some
-                for name in MANY
-                if name != host.name
-            )
-        )
-        assert {len(host.directory.links) for host in some} == {len(MANY) - 1}
-        assert all(host.lost == [] for host in some)
-        await closed(*some)
-
-    run(main())
+    )
+    assert {len(host.directory.links) for host in some} == {len(MANY) - 1}
+    assert all(host.lost == [] for host in some)
+    await closed(*some)
 
 
 async def dial_the_gone(
@@ -227,65 +211,52 @@ async def dial_the_gone(
     return dials
 
 
-def test_lost_peers_delay_other_dials_briefly() -> None:
-    async def main() -> None:
-        network = Network(1)
-        a, b, *gone = await hosts(network, "a", "b", *MANY)
-        dials = await dial_the_gone(network, a, MANY)
-        await a.directory.open_link("b")
-        assert now_s() < CONNECT_TURN_S * (len(MANY) / WINDOW_FIRST) + 0.1
-        for dial in dials:
-            with pytest.raises(WorkerLostError, match="no answer in"):
-                await dial
-        await closed(a, b, *gone)
-
-    run(main())
+async def test_lost_peers_delay_other_dials_briefly() -> None:
+    network = Network(1)
+    a, b, *gone = await hosts(network, "a", "b", *MANY)
+    dials = await dial_the_gone(network, a, MANY)
+    await a.directory.open_link("b")
+    assert now_s() < CONNECT_TURN_S * (len(MANY) / WINDOW_FIRST) + 0.1
+    for dial in dials:
+        with pytest.raises(WorkerLostError, match="no answer in"):
+            await dial
+    await closed(a, b, *gone)
 
 
-def test_waiting_dial_takes_a_connection_made_by_the_peer() -> None:
+async def test_waiting_dial_takes_a_connection_made_by_the_peer() -> None:
     """Which has no turn to wait for."""
-
-    async def main() -> None:
-        network = Network(1)
-        a, b, *gone = await hosts(network, "a", "b", *MANY)
-        dials = await dial_the_gone(network, a, MANY)
-        waiting = asyncio.create_task(a.directory.open_link("b"))
-        await asyncio.sleep(0.001)
-        (await b.directory.open_link("a")).send(7)
-        link = await waiting
-        assert now_s() < CONNECT_TURN_S
-        await until(lambda: link.arrived == [7])
-        await asyncio.gather(*dials, return_exceptions=True)
-        await closed(a, b, *gone)
-
-    run(main())
+    network = Network(1)
+    a, b, *gone = await hosts(network, "a", "b", *MANY)
+    dials = await dial_the_gone(network, a, MANY)
+    waiting = asyncio.create_task(a.directory.open_link("b"))
+    await asyncio.sleep(0.001)
+    (await b.directory.open_link("a")).send(7)
+    link = await waiting
+    assert now_s() < CONNECT_TURN_S
+    await until(lambda: link.arrived == [7])
+    await asyncio.gather(*dials, return_exceptions=True)
+    await closed(a, b, *gone)
 
 
-def test_dial_waits_on_if_the_connection_of_the_peer_has_ended() -> None:
-    async def main() -> None:
-        network = Network(1)
-        a, b, *gone = await hosts(network, "a", "b", *MANY)
-        dials = await dial_the_gone(network, a, MANY[:WINDOW_FIRST])
-        waiting = asyncio.create_task(a.directory.open_link("b"))
-        await asyncio.sleep(0.001)
-        a.entry("b").settled.set()  # as when a connection has ended
-        await waiting
-        assert now_s() >= CONNECT_TURN_S
-        await asyncio.gather(*dials, return_exceptions=True)
-        await closed(a, b, *gone)
-
-    run(main())
+async def test_dial_waits_on_if_the_connection_of_the_peer_has_ended() -> None:
+    network = Network(1)
+    a, b, *gone = await hosts(network, "a", "b", *MANY)
+    dials = await dial_the_gone(network, a, MANY[:WINDOW_FIRST])
+    waiting = asyncio.create_task(a.directory.open_link("b"))
+    await asyncio.sleep(0.001)
+    a.entry("b").settled.set()  # as when a connection has ended
+    await waiting
+    assert now_s() >= CONNECT_TURN_S
+    await asyncio.gather(*dials, return_exceptions=True)
+    await closed(a, b, *gone)
 
 
-def test_time_of_a_dial_counts_from_its_turn() -> None:
-    async def main() -> None:
-        network = Network(1)
-        names = [f"far{number}" for number in range(100)]
-        a, *others = await hosts(network, "a", *names)
-        for name in names:
-            network.between("a", name).delay(0.1)
-        await asyncio.gather(*(a.directory.open_link(name) for name in names))
-        assert now_s() > TIMES.connect_timeout_s  # in turns; none took so long
-        await closed(a, *others)
-
-    run(main())
+async def test_time_of_a_dial_counts_from_its_turn() -> None:
+    network = Network(1)
+    names = [f"far{number}" for number in range(100)]
+    a, *others = await hosts(network, "a", *names)
+    for name in names:
+        network.between("a", name).delay(0.1)
+    await asyncio.gather(*(a.directory.open_link(name) for name in names))
+    assert now_s() > TIMES.connect_timeout_s  # in turns; none took so long
+    await closed(a, *others)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,154 +15,105 @@ from asyncrpc.core.multiprocessing.supervisor import (
     Failed,
     Kill,
     LaunchPhase,
-    Reason,
     StopRequested,
     Supervisor,
     Terminate,
 )
 from asyncrpc.errors import LocalProtocolError
+from tests.unit.stories import Actions, Words, cases
 
 TERMINATED = -signal.SIGTERM
 KILLED = -signal.SIGKILL
 
 
-def test_successful_processes_end_the_launch() -> None:
-    supervisor = Supervisor(2)
-    assert supervisor.advance(Exited(1, 0, 1.0)) == []
-    assert supervisor.alive == {0}
-    assert supervisor.advance(Exited(0, 0, 2.0)) == []
-    assert supervisor.phase is LaunchPhase.DONE
-    assert supervisor.first_failed is None
-    assert supervisor.reason is None
-    assert supervisor.wakes_at_s is None
-
-
-@pytest.mark.parametrize(
-    "failure",
-    [Failed(1, 1.0, 1.0), Exited(1, 3, 1.0), Exited(1, KILLED, 1.0)],
-    ids=["exception", "exit code", "signal"],
+STORIES = """
+successful processes end the launch:
+    begin 2; exited 1 0 1.0; alive = {0}; exited 0 0 2.0
+    phase = DONE; first-failed = None; reason = None; wakes = None
+exception stops the rest:
+    begin 3 grace_s:2.0; failed 1 1.0 1.0 = terminate 0 1 2
+    phase = STOPPING; reason = FAILURE; first-failed = 1; wakes = 3.0
+exit code stops the rest:
+    begin 3 grace_s:2.0; exited 1 3 1.0 = terminate 0 2
+    phase = STOPPING; reason = FAILURE; first-failed = 1; wakes = 3.0
+signal stops the rest:
+    begin 3 grace_s:2.0; exited 1 killed 1.0 = terminate 0 2
+    phase = STOPPING; reason = FAILURE; first-failed = 1; wakes = 3.0
+processes that outlast the grace are killed once:
+    begin 3 grace_s:2.0; exited 1 3 1.0 = terminate 0 2; exited 0 terminated 1.5
+    elapsed 2.9; elapsed 3.0 = kill 2; elapsed 9.0
+    exited 2 killed 9.0; phase = DONE; first-failed = 1
+last process may be the failed one:
+    begin 2; exited 0 0 1.0; exited 1 3 2.0; phase = DONE; first-failed = 1
+exception counts from the time it was raised:  # 2 failed because 1 did, and seen first
+    begin 3; failed 2 1.2 1.3 = terminate 0 1 2; failed 1 1.1 1.4; first-failed = 1
+exception after the stop is a consequence:
+    begin 2; exited 1 3 1.0 = terminate 0; failed 0 1.1 1.1; exited 0 1 1.2
+    first-failed = 1
+sigkill precedes the exceptions it caused:
+    begin 2; failed 0 0.9 1.0 = terminate 0 1; exited 1 killed 1.0; first-failed = 1
+sigkill that is seen later precedes them, too:
+    begin 2; failed 0 0.9 1.0 = terminate 0 1; exited 1 killed 1.5; first-failed = 1
+crash seen in the same instant is a cause:
+    begin 2; failed 0 0.9 1.0 = terminate 0 1; exited 1 crashed 1.0; first-failed = 1
+crash seen after the stop is not a cause:
+    begin 2; failed 0 0.9 1.0 = terminate 0 1; exited 1 crashed 1.5; first-failed = 0
+sigkill by the supervisor is not a cause:
+    begin 2 grace_s:2.0; failed 0 1.0 1.0 = terminate 0 1; elapsed 3.0 = kill 0 1
+    exited 1 killed 3.1; exited 0 killed 3.1; first-failed = 0
+timeout stops all without a failed process:
+    begin 2 stop_at_s:5.0; wakes = 5.0; elapsed 4.9; elapsed 5.0 = terminate 0 1
+    exited 0 terminated 5.1; exited 1 killed 5.1
+    reason = TIMEOUT; first-failed = None; unfinished = (0, 1)
+stop request ends all within its own grace:
+    begin 2 grace_s:2.0; stop 1.0 grace_s:0.5 = terminate 0 1; elapsed 1.5 = kill 0 1
+    reason = REQUEST
+second stop request can only shorten the grace:
+    begin 1; stop 1.0 grace_s:2.0 = terminate 0; stop 1.1 grace_s:9.0; wakes = 3.0
+    stop 1.2 grace_s:0.0 = kill 0
+stop request after the end does nothing:
+    begin 1; exited 0 0 1.0; stop 2.0; phase = DONE; reason = None
+process ends once:
+    begin 2; exited 0 0 1.0; exited 0 0 1.0 ! local rank 0
+    failed 0 1.0 1.0 ! local rank 0; phase = RUNNING
+"""
+WORDS = Words(
+    names={"terminated": TERMINATED, "killed": KILLED, "crashed": -signal.SIGSEGV},
+    effects={
+        "terminate": lambda *ranks: Terminate(ranks),
+        "kill": lambda *ranks: Kill(ranks),
+    },
+    errors={"local": LocalProtocolError},
 )
-def test_failed_process_stops_the_rest(failure: Failed | Exited) -> None:
-    supervisor = Supervisor(3, grace_s=2.0)
-    effects = supervisor.advance(failure)
-    still_there = (0, 2) if isinstance(failure, Exited) else (0, 1, 2)
-    assert effects == [Terminate(still_there)]
-    assert supervisor.phase is LaunchPhase.STOPPING
-    assert supervisor.reason is Reason.FAILURE
-    assert supervisor.first_failed == 1
-    assert supervisor.wakes_at_s == pytest.approx(3.0)
 
 
-def test_processes_that_outlast_the_grace_are_killed_once() -> None:
-    supervisor = Supervisor(3, grace_s=2.0)
-    supervisor.advance(Exited(1, 3, 1.0))
-    supervisor.advance(Exited(0, TERMINATED, 1.5))
-    assert supervisor.advance(Elapsed(2.9)) == []
-    assert supervisor.advance(Elapsed(3.0)) == [Kill((2,))]
-    assert supervisor.advance(Elapsed(9.0)) == []
-    supervisor.advance(Exited(2, KILLED, 9.0))
-    assert supervisor.phase is LaunchPhase.DONE
-    assert supervisor.first_failed == 1
+@cases(STORIES)
+def test_supervisor_follows_the_story(steps: list[str]) -> None:
+    launches: list[Supervisor] = []
 
+    def begin(nprocs: int, **options: float) -> None:
+        launches.append(Supervisor(nprocs, **options))
 
-def test_last_process_may_be_the_failed_one() -> None:
-    supervisor = Supervisor(2)
-    supervisor.advance(Exited(0, 0, 1.0))
-    assert supervisor.advance(Exited(1, 3, 2.0)) == []
-    assert supervisor.phase is LaunchPhase.DONE
-    assert supervisor.first_failed == 1
+    def feed(event: Callable[..., Event]) -> Callable[..., object]:
+        return lambda *args, **options: launches[0].advance(event(*args, **options))
 
+    def name_of(attribute: str) -> Callable[[], str]:
+        return lambda: getattr(getattr(launches[0], attribute), "name", "None")
 
-def test_exception_counts_from_the_time_it_was_raised() -> None:
-    """Rank 2 failed because rank 1 did, and was seen before it."""
-    supervisor = Supervisor(3)
-    supervisor.advance(Failed(2, raised_at_s=1.2, at_s=1.3))
-    supervisor.advance(Failed(1, raised_at_s=1.1, at_s=1.4))
-    assert supervisor.first_failed == 1
-
-
-def test_exception_after_the_stop_is_a_consequence() -> None:
-    supervisor = Supervisor(2)
-    supervisor.advance(Exited(1, 3, 1.0))
-    supervisor.advance(Failed(0, raised_at_s=1.1, at_s=1.1))
-    supervisor.advance(Exited(0, 1, 1.2))
-    assert supervisor.first_failed == 1
-
-
-@pytest.mark.parametrize("seen_at_s", [1.0, 1.5])
-def test_sigkill_precedes_the_exceptions_it_caused(seen_at_s: float) -> None:
-    supervisor = Supervisor(2)
-    supervisor.advance(Failed(0, raised_at_s=0.9, at_s=1.0))
-    supervisor.advance(Exited(1, KILLED, seen_at_s))
-    assert supervisor.first_failed == 1
-
-
-def test_crash_seen_in_the_same_instant_is_a_cause() -> None:
-    supervisor = Supervisor(2)
-    supervisor.advance(Failed(0, raised_at_s=0.9, at_s=1.0))
-    supervisor.advance(Exited(1, -signal.SIGSEGV, 1.0))
-    assert supervisor.first_failed == 1
-
-
-def test_crash_seen_after_the_stop_is_not_a_cause() -> None:
-    supervisor = Supervisor(2)
-    supervisor.advance(Failed(0, raised_at_s=0.9, at_s=1.0))
-    supervisor.advance(Exited(1, -signal.SIGSEGV, 1.5))
-    assert supervisor.first_failed == 0
-
-
-def test_sigkill_by_the_supervisor_is_not_a_cause() -> None:
-    supervisor = Supervisor(2, grace_s=2.0)
-    supervisor.advance(Failed(0, raised_at_s=1.0, at_s=1.0))
-    supervisor.advance(Elapsed(3.0))
-    supervisor.advance(Exited(1, KILLED, 3.1))
-    supervisor.advance(Exited(0, KILLED, 3.1))
-    assert supervisor.first_failed == 0
-
-
-def test_timeout_stops_all_without_a_failed_process() -> None:
-    supervisor = Supervisor(2, stop_at_s=5.0)
-    assert supervisor.wakes_at_s == pytest.approx(5.0)
-    assert supervisor.advance(Elapsed(4.9)) == []
-    assert supervisor.advance(Elapsed(5.0)) == [Terminate((0, 1))]
-    supervisor.advance(Exited(0, TERMINATED, 5.1))
-    supervisor.advance(Exited(1, KILLED, 5.1))
-    assert supervisor.reason is Reason.TIMEOUT
-    assert supervisor.first_failed is None
-    assert supervisor.unfinished == (0, 1)
-
-
-def test_stop_request_ends_all_within_its_own_grace() -> None:
-    supervisor = Supervisor(2, grace_s=2.0)
-    assert supervisor.advance(StopRequested(1.0, grace_s=0.5)) == [Terminate((0, 1))]
-    assert supervisor.advance(Elapsed(1.5)) == [Kill((0, 1))]
-    assert supervisor.reason is Reason.REQUEST
-
-
-def test_second_stop_request_can_only_shorten_the_grace() -> None:
-    supervisor = Supervisor(1)
-    supervisor.advance(StopRequested(1.0, grace_s=2.0))
-    assert supervisor.advance(StopRequested(1.1, grace_s=9.0)) == []
-    assert supervisor.wakes_at_s == pytest.approx(3.0)
-    assert supervisor.advance(StopRequested(1.2, grace_s=0.0)) == [Kill((0,))]
-
-
-def test_stop_request_after_the_end_does_nothing() -> None:
-    supervisor = Supervisor(1)
-    supervisor.advance(Exited(0, 0, 1.0))
-    assert supervisor.advance(StopRequested(2.0)) == []
-    assert supervisor.phase is LaunchPhase.DONE
-    assert supervisor.reason is None
-
-
-def test_process_ends_once() -> None:
-    supervisor = Supervisor(2)
-    supervisor.advance(Exited(0, 0, 1.0))
-    with pytest.raises(LocalProtocolError, match="rank 0"):
-        supervisor.advance(Exited(0, 0, 1.0))
-    with pytest.raises(LocalProtocolError, match="rank 0"):
-        supervisor.advance(Failed(0, 1.0, 1.0))
-    assert supervisor.phase is LaunchPhase.RUNNING
+    actions: Actions = {
+        "begin": begin,
+        "exited": feed(Exited),
+        "failed": feed(Failed),
+        "elapsed": feed(Elapsed),
+        "stop": feed(StopRequested),
+        "phase": name_of("phase"),
+        "reason": name_of("reason"),
+        "alive": lambda: str(set(launches[0].alive)),
+        "first-failed": lambda: str(launches[0].first_failed),
+        "wakes": lambda: str(launches[0].wakes_at_s),
+        "unfinished": lambda: str(launches[0].unfinished),
+    }
+    WORDS.play(steps, actions)
 
 
 MOMENTS = st.tuples(

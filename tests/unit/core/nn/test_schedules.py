@@ -1,21 +1,22 @@
-"""Schedules keep their bounds, wait for nobody in a circle, and are as fast as said."""
+"""Pipelines: schedules keep their bounds, batches are cut and joined, spans add up."""
 
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrpc.errors import LocalProtocolError, UsageError
+from asyncrpc.nn import ActionKind, ActionSpan, PipelineReport, StageAction, StageReport
+from asyncrpc.parallel.pipeline.microbatches import join, rows_of, sizes, split
 from asyncrpc.parallel.pipeline.schedules import (
     INFERENCE,
     TRAINING,
-    TRANSITIONS,
-    ActionKind,
     ChunkState,
-    StageAction,
     StageMachine,
     StagePosition,
     actions,
@@ -194,8 +195,119 @@ def test_illegal_event_is_refused() -> None:
     assert machine.held == 0
 
 
-def test_every_state_leads_to_the_end() -> None:
-    reached = set(ChunkState)
-    for _ in ChunkState:
-        reached = {next(iter(TRANSITIONS[state].values()), state) for state in reached}
-    assert reached == {ChunkState.DONE}
+def value(rows: int) -> Any:
+    x = torch.arange(rows * 3).reshape(rows, 3)
+    return x, {"half": [x[:, :1], 0.5], "name": None}
+
+
+@given(st.integers(1, 40), st.data())
+def test_parts_join_to_the_batch_and_differ_by_a_row_at_most(
+    rows: int, data: st.DataObject
+) -> None:
+    parts = data.draw(st.integers(1, rows))
+    pieces = split(value(rows), parts)
+    each = [rows_of(piece, "part") for piece in pieces]
+    assert each == sizes(rows, parts)
+    assert max(each) - min(each) <= 1
+    x, more = join(pieces)
+    assert torch.equal(x, value(rows)[0])
+    assert torch.equal(more["half"][0], x[:, :1])
+    assert (more["half"][1], more["name"]) == (0.5, None)
+
+
+def test_parts_are_views() -> None:
+    x = torch.zeros(4, 2)
+    split(x, 2)[1].fill_(1.0)
+    assert x.sum() == 4.0
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ([1.0, "text"], "batch must have at least one tensor"),
+        ((torch.ones(2), torch.ones(3)), "not 2 and 3"),
+        ([torch.ones(2), torch.ones(())], "pass a number instead"),
+    ],
+)
+def test_batch_that_cannot_be_split_is_refused(batch: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        rows_of(batch, "batch")
+
+
+def test_parts_that_do_not_match_are_refused() -> None:
+    with pytest.raises(UsageError, match="different forms"):
+        join([torch.ones(2), [torch.ones(2)]])
+    with pytest.raises(UsageError, match="at least one row each"):
+        join([torch.ones(()), torch.ones(())])
+
+
+def report(schedule: str, stages: int, chunks: int) -> PipelineReport:
+    """Return that of stages whose forward passes take 1 s, backward passes 2 s."""
+    spans = simulate(
+        schedule,
+        stages,
+        chunks,
+        lambda _, action: 2.0 - (action.kind is ActionKind.FORWARD),
+    )
+    return PipelineReport(
+        schedule,
+        chunks,
+        tuple(
+            StageReport(f"s{9 + index}", tuple(row), 0)
+            for index, row in enumerate(spans)
+        ),
+    )
+
+
+@pytest.mark.parametrize("schedule", TRAINING)
+def test_perfect_pipeline_has_the_bubble_of_the_formula(schedule: str) -> None:
+    outcome = report(schedule, 3, 8)
+    assert outcome.duration_s == pytest.approx(3.0 * 10)
+    assert [stage.busy_s for stage in outcome.stages] == pytest.approx([24.0] * 3)
+    assert outcome.idle == pytest.approx([0.2] * 3)
+    assert outcome.bubble == pytest.approx(0.2)
+    assert outcome.balance == pytest.approx(0.2)
+    assert outcome.formula == pytest.approx(0.2)
+
+
+def test_message_delay_counts_in_the_bubble_but_not_in_the_balance() -> None:
+    """Gradients of the last stage come 3 s late to the first."""
+    prompt = report("gpipe", 2, 2)
+    spans = tuple(
+        span
+        if span.action.kind is ActionKind.FORWARD
+        else ActionSpan(span.action, span.start_s + 3.0, span.end_s + 3.0)
+        for span in prompt.stages[0].spans
+    )
+    late = PipelineReport("gpipe", 2, (StageReport("s9", spans, 2), prompt.stages[1]))
+    assert (prompt.duration_s, late.duration_s) == pytest.approx((9.0, 12.0))
+    assert (prompt.bubble, late.bubble) == pytest.approx((1 / 3, 1 / 2))
+    assert (prompt.balance, late.balance) == pytest.approx((1 / 3, 1 / 3))
+
+
+def test_drawing_shows_the_actions_of_each_stage() -> None:
+    assert report("gpipe", 2, 2).timeline(9).splitlines() == [
+        "s9  ab...AABB",
+        "s10 .abAABB..",
+    ]
+    assert report("1f1b", 2, 2).timeline(9).splitlines() == [
+        "s9  ab..AA.BB",
+        "s10 .aAAbBB..",
+    ]
+
+
+def test_drawing_starts_at_the_first_action_with_lines_of_one_length() -> None:
+    stages = (
+        StageReport(
+            "front", (ActionSpan(StageAction(ActionKind.FORWARD, 0), 5.0, 6.0),), 1
+        ),
+        StageReport(
+            "b", (ActionSpan(StageAction(ActionKind.BACKWARD, 27), 6.0, 6.1),), 1
+        ),
+    )
+    lines = PipelineReport("gpipe", 1, stages).timeline(11).splitlines()
+    assert lines == ["front aaaaaaaaaa.", "b     ..........B"]
+
+
+def test_letters_repeat_after_26_micro_batches() -> None:
+    assert set(report("gpipe", 1, 27).timeline(81).split(" ")[1]) >= {"a", "z", "A"}

@@ -1,8 +1,9 @@
-"""Norms of gradients of every kind that torch has; steps that fail leave no trace."""
+"""Steps of optimizers: norms, options, states, and whose turn it is."""
 
 from __future__ import annotations
 
 import math
+import random
 import threading
 from fractions import Fraction
 from typing import Any
@@ -12,7 +13,10 @@ import hypothesis.strategies as st
 import pytest
 import torch
 
+from asyncrpc import UsageError
 from asyncrpc.core.autograd.gradient_lock import GradientLock
+from asyncrpc.core.ids import Incarnation, WorkerId
+from asyncrpc.core.optim import states
 from asyncrpc.core.optim.local import (
     LocalOptimizer,
     exact_sum,
@@ -20,8 +24,16 @@ from asyncrpc.core.optim.local import (
     scale_for,
     squares,
 )
-from asyncrpc.core.optim.options import GroupChange
-from asyncrpc.errors import OptimizerError
+from asyncrpc.core.optim.machine import Turns
+from asyncrpc.core.optim.options import (
+    GroupChange,
+    GroupOptions,
+    changes,
+    is_harmless,
+    options_of,
+    set_options,
+)
+from asyncrpc.errors import LocalProtocolError, OptimizerError
 
 
 @pytest.mark.parametrize(
@@ -29,8 +41,7 @@ from asyncrpc.errors import OptimizerError
 )
 def test_norm_is_computed_in_double_precision(dtype: torch.dtype) -> None:
     """In half precision this norm, 2 ** 16, would be infinite."""
-    gradients = [torch.full((4,), 2.0**15, dtype=dtype), None]
-    assert norm_of(squares(gradients)) == 2.0**16
+    assert norm_of(squares([torch.full((4,), 2.0**15, dtype=dtype), None])) == 2.0**16
 
 
 def test_complex_and_sparse_gradients_count_by_their_parts() -> None:
@@ -237,3 +248,234 @@ def test_failed_step_believed_sure_reports_partial_application() -> None:
     optimizer.state[parameter]["exp_avg"] = torch.zeros(3)  # behind our back
     with pytest.raises(OptimizerError, match=r"RuntimeError: .*may be applied in part"):
         step(local, torch.ones(2))
+
+
+def test_option_changes_contain_differences_only() -> None:
+    known: list[dict[str, Any]] = [{"lr": 0.1, "betas": (0.9, 0.99)}, {"lr": 0.1}]
+    now: list[dict[str, Any]] = [
+        {"lr": 0.1, "betas": (0.8, 0.99)},
+        {"lr": 0.2, "initial_lr": 0.1},
+    ]
+    assert changes(known, known) == []
+    assert changes(now, known) == [
+        GroupChange(0, {"betas": (0.8, 0.99)}),
+        GroupChange(1, {"lr": 0.2, "initial_lr": 0.1}),
+    ]
+
+
+def test_tensor_rate_is_compared_by_value() -> None:
+    known = [{"lr": torch.tensor(0.1)}]
+    assert changes([{"lr": torch.tensor(0.1)}], known) == []
+    assert len(changes([{"lr": torch.tensor(0.2)}], known)) == 1
+    assert len(changes([{"lr": 0.1}], known)) == 1
+
+
+def test_tensor_rate_is_changed_in_place() -> None:
+    rate = torch.tensor(0.5)
+    optimizer = torch.optim.Adam([torch.ones(1, requires_grad=True)], lr=rate)
+    set_options(optimizer, [GroupChange(0, {"lr": torch.tensor(0.25), "eps": 0.1})])
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert rate.item() == 0.25
+    set_options(optimizer, [GroupChange(0, {"lr": 0.125})])
+    assert rate.item() == 0.125
+    (copied,) = options_of(optimizer)
+    rate.fill_(1.0)
+    assert copied["lr"].item() == 0.125
+    assert copied["eps"] == 0.1
+    assert "params" not in copied
+
+
+def test_options_without_a_portable_value_are_left_out() -> None:
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
+    optimizer.param_groups[0]["hook"] = lambda: None
+    optimizer.param_groups[0]["pair"] = (1, object())
+    (options,) = options_of(optimizer)
+    assert "hook" not in options
+    assert "pair" not in options
+    assert options["lr"] == 0.1
+
+
+@pytest.mark.parametrize(
+    "value", [0.1, 3, (0.9, 0.99), torch.tensor(0.1), (0.9, torch.tensor(0.1))]
+)
+def test_numeric_option_changes_are_harmless(value: Any) -> None:
+    assert is_harmless([GroupChange(0, {"lr": 0.1, "option": value})])
+
+
+@pytest.mark.parametrize("value", [True, None, "strong_wolfe", (True, 1)])
+def test_other_option_changes_may_be_harmful(value: Any) -> None:
+    assert not is_harmless([GroupChange(0, {"lr": 0.1, "option": value})])
+
+
+def test_schedulers_accept_group_options_which_cannot_step() -> None:
+    options = GroupOptions([{"lr": 0.4}, {"lr": 0.2}], {"lr": 0.4})
+    schedule = torch.optim.lr_scheduler.StepLR(options, step_size=1, gamma=0.5)
+    options.note_step()
+    schedule.step()  # without a warning, which would be an error here
+    assert [group["lr"] for group in options.param_groups] == [0.2, 0.1]
+    with pytest.raises(UsageError, match=r"await optimizer\.step"):
+        options.step()
+    fresh = GroupOptions([{"lr": 0.4}], {"lr": 0.4})
+    early = torch.optim.lr_scheduler.StepLR(fresh, step_size=1)
+    with pytest.warns(UserWarning, match="before `optimizer.step"):
+        early.step()
+
+
+A, B = (WorkerId(name, Incarnation(1)) for name in "ab")
+
+
+class Reference:
+    def __init__(self, owner: WorkerId) -> None:
+        self.owner_id = owner
+
+
+def groups_on(*owners: str) -> list[dict[str, Any]]:
+    known = {"a": A, "b": B}
+    return [{"params": [Reference(known[name]) for name in group]} for group in owners]
+
+
+def owner_state(*names: str, groups: list[list[int]]) -> dict[str, Any]:
+    """Return a state whose parameters have these names."""
+    return {
+        "state": {number: {"name": name} for number, name in enumerate(names) if name},
+        "param_groups": [{"lr": 0.1, "params": group} for group in groups],
+    }
+
+
+GROUPS = groups_on("aba", "bb")
+TOGETHER = {
+    "state": {
+        0: {"name": "a0"},
+        1: {"name": "b0"},
+        2: {"name": "a1"},
+        4: {"name": "b2"},
+    },
+    "param_groups": [
+        {"lr": 0.5, "params": [0, 1, 2]},
+        {"lr": 0.25, "params": [3, 4]},
+    ],
+}
+
+
+def test_states_are_joined_by_parameter_positions() -> None:
+    parts = {
+        A: owner_state("a0", "a1", groups=[[0, 1], []]),
+        B: owner_state("b0", "", "b2", groups=[[0], [1, 2]]),
+    }
+    joined = states.joined(GROUPS, parts, [{"lr": 0.5}, {"lr": 0.25}])
+    assert joined == TOGETHER
+    assert list(joined["state"]) == [0, 1, 2, 4]
+
+
+def test_joined_state_is_split_by_owner() -> None:
+    a = states.part_for(GROUPS, TOGETHER, A)
+    assert a["state"] == {0: {"name": "a0"}, 1: {"name": "a1"}}
+    assert [group["params"] for group in a["param_groups"]] == [[0, 1], []]
+    b = states.part_for(GROUPS, TOGETHER, B)
+    assert b["state"] == {0: {"name": "b0"}, 2: {"name": "b2"}}
+    assert b["param_groups"] == [
+        {"lr": 0.5, "params": [0]},
+        {"lr": 0.25, "params": [1, 2]},
+    ]
+
+
+def test_state_entry_of_no_parameter_cannot_be_joined() -> None:
+    state = owner_state("a0", groups=[[0]])
+    state["state"]["round"] = 3
+    with pytest.raises(UsageError, match=r"'round'.*per_owner=True"):
+        states.joined(groups_on("a"), {A: state}, [{}])
+
+
+@pytest.mark.parametrize(
+    ("state", "problem"),
+    [
+        ({"state": {}}, "it has no 'param_groups'"),
+        ({"param_groups": []}, "it has no 'state'"),
+        ({"state": {}, "param_groups": [{"params": [0]}]}, r"\[1\] parameters"),
+        ({**TOGETHER, "state": {5: {}}}, r"has\s+groups of \[3, 2\]"),
+    ],
+)
+def test_state_of_another_optimizer_is_refused(state: Any, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        states.check_fits(GROUPS, state)
+    states.check_fits(GROUPS, TOGETHER)
+
+
+def test_steps_that_share_a_parameter_wait_for_each_other() -> None:
+    turns = Turns()
+    assert turns.ask(1, {10, 11})
+    assert not turns.ask(2, {11, 12})
+    assert turns.ask(3, {13})
+    assert turns.end(3) == []
+    assert turns.end(1) == [2]
+    assert turns.end(2) == []
+    assert len(turns) == 0
+
+
+def test_later_step_does_not_overtake_a_waiting_one() -> None:
+    """The third could go now, but the second, which came before, shares with it."""
+    turns = Turns()
+    assert turns.ask(1, {10})
+    assert not turns.ask(2, {10, 11})
+    assert not turns.ask(3, {11})
+    assert turns.end(1) == [2]
+    assert turns.end(2) == [3]
+
+
+def test_abandoned_turn_lets_the_next_step_begin() -> None:
+    turns = Turns()
+    turns.ask(1, {10})
+    turns.ask(2, {10, 11})
+    turns.ask(3, {11})
+    assert turns.end(2) == [3]
+    assert turns.end(1) == []
+
+
+def test_several_steps_may_begin_at_once() -> None:
+    turns = Turns()
+    turns.ask(1, {10, 11})
+    turns.ask(2, {10})
+    turns.ask(3, {11})
+    turns.ask(4, {10, 11})
+    assert turns.end(1) == [2, 3]
+    assert turns.end(2) == []
+    assert turns.end(3) == [4]
+
+
+def test_ended_turn_is_forgotten() -> None:
+    turns = Turns()
+    assert turns.ask(1, {10})
+    with pytest.raises(LocalProtocolError, match="asked for a turn before"):
+        turns.ask(1, {11})
+    turns.end(1)
+    assert turns.end(1) == []
+    assert turns.ask(1, {10})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_turns_never_overlap_and_all_are_granted(seed: int) -> None:
+    rng = random.Random(seed)
+    turns, keys = Turns(), {}
+    active: set[int] = set()
+    waiting: list[int] = []
+    for holder in range(60):
+        keys[holder] = frozenset(rng.sample(range(6), rng.randint(1, 3)))
+        if turns.ask(holder, keys[holder]):
+            active.add(holder)
+        else:
+            waiting.append(holder)
+        if rng.random() < 0.6:
+            ended = rng.choice(sorted(active | set(waiting)))
+            active.discard(ended)
+            begun = turns.end(ended)
+            active.update(begun)
+            waiting = [
+                holder for holder in waiting if holder != ended and holder not in begun
+            ]
+        held = [key for holder in active for key in keys[holder]]
+        assert len(held) == len(set(held))
+        assert bool(active) or not waiting
+    while active:
+        ended = active.pop()
+        active.update(turns.end(ended))
+    assert len(turns) == 0

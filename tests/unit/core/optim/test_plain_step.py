@@ -100,8 +100,7 @@ def test_learning_rate_scheduler_sees_plain_steps() -> None:
 
 
 def test_profiler_sees_a_range_for_a_plain_step() -> None:
-    optimizer = torch.optim.SGD([parameter()], lr=1.0)
-    step = plain_step_of(optimizer)
+    step = plain_step_of(torch.optim.SGD([parameter()], lr=1.0))
     with profiler.profile(activities=[profiler.ProfilerActivity.CPU]) as profile:
         step()
     assert "Optimizer.step#SGD.step" in {event.name for event in profile.events()}

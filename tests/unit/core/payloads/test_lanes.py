@@ -214,9 +214,7 @@ class TestOpening:
         assert both.b.messages == []
         assert lanes_of(both.b).arrivals.opened == 0
 
-    async def test_accepting_side_waits_for_a_sign_of_the_dialer(
-        self, both: Laned
-    ) -> None:
+    async def test_accepting_side_waits_for_sign_of_dialer(self, both: Laned) -> None:
         both.offer_lane()
         both.b.send(1, b"", LARGE)
         assert states(both) == (LanesState.NONE, LanesState.OPENING)
@@ -357,9 +355,7 @@ class TestTheEnd:
         await both.settle()
         assert both.a.lost == ["a lane to mem://other broke: cut"]
 
-    async def test_lanes_closed_in_order_leave_the_connection(
-        self, both: Laned
-    ) -> None:
+    async def test_lanes_closed_in_order_leave_connection(self, both: Laned) -> None:
         both.open_lane()
         both.a.send(1, b"", LARGE)
         closing = asyncio.create_task(lanes_of(both.a).close())

@@ -1,10 +1,12 @@
-"""Memory is used again when nothing refers to it any more, and only then."""
+"""Memory for payloads: pooled, leased, claimed by a caller, and filled in turns."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import threading
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,13 @@ import torch
 
 from asyncrpc import LimitOptions, Options, UsageError
 from asyncrpc.core.payloads import receive_pool
-from asyncrpc.core.payloads.receive_pool import POOLED_BYTES_MIN, ReceivePool
+from asyncrpc.core.payloads.incoming import IncomingPayloads
+from asyncrpc.core.payloads.mover import COPY_PIECE_BYTES, Copying, CopyQueue
+from asyncrpc.core.payloads.receive_pool import POOLED_BYTES_MIN, ReceivePool, fresh
+from asyncrpc.core.payloads.sharing import Leases
+from asyncrpc.core.shm.slab import Slab
+from asyncrpc.core.wire.frames import FrameKind
+from asyncrpc.core.wire.limits import MessageLimits
 from asyncrpc.testing.loop import SimLoop
 
 MIB = 1 << 20
@@ -160,3 +168,133 @@ class TestTime:
         await asyncio.sleep(2 * receive_pool.IDLE_S)
         assert pool.idle_bytes == 0
         assert bytes(view) == b"x" * MIB
+
+
+PLACE_BYTES = 4096
+
+
+class Lenders:
+    """Takes places back; the loop of these tests is closed, so none comes."""
+
+    def take_back(self, locations: list[int]) -> None:
+        pytest.fail(f"{locations} came back after the loop")
+
+
+def drop_here(views: list[Any]) -> None:
+    views.clear()
+
+
+def drop_in_a_thread(views: list[Any]) -> None:
+    thread = threading.Thread(target=views.clear)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("drop", [drop_here, drop_in_a_thread])
+def test_shared_block_may_die_after_the_loop(drop: Any) -> None:
+    """A program may keep a tensor for longer than the worker that received it."""
+    loop = asyncio.new_event_loop()
+    leases = Leases(loop)
+    slab = Slab.create(PLACE_BYTES)
+    views = [leases.lend(Lenders(), slab, 0, PLACE_BYTES)]
+    assert len(leases) == 1
+    loop.close()
+    drop(views)
+    assert not leases.dead
+
+
+PIECES = 3
+
+
+def source(byte: int, pieces: int = PIECES) -> memoryview:
+    return memoryview(bytes([byte]) * (pieces * COPY_PIECE_BYTES - 1))
+
+
+def target() -> memoryview:
+    return memoryview(bytearray(PIECES * COPY_PIECE_BYTES - 1))
+
+
+class TestQueue:
+    loops = {"sim": SimLoop}  # noqa: RUF012  (read once, by the conftest)
+
+    async def test_copies_take_turns_piece_by_piece(self) -> None:
+        queue = CopyQueue(asyncio.get_running_loop())
+        whole: list[int] = []
+        targets = [target(), target()]
+        for number, place in enumerate(targets):
+            copies = [(place, source(number + 1))]
+            queue.add(Copying(copies, partial(whole.append, number)))
+        assert targets[0][COPY_PIECE_BYTES - 1] == 1  # the first piece, at once
+        assert targets[0][COPY_PIECE_BYTES] == 0
+        assert targets[1][0] == 0
+        for _ in range(2 * PIECES - 1):
+            await asyncio.sleep(0)
+        assert whole == [0, 1]
+        assert [bytes(place) for place in targets] == [
+            bytes(source(1)),
+            bytes(source(2)),
+        ]
+
+    async def test_removed_copy_is_copied_no_further(self) -> None:
+        queue = CopyQueue(asyncio.get_running_loop())
+        place, whole = target(), []
+        copying = Copying([(place, source(1))], lambda: whole.append(1))
+        queue.add(copying)
+        queue.remove(copying)
+        for _ in range(2 * PIECES):
+            await asyncio.sleep(0)
+        assert place[COPY_PIECE_BYTES] == 0
+        assert whole == []
+
+
+def test_short_copies_share_a_piece() -> None:
+    places = [memoryview(bytearray(3)) for _ in range(4)]
+    copying = Copying([(place, memoryview(b"abc")) for place in places], lambda: None)
+    assert copying.step()
+    assert [bytes(place) for place in places] == [b"abc"] * 4
+
+
+class Nobody:
+    def on_message(self, *_message: object) -> None:
+        raise AssertionError
+
+    def on_transfer_dropped(self, kind: int, call_id: int) -> None:
+        raise AssertionError
+
+
+def incoming_with(nbytes: int) -> tuple[IncomingPayloads, memoryview]:
+    incoming = IncomingPayloads(Nobody(), MessageLimits(), fresh)
+    claimed = memoryview(bytearray(nbytes))
+    incoming.claim(7, claimed)
+    return incoming, claimed
+
+
+class TestClaims:
+    def test_single_buffer_of_the_response_lands_in_the_claim(self) -> None:
+        incoming, claimed = incoming_with(10)
+        assert incoming.allocate(FrameKind.RESPONSE, 7, (10,))[0] is claimed
+
+    @pytest.mark.parametrize(
+        ("kind", "call_id", "lengths"),
+        [
+            (FrameKind.RESPONSE, 8, (10,)),
+            (FrameKind.REQUEST, 7, (10,)),
+            (FrameKind.ERROR, 7, (10,)),
+            (FrameKind.RESPONSE, 7, (9,)),
+            (FrameKind.RESPONSE, 7, (11,)),
+            (FrameKind.RESPONSE, 7, (5, 5)),
+            (FrameKind.RESPONSE, 7, (10, 0)),
+        ],
+    )
+    def test_other_messages_do_not_land_in_the_claim(
+        self, kind: int, call_id: int, lengths: tuple[int, ...]
+    ) -> None:
+        incoming, claimed = incoming_with(10)
+        buffers = incoming.allocate(kind, call_id, lengths)
+        assert [buffer.nbytes for buffer in buffers] == list(lengths)
+        assert all(buffer is not claimed for buffer in buffers)
+
+    def test_released_claim_is_not_used(self) -> None:
+        incoming, claimed = incoming_with(10)
+        incoming.release_claim(7)
+        assert incoming.allocate(FrameKind.RESPONSE, 7, (10,))[0] is not claimed

@@ -279,8 +279,7 @@ async def test_reference_sent_to_its_owner_keeps_its_count_on_the_way() -> None:
     gc.collect()
     parts.handles.settle()
     assert len(parts.values) == 1  # the message holds it
-    back = parts.lift(tree, mine)
-    assert parts.owner.local(back.rref_id) == 1
+    assert parts.owner.local(parts.lift(tree, mine).rref_id) == 1
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,7 @@ def round_trip(
     on_gradient: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> Any:
     encoded = codec.encode(value)
-    buffers = received(encoded)
-    return codec.decode(encoded.control, buffers, on_gradient=on_gradient)
+    return codec.decode(encoded.control, received(encoded), on_gradient=on_gradient)
 
 
 def sent_bytes(encoded: Encoded) -> int:

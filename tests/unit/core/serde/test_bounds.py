@@ -191,8 +191,7 @@ def test_value_count_is_exact(value: Any) -> None:
             return 1 + CONTAINER + sum(map(count, value))
         return 1
 
-    tree = tree_of([value] * 1000)
-    counted = values_in(memoryview(tree), 1 << 30)
+    counted = values_in(memoryview(tree_of([value] * 1000)), 1 << 30)
     if isinstance(value, tuple):  # a container around a list
         assert counted == 1 + CONTAINER + 1000 * (3 + 2 * CONTAINER)
     else:

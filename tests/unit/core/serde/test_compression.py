@@ -30,7 +30,9 @@ from asyncrpc.core.serde.lossless import (
     EXPANSION_MAX,
     compress,
 )
+from asyncrpc.core.serde.quick import QuickWriter
 from asyncrpc.errors import DecodeError, EncodeError, UsageError
+from tests.chaos.heap import Heap
 from tests.unit.core.serde.loopback import STRICT, TRUSTED, received, sent_bytes, strict
 
 LOSSLESS = ["lz4", "zstd"]
@@ -63,8 +65,7 @@ def test_every_buffer_survives_compression_bit_by_bit(codec: str) -> None:
         bytearray(50_000),
         torch.nn.Linear(64, 64),
     ]
-    encoded = packed(value, codec)
-    assert sent_bytes(encoded) < sent_bytes(TRUSTED.encode(value)) / 2
+    assert sent_bytes(packed(value, codec)) < sent_bytes(TRUSTED.encode(value)) / 2
     back = through(value, codec)
     assert torch.equal(back[0], value[0])
     assert torch.equal(back[1], value[1])
@@ -170,8 +171,7 @@ def test_dtype_shape_strides_and_gradient_are_unchanged(codec: str) -> None:
         plain.to(torch.float8_e4m3fn),
     ]
     for mine, its in zip(value, through(value, codec), strict=True):
-        assert its.dtype == mine.dtype
-        assert its.shape == mine.shape
+        assert (its.dtype, its.shape) == (mine.dtype, mine.shape)
         assert its.requires_grad == mine.requires_grad
         assert type(its) is type(mine)
         if mine.numel():
@@ -457,3 +457,15 @@ def test_lossy_codec_ignores_the_default_device_and_dtype(codec: str) -> None:
         torch.set_default_dtype(torch.float32)
     assert back.device.type == "cpu"
     assert back.equal(expected)
+
+
+LARGE = 64 << 20  # characters
+
+
+def test_long_text_leaves_no_memory_behind() -> None:
+    quick, heap = QuickWriter(), Heap()
+    assert quick.write("short") is not None
+    before = heap.bytes_in_use
+    assert quick.write("n" * LARGE) is not None
+    assert heap.bytes_in_use - before < LARGE // 4
+    assert quick.write("short") is not None

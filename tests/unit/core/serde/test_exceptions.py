@@ -209,8 +209,7 @@ def test_library_error_keeps_class_and_fields_and_names_this_call() -> None:
     assert str(back) == str(error)
     assert (back.function, back.to) == ("app:step", "ps")
     assert back.outcome is Outcome.EXECUTED
-    plain = at_caller(CallError("x", function="inner", to="db"))
-    assert isinstance(plain, CallError)
+    assert isinstance(at_caller(CallError("x", function="inner", to="db")), CallError)
 
 
 @pytest.mark.parametrize(
@@ -401,8 +400,7 @@ def test_remote_exception_can_be_pickled(make: Callable[[], BaseException]) -> N
     assert isinstance(clone, RemoteError)
     assert isinstance(clone, type(make()))
     assert str(clone) == str(back)
-    assert clone.args == back.args
-    assert clone.worker == back.worker
+    assert (clone.args, clone.worker) == (back.args, back.worker)
     assert clone.__notes__ == back.__notes__
     assert isinstance(clone.__cause__, KeyError)
 

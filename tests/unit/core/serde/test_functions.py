@@ -149,9 +149,7 @@ def _nested() -> Callable[..., Any]:
         ([].append, "bound to an instance"),
     ],
 )
-def test_function_without_a_name_is_refused_with_advice(
-    function: Any, text: str
-) -> None:
+def test_function_without_name_is_refused_with_advice(function: Any, text: str) -> None:
     with pytest.raises(EncodeError, match=text):
         trusted.name_of(function)
 

@@ -128,8 +128,7 @@ def test_attributes_of_small_tensors_are_kept() -> None:
 
 def test_repeated_small_tensor_is_one_object() -> None:
     states = [torch.full((3,), i) for i in range(COUNT + 1)]
-    rows = [(states[i], states[i + 1]) for i in range(COUNT)]
-    encoded, got = round_trip(rows)
+    encoded, got = round_trip([(states[i], states[i + 1]) for i in range(COUNT)])
     assert len(encoded.buffers) < COUNT // 2
     for (_, mine), (its, _) in itertools.pairwise(got):
         assert mine is its

@@ -171,8 +171,7 @@ def test_types_are_kept_at_any_depth() -> None:
 
 @pytest.mark.parametrize("args", [[], [torch.ones(2)]], ids=["none", "a tensor"])
 def test_value_shaped_like_arguments_keeps_its_types(args: list[Any]) -> None:
-    back = round_trip([args, OrderedDict()])
-    assert type(back[1]) is OrderedDict
+    assert type(round_trip([args, OrderedDict()])[1]) is OrderedDict
 
 
 def test_view_of_memory_arrives_as_bytes() -> None:
@@ -228,8 +227,7 @@ def test_strict_codec_takes_containers_within_the_depth_limit() -> None:
 
 
 def test_bound_method_takes_its_instance_along() -> None:
-    method = round_trip(Counter(5).add)
-    assert method(2) == 7
+    assert round_trip(Counter(5).add)(2) == 7
     assert round_trip([torch.ones(2).add])[0](1).tolist() == [2, 2]
 
 
@@ -267,8 +265,7 @@ def test_bound_method_arrives_as_the_one_sent(pickles: bool) -> None:  # noqa: F
         methods = [Colour.RED.__str__]
     for method in methods:
         encoded = TRUSTED.encode(method, pickles=pickles)
-        got = TRUSTED.decode(encoded.control, received(encoded))
-        assert got() == method()
+        assert TRUSTED.decode(encoded.control, received(encoded))() == method()
 
 
 def test_base_class_method_is_not_replaced_by_its_override() -> None:
@@ -290,8 +287,7 @@ def test_strict_codec_refuses_a_method_of_a_pickled_instance() -> None:
 
 
 def test_strict_codec_takes_permitted_methods_only() -> None:
-    method = torch.ones(2).add
-    encoded = TRUSTED.encode(method, pickles=False)
+    encoded = TRUSTED.encode(torch.ones(2).add, pickles=False)
     with pytest.raises(RejectedError, match=r"Tensor\.add is not exposed") as caught:
         STRICT.decode(encoded.control, received(encoded))
     assert caught.value.outcome is Outcome.NOT_EXECUTED
@@ -406,9 +402,7 @@ def nested_deep() -> list[Any]:
         (Making(threading.Lock), "lock cannot be pickled"),
     ],
 )
-def test_error_names_the_argument_of_a_value_without_a_path(
-    part: Any, reason: str
-) -> None:
+def test_error_names_argument_of_a_value_without_a_path(part: Any, reason: str) -> None:
     beside = Batch(torch.ones(1), None)
     value = [[beside, len, nested_deep], {"fine": beside, "wrong": part}]
     with pytest.raises(EncodeError, match=reason) as caught:

@@ -1,15 +1,23 @@
-"""Memory: names, turns of the loop, and handlers that fail."""
+"""Transports in memory, their water marks, and two of them spliced to one."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
 from asyncrpc.core.transport.address import Address
-from asyncrpc.core.transport.flow import LINGER_S
+from asyncrpc.core.transport.flow import LINGER_S, Gauge, WaterMarks
 from asyncrpc.core.transport.memory import TURN_BYTES, MemoryHub
-from asyncrpc.errors import ConnectError, ConnectionLostError, TransportError
+from asyncrpc.core.transport.splice import Splice
+from asyncrpc.core.transport.tcp import TcpConnector
+from asyncrpc.errors import (
+    ConnectError,
+    ConnectionLostError,
+    TransportError,
+    UsageError,
+)
 from asyncrpc.testing.conformance import Acceptor, Pair, Recorder
 from asyncrpc.testing.loop import SimLoop
 
@@ -92,3 +100,91 @@ class TestMemory:
         pair.far.transport.resume_reading()
         await pair.far.until_lost()
         assert pair.far.error is None
+
+
+def test_water_marks_must_be_in_order() -> None:
+    with pytest.raises(UsageError, match="low 2 and high 1"):
+        WaterMarks(high_bytes=1, low_bytes=2)
+
+
+async def test_events_come_at_the_marks_only() -> None:
+    handler = Recorder()
+    gauge = Gauge(handler, WaterMarks(high_bytes=100, low_bytes=20))
+    gauge.add(100)
+    assert handler.events == []
+    gauge.add(1)
+    gauge.add(50)
+    assert handler.events == ["pause_writing"]
+    gauge.remove(130)
+    assert handler.events == ["pause_writing"]
+    gauge.remove(1)
+    gauge.remove(20)
+    assert handler.events == ["pause_writing", "resume_writing"]
+    assert gauge.queued_bytes == 0
+    assert asyncio.get_running_loop().is_running()
+
+
+async def test_changed_water_marks_hold_from_then_on() -> None:
+    handler = Recorder()
+    gauge = Gauge(handler, WaterMarks(high_bytes=100, low_bytes=20))
+    gauge.use(WaterMarks(high_bytes=0, low_bytes=0))
+    gauge.add(2)
+    gauge.remove(1)
+    assert handler.events == ["pause_writing"]
+    gauge.remove(1)
+    assert handler.events == ["pause_writing", "resume_writing"]
+
+
+async def test_cleared_gauge_is_silent() -> None:
+    handler = Recorder()
+    gauge = Gauge(handler, WaterMarks(high_bytes=1, low_bytes=0))
+    gauge.add(2)
+    gauge.clear()
+    gauge.remove(0)
+    assert handler.events == ["pause_writing"]
+    assert gauge.queued_bytes == 0
+
+
+async def until_ended(ended: list[Splice]) -> None:
+    async with asyncio.timeout(30.0):
+        while not ended:  # noqa: ASYNC110  (the callback sets no event)
+            await asyncio.sleep(0.005)
+
+
+async def test_spliced_bytes_pass_both_ways_until_one_end_closes() -> None:
+    """More than any buffer holds, to an echo behind two connections."""
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    target = Address("tcp", *server.sockets[0].getsockname())
+    connector = TcpConnector()
+    ended: list[Splice] = []
+    acceptor = Acceptor()
+    listener = await connector.listen(Address("tcp", "127.0.0.1"), acceptor)
+    where = listener.addresses[0]
+    reader, writer = await asyncio.open_connection(where.host, where.port)
+    await acceptor.connected(1)
+    transport = acceptor.accepted[0].transport
+    other = await connector.connect(target, Recorder())
+    assert transport is not None
+    Splice(transport, other, ended.append)
+    data = bytes(range(256)) * 16384  # 4 MiB
+
+    async def send() -> None:
+        writer.write(data)
+        await writer.drain()
+
+    async with asyncio.timeout(60.0), asyncio.TaskGroup() as tasks:
+        tasks.create_task(send())
+        assert await reader.readexactly(len(data)) == data
+    writer.close()
+    await until_ended(ended)
+    assert len(ended) == 1
+    server.close()
+    await listener.close()

@@ -158,8 +158,7 @@ class TestScheduling:
         for _ in range(4):
             chunks.next_chunk()
         assert chunks.remove(second) == prefix(FrameKind.DROP, 2, aux=20)
-        header = HEADER.unpack(chunks.next_chunk()[0])
-        assert header[8] == 1
+        assert HEADER.unpack(chunks.next_chunk()[0])[8] == 1
         assert not chunks
 
     def test_clear_returns_the_messages_under_way(self) -> None:

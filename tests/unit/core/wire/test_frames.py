@@ -1,13 +1,36 @@
-"""The bytes of a frame are those of the table in `frames`."""
+"""Frames, heads, HELLOs and placed messages: their bytes, and what is refused."""
 
 from __future__ import annotations
 
+import struct
+from dataclasses import astuple, replace
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from asyncrpc.core.wire.frames import (
+    HEAD_BYTES_MAX,
+    HEADER,
     HEADER_BYTES,
+    INLINE_BYTES_MAX,
+    Flags,
     FrameKind,
     data_prefix,
     prefix,
 )
+from asyncrpc.core.wire.messages import PID_END, RANK_END, Hello, pack_head, unpack_head
+from asyncrpc.core.wire.placed import BufferRow, placed_prefix
+from asyncrpc.core.wire.reader import FrameReader
+from asyncrpc.errors import (
+    FrameTooLargeError,
+    LocalProtocolError,
+    MalformedError,
+    RemoteProtocolError,
+)
+from tests.unit.core.wire.recorder import Recorder, feed
 
 
 def test_frame_is_laid_out_as_documented() -> None:
@@ -77,3 +100,239 @@ def test_wire_numbers_do_not_change() -> None:
         "LANE_BROKEN",
     ]
     assert [kind.value for kind in FrameKind] == [*range(1, 17), *range(18, 24)]
+
+
+HELLO = Hello(
+    name="trainer0",
+    incarnation=(1 << 64) - 1,
+    rank=-1,
+    pid=4321,
+    expects="ps",
+    attempt=2,
+    verdict="duplicate",
+    addresses=("tcp://[::1]:29500", "uds:///run/a"),
+    host_id="boot/net",
+    strict=True,
+    lane=(1 << 63) + 5,
+)
+
+
+class TestHello:
+    def test_hello_arrives_as_it_was_sent(self) -> None:
+        assert Hello.decode(HELLO.encode()) == HELLO
+        plain = Hello("a", 1, 0, 2)
+        assert Hello.decode(plain.encode()) == plain
+
+    def test_hello_fields_of_a_later_version_are_ignored(self) -> None:
+        fields = [*astuple(HELLO), {"new": "field"}, 7]
+        assert Hello.decode(msgpack.packb(fields)) == HELLO
+
+    @pytest.mark.parametrize("kept", range(4, 11))
+    def test_hello_fields_of_a_later_version_have_defaults(self, kept: int) -> None:
+        fields = list(astuple(HELLO))[:kept]
+        assert Hello.decode(msgpack.packb(fields)) == Hello(
+            *fields[:4], **dict(zip(Hello.__slots__[4:], fields[4:], strict=False))
+        )
+
+    @pytest.mark.parametrize("field", range(11))
+    @pytest.mark.parametrize("wrong", [None, 1.5, {}, [7], [None]])
+    def test_hello_field_of_another_type_is_malformed(
+        self, field: int, wrong: object
+    ) -> None:
+        fields: list[object] = [*astuple(HELLO)]
+        fields[field] = wrong
+        with pytest.raises(MalformedError, match="HELLO"):
+            Hello.decode(msgpack.packb(fields))
+
+    @pytest.mark.parametrize(
+        ("field", "values"),
+        [
+            ("name", ["", "x" * 256, "a\nb", "\x1b[2J", "\u202eps", "\x00"]),
+            ("rank", [-2, RANK_END, 1 << 63]),
+            ("pid", [-1, PID_END]),
+            ("incarnation", [0, -1]),
+            ("host_id", ["x" * 256]),
+            ("addresses", [("tcp://h:1",) * 1_000, ("x" * 8_193,)]),
+            ("sidecar", [("x" * 8_193,)]),
+        ],
+    )
+    def test_hello_field_with_an_impossible_value_is_malformed(
+        self, field: str, values: list[Any]
+    ) -> None:
+        for value in values:
+            hello = replace(HELLO, **{field: value})
+            with pytest.raises(MalformedError, match="a HELLO has"):
+                Hello.decode(hello.encode())
+
+    def test_hello_bool_is_not_a_number(self) -> None:
+        with pytest.raises(MalformedError, match="wrong fields"):
+            Hello.decode(pack_head(["a", True, 0, 1]))
+
+    @pytest.mark.parametrize("kept", range(4))
+    def test_hello_without_a_field_is_malformed(self, kept: int) -> None:
+        with pytest.raises(MalformedError, match="wrong fields"):
+            Hello.decode(pack_head([*astuple(HELLO)][:kept]))
+
+    def test_overlong_hello_is_refused_unread(self) -> None:
+        with pytest.raises(FrameTooLargeError, match="65536 bytes"):
+            Hello.decode(b"\xc1" * (HEAD_BYTES_MAX + 1))
+
+    def test_overlong_hello_is_not_sent(self) -> None:
+        with pytest.raises(LocalProtocolError, match="the limit is 65535"):
+            Hello("a" * HEAD_BYTES_MAX, 1, 0, 1).encode()
+
+
+class TestHead:
+    def test_head_arrives_as_it_was_packed(self) -> None:
+        record = [[1, "module.function"], {"r": [1, -2], "text": b"bytes"}, None, 0.5]
+        assert unpack_head(pack_head(record)) == record
+
+    def test_unpackable_head_leaves_nothing_behind(self) -> None:
+        with pytest.raises(TypeError):
+            pack_head(["begun", object()])
+        assert pack_head([1]) == b"\x91\x01"
+
+    @pytest.mark.parametrize(
+        "head",
+        [
+            b"",
+            b"\x92\x01",  # ends early
+            b"\x91\x01\x01",  # goes on
+            b"\xc1",  # never used
+            b"\x91\xa1\xff",  # no UTF-8
+            b"\xdd\xff\xff\xff\xff",  # four billion values
+            b"\x91" * 2000,  # too deep
+            b"\x91\x81\x90\x01",  # an array as a key
+            b"\x91\xd5\xff\x00\x00",  # a moment that is none
+        ],
+    )
+    def test_head_that_is_not_msgpack_is_malformed(self, head: bytes) -> None:
+        with pytest.raises(MalformedError, match="not msgpack"):
+            unpack_head(head)
+
+    @pytest.mark.parametrize("value", [1, None, "text", {}])
+    def test_head_that_is_not_an_array_is_malformed(self, value: object) -> None:
+        with pytest.raises(MalformedError, match="not an array"):
+            unpack_head(msgpack.packb(value))
+
+
+SLAB = bytearray(b"0123456789" * 100)
+REQUEST = int(FrameKind.REQUEST)
+
+
+def place(location: int, nbytes: int) -> memoryview:
+    """Find memory in slab 3."""
+    start = location & 0xFFFF
+    if location >> 48 != 3 or start + nbytes > len(SLAB):
+        raise MalformedError("it is in no slab")
+    return memoryview(SLAB)[start : start + nbytes]
+
+
+def reader_of(sink: Recorder, *, with_places: bool = True) -> FrameReader:
+    reader = FrameReader(sink, sink.allocate)
+    reader.places = place if with_places else None
+    return reader
+
+
+def at(offset: int) -> int:
+    return 3 << 48 | offset
+
+
+def frame(*entries: BufferRow, kind: int = REQUEST, inline: bytes = b"") -> bytes:
+    opening = placed_prefix(
+        kind, 7, flags=0, aux=-1, head=b"h", control=b"c", entries=entries
+    )
+    return opening + inline
+
+
+MIXED = frame(BufferRow(4, at(2)), BufferRow(3, -1), BufferRow(5, at(0)), inline=b"abc")
+
+
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_placed_buffers_are_found_and_others_read(step: int) -> None:
+    sink = Recorder()
+    reader = reader_of(sink)
+    after = prefix(FrameKind.PING, 9)
+    feed(reader, MIXED + after, (step,))
+    first, second = sink.messages
+    assert first.buffers == (b"2345", b"abc", b"01234")
+    assert (first.head, first.control, first.call_id) == (b"h", b"c", 7)
+    assert second.kind == FrameKind.PING
+    assert reader.bytes_copied == 3
+
+
+def test_placed_message_without_shared_memory_is_refused() -> None:
+    with pytest.raises(MalformedError, match="no memory is shared"):
+        feed(reader_of(Recorder(), with_places=False), MIXED)
+
+
+def tampered(index: int, value: int) -> bytes:
+    """Change one number of the table of a frame with one buffer in a slab."""
+    whole = bytearray(frame(BufferRow(4, at(2))))
+    struct.pack_into("<Q", whole, HEADER.size + 2 + 8 * index, value)
+    return bytes(whole)
+
+
+def misstated() -> bytes:
+    """Say in the header that there is one byte more than in the table."""
+    whole = bytearray(frame(BufferRow(3, -1), inline=b"abcd"))
+    struct.pack_into("<Q", whole, 32, 4)
+    return bytes(whole)
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        tampered(0, 2 << 56 | 4),
+        tampered(0, 4),
+        tampered(1, at(len(SLAB))),
+        tampered(1, 4 << 48),
+        misstated(),
+        frame(BufferRow(4, at(0)), kind=FrameKind.PING),
+        frame(BufferRow(4, at(0)), kind=FrameKind.GOODBYE),
+        prefix(REQUEST, 1, flags=Flags.PLACED, payload_bytes=5) + bytes(5),
+        prefix(REQUEST, 1, flags=Flags.PLACED | Flags.DEFERRED, lengths=(5,)),
+        frame(BufferRow(INLINE_BYTES_MAX + 1, -1)),
+    ],
+    ids=[
+        "another placement",
+        "inline with a location",
+        "behind the end",
+        "another slab",
+        "does not add up",
+        "a PING",
+        "a GOODBYE",
+        "a payload without a buffer",
+        "deferred, too",
+        "too much inline",
+    ],
+)
+def test_placed_message_that_breaks_the_protocol_is_refused(stream: bytes) -> None:
+    sink = Recorder()
+    with pytest.raises(RemoteProtocolError):
+        feed(reader_of(sink), stream)
+    assert not sink.messages
+
+
+def test_number_of_buffers_is_limited() -> None:
+    header = bytearray(frame(BufferRow(4, at(0)))[: HEADER.size])
+    struct.pack_into("<I", header, 12, 1 << 30)
+    with pytest.raises(FrameTooLargeError):
+        feed(reader_of(Recorder()), bytes(header))
+
+
+@given(
+    position=st.integers(0, len(MIXED) - 1),
+    byte=st.integers(0, 255),
+    step=st.integers(1, 99),
+)
+def test_changed_byte_gives_a_message_or_a_protocol_error(
+    position: int, byte: int, step: int
+) -> None:
+    stream = bytearray(MIXED)
+    stream[position] = byte
+    sink = Recorder()
+    try:
+        feed(reader_of(sink), bytes(stream), (step,))
+    except RemoteProtocolError:
+        assert not sink.messages

@@ -174,8 +174,7 @@ class TestAttacks:
     def test_proof_of_a_dialer_cannot_be_replayed(self) -> None:
         dialer, acceptor = make_pair()
         recorded = dialer.machine.start()
-        answer = acceptor.machine.receive(recorded)
-        proof = dialer.machine.receive(answer)
+        proof = dialer.machine.receive(acceptor.machine.receive(recorded))
         again = End(Role.ACCEPTOR, b"secret", 3)
         again.machine.receive(recorded)
         with pytest.raises(AuthenticationError, match="proof is wrong"):
@@ -302,8 +301,7 @@ class TestOtherPeers:
         stranger = b"GET / HTTP/1.1\r\nHost: worker\r\n\r\n".ljust(40)
         with pytest.raises(MalformedError, match="first bytes are b'GET '"):
             acceptor.machine.receive(stranger)
-        assert acceptor.machine.farewell == b""
-        assert acceptor.machine.wanted == 0
+        assert (acceptor.machine.farewell, acceptor.machine.wanted) == (b"", 0)
 
     def test_refused_end_sends_nothing_more(self) -> None:
         dialer, acceptor = make_pair(b"one", b"other")

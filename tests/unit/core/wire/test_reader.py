@@ -110,16 +110,14 @@ class TestMessages:
             def on_message(self, *_message: object) -> None:
                 reader.sink = second
 
-        first = First()
-        reader = first.reader()
+        reader = First().reader()
         feed(reader, PING * 2)
         assert second.messages == [PINGED]
 
     def test_inline_buffers_are_aligned_and_counted_as_copied(self) -> None:
         sink = Recorder()
         reader = sink.reader()
-        lengths = (1, 64, 65)
-        stream = prefix(REQUEST, 1, lengths=lengths, payload_bytes=130) + bytes(130)
+        stream = prefix(REQUEST, 1, lengths=(1, 64, 65), payload_bytes=130) + bytes(130)
         feed(reader, stream)
         assert sink.allocated == [4 * ALIGNMENT]
         assert reader.bytes_copied == 130
@@ -178,8 +176,7 @@ class TestCounting:
             def on_message(self, *message: Any) -> None:
                 copied.append((message[2], reader.message_bytes_copied))
 
-        sink = Sink()
-        reader = sink.reader()
+        reader = Sink().reader()
         inline = prefix(REQUEST, 1, lengths=(2, 3), payload_bytes=5) + b"abcde"
         feed(reader, inline + prefix(REQUEST, 2) + inline)
         feed(reader, opening(3, 5) + piece(1, 0, b"abcd"))  # in one read: strays
@@ -287,16 +284,13 @@ class TestTransfers:
         ]
 
     @pytest.mark.parametrize("kind", WITH_VALUE)
-    def test_payload_dropped_by_the_peer_is_never_delivered(
-        self, kind: FrameKind
-    ) -> None:
+    def test_payload_dropped_by_peer_is_never_delivered(self, kind: FrameKind) -> None:
         sink = Recorder()
         reader = sink.reader()
         drop = prefix(FrameKind.DROP, 1, aux=4)
         begun = opening(1, 6, kind=kind) + piece(1, 0, b"abcd")
         feed(reader, begun + drop + PING)
-        assert sink.dropped == [(kind, 1)]
-        assert sink.messages == [PINGED]
+        assert (sink.dropped, sink.messages) == ([(kind, 1)], [PINGED])
         assert not len(reader.arrivals)
         feed(reader, opening(1, 1) + piece(2, 0, b"x"))
         assert sink.messages[-1].buffers == (b"x",)

@@ -7,10 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrpc.core.wire.resume import (
-    TRANSITIONS,
     Receipts,
-    ResumeEvent,
-    ResumeState,
     RetransmitBuffer,
 )
 from asyncrpc.errors import MalformedError
@@ -25,8 +22,7 @@ def kept_of(*parts: bytes) -> RetransmitBuffer:
 def test_acknowledged_parts_are_released() -> None:
     kept = kept_of(b"abc", b"de", b"f")
     kept.acknowledge(4)  # inside the second
-    assert kept.nbytes == 3
-    assert kept.start == 3
+    assert (kept.nbytes, kept.start) == (3, 3)
     with pytest.raises(MalformedError, match="has acknowledged 4"):
         kept.rest(3)
     kept.acknowledge(6)
@@ -87,71 +83,6 @@ def test_kept_bytes_are_those_sent_and_not_acknowledged(
         assert b"".join(kept.rest(received)) == stream[received:]
         longest = max(map(len, writes), default=0)
         assert kept.nbytes <= len(stream) - received + longest
-
-
-OVER = {ResumeState.ENDING, ResumeState.ENDED}
-BROKEN = (ResumeState.BROKEN, ResumeState.CLOSING_BROKEN)
-
-
-def after(state: ResumeState, *events: ResumeEvent) -> ResumeState:
-    for event in events:
-        state = TRANSITIONS[state].get(event, state)
-    return state
-
-
-class TestWhetherItOutlivesItsTransport:
-    def test_every_state_is_reached_from_the_first(self) -> None:
-        reached = {ResumeState.NOT_RESUMABLE}
-        for _ in ResumeState:
-            reached |= {
-                after(state, event) for state in reached for event in ResumeEvent
-            }
-        assert reached == set(ResumeState)
-
-    @pytest.mark.parametrize("state", ResumeState)
-    def test_ended_state_is_final(self, state: ResumeState) -> None:
-        assert after(state, ResumeEvent.END) is ResumeState.ENDED
-        for event in ResumeEvent:
-            assert after(ResumeState.ENDED, event) is ResumeState.ENDED
-
-    @pytest.mark.parametrize("state", ResumeState)
-    def test_connected_stream_alone_outlives_its_transport(
-        self, state: ResumeState
-    ) -> None:
-        lost = after(state, ResumeEvent.LOSE)
-        connected = state is ResumeState.CONNECTED
-        assert lost is (ResumeState.BROKEN if connected else ResumeState.ENDED)
-
-    @pytest.mark.parametrize("state", ResumeState)
-    def test_broken_stream_alone_is_resumed(self, state: ResumeState) -> None:
-        assert (after(state, ResumeEvent.RESUME) is not state) == (state in BROKEN)
-        assert after(state, ResumeEvent.RESUME) not in BROKEN
-
-    @pytest.mark.parametrize("state", ResumeState)
-    def test_loss_or_replacement_alone_breaks_a_stream(
-        self, state: ResumeState
-    ) -> None:
-        for event in set(ResumeEvent) - {ResumeEvent.LOSE, ResumeEvent.REPLACE}:
-            assert state in BROKEN or after(state, event) not in BROKEN
-
-    @pytest.mark.parametrize("state", ResumeState)
-    @pytest.mark.parametrize("event", [ResumeEvent.CLOSE, ResumeEvent.PEER_CLOSE])
-    def test_closed_stream_ends_with_its_transport(
-        self, state: ResumeState, event: ResumeEvent
-    ) -> None:
-        for more in ResumeEvent:
-            closed = after(state, event, more)
-            if closed not in BROKEN:
-                assert after(closed, ResumeEvent.LOSE) is ResumeState.ENDED
-
-    @pytest.mark.parametrize("state", BROKEN)
-    def test_broken_stream_that_is_closed_is_not_resumed(
-        self, state: ResumeState
-    ) -> None:
-        for event in (ResumeEvent.CLOSE, ResumeEvent.PEER_CLOSE):
-            closed = after(state, event)
-            assert closed in OVER
-            assert after(closed, ResumeEvent.RESUME) is closed
 
 
 class TestReceipts:

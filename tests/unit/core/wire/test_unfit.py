@@ -113,19 +113,15 @@ class TestPayloadsThatAreNotWanted:
         assert not len(reader.arrivals)
 
     @pytest.mark.parametrize("kind", [FrameKind.SERVICE, FrameKind.NOTICE])
-    def test_control_part_of_a_service_message_has_its_own_limit(
-        self, kind: int
-    ) -> None:
+    def test_control_part_of_service_message_has_its_own_limit(self, kind: int) -> None:
         sink = Recorder()
-        head = prefix(kind, 1, control=b"")[:HEADER_BYTES]
-        too_long = bytearray(head)
+        too_long = bytearray(prefix(kind, 1, control=b"")[:HEADER_BYTES])
         struct.pack_into("<I", too_long, 8, UNASKED_CONTROL_BYTES_MAX + 1)
         with pytest.raises(FrameTooLargeError, match="the limit is 16777216"):
             feed(sink.reader(), bytes(too_long))
 
     def test_messages_that_wait_for_payloads_are_limited(self) -> None:
-        sink = Recorder()
-        reader = sink.reader()
+        reader = Recorder().reader()
         control = bytes(WAITING_BYTES_MAX // 3)
 
         def announced(call_id: int) -> bytes:
@@ -182,8 +178,7 @@ class TestPayloads:
     def test_unfit_payload_may_be_dropped_by_the_peer(self) -> None:
         sink = Recorder(allocated_max=10)
         reader = frugal(sink)
-        whole = deferred(20, size=SMALL)
-        cut = whole[: -(SMALL + HEADER_BYTES)]
+        cut = deferred(20, size=SMALL)[: -(SMALL + HEADER_BYTES)]
         feed(reader, cut + prefix(FrameKind.DROP, 1, aux=10) + PING)
         assert sink.messages == [stand_in(20), PINGED]
         assert not len(reader.arrivals)
@@ -200,8 +195,7 @@ class TestPayloads:
 
     @pytest.mark.usefixtures("small_chunks")
     def test_repeated_chunk_of_an_unfit_payload_is_refused(self) -> None:
-        sink = Recorder(allocated_max=10)
-        reader = frugal(sink)
+        reader = frugal(Recorder(allocated_max=10))
         feed(reader, deferred(20, size=SMALL)[: -(SMALL + HEADER_BYTES)])
         with pytest.raises(MalformedError, match="twice"):
             feed(reader, data_prefix(1, 0, 10))
@@ -234,8 +228,7 @@ class TestControlParts:
         reader.on_request = lambda *request: begun.append(request)
         feed(reader, deferred(1001, control=LONG) + PING)
         expected = stand_in(len(LONG) + 1001)
-        assert sink.messages == [expected, PINGED]
-        assert sink.allocated == []
+        assert (sink.messages, sink.allocated) == ([expected, PINGED], [])
         assert begun == [(1, b"", len(LONG), (1001,))]
         assert not len(reader.arrivals)
 

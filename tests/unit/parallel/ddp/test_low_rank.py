@@ -1,4 +1,4 @@
-"""PowerSGD's arithmetic on one rank, and which gradients it is used for."""
+"""PowerSGD's arithmetic on one rank, with halves, as torch's hooks do it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from asyncrpc.parallel.ddp.hooks.low_rank import (
     q_shapes,
     side_of,
 )
+from asyncrpc.parallel.ddp.hooks.orthogonal import orthogonalize
+from asyncrpc.parallel.ddp.hooks.plain import narrow, widen
 
 SIDES = st.integers(0, 40)
 SHAPES = st.lists(st.lists(SIDES, max_size=4).map(torch.Size), max_size=6)
 
 
-def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+def drawn(*shape: int, seed: int = 0, dtype: torch.dtype | None = None) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=draw).to(dtype or torch.float32)
 
 
 class TestPlan:
@@ -172,3 +175,89 @@ class TestSquare:
 
     def test_empty_buffer_has_side_0(self) -> None:
         assert side_of(0) == 0
+
+
+HALVES = [torch.float16, torch.bfloat16]
+BUFFERS = [torch.float32, torch.float64, *HALVES]
+STEP = 1 << 18  # of a conversion
+NUMELS = [0, 1, 3, STEP - 1, STEP, STEP + 1, 3 * STEP + 1]
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("dtype", BUFFERS)
+@pytest.mark.parametrize("numel", NUMELS)
+def test_buffer_is_converted_in_place_and_back(
+    numel: int, dtype: torch.dtype, half: torch.dtype
+) -> None:
+    memory = drawn(numel + 2, dtype=dtype)
+    edges = memory[0].item(), memory[-1].item()
+    buffer = memory[1:-1]
+    wanted = buffer.clone().to(half, copy=True).div_(3)
+    narrowed = narrow(buffer, half, 3)
+    assert narrowed.dtype is half
+    assert torch.equal(narrowed, wanted)
+    assert narrowed.data_ptr() == buffer.data_ptr()
+    assert widen(narrowed, buffer) is buffer
+    assert torch.equal(buffer, wanted.to(dtype))
+    assert (memory[0].item(), memory[-1].item()) == edges
+
+
+@pytest.mark.parametrize("dtype", BUFFERS)
+def test_half_elsewhere_is_copied_into_the_buffer(dtype: torch.dtype) -> None:
+    buffer, half = drawn(1000, dtype=dtype), drawn(1000, dtype=torch.float16)
+    assert widen(half.view(10, 100), buffer) is buffer
+    assert torch.equal(buffer, half.to(dtype))
+
+
+def test_missing_divisor_divides_nothing() -> None:
+    assert narrow(torch.tensor([1.0, 3.0]), torch.float16).tolist() == [1.0, 3.0]
+
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", [1, 2, 3, 8])
+def test_columns_become_orthonormal(columns: int, dtype: torch.dtype) -> None:
+    matrices = drawn(3, 40, columns, dtype=dtype)
+    assert orthogonalize(matrices) == 0
+    products = (matrices.transpose(1, 2).double() @ matrices.double()).abs()
+    wanted = torch.eye(columns, dtype=torch.float64).expand(3, -1, -1)
+    # A half has rounded each of forty products, and each column as often as it is put
+    # right for another.
+    allowed = 8 * torch.finfo(dtype).eps
+    torch.testing.assert_close(products, wanted, rtol=0.0, atol=allowed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", [1, 2, 3, 8])
+@pytest.mark.parametrize("epsilon", [0.0, 1e-3])
+def test_orthogonal_columns_equal_those_of_torch_bit_by_bit(
+    columns: int, epsilon: float, dtype: torch.dtype
+) -> None:
+    ours = drawn(2, 17, columns, dtype=dtype)
+    theirs = ours.clone()
+    orthogonalize(ours, epsilon)
+    powerSGD_hook._orthogonalize(theirs, epsilon)  # type: ignore[no-untyped-call]  # noqa: SLF001  torch's
+    assert torch.equal(ours, theirs)
+
+
+def test_orthogonalize_writes_to_views() -> None:
+    memory = drawn(1, 30, 1).view(-1)
+    orthogonalize(memory[10:].view(1, 10, 2))
+    assert memory[10::2].norm() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_zero_columns_stay_zero_and_are_counted(columns: int) -> None:
+    matrices = drawn(3, 10, columns)
+    matrices[1] = 0
+    assert orthogonalize(matrices) == columns
+    assert (matrices[1] == 0).all()
+    assert torch.isfinite(matrices).all()
+
+
+def test_epsilon_keeps_zero_columns_from_being_counted() -> None:
+    matrices = torch.zeros(2, 10, 1)
+    assert orthogonalize(matrices, 1e-8) == 0
+    assert (matrices == 0).all()

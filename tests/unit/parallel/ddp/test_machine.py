@@ -1,13 +1,19 @@
-"""Buckets are filled as they should be, and reduced in one order at every rank."""
+"""Buckets are filled and reduced in one order; parameters are shared as by torch."""
 
 from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.optim import ZeroRedundancyOptimizer as TorchZero
 
 from asyncrpc.parallel.ddp.machine import ParameterSpec, Readiness, assign
+from asyncrpc.parallel.ddp.optimizers.shards import Partition
 
 
 def sizes(*nbytes: int, kind: str = "float") -> list[ParameterSpec]:
@@ -36,8 +42,7 @@ class TestAssign:
 
     def test_buckets_are_ordered_by_when_they_fill(self) -> None:
         items = [ParameterSpec(1, "a"), ParameterSpec(8, "b"), ParameterSpec(8, "a")]
-        buckets = assign(items, range(3), first_cap_bytes=8, cap_bytes=8)
-        assert buckets == [[1], [0, 2]]
+        assert assign(items, range(3), first_cap_bytes=8, cap_bytes=8) == [[1], [0, 2]]
 
     def test_parameters_marked_alone_have_their_own_bucket(self) -> None:
         items = [
@@ -45,8 +50,7 @@ class TestAssign:
             ParameterSpec(1, "a", is_alone=True),
             ParameterSpec(1, "a"),
         ]
-        buckets = assign(items, range(3), first_cap_bytes=9, cap_bytes=9)
-        assert buckets == [[1], [0, 2]]
+        assert assign(items, range(3), first_cap_bytes=9, cap_bytes=9) == [[1], [0, 2]]
 
     @pytest.mark.parametrize("seed", range(30))
     def test_each_parameter_is_in_one_bucket_of_its_kind(self, seed: int) -> None:
@@ -138,3 +142,50 @@ class TestReadiness:
             reduced = readiness.reduced
         assert readiness.reduced == len(buckets)
         assert readiness.missing() == []
+
+
+GROUPS = st.lists(st.lists(st.integers(0, 9), max_size=12), min_size=1, max_size=4)
+
+
+def torchs_owners(groups: list[list[int]], size: int) -> list[list[int]]:
+    """Ask torch's own method, which needs no processes for it."""
+    zero: Any = object.__new__(TorchZero)
+    zero.world_size = size
+    zero.param_groups = [
+        {"params": [torch.empty(numel) for numel in numels]} for numels in groups
+    ]
+    zero._partition_parameters_cache = []  # noqa: SLF001  (torch's, for itself)
+    parts = zero._partition_parameters()  # noqa: SLF001  (likewise)
+    owner_of = {
+        id(parameter): rank
+        for rank, part in enumerate(parts)
+        for group in part
+        for parameter in group["params"]
+    }
+    return [
+        [owner_of[id(parameter)] for parameter in group["params"]]
+        for group in zero.param_groups
+    ]
+
+
+@given(groups=GROUPS, size=st.integers(1, 6))
+def test_parameter_owners_are_those_of_torch(
+    groups: list[list[int]], size: int
+) -> None:
+    partition = Partition(size)
+    assert [partition.add(numels) for numels in groups] == torchs_owners(groups, size)
+
+
+@given(groups=GROUPS, size=st.integers(1, 6))
+def test_rank_exceeds_its_share_by_one_parameter_at_most(
+    groups: list[list[int]], size: int
+) -> None:
+    partition = Partition(size)
+    owners = [partition.add(numels) for numels in groups]
+    loads = [0] * size
+    for numels, listed in zip(groups, owners, strict=True):
+        for numel, owner in zip(numels, listed, strict=True):
+            loads[owner] += numel
+    assert partition.loads == loads
+    largest = max((numel for numels in groups for numel in numels), default=0)
+    assert max(loads) <= sum(loads) / size + largest

@@ -1,4 +1,4 @@
-"""Which message goes on, and when an application is cancelled."""
+"""Which message goes on, when an application is cancelled, and its lifespan."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from asyncrpc.serving.asgi.machine.connection import (
     AsgiConnection,
     AsgiState,
 )
+from asyncrpc.serving.asgi.machine.lifespan import InnerLifespan, LifespanState
 
 LEFT = {"type": "http.disconnect"}
 SOCKET_LEFT = {"type": "websocket.disconnect", "code": 1001}
@@ -43,8 +44,7 @@ def test_messages_come_in_order_and_the_last_one_repeats() -> None:
     messages = [body(1, more=True), body(2)]
     assert [connection.received(message) for message in messages] == [False, False]
     assert connection.received(LEFT) is True
-    taken = [connection.take() for _ in range(4)]
-    assert taken == [*messages, LEFT, LEFT]
+    assert [connection.take() for _ in range(4)] == [*messages, LEFT, LEFT]
 
 
 def test_disconnecting_client_cancels_the_application() -> None:
@@ -225,3 +225,46 @@ def test_websocket_messages_count_by_their_content() -> None:
     for _ in range(3):
         connection.take()
     assert connection.may_read
+
+
+STARTED = {"type": "lifespan.startup.complete"}
+FAILED = {"type": "lifespan.startup.failed", "message": "no"}
+ENDED = {"type": "lifespan.shutdown.complete"}
+END_FAILED = {"type": "lifespan.shutdown.failed", "message": "no"}
+
+
+@pytest.mark.parametrize("last", [ENDED, END_FAILED])
+def test_shutdown_is_held_back_until_the_worker_has_ended(last: dict[str, Any]) -> None:
+    inner = InnerLifespan()
+    assert inner.sends(STARTED) is True
+    assert inner.sends(last) is False
+    assert (inner.state, inner.last) == (LifespanState.ENDED, last)
+    assert not inner.returned()
+
+
+def test_failed_startup_is_reported_after_the_worker_has_ended() -> None:
+    inner = InnerLifespan()
+    assert inner.sends(FAILED) is False
+    assert (inner.state, inner.last) == (LifespanState.FAILED, FAILED)
+    assert not inner.returned()
+
+
+def test_application_that_returns_after_startup_has_ended() -> None:
+    inner = InnerLifespan()
+    inner.sends(STARTED)
+    assert not inner.returned()
+    assert (inner.state, inner.last) == (LifespanState.ENDED, ENDED)
+
+
+def test_application_without_a_lifespan_is_accepted() -> None:
+    inner = InnerLifespan()
+    assert inner.returned()
+    assert inner.returned()  # it is asked again
+    assert inner.last == ENDED
+
+
+@pytest.mark.parametrize("message", [ENDED, {"type": "http.response.start"}])
+def test_unexpected_message_is_left_to_the_server(message: dict[str, Any]) -> None:
+    inner = InnerLifespan()
+    assert inner.sends(message) is True
+    assert inner.state is LifespanState.STARTING

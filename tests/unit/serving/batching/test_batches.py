@@ -1,7 +1,9 @@
-"""Which requests form a batch, and when."""
+"""Which requests form a batch, when, and how fast they are done."""
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 from typing import Any
 
 import pytest
@@ -9,6 +11,13 @@ import pytest
 from asyncrpc.serving.batching.machine.batches import BatchLimits, BatchQueue
 from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
 from asyncrpc.serving.batching.machine.overload import QueueLimits
+from asyncrpc.serving.batching.machine.service_rate import (
+    RETRY_AFTER_MAX_S,
+    RETRY_AFTER_UNKNOWN_S,
+    TURNS_MIN,
+    ServiceRate,
+)
+from asyncrpc.serving.batching.wake_timer import WakeTimer
 
 LIMITS = QueueLimits(waiting_max=100, places=1, turn_max=3)
 
@@ -104,3 +113,104 @@ def test_request_costs_its_largest_share(
 ) -> None:
     limits = BatchLimits(max_size=4, max_wait_s=0.0, max_bytes=max_bytes)
     assert limits.cost_of(nbytes) == cost
+
+
+def after(
+    turns: int, *, took_s: float, requests: int = 1, places: int = 1
+) -> ServiceRate:
+    """Return the rate after so many turns, one after the other, until second 0."""
+    rate = ServiceRate(places)
+    for turn in range(turns):
+        rate.begin(turn, -took_s)
+        rate.end(turn, requests, 0.0)
+    return rate
+
+
+def test_first_turns_count_equally() -> None:
+    rate = ServiceRate(1)
+    for turn, took_s in enumerate((1.0, 2.0, 6.0)):
+        rate.begin(turn, 0.0)
+        rate.end(turn, turn, took_s)
+    assert rate.turn_s == pytest.approx(3.0)
+    assert rate.requests == pytest.approx(1.0)
+    assert rate.ended == 3
+
+
+def test_later_turns_count_for_an_eighth() -> None:
+    rate = after(20, took_s=1.0)
+    rate.begin("slow", 0.0)
+    rate.end("slow", 9, 9.0)
+    assert rate.turn_s == pytest.approx(2.0)
+    assert rate.requests == pytest.approx(2.0)
+
+
+def test_cancelled_turn_does_not_count() -> None:
+    rate = after(3, took_s=1.0)
+    rate.begin("cancelled", 0.0)
+    assert rate.running == 1
+    rate.drop("cancelled")
+    rate.drop("cancelled")
+    assert (rate.running, rate.ended, rate.turn_s) == (0, 3, 1.0)
+
+
+def test_few_turns_give_no_forecast() -> None:
+    rate = after(TURNS_MIN - 1, took_s=1.0)
+    assert rate.wait_s(10, 0.0) == 0.0
+    assert rate.drain_s(10, 0.0) == RETRY_AFTER_UNKNOWN_S
+    assert ServiceRate(1).per_s() == 0.0
+
+
+def test_forecast_counts_the_running_turn_and_the_turns_ahead() -> None:
+    rate = after(TURNS_MIN, took_s=4.0)
+    assert rate.has_place
+    assert rate.wait_s(0, 0.0) == 0.0
+    assert rate.wait_s(2, 0.0) == 8.0
+    rate.begin("runs", 0.0)
+    assert not rate.has_place
+    assert rate.wait_s(0, 1.0) == 3.0
+    assert rate.wait_s(2, 1.0) == 11.0
+    assert rate.wait_s(0, 9.0) == 0.0, "it takes longer than others did"
+
+
+def test_places_share_the_turns() -> None:
+    rate = after(TURNS_MIN, took_s=4.0, places=2)
+    rate.begin("first", 0.0)
+    assert rate.has_place
+    rate.begin("second", 1.0)
+    assert not rate.has_place
+    assert rate.wait_s(0, 2.0) == 2.0, "the one that began first ends first"
+    assert rate.wait_s(3, 2.0) == 8.0
+
+
+def test_drain_time_follows_from_the_rate() -> None:
+    rate = after(TURNS_MIN, took_s=2.0, requests=8)
+    rate.begin("runs", 0.0)
+    assert rate.drain_s(0, 0.5) == 3.5
+    assert rate.drain_s(7, 0.5) == 3.5
+    assert rate.drain_s(8, 0.5) == 5.5
+    assert rate.drain_s(10**6, 0.5) == RETRY_AFTER_MAX_S
+    assert rate.per_s() == 4.0
+
+
+async def test_due_time_may_be_set_again() -> None:
+    """On uvloop, what waits for no time is no timer."""
+    woken: asyncio.Queue[float] = asyncio.Queue()
+    timer = WakeTimer(woken.put_nowait)
+    context = contextvars.copy_context()
+    now_s = asyncio.get_running_loop().time()
+    for at_s in (now_s, now_s, now_s - 1.0):
+        timer.set(at_s, context)
+    assert await woken.get() == now_s - 1.0
+    assert woken.empty()
+
+
+async def test_last_time_set_counts() -> None:
+    woken: asyncio.Queue[float] = asyncio.Queue()
+    timer = WakeTimer(woken.put_nowait)
+    context = contextvars.copy_context()
+    now_s = asyncio.get_running_loop().time()
+    timer.set(now_s + 3600.0, context)
+    timer.set(None, context)
+    timer.set(now_s + 0.002, context)
+    assert await woken.get() == now_s + 0.002
+    assert woken.empty()

@@ -9,6 +9,7 @@ import pytest
 
 from asyncrpc.serving.batching.machine.fair_queue import FairQueue, QueuedRequest
 from tests.inner_state import shares_of
+from tests.unit.stories import Actions, Words, cases
 
 STEP_S = 1.0
 
@@ -44,34 +45,90 @@ def line() -> Line:
     return Line()
 
 
+STORIES = """
+requests of a client are served in order:
+    add abc; take 2 = ab; add d; all = cd
+clients take turns regardless of arrival:
+    add AAAAAA client:1; add bb client:2; add c client:3; take 9 = AbcAbAAAA
+client that came first is served first:
+    add b client:2; add a client:1; all = ba
+large request counts for as much:
+    add AAA client:1 cost:1.0; add bbbbbb client:2 cost:0.5; take 9 = AbbAbbAbb
+request of higher priority goes first:
+    add a; add B priority:1; add c; add D priority:2; all = DBac
+priority is a head start in time:
+    add a; at 0.5; add B priority:1
+    at 1.5; add C priority:1; add D priority:2; all = BDaC
+batch takes from several priorities:
+    add a; add B priority:1; add c; take 2 = Ba
+clients share equally within a priority only:
+    add AAA client:1 priority:1; add aa client:1; add bb client:2; all = AAAabab
+batch contains a single bucket:
+    add a bucket:x; add b bucket:y; add c bucket:x; leader xy = x
+    take 3 bucket:x = ac; buckets = y; leader y = y
+next bucket belongs to the client with the least share:
+    add AAAA client:1 bucket:x; add b client:2 bucket:y; leader xy = x
+    take 1 bucket:x = A; leader xy = y
+next bucket has the highest priority:
+    add a bucket:x; add B bucket:y priority:1; leader xy = y; leader x = x
+bucket reports its count, size and oldest time:
+    add a bucket:x size:3; at 2.0; add b bucket:x size:4 priority:5
+    add c bucket:y size:5; waiting x = (2, 7, 0.0); waiting y = (1, 5, 2.0)
+batch size is limited:
+    add abc size:4; take 3 size:8 = ab
+large request holds back later ones:
+    add a size:9; add b size:1; take 3 size:8; take 3 size:9 = a
+    take 3 size:0; take 3 size:1 = b
+held back request is not charged:
+    add A client:1 size:9; add b client:2 size:1; take 3 size:8; take 3 size:10 = Ab
+requests ahead of a new one are counted:  # of other clients, the first at most
+    ahead 0 b = 0; add AAAAAAAAAA client:a; ahead 0 a = 10; ahead 0 b = 1
+    add b client:b; ahead 0 b = 3; ahead 1 b = 0
+    add P client:c priority:1; ahead 0 a = 12; ahead -1 a = 12
+client with most requests is evicted:  # unless the new one has its share already
+    evict 0 a = none; add xyz client:a; add b client:b
+    evict 0 a = none; evict 0 c = z; evict 0 b = z; add d client:b; evict 0 b = none
+eviction takes the last request of all buckets:
+    add x client:a bucket:1; add y client:a bucket:2; add z client:b bucket:1
+    evict 0 c = y
+oldest request is evicted unless it is more important:
+    evict 0 a oldest:1 = none
+    add x client:a bucket:1; add yz client:a bucket:2; add b client:b
+    evict 0 a oldest:1 = x; evict 0 b oldest:1 = x; evict 0 c oldest:1 = x
+    evict -1 a oldest:1 = none; add d client:b; evict 0 b oldest:1 = b
+less important request is evicted:
+    add ab client:c; add C client:c priority:1
+    evict 1 c = b; evict 0 c = none; evict -1 c = none
+"""
+
+
+@cases(STORIES)
+def test_queue_follows_the_story(line: Line, steps: list[str]) -> None:
+    queue = line.queue
+
+    def add(names: str, **options: Any) -> None:
+        for name in names:
+            line.add(name, **options)
+
+    def evict(priority: int, client: str, oldest: int = 0) -> str:
+        evicted = queue.to_evict(priority, client, oldest=bool(oldest))
+        return evicted.subject if evicted else "none"
+
+    actions: Actions = {
+        "add": add,
+        "at": lambda now_s: setattr(line, "now_s", now_s),
+        "take": line.take,
+        "all": line.all,
+        "leader": lambda buckets: str(queue.leader(list(buckets))),
+        "buckets": lambda: "".join(map(str, queue.buckets)),
+        "waiting": lambda bucket: str(tuple(queue.waiting_in(bucket))),
+        "ahead": queue.ahead_of,
+        "evict": evict,
+    }
+    Words().play(steps, actions)
+
+
 class TestOrder:
-    def test_requests_of_a_client_are_served_in_order(self, line: Line) -> None:
-        for name in "abc":
-            line.add(name)
-        assert line.take(2) == "ab"
-        line.add("d")
-        assert line.all() == "cd"
-
-    def test_clients_take_turns_regardless_of_arrival(self, line: Line) -> None:
-        for name in "AAAAAA":
-            line.add(name, client=1)
-        for name in "bb":
-            line.add(name, client=2)
-        line.add("c", client=3)
-        assert line.take(9) == "AbcAbAAAA"
-
-    def test_client_that_came_first_is_served_first(self, line: Line) -> None:
-        line.add("b", client=2)
-        line.add("a", client=1)
-        assert line.all() == "ba"
-
-    def test_large_request_counts_for_as_much(self, line: Line) -> None:
-        for name in "AAA":
-            line.add(name, client=1, cost=1.0)
-        for name in "bbbbbb":
-            line.add(name, client=2, cost=0.5)
-        assert line.take(9) == "AbbAbbAbb"
-
     def test_returning_client_has_saved_no_turns(self, line: Line) -> None:
         line.add("b", client=2)
         for _ in range(12):
@@ -134,149 +191,6 @@ class TestOrder:
             line.add("A", client="always")
             line.take(2)
         assert len(shares_of(line.queue, 0)) < 30
-
-
-class TestPriority:
-    def test_request_of_higher_priority_goes_first(self, line: Line) -> None:
-        line.add("a")
-        line.add("B", priority=1)
-        line.add("c")
-        line.add("D", priority=2)
-        assert line.all() == "DBac"
-
-    def test_priority_is_a_head_start_in_time(self, line: Line) -> None:
-        line.add("a")
-        line.now_s = 0.5
-        line.add("B", priority=1)
-        line.now_s = 1.5
-        line.add("C", priority=1)
-        line.add("D", priority=2)
-        assert line.all() == "BDaC"
-
-    def test_batch_takes_from_several_priorities(self, line: Line) -> None:
-        line.add("a")
-        line.add("B", priority=1)
-        line.add("c")
-        assert line.take(2) == "Ba"
-
-    def test_clients_share_equally_within_a_priority_only(self, line: Line) -> None:
-        for name in "AAA":
-            line.add(name, client=1, priority=1)
-        for name in "aa":
-            line.add(name, client=1)
-        for name in "bb":
-            line.add(name, client=2)
-        assert line.all() == "AAAabab"
-
-
-class TestBuckets:
-    def test_batch_contains_a_single_bucket(self, line: Line) -> None:
-        line.add("a", bucket="x")
-        line.add("b", bucket="y")
-        line.add("c", bucket="x")
-        assert line.queue.leader(["x", "y"]) == "x"
-        assert line.take(3, bucket="x") == "ac"
-        assert list(line.queue.buckets) == ["y"]
-        assert line.queue.leader(["y"]) == "y"
-
-    def test_next_bucket_belongs_to_the_client_with_the_least_share(
-        self, line: Line
-    ) -> None:
-        for name in "AAAA":
-            line.add(name, client=1, bucket="x")
-        line.add("b", client=2, bucket="y")
-        assert line.take(1, bucket=line.queue.leader(["x", "y"])) == "A"
-        assert line.queue.leader(["x", "y"]) == "y"
-
-    def test_next_bucket_has_the_highest_priority(self, line: Line) -> None:
-        line.add("a", bucket="x")
-        line.add("B", bucket="y", priority=1)
-        assert line.queue.leader(["x", "y"]) == "y"
-        assert line.queue.leader(["x"]) == "x"
-
-    def test_bucket_reports_its_count_size_and_oldest_time(self, line: Line) -> None:
-        line.add("a", bucket="x", size=3)
-        line.now_s = 2.0
-        line.add("b", bucket="x", size=4, priority=5)
-        line.add("c", bucket="y", size=5)
-        assert line.queue.waiting_in("x") == (2, 7, 0.0)
-        assert line.queue.waiting_in("y") == (1, 5, 2.0)
-
-
-class TestSize:
-    def test_batch_size_is_limited(self, line: Line) -> None:
-        for name in "abc":
-            line.add(name, size=4)
-        assert line.take(3, size=8) == "ab"
-
-    def test_large_request_holds_back_later_ones(self, line: Line) -> None:
-        line.add("a", size=9)
-        line.add("b", size=1)
-        assert line.take(3, size=8) == ""
-        assert line.take(3, size=9) == "a"
-        assert line.take(3, size=0) == ""
-        assert line.take(3, size=1) == "b"
-
-    def test_held_back_request_is_not_charged(self, line: Line) -> None:
-        line.add("A", client=1, size=9)
-        line.add("b", client=2, size=1)
-        assert line.take(3, size=8) == ""
-        assert line.take(3, size=10) == "Ab"
-
-
-class TestRoom:
-    def test_requests_ahead_of_a_new_one_are_counted(self, line: Line) -> None:
-        queue = line.queue
-        assert queue.ahead_of(0, "b") == 0
-        for _ in range(10):
-            line.add("A", client="a")
-        assert queue.ahead_of(0, "a") == 10
-        assert queue.ahead_of(0, "b") == 1  # the first of a's, at most
-        line.add("b", client="b")
-        assert queue.ahead_of(0, "b") == 3
-        assert queue.ahead_of(1, "b") == 0
-        line.add("P", client="c", priority=1)
-        assert queue.ahead_of(0, "a") == 12
-        assert queue.ahead_of(-1, "a") == 12
-
-    def test_client_with_most_requests_is_evicted(self, line: Line) -> None:
-        queue = line.queue
-        assert queue.to_evict(0, "a") is None
-        added = [line.add(name, client="a") for name in "xyz"]
-        line.add("b", client="b")
-        assert queue.to_evict(0, "a") is None
-        assert queue.to_evict(0, "c") is added[-1]
-        assert queue.to_evict(0, "b") is added[-1]
-        line.add("b", client="b")
-        assert queue.to_evict(0, "b") is None, "it has its share already"
-
-    def test_eviction_takes_the_last_request_of_all_buckets(self, line: Line) -> None:
-        line.add("x", client="a", bucket=1)
-        last = line.add("y", client="a", bucket=2)
-        line.add("z", client="b", bucket=1)
-        assert line.queue.to_evict(0, "c") is last
-
-    def test_oldest_request_is_evicted_unless_it_is_more_important(
-        self, line: Line
-    ) -> None:
-        queue = line.queue
-        assert queue.to_evict(0, "a", oldest=True) is None
-        first, *_ = [line.add(name, client="a", bucket=name) for name in "xyz"]
-        other = line.add("b", client="b")
-        assert queue.to_evict(0, "a", oldest=True) is first
-        assert queue.to_evict(0, "b", oldest=True) is first
-        assert queue.to_evict(0, "c", oldest=True) is first
-        assert queue.to_evict(-1, "a", oldest=True) is None
-        line.add("b", client="b")
-        assert queue.to_evict(0, "b", oldest=True) is other, "it has its share"
-
-    def test_less_important_request_is_evicted(self, line: Line) -> None:
-        line.add("a")
-        low = line.add("b")
-        line.add("C", priority=1)
-        assert line.queue.to_evict(1, None) is low
-        assert line.queue.to_evict(0, None) is None
-        assert line.queue.to_evict(-1, None) is None
 
 
 def test_queue_lists_its_waiting_requests(line: Line) -> None:

@@ -76,8 +76,7 @@ class TestRefusals:
     def test_full_queue_makes_room_for_a_client_with_less(self) -> None:
         queue = queue_of(replace(LIMITS, waiting_max=2))
         fill(queue, 2, client="a")
-        other = request(client="b")
-        evicted = queue.offer(other, 0.0)
+        evicted = queue.offer(request(client="b"), 0.0)
         assert isinstance(evicted, QueuedRequest)
         assert evicted.client == "a"
         assert len(queue.waiting) == 2
@@ -89,8 +88,7 @@ class TestRefusals:
         wait(queue, first)
         wait(queue, second)
         assert queue.offer(third, 2.0) is first
-        low = request(3.0, priority=-1)
-        assert isinstance(queue.offer(low, 3.0), QueueRefusal)
+        assert isinstance(queue.offer(request(3.0, priority=-1), 3.0), QueueRefusal)
 
     def test_oldest_request_makes_room_in_time(self) -> None:
         """As many wait as go next; one more would wait for a turn more."""

@@ -2,44 +2,75 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
 
 from asyncrpc.serving.batching.machine.sequences import (
-    INSIDE,
-    TRANSITIONS,
     ModelSequence,
-    SequenceEvent,
     SequenceLimits,
     SequenceSchedule,
-    SequenceState,
 )
+from tests.unit.stories import Actions, Words, cases
+
+STORIES = """
+admitted sequence takes part in the next step:
+    model slots:3; enter ab; step = ab; enter c; step = abc
+ended sequence leaves and frees its memory:
+    model; enter ab memory:4; room = 0; free = 2; step last:a = ab; has-work = True
+    leave = a; room = 1; free = 6; step = b
+paused sequence keeps its memory and frees its slot:
+    model; enter ab memory:2; step behind:a = ab; paused = a; room = 1; free = 6
+    enter c memory:2; step = bc; taken a; step-twice = abc
+slots rotate when more sequences are ready:
+    model; enter ab; step behind:ab = ab; enter cd; taken ab
+    step = cd; step = ab; step = cd; step = ab; room = 0
+room is limited by slots and paused sequences:  # three may be inside
+    model inside:3; room = 2; enter ab; step behind:ab = ab; room = 1
+    enter c; step behind:c = c; room = 0
+departed consumer frees its slot before the next step:
+    # But the model has the sequence in its hands.
+    model; enter ab; begin = ab; close a; leave; stepped ab; leave = a
+    step = b; close b; leave = b; has-work = False; inside = 0
+consumer departing during admission frees its sequence:
+    model slots:1 inside:1 memory:5; admit a memory:5; close a; inside = 1
+    entered a; leave = a; admit r memory:5; close r; refused r
+    inside = 0; free = 5; leave
+refused sequence holds nothing:
+    model memory:5; admit a memory:3; free = 2; refused a; inside = 0; free = 5
+waiting sequence closes without a trace:
+    model memory:5; make a memory:3; close a; state a = ENDED; inside = 0; free = 5
+"""
 
 
 class Model:
     """A schedule, with sequences that are known by their names."""
 
-    def __init__(
-        self, slots: int = 2, inside: int = 4, memory: int | None = 10
-    ) -> None:
-        limits = SequenceLimits(slots, inside, slots, memory)
-        self.schedule: SequenceSchedule[str] = SequenceSchedule(limits)
+    schedule: SequenceSchedule[str]
+
+    def model(self, slots: int = 2, inside: int = 4, memory: int | None = 10) -> None:
+        self.schedule = SequenceSchedule(SequenceLimits(slots, inside, slots, memory))
         self.all: dict[str, ModelSequence[str]] = {}
+
+    def make(self, name: str, memory: int) -> ModelSequence[str]:
+        sequence = self.all[name] = ModelSequence(name, memory)
+        return sequence
 
     def enter(self, names: str, memory: int = 1) -> None:
         for name in names:
-            sequence = self.all[name] = ModelSequence(name, memory)
-            self.schedule.admit(sequence)
-            self.schedule.on_entered(sequence)
+            self.schedule.admit(self.make(name, memory))
+            self.schedule.on_entered(self.all[name])
 
     def begin(self) -> str:
         return "".join(sequence.subject for sequence in self.schedule.begin_step())
 
-    def step(self, last: str = "", behind: str = "") -> str:
-        chosen = self.begin()
-        for name in chosen:
+    def stepped(self, names: str, last: str = "", behind: str = "") -> None:
+        for name in names:
             self.schedule.on_stepped(
                 self.all[name], is_last=name in last, is_behind=name in behind
             )
+
+    def step(self, **options: str) -> str:
+        chosen = self.begin()
+        self.stepped(chosen, **options)
         return chosen
 
     def leave(self) -> str:
@@ -49,115 +80,42 @@ class Model:
         return "".join(sequence.subject for sequence in leaving)
 
 
-def test_admitted_sequence_takes_part_in_the_next_step() -> None:
-    model = Model(slots=3)
-    model.enter("ab")
-    assert model.step() == "ab"
-    model.enter("c")
-    assert model.step() == "abc"
-
-
-def test_ended_sequence_leaves_and_frees_its_memory() -> None:
+@cases(STORIES)
+def test_schedule_follows_the_story(steps: list[str]) -> None:
     model = Model()
-    model.enter("ab", memory=4)
-    assert (model.schedule.room, model.schedule.memory_free) == (0, 2)
-    assert model.step(last="a") == "ab"
-    assert model.schedule.has_work
-    assert model.leave() == "a"
-    assert (model.schedule.room, model.schedule.memory_free) == (1, 6)
-    assert model.step() == "b"
+
+    def each(method: str) -> Callable[[str], None]:
+        def act(names: str) -> None:
+            for name in names:
+                getattr(model.schedule, method)(model.all[name])
+
+        return act
+
+    actions: Actions = {
+        "model": model.model,
+        "make": lambda name, memory: [model.make(name, memory)][1:],
+        "admit": lambda name, memory: model.schedule.admit(model.make(name, memory)),
+        "entered": each("on_entered"),
+        "refused": each("on_refused"),
+        "taken": each("on_taken"),
+        "close": each("close"),
+        "enter": model.enter,
+        "begin": model.begin,
+        "stepped": model.stepped,
+        "step": model.step,
+        "step-twice": lambda: "".join(sorted({*model.step(), *model.step()})),
+        "leave": model.leave,
+        "room": lambda: model.schedule.room,
+        "free": lambda: str(model.schedule.memory_free),
+        "inside": lambda: model.schedule.inside,
+        "has-work": lambda: model.schedule.has_work,
+        "paused": lambda: "".join(paused.subject for paused in model.schedule.paused),
+        "state": lambda name: model.all[name].state.name,
+    }
+    Words().play(steps, actions)
 
 
-def test_paused_sequence_keeps_its_memory_and_frees_its_slot() -> None:
-    model = Model()
-    model.enter("ab", memory=2)
-    assert model.step(behind="a") == "ab"
-    assert [sequence.subject for sequence in model.schedule.paused] == ["a"]
-    assert (model.schedule.room, model.schedule.memory_free) == (1, 6)
-    model.enter("c", memory=2)
-    assert model.step() == "bc"
-    model.schedule.on_taken(model.all["a"])
-    assert {*model.step(), *model.step()} == {"a", "b", "c"}
-
-
-def test_slots_rotate_when_more_sequences_are_ready() -> None:
-    model = Model(slots=2)
-    model.enter("ab")
-    model.step(behind="ab")
-    model.enter("cd")
-    for name in "ab":
-        model.schedule.on_taken(model.all[name])
-    assert [model.step() for _ in range(4)] == ["cd", "ab", "cd", "ab"]
-    assert model.schedule.room == 0
-
-
-def test_room_is_limited_by_slots_paused_sequences_and_memory() -> None:
-    model = Model(slots=2, inside=3)
-    assert model.schedule.room == 2
-    model.enter("ab")
-    model.step(behind="ab")
-    assert model.schedule.room == 1, "three may be inside"
-    model.enter("c")
-    model.step(behind="c")
-    assert model.schedule.room == 0
+def test_room_without_sequences_is_that_of_the_entries() -> None:
     limits = SequenceLimits(slots=5, inside_max=9, entering_max=1)
     schedule: SequenceSchedule[str] = SequenceSchedule(limits)
     assert (schedule.room, schedule.memory_free) == (1, None)
-
-
-def test_departed_consumer_frees_its_slot_before_the_next_step() -> None:
-    model = Model()
-    model.enter("ab")
-    assert model.begin() == "ab"
-    model.schedule.close(model.all["a"])
-    assert model.schedule.leaving() == [], "the model has it in its hands"
-    for name in "ab":
-        model.schedule.on_stepped(model.all[name], is_last=False, is_behind=False)
-    assert model.leave() == "a"
-    assert model.step() == "b"
-    model.schedule.close(model.all["b"])
-    assert model.leave() == "b"
-    assert not model.schedule.has_work
-    assert model.schedule.inside == 0
-
-
-def test_consumer_departing_during_admission_frees_its_sequence() -> None:
-    schedule: SequenceSchedule[str] = SequenceSchedule(SequenceLimits(1, 1, 1, 5))
-    gone, refused = ModelSequence("gone", 5), ModelSequence("refused", 5)
-    schedule.admit(gone)
-    schedule.close(gone)
-    assert schedule.inside_now == (gone,)
-    schedule.on_entered(gone)
-    assert schedule.leaving() == [gone]
-    schedule.on_left(gone)
-    schedule.admit(refused)
-    schedule.close(refused)
-    schedule.on_refused(refused)
-    assert (schedule.inside, schedule.memory_free) == (0, 5)
-    assert schedule.leaving() == []
-
-
-def test_refused_sequence_holds_nothing() -> None:
-    schedule: SequenceSchedule[str] = SequenceSchedule(SequenceLimits(1, 1, 1, 5))
-    sequence = ModelSequence("", 3)
-    schedule.admit(sequence)
-    assert schedule.memory_free == 2
-    schedule.on_refused(sequence)
-    assert (schedule.inside, schedule.memory_free) == (0, 5)
-
-
-def test_waiting_sequence_closes_without_a_trace() -> None:
-    schedule: SequenceSchedule[str] = SequenceSchedule(SequenceLimits(1, 1, 1, 5))
-    sequence = ModelSequence("", 3)
-    schedule.close(sequence)
-    assert sequence.state is SequenceState.ENDED
-    assert (schedule.inside, schedule.memory_free) == (0, 5)
-
-
-@pytest.mark.parametrize("state", [state for state in SequenceState if state in INSIDE])
-def test_admitted_sequences_end_by_leaving_or_refusal_only(
-    state: SequenceState,
-) -> None:
-    for event, after in TRANSITIONS[state].items():
-        if after is SequenceState.ENDED:
-            assert event in {SequenceEvent.LEFT, SequenceEvent.REFUSED}

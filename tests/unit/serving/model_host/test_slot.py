@@ -1,4 +1,4 @@
-"""The slot of a model process: who has it, and what lies in it."""
+"""The slot of a model process, the function that makes its model, and their files."""
 
 from __future__ import annotations
 
@@ -8,17 +8,28 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from asyncrpc.core.identity import WorkerIdentity
-from asyncrpc.errors import UsageError
+from asyncrpc.core.options import Options
+from asyncrpc.errors import NotStartedError, UsageError
+from asyncrpc.serving import ModelHost, ModelHostStatus
+from asyncrpc.serving.model_host.order import (
+    HostOrder,
+    file_of,
+    main_for,
+    name_of_function,
+    resolve,
+)
 from asyncrpc.serving.model_host.slot import (
     ModelSlot,
     Sighting,
     SlotNote,
     read_slot_note,
 )
+from asyncrpc.serving.model_host.source_files import SourceSnapshot
 from asyncrpc.tools.inspection.run_note import note_of
 
 NOTE = SlotNote(
@@ -159,3 +170,113 @@ def test_note_of_a_killed_web_worker_is_removed(tmp_path: Path) -> None:
     slot.keep_fresh()
     left = {file.name for file in (slot.path / "workers").iterdir()}
     assert left == {"live.json", "other.json"}
+
+
+def make() -> int:
+    return 7
+
+
+def order_for(function: str) -> HostOrder:
+    return HostOrder(
+        name="model",
+        function=function,
+        version="",
+        generation="g",
+        linger_s=0.0,
+        folder="/nowhere",
+        options=Options(),
+        main={},
+        secret=b"hidden",
+    )
+
+
+def test_function_is_found_by_its_name() -> None:
+    name = name_of_function(make)
+    assert name == f"{__name__}:make"
+    assert name_of_function(name) == name
+    assert resolve(order_for(name)) is make
+    assert file_of(name) == __file__
+    assert main_for(name) == {}
+
+
+@pytest.mark.parametrize(
+    "wrong", ["make", "a:", ":b", "a b:c", "a..b:c", 7, None, b"a:b"]
+)
+def test_malformed_function_name_is_refused(wrong: Any) -> None:
+    with pytest.raises(UsageError, match="make_model must be a function at the top"):
+        name_of_function(wrong)
+
+
+def test_function_without_a_name_is_refused() -> None:
+    with pytest.raises(UsageError, match="cannot be imported by another process"):
+        name_of_function(lambda: 7)
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        ("no_such_module_here:make", "there is no module 'no_such_module_here'"),
+        ("asyncrpc.no_such:make", "there is no module 'asyncrpc.no_such'"),
+        ("no_such_package.inner:make", "No module named 'no_such_package'"),
+    ],
+)
+def test_missing_module_is_named(function: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        file_of(function)
+
+
+def test_module_is_found_without_an_import() -> None:
+    assert Path(file_of("this:make")).name == "this.py"
+
+
+@pytest.mark.parametrize("name", ["absent", "PATTERN.x"])
+def test_name_that_leads_nowhere_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"has no function '{name}'"):
+        resolve(order_for(f"{__name__}:{name}"))
+
+
+def test_secret_is_in_no_text() -> None:
+    assert "hidden" not in repr(order_for("a:b"))
+
+
+async def test_unentered_host_is_an_error() -> None:
+    host = ModelHost(make)
+    assert host.status == ModelHostStatus("seeking", "", 0, "")
+    for use in (lambda: host.model, lambda: host.peer, lambda: host.worker):
+        with pytest.raises(NotStartedError, match="async with serving"):
+            use()
+    with pytest.raises(NotStartedError, match="async with serving"):
+        await host.wait_ready()
+    for wrong in (-1, float("inf"), float("nan"), "1", True):
+        with pytest.raises(UsageError, match="timeout_s must be a finite number"):
+            await host.wait_ready(wrong)  # type: ignore[arg-type]
+
+
+def test_unchanged_files_are_not_reported(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text("1", encoding="ascii")
+    assert SourceSnapshot([str(path), str(tmp_path / "absent.py")]).changed() == ""
+
+
+def test_changed_file_is_named(tmp_path: Path) -> None:
+    """By its size, or its time alone, or that it is gone."""
+    path = tmp_path / "a.py"
+    path.write_text("1", encoding="ascii")
+    os.utime(path, ns=(1, 1))
+    seen = SourceSnapshot([str(path)])
+    path.write_text("22", encoding="ascii")
+    os.utime(path, ns=(1, 1))
+    assert seen.changed() == str(path)
+    path.write_text("1", encoding="ascii")
+    os.utime(path, ns=(1, 1))
+    assert seen.changed() == ""
+    os.utime(path, ns=(1, 2))
+    assert seen.changed() == str(path)
+    path.unlink()
+    assert seen.changed() == str(path)
+
+
+def test_modules_of_this_process_are_watched() -> None:
+    seen = SourceSnapshot.of_this_process()
+    assert seen.changed() == ""
+    assert __file__ in seen._stamps  # noqa: SLF001  (what it looks at)

@@ -125,8 +125,7 @@ def test_replicas_in_other_states_get_no_calls(state: ReplicaState) -> None:
     assert record.life.state is state
     choice = routing.choose(0.0, lambda: 0.0)
     assert (choice is record) is (state in {WARMING, READY, EJECTED})
-    other = routing.add("other", 1)
-    routing.make_ready(other, 0.0, age_s=10.0)
+    routing.make_ready(routing.add("other", 1), 0.0, age_s=10.0)
     names = set(chosen(routing))
     assert ("model" in names) is (state in {WARMING, READY})
 
@@ -178,8 +177,7 @@ def test_keys_move_only_with_a_lost_replica() -> None:
         }
 
     before = places()
-    counts = Counter(before.values())
-    assert min(counts.values()) > 60
+    assert min(Counter(before.values()).values()) > 60
     assert places() == before
     routing.remove(records[2].name)
     after = places()
@@ -205,8 +203,7 @@ def test_keys_are_spread_by_weight() -> None:
 
 
 def test_key_of_an_overloaded_replica_goes_to_the_next() -> None:
-    options = ReplicaOptions(warm_s=0.0, key_load_max=2.0)
-    routing, _ = routing_of(4, options)
+    routing, _ = routing_of(4, ReplicaOptions(warm_s=0.0, key_load_max=2.0))
     own = routing.choose(0.0, random.random, key=b"k")
     assert own is not None
     second = routing.choose(0.0, random.random, key=b"k", tried=[own])
@@ -283,8 +280,7 @@ def test_ejected_replicas_are_limited(count: int, most: int) -> None:
     routing, records = routing_of(count)
     for record in records:
         fail(routing, record, 0.0, times=50)
-    states = Counter(replica.life.state for replica in records)
-    assert states[EJECTED] == most
+    assert Counter(replica.life.state for replica in records)[EJECTED] == most
     assert len(chosen(routing)) == count - most
 
 

@@ -1,4 +1,4 @@
-"""Looks at the tasks of a loop: they are shared, and do not disturb each other."""
+"""Looks at the tasks of a loop are shared; how long each has waited."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
+from asyncrpc.testing.loop import SimLoop
 from asyncrpc.tools.inspection import loop_tasks
-from asyncrpc.tools.inspection.ages import WaitAges
+from asyncrpc.tools.inspection.ages import SAMPLE_S, WaitAges
 from asyncrpc.tools.inspection.loop_tasks import LoopTasks, tasks_of
 
 SECONDS_MAX = 60.0
 
 
 async def wait_for_nobody() -> None:
-    alone = asyncio.Event()
-    await alone.wait()
+    await asyncio.Event().wait()
 
 
 async def looks_at(count: int) -> list[LoopTasks]:
@@ -144,3 +144,79 @@ async def test_process_forked_during_a_look_may_look(scans: Scans) -> None:
     await looking
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+def test_age_of_a_wait_grows_from_sample_to_sample() -> None:
+    async def play() -> None:
+        ages, other = WaitAges(asyncio.get_running_loop()), asyncio.Event()
+
+        async def wait() -> None:
+            await other.wait()
+            await asyncio.Event().wait()
+
+        task = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        assert ages.age_s(task) == 0.0
+        ages.start()
+        await asyncio.sleep(10.0)
+        assert 10.0 - SAMPLE_S <= ages.age_s(task) <= 10.0
+        other.set()  # from now on it waits for something else
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert ages.age_s(task) == 0.0
+        await asyncio.sleep(5.0)
+        assert 0.0 < ages.age_s(task) <= 5.0
+        ages.stop()
+        task.cancel()
+
+    with asyncio.Runner(loop_factory=SimLoop) as runner:
+        runner.run(play())
+
+
+def test_repeated_sleep_does_not_age() -> None:
+    async def play() -> None:
+        ages = WaitAges(asyncio.get_running_loop())
+
+        async def tick() -> None:
+            for _ in range(100):
+                await asyncio.sleep(0.7)
+
+        task = asyncio.create_task(tick())
+        ages.start()
+        for _ in range(50):
+            await asyncio.sleep(1.0)
+            assert ages.age_s(task) <= SAMPLE_S
+        ages.stop()
+        task.cancel()
+
+    with asyncio.Runner(loop_factory=SimLoop) as runner:
+        runner.run(play())
+
+
+def test_renewed_wait_is_told_from_a_lasting_one() -> None:
+    async def play() -> None:
+        ages = WaitAges(asyncio.get_running_loop(), sample_s=1.0)
+        first, second = asyncio.Event(), asyncio.Event()
+
+        async def wait() -> None:
+            await first.wait()
+            await second.wait()
+
+        task = asyncio.create_task(wait())
+        ages.start()
+        await asyncio.sleep(3.5)
+        assert len(ages.overdue(2.0)) == 2  # with the one that plays
+        assert ages.overdue(4.0) == set()
+        await asyncio.sleep(3.0)
+        (before,) = (wait for wait in ages.overdue(4.0) if wait[0] == id(task))
+        first.set()
+        await asyncio.sleep(2.0)
+        assert ages.overdue(4.0) == set()
+        await asyncio.sleep(4.0)
+        (after,) = (wait for wait in ages.overdue(4.0) if wait[0] == id(task))
+        assert after != before
+        ages.stop()
+        task.cancel()
+
+    with asyncio.Runner(loop_factory=SimLoop) as runner:
+        runner.run(play())

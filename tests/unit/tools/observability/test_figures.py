@@ -1,16 +1,36 @@
-"""What the events of a flight recorder add up to."""
+"""Events of a flight recorder become figures, each once, in a bounded number."""
 
 from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from asyncrpc.core.ids import ContextId, Incarnation, RRefId, WorkerId
 from asyncrpc.tools.observability import definitions as d
 from asyncrpc.tools.observability.definitions import MetricDefinition
+from asyncrpc.tools.observability.event_queue import FOLDED_MIN, EventQueue, Fields
 from asyncrpc.tools.observability.figures import SeriesSnapshot, WorkerFigures
+from asyncrpc.tools.observability.histograms import (
+    BYTES_BOUNDS,
+    ITEMS_BOUNDS,
+    SECONDS_BOUNDS,
+    Histogram,
+)
 from asyncrpc.tools.observability.series import (
     METHODS_MAX,
     OTHER,
     OUTCOMES_MAX,
     SERIES_MAX,
+    VALUE_CHARACTERS_MAX,
+    LabelCap,
+    MetricSeries,
+    Total,
 )
 from asyncrpc.trace import OK, CollectiveEnded, FlightRecorder
 
@@ -62,8 +82,7 @@ def test_calls_count_by_method_and_outcome() -> None:
     }
     durations = series_of(figures, d.CLIENT_DURATION)["f", ""]
     assert abs(durations.total - 0.3004) < 1e-9
-    below_half_a_millisecond = d.CLIENT_DURATION.bounds.index(0.0005)
-    assert durations.counts[below_half_a_millisecond] == 1
+    assert durations.counts[d.CLIENT_DURATION.bounds.index(0.0005)] == 1
 
 
 def test_sizes_count_calls_with_buffers_only() -> None:
@@ -178,3 +197,123 @@ def test_ended_figures_count_no_more_and_cost_nothing() -> None:
     for ring in vars(recorder).values():
         if hasattr(ring, "record"):
             assert ring.record.__name__ == before
+
+
+@pytest.mark.parametrize("bounds", [SECONDS_BOUNDS, BYTES_BOUNDS, ITEMS_BOUNDS])
+def test_histogram_bounds_ascend(bounds: tuple[float, ...]) -> None:
+    assert all(bound < next_one for bound, next_one in pairwise(bounds))
+
+
+def test_bound_belongs_to_its_bucket() -> None:
+    histogram = Histogram((1.0, 2.0))
+    histogram.observe((0.0, 1.0, 1.5, 2.0, 2.1))
+    assert histogram.counts == [2, 2, 1]
+    assert histogram.cumulative() == [2, 4, 5]
+    assert histogram.total == pytest.approx(6.6)
+
+
+@given(st.lists(st.floats(0, 1e9, allow_nan=False)))
+def test_cumulative_count_is_the_values_up_to_the_bound(values: list[float]) -> None:
+    histogram = Histogram(SECONDS_BOUNDS)
+    histogram.observe(values)
+    expected = [sum(value <= bound for value in values) for bound in SECONDS_BOUNDS]
+    assert histogram.cumulative() == [*expected, len(values)]
+
+
+def test_label_beyond_the_cap_is_other() -> None:
+    cap = LabelCap(2)
+    assert [cap.shown(label) for label in "abcab"] == ["a", "b", OTHER, "a", "b"]
+    assert cap.shown("") == ""
+
+
+def test_label_cap_of_zero_shows_no_label() -> None:
+    assert LabelCap(0).shown("a") == OTHER
+
+
+def test_capped_series_lose_no_count() -> None:
+    series = MetricSeries(Total, [LabelCap(METHODS_MAX), LabelCap(OUTCOMES_MAX)])
+    for method, outcome in itertools.product(range(10_000), range(30)):
+        series.at(str(method), str(outcome)).value += 1
+    assert sum(total.value for total in series.by_values.values()) == 300_000
+    assert len(series.by_values) <= SERIES_MAX + OUTCOMES_MAX + 2
+    assert {method for method, _ in series.by_values} <= {
+        OTHER,
+        *map(str, range(METHODS_MAX)),
+    }
+
+
+def test_overflowing_label_keeps_no_memory() -> None:
+    cap = LabelCap(1)
+    series = MetricSeries(Total, [cap])
+    for number in range(1000):
+        series.at(str(number))
+    assert len(series.by_values) == 2
+    assert len(vars(cap)["_known"]) == 2
+
+
+def test_label_value_is_made_encodable_and_short() -> None:
+    cap = LabelCap(3)
+    assert cap.shown("\ud800") == "?"
+    assert cap.shown("ü") == "ü"
+    assert len(cap.shown("n" * 10_000)) == VALUE_CHARACTERS_MAX
+
+
+class Folded:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.events: list[Fields] = []
+        self.queue = EventQueue(self.fold, self.lock)
+
+    def fold(self, events: Iterable[Fields]) -> None:
+        assert self.lock.locked()
+        self.events += events
+
+    def read(self) -> list[Fields]:
+        with self.lock:
+            self.queue.drain()
+            return self.events
+
+
+def test_few_events_are_folded_by_the_reader() -> None:
+    folded = Folded()
+    folded.queue.put((1,))
+    assert folded.events == []
+    assert folded.read() == [(1,)]
+
+
+def test_many_events_are_folded_by_the_writer() -> None:
+    folded = Folded()
+    for number in range(FOLDED_MIN):
+        folded.queue.put((number,))
+    assert folded.events == [(number,) for number in range(FOLDED_MIN)]
+
+
+def test_writer_does_not_wait_for_the_reader() -> None:
+    folded = Folded()
+    with folded.lock:
+        for number in range(3 * FOLDED_MIN):
+            folded.queue.put((number,))
+        assert folded.events == []
+    folded.queue.put((-1,))
+    assert len(folded.events) == 3 * FOLDED_MIN + 1
+
+
+def test_events_of_several_threads_are_counted_once_each() -> None:
+    folded = Folded()
+    each, threads = 5_000, 4
+
+    def note(first: int) -> None:
+        for number in range(first, first + each):
+            folded.queue.put((number,))
+            if not number % 100:
+                folded.read()
+
+    running = [
+        threading.Thread(target=note, args=(number * each,))
+        for number in range(threads)
+    ]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    assert sorted(folded.read()) == [(number,) for number in range(each * threads)]

@@ -27,9 +27,7 @@ FULL = [
 ]
 
 
-def test_printed_text_is_the_output_of_the_builders(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_printed_text_is_output_of_builders(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(SMALL) == 0
     assert list(yaml.safe_load_all(capsys.readouterr().out)) == KINDS["job"](small())
     assert main(FULL) == 0

@@ -150,8 +150,7 @@ def test_ray_job_runs_the_program_on_a_head_without_cores() -> None:
 
 
 def test_network_policy_lets_ray_in_to_the_dashboard_only() -> None:
-    policy = the("NetworkPolicy", objects("ray"))["spec"]
-    _, rule = policy["ingress"]
+    _, rule = the("NetworkPolicy", objects("ray"))["spec"]["ingress"]
     assert rule["ports"] == [{"port": 8265, "protocol": "TCP"}]
 
 

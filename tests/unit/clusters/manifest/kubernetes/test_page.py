@@ -23,5 +23,4 @@ def test_page_names_existing_options_only() -> None:
     add_arguments(parser)
     known = set(re.findall(r"--[a-z-]+", parser.format_help()))
     lines = (line for line in PAGE.splitlines() if "kubectl create" not in line)
-    named = set(re.findall(r"--[a-z][a-z-]+", "\n".join(lines)))
-    assert named <= known
+    assert set(re.findall(r"--[a-z][a-z-]+", "\n".join(lines))) <= known

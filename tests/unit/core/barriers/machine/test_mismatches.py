@@ -141,8 +141,7 @@ def test_no_deadlock_with_any_replicas(
 
 
 def test_the_error_names_both_members_and_their_replicas() -> None:
-    many = tuple(reversed(range(12)))
-    world = World([[call("tag", many)], *[[ALL]] * 11])
+    world = World([[call("tag", tuple(reversed(range(12))))], *[[ALL]] * 11])
     world.settle()
     end = world.members[5].ends[0]
     assert isinstance(end, Failure)

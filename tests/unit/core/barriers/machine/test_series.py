@@ -314,9 +314,7 @@ class TestOneMember:
             RoundFailed(ALL, 3, 1, LATE),
         ],
     )
-    def test_a_later_round_abandons_the_earlier_one(
-        self, message: SeriesNotice
-    ) -> None:
+    def test_later_round_abandons_the_earlier_one(self, message: SeriesNotice) -> None:
         one, series = self.made()
         for _ in range(2):
             one.join(series)

@@ -205,8 +205,7 @@ class TestOneMember:
             mark = machine.join(busy=False, started=0)
             assert mark is not None
             rounds.join(machine.series, is_marked=mark)
-            report = Report(END, number, number - 1, is_marked=not number)
-            rounds.receive(1, report)
+            rounds.receive(1, Report(END, number, number - 1, is_marked=not number))
             if not number:
                 machine.look()
                 machine.series.let_go()

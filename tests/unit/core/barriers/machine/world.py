@@ -166,8 +166,7 @@ class World:
         series = member.machine.series(member.program[member.begun])
         member.calls[member.begun] = series
         member.begun += 1
-        mark = sets_mark(rank, series.number + 1)
-        member.machine.join(series, is_marked=mark)
+        member.machine.join(series, is_marked=sets_mark(rank, series.number + 1))
         self._after(rank)
 
     def give_up(self, rank: int) -> None:

@@ -174,8 +174,7 @@ class TestWindows:
         budget, (a,) = opened(1024 * MIB, "a")
         (grant,) = budget.welcome(a)
         assert (grant.call_id, grant.nbytes) == (WINDOW, MIB)
-        held = serve(budget, a, 1, MIB)
-        (grant,) = budget.release(a, held, 1.0)
+        (grant,) = budget.release(a, serve(budget, a, 1, MIB), 1.0)
         assert (grant.call_id, grant.nbytes) == (WINDOW, a.window)
         assert a.window == 8 * MIB
 

@@ -151,8 +151,7 @@ class World:
             side.attempt = None
 
     def _on_offer(self, name: str, connection: str, attempt: int) -> None:
-        machine = self.sides[name].machine
-        verdict = machine.on_offer(INCARNATIONS[OTHER[name]], attempt)
+        verdict = self.sides[name].machine.on_offer(INCARNATIONS[OTHER[name]], attempt)
         if not verdict.accept:
             self._send(connection, OTHER[name], DUPLICATE)
             return

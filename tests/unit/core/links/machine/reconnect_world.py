@@ -82,8 +82,7 @@ class World:
         used = {self.dialer.transport, self.acceptor.transport, self.dialer.candidate}
         for number in used - self.dead - {-1}:
             if number or 0 in (self.dialer.transport, self.acceptor.transport):
-                dead = self.dead | {number}
-                yield replace(self, dead=dead, breaks=self.breaks - 1)
+                yield replace(self, dead=self.dead | {number}, breaks=self.breaks - 1)
 
     def _notices(self) -> Iterator[World]:
         dialer, acceptor = self.dialer, self.acceptor

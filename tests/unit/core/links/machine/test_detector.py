@@ -180,14 +180,11 @@ class TestEvidence:
         assert peer.detector.verdict is Verdict.SUSPECT
 
     @pytest.mark.parametrize("evidence", PATIENT)
-    def test_silence_counts_from_the_end_of_a_busy_time(
-        self, evidence: Evidence
-    ) -> None:
+    def test_silence_counts_from_end_of_a_busy_time(self, evidence: Evidence) -> None:
         def evidence_at(now_s: float) -> Evidence:
             return Evidence.BUSY if now_s <= 40.0 else evidence
 
-        peer = Peer(new(), evidence=evidence_at).run(60.0)
-        assert peer.lost_s == 40.0 + LOST_AFTER_S
+        assert Peer(new(), evidence=evidence_at).run(60.0).lost_s == 40.0 + LOST_AFTER_S
 
     def test_peer_without_evidence_is_lost_when_its_time_is_up(self) -> None:
         peer = Peer(new()).run(60.0)
@@ -204,8 +201,7 @@ class TestEvidence:
         heard_s = peer.now_s
         peer.detector.on_receipt(heard_s)
         peer.run(heard_s + 1.0)
-        verdict = peer.detector.on_evidence(peer.now_s, evidence)
-        assert verdict is Verdict.ALIVE
+        assert peer.detector.on_evidence(peer.now_s, evidence) is Verdict.ALIVE
         assert peer.run(60.0).lost_s == heard_s + LOST_AFTER_S
 
     def test_newly_busy_peer_is_not_taken_for_a_broken_network(self) -> None:
@@ -229,8 +225,7 @@ class TestEvidence:
         assert (detector.verdict, detector.reason) == (Verdict.LOST, reason)
 
     def test_lost_peer_is_reported_once(self) -> None:
-        peer = Peer(new()).run(60.0)
-        assert peer.times_of(SilenceAction.LOST) == [LOST_AFTER_S]
+        assert Peer(new()).run(60.0).times_of(SilenceAction.LOST) == [LOST_AFTER_S]
 
 
 class TestBroken:

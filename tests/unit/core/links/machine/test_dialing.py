@@ -1,4 +1,4 @@
-"""A dial goes through its states as the table says, and ends after so many attempts."""
+"""The states of a dial, and the window that bounds how many there are."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ import itertools
 
 import pytest
 
+from asyncrpc.core.links.machine.dial_window import (
+    QUICK_S,
+    SLOW_S,
+    WINDOW_FIRST,
+    WINDOW_MAX,
+    WINDOW_MIN,
+    DialWindow,
+)
 from asyncrpc.core.links.machine.dialing import (
     ATTEMPTS_MAX,
     FINAL,
@@ -31,19 +39,6 @@ def after(*events: DialEvent) -> DialAttempts:
 def test_impossible_event_is_a_fault_of_the_service() -> None:
     with pytest.raises(LocalProtocolError, match=r"a dial .* 'the connection is open'"):
         after(DialEvent.OPENED)
-
-
-def test_every_state_is_reached_and_only_final_ones_have_no_exit() -> None:
-    reached, todo = {READY}, [READY]
-    while todo:
-        state = todo.pop()
-        for event in TRANSITIONS[state]:
-            after_event = TRANSITIONS[state][event]
-            if after_event not in reached:
-                reached.add(after_event)
-                todo.append(after_event)
-    assert reached == set(DialState)
-    assert {state for state, row in TRANSITIONS.items() if not row} == FINAL
 
 
 def walks(depth: int) -> list[tuple[DialEvent, ...]]:
@@ -126,3 +121,57 @@ def test_other_failures_use_up_no_pause() -> None:
     attempts.on(DialEvent.BROKE)
     assert attempts.state is PAUSED
     assert attempts.pause_s == PAUSES_AFTER_BREAK_S[0]
+
+
+TIMES_S = (QUICK_S, (QUICK_S + SLOW_S) / 2, 2 * SLOW_S)
+
+
+def test_window_limits_concurrent_dials() -> None:
+    window = DialWindow()
+    begun = 0
+    while window.may_begin:
+        window.on_begun()
+        begun += 1
+    assert begun == WINDOW_FIRST
+    window.on_ended()
+    assert window.may_begin
+
+
+def test_window_doubles_in_the_time_of_one_handshake() -> None:
+    window = DialWindow()
+    for expected in (8, 16, 32, 64, 64):
+        for _ in range(window.size):
+            window.on_begun()
+        for _ in range(window.size):
+            window.on_answered(QUICK_S)
+            window.on_ended()
+        assert window.size == expected
+
+
+def test_slow_handshake_halves_the_window() -> None:
+    window = DialWindow()
+    window.size = 40
+    window.on_answered(SLOW_S)
+    assert window.size == 40
+    window.on_answered(SLOW_S + 0.01)
+    assert window.size == 20
+
+
+@pytest.mark.parametrize("times", list(itertools.product(TIMES_S, repeat=4)))
+def test_window_stays_between_its_limits(times: tuple[float, ...]) -> None:
+    for first in (WINDOW_MIN, WINDOW_FIRST, WINDOW_MAX):
+        window = DialWindow()
+        window.size = first
+        for took_s in times:
+            window.on_answered(took_s)
+            assert WINDOW_MIN <= window.size <= WINDOW_MAX
+
+
+def test_shrunken_window_begins_no_dial_until_there_is_room() -> None:
+    window = DialWindow()
+    for _ in range(WINDOW_FIRST):
+        window.on_begun()
+    window.on_answered(SLOW_S + 1)
+    for under_way in range(WINDOW_FIRST - 1, -1, -1):
+        window.on_ended()
+        assert window.may_begin is (under_way < WINDOW_MIN)

@@ -17,7 +17,6 @@ from asyncrpc.core.links.machine.reconnect import (
     LAST_PAUSE_S,
     NO_SUCH,
     SUPERSEDED,
-    TRANSITIONS,
     Advice,
     CandidateVerdict,
     Reconnect,
@@ -42,22 +41,9 @@ def in_state(state: ReconnectState) -> Reconnect:
 # --- the table -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("event", ReconnectEvent)
-def test_ended_connection_stays_ended(event: ReconnectEvent) -> None:
-    assert event not in TRANSITIONS[ENDED]
-
-
-@pytest.mark.parametrize(
-    "state", [state for state in ReconnectState if state is not ENDED]
-)
-def test_connection_can_end_in_every_other_state(state: ReconnectState) -> None:
-    assert TRANSITIONS[state][ReconnectEvent.END] is ENDED
-
-
 @pytest.mark.parametrize("state", ReconnectState)
 def test_broken_connection_alone_takes_a_new_transport(state: ReconnectState) -> None:
-    machine = in_state(state)
-    assert machine.on(ReconnectEvent.RESUMED) == (state is BROKEN)
+    assert in_state(state).on(ReconnectEvent.RESUMED) == (state is BROKEN)
 
 
 # --- attempts ------------------------------------------------------------------------
@@ -73,9 +59,7 @@ def test_broken_connection_alone_makes_attempts_up_to_a_limit(
 
 
 @pytest.mark.parametrize("state", ReconnectState)
-def test_broken_connection_claims_one_candidate_at_a_time(
-    state: ReconnectState,
-) -> None:
+def test_broken_connection_claims_one_candidate_at_time(state: ReconnectState) -> None:
     machine = in_state(state)
     assert machine.claim() == (1 if state is BROKEN else 0)
     assert machine.claim() == 0
@@ -228,8 +212,7 @@ def visited(first: World) -> tuple[set[World], list[World]]:
 def test_both_ends_finally_read_from_the_same_transport_or_wait(
     attempts: int, breaks: int
 ) -> None:
-    first = World(End(), End(), attempts=attempts, breaks=breaks)
-    seen, ends = visited(first)
+    seen, ends = visited(World(End(), End(), attempts=attempts, breaks=breaks))
     assert len(seen) > 10
     for world in ends:
         dialer, acceptor = world.dialer, world.acceptor

@@ -98,8 +98,7 @@ def test_later_of_two_records_counts(
     known: Record, heard: Record, expected: list[ChangeKind | None]
 ) -> None:
     mine = table(known)
-    effects = mine.receive(heard, 1.0)
-    assert kinds(effects) == expected
+    assert kinds(mine.receive(heard, 1.0)) == expected
     later = max(known, heard, key=lambda known_record: known_record.order)
     assert mine.get("b") == later
     assert ("b" in mine.alive) == later.is_placed
@@ -422,8 +421,7 @@ def test_incarnation_belongs_to_the_worker_first_known_with_it() -> None:
     mine = table(record("b"))
     stolen = Record(Member("c", -1, life("b", 1), (), ""), generation=9)
     for status in Status:
-        theft = replace(stolen, status=status)
-        assert mine.receive(theft, 1.0, by=TELLER) == []
+        assert mine.receive(replace(stolen, status=status), 1.0, by=TELLER) == []
     assert mine.get("c") is None
     assert "that of worker 'b'" in mine.refusal("c", life("b", 1))
     assert "that of worker 'me'" in mine.refusal("c", life("me", 1))
@@ -452,8 +450,7 @@ def test_new_name_begins_its_first_life() -> None:
     ("status", "kind"), [(LOST, ChangeKind.RESTARTED), (LEFT, ChangeKind.JOINED)]
 )
 def test_returning_name_keeps_its_rank(status: Status, kind: ChangeKind) -> None:
-    before = Record(member("b", 1, rank=2), 4, 0, status)
-    mine = table(before)
+    mine = table(Record(member("b", 1, rank=2), 4, 0, status))
     new = Record(member("b", 9, rank=2), 5)
     effects = mine.admit(member("b", 9), 1.0)
     assert effects == [Changed(kind, new, life("b", 1)), Announce(new)]
@@ -526,8 +523,7 @@ def compare(first: Membership, other: Membership) -> int:
 def test_equal_tables_exchange_nothing() -> None:
     names = [record(f"w{number}", number) for number in range(1, 200)]
     first, other = table(*names), table(*reversed(names))
-    assert first.digest == other.digest
-    assert first.digests == other.digests
+    assert (first.digest, first.digests) == (other.digest, other.digests)
     assert len(first.digests) == BUCKETS
     assert compare(first, other) == 0
 
@@ -538,8 +534,7 @@ def test_differing_records_are_exchanged_with_little_else() -> None:
     first.lose("w5", life("w5", 5), 1.0)
     other.receive(record("w7", 8, 2), 1.0)
     assert 0 < compare(first, other) < 4 * 2 * 3 * 1000 / BUCKETS
-    assert first.records == other.records
-    assert first.digest == other.digest
+    assert (first.records, first.digest) == (other.records, other.digest)
     lost = other.get("w5")
     assert lost is not None
     assert lost.status is LOST

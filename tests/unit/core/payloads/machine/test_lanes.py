@@ -2,52 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from asyncrpc.core.payloads.machine.lanes import (
     QUIET_TURN_BYTES,
     QUIET_TURNS,
-    TRANSITIONS,
     TURN_BYTES,
-    LanesEvent,
-    LanesState,
     TurnRation,
 )
-
-
-def after(state: LanesState, event: LanesEvent) -> LanesState:
-    return TRANSITIONS[state].get(event, state)
-
-
-class TestStates:
-    def test_every_state_is_reached_from_the_first(self) -> None:
-        reached = {LanesState.NONE}
-        for _ in LanesState:
-            reached |= {
-                after(state, event) for state in reached for event in LanesEvent
-            }
-        assert reached == set(LanesState)
-
-    @pytest.mark.parametrize("state", LanesState)
-    def test_ended_link_never_has_lanes_again(self, state: LanesState) -> None:
-        closed = after(state, LanesEvent.CLOSE)
-        assert {after(closed, event) for event in LanesEvent} == {LanesState.CLOSED}
-
-    @pytest.mark.parametrize("state", list(LanesState)[:-1])
-    def test_lane_that_opens_late_is_used(self, state: LanesState) -> None:
-        assert after(state, LanesEvent.OPENED) is LanesState.UP
-
-    def test_lanes_end_with_the_last_loss_or_the_close_only(self) -> None:
-        changes = {
-            event
-            for event in LanesEvent
-            if after(LanesState.UP, event) is not LanesState.UP
-        }
-        assert changes == {LanesEvent.LOST, LanesEvent.CLOSE}
-
-    def test_lanes_are_opened_once(self) -> None:
-        for state in set(LanesState) - {LanesState.NONE}:
-            assert after(state, LanesEvent.WANT) is state
 
 
 class TestTurns:

@@ -37,9 +37,7 @@ class TestKeeping:
         assert list(kept.regions) == [ONE]
         assert kept.used == {ONE}
 
-    def test_regions_of_a_peer_have_a_limit(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_regions_of_peer_have_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(regions, "PEER_REGIONS_MAX", 1)
         kept = kept_of(ONE, TWO)
         kept.check_part("b")

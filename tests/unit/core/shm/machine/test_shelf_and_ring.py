@@ -197,8 +197,7 @@ def test_pages_return_when_other_sizes_need_them(part: Part) -> None:
         part.check()
         for block in taken:
             part.shelf.let_go(ME, block)
-    freed = sum(nbytes for _, nbytes in part.discarded)
-    assert freed == 3 * LIMIT_BYTES
+    assert sum(nbytes for _, nbytes in part.discarded) == 3 * LIMIT_BYTES
 
 
 def test_dead_member_frees_its_blocks_and_its_row(part: Part) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from asyncrpc.errors import MalformedError
@@ -12,6 +14,12 @@ from asyncrpc.parallel.collectives.machine.operations import (
     MessageKey,
     Mismatch,
     Operations,
+)
+from asyncrpc.parallel.collectives.messages import (
+    CollectiveBegun,
+    CollectiveFailed,
+    CountBegun,
+    read_descriptor,
 )
 
 SUM = Descriptor("all_reduce", "sum", "torch.float32", (3,))
@@ -118,8 +126,7 @@ class TestFailures:
         operation, _ = machine.begin(SUM)
         machine.arrive(0, MessageKey(1, 0), "x")
         assert machine.fail(0, BROKEN) == ["x"]
-        assert operation.failure == BROKEN
-        assert operation.arrived == {}
+        assert (operation.failure, operation.arrived) == (BROKEN, {})
         assert machine.failure_of(0) == BROKEN
 
     def test_collective_that_failed_early_starts_as_failed(
@@ -153,3 +160,42 @@ class TestFailures:
         assert machine.failure_of(1) == BROKEN
         assert machine.failure_of(0) is None
         assert machine.is_over(0)
+
+
+@pytest.mark.parametrize(
+    "descriptor", [SUM, Descriptor("barrier"), Descriptor("gather", root=2)]
+)
+def test_descriptor_is_read_as_it_was_written(descriptor: Descriptor) -> None:
+    assert (
+        read_descriptor(
+            [
+                *descriptor[:3],
+                descriptor.shape and list(descriptor.shape),
+                descriptor.root,
+            ]
+        )
+        == descriptor
+    )
+    begun = CollectiveBegun(1, 2, 3, descriptor)
+    assert CollectiveBegun.record.read(begun.pack()) == begun
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, [], ["a"], [1, "", "", None, 0], [*SUM[:3], ["x"], 0], [*SUM[:4]]]
+)
+def test_malformed_descriptor_is_refused(wrong: Any) -> None:
+    with pytest.raises(MalformedError, match="the description of a collective"):
+        read_descriptor(wrong)
+
+
+def test_failure_message_names_the_ranks_to_blame() -> None:
+    failed = CollectiveFailed(1, 2, CollectiveFailure("collective", "why", ("a", "b")))
+    assert failed.pack() == [1, 2, ["collective", "why", ["a", "b"]]]
+    assert CollectiveFailed.record.read(failed.pack()) == failed
+
+
+def test_answer_of_a_closed_group_has_no_count() -> None:
+    assert CountBegun.read_answer("a", None) is None
+    assert CountBegun.read_answer("a", 3) == 3
+    with pytest.raises(MalformedError, match="the answer of worker 'a'"):
+        CountBegun.read_answer("a", -1)

@@ -199,9 +199,7 @@ class TestAllRanks:
             assert set(game.blocks) == {size - 1}
             assert max(game.depth) == (size - 1 if kind == "ring" else log2(size))
 
-    def test_all_to_all_gives_each_rank_the_blocks_meant_for_it(
-        self, play: Play
-    ) -> None:
+    def test_all_to_all_gives_each_rank_blocks_meant_for_it(self, play: Play) -> None:
         for size in SIZES:
             plans = [schedules.all_to_all(rank, size) for rank in range(size)]
             out = [{block: own(r, block) for block in range(size)} for r in range(size)]

@@ -65,5 +65,4 @@ def call_to(number: int, *, for_s: float = 20.0) -> Wait:
 
 
 def served_by(place: int, number: int, caller: str = "a") -> ServedCall:
-    key = CallKey(1, 2, number)
-    return ServedCall(key, caller, "f", 5.0, place, is_stream=False)
+    return ServedCall(CallKey(1, 2, number), caller, "f", 5.0, place, is_stream=False)

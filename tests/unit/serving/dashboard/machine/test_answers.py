@@ -82,8 +82,7 @@ def test_listed_silent_workers_are_limited_and_the_rest_counted(more: int) -> No
 
 
 def test_odd_names_of_silent_workers_stay_text() -> None:
-    silent = {name: NoAnswer(Trouble.GONE, name) for name in ODD_NAMES}
-    head = as_sent(heading(silent))
+    head = as_sent(heading({name: NoAnswer(Trouble.GONE, name) for name in ODD_NAMES}))
     assert {worker["worker"] for worker in head["silent"]} == set(ODD_NAMES)
     assert all(worker["why"].endswith(worker["worker"]) for worker in head["silent"])
 

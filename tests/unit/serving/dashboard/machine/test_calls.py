@@ -136,8 +136,7 @@ def test_calls_are_identified_by_both_incarnations_and_number() -> None:
 
 
 def test_worker_may_call_itself() -> None:
-    reports = {"a": calls(call(1, "a"), served(1, "a"))}
-    (row,) = rows(reports)
+    (row,) = rows({"a": calls(call(1, "a"), served(1, "a"))})
     assert (row["caller"], row["callee"], row["state"]) == ("a", "a", RUNS)
 
 

@@ -126,8 +126,7 @@ def test_row_shows_the_frame_of_the_first_rank_that_knows() -> None:
         history("b", [group(PAIR)], [under_way(0, frames=frames)]),
     )
     assert row["at"] == "train.py:41 in step"
-    ended = row_of(history("a", [group(PAIR)], [noted(0, frames=frames)]))
-    assert ended["at"] is None
+    assert row_of(history("a", [group(PAIR)], [noted(0, frames=frames)]))["at"] is None
 
 
 def test_clock_that_is_behind_gives_no_negative_age() -> None:

@@ -51,8 +51,7 @@ def findings(
 
 def pair_in_a_cycle(name: str = "a", **fields: Any) -> WorkerSnapshot:
     """Return a worker two of whose tasks wait for each other."""
-    tasks = [actor("one", lock(1)), actor("two", lock(0))]
-    return snapshot(name, tasks, **fields)
+    return snapshot(name, [actor("one", lock(1)), actor("two", lock(0))], **fields)
 
 
 def chain(name: str, length: int) -> WorkerSnapshot:

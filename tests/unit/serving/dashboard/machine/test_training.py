@@ -20,6 +20,7 @@ from asyncrpc.serving.dashboard.machine.training import (
     steps_of,
 )
 from asyncrpc.tools.inspection.machine.slices import SLICE_MAX
+from tests.unit.serving.dashboard.machine import told
 from tests.unit.serving.dashboard.machine.told import (
     HUGE,
     NO_NUMBERS,
@@ -27,6 +28,7 @@ from tests.unit.serving.dashboard.machine.told import (
     as_sent,
     backward_pass,
     bucket,
+    column,
     done,
     optimizer_step,
     pass_under_way,
@@ -106,8 +108,7 @@ def test_nonfinite_numbers_are_null_everywhere(value: float) -> None:
         )
     }
     (row,), _ = done(rows_of(reports))
-    floats = [row[key] for key in KEYS if key not in ("worker", "buckets")]
-    assert floats == [None] * 5
+    assert [row[key] for key in KEYS if key not in ("worker", "buckets")] == [None] * 5
     assert row["buckets"][0]["per_s"] is row["buckets"][0]["p50_s"] is None
     ages = [entry["age_s"] for entry in passes(reports)["passes"]]
     assert ages == [2.0, None, 99.0, None]  # what is not known is last of its kind
@@ -158,31 +159,12 @@ def test_pass_shows_how_it_ended() -> None:
             under_way=[pass_under_way(3.0)],
         )
     }
-    assert passes(reports)["passes"] == [
-        {
-            "worker": "a",
-            "root": "a",
-            "context": "context",
-            "age_s": 3.0,
-            "state": "under way",
-            "took_s": None,
-        },
-        {
-            "worker": "a",
-            "root": "a",
-            "context": "00000000000000ab-0000000000000003",
-            "age_s": 1.0,
-            "state": "committed",
-            "took_s": 0.5,
-        },
-        {
-            "worker": "a",
-            "root": "a",
-            "context": "00000000000000ab-0000000000000003",
-            "age_s": 2.0,
-            "state": "dropped",
-            "took_s": 0.5,
-        },
+    context = "00000000000000ab-0000000000000003"
+    listed = passes(reports)["passes"]
+    assert told.rows_of(listed, "worker root context age_s state took_s") == [
+        ("a", "a", "context", 3.0, "under way", None),
+        ("a", "a", context, 1.0, "committed", 0.5),
+        ("a", "a", context, 2.0, "dropped", 0.5),
     ]
 
 
@@ -194,8 +176,8 @@ def test_running_passes_precede_ended_ones_by_age() -> None:
         ),
         "b": training(passes=[backward_pass(95.0)], under_way=[pass_under_way(5.0)]),
     }
-    listed = passes(reports)["passes"]
-    assert [entry["age_s"] for entry in listed] == [9.0, 5.0, 1.0, None, 1.0, 5.0, 10.0]
+    ages = column(passes(reports)["passes"], "age_s")
+    assert ages == [9.0, 5.0, 1.0, None, 1.0, 5.0, 10.0]
 
 
 def test_equal_entries_keep_the_order_of_their_workers() -> None:
@@ -207,8 +189,7 @@ def test_equal_entries_keep_the_order_of_their_workers() -> None:
         )
         for name in ("b", "a", "c")
     }
-    workers = [entry["worker"] for entry in passes(reports)["passes"]]
-    assert workers == [*"bbaacc", *"bbaacc"]
+    assert column(passes(reports)["passes"], "worker") == [*"bbaacc", *"bbaacc"]
     assert [entry["worker"] for entry in steps(reports)["steps"]] == [*"bbaacc"]
 
 
@@ -260,16 +241,9 @@ def test_running_passes_push_out_ended_ones(more: int, ended: int) -> None:
 def test_step_lists_a_limited_number_of_owners() -> None:
     owners = tuple(f"w{number}" for number in range(STAGES_MAX + 5))
     reports = {"a": training(steps=[optimizer_step(99.0, owners=owners)])}
-    assert steps(reports)["steps"] == [
-        {
-            "worker": "a",
-            "optimizer": "SGD",
-            "owners": list(owners[:STAGES_MAX]),
-            "owners_left_out": 5,
-            "state": "ok",
-            "age_s": 1.0,
-            "took_s": 0.25,
-        }
+    keys = "worker optimizer owners owners_left_out state age_s took_s"
+    assert told.rows_of(steps(reports)["steps"], keys) == [
+        ("a", "SGD", list(owners[:STAGES_MAX]), 5, "ok", 1.0, 0.25)
     ]
 
 
@@ -292,27 +266,14 @@ def test_step_is_drawn_from_its_own_start() -> None:
             "a": training(stages=[stage(0, began_s=10.0)]),
         }
     )
-    assert [lane["worker"] for lane in answer["pipeline"]] == ["a", "b"]
-    assert [lane["stage"] for lane in answer["pipeline"]] == [0, 1]
-    spans = answer["pipeline"][1]["spans"]
-    assert [(drawn["start_s"], drawn["end_s"]) for drawn in spans] == [
-        (0.5, 1.0),
-        (1.0, 1.5),
-    ]
-    assert [(drawn["kind"], drawn["chunk"]) for drawn in spans] == [
-        *(("forward", 0), ("backward", 0)),
-    ]
+    assert column(answer["pipeline"], "worker") == ["a", "b"]
+    assert column(answer["pipeline"], "stage") == [0, 1]
+    spans = told.rows_of(answer["pipeline"][1]["spans"], "kind chunk start_s end_s")
+    assert spans == [("forward", 0, 0.5, 1.0), ("backward", 0, 1.0, 1.5)]
     assert answer["pipeline"][0]["busy_share"] == pytest.approx(1 / 1.5)
-    assert answer["pipeline_step"] == {
-        "number": 1,
-        "schedule": "1f1b",
-        "stages": 2,
-        "told": 2,
-        "left_out": 0,
-        "took_s": 1.5,
-        "bubble": pytest.approx(1 / 3),
-        "is_of_one_clock": True,
-    }
+    keys = "number schedule stages told left_out took_s is_of_one_clock bubble"
+    (step,) = told.rows_of([answer["pipeline_step"]], keys)
+    assert step == (1, "1f1b", 2, 2, 0, 1.5, True, pytest.approx(1 / 3))
 
 
 def test_clocks_of_several_hosts_are_aligned_by_report_time() -> None:
@@ -327,8 +288,7 @@ def test_clocks_of_several_hosts_are_aligned_by_report_time() -> None:
             ),
         }
     )
-    starts = [lane["spans"][0]["start_s"] for lane in answer["pipeline"]]
-    assert starts == [0.0, 0.25]
+    assert [lane["spans"][0]["start_s"] for lane in answer["pipeline"]] == [0.0, 0.25]
     assert not answer["pipeline_step"]["is_of_one_clock"]
 
 
@@ -359,21 +319,13 @@ def test_steps_are_identified_by_context_number_and_stages() -> None:
         stage(0, context="d"),
         stage(0, stages=3),
     ]
-    answer = pipeline({"a": training(stages=steps)})
-    assert answer["pipeline_step"]["told"] == 1
+    assert pipeline({"a": training(stages=steps)})["pipeline_step"]["told"] == 1
 
 
 def test_step_without_computations_takes_no_time() -> None:
     answer = pipeline({"a": training(stages=[stage(0, 1, spans=[])])})
-    assert answer["pipeline"] == [
-        {
-            "stage": 0,
-            "worker": "a",
-            "busy_share": None,
-            "spans": [],
-            "spans_left_out": 0,
-        }
-    ]
+    keys = "stage worker busy_share spans spans_left_out"
+    assert told.rows_of(answer["pipeline"], keys) == [(0, "a", None, [], 0)]
     assert answer["pipeline_step"]["took_s"] == 0.0
     assert answer["pipeline_step"]["bubble"] is None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -58,7 +57,9 @@ from tests.unit.serving.dashboard.machine.told import (
     ODD_NAMES,
     as_sent,
     calls_a_second,
+    column,
     done,
+    rows_of,
     summary,
 )
 
@@ -70,6 +71,21 @@ def recent(**kinds: list[Any]) -> RecentEvents:
     """Return events of a worker whose clock shows 100 s, 1,000 s after 1970."""
     lists: dict[str, list[Any]] = {name: kinds.get(name, []) for name in KIND_NAMES}
     return RecentEvents(100.0, 1_000_000_000_000, [], **lists)
+
+
+def link(**fields: Any) -> LinkDetails:
+    plain = LinkDetails(
+        "b",
+        is_broken=False,
+        transport="uds",
+        lanes=2,
+        in_flight=3,
+        calls_served=4,
+        calls_per_s=5.0,
+        bytes_per_s=6.0,
+        p50_s=0.25,
+    )
+    return plain._replace(**fields)
 
 
 def look(**fields: Any) -> dict[str, Any]:
@@ -111,19 +127,7 @@ def test_details_are_listed_by_name() -> None:
         options=[NamedText("secret", "given")],
         functions=[FunctionRates("f", calls_a_second(2.0, failed=1.0, p99_s=0.5))],
         functions_left_out=3,
-        links=[
-            LinkDetails(
-                peer="b",
-                is_broken=False,
-                transport="uds",
-                lanes=2,
-                in_flight=3,
-                calls_served=4,
-                calls_per_s=5.0,
-                bytes_per_s=6.0,
-                p50_s=0.25,
-            )
-        ],
+        links=[link()],
         links_left_out=9,
         memory=[NamedBytes("slabs", HUGE)],
     )
@@ -132,45 +136,19 @@ def test_details_are_listed_by_name() -> None:
     assert answer["addresses"] == ["uds:///x", "tcp://127.0.0.1:1"]
     assert answer["options"] == {"secret": "given"}
     assert answer["memory"] == {"slabs": HUGE}
-    assert answer["functions"] == [
-        {
-            "function": "f",
-            "per_s": 2.0,
-            "failed_per_s": 1.0,
-            "p50_s": 0.25,
-            "p99_s": 0.5,
-        }
-    ]
-    assert answer["links"] == [
-        {
-            "peer": "b",
-            "state": "open",
-            "transport": "uds",
-            "lanes": 2,
-            "in_flight": 3,
-            "served": 4,
-            "calls_per_s": 5.0,
-            "bytes_per_s": 6.0,
-            "p50_s": 0.25,
-        }
+    keys = "function per_s failed_per_s p50_s p99_s"
+    assert rows_of(answer["functions"], keys) == [("f", 2.0, 1.0, 0.25, 0.5)]
+    keys = "peer state transport lanes in_flight served calls_per_s bytes_per_s p50_s"
+    assert rows_of(answer["links"], keys) == [
+        ("b", "open", "uds", 2, 3, 4, 5.0, 6.0, 0.25)
     ]
     assert (answer["functions_left_out"], answer["links_left_out"]) == (3, 9)
 
 
 def test_missing_names_are_null_and_broken_links_are_marked() -> None:
-    link = LinkDetails(
-        "b",
-        is_broken=True,
-        transport="",
-        lanes=0,
-        in_flight=0,
-        calls_served=0,
-        calls_per_s=0.0,
-        bytes_per_s=0.0,
-        p50_s=math.nan,
-    )
+    links = [link(is_broken=True, transport="")]
     rates = FunctionRates("", calls_a_second(0.0))
-    answer = look(details=NO_DETAILS._replace(links=[link], functions=[rates]))
+    answer = look(details=NO_DETAILS._replace(links=links, functions=[rates]))
     assert answer["links"][0]["state"] == "broken"
     assert answer["links"][0]["transport"] is None
     assert answer["functions"][0]["function"] is None
@@ -178,23 +156,12 @@ def test_missing_names_are_null_and_broken_links_are_marked() -> None:
 
 @pytest.mark.parametrize("value", NO_NUMBERS)
 def test_nonfinite_numbers_are_null_everywhere(value: float) -> None:
-    link = LinkDetails(
-        "b",
-        is_broken=False,
-        transport="",
-        lanes=0,
-        in_flight=0,
-        calls_served=0,
-        calls_per_s=value,
-        bytes_per_s=value,
-        p50_s=value,
-    )
+    links = [link(calls_per_s=value, bytes_per_s=value, p50_s=value)]
     rates = calls_a_second(value, failed=value, p99_s=value, nbytes=value)
+    functions = [FunctionRates("f", rates)]
     answer = look(
         summary=summary(running_s=value, lag_s=value),
-        details=NO_DETAILS._replace(
-            links=[link], functions=[FunctionRates("f", rates)]
-        ),
+        details=NO_DETAILS._replace(links=links, functions=functions),
         snapshot=snapshot("a", [actor("t", Wait(WaitKind.EVENT, "e", value))]),
         recent=recent(links=[LinkChanged(value, PEER, "opened", "")]),
     )
@@ -219,21 +186,13 @@ def test_tasks_and_threads_are_separate_and_internal_ones_counted() -> None:
         thread("runs"),
     ]
     answer = look(snapshot=snapshot("a", actors))
-    assert answer["tasks"] == [
-        {
-            "name": "t",
-            "state": "waits",
-            "age_s": 4.0,
-            "waits_for": "waits for Event `go`",
-            "chain": ["train.py:1 in f1", "train.py:2 in f2"],
-            "chain_left_out": 0,
-        }
+    chain = ["train.py:1 in f1", "train.py:2 in f2"]
+    keys = "name state age_s waits_for chain chain_left_out"
+    assert rows_of(answer["tasks"], keys) == [
+        ("t", "waits", 4.0, "waits for Event `go`", chain, 0)
     ]
-    assert [
-        (actor_shown["name"], actor_shown["state"]) for actor_shown in answer["threads"]
-    ] == [
-        *(("main", "waits"), ("runs", "runs")),
-    ]
+    assert column(answer["threads"], "name") == ["main", "runs"]
+    assert column(answer["threads"], "state") == ["waits", "runs"]
     assert answer["threads"][1]["waits_for"] == "runs `step()`"
     assert answer["internal_left_out"] == 2
 
@@ -241,7 +200,7 @@ def test_tasks_and_threads_are_separate_and_internal_ones_counted() -> None:
 def test_unnamed_task_has_the_name_of_its_function() -> None:
     tasks = [actor("Task-7", function="serve"), actor("mine", function="serve")]
     answer = look(snapshot=snapshot("a", tasks))
-    assert [actor_shown["name"] for actor_shown in answer["tasks"]] == ["serve", "mine"]
+    assert column(answer["tasks"], "name") == ["serve", "mine"]
 
 
 def test_longest_wait_comes_first_and_unknown_ages_last() -> None:
@@ -251,27 +210,13 @@ def test_longest_wait_comes_first_and_unknown_ages_last() -> None:
         for place, age_s in enumerate(ages)
     ]
     answer = look(snapshot=snapshot("a", tasks))
-    assert [actor_shown["name"] for actor_shown in answer["tasks"]] == [
-        "t2",
-        "t4",
-        "t0",
-        "t3",
-        "t1",
-    ]
-    assert [actor_shown["age_s"] for actor_shown in answer["tasks"]] == [
-        9.0,
-        5.0,
-        1.0,
-        1.0,
-        None,
-    ]
+    assert column(answer["tasks"], "name") == ["t2", "t4", "t0", "t3", "t1"]
+    assert column(answer["tasks"], "age_s") == [9.0, 5.0, 1.0, 1.0, None]
 
 
 @pytest.mark.parametrize("count", [0, 1, ACTORS_MAX, ACTORS_MAX + 1, 3000])
 @pytest.mark.parametrize("left_out", [0, 7])
-def test_shown_actors_are_limited_and_the_rest_counted(
-    count: int, left_out: int
-) -> None:
+def test_shown_actors_are_limited_and_rest_counted(count: int, left_out: int) -> None:
     actors = [actor(f"t{number}") for number in range(count)]
     actors += [thread(f"x{number}") for number in range(count)]
     answer = look(snapshot=snapshot("a", actors, left_out=left_out))
@@ -303,40 +248,32 @@ def test_deep_stacks_come_in_slices() -> None:
 
 # --- events --------------------------------------------------------------------------
 
+SPAN = (1.0, 0.5)  # when it ended and began
 CONTEXT = ContextId(Incarnation(1), 1)
 MESSAGE = MessageId(Incarnation(1), 1)
 EVENTS: dict[str, tuple[Any, str, str]] = {
-    "calls": (
-        CallEnded(1.0, 0.5, PEER, "f", 1, OK, 0, 0, ""),
-        "call made",
-        "f on b",
-    ),
-    "served": (CallServed(1.0, 0.5, 0.5, PEER, "f", 1, OK), "call served", "f for b"),
+    "calls": (CallEnded(*SPAN, PEER, "f", 1, OK, 0, 0, ""), "call made", "f on b"),
+    "served": (CallServed(*SPAN, 0.5, PEER, "f", 1, OK), "call served", "f for b"),
     "received": (
-        StreamReceived(1.0, 0.5, PEER, "f", 1, OK, 3, ""),
-        "stream received",
-        "f on b",
+        StreamReceived(*SPAN, PEER, "f", 1, OK, 3, ""),
+        *("stream received", "f on b"),
     ),
-    "sent": (StreamSent(1.0, 0.5, PEER, "f", 1, OK, 3), "stream sent", "f for b"),
+    "sent": (StreamSent(*SPAN, PEER, "f", 1, OK, 3), "stream sent", "f for b"),
     "references": (
         ReferenceChanged(1.0, RRefId(Incarnation(1), 4), "freed"),
-        "reference",
-        "#0000000000000004 freed",
+        *("reference", "#0000000000000004 freed"),
     ),
     "passes": (
-        BackwardPassEnded(1.0, 0.5, CONTEXT, "b", True, 1, ""),  # noqa: FBT003
-        "backward pass",
-        "begun by b: committed",
+        BackwardPassEnded(*SPAN, CONTEXT, "b", True, 1, ""),  # noqa: FBT003
+        *("backward pass", "begun by b: committed"),
     ),
     "segments": (
-        BackwardSegmentEnded(1.0, 0.5, CONTEXT, "b", 1, 9, (MESSAGE,), (), 0, OK),
-        "backward segment",
-        "of 9 nodes, begun by b",
+        BackwardSegmentEnded(*SPAN, CONTEXT, "b", 1, 9, (MESSAGE,), (), 0, OK),
+        *("backward segment", "of 9 nodes, begun by b"),
     ),
     "steps": (
-        OptimizerStepEnded(1.0, 0.5, "SGD", ("a", "b"), OK, ""),
-        "optimizer step",
-        "SGD on a, b",
+        OptimizerStepEnded(*SPAN, "SGD", ("a", "b"), OK, ""),
+        *("optimizer step", "SGD on a, b"),
     ),
     "collectives": (
         CollectiveEnded(
@@ -356,7 +293,7 @@ EVENTS: dict[str, tuple[Any, str, str]] = {
         "collective",
         "all_reduce 3 of group 'g'",
     ),
-    "buckets": (BucketReduced(1.0, 0.5, 2, 64, ""), "bucket", "2, 64 bytes"),
+    "buckets": (BucketReduced(*SPAN, 2, 64, ""), "bucket", "2, 64 bytes"),
     "links": (LinkChanged(1.0, PEER, "ended", "lost"), "link", "to b ended: lost"),
     "membership": (MembershipChanged(1.0, PEER, "joined"), "member", "b joined"),
     "memory": (
@@ -383,15 +320,13 @@ def test_each_kind_of_event_has_a_text(kind: str) -> None:
     answer = look(recent=recent(**{kind: [event]}))
     assert answer["events"] == [{"at_s": 1000.0 - 99.0, "kind": words, "text": text}]
     if "outcome" in event._fields:
-        failed = event._replace(outcome="KeyError")
-        assert text_of(kind, failed) == f"{text} (KeyError)"
+        assert text_of(kind, event._replace(outcome="KeyError")) == f"{text} (KeyError)"
 
 
 def test_missing_fields_of_an_event_are_left_out_of_its_text() -> None:
     call_event, dropped = EVENTS["calls"][0], EVENTS["passes"][0]
     assert text_of("calls", call_event._replace(function="")) == "? on b"
-    served = EVENTS["served"][0]
-    assert text_of("served", served._replace(function="")) == "? for b"
+    assert text_of("served", EVENTS["served"][0]._replace(function="")) == "? for b"
     assert (
         text_of("passes", dropped._replace(is_committed=False)) == "begun by b: dropped"
     )
@@ -420,18 +355,8 @@ def test_events_of_all_kinds_are_in_one_order_newest_first() -> None:
             memory=[MemoryChanged(at_s, "slab", "taken", 1) for at_s in (20.0, 30.0)],
         )
     )["events"]
-    assert [event_shown["at_s"] for event_shown in events] == [
-        940.0,
-        930.0,
-        920.0,
-        910.0,
-    ]
-    assert [event_shown["kind"] for event_shown in events] == [
-        "link",
-        "memory",
-        "memory",
-        "link",
-    ]
+    assert column(events, "at_s") == [940.0, 930.0, 920.0, 910.0]
+    assert column(events, "kind") == ["link", "memory", "memory", "link"]
 
 
 @pytest.mark.parametrize("count", [EVENTS_MAX // 2, EVENTS_MAX, 3 * SLICE_MAX])
@@ -444,9 +369,8 @@ def test_shown_events_are_limited_to_the_newest_of_all_kinds(count: int) -> None
     plain = WorkerAnswer(summary(), NO_DETAILS, snapshot("a"), recorded)
     answer, steps = done(shown("a", 0, plain))
     times = sorted((at / 2 for at in range(2 * count)), reverse=True)
-    assert [event_shown["at_s"] - 900.0 for event_shown in answer["events"]] == times[
-        :EVENTS_MAX
-    ]
+    shown_times = [at_s - 900.0 for at_s in column(answer["events"], "at_s")]
+    assert shown_times == times[:EVENTS_MAX]
     assert answer["events_left_out"] == 2 * count - len(answer["events"])
     assert max(steps) <= SLICE_MAX
 

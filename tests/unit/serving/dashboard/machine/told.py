@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from asyncrpc.core.ids import ContextId, Incarnation, RRefId
@@ -72,6 +72,17 @@ def as_sent(answer: Any) -> Any:
         raise AssertionError(f"{name} is no JSON")
 
     return json.loads(text, parse_constant=refuse)
+
+
+def rows_of(rows: Iterable[Mapping[str, Any]], keys: str) -> list[tuple[Any, ...]]:
+    """Return the fields of rows in the order of keys, which are all that they have."""
+    listed = list(rows)
+    assert all(set(row) == set(keys.split()) for row in listed)
+    return [tuple(row[key] for key in keys.split()) for row in listed]
+
+
+def column(rows: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
+    return [row[key] for row in rows]
 
 
 def rates(

@@ -1,13 +1,15 @@
-"""Spans lie apart on a lane or within each other, on as few lanes as may be."""
+"""Spans and overlapping calls lie apart on tracks, on as few as may be."""
 
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrpc.tools.inspection.machine.profiles import calls_apart, first_free_number
 from asyncrpc.tools.inspection.machine.spans import CALLS, PASSES, STEPS, TimelineSpan
 from asyncrpc.tools.inspection.machine.tracks import (
     OWN_MAX,
@@ -16,6 +18,7 @@ from asyncrpc.tools.inspection.machine.tracks import (
     rows_for,
     tracks_of,
 )
+from tests.unit.tools.inspection.machine.timelines import check
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=60)
 
@@ -65,8 +68,7 @@ def test_overlapping_span_gets_another_lane() -> None:
 
 
 def test_consecutive_spans_are_not_nested() -> None:
-    spans = [span(0, 5), span(5, 5), span(5, 9)]
-    assert len(nested(spans)) == 1
+    assert len(nested([span(0, 5), span(5, 5), span(5, 9)])) == 1
 
 
 def message(began: int, ended: int, name: str = "optim.commit on b") -> TimelineSpan:
@@ -113,3 +115,48 @@ def test_tasks_share_tracks_beyond_a_limit() -> None:
     assert "task 0" in titles
     assert titles[OWN_MAX:] == [f"calls of short tasks #{n}" for n in range(1, 11)]
     assert sum(len(track.spans) for track in tracks_of(busy, {})) == len(busy)
+
+
+def shown(name: str, began: float, long: float, tid: Any = 7) -> dict[str, Any]:
+    return {"ph": "X", "pid": 7, "tid": tid, "name": name, "ts": began, "dur": long}
+
+
+def test_nested_calls_keep_their_track() -> None:
+    events = [shown("rpc_async#f(a -> b)", 0, 9), shown("aten::add", 1, 2), {"ph": "i"}]
+    assert calls_apart(events) == events
+
+
+def test_overlapping_calls_get_tracks_of_their_own() -> None:
+    operation = shown("aten::add", 1, 1)
+    calls = [shown("rpc_async#f(a -> b)", 0, 9), shown("rpc_remote#g(a -> b)", 5, 9)]
+    other = shown("rpc_async#h(a -> b)", 5, 9, tid="x")
+    shown_events = calls_apart([operation, *calls, other])
+    assert shown_events[0] == operation
+    assert [event["tid"] for event in shown_events[1:3]] == [8, 9]
+    assert shown_events[3] == other
+    titles = [event["args"]["name"] for event in shown_events[4:]]
+    assert titles == ["calls of thread 7 #1", "calls of thread 7 #2"]
+
+
+def test_overlapping_events_of_the_program_are_unchanged() -> None:
+    events = [shown("step", 0, 9), shown("other", 5, 9)]
+    assert calls_apart(events) == events
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.integers(0, 9))),
+)
+def test_calls_never_overlap_on_one_track(
+    drawn_calls: list[tuple[bool, int, int]],
+) -> None:
+    events = [
+        shown(f"rpc_{'run' if is_run else 'async'}#f", at, long)
+        for is_run, at, long in drawn_calls
+    ]
+    shown_events = calls_apart(events)
+    spans = [dict(event) for event in shown_events if event["ph"] == "X"]
+    assert len(spans) == len(events)
+    check(sorted(spans, key=lambda span: (span["ts"], -span["dur"])))
+    assert first_free_number(shown_events) > max(
+        (span["tid"] for span in spans), default=0
+    )
