@@ -328,8 +328,6 @@ class FakeHost:
         )
         self.dead: deque[Any] = deque()
 
-    def check_running(self) -> None: ...
-
     def give_back(self) -> None:
         self.dead.clear()
 
