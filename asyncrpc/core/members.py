@@ -117,17 +117,6 @@ class Republishing(Protocol):
         """Replace the record of the former worker of this name."""
 
 
-@runtime_checkable
-class Offering(Protocol):
-    """A `Rendezvous` that may return an `OfferedGroup`."""
-
-    async def claim(self, member: Member) -> bool:
-        """Declare that a group runs; return whether the declaration counts."""
-
-    def refuse(self, offered: Sequence[Member]) -> None:
-        """Take note that no member of an offer can be reached; wait for another."""
-
-
 def missing_error(
     missing: Sequence[int],
     world_size: int,

@@ -9,7 +9,8 @@ from typing import Final
 from asyncrpc.core.autograd.messages import ReleaseContext
 from asyncrpc.core.autograd.state import ContextState
 from asyncrpc.core.ids import ContextId, Incarnation, WorkerId
-from asyncrpc.core.services.ports import OpenLinks, PeerLink
+from asyncrpc.core.links.directory import Directory
+from asyncrpc.core.services.ports import PeerLink
 from asyncrpc.errors import InvalidContextError
 
 # What a context takes, or something noted in one, besides its graph, as measured.
@@ -28,7 +29,7 @@ class Contexts:
     def __init__(
         self,
         me: WorkerId,
-        directory: OpenLinks,
+        directory: Directory,
         state_class: type[ContextState] = ContextState,
     ) -> None:
         self.open: dict[ContextId, ContextState] = {}

@@ -7,7 +7,7 @@ from asyncrpc.core.autograd.messages import AbortPass, CommitPass, PassIds
 from asyncrpc.core.autograd.ports import Pool
 from asyncrpc.core.autograd.state import ABORTED, Pass
 from asyncrpc.core.ids import Incarnation
-from asyncrpc.core.services.ports import OpenLinks
+from asyncrpc.core.links.directory import Directory
 from asyncrpc.core.trace.recorder import FlightRecorder
 from asyncrpc.core.trace.ring import plain
 
@@ -19,7 +19,7 @@ class PassEnds:
         self,
         me: Incarnation,
         contexts: Contexts,
-        directory: OpenLinks,
+        directory: Directory,
         pool: Pool,
         recorder: FlightRecorder,
     ) -> None:

@@ -23,7 +23,8 @@ from asyncrpc.core.autograd.state import ABORTED, ContextState, Pass, Sent
 from asyncrpc.core.autograd.torch_only import is_plain, without_functions
 from asyncrpc.core.devices.maps import TO_HOST
 from asyncrpc.core.ids import Incarnation, MessageId, WorkerId
-from asyncrpc.core.services.ports import Links, OpenLinks, PeerLink, Scheduler
+from asyncrpc.core.links.directory import Directory
+from asyncrpc.core.services.ports import Links, PeerLink, Scheduler
 from asyncrpc.core.torch_modes import with_defaults
 from asyncrpc.errors import AutogradError, CallError, MalformedError, Outcome
 
@@ -46,7 +47,7 @@ class PassRequests:
         self,
         me: Incarnation,
         contexts: Contexts,
-        directory: OpenLinks,
+        directory: Directory,
         links: Links,
         scheduler: Scheduler,
     ) -> None:

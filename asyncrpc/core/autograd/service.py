@@ -49,10 +49,11 @@ from asyncrpc.core.autograd.waits import PassWaits
 from asyncrpc.core.autograd.work import PassWork
 from asyncrpc.core.calls.context import current_worker_var, effective_deadline
 from asyncrpc.core.ids import ContextId, Incarnation, WorkerId
+from asyncrpc.core.links.directory import Directory
 from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.options import UNSET, Options
 from asyncrpc.core.services.extensions import OnGradient
-from asyncrpc.core.services.ports import Links, OpenLinks, PeerLink, Scheduler
+from asyncrpc.core.services.ports import Links, PeerLink, Scheduler
 from asyncrpc.core.services.router import answers, takes
 from asyncrpc.core.trace.recorder import FlightRecorder
 from asyncrpc.errors import InvalidContextError
@@ -86,7 +87,7 @@ class AutogradWorker(Scheduler, Threads, Links, Protocol):
         """Moves tensors to devices."""
 
     @property
-    def directory(self) -> OpenLinks:
+    def directory(self) -> Directory:
         """The links that are open."""
 
     def check_on_loop(self, used: str, /) -> None:

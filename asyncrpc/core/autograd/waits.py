@@ -8,7 +8,7 @@ from typing import Any, Final
 from asyncrpc.core.autograd.messages import AskWaits
 from asyncrpc.core.autograd.state import Pass
 from asyncrpc.core.ids import WorkerId
-from asyncrpc.core.services.ports import OpenLinks
+from asyncrpc.core.links.directory import Directory
 from asyncrpc.errors import MalformedError
 
 EXPLAIN_S: Final = 1.0  # for the answers of the others
@@ -17,7 +17,7 @@ EXPLAIN_S: Final = 1.0  # for the answers of the others
 class PassWaits:
     """Explains what a pass waits for, here and on the workers that were asked."""
 
-    def __init__(self, me: WorkerId, directory: OpenLinks) -> None:
+    def __init__(self, me: WorkerId, directory: Directory) -> None:
         self._me = me
         self._directory = directory
 

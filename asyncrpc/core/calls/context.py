@@ -12,34 +12,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from asyncrpc.core.arguments import check_seconds, wrong
 from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.loop.loops import loop_for
-from asyncrpc.core.loop.threads import ThreadPool
 
-
-class RunningCall(Protocol):
-    """The call that a function runs for.
-
-    Attributes:
-        is_cancelled: whether the caller no longer wants the result.
-        pool: the threads of the worker that runs it.
-        note: what its function says of itself, to be told beside the answer.
-    """
-
-    is_cancelled: bool
-    pool: ThreadPool
-    note: Any
-
-    @property
-    def is_running(self) -> bool:
-        """Return whether its function has not ended."""
-
-    @property
-    def label(self) -> str:
-        """Return what tells it from the other calls that its worker serves."""
+if TYPE_CHECKING:
+    from asyncrpc.core.calls.inbound import InboundCall
 
 
 class PassEnding(NamedTuple):
@@ -75,7 +55,7 @@ class PassPart:
 
 # A `Worker`: a class that these modules must not know.
 current_worker_var: Final[ContextVar[Any]] = ContextVar("asyncrpc_worker", default=None)
-current_call_var: Final[ContextVar[RunningCall | None]] = ContextVar(
+current_call_var: Final[ContextVar[InboundCall | None]] = ContextVar(
     "asyncrpc_call", default=None
 )
 deadline_var: Final[ContextVar[Deadline | None]] = ContextVar(

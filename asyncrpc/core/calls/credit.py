@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from asyncrpc.core.calls.context import current_call_var
 from asyncrpc.core.calls.machine.calls import LinkStatus
@@ -31,7 +31,6 @@ from asyncrpc.core.serde import memory_of
 from asyncrpc.core.wire.frames import Flags, Frame, FrameKind
 
 if TYPE_CHECKING:
-    from asyncrpc.core.calls.inbound import HeldCredit
     from asyncrpc.core.calls.ports import CallConnection
 
 logger = logging.getLogger("asyncrpc")
@@ -49,26 +48,6 @@ IDLE_PART: Final = 16
 _CREDIT: Final = int(FrameKind.CREDIT)
 
 
-class IdleMemory(Protocol):
-    """Memory of received payloads that is kept for the next ones."""
-
-    def allow(self, nbytes: int) -> None:
-        """Keep so many bytes at most."""
-
-
-class CreditedPeer(Protocol):
-    """A peer that is given credit.
-
-    Attributes:
-        name: of the peer.
-    """
-
-    name: str
-
-    def give(self, call_id: int, nbytes: int) -> None:
-        """Tell the peer that it has so much more credit."""
-
-
 class InboundCredit:
     """The large requests that one worker accepts, over all peers.
 
@@ -81,12 +60,12 @@ class InboundCredit:
         name: str,
         loop: asyncio.AbstractEventLoop,
         limit_bytes: int,
-        pool: IdleMemory,
+        keep_idle: Callable[[int], None],
     ) -> None:
-        self.budget: InboundBudget[CreditedPeer] = InboundBudget(limit_bytes)
+        self.budget: InboundBudget[LinkCredit] = InboundBudget(limit_bytes)
         self._name = name
         self._loop = loop
-        self._pool = pool
+        self._keep_idle = keep_idle
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._stall_told_s = float("-inf")  # the stall that was logged last
@@ -97,9 +76,9 @@ class InboundCredit:
         budget = self.budget
         used_bytes = budget.held_bytes + budget.tickets_bytes
         rest = budget.limit_bytes - used_bytes
-        self._pool.allow(max(rest, budget.limit_bytes // IDLE_PART))
+        self._keep_idle(max(rest, budget.limit_bytes // IDLE_PART))
 
-    def give(self, grants: Iterable[Grant[CreditedPeer]]) -> None:
+    def give(self, grants: Iterable[Grant[LinkCredit]]) -> None:
         """Send credit; then see when to look again."""
         if self._is_closed:
             return
@@ -149,7 +128,7 @@ class InboundCredit:
             )
         self.give(self.budget.on_time(now_s))
 
-    def _tell(self, grant: Grant[CreditedPeer]) -> None:
+    def _tell(self, grant: Grant[LinkCredit]) -> None:
         if grant.why is Why.BEYOND:
             logger.warning(
                 "worker %r: a request of %d bytes from %r exceeds the limit of %d "
@@ -270,7 +249,7 @@ class LinkCredit:
         self._loop = loop
         self._send = connection.send
         self._status = status
-        self.account: Account[CreditedPeer] = inbound.budget.open(self)
+        self.account: Account[LinkCredit] = inbound.budget.open(self)
         self.arriving = self.account.arriving
         self.memory = memory
         # By call: what requests become beyond what their credit is for.
@@ -380,7 +359,7 @@ class LinkCredit:
             claim.held_bytes = self._expanded.pop(call_id, 0)
         return claim
 
-    def hold(self, claim: HeldCredit | None, nbytes: int) -> HeldCredit:
+    def hold(self, claim: Claim | None, nbytes: int) -> Claim:
         """Count what a call holds without credit; return all that it holds."""
         self.memory.check(nbytes)
         if claim is None:

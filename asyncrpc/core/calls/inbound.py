@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 
@@ -72,6 +72,8 @@ from asyncrpc.errors import (
 if TYPE_CHECKING:
     from torch.autograd import profiler
 
+    from asyncrpc.core.calls.credit import Claim
+
 
 T = TypeVar("T")
 
@@ -87,25 +89,6 @@ _TRACE_ALONE: Final = {TRACE}
 
 CANCELLED_AT_ONCE: Final = 256  # calls of a lost peer, of 20 us each
 _RESPONSE: Final = int(FrameKind.RESPONSE)  # an enum's member takes 0.1 us to find
-
-
-class HeldCredit(Protocol):
-    """What a call holds: of the budget for large requests, and of its peer's account.
-
-    Attributes:
-        held_bytes: of the account.
-    """
-
-    held_bytes: int
-
-    def hold(self) -> None:
-        """Count one more user of what was received; `let_go` must follow."""
-
-    def let_go(self) -> None:
-        """Let go of it."""
-
-    def until_sent(self, then: Callable[[], None] | None) -> Callable[[], None]:
-        """Hold until the answer is sent; return the function to call then."""
 
 
 class InboundCall:
@@ -168,7 +151,7 @@ class InboundCall:
         self.wanted: tuple[int, int] | None = None
         self.loans: Any = None
         self.credit: Any = None
-        self.claim: HeldCredit | None = None
+        self.claim: Claim | None = None
         self.is_cancelled = False
         self.pool = host.pool
         self.target: Target | None = None
@@ -215,12 +198,12 @@ class InboundCall:
 
     @property
     def is_running(self) -> bool:
-        """See `RunningCall`."""
+        """Return whether its function has not ended."""
         return self.target is not None
 
     @property
     def label(self) -> str:
-        """See `RunningCall`; a `CallServed` has all that makes it again."""
+        """What tells it from other calls; a `CallServed` has all that makes it."""
         return call_label(self.call_id, self.responder.caller)
 
     def run(self, target: Target, args: list[Any], kwargs: dict[str, Any]) -> None:

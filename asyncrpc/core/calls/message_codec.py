@@ -5,11 +5,10 @@ Here references and propagators (`extensions`) take part in every message.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from asyncrpc.core.calls.common_arguments import CommonArguments
 from asyncrpc.core.devices.maps import DeviceMap
@@ -53,21 +52,6 @@ COPIED_HERE_BYTES_MAX: Final = 1 << 20
 _META_SECOND: Final = (FrameKind.REQUEST, FrameKind.STREAM_ITEM)
 _NO_TABLE: Final = bytes(3)
 CODEC: Final = "c"  # in the meta of a request: the codec that the caller uses and wants
-
-
-class SharedPlaces(Protocol):
-    """Memory of peers that this worker no longer uses.
-
-    Attributes:
-        dead: places that have not been given back yet.
-    """
-
-    @property
-    def dead(self) -> deque[Any]:
-        """Places that have not been given back yet; always the same object."""
-
-    def give_back(self) -> None:
-        """Tell the peers which places are free again."""
 
 
 def unreadable(error: BaseException) -> AsyncRpcError:
@@ -175,7 +159,8 @@ class MessageCodec:
         parts: CallHost,
         *,
         connection: CallConnection,
-        places: SharedPlaces,
+        dead_places: Sized,
+        give_back_places: Callable[[], None],
         refer: Callable[[Encoded], None],
         devices: Devices,
         deferred: DeferredMessages,
@@ -196,8 +181,8 @@ class MessageCodec:
         self._references = parts.references
         self._propagators = parts.propagators
         self._connection = connection
-        self._dead = places.dead
-        self._give_back_places = places.give_back
+        self._dead = dead_places
+        self._give_back_places = give_back_places
         self._refer_to = refer
         self._devices = devices
         self._deferred = deferred

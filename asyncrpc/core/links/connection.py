@@ -17,20 +17,22 @@ import enum
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from asyncrpc.core.calls.deferred import PendingBuffers
-from asyncrpc.core.links.byte_stream import ByteReader, ByteStream, Poller
+from asyncrpc.core.calls.reading_turns import ReadingTurns, logged
 from asyncrpc.core.links.disconnected import Discard
-from asyncrpc.core.links.hello import HelloSink
-from asyncrpc.core.links.reading_turns import ReadingTurns, logged
 from asyncrpc.core.links.resumption import Resumption
+from asyncrpc.core.links.sinks import HelloSink
+from asyncrpc.core.loop.spin import Spinner
 from asyncrpc.core.payloads.incoming import IncomingPayloads
-from asyncrpc.core.payloads.lanes import Lanes, PayloadRoute, PayloadRoutes
+from asyncrpc.core.payloads.lanes import Lanes, PayloadRoutes
+from asyncrpc.core.payloads.ports import PayloadRoute
 from asyncrpc.core.payloads.pump import ChunkPump
 from asyncrpc.core.payloads.receive_pool import fresh
 from asyncrpc.core.transport.abc import PeerCredentials, Transport
 from asyncrpc.core.transport.address import Address
+from asyncrpc.core.transport.byte_stream import ByteStream
 from asyncrpc.core.transport.flow import WaterMarks
 from asyncrpc.core.wire.chunks import Arrivals
 from asyncrpc.core.wire.frames import (
@@ -84,6 +86,24 @@ class ConnectionState(enum.Enum):
     CLOSED = "closed"
 
 
+class ByteReader(Protocol):
+    """Takes the bytes of a connection: of the handshake, of frames, or of a lane."""
+
+    @property
+    def bytes_copied(self) -> int:
+        """Bytes of buffers copied in user space."""
+
+    @property
+    def message_bytes_copied(self) -> int:
+        """Return how many of them belong to the current message."""
+
+    def get_buffer(self) -> memoryview:
+        """Return where the next bytes must land."""
+
+    def advance(self, nbytes: int) -> None:
+        """Take the bytes that have arrived."""
+
+
 class Connection:
     """One connection to one peer, from the first byte on.
 
@@ -118,7 +138,7 @@ class Connection:
         loop: asyncio.AbstractEventLoop,
         limits: MessageLimits,
         make_buffer: Callable[[int], memoryview] = fresh,
-        poller: Poller | None = None,
+        poller: Spinner | None = None,
         introduce: Callable[[Connection], None],
         on_hello: Callable[[Connection, Hello], None],
     ) -> None:
@@ -144,9 +164,7 @@ class Connection:
         self.pump = ChunkPump(self.stream, self.outgoing, loop=loop, post=self.post)
         self.payloads = PayloadRoutes(self.pump, self.outgoing, self.send)
         self.submit = self.payloads.submit
-        self._resumption = Resumption(
-            self.stream, self, send_ack=self._send_ack, fail=self.fail
-        )
+        self._resumption = Resumption(self)
         self.acknowledge = self._resumption.acknowledge
         self.count_kept = self._resumption.count_kept
         self.break_off = self._resumption.break_off
@@ -447,7 +465,8 @@ class Connection:
         ack_bytes = ACK_BYTES if self.ack_through is self else LANE_ACK_BYTES
         self._resumption.allow(partial(on_broken, self), ack_bytes)
 
-    def _send_ack(self, received: int, *, can_wait: bool) -> None:
+    def send_ack(self, received: int, *, can_wait: bool) -> None:
+        """Tell the peer how much has been read: now, or with the next message."""
         control = self.ack_through
         if control is not self:  # of a lane: its peer keeps much
             control.join(prefix(FrameKind.ACK, self.token, aux=received))

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
+from asyncrpc.core.identity import WorkerIdentity
 from asyncrpc.core.members import Member, Rendezvous
 from asyncrpc.core.membership.machine.keeping import (
-    Finding,
     KeepingEvent,
     KeepingState,
     MeetingKeeping,
@@ -27,7 +26,7 @@ from asyncrpc.core.membership.machine.membership import (
 from asyncrpc.core.membership.machine.records import (
     ChangeKind,
 )
-from asyncrpc.core.membership.ports import MemberIdentity
+from asyncrpc.core.membership.stores import StoreRendezvous
 from asyncrpc.core.services.ports import Scheduler
 
 logger = logging.getLogger("asyncrpc")
@@ -35,40 +34,22 @@ logger = logging.getLogger("asyncrpc")
 LOOK_S: Final = 10.0  # for a name, a host and a store to answer
 
 
-@runtime_checkable
-class MeetingPoint(Protocol):
-    """A `Rendezvous` where offers can be left.
-
-    Attributes:
-        run: the name of the run whose workers meet there; empty if it has none, so that
-            runs cannot be told apart.
-    """
-
-    run: str
-
-    async def look(self, limit_s: float) -> Finding:
-        """Return what is there; raise OSError if no process listens."""
-
-    async def offer(self, members: Sequence[Member]) -> bool:
-        """Write which members run, at the store last seen; return whether it worked."""
-
-
 class MeetingPointKeeper:
     """Looks after the meeting point of one member's group."""
 
-    def __init__(self, identity: MemberIdentity, scheduler: Scheduler) -> None:
+    def __init__(self, identity: WorkerIdentity, scheduler: Scheduler) -> None:
         self._identity = identity
         self._scheduler = scheduler
         self._machine = MeetingKeeping()
-        self._point: MeetingPoint | None = None
+        self._point: StoreRendezvous | None = None
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, rendezvous: Rendezvous, table: Membership) -> None:
         """Look after a meeting point from now on, if it can be looked after."""
-        is_kept = isinstance(rendezvous, MeetingPoint) and bool(rendezvous.run)
+        is_kept = isinstance(rendezvous, StoreRendezvous) and bool(rendezvous.run)
         if is_kept and not table.is_static:
-            assert isinstance(rendezvous, MeetingPoint)
+            assert isinstance(rendezvous, StoreRendezvous)
             self._point, self._table = rendezvous, table
 
     def close(self) -> None:
@@ -94,7 +75,7 @@ class MeetingPointKeeper:
     def _present(self) -> list[Member]:
         return [record.member for record in self._table.records]
 
-    async def _keep(self, point: MeetingPoint) -> None:
+    async def _keep(self, point: StoreRendezvous) -> None:
         machine = self._machine
         while True:
             state = machine.state
@@ -111,7 +92,7 @@ class MeetingPointKeeper:
             if machine.state is state:  # else something has happened meanwhile
                 machine.advance(event)
 
-    async def _look(self, point: MeetingPoint) -> KeepingEvent:
+    async def _look(self, point: StoreRendezvous) -> KeepingEvent:
         try:
             finding = await point.look(LOOK_S)
         except OSError:  # TimeoutError is one
@@ -126,7 +107,7 @@ class MeetingPointKeeper:
             )
         return event
 
-    async def _offer(self, point: MeetingPoint) -> KeepingEvent:
+    async def _offer(self, point: StoreRendezvous) -> KeepingEvent:
         offered = offer_of(self._present)
         if not await point.offer(offered):
             return KeepingEvent.ABSENT

@@ -6,18 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from asyncrpc.core.calls.futures import CallFuture
-from asyncrpc.core.members import Member
+from asyncrpc.core.links.directory import Directory
 from asyncrpc.core.options import Options
-
-
-class Directory(Protocol):
-    """The workers that are known."""
-
-    def known_incarnation(self, name: str, /) -> int | None:
-        """Return the incarnation that calls to a worker go to; None if unknown."""
-
-    def member(self, to: str | int, /) -> Member:
-        """Return a worker by name or rank; raises UnknownWorkerError."""
 
 
 class ModuleWorker(Protocol):

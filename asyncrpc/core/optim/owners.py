@@ -8,13 +8,14 @@ from typing import Any, Protocol, TypeVar
 
 from asyncrpc.core.calls.context import deadline_var, effective_deadline
 from asyncrpc.core.ids import WorkerId
+from asyncrpc.core.links.directory import Directory
 from asyncrpc.core.optim import messages as m
 from asyncrpc.core.optim.groups import Group, owners_of, references_in
 from asyncrpc.core.optim.service import OptimizerService
 from asyncrpc.core.options import Options
 from asyncrpc.core.serde import text_of, words_of
 from asyncrpc.core.services.messages import Request
-from asyncrpc.core.services.ports import Links, OpenLinks, Scheduler, ask
+from asyncrpc.core.services.ports import Links, PeerLink, Scheduler, ask
 from asyncrpc.errors import AsyncRpcError, OptimizerError
 
 T = TypeVar("T")
@@ -31,7 +32,7 @@ class OptimizerWorker(Scheduler, Links, Protocol):
         """Return whether it has ended."""
 
     @property
-    def directory(self) -> OpenLinks:
+    def directory(self) -> Directory:
         """The links that are open."""
 
     def service(self, name: str, /) -> Any:
@@ -102,7 +103,7 @@ class Owners:
         worker = self._worker
         if owner == self._service.me:
             return await self._service.answer(request)
-        link = worker.directory.link_of(owner.incarnation)
+        link: PeerLink | None = worker.directory.link_of(owner.incarnation)
         if link is None:
             link = await worker.link_to(owner.name)
             if link.peer != owner:
@@ -159,7 +160,7 @@ class Owners:
 
     def _tell_all(self) -> None:
         for owner in self.listed:
-            link = self._worker.directory.link_of(owner.incarnation)
+            link: PeerLink | None = self._worker.directory.link_of(owner.incarnation)
             if owner == self._service.me:
                 self._service.drop(owner.incarnation, self.serial)
             elif link is not None:

@@ -28,13 +28,14 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import torch
 
 from asyncrpc.core.calls.deferred import PendingBuffers
+from asyncrpc.core.devices.staging import Devices
 from asyncrpc.core.host.shortage import shortage_of
 from asyncrpc.core.ids import WorkerId
 from asyncrpc.core.loop.clock import Deadline
@@ -54,6 +55,7 @@ from asyncrpc.core.payloads.messages import (
     OpenRegion,
     RegionsGone,
 )
+from asyncrpc.core.payloads.ports import PayloadLink
 from asyncrpc.core.serde import Encoded, FunctionTable, Policy
 from asyncrpc.core.serde.shared import (
     MappedFiles,
@@ -67,7 +69,6 @@ from asyncrpc.core.services.router import Route, answers
 from asyncrpc.core.trace.recorder import FlightRecorder
 from asyncrpc.core.transport.descriptors import (
     TOKEN_BYTES,
-    DescriptorInbox,
     send_descriptor,
 )
 from asyncrpc.errors import (
@@ -79,6 +80,9 @@ from asyncrpc.errors import (
     RejectedError,
     TransportError,
 )
+
+if TYPE_CHECKING:
+    from asyncrpc.core.payloads.sharing import Sharing
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Request[Any])
@@ -94,27 +98,6 @@ CONFIRM_TIMEOUT_S: Final = 10.0
 # How often a peer is asked if it lets go meanwhile; a correct peer is asked twice.
 QUESTIONS_MAX: Final = 3
 _STRICT: Final = Policy.STRICT
-
-
-class SharedDevices(Protocol):
-    """Memory of devices that other processes can use."""
-
-    def marks(self, devices: Iterable[torch.device]) -> list[Mark]:
-        """Return marks behind all work that is queued on the devices now."""
-
-    async def reach(self, marks: Sequence[Mark]) -> None:
-        """Wait until the devices have reached the marks."""
-
-    async def export(self, storage: torch.UntypedStorage) -> list[Any]:
-        """Return the handle by which another process opens a storage."""
-
-    async def open(
-        self, where: str, handle: list[Any], nbytes: int
-    ) -> torch.UntypedStorage:
-        """Return a storage over memory of another process."""
-
-    def end(self, device: torch.device, handle: list[Any]) -> None:
-        """Record that another process no longer uses an exported storage."""
 
 
 class RegionsHost(Scheduler, Protocol):
@@ -137,7 +120,7 @@ class RegionsHost(Scheduler, Protocol):
         """Whether the worker has begun to close."""
 
     @property
-    def devices(self) -> SharedDevices:
+    def devices(self) -> Devices:
         """The worker's devices."""
 
     @property
@@ -148,56 +131,12 @@ class RegionsHost(Scheduler, Protocol):
         """Run `job`, which touches no device, in a thread."""
 
 
-class MemoryPath(Protocol):
-    """The way by which descriptors go to a peer.
-
-    Attributes:
-        path: the path of the peer's Unix socket.
-        is_refused: whether the peer refuses to share memory with this worker.
-    """
-
-    path: str
-    is_refused: bool
-
-
-class MemoryPaths(Protocol):
-    """The paths of descriptors.
-
-    Attributes:
-        inbox: takes the descriptors that peers pass.
-    """
-
-    inbox: DescriptorInbox
-
-    def mover_of(self, link: PeerLink) -> MemoryPath | None:
-        """Return the way to a peer, if this worker shares memory with it."""
-
-
-class RegionConnection(Protocol):
-    """A connection, as errors name it."""
-
-    @property
-    def scheme(self) -> str:
-        """The transport's scheme."""
-
-
-class RegionLink(PeerLink, Protocol):
-    """The link that carries messages with shared tensors."""
-
-    @property
-    def connection(self) -> RegionConnection:
-        """The connection that carries the messages."""
-
-    def defer(self, encoded: Encoded) -> PendingBuffers:
-        """Make a message wait for one more thing."""
-
-
 class Regions:
     """The regions that one worker knows; a `serde.SharedStorages`."""
 
     name = REGIONS
 
-    def __init__(self, host: RegionsHost, memory: MemoryPaths) -> None:
+    def __init__(self, host: RegionsHost, memory: Sharing) -> None:
         self.routes = [
             self._route(HasRegions, self._on_has),
             self._route(AttachRegion, self._on_attach),
@@ -220,7 +159,7 @@ class Regions:
 
     # --- sending and receiving -------------------------------------------------------
 
-    def refer(self, link: RegionLink, encoded: Encoded) -> None:
+    def refer(self, link: PayloadLink, encoded: Encoded) -> None:
         """Hold a message back until the peer has the regions that it refers to."""
         shared = encoded.shared or {}
         mover = self._memory.mover_of(link)

@@ -37,7 +37,6 @@ from typing import Any, Final, Protocol, Self
 from asyncrpc.core.host.shortage import shortage_of
 from asyncrpc.core.ids import WorkerId
 from asyncrpc.core.options import LimitOptions
-from asyncrpc.core.payloads.lanes import PayloadRoute
 from asyncrpc.core.payloads.messages import (
     MEMORY,
     AttachSlab,
@@ -49,18 +48,16 @@ from asyncrpc.core.payloads.mover import (
     REST_S,
     REST_S_MAX,
     CopyQueue,
-    MoverConnection,
-    MoverLink,
     OwnSlabs,
     SlabMover,
     in_pages,
 )
+from asyncrpc.core.payloads.ports import PayloadLink
 from asyncrpc.core.payloads.regions import Regions, RegionsHost
 from asyncrpc.core.services.ports import PeerLink
 from asyncrpc.core.services.router import takes
 from asyncrpc.core.shm.machine.pool import OFFSET_BITS, OFFSET_MASK, Block
 from asyncrpc.core.shm.slab import Slab, is_supported
-from asyncrpc.core.transport.abc import PeerCredentials
 from asyncrpc.core.transport.address import Address
 from asyncrpc.core.transport.descriptors import (
     TOKEN_BYTES,
@@ -69,7 +66,6 @@ from asyncrpc.core.transport.descriptors import (
 )
 from asyncrpc.core.wire.frames import FrameKind, prefix
 from asyncrpc.core.wire.messages import Hello
-from asyncrpc.core.wire.placed import Places
 from asyncrpc.errors import (
     AsyncRpcError,
     MalformedError,
@@ -93,30 +89,10 @@ _FREE: Final = int(FrameKind.FREE)
 
 
 class Lender(Protocol):
-    """Gets places back."""
+    """Gets places back: `Sharing` its own, and `Borrowed` those of a peer."""
 
     def take_back(self, locations: list[int]) -> None:
         """Take back places that are no longer used."""
-
-
-class BorrowingConnection(Protocol):
-    """A connection, as `Borrowed` needs it."""
-
-    @property
-    def join(self) -> Callable[[bytes], None]:
-        """Write a message that can wait."""
-
-
-class BorrowingLink(Protocol):
-    """The way to a peer whose memory is used."""
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the connection has ended for good."""
-
-    @property
-    def connection(self) -> BorrowingConnection:
-        """The connection that carries the messages."""
 
 
 class Borrowed:
@@ -128,7 +104,7 @@ class Borrowed:
 
     __slots__ = ("_leases", "link", "slabs")
 
-    def __init__(self, leases: Leases, link: BorrowingLink) -> None:
+    def __init__(self, leases: Leases, link: PayloadLink) -> None:
         self._leases = leases
         self.link = link
         self.slabs: dict[int, Slab] = {}
@@ -218,33 +194,6 @@ class MemoryHost(RegionsHost, Protocol):
         """The limits of the worker's memory."""
 
 
-class MemoryConnection(MoverConnection, BorrowingConnection, Protocol):
-    """A connection to a peer that may be on this host."""
-
-    @property
-    def scheme(self) -> str:
-        """The transport's scheme."""
-
-    @property
-    def credentials(self) -> PeerCredentials | None:
-        """The process at the other end, if the kernel vouches for it."""
-
-    @property
-    def peer(self) -> Hello | None:
-        """The peer's HELLO."""
-
-    def share_memory(self, mover: PayloadRoute, places: Places) -> None:
-        """Let large payloads go through memory that both ends have."""
-
-
-class MemoryLink(MoverLink, Protocol):
-    """The link to a peer that may be on this host."""
-
-    @property
-    def connection(self) -> MemoryConnection:
-        """The connection that carries the messages."""
-
-
 class Sharing:
     """The slabs of one worker, and the mapped slabs of its peers.
 
@@ -293,7 +242,7 @@ class Sharing:
             except TransportError as error:
                 logger.debug("worker %r: no shared memory: %s", self._host.name, error)
 
-    def on_link(self, link: MemoryLink) -> None:
+    def on_link(self, link: PayloadLink) -> None:
         """Let payloads of a new link go through shared memory, if on this host."""
         connection = link.connection
         credentials = connection.credentials

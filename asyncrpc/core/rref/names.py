@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from asyncrpc.core.ids import Incarnation, WorkerId, WorkerInfo
-from asyncrpc.core.rref.ports import Directory
+from asyncrpc.core.links.directory import Directory
 from asyncrpc.errors import UnknownWorkerError
 
 # Names that are known from others' words alone.

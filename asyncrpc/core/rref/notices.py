@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Final
 
 from asyncrpc.core.ids import Incarnation, RRefId, WorkerId
+from asyncrpc.core.links.directory import Directory
 from asyncrpc.core.rref.messages import Release, Released, Returned
-from asyncrpc.core.rref.ports import Directory, Links
+from asyncrpc.core.rref.ports import Links
 from asyncrpc.core.services.messages import Notice
 from asyncrpc.core.services.ports import Scheduler
 from asyncrpc.errors import CallError, TransportError, UsageError

@@ -2,48 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from asyncrpc.core.calls.futures import CallFuture
-from asyncrpc.core.ids import Incarnation
-from asyncrpc.core.members import Member
 from asyncrpc.core.options import UNSET
 from asyncrpc.core.services import ports as runtime
-from asyncrpc.core.services.ports import OpenLinks, PeerLink
-
-
-class Entry(Protocol):
-    """One peer."""
-
-    @property
-    def member(self) -> Member:
-        """Its name and its last known life."""
-
-    @property
-    def link(self) -> PeerLink | None:
-        """The open link to it, if there is one."""
-
-    @property
-    def broken(self) -> object:
-        """Its connection while that is broken, and may come back; else None."""
-
-
-class Directory(OpenLinks, Protocol):
-    """The workers that are known, and the links that are open."""
-
-    @property
-    def members(self) -> Sequence[Member]:
-        """All workers that are known."""
-
-    def member(self, to: str, /) -> Member:
-        """Return a worker by name; raises UnknownWorkerError."""
-
-    def find(self, to: str, /) -> Entry:
-        """Return the entry of a worker; raises UnknownWorkerError."""
-
-    def known_incarnation(self, name: str, /) -> Incarnation | None:
-        """Return the incarnation that calls to a worker go to; None if not known."""
+from asyncrpc.core.services.ports import PeerLink
 
 
 class Links(runtime.Links, Protocol):

@@ -13,13 +13,14 @@ import torch
 from asyncrpc.core.calls.destination import Destination, put
 from asyncrpc.core.calls.futures import CallFuture
 from asyncrpc.core.ids import WorkerId
+from asyncrpc.core.links.directory import Directory
 from asyncrpc.core.members import UNKNOWN_INCARNATION
 from asyncrpc.core.options import PLAIN, UNSET, CallOptions, options_within
 from asyncrpc.core.rref.handle import RRef, shared_of
 from asyncrpc.core.rref.handles import Handles
 from asyncrpc.core.rref.names import PeerNames
 from asyncrpc.core.rref.owned import OwnedValues
-from asyncrpc.core.rref.ports import Calls, Directory
+from asyncrpc.core.rref.ports import Calls
 from asyncrpc.core.rref.shared import Shared, SharedById
 from asyncrpc.core.rref.tables import Tables
 from asyncrpc.core.rref.values import Values, result_of

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypedDict
 
 from asyncrpc.core.ids import Incarnation, RRefId, WorkerId
+from asyncrpc.core.links.directory import Directory
 from asyncrpc.core.options import Options
 from asyncrpc.core.rref import machine as m
 from asyncrpc.core.rref.codec import ReferenceCodec
@@ -30,7 +31,7 @@ from asyncrpc.core.rref.messages import SERVICE
 from asyncrpc.core.rref.names import PeerNames
 from asyncrpc.core.rref.notices import Notices
 from asyncrpc.core.rref.owned import OwnedValues
-from asyncrpc.core.rref.ports import Calls, Directory, Functions, Links
+from asyncrpc.core.rref.ports import Calls, Functions, Links
 from asyncrpc.core.rref.records import Records, RRefRecord
 from asyncrpc.core.rref.remote import RemoteValues
 from asyncrpc.core.rref.shared import Shared, SharedById

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol, TypeVar
 
 from asyncrpc.core.arguments import check_kind, wrong
 from asyncrpc.core.devices.maps import DeviceMap
-from asyncrpc.core.ids import Incarnation, WorkerId
+from asyncrpc.core.ids import WorkerId
 from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.loop.threads import Done, Job
 from asyncrpc.core.services.messages import Notice, Request
-from asyncrpc.core.wire.messages import Hello
 
 T = TypeVar("T")
 
@@ -42,48 +41,6 @@ class Pool(Protocol):
 
     def submit(self, job: Job, done: Done) -> None:
         """Run a job, then tell its outcome on the loop."""
-
-
-class HoldsMessages(Protocol):
-    """Decides when the messages of a connection are parsed."""
-
-    def hold(self) -> None:
-        """Parse no further message for now."""
-
-    def resume(self) -> None:
-        """Go on with what has arrived."""
-
-
-class Identity(Protocol):
-    """A worker's identity, as its peers know it.
-
-    Attributes:
-        name: unique among the workers that can reach one another.
-        rank: index in the group; -1 if it has no rank.
-        world_size: number of workers in the group; 0 if it is not fixed.
-        incarnation: 64 random bits: this life of the worker.
-    """
-
-    name: str
-    rank: int
-    world_size: int
-    incarnation: Incarnation
-
-    @property
-    def id(self) -> WorkerId:
-        """This life of the worker."""
-
-    def hello(
-        self,
-        *,
-        expects: str = "",
-        attempt: int = 0,
-        verdict: str = "",
-        lane: int = 0,
-        resume: int = 0,
-        received: int = 0,
-    ) -> Hello:
-        """Return the HELLO that introduces the worker to a peer."""
 
 
 class PeerLink(Protocol):
@@ -127,13 +84,6 @@ class PeerLink(Protocol):
 
         See `ask`, which returns the answer itself.
         """
-
-
-class OpenLinks(Protocol):
-    """The links that are open."""
-
-    def link_of(self, incarnation: Incarnation, /) -> PeerLink | None:
-        """Return the open link to one life of a worker."""
 
 
 class Links(Protocol):
@@ -190,24 +140,6 @@ class ServiceHost(Scheduler, Protocol):
         Raises:
             RejectedError: the worker ends.
         """
-
-
-class MessageSender(Protocol):
-    """Writes messages to a peer."""
-
-    def send(
-        self,
-        kind: int,
-        call_id: int,
-        *,
-        flags: int = 0,
-        aux: int = 0,
-        head: bytes = b"",
-        control: bytes = b"",
-        buffers: Sequence[memoryview] = (),
-        on_sent: Callable[[], None] | None = None,
-    ) -> None:
-        """Write a message; never waits.  On a closed connection it is dropped."""
 
 
 async def ask(

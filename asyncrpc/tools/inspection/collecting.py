@@ -19,9 +19,9 @@ from asyncrpc.core.calls.futures import CallFuture
 from asyncrpc.core.calls.inbound import InboundCall
 from asyncrpc.core.calls.machine.calls import PendingCalls, ServedCalls
 from asyncrpc.core.calls.streams import StreamReceiver
+from asyncrpc.core.identity import WorkerIdentity
 from asyncrpc.core.loop.threads import OWN_THREAD
 from asyncrpc.core.members import Member
-from asyncrpc.core.services.ports import Identity
 from asyncrpc.core.trace.recorder import FlightRecorder
 from asyncrpc.extend import PeerLink, WaitKind
 from asyncrpc.tools.inspection.ages import WaitAges
@@ -112,7 +112,7 @@ class Inspected(Protocol):
     recorder: FlightRecorder
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> WorkerIdentity:
         """Who the worker is."""
 
     @property

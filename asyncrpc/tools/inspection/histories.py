@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
+from asyncrpc.core.identity import WorkerIdentity
 from asyncrpc.core.loop.clock import NS_PER_S, wall_ns
-from asyncrpc.core.services.ports import Identity
 from asyncrpc.core.trace.events import CollectiveEnded
 from asyncrpc.core.trace.recorder import FlightRecorder
 from asyncrpc.core.trace.ring import RECENT_MAX
@@ -48,7 +48,7 @@ class CollectiveWorker(Protocol):
     recorder: FlightRecorder
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> WorkerIdentity:
         """Who the worker is."""
 
     @property

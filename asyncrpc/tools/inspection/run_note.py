@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from asyncrpc.core.host.run_places import read_own, write_own
-from asyncrpc.core.services.ports import Identity
+from asyncrpc.core.identity import WorkerIdentity
 from asyncrpc.core.sidecar import pulse
 
 logger = logging.getLogger("asyncrpc")
@@ -63,7 +63,7 @@ def started_at(pid: int) -> int:
         return 0
 
 
-def note_of(identity: Identity, addresses: Sequence[str]) -> RunNote:
+def note_of(identity: WorkerIdentity, addresses: Sequence[str]) -> RunNote:
     """Return the note of a worker of this process."""
     return RunNote(
         name=identity.name,
@@ -125,7 +125,7 @@ def notes_in(entry: Path) -> Iterator[tuple[Path, RunNote]]:
 class RunNoteFile:
     """The file of one worker's note."""
 
-    def __init__(self, identity: Identity, entry: Path | None) -> None:
+    def __init__(self, identity: WorkerIdentity, entry: Path | None) -> None:
         """Prepare the file.
 
         Args:

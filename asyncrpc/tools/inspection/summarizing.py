@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
+from asyncrpc.core.identity import WorkerIdentity
 from asyncrpc.core.loop.clock import wall_ns
-from asyncrpc.core.services.ports import Identity
 from asyncrpc.core.trace.events import CallEnded
 from asyncrpc.core.trace.recorder import FlightRecorder
 from asyncrpc.tools.inspection.events import KIND_NAMES, RecentEvents, is_own
@@ -51,7 +51,7 @@ class SummarizedWorker(Protocol):
     recorder: FlightRecorder
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> WorkerIdentity:
         """Who the worker is."""
 
     @property

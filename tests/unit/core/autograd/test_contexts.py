@@ -41,7 +41,8 @@ class Everything:
     def __init__(self) -> None:
         self.scheduler = LoopScheduler()
         self.peer, self.third = RecordingLink(PEER), RecordingLink(THIRD)
-        self.links = RecordingLinks(self.peer, self.third)
+        links: Any = RecordingLinks(self.peer, self.third)
+        self.links = links
         self.contexts = Contexts(ME, self.links)
         self.crossings = Crossings(ME.incarnation, self.contexts, self.scheduler.loop)
         self.lifetime = ContextLifetime(
@@ -85,7 +86,8 @@ async def test_late_message_does_not_revive_a_context() -> None:
 
 
 async def test_ended_contexts_are_remembered_up_to_a_limit() -> None:
-    contexts = Contexts(ME, RecordingLinks())
+    links: Any = RecordingLinks()
+    contexts = Contexts(ME, links)
     every = [ContextId(ME.incarnation, serial) for serial in range(ENDED_MAX + 1)]
     for context in every:
         contexts.enter(context, ME)
@@ -97,7 +99,8 @@ async def test_ended_contexts_are_remembered_up_to_a_limit() -> None:
 
 
 async def test_creator_name_is_filled_in_by_a_later_message() -> None:
-    contexts = Contexts(ME, RecordingLinks())
+    links: Any = RecordingLinks()
+    contexts = Contexts(ME, links)
     state = contexts.enter(THEIRS, WorkerId("", PEER.incarnation))
     assert contexts.enter(THEIRS, PEER) is state
     assert state.creator == PEER
@@ -219,7 +222,8 @@ async def test_creator_is_asked_when_a_bearer_is_lost(*, is_open: bool) -> None:
 
 
 async def test_end_of_the_worker_aborts_its_own_passes() -> None:
-    contexts = Contexts(ME, RecordingLinks())
+    links: Any = RecordingLinks()
+    contexts = Contexts(ME, links)
     state = contexts.enter(MINE, ME)
     own = state.join_pass(PassId(ME.incarnation, 1), "me", Keeping())
     served = state.join_pass(PassId(PEER.incarnation, 1), "peer", Keeping())

@@ -57,7 +57,8 @@ class Everything:
         me = ME.incarnation
         self.scheduler = LoopScheduler()
         self.peer = RecordingLink(PEER)
-        self.links = RecordingLinks(self.peer)
+        links: Any = RecordingLinks(self.peer)
+        self.links = links
         self.contexts = Contexts(ME, self.links)
         self.state = self.contexts.enter(CONTEXT, ME)
         self.one = self.state.join_pass(PASS, "me", Keeping())

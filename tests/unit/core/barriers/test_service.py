@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,8 @@ def played(play: Play) -> None:
 
     async def main() -> None:
         company = Company("a", "b")
-        await play(company, BarrierService(company, company, company))
+        peers: Any = company
+        await play(company, BarrierService(peers, company, peers))
 
     run(main())
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+from typing import Any
 
 import pytest
 
 from asyncrpc.core.counters import Counters
 from asyncrpc.core.links.admission import Admission
-from asyncrpc.core.links.byte_stream import ByteStream
+from asyncrpc.core.transport.byte_stream import ByteStream
 from asyncrpc.core.wire.messages import Hello
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -42,10 +43,11 @@ class Stranger:
             self.opened.exception()
 
 
-def door(*, at_most: int = 2) -> tuple[Admission, Counters]:
+def door(*, at_most: int = 2) -> tuple[Any, Counters]:
     host = Host(Network(1), "a", 1)
+    identity: Any = host
     admission = Admission(
-        host, host.loop, host.counters, handshakes_max=at_most, timeout_s=5.0
+        identity, host.loop, host.counters, handshakes_max=at_most, timeout_s=5.0
     )
     return admission, host.counters
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from asyncrpc.core.ids import Incarnation
+from asyncrpc.core.links.link import Link
 from asyncrpc.core.members import Member
 from asyncrpc.core.membership.finder import ASKED_MAX, REFRESH_S, Finder
 from asyncrpc.core.membership.machine.membership import (
@@ -16,7 +18,6 @@ from asyncrpc.core.membership.machine.records import (
     Record,
 )
 from asyncrpc.core.membership.messages import fields_of
-from asyncrpc.core.membership.ports import MemberLink
 from asyncrpc.errors import UnknownWorkerError
 from tests.unit.core.membership.peers import Company, run
 
@@ -29,9 +30,10 @@ class Asking:
         records = [Record(peer.member, 1) for peer in company.known]
         self.table = Membership(records[0])
         self.table.begin(records, company.loop.time())
-        self.finder = Finder(company, company, company, self._take)
+        peers: Any = company
+        self.finder = Finder(peers, company, peers, self._take)
 
-    def _take(self, record: Record, _limit: int, _link: MemberLink) -> None:
+    def _take(self, record: Record, _limit: int, _link: Link) -> None:
         self.table.receive(record, self.company.loop.time(), is_linked=False)
 
     def names_asked(self) -> list[str]:

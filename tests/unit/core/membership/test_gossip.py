@@ -19,7 +19,8 @@ from tests.unit.core.membership.peers import Company, run
 
 
 def begun(company: Company) -> tuple[Gossip, Membership]:
-    gossip = Gossip(company, company, lambda: BATCH_S)
+    peers: Any = company
+    gossip = Gossip(company, peers, lambda: BATCH_S)
     records = [Record(peer.member, 1) for peer in company.known]
     table = Membership(records[0])
     table.begin(records, company.loop.time())

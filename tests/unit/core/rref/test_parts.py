@@ -64,7 +64,8 @@ class Everything:
         self.scheduler = LoopScheduler()
         loop = self.scheduler.loop
         self.peer, self.third = RecordingLink(PEER), RecordingLink(THIRD)
-        self.links = links = RecordingLinks(self.peer, self.third)
+        links: Any = RecordingLinks(self.peer, self.third)
+        self.links = links
         self.lost: list[tuple[WorkerId, str]] = []
         self.values = Values(loop, FlightRecorder())
         self.shared = SharedById(me.incarnation, loop.time)
@@ -425,7 +426,8 @@ async def test_peer_without_room_gets_no_more_references() -> None:
 
 
 def test_names_from_hearsay_are_limited() -> None:
-    names = PeerNames(RecordingLinks(), ME)
+    links: Any = RecordingLinks()
+    names = PeerNames(links, ME)
     names.note(PEER)
     for number in range(HEARSAY_MAX + 1):
         names.note_hearsay(WorkerId(f"w{number}", Incarnation(number + 1)))
@@ -435,7 +437,7 @@ def test_names_from_hearsay_are_limited() -> None:
 
 
 def test_hearsay_names_unknown_workers_and_renames_none() -> None:
-    links = RecordingLinks()
+    links: Any = RecordingLinks()
     names = PeerNames(links, ME)
     names.note(PEER)
     names.note_hearsay(WorkerId("liar", PEER.incarnation))

@@ -8,7 +8,7 @@ from typing import Any
 
 import uvloop
 
-from asyncrpc.core.links.byte_stream import ByteStream
+from asyncrpc.core.transport.byte_stream import ByteStream
 
 
 class Sent:
@@ -29,9 +29,9 @@ class Sent:
 
 
 def stream_to(sent: Sent) -> ByteStream:
-    stream = ByteStream(asyncio.get_running_loop(), sent)
-    transport: Any = sent
-    stream.transport = transport
+    fake: Any = sent
+    stream = ByteStream(asyncio.get_running_loop(), fake)
+    stream.transport = fake
     return stream
 
 
