@@ -1,6 +1,6 @@
-"""What the parts of a link see of their worker and of their connection.
+"""What the parts of a link see of their worker, their connection, and the link itself.
 
-Both are made above this package, so it names them here; of what is in this package, or
+All are made above this package, so it names them here; of what is in this package, or
 below it, the parts take the classes themselves.
 """
 

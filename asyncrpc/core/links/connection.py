@@ -127,8 +127,9 @@ class Connection:
         payloads: the ways by which large payloads leave.
         incoming, turns: payloads that arrive; when messages are parsed.
         join, drop, submit: see `ByteStream`, `OutgoingMessages` and `PayloadRoutes`.
-        claim, release_claim, forget_transfer, watch_requests, stand_in: see `incoming`.
-        acknowledge, count_kept, break_off, adopt, settled, mended: see `Resumption`.
+        resumption: replaces its transport.
+        claim, release_claim, forget_transfer: see `incoming`.
+        acknowledge, count_kept: see `resumption`.
     """
 
     def __init__(
@@ -164,14 +165,11 @@ class Connection:
         self.pump = ChunkPump(self.stream, self.outgoing, loop=loop, post=self.post)
         self.payloads = PayloadRoutes(self.pump, self.outgoing, self.send)
         self.submit = self.payloads.submit
-        self._resumption = Resumption(self)
-        self.acknowledge = self._resumption.acknowledge
-        self.count_kept = self._resumption.count_kept
-        self.break_off = self._resumption.break_off
-        self.adopt = self._resumption.adopt
-        self.settled = self._resumption.settled
-        self.mended = self._resumption.mended
-        self._receipts = self._resumption.receipts
+        self.resumption = Resumption(self)
+        # Below this package nobody knows its parts; so these are methods of its own.
+        self.acknowledge = self.resumption.acknowledge
+        self.count_kept = self.resumption.count_kept
+        self._receipts = self.resumption.receipts
         self._poller = poller
         self._introduce = introduce
         self._on_hello = on_hello
@@ -182,8 +180,6 @@ class Connection:
         self.claim = self.incoming.claim
         self.release_claim = self.incoming.release_claim
         self.forget_transfer = self.incoming.forget
-        self.watch_requests = self.incoming.watch_requests
-        self.stand_in = self.incoming.stand_in
         self._frames = self.incoming.frames
         self.turns = ReadingTurns(self._frames, self.stream, loop, self._on_unreadable)
         self._handshake = handshake
@@ -215,7 +211,7 @@ class Connection:
             poller.read()
         try:
             if receipts.received >= receipts.due_at:
-                self._resumption.on_due()  # before what may be answered at once
+                self.resumption.on_due()  # before what may be answered at once
             self._reader.advance(nbytes)
         except Exception as error:  # noqa: BLE001
             self._on_unreadable(error)
@@ -233,7 +229,7 @@ class Connection:
 
     def connection_lost(self, error: TransportError | None, /) -> None:
         """Wait for another transport, or end the connection."""
-        if not self._resumption.lose(error):
+        if not self.resumption.lose(error):
             self._finish(error)
 
     def pause_writing(self) -> None:
@@ -442,7 +438,7 @@ class Connection:
     @property
     def is_broken(self) -> bool:
         """Whether it waits for another transport."""
-        return self._resumption.is_broken
+        return self.resumption.is_broken
 
     @property
     def received(self) -> int:
@@ -452,7 +448,7 @@ class Connection:
     @property
     def first_unsent(self) -> int:
         """While it is broken, the first call that cannot have left; else `NEVER`."""
-        return self._resumption.first_unsent
+        return self.resumption.first_unsent
 
     def allow_resuming(
         self,
@@ -461,9 +457,9 @@ class Connection:
     ) -> None:
         """Outlive the transport from now on; the first byte counted is the next one."""
         self.on_broken = on_broken
-        self._resumption.next_call_id = next_call_id
+        self.resumption.next_call_id = next_call_id
         ack_bytes = ACK_BYTES if self.ack_through is self else LANE_ACK_BYTES
-        self._resumption.allow(partial(on_broken, self), ack_bytes)
+        self.resumption.allow(partial(on_broken, self), ack_bytes)
 
     def send_ack(self, received: int, *, can_wait: bool) -> None:
         """Tell the peer how much has been read: now, or with the next message."""
@@ -476,7 +472,7 @@ class Connection:
 
     def on_ack(self, received: int) -> None:
         """The peer has read so many of our bytes."""
-        self._resumption.unacknowledged.acknowledge(received)
+        self.resumption.unacknowledged.acknowledge(received)
 
     def release_transport(self) -> Transport:
         """Give the transport away: this connection only had to bring it."""
@@ -494,7 +490,7 @@ class Connection:
     def fail(self, error: AsyncRpcError) -> None:
         """Abort the connection because of `error`; what is queued is dropped."""
         self._cause = self._cause or error
-        self._resumption.on(ResumeEvent.CLOSE)
+        self.resumption.on(ResumeEvent.CLOSE)
         self.stream.abort()
 
     def _fail_aloud(self, error: AsyncRpcError) -> None:
@@ -508,7 +504,7 @@ class Connection:
         self.stream.write_ahead()
         if self.on_broken is not None:
             self._say_close(why)
-        self._resumption.on(ResumeEvent.CLOSE)
+        self.resumption.on(ResumeEvent.CLOSE)
         self.stream.flush()
         self.stream.close()
 
@@ -521,13 +517,13 @@ class Connection:
     def on_peer_close(self, why: str) -> None:
         """The peer says that it closes the connection."""
         self.peer_closed = why or "it closed the connection"
-        if self._resumption.on(ResumeEvent.PEER_CLOSE) is ResumeState.ENDED:
+        if self.resumption.on(ResumeEvent.PEER_CLOSE) is ResumeState.ENDED:
             self.end(ConnectionLostError(self.peer_closed))
 
     def end(self, error: AsyncRpcError) -> None:
         """End the connection at once; waiters are told before this returns."""
         self._cause = self._cause or error
-        self._resumption.on(ResumeEvent.CLOSE)
+        self.resumption.on(ResumeEvent.CLOSE)
         transport = self.stream.take_transport()
         if transport is None:
             return
@@ -540,7 +536,7 @@ class Connection:
         if self.state is ConnectionState.CLOSED:
             return
         self.state = ConnectionState.CLOSED
-        self._resumption.end()
+        self.resumption.end()
         self.stream.room.set()
         self.payloads.clear()
         cause = self._cause or error

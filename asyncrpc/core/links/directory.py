@@ -245,7 +245,7 @@ class Directory:
     async def _connect(self, entry: PeerEntry, *, again: bool = True) -> Link:
         while entry.broken is not None and not self.connections.is_closing:
             # It ends with the connection, which `close` and `lost_after_s` end.
-            await entry.broken.connection.settled()
+            await entry.broken.connection.resumption.settled()
         if entry.link is not None:
             return entry.link
         if self.connections.is_closing:

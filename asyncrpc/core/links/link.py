@@ -134,7 +134,7 @@ class Link:
         self._join_requests()
         self._handlers = self._message_routes()
         self._frame_handlers = self._frame_routes()
-        connection.stand_in(unreadable)
+        connection.incoming.stand_in(unreadable)
 
     def _join_messages(self) -> None:
         """Make the parts for messages that are not read at once."""
@@ -210,7 +210,7 @@ class Link:
             preparation=self.preparation,
             responder=self.responder,
         )
-        self.connection.watch_requests(self.credit.on_begun, self._is_wanted)
+        self.connection.incoming.watch_requests(self.credit.on_begun, self._is_wanted)
 
     def _message_routes(self) -> dict[int, MessageHandler]:
         """Return what takes each kind of message that has a value."""

@@ -163,7 +163,7 @@ class Reconnector:
             broken.release_ended()
             if machine.may_try(len(attempts)):
                 attempts.add(start_task(attempt(broken)))
-            settled = start_task(connection.settled())
+            settled = start_task(connection.resumption.settled())
             done, _ = await asyncio.wait(
                 {*attempts, settled},
                 timeout=machine.pause_s,
@@ -193,7 +193,7 @@ class Reconnector:
         Nothing is written to an idle lane, so here there may be no sign of it.
         """
         if self._of(connection).machine.is_broken_since(attempt):
-            connection.break_off("it has broken at the peer")
+            connection.resumption.break_off("it has broken at the peer")
 
     def try_another_way(self, connection: Connection) -> None:
         """Dial again although a connection is not broken: nothing comes over it.
@@ -261,7 +261,7 @@ class Reconnector:
         target, loop = broken.connection, self._scheduler.loop
         broken.release_ended()
         if broken.machine.reads_on:
-            target.break_off("another transport takes the place of this one")
+            target.resumption.break_off("another transport takes the place of this one")
         attempt = broken.machine.claim()
         if not attempt:
             candidate.fail(ConnectError("another attempt to resume is further along"))
@@ -313,14 +313,14 @@ class Reconnector:
         broken.release()
         transport = candidate.release_transport()
         try:
-            target.adopt(transport, hello.received)
+            target.resumption.adopt(transport, hello.received)
         except AsyncRpcError as error:
             transport.abort()
             target.end(error)
             return
         broken.machine.on(ReconnectEvent.RESUMED)
         self._directory.set_broken(target, broken=False)
-        target.mended.set()
+        target.resumption.mended.set()
         self._judge.on_resumed(target)
         self._counters.connections_resumed += 1
 
@@ -356,7 +356,7 @@ class Reconnector:
         if verdict:
             self._handshakes.refuse(candidate, verdict)
             return
-        target.break_off("the peer resumes the connection")
+        target.resumption.break_off("the peer resumes the connection")
         ours = self._identity.hello(resume=target.token, received=target.received)
         candidate.hello(ours)
         self._resume(broken, candidate, hello)

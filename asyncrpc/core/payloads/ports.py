@@ -29,7 +29,7 @@ MemoryIsReady: TypeAlias = Callable[[memoryview, Callable[[], None]], bool]
 
 
 class PayloadRoute(Protocol):
-    """A way for large payloads that cannot take all of them."""
+    """A way for large payloads that cannot take all of them: `SlabMover`, `Lanes`."""
 
     def send(self, message: OutgoingMessage) -> bool:
         """Take a message and its payload, or refuse."""

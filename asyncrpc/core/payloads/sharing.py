@@ -26,16 +26,23 @@ are free when its connection ends.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
+import math
 import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, Self
+
+import numpy as np
+import torch
 
 from asyncrpc.core.host.shortage import shortage_of
 from asyncrpc.core.ids import WorkerId
+from asyncrpc.core.loop.tasks import Tasks
+from asyncrpc.core.loop.threads import thread_blocked
 from asyncrpc.core.options import LimitOptions
 from asyncrpc.core.payloads.messages import (
     MEMORY,
@@ -520,6 +527,29 @@ class Sharing:
         """Unmap our slabs once no message can be sent through them any more."""
         if self._is_closed and not self._movers:
             self.slabs.clear()
+
+
+def empty_tensor(
+    memory: Sharing, tasks: Tasks, shape: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    """Return a tensor in shared memory, or a plain one; from any thread."""
+    sizes = [int(size) for size in shape]
+    nbytes = math.prod(sizes) * dtype.itemsize
+    if threading.get_ident() == tasks.thread_id:
+        view = memory.empty(nbytes)
+    else:
+        allocated: concurrent.futures.Future[memoryview | None] = (
+            concurrent.futures.Future()
+        )
+        tasks.loop.call_soon_threadsafe(
+            lambda: allocated.set_result(memory.empty(nbytes))
+        )
+        with thread_blocked():
+            view = allocated.result()
+    if view is None:
+        return torch.empty(sizes, dtype=dtype, device="cpu")
+    flat = torch.from_numpy(np.ndarray(nbytes, np.uint8, view))
+    return flat.view(dtype).view(sizes)
 
 
 def _rejected(why: str) -> RejectedError:

@@ -1,8 +1,8 @@
-"""What parts of the runtime need of each other, as narrow interfaces.
+"""What services, and the parts below them, see of what is made above them.
 
-A part takes what it needs, and nothing that has more: no part takes the whole `Worker`,
-`Link` or `Connection`.  What only one part needs is declared beside that part; what
-several need is here.  So each part can be built alone, also in a test.
+A part names the class that it uses, where the order of the packages allows it.  What is
+above it has one protocol for each package that needs more of it: a link has `PeerLink`
+here, `CallLink` for the parts of calls, and `PayloadLink` for those of payloads.
 """
 
 from __future__ import annotations
