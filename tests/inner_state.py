@@ -64,7 +64,7 @@ def turns_of(service: OptimizerService) -> int:
     return len(service._turns)
 
 
-def early_dials(directory: Directory[Any]) -> int:
+def early_dials(directory: Directory) -> int:
     """Return how many wait for a worker to have started."""
     return len(directory._early or ())
 

@@ -47,9 +47,9 @@ from asyncrpc.core.loop.loop_guard import LoopGuard
 from asyncrpc.core.loop.spin import spinner_for
 from asyncrpc.core.loop.tasks import Tasks
 from asyncrpc.core.loop.threads import ThreadPool, outcome_to
-from asyncrpc.core.membership.ports import MembershipTimes
 from asyncrpc.core.membership.rendezvous import Rendezvous, gateway_from
 from asyncrpc.core.membership.service import MembershipService
+from asyncrpc.core.membership.times import MembershipTimes
 from asyncrpc.core.options import Options
 from asyncrpc.core.payloads.prefaulting import Prefaulting
 from asyncrpc.core.payloads.receive_pool import ReceivePool
@@ -287,7 +287,7 @@ class Parts:
         ):
             self.services.add(service)
 
-    def _make_membership(self, peers: Directory[Link]) -> MembershipService:
+    def _make_membership(self, peers: Directory) -> MembershipService:
         return MembershipService(
             self.identity,
             self.tasks,
@@ -303,7 +303,7 @@ class Parts:
             recorder=self.recorder,
         )
 
-    def _make_directory(self) -> Directory[Link]:
+    def _make_directory(self) -> Directory:
         settings = ConnectionSettings(
             self.secret_for_connections,
             self.limits.message,
@@ -332,7 +332,7 @@ class Parts:
             connections=Connections(self.identity, self.loop, settings),
             connectors=self.connectors,
             make_link=self._make_link,
-            peers=self.services,
+            services=self.services,
             sidecar=self.sidecar,
         )
         if self.tokens.own is not None:

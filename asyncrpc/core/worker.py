@@ -33,7 +33,7 @@ from asyncrpc.core.membership.changes import MemberChanges
 from asyncrpc.core.membership.rendezvous import Rendezvous, open_rendezvous
 from asyncrpc.core.options import Options
 from asyncrpc.core.parts import Parts
-from asyncrpc.core.payloads.placing import empty
+from asyncrpc.core.payloads.sharing import empty_tensor
 from asyncrpc.core.peers.group import PeerGroup, group_of
 from asyncrpc.core.peers.peer import Peer
 from asyncrpc.core.serde import Policy
@@ -468,7 +468,8 @@ class Worker:
         """
         self.parts.lifecycle.check_running()
         check_kind("dtype", dtype, torch.dtype, "a torch.dtype")
-        return empty(self.parts.memory, self.parts.tasks, sizes_of(shape), dtype)
+        parts = self.parts
+        return empty_tensor(parts.memory, parts.tasks, sizes_of(shape), dtype)
 
     # --- the group -------------------------------------------------------------------
 

@@ -147,7 +147,7 @@ def _hold(packed: Sequence[bytes]) -> tuple[object, int]:
     records_bytes = tracemalloc.get_traced_memory()[0]
     table = Membership(Record(read[0], 1))
     table.begin((Record(one, 1) for one in read), 0.0)
-    peers: PeerTable[Any] = PeerTable(_Myself())  # type: ignore[arg-type]
+    peers = PeerTable(_Myself())  # type: ignore[arg-type]
     peers.add(read)
     return (table, peers), records_bytes
 

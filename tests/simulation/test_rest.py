@@ -98,7 +98,7 @@ def test_idle_peer_keeps_little_memory() -> None:
                 assert isinstance(connection, Connection)
                 frames = connection.incoming.frames
                 assert not any(frames._view[RESTING_BYTES:])  # noqa: SLF001
-                kept = connection._resumption.unacknowledged  # noqa: SLF001
+                kept = connection.resumption.unacknowledged
                 assert kept.start > CALLS * 20_000
                 assert kept.nbytes < NEWS_BYTES
 

@@ -53,7 +53,7 @@ class GracefulShutdown:
     def __init__(
         self,
         barriers: BarrierService,
-        peers: Directory[Link],
+        peers: Directory,
         *,
         is_active: Callable[[], bool],
         members: Callable[[], Membership],

@@ -36,11 +36,12 @@ from asyncrpc.core.barriers.messages import (
     check_notice,
     check_replicas,
 )
+from asyncrpc.core.identity import WorkerIdentity
 from asyncrpc.core.ids import WorkerId
+from asyncrpc.core.links.directory import Directory
 from asyncrpc.core.loop.waits import WaitDescription, WaitKind, waits
 from asyncrpc.core.members import UNKNOWN_INCARNATION
-from asyncrpc.core.membership.ports import Peers
-from asyncrpc.core.services.ports import Identity, PeerLink, Scheduler
+from asyncrpc.core.services.ports import PeerLink, Scheduler
 from asyncrpc.core.services.router import takes
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -68,7 +69,9 @@ class BarrierService:
 
     name = SERVICE
 
-    def __init__(self, identity: Identity, scheduler: Scheduler, peers: Peers) -> None:
+    def __init__(
+        self, identity: WorkerIdentity, scheduler: Scheduler, peers: Directory
+    ) -> None:
         self.identity = identity
         self.scheduler = scheduler
         self.peers = peers

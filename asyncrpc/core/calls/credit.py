@@ -62,11 +62,6 @@ class InboundCredit:
         limit_bytes: int,
         keep_idle: Callable[[int], None],
     ) -> None:
-        """Accept none yet.
-
-        Args:
-            keep_idle: bounds the memory of received payloads that is kept for the next.
-        """
         self.budget: InboundBudget[LinkCredit] = InboundBudget(limit_bytes)
         self._name = name
         self._loop = loop

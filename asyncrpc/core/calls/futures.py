@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextvars import Context
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from asyncrpc.core.arguments import check_timeout
 from asyncrpc.core.calls.context import current_call_var
@@ -24,6 +24,7 @@ from asyncrpc.errors import ClosedError, Outcome, UsageError
 
 if TYPE_CHECKING:
     from asyncrpc.core.calls.destination import Destination
+    from asyncrpc.core.calls.ports import CallLink
     from asyncrpc.core.services.extensions import CallSpan
 
 
@@ -52,13 +53,6 @@ class CallStats:
     bytes_sent: int = 0
     bytes_received: int = 0
     bytes_copied: int = 0
-
-
-class CallLink(Protocol):
-    """The link that a call has been sent over."""
-
-    def cancel(self, call: Any) -> None:
-        """Tell the callee that the caller does not wait any more."""
 
 
 class CallFuture(asyncio.Future[T], Generic[T]):

@@ -201,10 +201,7 @@ class InboundCall:
 
     @property
     def label(self) -> str:
-        """Return what tells it from the other calls that its worker serves.
-
-        A `CallServed` has all that makes it again.
-        """
+        """What tells it from other calls; a `CallServed` has all that makes it."""
         return call_label(self.call_id, self.responder.caller)
 
     def run(self, target: Target, args: list[Any], kwargs: dict[str, Any]) -> None:

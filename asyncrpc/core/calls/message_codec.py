@@ -5,8 +5,7 @@ Here references and propagators (`extensions`) take part in every message.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -160,8 +159,8 @@ class MessageCodec:
         parts: CallHost,
         *,
         connection: CallConnection,
-        dead: deque[Any],
-        give_back: Callable[[], None],
+        dead_places: Sized,
+        give_back_places: Callable[[], None],
         refer: Callable[[Encoded], None],
         devices: Devices,
         deferred: DeferredMessages,
@@ -184,8 +183,8 @@ class MessageCodec:
         self._references = parts.references
         self._propagators = parts.propagators
         self._connection = connection
-        self._dead = dead
-        self._give_back_places = give_back
+        self._dead = dead_places
+        self._give_back_places = give_back_places
         self._refer_to = refer
         self._devices = devices
         self._deferred = deferred

@@ -18,7 +18,7 @@ from asyncrpc.core.calls.credit import (
 )
 from asyncrpc.core.calls.deadlines import Deadlines
 from asyncrpc.core.calls.deferred import PendingBuffers
-from asyncrpc.core.calls.futures import CallFuture, CallLink
+from asyncrpc.core.calls.futures import CallFuture
 from asyncrpc.core.calls.heads import SentHeads
 from asyncrpc.core.calls.machine.calls import LinkState, LinkStatus, PendingCalls
 from asyncrpc.core.calls.message_codec import (
@@ -34,6 +34,7 @@ from asyncrpc.core.calls.peer_memory import FREE_BYTES_MAX
 from asyncrpc.core.calls.ports import (
     CallConnection,
     CallHost,
+    CallLink,
 )
 from asyncrpc.core.calls.streams import OutboundCall, StreamReceiver
 from asyncrpc.core.calls.tracing import with_span
@@ -568,7 +569,7 @@ class AnswerReceiver:
         connection: CallConnection,
         pending: PendingCalls[CallFuture[Any] | StreamReceiver],
         messages: MessageCodec,
-        calls: CallLink,
+        calls: OutboundCalls,
         ends: CallEnds,
     ) -> None:
         self._peer = peer

@@ -23,12 +23,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sized
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from asyncrpc.core.serde.bounds import CONTAINER, values_in
-from asyncrpc.errors import AsyncRpcError, MalformedError, OverloadedError
+from asyncrpc.core.transport.byte_stream import nobody_waits
+from asyncrpc.errors import MalformedError, OverloadedError
 
 if TYPE_CHECKING:
+    from asyncrpc.core.calls.ports import CallLink
     from asyncrpc.core.calls.requests import CallAdmission
 
 
@@ -167,44 +169,6 @@ def _free_bytes(buffers: list[memoryview]) -> int:
     return nbytes if nbytes <= FREE_BYTES_MAX else 0
 
 
-def nobody_waits() -> None:
-    """Do nothing: what the peer takes makes no difference."""
-
-
-class TellsOfRoom(Protocol):
-    """What a connection writes.
-
-    Attributes:
-        on_taken: called when the peer has taken something.
-        on_kept: called now and then while much is kept for it.
-        room: set while the transport has room.
-    """
-
-    on_taken: Callable[[], None]
-    on_kept: Callable[[], None]
-    room: asyncio.Event
-
-
-class KeepsAnswers(Protocol):
-    """A link, as far as what its connection keeps of its messages goes."""
-
-    @property
-    def stream(self) -> TellsOfRoom:
-        """What the connection writes."""
-
-    def count_written(self) -> int:
-        """Return how many bytes are kept of what was written."""
-
-    def count_kept(self) -> int:
-        """Return that, and how many bytes of answers wait to be written."""
-
-    async def writable(self) -> None:
-        """Wait until the transport has room."""
-
-    def give_up(self, error: AsyncRpcError) -> None:
-        """End the connection because of what the peer did."""
-
-
 class OutboundBudget:
     """What the peers of one worker have not taken, over all of them."""
 
@@ -250,7 +214,7 @@ class Backlog:
     )
 
     def __init__(
-        self, link: KeepsAnswers, budget: OutboundBudget, memory: PeerMemory
+        self, link: CallLink, budget: OutboundBudget, memory: PeerMemory
     ) -> None:
         self.is_pressed = self.is_full = False
         self._link = link

@@ -1,6 +1,6 @@
-"""What the parts of a link see of their worker and of their connection.
+"""What the parts of a link see of their worker, their connection, and the link itself.
 
-Both are made above this package, so it names them here; of what is in this package, or
+All are made above this package, so it names them here; of what is in this package, or
 below it, the parts take the classes themselves.
 """
 
@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from asyncrpc.core.services.ports import MessageSender, Scheduler
+from asyncrpc.core.services.ports import PeerLink, Scheduler
 
 if TYPE_CHECKING:
     import asyncio
     import contextvars
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
 
     from asyncrpc.core.calls.credit import InboundCredit
     from asyncrpc.core.calls.deadlines import Deadlines
     from asyncrpc.core.calls.error_encoder import ErrorEncoder
+    from asyncrpc.core.calls.futures import CallFuture
     from asyncrpc.core.calls.inbound import InboundCall
     from asyncrpc.core.calls.modes import Mode, Target
     from asyncrpc.core.calls.peer_memory import OutboundBudget
+    from asyncrpc.core.calls.reading_turns import ReadingTurns
     from asyncrpc.core.calls.requests import CallAdmission
+    from asyncrpc.core.calls.streams import StreamReceiver
     from asyncrpc.core.calls.unsent import UnsentCalls
     from asyncrpc.core.devices.staging import Devices
     from asyncrpc.core.loop.threads import ThreadPool
@@ -33,9 +36,9 @@ if TYPE_CHECKING:
         References,
         ThreadState,
     )
-    from asyncrpc.core.services.ports import HoldsMessages
     from asyncrpc.core.services.router import Router
     from asyncrpc.core.trace.recorder import FlightRecorder
+    from asyncrpc.core.transport.byte_stream import ByteStream
     from asyncrpc.core.wire.outgoing import (
         OutgoingMessage,
         OutgoingMessages,
@@ -140,7 +143,7 @@ class CallHost(Scheduler, Protocol):
         """Decide where a method of a referenced object runs."""
 
 
-class CallConnection(MessageSender, Protocol):
+class CallConnection(Protocol):
     """A connection, as the parts of its link see it: `links.connection`, and a test's.
 
     Attributes:
@@ -154,7 +157,7 @@ class CallConnection(MessageSender, Protocol):
         """Return how many bytes of the current message were copied on arrival."""
 
     @property
-    def turns(self) -> HoldsMessages:
+    def turns(self) -> ReadingTurns:
         """Its turns of parsing messages."""
 
     @property
@@ -164,6 +167,20 @@ class CallConnection(MessageSender, Protocol):
     @property
     def first_unsent(self) -> int:
         """While it is broken, the first call that cannot have left."""
+
+    def send(
+        self,
+        kind: int,
+        call_id: int,
+        *,
+        flags: int = 0,
+        aux: int = 0,
+        head: bytes = b"",
+        control: bytes = b"",
+        buffers: Sequence[memoryview] = (),
+        on_sent: Callable[[], None] | None = None,
+    ) -> None:
+        """Write a message; never waits.  On a closed connection it is dropped."""
 
     def submit(self, message: OutgoingMessage) -> None:
         """Send a message that may have to wait, or has waited."""
@@ -193,3 +210,29 @@ class CallConnection(MessageSender, Protocol):
 
     def fail(self, error: AsyncRpcError) -> None:
         """Abort the connection because of `error`."""
+
+
+class CallLink(PeerLink, Protocol):
+    """A link, as the parts of it see it: `links.link`, and a test's."""
+
+    @property
+    def stream(self) -> ByteStream:
+        """What its connection writes."""
+
+    def cancel(self, call: CallFuture[Any] | StreamReceiver) -> None:
+        """Tell the callee that the caller does not wait any more."""
+
+    def send_credit(self, call_id: int, items: int) -> None:
+        """Tell a stream's producer that items have been taken."""
+
+    def count_written(self) -> int:
+        """Return how many bytes are kept of what was written."""
+
+    def count_kept(self) -> int:
+        """Return that, and how many bytes of answers wait to be written."""
+
+    async def writable(self) -> None:
+        """Wait until the transport has room."""
+
+    def give_up(self, error: AsyncRpcError) -> None:
+        """End the connection because of what the peer did."""

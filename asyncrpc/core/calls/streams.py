@@ -11,9 +11,9 @@ import asyncio
 import contextvars
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
-from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Final, Self, TypeAlias, TypeVar
 
-from asyncrpc.core.calls.futures import CallFuture, CallLink
+from asyncrpc.core.calls.futures import CallFuture
 from asyncrpc.core.calls.inbound import InboundCall
 from asyncrpc.core.calls.machine.streams import (
     StreamCredit,
@@ -21,6 +21,7 @@ from asyncrpc.core.calls.machine.streams import (
     StreamState,
 )
 from asyncrpc.core.calls.modes import Mode, Target
+from asyncrpc.core.calls.ports import CallLink
 from asyncrpc.core.devices.maps import DeviceMap
 from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.loop.waits import WaitDescription, WaitKind, waits
@@ -37,13 +38,6 @@ _NOT_YET: Final = object()
 AHEAD: Final = 4
 ITEMS_AHEAD_MIN: Final = 16 * AHEAD
 BYTES_AHEAD_MIN: Final = (32 << 20) * AHEAD
-
-
-class StreamLink(CallLink, Protocol):
-    """A link, as far as the consumer of a stream needs it."""
-
-    def send_credit(self, call_id: int, items: int) -> None:
-        """Tell a stream's producer that items have been taken."""
 
 
 class StreamProducer:
@@ -101,7 +95,7 @@ class StreamReceiver:
 
     def __init__(
         self,
-        link: StreamLink,
+        link: CallLink,
         function: str,
         to: str,
         *,

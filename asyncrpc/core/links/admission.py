@@ -14,19 +14,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from asyncrpc.core.counters import Counters
 from asyncrpc.core.host.shortage import descriptors_max
-from asyncrpc.core.links.byte_stream import ByteStream
+from asyncrpc.core.identity import WorkerIdentity
+from asyncrpc.core.links.connection import Connection
 from asyncrpc.core.logs import LogLimit
 from asyncrpc.core.options import Options
-from asyncrpc.core.services.ports import Identity
 from asyncrpc.core.transport.address import Address, is_loopback
 from asyncrpc.core.transport.interfaces import host_addresses
-from asyncrpc.core.wire.messages import Hello
 from asyncrpc.errors import (
-    AsyncRpcError,
     AuthenticationError,
     ConnectError,
     RemoteProtocolError,
@@ -42,36 +40,12 @@ DESCRIPTORS_SHARE: Final = 4
 SECRET_CHARACTERS_MIN: Final = 16
 
 
-class Stranger(Protocol):
-    """A connection that has been accepted.
-
-    Attributes:
-        opened: done once it is open; fails if it ends before.
-        stream: knows whether something was read below, as by TLS.
-    """
-
-    opened: asyncio.Future[Hello]
-    reads: int
-    stream: ByteStream
-
-    @property
-    def has_proved(self) -> bool:
-        """Return whether it has proved that it knows the secret, if there is one."""
-
-    @property
-    def where(self) -> str:
-        """The other end, for people to read."""
-
-    def fail(self, error: AsyncRpcError) -> None:
-        """Abort the connection because of `error`."""
-
-
 class Admission:
     """The connections of one worker that have not introduced themselves."""
 
     def __init__(
         self,
-        identity: Identity,
+        identity: WorkerIdentity,
         loop: asyncio.AbstractEventLoop,
         counters: Counters,
         *,
@@ -83,14 +57,14 @@ class Admission:
         self._counters = counters
         self._handshakes_max = handshakes_max
         self._timeout_s = timeout_s
-        self._waiting: dict[Stranger, asyncio.TimerHandle] = {}  # the oldest first
+        self._waiting: dict[Connection, asyncio.TimerHandle] = {}  # the oldest first
         self._log_limit = LogLimit()
 
     def __len__(self) -> int:
         """Count the connections that have not introduced themselves."""
         return len(self._waiting)
 
-    def admit(self, connection: Stranger) -> None:
+    def admit(self, connection: Connection) -> None:
         """Admit a connection that has just been accepted, for a while."""
         if len(self._waiting) >= self._limit():
             self._make_room(connection)
@@ -113,7 +87,7 @@ class Admission:
         share = descriptors_max() // DESCRIPTORS_SHARE
         return min(self._handshakes_max, max(1, share))
 
-    def _make_room(self, newest: Stranger) -> None:
+    def _make_room(self, newest: Connection) -> None:
         waiting, limit = len(self._waiting), self._limit()
         why = f"{waiting} connections have not authenticated, and more arrive; "
         if limit < self._handshakes_max:
@@ -127,7 +101,7 @@ class Admission:
         self._drop(self._oldest() or newest, why)
         self._log("closed", why)
 
-    def _oldest(self) -> Stranger | None:
+    def _oldest(self) -> Connection | None:
         """Return the connection that is closed next, if one of them may be."""
         unproved = [stranger for stranger in self._waiting if not stranger.has_proved]
         silent = (
@@ -137,7 +111,7 @@ class Admission:
         )
         return next(silent, next(iter(unproved), None))
 
-    def _expire(self, connection: Stranger) -> None:
+    def _expire(self, connection: Connection) -> None:
         if connection.opened.done():  # just in time: `_settle` runs in this turn
             return
         self._drop(
@@ -145,14 +119,14 @@ class Admission:
             f"{connection.where} did not introduce itself in {self._timeout_s:g} s",
         )
 
-    def _drop(self, connection: Stranger, why: str) -> None:
+    def _drop(self, connection: Connection, why: str) -> None:
         timer = self._waiting.pop(connection, None)
         if timer is not None:
             timer.cancel()
         self._counters.connections_dropped_unauthenticated += 1
         connection.fail(ConnectError(why))
 
-    def _settle(self, connection: Stranger, opened: asyncio.Future[object]) -> None:
+    def _settle(self, connection: Connection, opened: asyncio.Future[object]) -> None:
         """Record that a connection is open, or has ended before."""
         timer = self._waiting.pop(connection, None)
         if timer is not None:

@@ -17,20 +17,22 @@ import enum
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from asyncrpc.core.calls.deferred import PendingBuffers
-from asyncrpc.core.links.byte_stream import ByteReader, ByteStream, Poller
+from asyncrpc.core.calls.reading_turns import ReadingTurns, logged
 from asyncrpc.core.links.disconnected import Discard
-from asyncrpc.core.links.hello import HelloSink
-from asyncrpc.core.links.reading_turns import ReadingTurns, logged
 from asyncrpc.core.links.resumption import Resumption
+from asyncrpc.core.links.sinks import HelloSink
+from asyncrpc.core.loop.spin import Spinner
 from asyncrpc.core.payloads.incoming import IncomingPayloads
-from asyncrpc.core.payloads.lanes import Lanes, PayloadRoute, PayloadRoutes
+from asyncrpc.core.payloads.lanes import Lanes, PayloadRoutes
+from asyncrpc.core.payloads.ports import PayloadRoute
 from asyncrpc.core.payloads.pump import ChunkPump
 from asyncrpc.core.payloads.receive_pool import fresh
 from asyncrpc.core.transport.abc import PeerCredentials, Transport
 from asyncrpc.core.transport.address import Address
+from asyncrpc.core.transport.byte_stream import ByteStream
 from asyncrpc.core.transport.flow import WaterMarks
 from asyncrpc.core.wire.chunks import Arrivals
 from asyncrpc.core.wire.frames import (
@@ -84,6 +86,24 @@ class ConnectionState(enum.Enum):
     CLOSED = "closed"
 
 
+class ByteReader(Protocol):
+    """Takes the bytes of a connection: of the handshake, of frames, or of a lane."""
+
+    @property
+    def bytes_copied(self) -> int:
+        """Bytes of buffers copied in user space."""
+
+    @property
+    def message_bytes_copied(self) -> int:
+        """Return how many of them belong to the current message."""
+
+    def get_buffer(self) -> memoryview:
+        """Return where the next bytes must land."""
+
+    def advance(self, nbytes: int) -> None:
+        """Take the bytes that have arrived."""
+
+
 class Connection:
     """One connection to one peer, from the first byte on.
 
@@ -107,8 +127,9 @@ class Connection:
         payloads: the ways by which large payloads leave.
         incoming, turns: payloads that arrive; when messages are parsed.
         join, drop, submit: see `ByteStream`, `OutgoingMessages` and `PayloadRoutes`.
-        claim, release_claim, forget_transfer, watch_requests, stand_in: see `incoming`.
-        acknowledge, count_kept, break_off, adopt, settled, mended: see `Resumption`.
+        resumption: replaces its transport.
+        claim, release_claim, forget_transfer: see `incoming`.
+        acknowledge, count_kept: see `resumption`.
     """
 
     def __init__(
@@ -118,7 +139,7 @@ class Connection:
         loop: asyncio.AbstractEventLoop,
         limits: MessageLimits,
         make_buffer: Callable[[int], memoryview] = fresh,
-        poller: Poller | None = None,
+        poller: Spinner | None = None,
         introduce: Callable[[Connection], None],
         on_hello: Callable[[Connection, Hello], None],
     ) -> None:
@@ -144,16 +165,11 @@ class Connection:
         self.pump = ChunkPump(self.stream, self.outgoing, loop=loop, post=self.post)
         self.payloads = PayloadRoutes(self.pump, self.outgoing, self.send)
         self.submit = self.payloads.submit
-        self._resumption = Resumption(
-            self.stream, self, send_ack=self._send_ack, fail=self.fail
-        )
-        self.acknowledge = self._resumption.acknowledge
-        self.count_kept = self._resumption.count_kept
-        self.break_off = self._resumption.break_off
-        self.adopt = self._resumption.adopt
-        self.settled = self._resumption.settled
-        self.mended = self._resumption.mended
-        self._receipts = self._resumption.receipts
+        self.resumption = Resumption(self)
+        # Below this package nobody knows its parts; so these are methods of its own.
+        self.acknowledge = self.resumption.acknowledge
+        self.count_kept = self.resumption.count_kept
+        self._receipts = self.resumption.receipts
         self._poller = poller
         self._introduce = introduce
         self._on_hello = on_hello
@@ -164,8 +180,6 @@ class Connection:
         self.claim = self.incoming.claim
         self.release_claim = self.incoming.release_claim
         self.forget_transfer = self.incoming.forget
-        self.watch_requests = self.incoming.watch_requests
-        self.stand_in = self.incoming.stand_in
         self._frames = self.incoming.frames
         self.turns = ReadingTurns(self._frames, self.stream, loop, self._on_unreadable)
         self._handshake = handshake
@@ -197,7 +211,7 @@ class Connection:
             poller.read()
         try:
             if receipts.received >= receipts.due_at:
-                self._resumption.on_due()  # before what may be answered at once
+                self.resumption.on_due()  # before what may be answered at once
             self._reader.advance(nbytes)
         except Exception as error:  # noqa: BLE001
             self._on_unreadable(error)
@@ -215,7 +229,7 @@ class Connection:
 
     def connection_lost(self, error: TransportError | None, /) -> None:
         """Wait for another transport, or end the connection."""
-        if not self._resumption.lose(error):
+        if not self.resumption.lose(error):
             self._finish(error)
 
     def pause_writing(self) -> None:
@@ -424,7 +438,7 @@ class Connection:
     @property
     def is_broken(self) -> bool:
         """Whether it waits for another transport."""
-        return self._resumption.is_broken
+        return self.resumption.is_broken
 
     @property
     def received(self) -> int:
@@ -434,7 +448,7 @@ class Connection:
     @property
     def first_unsent(self) -> int:
         """While it is broken, the first call that cannot have left; else `NEVER`."""
-        return self._resumption.first_unsent
+        return self.resumption.first_unsent
 
     def allow_resuming(
         self,
@@ -443,11 +457,12 @@ class Connection:
     ) -> None:
         """Outlive the transport from now on; the first byte counted is the next one."""
         self.on_broken = on_broken
-        self._resumption.next_call_id = next_call_id
+        self.resumption.next_call_id = next_call_id
         ack_bytes = ACK_BYTES if self.ack_through is self else LANE_ACK_BYTES
-        self._resumption.allow(partial(on_broken, self), ack_bytes)
+        self.resumption.allow(partial(on_broken, self), ack_bytes)
 
-    def _send_ack(self, received: int, *, can_wait: bool) -> None:
+    def send_ack(self, received: int, *, can_wait: bool) -> None:
+        """Tell the peer how much has been read: now, or with the next message."""
         control = self.ack_through
         if control is not self:  # of a lane: its peer keeps much
             control.join(prefix(FrameKind.ACK, self.token, aux=received))
@@ -457,7 +472,7 @@ class Connection:
 
     def on_ack(self, received: int) -> None:
         """The peer has read so many of our bytes."""
-        self._resumption.unacknowledged.acknowledge(received)
+        self.resumption.unacknowledged.acknowledge(received)
 
     def release_transport(self) -> Transport:
         """Give the transport away: this connection only had to bring it."""
@@ -475,7 +490,7 @@ class Connection:
     def fail(self, error: AsyncRpcError) -> None:
         """Abort the connection because of `error`; what is queued is dropped."""
         self._cause = self._cause or error
-        self._resumption.on(ResumeEvent.CLOSE)
+        self.resumption.on(ResumeEvent.CLOSE)
         self.stream.abort()
 
     def _fail_aloud(self, error: AsyncRpcError) -> None:
@@ -489,7 +504,7 @@ class Connection:
         self.stream.write_ahead()
         if self.on_broken is not None:
             self._say_close(why)
-        self._resumption.on(ResumeEvent.CLOSE)
+        self.resumption.on(ResumeEvent.CLOSE)
         self.stream.flush()
         self.stream.close()
 
@@ -502,13 +517,13 @@ class Connection:
     def on_peer_close(self, why: str) -> None:
         """The peer says that it closes the connection."""
         self.peer_closed = why or "it closed the connection"
-        if self._resumption.on(ResumeEvent.PEER_CLOSE) is ResumeState.ENDED:
+        if self.resumption.on(ResumeEvent.PEER_CLOSE) is ResumeState.ENDED:
             self.end(ConnectionLostError(self.peer_closed))
 
     def end(self, error: AsyncRpcError) -> None:
         """End the connection at once; waiters are told before this returns."""
         self._cause = self._cause or error
-        self._resumption.on(ResumeEvent.CLOSE)
+        self.resumption.on(ResumeEvent.CLOSE)
         transport = self.stream.take_transport()
         if transport is None:
             return
@@ -521,7 +536,7 @@ class Connection:
         if self.state is ConnectionState.CLOSED:
             return
         self.state = ConnectionState.CLOSED
-        self._resumption.end()
+        self.resumption.end()
         self.stream.room.set()
         self.payloads.clear()
         cause = self._cause or error

@@ -7,11 +7,11 @@ import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from asyncrpc.core.identity import WorkerIdentity
 from asyncrpc.core.links.connection import Connection
-from asyncrpc.core.links.ports import SILENT, HandshakeConnection
+from asyncrpc.core.links.sinks import SILENT
 from asyncrpc.core.links.tokens import Tokens
 from asyncrpc.core.loop.spin import Spinner
-from asyncrpc.core.services.ports import Identity
 from asyncrpc.core.wire.handshake import NONCE_BYTES, Handshake, Role
 from asyncrpc.core.wire.limits import MessageLimits
 from asyncrpc.core.wire.messages import Hello
@@ -49,7 +49,7 @@ class Connections:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: WorkerIdentity,
         loop: asyncio.AbstractEventLoop,
         settings: ConnectionSettings,
     ) -> None:
@@ -108,7 +108,7 @@ class Connections:
         if self.on_lost is not None:
             self.on_lost(connection, error)
 
-    def is_trusted(self, connection: HandshakeConnection) -> bool:
+    def is_trusted(self, connection: Connection) -> bool:
         """Check the peer's user, as the kernel states it, where there is no secret."""
         credentials = connection.credentials
         if self._settings.secret or credentials is None:
@@ -123,7 +123,7 @@ class Connections:
         )
         return False
 
-    def refuse(self, connection: HandshakeConnection, verdict: str) -> None:
+    def refuse(self, connection: Connection, verdict: str) -> None:
         """Tell the dialer why it is refused, and end."""
         connection.hello(self._identity.hello(verdict=verdict))
         connection.open_to(SILENT)

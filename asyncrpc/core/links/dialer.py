@@ -7,24 +7,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from asyncrpc.core.counters import Counters
+from asyncrpc.core.identity import WorkerIdentity
+from asyncrpc.core.links.connection import Connection
+from asyncrpc.core.links.connections import Connections
 from asyncrpc.core.links.dial_turns import DialTurn, DialTurns
 from asyncrpc.core.links.entry import PeerEntry
+from asyncrpc.core.links.link import Link
+from asyncrpc.core.links.liveness import Liveness
 from asyncrpc.core.links.machine.detector import Evidence
 from asyncrpc.core.links.machine.dial_window import DialWindow
 from asyncrpc.core.links.machine.dialing import DialAttempts, DialEvent, DialState
 from asyncrpc.core.links.machine.pool import DUPLICATE
-from asyncrpc.core.links.ports import (
-    DirectoryLink,
-    GroupRecords,
-    Handshakes,
-    LinkConnection,
-)
+from asyncrpc.core.links.ports import GroupRecords
 from asyncrpc.core.links.routes import Routes
 from asyncrpc.core.members import UNKNOWN_INCARNATION, Member
-from asyncrpc.core.services.ports import Identity
 from asyncrpc.core.transport.address import Address
 from asyncrpc.core.transport.dial import Dialled
 from asyncrpc.core.wire.handshake import Role
@@ -40,7 +39,8 @@ from asyncrpc.errors import (
     WorkerLostError,
 )
 
-LinkT = TypeVar("LinkT", bound=DirectoryLink)
+if TYPE_CHECKING:
+    from asyncrpc.core.links.directory import Directory
 
 DUPLICATE_WAIT_S: Final = 1.0  # for the connection that won to come up
 _OF_EVIDENCE: Final = {
@@ -61,23 +61,7 @@ class _NoAnswerError(TimeoutError):
         self.pid = pid
 
 
-class AsksOfProcess(Protocol):
-    """Finds out what became of the process of a peer that has not been met."""
-
-    async def evidence_of_unmet(self, member: Member, listener_pid: int) -> Evidence:
-        """Ask its host, or its sidecar."""
-
-
-class TakesAnswers(Protocol[LinkT]):
-    """Makes a link of a connection whose peer has answered."""
-
-    def on_answer(
-        self, entry: PeerEntry[LinkT], connection: LinkConnection, hello: Hello
-    ) -> None:
-        """The worker that was dialed has answered."""
-
-
-class Dialer(Generic[LinkT]):
+class Dialer:
     """Dials the peers of one worker.
 
     Attributes:
@@ -86,13 +70,13 @@ class Dialer(Generic[LinkT]):
 
     def __init__(
         self,
-        identity: Identity,
+        identity: WorkerIdentity,
         counters: Counters,
         routes: Routes,
-        handshakes: Handshakes,
-        answers: TakesAnswers[LinkT],
+        handshakes: Connections,
+        answers: Directory,
         *,
-        processes: AsksOfProcess,
+        processes: Liveness,
     ) -> None:
         """Prepare.
 
@@ -108,7 +92,7 @@ class Dialer(Generic[LinkT]):
         self._processes = processes
         self.ask_to_dial: Callable[[Member], Awaitable[None]] | None = None
 
-    async def dial(self, entry: PeerEntry[LinkT], group: GroupRecords | None) -> LinkT:
+    async def dial(self, entry: PeerEntry, group: GroupRecords | None) -> Link:
         """Return the link to a peer, made by this side or by the peer.
 
         Args:
@@ -124,9 +108,7 @@ class Dialer(Generic[LinkT]):
         )
         return await dial.run()
 
-    async def _dial_once(
-        self, entry: PeerEntry[LinkT], attempt: int, turn: DialTurn
-    ) -> bool:
+    async def _dial_once(self, entry: PeerEntry, attempt: int, turn: DialTurn) -> bool:
         """Dial; return whether the connection is open.
 
         If it is not, the peer's own dial is to survive.
@@ -139,9 +121,7 @@ class Dialer(Generic[LinkT]):
             entry.machine.on_dial_failed()
             raise
 
-    async def _connect(
-        self, entry: PeerEntry[LinkT], attempt: int, turn: DialTurn
-    ) -> bool:
+    async def _connect(self, entry: PeerEntry, attempt: int, turn: DialTurn) -> bool:
         """Dial one address after the other, until the peer itself answers.
 
         An address may lead to another worker: every host has the same docker0.
@@ -151,7 +131,7 @@ class Dialer(Generic[LinkT]):
             await self.ask_to_dial(entry.member)
             return False  # as if it had dialed already: its connection is waited for
         failed: dict[Address, TransportError] = {}
-        dialled: Dialled[LinkConnection] | None = None
+        dialled: Dialled[Connection] | None = None
         try:
             async with asyncio.timeout(self._routes.timeout_s):
                 while True:
@@ -177,11 +157,11 @@ class Dialer(Generic[LinkT]):
 
     async def _race(
         self,
-        entry: PeerEntry[LinkT],
+        entry: PeerEntry,
         attempt: int,
         untried: list[Address],
         failed: dict[Address, TransportError],
-    ) -> Dialled[LinkConnection]:
+    ) -> Dialled[Connection]:
         """Connect to one of the addresses that are left."""
         if failed and not untried:
             raise _listed(failed)
@@ -200,8 +180,8 @@ class Dialer(Generic[LinkT]):
 
     async def _answer_of(
         self,
-        entry: PeerEntry[LinkT],
-        dialled: Dialled[LinkConnection],
+        entry: PeerEntry,
+        dialled: Dialled[Connection],
         failed: dict[Address, TransportError],
     ) -> Hello | None:
         """Return the peer's HELLO; None if what answers there is not the peer."""
@@ -217,8 +197,8 @@ class Dialer(Generic[LinkT]):
             return None
         return hello
 
-    def _new_connection(self, entry: PeerEntry[LinkT], attempt: int) -> LinkConnection:
-        def introduce(connection: LinkConnection) -> None:
+    def _new_connection(self, entry: PeerEntry, attempt: int) -> Connection:
+        def introduce(connection: Connection) -> None:
             if self._handshakes.is_trusted(connection):
                 expects = entry.member.name
                 # A guest is asked to dial by members that seem to dial it meanwhile;
@@ -228,7 +208,7 @@ class Dialer(Generic[LinkT]):
                 ours = self._identity.hello(expects=expects, attempt=number)
                 connection.hello(ours)
 
-        def on_hello(connection: LinkConnection, hello: Hello) -> None:
+        def on_hello(connection: Connection, hello: Hello) -> None:
             self._answers.on_answer(entry, connection, hello)
 
         return self._handshakes.make(Role.DIALER, introduce, on_hello)
@@ -245,18 +225,18 @@ def _listed(failed: dict[Address, TransportError], more: str = "") -> TransportE
     return kind(f"{reasons}; {more}" if more else reasons)
 
 
-class _Dial(Generic[LinkT]):
+class _Dial:
     """One dial: all attempts for the tasks that wait for a link to one peer."""
 
     def __init__(
         self,
-        entry: PeerEntry[LinkT],
+        entry: PeerEntry,
         group: GroupRecords | None,
-        dial_once: Callable[[PeerEntry[LinkT], int, DialTurn], Awaitable[bool]],
+        dial_once: Callable[[PeerEntry, int, DialTurn], Awaitable[bool]],
         routes: Routes,
         turns: DialTurns,
         *,
-        processes: AsksOfProcess,
+        processes: Liveness,
     ) -> None:
         self._entry = entry
         self._group = group
@@ -268,7 +248,7 @@ class _Dial(Generic[LinkT]):
         self._dialled = entry.member  # what the last attempt was made to
         self._error: BaseException | None = None  # of the last attempt
 
-    async def run(self) -> LinkT:
+    async def run(self) -> Link:
         """Take every step; see `Dialer.dial`."""
         if self._group is not None:
             await self._group.settle(self._entry.member.name)

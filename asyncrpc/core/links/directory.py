@@ -13,34 +13,33 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from typing import Final
 
 from asyncrpc.core.counters import Counters
+from asyncrpc.core.identity import WorkerIdentity
 from asyncrpc.core.ids import Incarnation, WorkerId
 from asyncrpc.core.links.admission import Admission
+from asyncrpc.core.links.connection import Connection
 from asyncrpc.core.links.connections import Connections
 from asyncrpc.core.links.dialer import Dialer
 from asyncrpc.core.links.entry import FirstMessage, PeerEntry
 from asyncrpc.core.links.lane_dialer import LaneDialer
-from asyncrpc.core.links.liveness import Liveness, ShowsWorker
+from asyncrpc.core.links.link import Link
+from asyncrpc.core.links.liveness import Liveness
 from asyncrpc.core.links.machine.pool import DUPLICATE
 from asyncrpc.core.links.observers import Observers
 from asyncrpc.core.links.peer_table import PeerTable
-from asyncrpc.core.links.ports import (
-    SILENT,
-    DirectoryLink,
-    GroupRecords,
-    LinkConnection,
-    PeerObserver,
-    ResumableConnection,
-)
+from asyncrpc.core.links.ports import GroupRecords
 from asyncrpc.core.links.reconnector import Reconnector
 from asyncrpc.core.links.relay import Relay
 from asyncrpc.core.links.routes import Routes
+from asyncrpc.core.links.sidecar import Sidecar
+from asyncrpc.core.links.sinks import SILENT
 from asyncrpc.core.links.tokens import Tokens
 from asyncrpc.core.members import Member, member_of
 from asyncrpc.core.payloads.ports import MemoryIsReady
-from asyncrpc.core.services.ports import Identity, Scheduler
+from asyncrpc.core.services.ports import Scheduler
+from asyncrpc.core.services.registry import Services
 from asyncrpc.core.trace.recorder import FlightRecorder
 from asyncrpc.core.transport.abc import Connector
 from asyncrpc.core.wire.handshake import Role
@@ -54,8 +53,6 @@ from asyncrpc.errors import (
     WorkerLostError,
     rebuild,
 )
-
-LinkT = TypeVar("LinkT", bound=DirectoryLink)
 
 LOST_MAX: Final = 4096  # incarnations that are remembered as lost
 
@@ -89,7 +86,7 @@ class DirectorySettings:
     tokens: Tokens
 
 
-class Directory(Generic[LinkT]):
+class Directory:
     """The workers that one worker knows.
 
     Attributes:
@@ -105,7 +102,7 @@ class Directory(Generic[LinkT]):
 
     def __init__(
         self,
-        identity: Identity,
+        identity: WorkerIdentity,
         scheduler: Scheduler,
         counters: Counters,
         recorder: FlightRecorder,
@@ -113,9 +110,9 @@ class Directory(Generic[LinkT]):
         *,
         connections: Connections,
         connectors: Mapping[str, Connector],
-        make_link: Callable[[WorkerId, Any], LinkT],
-        peers: PeerObserver,
-        sidecar: ShowsWorker,
+        make_link: Callable[[WorkerId, Connection], Link],
+        services: Services,
+        sidecar: Sidecar,
     ) -> None:
         """Prepare; no worker is known yet.
 
@@ -127,16 +124,16 @@ class Directory(Generic[LinkT]):
         self._counters = counters
         self._recorder = recorder
         self._make_link = make_link
-        self._peers = peers
+        self._services = services
         self._group: GroupRecords | None = None
-        self._on_link: tuple[Callable[[LinkT], None], ...] = ()
-        self._table: PeerTable[LinkT] = PeerTable(identity)
+        self._on_link: tuple[Callable[[Link], None], ...] = ()
+        self._table: PeerTable = PeerTable(identity)
         self.met = self._table.met
         self.give_rank = self._table.give_rank
-        self._links: dict[ResumableConnection, LinkT] = {}
-        self._by_incarnation: dict[Incarnation, LinkT] = {}
+        self._links: dict[Connection, Link] = {}
+        self._by_incarnation: dict[Incarnation, Link] = {}
         # Connections accepted before `serve`; bounded by `LimitOptions.handshakes_max`.
-        self._early: list[tuple[LinkConnection, Hello]] | None = []
+        self._early: list[tuple[Connection, Hello]] | None = []
         # Peers that were given up and may be back: a partition that has healed.
         self._lost: dict[Incarnation, None] = {}
         self.connections = connections
@@ -158,7 +155,7 @@ class Directory(Generic[LinkT]):
             secret=settings.secret,
         )
         ways = identity, counters, self.routes, self.connections
-        self._dialer: Dialer[LinkT] = Dialer(*ways, self, processes=self._liveness)
+        self._dialer: Dialer = Dialer(*ways, self, processes=self._liveness)
         self.relay = Relay(identity, scheduler, self, self.connections, settings.tokens)
         self._dialer.ask_to_dial = self.relay.ask_to_dial
         self.reconnector = Reconnector(
@@ -168,7 +165,7 @@ class Directory(Generic[LinkT]):
             routes=self.routes,
             handshakes=self.connections,
             judge=self._liveness,
-            calls=self,
+            directory=self,
             lost_after_s=settings.lost_after_s,
         )
         self._liveness.on_network_suspected = self.reconnector.try_another_way
@@ -182,7 +179,7 @@ class Directory(Generic[LinkT]):
             is_ready=settings.memory_is_ready,
         )
 
-    def begin(self, group: GroupRecords, *on_link: Callable[[LinkT], None]) -> None:
+    def begin(self, group: GroupRecords, *on_link: Callable[[Link], None]) -> None:
         """Begin, with the parts of the worker that rely on this one."""
         self._group = self.relay.group = group
         self._on_link = on_link
@@ -206,7 +203,7 @@ class Directory(Generic[LinkT]):
         """Return what is known of a worker, by name or rank."""
         return self._table.member(to)
 
-    def find(self, to: str | int) -> PeerEntry[LinkT]:
+    def find(self, to: str | int) -> PeerEntry:
         """Return the entry of a worker by name or rank; make it at the first use."""
         return self._table.find(to)
 
@@ -214,7 +211,7 @@ class Directory(Generic[LinkT]):
         """Let go of a worker that ended long ago, unless there is a link to it."""
         self._table.forget(name)
 
-    def link_to(self, name: str) -> LinkT | None:
+    def link_to(self, name: str) -> Link | None:
         """Return the open link to a worker; None if there is none yet."""
         entry = self.met(name)
         if entry is None:
@@ -223,32 +220,32 @@ class Directory(Generic[LinkT]):
         return entry.link
 
     @property
-    def links(self) -> list[LinkT]:
+    def links(self) -> list[Link]:
         """The links of every open connection, accepted ones to ourselves included."""
         return list(self._links.values())
 
-    def link_of(self, incarnation: Incarnation) -> LinkT | None:
+    def link_of(self, incarnation: Incarnation) -> Link | None:
         """Return the open link to a worker's incarnation."""
         return self._by_incarnation.get(incarnation)
 
     # --- connecting ------------------------------------------------------------------
 
-    async def open_link(self, to: str | int) -> LinkT:
+    async def open_link(self, to: str | int) -> Link:
         """Return the link to a worker by name or rank, connecting if need be."""
         entry = self.find(to)
         return entry.link or await self.connect(entry)
 
-    async def connect(self, entry: PeerEntry[LinkT]) -> LinkT:
+    async def connect(self, entry: PeerEntry) -> Link:
         """Return the link to a worker, making a connection if needed."""
         link = await self._connect(entry)
         while link.is_lost:  # in the turn in which its dial ended: nothing was sent
             link = await self._connect(entry)
         return link
 
-    async def _connect(self, entry: PeerEntry[LinkT], *, again: bool = True) -> LinkT:
+    async def _connect(self, entry: PeerEntry, *, again: bool = True) -> Link:
         while entry.broken is not None and not self.connections.is_closing:
             # It ends with the connection, which `close` and `lost_after_s` end.
-            await entry.broken.connection.settled()
+            await entry.broken.connection.resumption.settled()
         if entry.link is not None:
             return entry.link
         if self.connections.is_closing:
@@ -266,7 +263,7 @@ class Directory(Generic[LinkT]):
                 raise
         return await self._connect(entry, again=False)
 
-    async def _await_dial(self, dial: asyncio.Task[LinkT]) -> LinkT:
+    async def _await_dial(self, dial: asyncio.Task[Link]) -> Link:
         try:
             return await asyncio.shield(dial)  # of so many attempts, each with a limit
         except asyncio.CancelledError:
@@ -284,9 +281,7 @@ class Directory(Generic[LinkT]):
     def _closed(self) -> ClosedError:
         return ClosedError(f"the worker {self._identity.name!r} is shut down")
 
-    def on_answer(
-        self, entry: PeerEntry[LinkT], connection: LinkConnection, hello: Hello
-    ) -> None:
+    def on_answer(self, entry: PeerEntry, connection: Connection, hello: Hello) -> None:
         """The worker that we dialed has answered."""
         if not self.connections.is_trusted(connection):
             return
@@ -313,7 +308,7 @@ class Directory(Generic[LinkT]):
 
     # --- being dialed ----------------------------------------------------------------
 
-    def accept(self) -> LinkConnection:
+    def accept(self) -> Connection:
         """Make the handler of an incoming connection."""
         connection = self.connections.make(
             Role.ACCEPTOR, lambda _connection: None, self._on_offer
@@ -338,7 +333,7 @@ class Directory(Generic[LinkT]):
             if not connection.ended.done():
                 self._on_offer(connection, hello)
 
-    def _on_offer(self, connection: LinkConnection, hello: Hello) -> None:
+    def _on_offer(self, connection: Connection, hello: Hello) -> None:
         """A worker dials us, or an observer, which may also look at a start."""
         if self._early is not None and not hello.observes:
             self._early.append((connection, hello))
@@ -362,9 +357,7 @@ class Directory(Generic[LinkT]):
         else:
             self._scheduler.start_task(self._contest(connection, hello, token))
 
-    async def _contest(
-        self, connection: LinkConnection, hello: Hello, token: int
-    ) -> None:
+    async def _contest(self, connection: Connection, hello: Hello, token: int) -> None:
         """Let a worker in unless another one that lives has its name or rank."""
         assert self._group is not None
         why = await self._group.claim(hello)
@@ -375,7 +368,7 @@ class Directory(Generic[LinkT]):
         else:
             self._pass_offer(connection, hello, token)
 
-    def _pass_offer(self, connection: LinkConnection, hello: Hello, token: int) -> None:
+    def _pass_offer(self, connection: Connection, hello: Hello, token: int) -> None:
         """Take an offer, or pass it on to the member that a guest wants."""
         is_here = hello.expects in ("", self._identity.name)
         if self.relay.is_guest(connection) and not is_here:
@@ -383,7 +376,7 @@ class Directory(Generic[LinkT]):
         else:
             self.take_offer(connection, hello)
 
-    def take_offer(self, connection: LinkConnection, hello: Hello) -> None:
+    def take_offer(self, connection: Connection, hello: Hello) -> None:
         """A worker that may be spoken to dials this one; for a guest, its gateway."""
         if hello.lane:
             self.lane_dialer.on_offer(connection, hello)
@@ -401,7 +394,7 @@ class Directory(Generic[LinkT]):
         else:
             connection.hello(self._identity.hello())
 
-    def _verdict(self, connection: LinkConnection, hello: Hello) -> str:
+    def _verdict(self, connection: Connection, hello: Hello) -> str:
         """Accept a connection, or return why not."""
         identity = self._identity
         if self.connections.is_closing:
@@ -424,7 +417,7 @@ class Directory(Generic[LinkT]):
         self._open(entry, connection, hello, dialed=False)
         return ""
 
-    def _accept_own(self, connection: LinkConnection, hello: Hello) -> str:
+    def _accept_own(self, connection: Connection, hello: Hello) -> str:
         """Accept our own dial: calls to oneself go through a connection too."""
         if hello.incarnation != self._identity.incarnation:
             return f"the name {hello.name!r} is taken by this worker"
@@ -445,8 +438,8 @@ class Directory(Generic[LinkT]):
 
     def _open(
         self,
-        entry: PeerEntry[LinkT],
-        connection: LinkConnection,
+        entry: PeerEntry,
+        connection: Connection,
         hello: Hello,
         *,
         dialed: bool,
@@ -463,7 +456,7 @@ class Directory(Generic[LinkT]):
             link.is_proven = False
             connection.open_to(FirstMessage(entry, link))
 
-    def _attach(self, connection: LinkConnection, hello: Hello) -> LinkT:
+    def _attach(self, connection: Connection, hello: Hello) -> Link:
         peer = WorkerId(hello.name, Incarnation(hello.incarnation))
         link = self._make_link(peer, connection)
         self._links[connection] = link
@@ -478,14 +471,14 @@ class Directory(Generic[LinkT]):
             self._liveness.judge(connection, hello)
         if peer.incarnation in self._lost:
             del self._lost[peer.incarnation]
-            self._peers.on_peer_back(peer)
+            self._services.on_peer_back(peer)
         for tell in self._on_link:
             tell(link)
         return link
 
     # --- the end ---------------------------------------------------------------------
 
-    def _on_lost(self, connection: LinkConnection, error: AsyncRpcError | None) -> None:
+    def _on_lost(self, connection: Connection, error: AsyncRpcError | None) -> None:
         self.reconnector.forget(connection)
         link = self._links.pop(connection, None)
         if link is None:
@@ -508,9 +501,9 @@ class Directory(Generic[LinkT]):
             if len(self._lost) > LOST_MAX:
                 del self._lost[next(iter(self._lost))]
             self._counters.workers_lost += 1
-            self._peers.on_peer_lost(link.peer, reason)
+            self._services.on_peer_lost(link.peer, reason)
 
-    def set_broken(self, connection: ResumableConnection, *, broken: bool) -> None:
+    def set_broken(self, connection: Connection, *, broken: bool) -> None:
         """Make new calls wait while the connection to their peer is broken."""
         link = self._links.get(connection)
         entry = None if link is None else self.met(link.peer.name)
@@ -547,5 +540,5 @@ class Directory(Generic[LinkT]):
         await self.connections.close(timeout_s)
 
 
-def _next_call_id(link: DirectoryLink) -> int:
+def _next_call_id(link: Link) -> int:
     return link.pending.next_id

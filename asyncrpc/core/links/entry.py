@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Generic, TypeVar
+from typing import Any
 
+from asyncrpc.core.links.connection import Connection
+from asyncrpc.core.links.link import Link
 from asyncrpc.core.links.machine.pool import PeerConnection
-from asyncrpc.core.links.ports import DirectoryLink, LinkConnection
 from asyncrpc.core.members import Member
 
-LinkT = TypeVar("LinkT", bound=DirectoryLink)
 
-
-class PeerEntry(Generic[LinkT]):
+class PeerEntry:
     """One worker, by name.
 
     Attributes:
@@ -26,44 +25,44 @@ class PeerEntry(Generic[LinkT]):
 
     def __init__(self, member: Member, own_incarnation: int) -> None:
         self.member = member
-        self.link: LinkT | None = None
-        self.broken: LinkT | None = None
-        self.machine: PeerConnection[LinkConnection] = PeerConnection(own_incarnation)
-        self.dial: asyncio.Task[LinkT] | None = None
+        self.link: Link | None = None
+        self.broken: Link | None = None
+        self.machine: PeerConnection[Connection] = PeerConnection(own_incarnation)
+        self.dial: asyncio.Task[Link] | None = None
         self.settled = asyncio.Event()
 
-    def set_link(self, link: LinkT) -> None:
+    def set_link(self, link: Link) -> None:
         """Let calls have this link."""
         self.link, self.broken = link, None
         self.settled.set()
 
-    def set_broken(self, link: LinkT) -> None:
+    def set_broken(self, link: Link) -> None:
         """Let calls wait for what becomes of the connection of this link."""
         self.link, self.broken = None, link
 
-    def on_first(self, link: LinkT) -> None:
+    def on_first(self, link: Link) -> None:
         """A message has arrived over a connection that the peer has dialed."""
         link.is_proven = True
         if self.machine.on_proven(link.connection):
             self.set_link(link)
 
-    def on_lost(self, connection: LinkConnection) -> None:
+    def on_lost(self, connection: Connection) -> None:
         """A connection has ended for good."""
         if self.machine.on_lost(connection):
             self.link = self.broken = None
             self.settled.set()
 
-    def on_dialed(self, task: asyncio.Task[LinkT]) -> None:
+    def on_dialed(self, task: asyncio.Task[Link]) -> None:
         """The dial has ended."""
         self.dial = None
         if not task.cancelled():
             task.exception()  # marks it as read: perhaps no task waits for it
 
 
-class FirstMessage(Generic[LinkT]):
+class FirstMessage:
     """The sink of a connection until its first message, which it reports."""
 
-    def __init__(self, entry: PeerEntry[LinkT], link: LinkT) -> None:
+    def __init__(self, entry: PeerEntry, link: Link) -> None:
         self._entry = entry
         self._link = link
 
@@ -75,7 +74,7 @@ class FirstMessage(Generic[LinkT]):
         """Take it as the first message."""
         self._tell().on_transfer_dropped(kind, call_id)
 
-    def _tell(self) -> LinkT:
+    def _tell(self) -> Link:
         self._link.connection.open_to(self._link)
         self._entry.on_first(self._link)
         return self._link

@@ -11,18 +11,16 @@ from collections.abc import Callable
 from functools import partial
 
 from asyncrpc.core.host.this_host import HOST_ID
-from asyncrpc.core.links.ports import (
-    SILENT,
-    Handshakes,
-    LinkConnection,
-    PayloadLanes,
-)
+from asyncrpc.core.identity import WorkerIdentity
+from asyncrpc.core.links.connection import Connection
+from asyncrpc.core.links.connections import Connections
 from asyncrpc.core.links.routes import Routes
+from asyncrpc.core.links.sinks import SILENT
 from asyncrpc.core.members import Member
 from asyncrpc.core.options import LANES_MAX
 from asyncrpc.core.payloads.lanes import Lanes
 from asyncrpc.core.payloads.ports import MemoryIsReady
-from asyncrpc.core.services.ports import Identity, Scheduler
+from asyncrpc.core.services.ports import Scheduler
 from asyncrpc.core.wire.chunks import Arrivals
 from asyncrpc.core.wire.handshake import Role
 from asyncrpc.core.wire.messages import Hello
@@ -34,13 +32,13 @@ class LaneDialer:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: WorkerIdentity,
         scheduler: Scheduler,
         routes: Routes,
-        handshakes: Handshakes,
+        handshakes: Connections,
         *,
         wanted: int | None,
-        redial: Callable[[LinkConnection, int], None],
+        redial: Callable[[Connection, int], None],
         is_ready: MemoryIsReady | None,
     ) -> None:
         """Prepare.
@@ -56,12 +54,12 @@ class LaneDialer:
         self._redial = redial
         self._is_ready = is_ready
 
-    def prepare(self, control: LinkConnection, member: Member) -> None:
+    def prepare(self, control: Connection, member: Member) -> None:
         """Let a connection have lanes, once a large payload needs them."""
         control.prepare_lanes(partial(self._lanes_for, control, member))
 
     def _lanes_for(
-        self, control: LinkConnection, member: Member, arrivals: Arrivals
+        self, control: Connection, member: Member, arrivals: Arrivals
     ) -> Lanes:
         """Return the lanes of a connection; the side that dialed it dials them."""
         dialed = control.role is Role.DIALER
@@ -77,16 +75,14 @@ class LaneDialer:
             is_ready=self._is_ready,
         )
 
-    async def _dial_all(
-        self, member: Member, control: LinkConnection, count: int
-    ) -> None:
+    async def _dial_all(self, member: Member, control: Connection, count: int) -> None:
         """Open lanes; one is enough."""
         tries = [self.dial(member, control) for _ in range(count)]
         errors = await asyncio.gather(*tries, return_exceptions=True)
         if all(errors) and errors[0] is not None:
             raise errors[0]
 
-    async def dial(self, member: Member, control: LinkConnection) -> None:
+    async def dial(self, member: Member, control: Connection) -> None:
         """Open one more lane of a connection that this side has dialed."""
         at = control.address
         async with asyncio.timeout(self._routes.timeout_s):
@@ -100,8 +96,8 @@ class LaneDialer:
             connection.close()
             raise ConnectError(f"{member.name!r} refused a lane: {hello.verdict}")
 
-    def _new_lane(self, member: Member, control: LinkConnection) -> LinkConnection:
-        def introduce(connection: LinkConnection) -> None:
+    def _new_lane(self, member: Member, control: Connection) -> Connection:
+        def introduce(connection: Connection) -> None:
             ours = self._identity.hello(expects=member.name, lane=control.token)
             connection.hello(ours)
 
@@ -110,7 +106,7 @@ class LaneDialer:
         )
 
     def _on_answer(
-        self, control: LinkConnection, connection: LinkConnection, hello: Hello
+        self, control: Connection, connection: Connection, hello: Hello
     ) -> None:
         if not self._handshakes.is_trusted(connection):
             return
@@ -123,7 +119,7 @@ class LaneDialer:
             return
         control.lanes.attach(connection)
 
-    def on_offer(self, connection: LinkConnection, hello: Hello) -> None:
+    def on_offer(self, connection: Connection, hello: Hello) -> None:
         """A worker that is connected dials a lane."""
         lanes = None if self._handshakes.is_closing else self._lanes_named(hello)
         if lanes is None or len(lanes.lanes) + len(lanes.accepted) >= LANES_MAX:
@@ -133,7 +129,7 @@ class LaneDialer:
         connection.hello(self._identity.hello())
         lanes.attach(connection)
 
-    def _lanes_named(self, hello: Hello) -> PayloadLanes | None:
+    def _lanes_named(self, hello: Hello) -> Lanes | None:
         """Return the lanes that a dialer means, if the link is still there."""
         for connection in self._handshakes.live:
             is_meant = (

@@ -49,13 +49,13 @@ from asyncrpc.core.calls.outbound import (
 from asyncrpc.core.calls.peer_memory import VALUE_BYTES, Backlog
 from asyncrpc.core.calls.ports import CallHost
 from asyncrpc.core.calls.preparation import MessagePreparation
+from asyncrpc.core.calls.reading_turns import logged
 from asyncrpc.core.calls.requests import RequestDispatcher
 from asyncrpc.core.calls.streams import OutboundCall
 from asyncrpc.core.ids import WorkerId
 from asyncrpc.core.links.connection import Connection
-from asyncrpc.core.links.reading_turns import logged
 from asyncrpc.core.members import member_of
-from asyncrpc.core.payloads.ports import LaneConnection
+from asyncrpc.core.payloads.ports import PayloadConnection
 from asyncrpc.core.payloads.sharing import Sharing
 from asyncrpc.core.serde import is_unprepared, unreadable
 from asyncrpc.core.wire.frames import Flags, Frame, FrameKind, prefix
@@ -127,8 +127,8 @@ class Link:
             self,
             worker,
             connection=connection,
-            dead=shared.leases.dead,
-            give_back=shared.leases.give_back,
+            dead_places=shared.leases.dead,
+            give_back_places=shared.leases.give_back,
             refer=functools.partial(shared.regions.refer, self),
             devices=worker.devices,
             deferred=self.deferred,
@@ -139,7 +139,7 @@ class Link:
         self._join_requests()
         self._handlers = self._message_routes()
         self._frame_handlers = self._frame_routes()
-        connection.stand_in(unreadable)
+        connection.incoming.stand_in(unreadable)
 
     def _join_messages(self) -> None:
         """Make the parts for messages that are not read at once."""
@@ -215,7 +215,7 @@ class Link:
             preparation=self.preparation,
             responder=self.responder,
         )
-        self.connection.watch_requests(self.credit.on_begun, self._is_wanted)
+        self.connection.incoming.watch_requests(self.credit.on_begun, self._is_wanted)
 
     def _message_routes(self) -> dict[int, MessageHandler]:
         """Return what takes each kind of message that has a value."""
@@ -387,7 +387,7 @@ class Link:
         if connection is not None:
             connection.on_peer_close(frame.control.decode(errors="replace"))
 
-    def _connection_named(self, lane: int) -> LaneConnection | None:
+    def _connection_named(self, lane: int) -> PayloadConnection | None:
         """Return the connection, or one of its lanes; None if that has ended."""
         if not lane:
             return self.connection

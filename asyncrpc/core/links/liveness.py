@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
+from asyncrpc.core.links.connection import Connection
 from asyncrpc.core.links.evidence import evidence_at, evidence_of, evidence_of_pid
 from asyncrpc.core.links.machine.detector import (
     Detector,
@@ -19,7 +20,7 @@ from asyncrpc.core.links.machine.detector import (
     SilenceAction,
     Verdict,
 )
-from asyncrpc.core.links.ports import LinkConnection, ResumableConnection
+from asyncrpc.core.links.sidecar import Sidecar
 from asyncrpc.core.members import Member
 from asyncrpc.core.services.ports import Scheduler
 from asyncrpc.core.wire.frames import FrameKind, prefix
@@ -36,17 +37,10 @@ _MAY_BE_THE_NETWORK: Final = frozenset(
 )
 
 
-class ShowsWorker(Protocol):
-    """Lets peers see that this worker runs."""
-
-    def on_peer(self, hello: Hello) -> None:
-        """There is a new peer, which may be on another host."""
-
-
 class _Judged:
     """A link, and the judgement of its peer."""
 
-    def __init__(self, connection: LinkConnection, detector: Detector) -> None:
+    def __init__(self, connection: Connection, detector: Detector) -> None:
         self.connection = connection
         self.detector = detector
         self.reads = 0  # of its connections when last looked at
@@ -65,7 +59,7 @@ class Liveness:
     def __init__(
         self,
         scheduler: Scheduler,
-        sidecar: ShowsWorker,
+        sidecar: Sidecar,
         *,
         heartbeat_s: float,
         lost_after_s: float,
@@ -76,17 +70,17 @@ class Liveness:
         Args:
             secret: the cluster's; the sidecars of peers answer only if it is right.
         """
-        self.on_network_suspected: Callable[[LinkConnection], None] | None = None
+        self.on_network_suspected: Callable[[Connection], None] | None = None
         self._scheduler = scheduler
         self._sidecar = sidecar
         self._heartbeat_s = heartbeat_s
         self._lost_after_s = lost_after_s
         self._secret = secret
-        self._judged: dict[ResumableConnection, _Judged] = {}
+        self._judged: dict[Connection, _Judged] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._tick_s = 0.0
 
-    def judge(self, connection: LinkConnection, hello: Hello) -> None:
+    def judge(self, connection: Connection, hello: Hello) -> None:
         """Judge the peer of an open link until `forget`."""
         loop = self._scheduler.loop
         detector = Detector(
@@ -100,7 +94,7 @@ class Liveness:
             self._timer = loop.call_later(self._tick_s, self._tick)
         self._sidecar.on_peer(hello)
 
-    def forget(self, connection: ResumableConnection) -> None:
+    def forget(self, connection: Connection) -> None:
         """Stop judging a link that has ended."""
         judged = self._judged.pop(connection, None)
         if judged is not None and judged.asking is not None:
@@ -114,20 +108,20 @@ class Liveness:
         for connection in tuple(self._judged):
             self.forget(connection)
 
-    def on_broken(self, connection: ResumableConnection) -> None:
+    def on_broken(self, connection: Connection) -> None:
         """The connection of a link has broken; another may take its place."""
         judged = self._judged.get(connection)
         if judged is not None:
             now_s = self._scheduler.loop.time()
             self._act(judged, judged.detector.on_break(now_s))
 
-    def on_resumed(self, connection: ResumableConnection) -> None:
+    def on_resumed(self, connection: Connection) -> None:
         """Another connection has taken the place of the broken one."""
         judged = self._judged.get(connection)
         if judged is not None:
             judged.detector.on_resumed(self._scheduler.loop.time())
 
-    def is_silent(self, connection: ResumableConnection) -> bool:
+    def is_silent(self, connection: Connection) -> bool:
         """Return whether the peer is suspected of being dead."""
         judged = self._judged.get(connection)
         return judged is not None and judged.detector.verdict is Verdict.SUSPECT
@@ -173,7 +167,7 @@ class Liveness:
         if may_be_network and self.on_network_suspected is not None:
             self.on_network_suspected(connection)
 
-    async def evidence(self, connection: ResumableConnection) -> Evidence:
+    async def evidence(self, connection: Connection) -> Evidence:
         """Ask what became of the process at the other end of a control connection."""
         hello, credentials = connection.peer, connection.credentials
         if hello is None or connection.scheme == "mem":

@@ -14,10 +14,11 @@ from typing import Any, Final
 
 import msgpack
 
+from asyncrpc.core.identity import WorkerIdentity
 from asyncrpc.core.ids import Incarnation, WorkerId
-from asyncrpc.core.links.ports import HandshakeConnection, ResumableConnection
+from asyncrpc.core.links.connection import Connection
 from asyncrpc.core.services.messages import Sender, not_by
-from asyncrpc.core.services.ports import Identity, Scheduler
+from asyncrpc.core.services.ports import Scheduler
 from asyncrpc.core.services.router import Route, Router
 from asyncrpc.core.wire.frames import FRAMES_OF_OBSERVERS, FrameKind
 from asyncrpc.core.wire.messages import Hello
@@ -37,13 +38,13 @@ class Observers:
         router: has the routes of the worker's services.
     """
 
-    def __init__(self, identity: Identity, scheduler: Scheduler) -> None:
+    def __init__(self, identity: WorkerIdentity, scheduler: Scheduler) -> None:
         self.router = Router()
         self._identity = identity
         self._scheduler = scheduler
         self._open: set[_ObserverLink] = set()
 
-    def refusal(self, connection: HandshakeConnection) -> str:
+    def refusal(self, connection: Connection) -> str:
         """Return why an observer is not let in; empty if it is."""
         if connection.ticket:
             return "a token lets a worker join, but not observe; use the secret"
@@ -53,7 +54,7 @@ class Observers:
             )
         return ""
 
-    def take(self, connection: ResumableConnection, hello: Hello) -> None:
+    def take(self, connection: Connection, hello: Hello) -> None:
         """Let an observer ask."""
         observer = _ObserverLink(connection, hello, self.router, self._scheduler)
         self._open.add(observer)
@@ -76,7 +77,7 @@ class _ObserverLink:
 
     def __init__(
         self,
-        connection: ResumableConnection,
+        connection: Connection,
         hello: Hello,
         router: Router,
         scheduler: Scheduler,

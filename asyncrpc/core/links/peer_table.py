@@ -8,20 +8,16 @@ which all parts of the worker share; an entry, with what a connection needs, tak
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, TypeVar
 
 from asyncrpc.core.arguments import check_kind
+from asyncrpc.core.identity import WorkerIdentity
 from asyncrpc.core.ids import Incarnation
 from asyncrpc.core.links.entry import PeerEntry
-from asyncrpc.core.links.ports import DirectoryLink
 from asyncrpc.core.members import Member
-from asyncrpc.core.services.ports import Identity
 from asyncrpc.errors import UnknownWorkerError
 
-LinkT = TypeVar("LinkT", bound=DirectoryLink)
 
-
-class PeerTable(Generic[LinkT]):
+class PeerTable:
     """Records of workers, and entries of the workers that were wanted.
 
     Attributes:
@@ -29,12 +25,12 @@ class PeerTable(Generic[LinkT]):
             asks it: the dictionary's own method, without a frame around it.
     """
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: WorkerIdentity) -> None:
         self._identity = identity
         self._unmet: dict[str, Member] = {}
-        self._entries: dict[str, PeerEntry[LinkT]] = {}  # no name is in both
+        self._entries: dict[str, PeerEntry] = {}  # no name is in both
         self._by_rank: dict[int, str] = {}
-        self.met: Callable[[str], PeerEntry[LinkT] | None] = self._entries.get
+        self.met: Callable[[str], PeerEntry | None] = self._entries.get
 
     def __iter__(self) -> Iterator[Member]:
         yield from self._unmet.values()
@@ -82,7 +78,7 @@ class PeerTable(Generic[LinkT]):
             raise self._unknown(to)
         return member
 
-    def find(self, to: str | int) -> PeerEntry[LinkT]:
+    def find(self, to: str | int) -> PeerEntry:
         """Return the entry of a worker by name or rank; make it at the first use."""
         name = self._name_of(to)
         entry = self._entries.get(name)

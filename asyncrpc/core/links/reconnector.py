@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from asyncrpc.core.counters import Counters
+from asyncrpc.core.identity import WorkerIdentity
+from asyncrpc.core.links.connection import Connection
+from asyncrpc.core.links.connections import Connections
 from asyncrpc.core.links.disconnected import Discard
-from asyncrpc.core.links.machine.detector import Evidence
+from asyncrpc.core.links.liveness import Liveness
 from asyncrpc.core.links.machine.reconnect import (
     ADVICE,
     NO_SUCH,
@@ -26,15 +29,9 @@ from asyncrpc.core.links.machine.reconnect import (
     reason_of_refusal,
     reason_of_verdict,
 )
-from asyncrpc.core.links.ports import (
-    SILENT,
-    Handshakes,
-    LinkConnection,
-    ResumableConnection,
-)
 from asyncrpc.core.links.routes import Routes
-from asyncrpc.core.members import Member
-from asyncrpc.core.services.ports import Identity, Scheduler
+from asyncrpc.core.links.sinks import SILENT
+from asyncrpc.core.services.ports import Scheduler
 from asyncrpc.core.transport.address import Address
 from asyncrpc.core.wire.frames import FrameKind
 from asyncrpc.core.wire.handshake import Role
@@ -49,33 +46,10 @@ from asyncrpc.errors import (
     TransportError,
 )
 
+if TYPE_CHECKING:
+    from asyncrpc.core.links.directory import Directory
+
 logger = logging.getLogger("asyncrpc")
-
-
-class JudgesPeers(Protocol):
-    """Judges whether a peer is alive, as far as a reconnect needs it."""
-
-    def on_broken(self, connection: ResumableConnection) -> None:
-        """The connection of a link has broken; another may take its place."""
-
-    def on_resumed(self, connection: ResumableConnection) -> None:
-        """The connection of a link goes on over another transport."""
-
-    def is_silent(self, connection: ResumableConnection) -> bool:
-        """Return whether the peer is suspected of being dead."""
-
-    async def evidence(self, connection: ResumableConnection) -> Evidence:
-        """Ask what became of the process at the other end."""
-
-
-class HoldsCalls(Protocol):
-    """Makes calls wait while the connection to their peer is broken."""
-
-    def set_broken(self, connection: ResumableConnection, *, broken: bool) -> None:
-        """Let new calls wait, or go on."""
-
-    def member(self, to: str | int) -> Member:
-        """Return what is known of a worker."""
 
 
 class Broken:
@@ -87,10 +61,10 @@ class Broken:
             how much has been read, so nothing more may be read until it is answered.
     """
 
-    def __init__(self, connection: ResumableConnection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.machine = Reconnect()
-        self.candidate: ResumableConnection | None = None
+        self.candidate: Connection | None = None
 
     def release_ended(self) -> None:
         """Make room for another candidate if this one has ended."""
@@ -108,14 +82,14 @@ class Reconnector:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: WorkerIdentity,
         scheduler: Scheduler,
         counters: Counters,
         *,
         routes: Routes,
-        handshakes: Handshakes,
-        judge: JudgesPeers,
-        calls: HoldsCalls,
+        handshakes: Connections,
+        judge: Liveness,
+        directory: Directory,
         lost_after_s: float,
     ) -> None:
         self._identity = identity
@@ -124,17 +98,17 @@ class Reconnector:
         self._routes = routes
         self._handshakes = handshakes
         self._judge = judge
-        self._calls = calls
+        self._directory = directory
         self._lost_after_s = lost_after_s
-        self._broken: dict[ResumableConnection, Broken] = {}
+        self._broken: dict[Connection, Broken] = {}
 
-    def _of(self, connection: ResumableConnection) -> Broken:
+    def _of(self, connection: Connection) -> Broken:
         broken = self._broken.get(connection)
         if broken is None:
             broken = self._broken[connection] = Broken(connection)
         return broken
 
-    def forget(self, connection: ResumableConnection) -> None:
+    def forget(self, connection: Connection) -> None:
         """A connection has ended for good."""
         broken = self._broken.pop(connection, None)
         if broken is not None:
@@ -142,9 +116,7 @@ class Reconnector:
 
     # --- both sides ------------------------------------------------------------------
 
-    def on_broken(
-        self, connection: ResumableConnection, error: TransportError | None
-    ) -> None:
+    def on_broken(self, connection: Connection, error: TransportError | None) -> None:
         """The transport of a connection has broken: reconnect, or give it up."""
         if self._handshakes.is_closing:
             connection.end(error or ConnectionLostError("this worker is shut down"))
@@ -153,7 +125,7 @@ class Reconnector:
         is_lane = connection.ack_through is not connection
         limit_s = self._lost_after_s if is_lane else None
         broken.machine.on_broken(self._scheduler.loop.time(), limit_s)
-        self._calls.set_broken(connection, broken=True)
+        self._directory.set_broken(connection, broken=True)
         logger.info(
             "worker %r: the connection to %s broke (%s); it is resumed",
             self._identity.name,
@@ -191,7 +163,7 @@ class Reconnector:
             broken.release_ended()
             if machine.may_try(len(attempts)):
                 attempts.add(start_task(attempt(broken)))
-            settled = start_task(connection.settled())
+            settled = start_task(connection.resumption.settled())
             done, _ = await asyncio.wait(
                 {*attempts, settled},
                 timeout=machine.pause_s,
@@ -215,15 +187,15 @@ class Reconnector:
         now_s = self._scheduler.loop.time()
         return broken.machine.on_pause_over(now_s, is_excused=is_excused)
 
-    def on_peer_broken(self, connection: ResumableConnection, attempt: int) -> None:
+    def on_peer_broken(self, connection: Connection, attempt: int) -> None:
         """A lane that this worker dials has broken at the peer: dial it again.
 
         Nothing is written to an idle lane, so here there may be no sign of it.
         """
         if self._of(connection).machine.is_broken_since(attempt):
-            connection.break_off("it has broken at the peer")
+            connection.resumption.break_off("it has broken at the peer")
 
-    def try_another_way(self, connection: ResumableConnection) -> None:
+    def try_another_way(self, connection: Connection) -> None:
         """Dial again although a connection is not broken: nothing comes over it.
 
         Until the peer can be reached anew the old transport may still bring something.
@@ -235,11 +207,11 @@ class Reconnector:
             task = self._scheduler.start_task(self._redial(broken))
             task.add_done_callback(lambda _: broken.machine.on_probed())
 
-    def _routes_to(self, connection: ResumableConnection) -> list[Address]:
+    def _routes_to(self, connection: Connection) -> list[Address]:
         """Return where a connection can be dialed again: first where it was."""
         control = connection.ack_through
         name = control.peer.name if control.peer is not None else ""
-        routes = self._routes.to(self._calls.member(name))
+        routes = self._routes.to(self._directory.member(name))
         if connection.address is not None:
             routes = [route for route in routes if route != connection.address]
             routes.insert(0, connection.address)
@@ -269,14 +241,14 @@ class Reconnector:
             return ""
         return reason_of_verdict(hello.verdict)
 
-    def _new_candidate(self, broken: Broken) -> LinkConnection:
+    def _new_candidate(self, broken: Broken) -> Connection:
         """Make the connection that is to bring another transport."""
         begun_s = self._scheduler.loop.time()
 
-        def introduce(candidate: LinkConnection) -> None:
+        def introduce(candidate: Connection) -> None:
             self._claim(broken, candidate, begun_s)
 
-        def on_answer(candidate: LinkConnection, hello: Hello) -> None:
+        def on_answer(candidate: Connection, hello: Hello) -> None:
             self._on_answer(broken, candidate, hello)
 
         # Who only listens at a stale address must not keep a worker from resuming.
@@ -284,14 +256,12 @@ class Reconnector:
             Role.DIALER, introduce, on_answer, is_cautious=True
         )
 
-    def _claim(
-        self, broken: Broken, candidate: ResumableConnection, begun_s: float
-    ) -> None:
+    def _claim(self, broken: Broken, candidate: Connection, begun_s: float) -> None:
         """Ask the peer to go on over a candidate's transport, if it is the first."""
         target, loop = broken.connection, self._scheduler.loop
         broken.release_ended()
         if broken.machine.reads_on:
-            target.break_off("another transport takes the place of this one")
+            target.resumption.break_off("another transport takes the place of this one")
         attempt = broken.machine.claim()
         if not attempt:
             candidate.fail(ConnectError("another attempt to resume is further along"))
@@ -309,9 +279,7 @@ class Reconnector:
         limit_s = answer_limit_s(loop.time() - begun_s)
         loop.call_later(limit_s, self._on_no_answer, broken, candidate)
 
-    def _on_answer(
-        self, broken: Broken, candidate: ResumableConnection, hello: Hello
-    ) -> None:
+    def _on_answer(self, broken: Broken, candidate: Connection, hello: Hello) -> None:
         if not self._handshakes.is_trusted(candidate):
             return
         target = broken.connection
@@ -333,28 +301,26 @@ class Reconnector:
             target.end(ConnectionLostError("another worker has taken the peer's place"))
 
     @staticmethod
-    def _on_no_answer(broken: Broken, candidate: ResumableConnection) -> None:
+    def _on_no_answer(broken: Broken, candidate: Connection) -> None:
         """Make room for another candidate: this one has got no answer to its HELLO."""
         if broken.candidate is candidate:
             broken.release()
             candidate.fail(ConnectError("no answer to the attempt to resume"))
 
-    def _resume(
-        self, broken: Broken, candidate: ResumableConnection, hello: Hello
-    ) -> None:
+    def _resume(self, broken: Broken, candidate: Connection, hello: Hello) -> None:
         """Let a connection go on over the transport of another."""
         target = broken.connection
         broken.release()
         transport = candidate.release_transport()
         try:
-            target.adopt(transport, hello.received)
+            target.resumption.adopt(transport, hello.received)
         except AsyncRpcError as error:
             transport.abort()
             target.end(error)
             return
         broken.machine.on(ReconnectEvent.RESUMED)
-        self._calls.set_broken(target, broken=False)
-        target.mended.set()
+        self._directory.set_broken(target, broken=False)
+        target.resumption.mended.set()
         self._judge.on_resumed(target)
         self._counters.connections_resumed += 1
 
@@ -379,7 +345,7 @@ class Reconnector:
             return ""
         return ""
 
-    def on_offer(self, candidate: LinkConnection, hello: Hello) -> None:
+    def on_offer(self, candidate: Connection, hello: Hello) -> None:
         """A worker dials to resume a connection."""
         target = None if self._handshakes.is_closing else self._resumable(hello)
         if target is None:
@@ -390,12 +356,12 @@ class Reconnector:
         if verdict:
             self._handshakes.refuse(candidate, verdict)
             return
-        target.break_off("the peer resumes the connection")
+        target.resumption.break_off("the peer resumes the connection")
         ours = self._identity.hello(resume=target.token, received=target.received)
         candidate.hello(ours)
         self._resume(broken, candidate, hello)
 
-    def _resumable(self, hello: Hello) -> ResumableConnection | None:
+    def _resumable(self, hello: Hello) -> Connection | None:
         """Return the connection that a dialer means, if it is there."""
         for connection in self._handshakes.live:
             peer = connection.peer

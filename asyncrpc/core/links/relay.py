@@ -22,21 +22,18 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, Protocol
+from typing import TYPE_CHECKING, Annotated, Final
 
+from asyncrpc.core.identity import WorkerIdentity
 from asyncrpc.core.ids import Incarnation, WorkerId
-from asyncrpc.core.links.ports import (
-    JOIN_REFUSED,
-    SILENT,
-    GroupRecords,
-    Handshakes,
-    LinkConnection,
-)
-from asyncrpc.core.links.routes import Routes
+from asyncrpc.core.links.connection import Connection
+from asyncrpc.core.links.connections import Connections
+from asyncrpc.core.links.ports import JOIN_REFUSED, GroupRecords
+from asyncrpc.core.links.sinks import SILENT
 from asyncrpc.core.links.tokens import Tokens
 from asyncrpc.core.members import RELAY, Member
 from asyncrpc.core.services.messages import Notice, message
-from asyncrpc.core.services.ports import Identity, PeerLink, Scheduler
+from asyncrpc.core.services.ports import PeerLink, Scheduler
 from asyncrpc.core.services.router import takes
 from asyncrpc.core.services.schema import Integer
 from asyncrpc.core.transport.splice import Splice
@@ -50,6 +47,9 @@ from asyncrpc.errors import (
     TransportError,
     UnknownWorkerError,
 )
+
+if TYPE_CHECKING:
+    from asyncrpc.core.links.directory import Directory
 
 SERVICE: Final = "relay"
 SOMEBODY: Final = "*"  # expected by a guest that comes for another one
@@ -86,33 +86,9 @@ class MeetGuest(Notice):
 class _WaitingGuest:
     """A guest that has dialed another one, and waits for it to come."""
 
-    connection: LinkConnection
+    connection: Connection
     hello: Hello  # for the guest that comes
     come: asyncio.Future[None]
-
-
-class RelayPeers(Protocol):
-    """The workers that this one knows, and the links to them."""
-
-    routes: Routes
-
-    def link_to(self, name: str) -> Any:
-        """Return the open link to a worker; None if there is none yet."""
-
-    def member(self, to: str | int) -> Member:
-        """Return what is known of a worker."""
-
-    def known_incarnation(self, name: str) -> Incarnation | None:
-        """Return the incarnation of a worker; None if it is not known."""
-
-    def add(self, members: list[Member]) -> None:
-        """Add workers."""
-
-    async def open_link(self, to: str | int) -> Any:
-        """Return the link to a worker, connecting if need be."""
-
-    def take_offer(self, connection: LinkConnection, hello: Hello) -> None:
-        """A worker dials this one."""
 
 
 class Relay:
@@ -127,10 +103,10 @@ class Relay:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: WorkerIdentity,
         scheduler: Scheduler,
-        peers: RelayPeers,
-        handshakes: Handshakes,
+        peers: Directory,
+        handshakes: Connections,
         tokens: Tokens,
     ) -> None:
         self._identity = identity
@@ -149,7 +125,7 @@ class Relay:
 
     # --- the gateway -----------------------------------------------------------------
 
-    def is_guest(self, connection: LinkConnection) -> bool:
+    def is_guest(self, connection: Connection) -> bool:
         """Return whether a peer came with a token of this worker.
 
         A guest's connections to itself come with its own.
@@ -158,7 +134,7 @@ class Relay:
         return bool(ticket) and (own is None or ticket != own.ticket)
 
     def introduce(
-        self, connection: LinkConnection, hello: Hello, gateway: str = ""
+        self, connection: Connection, hello: Hello, gateway: str = ""
     ) -> Hello:
         """Return the HELLO of a guest with what only its gateway knows.
 
@@ -178,7 +154,7 @@ class Relay:
         connection.peer = known
         return known
 
-    def lets_in(self, connection: LinkConnection, hello: Hello) -> bool:
+    def lets_in(self, connection: Connection, hello: Hello) -> bool:
         """Return whether a guest may come with its token; else it is refused."""
         refusal = self._tokens.refusal(connection.ticket, hello.name)
         if refusal:
@@ -187,14 +163,14 @@ class Relay:
             self._handshakes.refuse(connection, verdict)
         return not refusal
 
-    def forward(self, connection: LinkConnection, hello: Hello, token: int) -> None:
+    def forward(self, connection: Connection, hello: Hello, token: int) -> None:
         """Pass on the connection of a guest to the member that it wants."""
         if token:
             self._bring_together(connection, hello, token)
         else:
             self._scheduler.start_task(self._forward(connection, hello))
 
-    async def _forward(self, guest: LinkConnection, hello: Hello) -> None:
+    async def _forward(self, guest: Connection, hello: Hello) -> None:
         try:
             await self._dial_for(guest, hello)
         except (AsyncRpcError, TimeoutError) as error:
@@ -202,7 +178,7 @@ class Relay:
                 why = str(error) or "no answer in time"
                 self._handshakes.refuse(guest, f"{hello.expects!r}: {why}")
 
-    async def _dial_for(self, guest: LinkConnection, hello: Hello) -> None:
+    async def _dial_for(self, guest: Connection, hello: Hello) -> None:
         """Dial a member for a guest; the answer joins the two connections."""
         if self._peers.known_incarnation(hello.expects) is None:
             raise UnknownWorkerError(hello.expects, ())
@@ -223,13 +199,13 @@ class Relay:
             await self._call_guest(guest, passed_on)
             return
 
-        def introduce(connection: LinkConnection) -> None:
+        def introduce(connection: Connection) -> None:
             connection.hello(passed_on)
 
-        def on_hello(connection: LinkConnection, answer: Hello) -> None:
+        def on_hello(connection: Connection, answer: Hello) -> None:
             self._join(guest, connection, answer)
 
-        def make() -> LinkConnection:
+        def make() -> Connection:
             return self._handshakes.make(Role.DIALER, introduce, on_hello)
 
         routes = self._peers.routes
@@ -237,7 +213,7 @@ class Relay:
             dialled = await routes.connect(routes.to(member), make)
             await dialled.handler.until_open()
 
-    async def _call_guest(self, guest: LinkConnection, hello: Hello) -> None:
+    async def _call_guest(self, guest: Connection, hello: Hello) -> None:
         """Ask a guest to come for another one, and wait until it has."""
         link = self._peers.link_to(hello.expects)
         if link is None:
@@ -254,7 +230,7 @@ class Relay:
         finally:
             del self._waiting[hello.token]
 
-    def _bring_together(self, guest: LinkConnection, hello: Hello, token: int) -> None:
+    def _bring_together(self, guest: Connection, hello: Hello, token: int) -> None:
         """A guest comes for another one: make one connection of both."""
         waiting = self._waiting.get(token)
         if (
@@ -269,9 +245,7 @@ class Relay:
         waiting.come.set_result(None)
         self._splice(waiting.connection, guest)
 
-    def _join(
-        self, guest: LinkConnection, member: LinkConnection, answer: Hello
-    ) -> None:
+    def _join(self, guest: Connection, member: Connection, answer: Hello) -> None:
         """Pass on a member's answer, and all that follows, in both directions."""
         if guest.ended.done():
             member.fail(ClosedError("the guest has given up"))
@@ -284,7 +258,7 @@ class Relay:
             return
         self._splice(guest, member)
 
-    def _splice(self, guest: LinkConnection, member: LinkConnection) -> None:
+    def _splice(self, guest: Connection, member: Connection) -> None:
         tickets = tuple(filter(None, (guest.ticket, member.ticket)))
         try:
             ends = guest.release_transport(), member.release_transport()
@@ -317,12 +291,12 @@ class Relay:
     async def _come(self, token: int) -> None:
         """Dial the gateway, which joins this connection and the waiting guest's."""
 
-        def introduce(connection: LinkConnection) -> None:
+        def introduce(connection: Connection) -> None:
             # The token says which guest it is for; it is not for the gateway itself.
             ours = self._identity.hello(expects=SOMEBODY)
             connection.hello(replace(ours, token=token))
 
-        def on_hello(connection: LinkConnection, hello: Hello) -> None:
+        def on_hello(connection: Connection, hello: Hello) -> None:
             if hello.verdict:
                 connection.open_to(SILENT)
                 connection.close()
@@ -330,7 +304,7 @@ class Relay:
             connection.role = Role.ACCEPTOR
             self._peers.take_offer(connection, hello)
 
-        def make() -> LinkConnection:
+        def make() -> Connection:
             return self._handshakes.make(Role.DIALER, introduce, on_hello)
 
         routes = self._peers.routes

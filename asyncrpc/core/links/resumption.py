@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from asyncrpc.core.links.byte_stream import ByteStream, discard_parts
 from asyncrpc.core.links.disconnected import Discard, DisconnectedTransport
-from asyncrpc.core.transport.abc import StreamHandler, Transport
+from asyncrpc.core.transport.abc import Transport
+from asyncrpc.core.transport.byte_stream import discard_parts
 from asyncrpc.core.wire.resume import (
     NEVER,
     Receipts,
@@ -21,17 +21,13 @@ from asyncrpc.core.wire.resume import (
     ResumeStatus,
     RetransmitBuffer,
 )
-from asyncrpc.errors import AsyncRpcError, ConnectionLostError, TransportError
+from asyncrpc.errors import ConnectionLostError, TransportError
+
+if TYPE_CHECKING:
+    from asyncrpc.core.links.connection import Connection
 
 # Of more, whoever answers is told each time that an ACK is due: answers may be small.
 KEPT_BYTES_MIN: Final = 1 << 20
-
-
-class SendAck(Protocol):
-    """Tells the peer how many bytes have been read."""
-
-    def __call__(self, received: int, /, *, can_wait: bool) -> None:
-        """Tell it now, or with the next message."""
 
 
 class Resumption:
@@ -46,14 +42,7 @@ class Resumption:
         next_call_id: tells the number that the next call would have.
     """
 
-    def __init__(
-        self,
-        stream: ByteStream,
-        handler: StreamHandler,
-        *,
-        send_ack: SendAck,
-        fail: Callable[[AsyncRpcError], None],
-    ) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._status = ResumeStatus()
         self.unacknowledged = RetransmitBuffer()
         self.receipts = Receipts()
@@ -61,10 +50,8 @@ class Resumption:
         self.mended.set()
         self.first_unsent = NEVER
         self.next_call_id: Callable[[], int] | None = None
-        self._stream = stream
-        self._handler = handler
-        self._send_ack = send_ack
-        self._fail = fail
+        self._connection = connection
+        self._stream = connection.stream
         self._on_broken: Callable[[TransportError | None], None] | None = None
 
     @property
@@ -88,7 +75,7 @@ class Resumption:
     def acknowledge(self, news_bytes: int = 1) -> None:
         """Say how much has been read, if the peer does not know of so many bytes."""
         if self.receipts.has_news(news_bytes):
-            self._send_ack(self.receipts.acknowledge(), can_wait=False)
+            self._connection.send_ack(self.receipts.acknowledge(), can_wait=False)
         else:
             self._stream.write_ahead()
 
@@ -106,7 +93,9 @@ class Resumption:
 
         If none has gone since the last time, it goes by itself.
         """
-        self._send_ack(self.receipts.acknowledge(), can_wait=not self._stream.has_ahead)
+        self._connection.send_ack(
+            self.receipts.acknowledge(), can_wait=not self._stream.has_ahead
+        )
         if self.unacknowledged.nbytes > KEPT_BYTES_MIN:
             self._stream.on_kept()
 
@@ -137,7 +126,9 @@ class Resumption:
         was = self._stream.transport
         assert was is not None  # as the state says
         assert self._on_broken is not None  # as the state says
-        self._stream.transport = DisconnectedTransport(self._handler, was, self._fail)
+        self._stream.transport = DisconnectedTransport(
+            self._connection, was, self._connection.fail
+        )
         self._stream.room.clear()
         self.mended.clear()
         if self.next_call_id is not None:
@@ -151,10 +142,10 @@ class Resumption:
         rest = self.unacknowledged.rest(received)
         self.on(ResumeEvent.RESUME)
         self.first_unsent = NEVER
-        self._stream.go_on(transport, self._handler, rest)
+        self._stream.go_on(transport, self._connection, rest)
         self.receipts.acknowledge()  # it has just been said
         if self._stream.room.is_set():
-            self._handler.resume_writing()
+            self._connection.resume_writing()
 
     async def settled(self) -> None:
         """Wait until the connection is not broken: it goes on, or has ended."""

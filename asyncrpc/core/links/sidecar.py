@@ -22,6 +22,7 @@ from typing import Any
 
 from asyncrpc.core.host.shortage import shortage_of
 from asyncrpc.core.host.this_host import HOST_ID
+from asyncrpc.core.identity import WorkerIdentity
 from asyncrpc.core.links.heartbeat import (
     HeartbeatRecord,
     find_here,
@@ -34,7 +35,7 @@ from asyncrpc.core.links.sidecar_process import (
 )
 from asyncrpc.core.members import Member
 from asyncrpc.core.options import Options
-from asyncrpc.core.services.ports import Identity, Scheduler
+from asyncrpc.core.services.ports import Scheduler
 from asyncrpc.core.sidecar import query
 from asyncrpc.core.transport.abc import StreamHandler
 from asyncrpc.core.transport.handover import Handover, port_name
@@ -67,7 +68,7 @@ class Sidecar:
         doors: what the worker's listening sockets must lead to; see `transport.doors`.
     """
 
-    def __init__(self, identity: Identity, options: Options) -> None:
+    def __init__(self, identity: WorkerIdentity, options: Options) -> None:
         self._identity = identity
         self._options = options
         self._record: HeartbeatRecord | None = None

@@ -23,7 +23,7 @@ from typing import Final
 
 import asyncrpc.core.sidecar
 from asyncrpc.core.host.shortage import shortage_of
-from asyncrpc.core.services.ports import Identity
+from asyncrpc.core.identity import WorkerIdentity
 from asyncrpc.core.sidecar import query
 from asyncrpc.core.transport.handover import Handover
 
@@ -68,7 +68,7 @@ class SidecarProcess:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: WorkerIdentity,
         loop: asyncio.AbstractEventLoop,
         secret: bytes | None,
         resources: SidecarResources,

@@ -14,16 +14,17 @@ maintenance", PODC 1987.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
+from asyncrpc.core.identity import WorkerIdentity
+from asyncrpc.core.links.directory import Directory
+from asyncrpc.core.links.link import Link
 from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.membership.machine.membership import (
     SUCCEEDED,
     Membership,
 )
 from asyncrpc.core.membership.machine.records import (
-    Effect,
     Record,
 )
 from asyncrpc.core.membership.machine.ring import CIRCLE, place_of
@@ -32,33 +33,15 @@ from asyncrpc.core.membership.messages import (
     CompareDigest,
     ExchangeRecords,
 )
-from asyncrpc.core.membership.ports import MemberLink, MembershipTimes, Peers
-from asyncrpc.core.services.ports import Identity, Scheduler, ask
+from asyncrpc.core.membership.times import MembershipTimes
+from asyncrpc.core.services.ports import Scheduler, ask
 from asyncrpc.errors import AsyncRpcError
+
+if TYPE_CHECKING:
+    from asyncrpc.core.membership.service import MembershipService
 
 # Between two comparisons, in heartbeats.
 ROUND_BEATS: Final = 2
-
-
-class TakesRecords(Protocol):
-    """Takes the records that are found."""
-
-    def take(
-        self, record: Record, limit: int, link: MemberLink, *, is_repair: bool = False
-    ) -> None:
-        """Take one record that arrived over a link."""
-
-    def carry_out(self, effects: Iterable[Effect]) -> None:
-        """Do what the machine has decided."""
-
-    def forget_old(self, now_s: float) -> None:
-        """Forget members that died long ago."""
-
-    def on_succeeded(self, by: str, now_s: float) -> None:
-        """Record that a member takes this worker for a former life of its name."""
-
-    def on_accepted(self) -> None:
-        """Record that a member accepts this worker's identity."""
 
 
 class Comparison:
@@ -70,13 +53,13 @@ class Comparison:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: WorkerIdentity,
         scheduler: Scheduler,
-        peers: Peers,
+        peers: Directory,
         times: MembershipTimes,
         *,
         table: Membership,
-        records: TakesRecords,
+        records: MembershipService,
     ) -> None:
         self.has_begun = False
         self._identity = identity
@@ -161,7 +144,7 @@ class Comparison:
         except (AsyncRpcError, TimeoutError):
             return
 
-    async def compare(self, link: MemberLink) -> None:
+    async def compare(self, link: Link) -> None:
         """Exchange the records that one of the two workers lacks."""
         table = self._table
         limit_s = self._times.connect_timeout_s
@@ -177,14 +160,12 @@ class Comparison:
 
     # --- what others ask -------------------------------------------------------------
 
-    async def on_sync(self, _: MemberLink, request: CompareDigest) -> list[int] | None:
+    async def on_sync(self, _: Link, request: CompareDigest) -> list[int] | None:
         """Return the digests of this table's parts; None if the tables are the same."""
         self.activate()
         return None if request.digest == self._table.digest else self._table.digests
 
-    async def on_exchange(
-        self, link: MemberLink, exchange: ExchangeRecords
-    ) -> list[Record]:
+    async def on_exchange(self, link: Link, exchange: ExchangeRecords) -> list[Record]:
         """Take records of some parts, and return those that are newer here."""
         better = self._table.better(exchange.parts, exchange.records)
         for record in exchange.records:

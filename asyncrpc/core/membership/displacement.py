@@ -6,13 +6,14 @@ import enum
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
+from asyncrpc.core.identity import WorkerIdentity
 from asyncrpc.core.ids import Incarnation
+from asyncrpc.core.links.link import Link
 from asyncrpc.core.members import Member
 from asyncrpc.core.membership.machine.records import (
     Record,
 )
-from asyncrpc.core.membership.ports import MemberLink
-from asyncrpc.core.services.ports import Identity, Scheduler
+from asyncrpc.core.services.ports import Scheduler
 from asyncrpc.errors import TransportError
 
 logger = logging.getLogger("asyncrpc")
@@ -35,14 +36,14 @@ class Displacement:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: WorkerIdentity,
         scheduler: Scheduler,
         *,
         lost_after_s: float,
         has_taken: Callable[[Member], Awaitable[bool]],
         outlive: Callable[[Record], None],
         holders: Callable[[], Awaitable[list[Incarnation]]],
-        links: Callable[[], Iterable[MemberLink]],
+        links: Callable[[], Iterable[Link]],
     ) -> None:
         self.claim = NameClaim.UNDISPUTED
         self._identity = identity

@@ -14,7 +14,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
+from asyncrpc.core.identity import WorkerIdentity
 from asyncrpc.core.ids import WorkerId
+from asyncrpc.core.links.directory import Directory
+from asyncrpc.core.links.link import Link
 from asyncrpc.core.members import Member
 from asyncrpc.core.membership.machine.membership import Membership
 from asyncrpc.core.membership.machine.records import Effect, Record
@@ -25,8 +28,8 @@ from asyncrpc.core.membership.messages import (
     News,
     PingMember,
 )
-from asyncrpc.core.membership.ports import MemberLink, MembershipTimes, Peers
-from asyncrpc.core.services.ports import Identity, Scheduler, ask
+from asyncrpc.core.membership.times import MembershipTimes
+from asyncrpc.core.services.ports import Scheduler, ask
 from asyncrpc.errors import (
     AsyncRpcError,
     ConnectionLostError,
@@ -45,14 +48,14 @@ class Doubts:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: WorkerIdentity,
         scheduler: Scheduler,
-        peers: Peers,
+        peers: Directory,
         times: MembershipTimes,
         *,
         table: Callable[[], Membership],
         answers: Callable[[Member], Awaitable[bool]],
-        compare: Callable[[MemberLink], Awaitable[None]],
+        compare: Callable[[Link], Awaitable[None]],
         carry_out: Callable[[Iterable[Effect]], None],
         end_former: Callable[[WorkerId], None],
         on_gone: Callable[[WorkerId], None],
@@ -240,7 +243,7 @@ class Doubts:
             self._contested.discard(present.name)
 
 
-async def _answers_over(link: MemberLink) -> bool:
+async def _answers_over(link: Link) -> bool:
     """Return whether a worker answers; the link ends if it is lost."""
     try:
         await ask(link, PingMember())
@@ -249,5 +252,5 @@ async def _answers_over(link: MemberLink) -> bool:
     return True
 
 
-def _tell(link: MemberLink, record: Record) -> None:
+def _tell(link: Link, record: Record) -> None:
     link.tell(MemberNews([News(RECEIVER_ONLY, record)]))

@@ -10,7 +10,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
+from asyncrpc.core.identity import WorkerIdentity
 from asyncrpc.core.ids import Incarnation
+from asyncrpc.core.links.directory import Directory
+from asyncrpc.core.links.link import Link
 from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.membership.machine.membership import (
     Membership,
@@ -20,12 +23,11 @@ from asyncrpc.core.membership.machine.records import (
 )
 from asyncrpc.core.membership.machine.ring import place_of
 from asyncrpc.core.membership.messages import RECEIVER_ONLY, FindMember
-from asyncrpc.core.membership.ports import MemberLink, Peers
-from asyncrpc.core.services.ports import Identity, Scheduler, ask
+from asyncrpc.core.services.ports import Scheduler, ask
 from asyncrpc.errors import UnknownWorkerError
 
 # Takes a record that arrived over a link, and the part of the ring to tell.
-TakeRecord: TypeAlias = Callable[[Record, int, MemberLink], None]
+TakeRecord: TypeAlias = Callable[[Record, int, Link], None]
 
 HOLDERS_MAX: Final = 9  # members that say which life of a name they know
 ASKED_MAX: Final = 3  # members that are asked where another one is
@@ -36,14 +38,18 @@ class Finder:
     """Asks other members where a worker is."""
 
     def __init__(
-        self, identity: Identity, scheduler: Scheduler, peers: Peers, take: TakeRecord
+        self,
+        identity: WorkerIdentity,
+        scheduler: Scheduler,
+        peers: Directory,
+        take: TakeRecord,
     ) -> None:
         self._identity = identity
         self._scheduler = scheduler
         self._peers = peers
         self._take = take
 
-    def links(self) -> dict[str, MemberLink]:
+    def links(self) -> dict[str, Link]:
         """Return the links to others, by name."""
         return {
             link.peer.name: link

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from asyncrpc.core.links.directory import Directory
 from asyncrpc.core.membership.machine.membership import (
     Membership,
 )
@@ -21,7 +22,6 @@ from asyncrpc.core.membership.machine.records import (
 )
 from asyncrpc.core.membership.machine.ring import CIRCLE, place_of
 from asyncrpc.core.membership.messages import RECEIVER_ONLY, MemberNews, News
-from asyncrpc.core.membership.ports import Peers
 from asyncrpc.core.services.ports import Scheduler
 from asyncrpc.errors import AsyncRpcError
 
@@ -51,7 +51,7 @@ class Gossip:
     """The news that one worker sends."""
 
     def __init__(
-        self, scheduler: Scheduler, peers: Peers, wake: Callable[[], float]
+        self, scheduler: Scheduler, peers: Directory, wake: Callable[[], float]
     ) -> None:
         """Prepare.
 

@@ -13,12 +13,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-from asyncrpc.core.links.ports import (
-    JOIN_REFUSED,
-    SILENT,
-    HandshakeConnection,
-    LinkConnection,
-)
+from asyncrpc.core.identity import WorkerIdentity
+from asyncrpc.core.links.connection import Connection
+from asyncrpc.core.links.directory import Directory
+from asyncrpc.core.links.ports import JOIN_REFUSED
+from asyncrpc.core.links.sinks import SILENT
 from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.members import (
     UNKNOWN_INCARNATION,
@@ -42,14 +41,9 @@ from asyncrpc.core.membership.machine.records import (
     Record,
 )
 from asyncrpc.core.membership.messages import AskMembers, PingMember
-from asyncrpc.core.membership.ports import (
-    JoiningPeers,
-    MemberIdentity,
-    MembershipTimes,
-    Peers,
-)
 from asyncrpc.core.membership.stores import StoreRendezvous
-from asyncrpc.core.services.ports import Identity, Scheduler, ask
+from asyncrpc.core.membership.times import MembershipTimes
+from asyncrpc.core.services.ports import Scheduler, ask
 from asyncrpc.core.wire.handshake import Role
 from asyncrpc.core.wire.messages import Hello
 from asyncrpc.errors import (
@@ -85,9 +79,9 @@ class Joiner:
 
     def __init__(
         self,
-        identity: MemberIdentity,
+        identity: WorkerIdentity,
         scheduler: Scheduler,
-        peers: JoiningPeers,
+        peers: Directory,
     ) -> None:
         self._identity = identity
         self._scheduler = scheduler
@@ -153,11 +147,11 @@ class Joiner:
             return False
         proved = self._scheduler.loop.create_future()
 
-        def on_proved(_: HandshakeConnection) -> None:
+        def on_proved(_: Connection) -> None:
             if not proved.done():
                 proved.set_result(None)
 
-        def make() -> LinkConnection:
+        def make() -> Connection:
             return self._handshakes.make(
                 Role.DIALER, on_proved, lambda *_: None, is_cautious=True
             )
@@ -247,7 +241,7 @@ class Joiner:
         usable = self._routes.to(member)
         if not usable:
             raise ConnectError("this worker cannot reach such an address")
-        connection: LinkConnection | None = None
+        connection: Connection | None = None
         try:
             async with asyncio.timeout(self._routes.timeout_s):
                 dialled = await self._routes.connect(usable, self._new_connection)
@@ -263,11 +257,11 @@ class Joiner:
         connection.close()
         return hello
 
-    def _new_connection(self) -> LinkConnection:
-        def introduce(connection: LinkConnection) -> None:
+    def _new_connection(self) -> Connection:
+        def introduce(connection: Connection) -> None:
             connection.hello(self._identity.hello())
 
-        def on_hello(connection: LinkConnection, _hello: Hello) -> None:
+        def on_hello(connection: Connection, _hello: Hello) -> None:
             if self._handshakes.is_trusted(connection):
                 connection.open_to(SILENT)
 
@@ -311,9 +305,9 @@ class JoinAdmission:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: WorkerIdentity,
         scheduler: Scheduler,
-        peers: Peers,
+        peers: Directory,
         *,
         table: Membership,
         times: MembershipTimes,
@@ -336,7 +330,7 @@ class JoinAdmission:
         """Admit workers to the group of another table."""
         self._table = table
 
-    def take_in(self, connection: HandshakeConnection, hello: Hello) -> None:
+    def take_in(self, connection: Connection, hello: Hello) -> None:
         """Answer a worker that asks to be admitted; it waits meanwhile.
 
         The limits are those of all workers that have not introduced themselves:
@@ -344,7 +338,7 @@ class JoinAdmission:
         """
         self._scheduler.start_task(self._answer(connection, hello))
 
-    async def _answer(self, connection: HandshakeConnection, hello: Hello) -> None:
+    async def _answer(self, connection: Connection, hello: Hello) -> None:
         verdict = await self._judge(member_of(hello))
         if connection.ended.done():
             return

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from typing import Final
 
+from asyncrpc.core.identity import WorkerIdentity
 from asyncrpc.core.members import Member, Rendezvous
 from asyncrpc.core.membership.machine.keeping import (
     KeepingEvent,
@@ -25,7 +26,6 @@ from asyncrpc.core.membership.machine.membership import (
 from asyncrpc.core.membership.machine.records import (
     ChangeKind,
 )
-from asyncrpc.core.membership.ports import MemberIdentity
 from asyncrpc.core.membership.stores import StoreRendezvous
 from asyncrpc.core.services.ports import Scheduler
 
@@ -37,7 +37,7 @@ LOOK_S: Final = 10.0  # for a name, a host and a store to answer
 class MeetingPointKeeper:
     """Looks after the meeting point of one member's group."""
 
-    def __init__(self, identity: MemberIdentity, scheduler: Scheduler) -> None:
+    def __init__(self, identity: WorkerIdentity, scheduler: Scheduler) -> None:
         self._identity = identity
         self._scheduler = scheduler
         self._machine = MeetingKeeping()
@@ -47,11 +47,9 @@ class MeetingPointKeeper:
 
     def begin(self, rendezvous: Rendezvous, table: Membership) -> None:
         """Look after a meeting point from now on, if it can be looked after."""
-        if (
-            isinstance(rendezvous, StoreRendezvous)
-            and rendezvous.run
-            and not table.is_static
-        ):
+        is_kept = isinstance(rendezvous, StoreRendezvous) and bool(rendezvous.run)
+        if is_kept and not table.is_static:
+            assert isinstance(rendezvous, StoreRendezvous)
             self._point, self._table = rendezvous, table
 
     def close(self) -> None:

@@ -24,8 +24,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
+from asyncrpc.core.identity import WorkerIdentity
 from asyncrpc.core.ids import Incarnation, WorkerId, WorkerInfo
-from asyncrpc.core.links.ports import HandshakeConnection
+from asyncrpc.core.links.connection import Connection
+from asyncrpc.core.links.directory import Directory
+from asyncrpc.core.links.link import Link
 from asyncrpc.core.members import (
     UNKNOWN_INCARNATION,
     Member,
@@ -72,13 +75,7 @@ from asyncrpc.core.membership.messages import (
     PingMember,
     read_news,
 )
-from asyncrpc.core.membership.ports import (
-    JoiningPeers,
-    MemberIdentity,
-    MemberLink,
-    MembershipTimes,
-    OnPeerLost,
-)
+from asyncrpc.core.membership.times import MembershipTimes
 from asyncrpc.core.services.messages import refusal
 from asyncrpc.core.services.ports import Scheduler
 from asyncrpc.core.services.router import answers, takes
@@ -108,14 +105,14 @@ class MembershipService:
 
     def __init__(
         self,
-        identity: MemberIdentity,
+        identity: WorkerIdentity,
         scheduler: Scheduler,
-        peers: JoiningPeers,
+        peers: Directory,
         times: MembershipTimes,
         *,
         is_static: bool,
         is_draining: Callable[[], bool],
-        on_peer_lost: OnPeerLost,
+        on_peer_lost: Callable[[WorkerId, str], None],
         recorder: FlightRecorder,
     ) -> None:
         self._identity = identity
@@ -234,7 +231,7 @@ class MembershipService:
             limit = place_of(name) if name == heir else RECEIVER_ONLY
             link.tell(MemberNews([News(limit, record)]))
 
-    async def _link_in_haste(self, name: str) -> dict[str, MemberLink]:
+    async def _link_in_haste(self, name: str) -> dict[str, Link]:
         """Connect to a member that can tell the others, if that takes no time."""
         try:
             async with asyncio.timeout(LAST_DIAL_S):
@@ -300,11 +297,11 @@ class MembershipService:
             return hello
         return replace(hello, rank=known.member.rank)
 
-    def take_in(self, connection: HandshakeConnection, hello: Hello) -> None:
+    def take_in(self, connection: Connection, hello: Hello) -> None:
         """Answer a worker that asks to be admitted."""
         self._admission.take_in(connection, hello)
 
-    def on_link(self, link: MemberLink) -> None:
+    def on_link(self, link: Link) -> None:
         """Take a link that was opened; messages that this causes are sent later."""
         hello = link.connection.peer
         if hello is None or link.peer.name == self._identity.name:
@@ -322,7 +319,7 @@ class MembershipService:
 
     # --- what other workers say ------------------------------------------------------
 
-    def _on_news(self, link: MemberLink, message: MemberNews) -> None:
+    def _on_news(self, link: Link, message: MemberNews) -> None:
         """Take news; a wrong record does not affect the others."""
         problem: MalformedError | None = None
         for item in message.items:
@@ -335,14 +332,14 @@ class MembershipService:
         if problem is not None:
             raise refusal(link.peer.name, MemberNews.name, problem)
 
-    async def _on_ping(self, link: MemberLink, _: PingMember) -> None:
+    async def _on_ping(self, link: Link, _: PingMember) -> None:
         """Say that this worker is there."""
 
-    async def _on_members(self, link: MemberLink, _: AskMembers) -> list[Record]:
+    async def _on_members(self, link: Link, _: AskMembers) -> list[Record]:
         self.gossip.on_ready(link.peer.name)
         return self.table.welcome
 
-    async def _on_find(self, _: MemberLink, request: FindMember) -> Record | None:
+    async def _on_find(self, _: Link, request: FindMember) -> Record | None:
         return self.table.get(request.member)
 
     def _doubt_names_from(self, teller: Incarnation) -> None:
@@ -368,7 +365,7 @@ class MembershipService:
         self.forget_old(now_s)
 
     def take(
-        self, record: Record, limit: int, link: MemberLink, *, is_repair: bool = False
+        self, record: Record, limit: int, link: Link, *, is_repair: bool = False
     ) -> None:
         """Take one record that arrived over a link."""
         table = self.table
@@ -418,16 +415,14 @@ class MembershipService:
         is_met = self._peers.link_of(record.incarnation) is not None
         return not (link.connection.is_broken or is_met)
 
-    def _is_guest(self, link: MemberLink) -> bool:
+    def _is_guest(self, link: Link) -> bool:
         """Return whether a peer may speak only of itself."""
         record = self.table.get(link.peer.name)
         return link.is_guest or (record is not None and bool(record.member.gateway))
 
     # --- what the machine decides ----------------------------------------------------
 
-    def carry_out(
-        self, effects: Iterable[Effect], link: MemberLink | None = None
-    ) -> None:
+    def carry_out(self, effects: Iterable[Effect], link: Link | None = None) -> None:
         for effect in effects:
             match effect:
                 case Changed():
@@ -539,7 +534,7 @@ class MembershipService:
             self._peers.forget(name)
 
 
-def _tell(link: MemberLink | None, record: Record) -> None:
+def _tell(link: Link | None, record: Record) -> None:
     if link is not None and not link.is_lost:
         link.tell(MemberNews([News(RECEIVER_ONLY, record)]))
 

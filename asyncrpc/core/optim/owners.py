@@ -14,7 +14,7 @@ from asyncrpc.core.optim.service import OptimizerService
 from asyncrpc.core.parts import Parts
 from asyncrpc.core.serde import text_of, words_of
 from asyncrpc.core.services.messages import Request
-from asyncrpc.core.services.ports import ask
+from asyncrpc.core.services.ports import PeerLink, ask
 from asyncrpc.errors import AsyncRpcError, OptimizerError
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ class Owners:
         worker = self._worker
         if owner == self._service.me:
             return await self._service.answer(request)
-        link = worker.directory.link_of(owner.incarnation)
+        link: PeerLink | None = worker.directory.link_of(owner.incarnation)
         if link is None:
             link = await worker.link_to(owner.name)
             if link.peer != owner:
@@ -142,7 +142,7 @@ class Owners:
 
     def _tell_all(self) -> None:
         for owner in self.listed:
-            link = self._worker.directory.link_of(owner.incarnation)
+            link: PeerLink | None = self._worker.directory.link_of(owner.incarnation)
             if owner == self._service.me:
                 self._service.drop(owner.incarnation, self.serial)
             elif link is not None:

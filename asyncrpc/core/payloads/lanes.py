@@ -23,7 +23,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from asyncrpc.core.calls.deferred import PendingBuffers
 from asyncrpc.core.options import LANES_MAX
@@ -33,11 +33,7 @@ from asyncrpc.core.payloads.machine.lanes import (
     LanesState,
     TurnRation,
 )
-from asyncrpc.core.payloads.ports import (
-    ControlConnection,
-    LaneConnection,
-    MemoryIsReady,
-)
+from asyncrpc.core.payloads.ports import MemoryIsReady, PayloadConnection, PayloadRoute
 from asyncrpc.core.payloads.pump import ChunkPump
 from asyncrpc.core.transport.flow import LINGER_S, WaterMarks
 from asyncrpc.core.wire.chunks import Arrivals, LaneReader
@@ -85,7 +81,7 @@ class Lane:
     bytes_copied = 0
     message_bytes_copied = 0
 
-    def __init__(self, lanes: Lanes, connection: LaneConnection) -> None:
+    def __init__(self, lanes: Lanes, connection: PayloadConnection) -> None:
         self.connection = connection
         self.stream = connection.stream
         self.rest: deque[bytes | memoryview] = deque()
@@ -138,7 +134,7 @@ class Lanes:
 
     def __init__(
         self,
-        control: ControlConnection,
+        control: PayloadConnection,
         arrivals: Arrivals,
         *,
         loop: asyncio.AbstractEventLoop,
@@ -276,7 +272,7 @@ class Lanes:
         elif self.state is LanesState.NONE:
             self._open(max(count, self._wanted))
 
-    def attach(self, connection: LaneConnection) -> None:
+    def attach(self, connection: PayloadConnection) -> None:
         """Take a connection as a lane, after both HELLOs."""
         if self.state is LanesState.CLOSED:
             connection.fail(ConnectError("the link of the lane has ended"))
@@ -313,7 +309,7 @@ class Lanes:
             self._on_broken(lane, lane.connection, lane.broken_by)
 
     def _on_broken(
-        self, lane: Lane, connection: LaneConnection, error: TransportError | None
+        self, lane: Lane, connection: PayloadConnection, error: TransportError | None
     ) -> None:
         """Resume a lane whose transport has broken, if both ends hold the lane."""
         if not lane.is_held:
@@ -364,7 +360,7 @@ class Lanes:
         why = f"{self._control.where} closed its lanes, but not the connection"
         self._control.fail(ConnectionLostError(why))
 
-    def connection_of(self, token: int) -> LaneConnection | None:
+    def connection_of(self, token: int) -> PayloadConnection | None:
         """Return a lane's connection by its token; None if it has ended."""
         lane = self._lane_of(token)
         return None if lane is None else lane.connection
@@ -416,16 +412,6 @@ class Lanes:
         self._waiting.clear()
         for lane in self._all:
             lane.connection.fail(ConnectionLostError("the link of the lane has ended"))
-
-
-class PayloadRoute(Protocol):
-    """A way for large payloads that cannot take all of them."""
-
-    def send(self, message: OutgoingMessage) -> bool:
-        """Take a message and its payload, or refuse."""
-
-    def clear(self) -> None:
-        """Forget all unsent messages, as the connection has ended."""
 
 
 class PayloadRoutes:

@@ -16,14 +16,14 @@ import math
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from asyncrpc.core.calls.futures import CallFuture
-from asyncrpc.core.services.ports import PeerLink
+from asyncrpc.core.payloads.ports import PayloadLink
 from asyncrpc.core.shm.machine.pool import OFFSET_MASK, PAGE_BYTES, Block, SlabPool
 from asyncrpc.core.shm.slab import Slab
 from asyncrpc.core.wire.frames import INLINE_BYTES_MAX, FrameKind
-from asyncrpc.core.wire.outgoing import OutgoingEvent, OutgoingMessage, OutgoingMessages
+from asyncrpc.core.wire.outgoing import OutgoingEvent, OutgoingMessage
 from asyncrpc.core.wire.placed import BufferRow, placed_prefix
 
 # A shorter payload goes with its message.  A call with 64 KiB takes 70 us in this way
@@ -43,42 +43,6 @@ _REQUEST: Final = int(FrameKind.REQUEST)
 
 COPY_PIECE_BYTES: Final = 512 << 10
 Copy: TypeAlias = tuple[memoryview, memoryview]  # to, from
-
-
-class MoverConnection(Protocol):
-    """A connection, as `SlabMover` needs it.
-
-    Attributes:
-        bytes_gathered: bytes of sent buffers that were copied before.
-    """
-
-    bytes_gathered: int
-
-    @property
-    def outgoing(self) -> OutgoingMessages:
-        """Messages that are not written yet."""
-
-    def post(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Write the parts of a message."""
-
-
-class PendingCalls(Protocol):
-    """This worker's calls that have not been answered."""
-
-    def get(self, call_id: int) -> object | None:
-        """Return a call; None if it is over."""
-
-
-class MoverLink(PeerLink, Protocol):
-    """The link to the peer that gets the payloads."""
-
-    @property
-    def connection(self) -> MoverConnection:
-        """The connection that carries the messages."""
-
-    @property
-    def pending(self) -> PendingCalls:
-        """This worker's calls that have not been answered."""
 
 
 class _BufferPlacement:
@@ -185,7 +149,7 @@ class SlabMover:
         self,
         slabs: OwnSlabs,
         copies: CopyQueue,
-        link: MoverLink,
+        link: PayloadLink,
         path: str,
         *,
         extend: Callable[[SlabMover, int], None],

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
+from asyncrpc.core.transport.byte_stream import ByteStream
 from asyncrpc.core.wire.chunks import ChunkScheduler, OutgoingTransfer
 from asyncrpc.core.wire.frames import CHUNK_BYTES
 from asyncrpc.core.wire.outgoing import OutgoingEvent, OutgoingMessage, OutgoingMessages
@@ -25,33 +26,8 @@ OWN_TURN_BYTES: Final = 4 * CHUNK_BYTES
 Chunk = list[bytes | memoryview]
 
 
-class PumpStream(Protocol):
-    """The stream of lane 0."""
-
-    @property
-    def room(self) -> asyncio.Event:
-        """Set while the transport has room."""
-
-    def write(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Write parts of frames, perhaps with those of the same turn of the loop."""
-
-    def write_now(self, *parts: bytes | memoryview) -> None:
-        """Write parts of frames now."""
-
-    def flush(self) -> None:
-        """Write all parts that wait for the end of this turn."""
-
-
-class HasRoom(Protocol):
-    """The stream of a lane."""
-
-    @property
-    def room(self) -> asyncio.Event:
-        """Set while the transport has room."""
-
-
 class LaneWriter(Protocol):
-    """The sending end of one lane.
+    """The sending end of one lane: `OwnLane`, and the `Lane` of `lanes`.
 
     Attributes:
         rest: the unwritten rest of the present chunk.
@@ -60,7 +36,7 @@ class LaneWriter(Protocol):
     rest: Any
 
     @property
-    def stream(self) -> HasRoom:
+    def stream(self) -> ByteStream:
         """The stream of the lane."""
 
     def write(self, limit_bytes: int) -> int:
@@ -73,7 +49,7 @@ class OwnLane:
     A chunk is written whole: a message may follow it at once.
     """
 
-    def __init__(self, stream: PumpStream) -> None:
+    def __init__(self, stream: ByteStream) -> None:
         self.rest: Chunk = []
         self.stream = stream
 
@@ -95,7 +71,7 @@ class ChunkPump:
 
     def __init__(
         self,
-        stream: PumpStream,
+        stream: ByteStream,
         outgoing: OutgoingMessages,
         *,
         loop: asyncio.AbstractEventLoop,

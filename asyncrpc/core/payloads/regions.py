@@ -30,7 +30,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 
@@ -55,6 +55,7 @@ from asyncrpc.core.payloads.messages import (
     OpenRegion,
     RegionsGone,
 )
+from asyncrpc.core.payloads.ports import PayloadLink
 from asyncrpc.core.serde import Encoded, Policy
 from asyncrpc.core.serde.shared import (
     MappedFiles,
@@ -67,7 +68,6 @@ from asyncrpc.core.services.ports import PeerLink, ask
 from asyncrpc.core.services.router import Route, answers
 from asyncrpc.core.transport.descriptors import (
     TOKEN_BYTES,
-    DescriptorInbox,
     send_descriptor,
 )
 from asyncrpc.errors import (
@@ -79,6 +79,9 @@ from asyncrpc.errors import (
     RejectedError,
     TransportError,
 )
+
+if TYPE_CHECKING:
+    from asyncrpc.core.payloads.sharing import Sharing
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Request[Any])
@@ -96,56 +99,12 @@ QUESTIONS_MAX: Final = 3
 _STRICT: Final = Policy.STRICT
 
 
-class MemoryPath(Protocol):
-    """The way by which descriptors go to a peer.
-
-    Attributes:
-        path: the path of the peer's Unix socket.
-        is_refused: whether the peer refuses to share memory with this worker.
-    """
-
-    path: str
-    is_refused: bool
-
-
-class MemoryPaths(Protocol):
-    """The paths of descriptors.
-
-    Attributes:
-        inbox: takes the descriptors that peers pass.
-    """
-
-    inbox: DescriptorInbox
-
-    def mover_of(self, link: PeerLink) -> MemoryPath | None:
-        """Return the way to a peer, if this worker shares memory with it."""
-
-
-class RegionConnection(Protocol):
-    """A connection, as errors name it."""
-
-    @property
-    def scheme(self) -> str:
-        """The transport's scheme."""
-
-
-class RegionLink(PeerLink, Protocol):
-    """The link that carries messages with shared tensors."""
-
-    @property
-    def connection(self) -> RegionConnection:
-        """The connection that carries the messages."""
-
-    def defer(self, encoded: Encoded) -> PendingBuffers:
-        """Make a message wait for one more thing."""
-
-
 class Regions:
     """The regions that one worker knows; `find` is a `serde.FindStorage`."""
 
     name = REGIONS
 
-    def __init__(self, host: CallHost, memory: MemoryPaths) -> None:
+    def __init__(self, host: CallHost, memory: Sharing) -> None:
         self.routes = [
             self._route(HasRegions, self._on_has),
             self._route(AttachRegion, self._on_attach),
@@ -168,7 +127,7 @@ class Regions:
 
     # --- sending and receiving -------------------------------------------------------
 
-    def refer(self, link: RegionLink, encoded: Encoded) -> None:
+    def refer(self, link: PayloadLink, encoded: Encoded) -> None:
         """Hold a message back until the peer has the regions that it refers to."""
         shared = encoded.shared or {}
         mover = self._memory.mover_of(link)

@@ -26,18 +26,24 @@ are free when its connection ends.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
+import math
 import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, Self
+
+import numpy as np
+import torch
 
 from asyncrpc.core.calls.ports import CallHost
 from asyncrpc.core.host.shortage import shortage_of
 from asyncrpc.core.ids import WorkerId
-from asyncrpc.core.payloads.lanes import PayloadRoute
+from asyncrpc.core.loop.tasks import Tasks
+from asyncrpc.core.loop.threads import thread_blocked
 from asyncrpc.core.payloads.messages import (
     MEMORY,
     AttachSlab,
@@ -49,18 +55,16 @@ from asyncrpc.core.payloads.mover import (
     REST_S,
     REST_S_MAX,
     CopyQueue,
-    MoverConnection,
-    MoverLink,
     OwnSlabs,
     SlabMover,
     in_pages,
 )
+from asyncrpc.core.payloads.ports import PayloadLink
 from asyncrpc.core.payloads.regions import Regions
 from asyncrpc.core.services.ports import PeerLink
 from asyncrpc.core.services.router import takes
 from asyncrpc.core.shm.machine.pool import OFFSET_BITS, OFFSET_MASK, Block
 from asyncrpc.core.shm.slab import Slab, is_supported
-from asyncrpc.core.transport.abc import PeerCredentials
 from asyncrpc.core.transport.address import Address
 from asyncrpc.core.transport.descriptors import (
     TOKEN_BYTES,
@@ -69,7 +73,6 @@ from asyncrpc.core.transport.descriptors import (
 )
 from asyncrpc.core.wire.frames import FrameKind, prefix
 from asyncrpc.core.wire.messages import Hello
-from asyncrpc.core.wire.placed import Places
 from asyncrpc.errors import (
     AsyncRpcError,
     MalformedError,
@@ -93,30 +96,10 @@ _FREE: Final = int(FrameKind.FREE)
 
 
 class Lender(Protocol):
-    """Gets places back."""
+    """Gets places back: `Sharing` its own, and `Borrowed` those of a peer."""
 
     def take_back(self, locations: list[int]) -> None:
         """Take back places that are no longer used."""
-
-
-class BorrowingConnection(Protocol):
-    """A connection, as `Borrowed` needs it."""
-
-    @property
-    def join(self) -> Callable[[bytes], None]:
-        """Write a message that can wait."""
-
-
-class BorrowingLink(Protocol):
-    """The way to a peer whose memory is used."""
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the connection has ended for good."""
-
-    @property
-    def connection(self) -> BorrowingConnection:
-        """The connection that carries the messages."""
 
 
 class Borrowed:
@@ -128,7 +111,7 @@ class Borrowed:
 
     __slots__ = ("_leases", "link", "slabs")
 
-    def __init__(self, leases: Leases, link: BorrowingLink) -> None:
+    def __init__(self, leases: Leases, link: PayloadLink) -> None:
         self._leases = leases
         self.link = link
         self.slabs: dict[int, Slab] = {}
@@ -210,33 +193,6 @@ class Leases:
             lender.take_back(locations)
 
 
-class MemoryConnection(MoverConnection, BorrowingConnection, Protocol):
-    """A connection to a peer that may be on this host."""
-
-    @property
-    def scheme(self) -> str:
-        """The transport's scheme."""
-
-    @property
-    def credentials(self) -> PeerCredentials | None:
-        """The process at the other end, if the kernel vouches for it."""
-
-    @property
-    def peer(self) -> Hello | None:
-        """The peer's HELLO."""
-
-    def share_memory(self, mover: PayloadRoute, places: Places) -> None:
-        """Let large payloads go through memory that both ends have."""
-
-
-class MemoryLink(MoverLink, Protocol):
-    """The link to a peer that may be on this host."""
-
-    @property
-    def connection(self) -> MemoryConnection:
-        """The connection that carries the messages."""
-
-
 class Sharing:
     """The slabs of one worker, and the mapped slabs of its peers.
 
@@ -285,7 +241,7 @@ class Sharing:
             except TransportError as error:
                 logger.debug("worker %r: no shared memory: %s", self._host.name, error)
 
-    def on_link(self, link: MemoryLink) -> None:
+    def on_link(self, link: PayloadLink) -> None:
         """Let payloads of a new link go through shared memory, if on this host."""
         connection = link.connection
         credentials = connection.credentials
@@ -563,6 +519,29 @@ class Sharing:
         """Unmap our slabs once no message can be sent through them any more."""
         if self._is_closed and not self._movers:
             self.slabs.clear()
+
+
+def empty_tensor(
+    memory: Sharing, tasks: Tasks, shape: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    """Return a tensor in shared memory, or a plain one; from any thread."""
+    sizes = [int(size) for size in shape]
+    nbytes = math.prod(sizes) * dtype.itemsize
+    if threading.get_ident() == tasks.thread_id:
+        view = memory.empty(nbytes)
+    else:
+        allocated: concurrent.futures.Future[memoryview | None] = (
+            concurrent.futures.Future()
+        )
+        tasks.loop.call_soon_threadsafe(
+            lambda: allocated.set_result(memory.empty(nbytes))
+        )
+        with thread_blocked():
+            view = allocated.result()
+    if view is None:
+        return torch.empty(sizes, dtype=dtype, device="cpu")
+    flat = torch.from_numpy(np.ndarray(nbytes, np.uint8, view))
+    return flat.view(dtype).view(sizes)
 
 
 def _rejected(why: str) -> RejectedError:

@@ -20,7 +20,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, overload
 
 import torch
 from torch.autograd import profiler
@@ -57,9 +57,8 @@ from asyncrpc.core.services.extensions import CallTracer, References, ThreadStat
 from asyncrpc.errors import UsageError
 
 if TYPE_CHECKING:
-    from asyncrpc.core.links.entry import PeerEntry
+    from asyncrpc.core.links.directory import Directory
     from asyncrpc.core.loop.tasks import Tasks
-    from asyncrpc.core.members import Member
     from asyncrpc.core.trace.recorder import FlightRecorder
 
 
@@ -303,28 +302,6 @@ class Peer:
 
     def __repr__(self) -> str:
         return f"<Peer {self.name!r} of {self._calls.name!r}>"
-
-
-class Directory(Protocol):
-    """Makes links to peers.
-
-    Attributes:
-        met: returns the entry of a worker that was wanted before, by its name.
-    """
-
-    met: Callable[[str], PeerEntry[Link] | None]
-
-    def link_to(self, name: str) -> Link | None:
-        """Return the open link to a worker; None without one."""
-
-    def member(self, to: str | int) -> Member:
-        """Return what is known of a worker, by its name or rank."""
-
-    def find(self, to: str | int) -> PeerEntry[Link]:
-        """Return the entry of a worker, by its name or rank."""
-
-    async def connect(self, entry: PeerEntry[Link]) -> Link:
-        """Return the link to a worker, making a connection if needed."""
 
 
 class CallStarter:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from asyncrpc.core.arguments import check_kind, wrong
@@ -285,24 +285,6 @@ class ServiceHost(Scheduler, Protocol):
         Raises:
             RejectedError: the worker ends.
         """
-
-
-class MessageSender(Protocol):
-    """Writes messages to a peer."""
-
-    def send(
-        self,
-        kind: int,
-        call_id: int,
-        *,
-        flags: int = 0,
-        aux: int = 0,
-        head: bytes = b"",
-        control: bytes = b"",
-        buffers: Sequence[memoryview] = (),
-        on_sent: Callable[[], None] | None = None,
-    ) -> None:
-        """Write a message; never waits.  On a closed connection it is dropped."""
 
 
 async def ask(

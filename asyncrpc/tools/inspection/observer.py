@@ -18,8 +18,8 @@ from asyncrpc.core.identity import WorkerIdentity
 from asyncrpc.core.links.connection import Connection
 from asyncrpc.core.links.connections import Connections, ConnectionSettings
 from asyncrpc.core.links.observers import unpacked
-from asyncrpc.core.links.ports import SILENT
 from asyncrpc.core.links.routes import Routes, open_connectors
+from asyncrpc.core.links.sinks import SILENT
 from asyncrpc.core.members import UNKNOWN_INCARNATION, Member
 from asyncrpc.core.options import Options
 from asyncrpc.core.serde import Policy

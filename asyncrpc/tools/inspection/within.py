@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any, Final, TypeVar
 
 from asyncrpc.core.links.directory import Directory
-from asyncrpc.core.links.link import Link
 from asyncrpc.core.loop.threads import in_new_thread
 from asyncrpc.core.members import Member
 from asyncrpc.core.parts import Parts
@@ -32,7 +31,7 @@ LOOK_S: Final = 20.0  # for the whole look
 class LinkQuestions:
     """Asks peers as a service of the worker does; an `AsksWorkers`."""
 
-    def __init__(self, peers: Directory[Link]) -> None:
+    def __init__(self, peers: Directory) -> None:
         self._peers = peers
 
     async def ask(self, member: Member, request: Request[T], *, timeout_s: float) -> T:
@@ -47,7 +46,7 @@ class InnerLook:
 
     def __init__(
         self,
-        peers: Directory[Link],
+        peers: Directory,
         own: WorkerSnapshot,
         *,
         secret: bytes | None,

@@ -194,7 +194,7 @@ async def test_dial_delayed_by_a_blocked_loop_loses_no_call(
     options = replace(OPTIONS, network=replace(OPTIONS.network, connect_timeout_s=0.5))
     on_hello = Directory.on_answer
 
-    def on_slow_hello(self: Directory[Any], *args: Any) -> None:
+    def on_slow_hello(self: Directory, *args: Any) -> None:
         on_hello(self, *args)
         time.sleep(2 * options.network.connect_timeout_s)
 
@@ -214,7 +214,7 @@ async def test_unconfirmed_connection_carries_no_calls(
 ) -> None:
     """Its dialer may hold another one by then, and would lose the calls."""
     a, b, _ = wired
-    held: list[tuple[FirstMessage[Any], tuple[Any, ...]]] = []
+    held: list[tuple[FirstMessage, tuple[Any, ...]]] = []
     with monkeypatch.context() as patch:
         patch.setattr(
             FirstMessage, "on_message", lambda self, *rest: held.append((self, rest))

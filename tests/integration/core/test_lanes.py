@@ -17,7 +17,7 @@ from asyncrpc import LimitOptions, NetworkOptions, Options, Worker, WorkerLostEr
 from asyncrpc.core.host.this_host import HOST_ID
 from asyncrpc.core.links import lane_dialer
 from asyncrpc.core.links.connection import Connection
-from asyncrpc.core.links.ports import SILENT
+from asyncrpc.core.links.sinks import SILENT
 from asyncrpc.core.payloads import prefaulting
 from asyncrpc.core.payloads.lanes import Lane, Lanes
 from asyncrpc.core.payloads.machine.lanes import LanesState

@@ -143,7 +143,7 @@ async def test_optimizer_waits_for_the_owners_of_its_parameters(
         entry = a.parts.directory.find("b")
         assert entry.link is not None
         with acting_as(a):
-            entry.link.connection.break_off("cut by the test")
+            entry.link.connection.resumption.break_off("cut by the test")
             assert entry.link is None
             first = peer.remote(make_parameter)
             assert first.owner_id.incarnation == UNKNOWN_INCARNATION
@@ -151,7 +151,7 @@ async def test_optimizer_waits_for_the_owners_of_its_parameters(
             if optimizer_class == "SGD":  # the other takes one group only
                 link = a.parts.directory.find("b").link
                 assert link is not None
-                link.connection.break_off("cut by the test")
+                link.connection.resumption.break_off("cut by the test")
                 second = peer.remote(make_parameter)
                 await optimizer.add_param_group({"params": [second]})
                 assert second.owner_id == first.owner_id

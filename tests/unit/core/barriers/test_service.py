@@ -44,7 +44,8 @@ def played(play: Play) -> None:
 
     async def main() -> None:
         company = Company("a", "b")
-        await play(company, BarrierService(company, company, company))
+        peers: Any = company
+        await play(company, BarrierService(peers, company, peers))
 
     run(main())
 

@@ -136,7 +136,7 @@ class FakeConnection:
         self.drop = self.outgoing.drop
         self.arriving: dict[tuple[int, int], bytes] = {}
         self.failed: AsyncRpcError | None = None
-        self.turns = Turns()
+        self.turns: Any = Turns()
         self.refuses: BaseException | None = None
         self.first_unsent = NEVER
         self.bytes_gathered = 0
@@ -324,9 +324,11 @@ class FakeHost:
         self.tasks: list[Coroutine[Any, Any, Any]] = []
         self.outbound_budget = OutboundBudget(1 << 30)
         self.inbound_credit = InboundCredit(
-            self.name, self.loop, self.inbound_bytes_max, lambda _nbytes: None
+            self.name, self.loop, self.inbound_bytes_max, self.allow
         )
         self.dead: deque[Any] = deque()
+
+    def allow(self, nbytes: int) -> None: ...
 
     def give_back(self) -> None:
         self.dead.clear()
@@ -429,8 +431,8 @@ class Parts:
             self,
             self.host,
             connection=self.connection,
-            dead=self.host.dead,
-            give_back=self.host.give_back,
+            dead_places=self.host.dead,
+            give_back_places=self.host.give_back,
             refer=self.referred.append,
             devices=self.host.devices,
             deferred=self.deferred,

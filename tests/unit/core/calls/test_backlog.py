@@ -11,8 +11,8 @@ from asyncrpc.core.calls.peer_memory import (
     Backlog,
     OutboundBudget,
     PeerMemory,
-    nobody_waits,
 )
+from asyncrpc.core.transport.byte_stream import nobody_waits
 from asyncrpc.errors import AsyncRpcError, MalformedError
 
 PART = 1 << 20
@@ -55,9 +55,15 @@ def account() -> PeerMemory:
     return PeerMemory(admission, {}, lambda: 0, 8 * PART)
 
 
+def backlog_of(
+    link: Any, budget: OutboundBudget, memory: PeerMemory | None = None
+) -> Backlog:
+    return Backlog(link, budget, memory or account())
+
+
 def pressed(budget: OutboundBudget | None = None) -> tuple[Connection, Backlog]:
     connection = Connection()
-    backlog = Backlog(connection, budget or OutboundBudget(LIMIT), account())
+    backlog = backlog_of(connection, budget or OutboundBudget(LIMIT))
     connection.kept_bytes = PART + 1
     backlog.on_large("big")
     return connection, backlog
@@ -65,7 +71,7 @@ def pressed(budget: OutboundBudget | None = None) -> tuple[Connection, Backlog]:
 
 async def test_peer_that_reads_its_answers_delays_nothing() -> None:
     connection = Connection()
-    backlog = Backlog(connection, OutboundBudget(LIMIT), account())
+    backlog = backlog_of(connection, OutboundBudget(LIMIT))
     connection.kept_bytes = PART
     backlog.on_large("big")
     assert not backlog.must_wait("big")
@@ -131,7 +137,7 @@ async def test_waiting_calls_do_not_begin_once_their_peer_is_lost() -> None:
 async def test_unread_answers_count_for_the_peer() -> None:
     connection = Connection()
     memory = account()
-    backlog = Backlog(connection, OutboundBudget(LIMIT), memory)
+    backlog = backlog_of(connection, OutboundBudget(LIMIT), memory)
     connection.kept_bytes = 2 * PART
     backlog.look()
     assert memory.kept_bytes == PART
@@ -143,7 +149,7 @@ async def test_unread_answers_count_for_the_peer() -> None:
 
 async def test_small_unread_answers_count_too() -> None:
     connection = Connection()
-    backlog = Backlog(connection, OutboundBudget(LIMIT), account())
+    backlog = backlog_of(connection, OutboundBudget(LIMIT))
     connection.kept_bytes = PART + 1
     connection.on_kept()
     assert backlog.is_pressed
@@ -151,7 +157,7 @@ async def test_small_unread_answers_count_too() -> None:
 
 async def test_peer_that_asks_without_reading_is_given_up() -> None:
     connection = Connection()
-    Backlog(connection, OutboundBudget(LIMIT), account())
+    backlog_of(connection, OutboundBudget(LIMIT))
     connection.written_bytes = GIVEN_UP
     connection.on_kept()
     assert connection.given_up is None
@@ -163,7 +169,7 @@ async def test_peer_that_asks_without_reading_is_given_up() -> None:
 async def test_bytes_in_a_full_transport_are_counted() -> None:
     connection = Connection()
     memory = account()
-    backlog = Backlog(connection, OutboundBudget(LIMIT), memory)
+    backlog = backlog_of(connection, OutboundBudget(LIMIT), memory)
     connection.room.clear()
     connection.on_kept()
     assert backlog.is_full
@@ -180,7 +186,7 @@ async def test_unread_answers_of_all_peers_have_a_limit() -> None:
     budget = OutboundBudget(LIMIT)
     others = [pressed(budget) for _ in range(PEERS)]
     connection = Connection()
-    backlog = Backlog(connection, budget, account())
+    backlog = backlog_of(connection, budget)
     connection.kept_bytes = PART // 2
     backlog.on_large("big")
     assert backlog.must_wait("big")

@@ -20,7 +20,6 @@ from asyncrpc.core.links.connection import Connection
 from asyncrpc.core.links.connections import Connections, ConnectionSettings
 from asyncrpc.core.links.directory import Directory, DirectorySettings
 from asyncrpc.core.links.entry import PeerEntry
-from asyncrpc.core.links.ports import HandshakeConnection
 from asyncrpc.core.links.tokens import Tokens
 from asyncrpc.core.members import Member
 from asyncrpc.core.payloads.receive_pool import fresh
@@ -150,17 +149,20 @@ class Host:
         settings = ConnectionSettings(
             None, MessageLimits(), fresh, network.rng.randbytes
         )
-        self.directory: Directory[PlainLink] = Directory(
-            self,
+        this: Any = self  # what parts of a worker that has no other would ask
+        make_link: Any = PlainLink
+        # Any: its links are of this class, not those of a worker.
+        self.directory: Any = Directory(
+            this,
             self,
             self.counters,
             FlightRecorder(),
             times,
-            connections=Connections(self, self.loop, settings),
+            connections=Connections(this, self.loop, settings),
             connectors={"mem": self._connector},
-            make_link=PlainLink,
-            peers=self,
-            sidecar=self,
+            make_link=make_link,
+            services=this,
+            sidecar=this,
         )
         self.directory.begin(self)
         self.directory.serve()
@@ -216,7 +218,7 @@ class Host:
     def introduce_guest(self, hello: Hello) -> Hello:
         return hello
 
-    def take_in(self, connection: HandshakeConnection, _hello: Hello) -> None:
+    def take_in(self, connection: Connection, _hello: Hello) -> None:
         self.directory.connections.refuse(connection, "nobody joins here")
 
     async def refresh(self, name: str) -> bool:
@@ -239,17 +241,18 @@ class Host:
             await self._listener.close()
             self._listener = None
 
-    def entry(self, name: str) -> PeerEntry[PlainLink]:
-        return self.directory.find(name)
+    def entry(self, name: str) -> PeerEntry:
+        entry: PeerEntry = self.directory.find(name)
+        return entry
 
     def link_to(self, name: str) -> PlainLink:
-        link = self.directory.link_to(name)
+        link: PlainLink | None = self.directory.link_to(name)
         assert link is not None
         return link
 
     def arrived(self, name: str) -> list[int]:
         """Return what has come over the link to a peer."""
-        link = self.directory.link_to(name)
+        link: PlainLink | None = self.directory.link_to(name)
         return [] if link is None else link.arrived
 
     async def close(self) -> None:

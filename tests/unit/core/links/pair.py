@@ -175,7 +175,7 @@ class Side(Received):
         if self.refuses:
             bearer.hello(self.hello(verdict=REFUSED))
             return
-        self.connection.break_off("the peer resumes it")
+        self.connection.resumption.break_off("the peer resumes it")
         bearer.hello(self.hello(received=self.connection.received))
 
     def _resume(self, bearer: Connection, hello: Hello) -> None:
@@ -187,12 +187,12 @@ class Side(Received):
             return
         transport = bearer.release_transport()
         try:
-            self.connection.adopt(transport, hello.received)
+            self.connection.resumption.adopt(transport, hello.received)
         except AsyncRpcError as error:
             transport.abort()
             self.connection.end(error)
             return
-        self.connection.mended.set()
+        self.connection.resumption.mended.set()
 
     def _on_broken(self, connection: Connection, error: Exception | None) -> None:
         self.broken.append(str(error))
@@ -264,7 +264,7 @@ class Both:
     async def resume(self) -> None:
         """Dial again, as the directory of `a` does."""
         target = self.a.connection
-        target.break_off("another transport takes its place")
+        target.resumption.break_off("another transport takes its place")
         bearer = self.a.make(Role.DIALER, resume=target.token, received=target.received)
         self.line = join(bearer, self.b.make(Role.ACCEPTOR))
         await self.settle()

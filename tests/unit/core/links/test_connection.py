@@ -270,7 +270,7 @@ class TestTheEnd:
         both.a.connection.post((b"late",))
         with pytest.raises(ConnectionLostError, match="has ended"):
             await both.a.connection.writable()
-        await both.a.connection.settled()
+        await both.a.connection.resumption.settled()
 
 
 SCRIPT = (b"one", b"", b"three" * 9)
@@ -333,7 +333,7 @@ class TestResuming:
         assert both.b.messages == [(1, b"message", b"")]
 
     async def test_due_ack_travels_with_the_next_message(self, both: Both) -> None:
-        kept = both.b.connection._resumption.unacknowledged  # noqa: SLF001
+        kept = both.b.connection.resumption.unacknowledged
         both.b.send(1, b"", bytes(ACK_BYTES - 41))  # a header and a length take 48
         await both.settle()
         both.b.send(2, b"")
@@ -346,7 +346,7 @@ class TestResuming:
         assert kept.nbytes == 40
 
     async def test_ack_is_sent_alone_if_another_is_due(self, both: Both) -> None:
-        kept = both.b.connection._resumption.unacknowledged  # noqa: SLF001
+        kept = both.b.connection.resumption.unacknowledged
         for call_id in (1, 2, 3):
             both.b.send(call_id, b"", bytes(ACK_BYTES))
             await both.settle()
@@ -355,7 +355,7 @@ class TestResuming:
         assert kept.nbytes == ACK_BYTES + 48
 
     async def test_waiting_ack_is_sent_on_request(self, both: Both) -> None:
-        kept = both.b.connection._resumption.unacknowledged  # noqa: SLF001
+        kept = both.b.connection.resumption.unacknowledged
         both.b.send(1, b"", bytes(ACK_BYTES))
         await both.settle()
         read = both.a.connection.received
@@ -403,7 +403,7 @@ class TestResuming:
         self, both: Both
     ) -> None:
         await both.cut()
-        waiting = asyncio.create_task(both.a.connection.settled())
+        waiting = asyncio.create_task(both.a.connection.resumption.settled())
         await both.turn()
         assert not waiting.done()
         await both.resume()
@@ -463,7 +463,7 @@ class TestResuming:
             both.a.connection.fail(ClosedError("enough"))
         assert not both.a.connection.is_broken
         with pytest.raises(ConnectionLostError, match="cannot be resumed"):
-            both.a.connection.adopt(both.line, 0)
+            both.a.connection.resumption.adopt(both.line, 0)
         await both.turn()
         assert both.a.lost == ["None" if way == "close" else "enough"]
 
@@ -481,8 +481,8 @@ class TestResuming:
         both.b.connection.on_peer_close("soon")
         both.a.send(1, b"on its way")
         await both.turn()
-        both.a.connection.break_off("silent")
-        both.b.connection.break_off("silent")
+        both.a.connection.resumption.break_off("silent")
+        both.b.connection.resumption.break_off("silent")
         await both.resume()
         assert both.b.messages == [(1, b"on its way", b"")]
         await both.cut()

@@ -114,7 +114,7 @@ async def test_lane_broken_only_at_the_accepting_side_is_resumed(seed: int) -> N
     await until(lambda: lanes(a, "b") == lanes(b, "a") == 2)
     network.between("a", "b").partition()
     for lane in lanes_of(b, "a"):
-        lane.break_off("only here")
+        lane.resumption.break_off("only here")
     await asyncio.sleep(0.1)
     network.between("a", "b").heal()
     await until(lambda: b.counters.connections_resumed >= 2)
@@ -133,7 +133,7 @@ async def test_lane_resumed_since_is_left_alone() -> None:
     send_large(a, "b", 1)
     await until(lambda: lanes(a, "b") == lanes(b, "a") == 2)
     lane = lanes_of(b, "a")[0]
-    lane.break_off("at both ends")
+    lane.resumption.break_off("at both ends")
     await until(lambda: b.counters.connections_resumed >= 1)
     await until(lambda: a.counters.connections_resumed >= 1)
     counted = a.counters.connections_resumed
@@ -176,7 +176,7 @@ def cut_when_accepted(host: Host) -> list[Any]:
     def accept(connection: Any, hello: Hello) -> None:
         on_offer(connection, hello)
         accepted.append(connection)
-        connection.break_off("cut when accepted")
+        connection.resumption.break_off("cut when accepted")
 
     dialer.on_offer = accept
     return accepted

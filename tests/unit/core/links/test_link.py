@@ -28,7 +28,7 @@ class Carrier(FakeConnection):
         self.acknowledged: list[int] = []
         self.peer_closed: str | None = None
         self.peer = Hello(name="b", incarnation=7, rank=-1, pid=1, expects="a")
-        self.stream = self
+        self.stream = self.incoming = self
         self.room = asyncio.Event()
         self.room.set()
 

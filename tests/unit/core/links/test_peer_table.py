@@ -28,8 +28,8 @@ def member(number: int) -> Member:
     )
 
 
-def table_of(*members: Member) -> PeerTable[Any]:
-    table: PeerTable[Any] = PeerTable(Myself())  # type: ignore[arg-type]  # enough of it
+def table_of(*members: Member) -> PeerTable:
+    table = PeerTable(Myself())  # type: ignore[arg-type]  # enough of it
     table.add(members)
     return table
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from asyncrpc.core.membership.ports import MemberLink
 
 from asyncrpc.core.ids import Incarnation, WorkerInfo
 from asyncrpc.core.members import Member
@@ -34,7 +35,6 @@ from asyncrpc.core.membership.messages import (
     fields_of,
     read_news,
 )
-from asyncrpc.core.membership.ports import MemberLink
 from asyncrpc.core.services.schema import UnfitError
 from asyncrpc.errors import MalformedError, UnknownWorkerError, WorkerLostError
 from asyncrpc.testing.loop import SimLoop
@@ -44,7 +44,8 @@ loops = {"sim": SimLoop}  # of the coroutine tests here
 
 
 def begun(company: Company) -> tuple[Gossip, Membership]:
-    gossip = Gossip(company, company, lambda: BATCH_S)
+    peers: Any = company
+    gossip = Gossip(company, peers, lambda: BATCH_S)
     records = [Record(peer.member, 1) for peer in company.known]
     table = Membership(records[0])
     table.begin(records, company.loop.time())

@@ -224,7 +224,7 @@ class TestOpening:
 
     async def test_lane_unknown_to_the_dialer_is_dropped(self, both: Laned) -> None:
         _, acceptor = both.offer_lane()
-        acceptor.break_off("cut")
+        acceptor.resumption.break_off("cut")
         both.b.send(1, b"", LARGE)
         both.open_lane()
         await both.settle()
@@ -237,7 +237,7 @@ class TestOpening:
     async def test_lane_known_to_the_dialer_is_resumed(self, both: Laned) -> None:
         dialer, acceptor = both.offer_lane()
         both.lines[-1].other.deliver()  # the answer
-        acceptor.break_off("cut")
+        acceptor.resumption.break_off("cut")
         assert both.b.broken == []
         await both.settle()
         assert both.b.broken == ["mem://other: cut"]
@@ -337,7 +337,7 @@ class TestSending:
         lane = both.open_lane()
         both.a.send(1, b"", LARGE)
         await asyncio.sleep(0)
-        lane.break_off("nothing comes over it")
+        lane.resumption.break_off("nothing comes over it")
         assert lane.is_broken
         assert both.a.broken == ["mem://other: nothing comes over it"]
         assert states(both) == (LanesState.UP, LanesState.NONE)

@@ -65,7 +65,8 @@ class Everything:
         self.scheduler = LoopScheduler()
         loop = self.scheduler.loop
         self.peer, self.third = RecordingLink(PEER), RecordingLink(THIRD)
-        self.links = links = RecordingLinks(self.peer, self.third)
+        links: Any = RecordingLinks(self.peer, self.third)
+        self.links = links
         self.lost: list[tuple[WorkerId, str]] = []
         self.values = Values(loop, FlightRecorder())
         self.shared = SharedById(me.incarnation, loop.time)

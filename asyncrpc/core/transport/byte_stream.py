@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
-from asyncrpc.core.calls.peer_memory import nobody_waits
+from asyncrpc.core.loop.spin import Spinner
 from asyncrpc.core.transport.abc import PeerCredentials, StreamHandler, Transport
 from asyncrpc.core.transport.flow import WaterMarks
 
@@ -22,32 +22,8 @@ JOIN_BYTES_MAX: Final = 64 << 10
 Parts = Sequence[bytes | memoryview]
 
 
-class ByteReader(Protocol):
-    """Takes the bytes of a connection."""
-
-    @property
-    def bytes_copied(self) -> int:
-        """Bytes of buffers copied in user space."""
-
-    @property
-    def message_bytes_copied(self) -> int:
-        """Return how many of them belong to the current message."""
-
-    def get_buffer(self) -> memoryview:
-        """Return where the next bytes must land."""
-
-    def advance(self, nbytes: int) -> None:
-        """Take the bytes that have arrived."""
-
-
-class Poller(Protocol):
-    """Keeps the loop awake while an answer is about to come."""
-
-    def read(self) -> None:
-        """Bytes have arrived."""
-
-    def wait(self, *, is_for_answer: bool) -> None:
-        """Wait for an answer from now on, or for whatever arrives next."""
+def nobody_waits() -> None:
+    """Do nothing: what the peer takes makes no difference."""
 
 
 def discard_parts(parts: Parts) -> None:
@@ -87,7 +63,7 @@ class ByteStream:
     )
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, poller: Poller | None = None
+        self, loop: asyncio.AbstractEventLoop, poller: Spinner | None = None
     ) -> None:
         self.transport: Transport | None = None
         self.opening = b""

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from asyncrpc.core.links.byte_stream import ByteStream
-from asyncrpc.core.links.reading_turns import TURN_MESSAGES, TURN_S, ReadingTurns
+from asyncrpc.core.calls.reading_turns import TURN_MESSAGES, TURN_S, ReadingTurns
+from asyncrpc.core.transport.byte_stream import ByteStream
 from asyncrpc.core.wire.frames import FrameKind, prefix
 from asyncrpc.core.wire.reader import FrameReader
 from asyncrpc.errors import MalformedError

@@ -1,9 +1,13 @@
-"""The first frame of a connection: the peer's HELLO."""
+"""What takes the messages of a connection before it has a link, and after.
+
+First comes the peer's HELLO, and nothing else; what comes to a connection that is being
+closed is dropped.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from asyncrpc.core.wire.frames import FrameKind
 from asyncrpc.core.wire.messages import Hello
@@ -31,3 +35,16 @@ class HelloSink:
     def on_transfer_dropped(self, kind: int, call_id: int) -> None:
         """Refuse it: no transfer can have begun before the HELLO."""
         raise MalformedError(f"a DROP of {kind} {call_id} came before the HELLO")
+
+
+class Silent:
+    """The sink of a connection that is being closed."""
+
+    def on_message(self, *_message: Any) -> None:
+        """Drop it."""
+
+    def on_transfer_dropped(self, kind: int, call_id: int) -> None:
+        """Drop it."""
+
+
+SILENT: Final = Silent()

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from asyncrpc.core.links.byte_stream import ByteStream
+from asyncrpc.core.transport.byte_stream import ByteStream
 from asyncrpc.core.wire.reader import FrameReader
 from asyncrpc.errors import MalformedError, RemoteProtocolError
 
