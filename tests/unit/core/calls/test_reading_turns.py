@@ -171,9 +171,9 @@ class Sent:
 
 
 def stream_to(sent: Sent) -> ByteStream:
-    stream = ByteStream(asyncio.get_running_loop(), sent)
-    transport: Any = sent
-    stream.transport = transport
+    fake: Any = sent
+    stream = ByteStream(asyncio.get_running_loop(), fake)
+    stream.transport = fake
     return stream
 
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from asyncrpc.core.membership.ports import MemberLink
 
 from asyncrpc.core.ids import Incarnation, WorkerInfo
+from asyncrpc.core.links.link import Link
 from asyncrpc.core.members import Member
 from asyncrpc.core.membership.changes import RESYNC, MemberChange, combined
 from asyncrpc.core.membership.finder import ASKED_MAX, REFRESH_S, Finder
@@ -247,9 +247,10 @@ class Asking:
         records = [Record(peer.member, 1) for peer in company.known]
         self.table = Membership(records[0])
         self.table.begin(records, company.loop.time())
-        self.finder = Finder(company, company, company, self._take)
+        peers: Any = company
+        self.finder = Finder(peers, company, peers, self._take)
 
-    def _take(self, record: Record, _limit: int, _link: MemberLink) -> None:
+    def _take(self, record: Record, _limit: int, _link: Link) -> None:
         self.table.receive(record, self.company.loop.time(), is_linked=False)
 
     def names_asked(self) -> list[str]:
