@@ -11,7 +11,8 @@ from typing import Final
 
 from tests.clusters.hanging import HANGS_S
 from tests.clusters.slurm.cluster import SlurmCluster
-from tests.clusters.slurm.jobs import REPOSITORY, TRAINING
+from tests.clusters.slurm.jobs import TRAINING
+from tests.commands import REPOSITORY
 
 PAGE: Final = (REPOSITORY / "docs/how-to/run-on-slurm.md").read_text("utf-8")
 BLOCKS: Final = re.findall(r"^```console\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
