@@ -49,7 +49,6 @@ class Subject(NamedTuple):
 def subject_of(
     worker: Worker, value: RRef[Any], context: Context, members: list[Worker]
 ) -> Subject:
-    names = [one.name for one in members]
     return Subject(
         worker.name,
         int(worker.incarnation),
@@ -57,7 +56,7 @@ def subject_of(
         worker.addresses or ("relay://ps",),
         (int(value.rref_id.creator), value.rref_id.serial),
         (int(context.id.creator), context.id.serial),
-        group_id("", names, 1),
+        group_id("", [one.name for one in members], 1),
         tuple((one.name, int(one.incarnation)) for one in members),
     )
 

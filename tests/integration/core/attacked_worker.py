@@ -188,8 +188,7 @@ class RawPeer:
 
     async def frame(self) -> tuple[int, int, bytes]:
         """Return kind, call and control part of the next frame."""
-        start = await self.reader.readexactly(HEADER_BYTES)
-        fields = HEADER.unpack(start)
+        fields = HEADER.unpack(await self.reader.readexactly(HEADER_BYTES))
         kind, flags, head_bytes, control_bytes, count = fields[2:7]
         call_id, payload_bytes = fields[8:]
         await self.reader.readexactly(head_bytes)

@@ -10,8 +10,7 @@ import asyncrpc
 
 def hold_interpreter(path: str) -> None:
     """Hold the interpreter's lock in C code: nothing else of this process runs."""
-    held = ctypes.PyDLL(None).open(path.encode(), os.O_RDONLY)
-    os.close(held)
+    os.close(ctypes.PyDLL(None).open(path.encode(), os.O_RDONLY))
 
 
 async def block_loop(path: str) -> None:

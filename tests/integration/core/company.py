@@ -9,15 +9,16 @@ import asyncio
 import contextlib
 import gc
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final, cast
 
+import pytest
 import torch
 from torch import nn
 
 import asyncrpc
-from asyncrpc import Group, LivenessOptions, Worker
+from asyncrpc import CallError, Group, LivenessOptions, Worker
 from asyncrpc.autograd import backward, context
 from asyncrpc.core.calls.streams import OutboundCall
 from asyncrpc.core.links.link import Link
@@ -131,17 +132,13 @@ async def company(worker: Worker) -> AsyncIterator[None]:
     await _settled(worker, before)
 
 
-# --- training, and a collective ------------------------------------------------------
-
-
 async def reduce_here(value: float) -> float:
     """Take part in a collective of both."""
     group = _groups.get(asyncrpc.current_worker().incarnation)
     if group is None:
         worker = asyncrpc.current_worker()
         group = _groups[worker.incarnation] = Group(worker, timeout_s=LIMIT_S)
-    reduced = await group.all_reduce(torch.full((1000,), value))
-    return float(reduced[0])
+    return float((await group.all_reduce(torch.full((1000,), value)))[0])
 
 
 @asyncrpc.on_loop
@@ -162,8 +159,7 @@ async def _rounds(worker: Worker, enough: asyncio.Event, done: asyncio.Event) ->
                 await backward(ctx, [out.square().sum()])
                 await optimizer.step(ctx)
             there = worker.peer("b").call(reduce_here, 2.0)
-            sums = await asyncio.gather(reduce_here(1.0), there)
-            assert list(sums) == [3.0, 3.0]
+            assert list(await asyncio.gather(reduce_here(1.0), there)) == [3.0, 3.0]
             done.set()
         await worker.peer("b").call(close_group)
         close_group()
@@ -197,3 +193,15 @@ _VARIES: Final = re.compile(r"0x[0-9a-f]+|(?<=recursion depth exceeded)[^;(]*")
 def told_by(error: Any) -> str:
     """Return the text of an error without what may vary: addresses, and depths."""
     return _VARIES.sub("", str(error))
+
+
+async def hears(attempt: Callable[[], Any]) -> CallError:
+    """Return what the caller hears, which is the same each time."""
+    heard: list[CallError] = []
+    for _ in range(2):
+        with pytest.raises(CallError) as caught:
+            await asyncio.wait_for(attempt(), LIMIT_S)
+        heard.append(caught.value.with_traceback(None))
+        caught.value.__cause__ = None
+    assert type(heard[0]) is type(heard[1]), heard
+    return heard[1]

@@ -28,6 +28,21 @@ async def trio() -> AsyncIterator[Trio]:
 
 
 @pytest.fixture
+def a(trio: Trio) -> Worker:
+    return trio[0]
+
+
+@pytest.fixture
+def b(trio: Trio) -> Worker:
+    return trio[1]
+
+
+@pytest.fixture
+def c(trio: Trio) -> Worker:
+    return trio[2]
+
+
+@pytest.fixture
 async def wired(wires: Wires) -> AsyncIterator[Trio]:
     """Three workers on each transport in turn."""
     options = Options(drain_timeout_s=2.0)

@@ -86,9 +86,6 @@ async def take(value: Any) -> None:
     """Take a value that is worth sending."""
 
 
-# --- a crowd -------------------------------------------------------------------------
-
-
 async def gather_crowd(
     size: int, callee: str, addresses: Sequence[str], nbytes: int
 ) -> None:
@@ -97,8 +94,7 @@ async def gather_crowd(
     options = replace(host.options, network=replace(host.options.network, listen=None))
     for number in range(size):
         name = f"{host.name}-{number}"
-        meeting = {name: (), callee: addresses}
-        worker = Worker(name, rendezvous=meeting, options=options)
+        worker = Worker(name, rendezvous={name: (), callee: addresses}, options=options)
         crowd.append(await worker.__aenter__())
     for worker in crowd:
         await call_some(worker.peer(callee), nbytes)
@@ -114,9 +110,6 @@ async def dismiss_crowd() -> None:
     """End the workers of the crowd."""
     await asyncio.gather(*(worker.shutdown() for worker in crowd))
     crowd.clear()
-
-
-# --- load ----------------------------------------------------------------------------
 
 
 async def call_for(
@@ -139,8 +132,6 @@ async def call_for(
     await asyncio.gather(*calls)
     return rate
 
-
-# --- calls that wait -----------------------------------------------------------------
 
 _gate: list[asyncio.Event] = []
 

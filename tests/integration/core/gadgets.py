@@ -455,8 +455,7 @@ def by_meta() -> Iterator[Gadget]:
     for key in ("a", "r", "l", "c", "o", "?"):
         for junk in (*JUNK, [1 << 62, 1, 1], "zstd", "x" * 999):
             if "ExtType" not in repr(junk):
-                message = request([], meta={key: junk})
-                yield Gadget(f"meta {key} {junk!r:.40}", message)
+                yield Gadget(f"meta {key} {junk!r:.40}", request([], meta={key: junk}))
     for meta in (5, "x", [1], {1: 2}, {"r": [7, 7], "a": [1, 2, 3], "c": "zstd"}):
         yield Gadget(f"meta {meta!r}", request([], meta=meta))
     heads: tuple[Any, ...] = ([], [None], [[]], [[0]], [[0, 1]], [["x"]], [1.5, None])

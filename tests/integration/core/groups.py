@@ -11,8 +11,10 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
-from asyncrpc import Worker
+from asyncrpc import LocalRendezvous, Options, Worker
+from asyncrpc.testing import ProcessCluster
 
 REPOSITORY = Path(__file__).parents[3]
 LIMIT_S = 60.0  # for one wait; only a failure reaches it
@@ -41,6 +43,20 @@ def logged(text: str) -> Iterator[asyncio.Event]:
         yield found
     finally:
         logger.removeHandler(handler)
+
+
+def alone(name: str, options: Options | None = None) -> Worker:
+    """Make a worker that is a group of its own."""
+    return Worker(name, rank=0, rendezvous=LocalRendezvous(1), options=options)
+
+
+def processes(
+    *names: str, transport: Any = "uds", options: Options | None = None
+) -> ProcessCluster:
+    """Make a worker here and one in each of some processes: a fork server is quick."""
+    return ProcessCluster(
+        names, transport=transport, method="forkserver", options=options
+    )
 
 
 @asynccontextmanager

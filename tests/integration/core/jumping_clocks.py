@@ -24,21 +24,15 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import asyncrpc
-from asyncrpc import (
-    DeadlineExceededError,
-    LivenessOptions,
-    NetworkOptions,
-    Options,
-    Worker,
-)
+from asyncrpc import LivenessOptions, NetworkOptions, Options, Worker
 from asyncrpc.core.loop.loops import loop_factory
 from asyncrpc.errors import AuthenticationError
 from asyncrpc.multiprocessing import Queue
-from asyncrpc.testing import ProcessCluster, acting_as
+from asyncrpc.testing import acting_as
 from tests.certificates import Authority
 from tests.integration.core import company
 from tests.integration.core.company import LIMIT_S
-from tests.integration.core.groups import logged, started, until
+from tests.integration.core.groups import alone, logged, processes, started, until
 from tests.integration.core.loops_of_processes import kind_of_loop, processes_on
 from tests.integration.core.proxied import proxied
 from tests.ports import free_port
@@ -73,9 +67,6 @@ async def refused(worker: Worker, name: str) -> str:
     return ""
 
 
-# --- what goes on while a clock jumps ------------------------------------------------
-
-
 async def work_across(worker: Worker, jump: Callable[[], Any]) -> None:
     """Have calls, streams, deadlines and a collective in flight while a clock jumps."""
     b = worker.peer("b")
@@ -95,7 +86,7 @@ async def work_across(worker: Worker, jump: Callable[[], Any]) -> None:
     await rows.aclose()
     try:
         await deadline
-    except DeadlineExceededError:
+    except asyncrpc.DeadlineExceededError:
         pass
     else:
         raise AssertionError("its deadline has passed")
@@ -108,9 +99,7 @@ async def work_across(worker: Worker, jump: Callable[[], Any]) -> None:
 async def calls(folder: Path) -> None:
     """Either end's clock jumps, or that of both."""
     tls = Authority(folder).tls()
-    cluster = ProcessCluster(
-        ["b"], transport="tcp", options=replace(OPTIONS, tls=tls), method="forkserver"
-    )
+    cluster = processes("b", transport="tcp", options=replace(OPTIONS, tls=tls))
     async with cluster as a:
         there = a.peer("b").call
         with acting_as(a):
@@ -149,8 +138,7 @@ async def resuming(_folder: Path) -> None:
 @asynccontextmanager
 async def gateway() -> AsyncIterator[Worker]:
     options = replace(OPTIONS, network=HERE)
-    meeting = asyncrpc.LocalRendezvous(1)
-    async with Worker("gateway", rank=0, rendezvous=meeting, options=options) as inside:
+    async with alone("gateway", options) as inside:
         yield inside
 
 
@@ -266,8 +254,7 @@ async def main(folder: Path) -> None:
         for part in PARTS:
             part_folder = folder / part.__name__
             part_folder.mkdir()
-            async with asyncio.timeout(4 * LIMIT_S):
-                await part(part_folder)
+            await asyncio.wait_for(part(part_folder), 4 * LIMIT_S)
             jump_to(0)
 
 

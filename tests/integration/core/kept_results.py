@@ -25,9 +25,6 @@ def _me() -> Worker:
     return cast("Worker", asyncrpc.current_worker())
 
 
-# --- references ----------------------------------------------------------------------
-
-
 def reference_of(owner: str) -> Any:
     return _me().peer(owner).remote(max, 2, 3)
 
@@ -42,9 +39,6 @@ def reference_that_failed(owner: str) -> Any:
 
 def reference_of_references(owner: str) -> Any:
     return _me().peer(owner).remote(reference_of, "a")
-
-
-# --- what belongs to the worker ------------------------------------------------------
 
 
 def done_call() -> Any:
@@ -137,8 +131,6 @@ def in_generator(kind: str) -> Any:
     yield 1
     yield BELONGING[kind]()
 
-
-# --- futures -------------------------------------------------------------------------
 
 _kept: Final[list[Any]] = []  # whatever nobody would keep
 

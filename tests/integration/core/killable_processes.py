@@ -81,9 +81,6 @@ class Survivor:
     late: str
 
 
-# --- in each process -----------------------------------------------------------------
-
-
 def live(
     rank: int, point: Point, folder: str, told: connection.Connection[Any, Any]
 ) -> None:
@@ -111,8 +108,7 @@ async def _live(
     told.send("ready")
     doing = _barriers(worker) if point.phase == "barriers" else _load(worker, point)
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LOAD_S):
-            await doing
+        await asyncio.wait_for(doing, LOAD_S)
     start_chains(worker)
     began_s, late = time.monotonic(), ""
     told.send(began_s)
@@ -164,8 +160,7 @@ async def _reference(peer: asyncrpc.Peer) -> None:
 
 
 async def _stream(peer: asyncrpc.Peer) -> None:
-    numbers = [number async for number in peer.stream(count, 20)]
-    assert numbers == list(range(20))
+    assert [number async for number in peer.stream(count, 20)] == list(range(20))
 
 
 def start_chains(worker: Worker) -> None:
@@ -202,9 +197,6 @@ def echo(value: torch.Tensor) -> torch.Tensor:
 async def count(end: int) -> AsyncIterator[int]:
     for number in range(end):
         yield number
-
-
-# --- in the test ---------------------------------------------------------------------
 
 
 def play(point: Point, folder: Path) -> list[Survivor]:

@@ -270,8 +270,7 @@ async def unread(peer: RawPeer) -> None:
             if peer.writer.is_closing():
                 break
             try:
-                async with asyncio.timeout(UNREAD_S):
-                    await peer.writer.drain()
+                await asyncio.wait_for(peer.writer.drain(), UNREAD_S)
             except (TimeoutError, ConnectionError):
                 break
     with contextlib.suppress(RuntimeError):  # the reader has done so

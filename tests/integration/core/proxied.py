@@ -92,8 +92,7 @@ async def _serve(name: str, listen: str, advertise: str, other: str) -> None:
         network=NetworkOptions(listen=(listen,), advertise=(advertise,)),
         membership="static",
     )
-    where = {"a": other, name: advertise}
-    async with Worker(name, rendezvous=where, options=options):
+    async with Worker(name, rendezvous={"a": other, name: advertise}, options=options):
         print("ready", flush=True)  # noqa: T201  (its parent waits for it)
         await asyncio.to_thread(sys.stdin.read)
 

@@ -44,8 +44,7 @@ async def count_to(call: int, end: int) -> AsyncIterator[torch.Tensor]:
     """Yield small and large tensors in turn."""
     ran[call] += 1
     for number in range(end):
-        size = 1 << 15 if number % 2 else 4
-        yield torch.full((size,), float(number))
+        yield torch.full((1 << 15 if number % 2 else 4,), float(number))
 
 
 async def wait_for_ever(call: int) -> None:

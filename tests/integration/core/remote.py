@@ -199,8 +199,7 @@ def forward_waiting(to: list[str], function: Callable[..., Any], *args: Any) -> 
     """As `forward_sync`, by way of a future."""
     if len(to) == 1:
         return asyncrpc.rpc_async(to[0], function, args).wait()
-    nested = (to[1:], function, *args)
-    return asyncrpc.rpc_async(to[0], forward_waiting, nested).wait()
+    return asyncrpc.rpc_async(to[0], forward_waiting, (to[1:], function, *args)).wait()
 
 
 def bounce(here: str, there: str, depth: int) -> int:
@@ -263,10 +262,6 @@ async def tensors(count: int, elements: int) -> AsyncIterator[torch.Tensor]:
     for number in range(count):
         # Small and large ones in turn: the small ones could overtake.
         yield torch.full((elements if number % 2 else 4,), float(number))
-
-
-def unsendable() -> Any:
-    return threading.Lock()
 
 
 def open_gate(test: str) -> None:

@@ -70,8 +70,7 @@ async def ask_as_newcomer(
 
 async def ask_as_member(number: int) -> int:
     """Call 'a' by the worker that runs this function."""
-    peer = current_worker().peer("a")
-    return await peer.call(remote.add, number)
+    return await current_worker().peer("a").call(remote.add, number)
 
 
 @on_loop

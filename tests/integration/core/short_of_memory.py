@@ -102,9 +102,6 @@ def open_gate() -> None:
     _gate.set()
 
 
-# --- what is built on calls ----------------------------------------------------------
-
-
 def make_tensor(nbytes: int) -> torch.Tensor:
     return torch.ones(nbytes // 4)
 

@@ -19,10 +19,9 @@ from typing import Any
 import torch
 
 import asyncrpc
-from asyncrpc import LocalRendezvous, Worker
 from asyncrpc.errors import TransportError
-from asyncrpc.testing import ProcessCluster
 from tests.integration.core import remote
+from tests.integration.core.groups import alone, processes
 
 Run = Callable[[Coroutine[Any, Any, str]], str]
 
@@ -35,7 +34,7 @@ def mount(where: Path, options: str) -> None:
 async def starts() -> str:
     """Start a worker, and call it; return what became of that."""
     try:
-        async with Worker("a", rank=0, rendezvous=LocalRendezvous(1)) as worker:
+        async with alone("a") as worker:
             return f"ran {await worker.peer('a').call(remote.add, 1)}"
     except TransportError as error:
         return str(error)
@@ -74,7 +73,7 @@ def shared_memory(_: Path, run: Run) -> Iterator[str]:
     mount(Path("/dev/shm"), "size=64k")  # noqa: S108  (a mount)
 
     async def share() -> str:
-        async with ProcessCluster(["b"], transport="uds", method="forkserver") as own:
+        async with processes("b", transport="uds") as own:
             large = torch.ones(8 << 20)
             sent = await own.peer("b").call(remote.add, large)
             shared = await own.peer("b").call(remote.add, asyncrpc.share(large))
@@ -87,7 +86,7 @@ def log(_: Path, run: Run) -> Iterator[str]:
     """The file of the log is full; handlers of logging say so, and calls go on."""
 
     async def call() -> str:
-        async with ProcessCluster(["b"], method="forkserver") as own:
+        async with processes("b") as own:
             logging.getLogger("asyncrpc").warning("a line")
             return str(await own.peer("b").call(remote.add, 1))
 

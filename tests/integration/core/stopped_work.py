@@ -52,8 +52,7 @@ async def produce() -> AsyncIterator[int]:
 
 
 async def reference(peer: Peer) -> None:
-    theirs = peer.remote(list)
-    assert await theirs.to_here() == []
+    assert await peer.remote(list).to_here() == []
 
 
 async def train(peer: Peer) -> None:

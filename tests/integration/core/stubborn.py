@@ -102,8 +102,6 @@ def exit_at_once() -> None:
     os._exit(3)
 
 
-# --- what is changed while it is answered --------------------------------------------
-
 _writers: list[tuple[threading.Event, threading.Thread]] = []
 
 

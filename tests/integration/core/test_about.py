@@ -73,8 +73,7 @@ class World:
             self.values += [layer, parameter]
             self.optimizers.append(optimizer)
             self.contexts.append((worker, ctx, x, y))
-            members = list(honest.all)
-            self.subjects.append(subject_of(worker, layer, ctx, members))
+            self.subjects.append(subject_of(worker, layer, ctx, list(honest.all)))
         m = self.subjects[1]
         self.subjects.append(m._replace(name="absent", incarnation=4141, rank=-1))
         self.subjects.append(m._replace(incarnation=DEAD))
@@ -129,8 +128,7 @@ class World:
                 await optimizer.step(ctx)
         for worker, layer in zip(self.honest.all, self.values[::2], strict=True):
             with acting_as(worker):
-                weight = await layer.rpc_async().value()
-                assert weight.tolist() == [0.5] * 3
+                assert (await layer.rpc_async().value()).tolist() == [0.5] * 3
         await self.honest.work()
 
 

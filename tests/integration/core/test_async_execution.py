@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from asyncrpc import Options, RemoteError
+from asyncrpc import Options, RemoteError, Worker
 from asyncrpc.testing import Cluster
 from tests.integration.core import remote
 from tests.integration.core.conftest import Trio
@@ -33,8 +33,7 @@ async def test_call_returns_the_result_of_the_future(trio: Trio, form: str) -> N
     assert await trio[0].peer("b").call(function, *args) == expected
 
 
-async def test_reference_proxies_await_the_future(trio: Trio) -> None:
-    a, _, _ = trio
+async def test_reference_proxies_await_the_future(a: Worker) -> None:
     rref = a.peer("b").remote(Elsewhere, 5)
     assert await rref.rpc_async().bound("c", 1) == 6
     assert await rref.rpc_async().static("c", 1) == 2

@@ -24,7 +24,7 @@ from asyncrpc.serving.weights.service import serve_weights
 from asyncrpc.tools.inspection.observer import Observed, Observer
 from tests import raw_messages
 from tests.docs.test_wire_tables import MESSAGES
-from tests.integration.core.groups import started
+from tests.integration.core.groups import started, until
 from tests.integration.core.test_guests import INSIDE, guests
 from tests.integration.core.test_wrong_content import sizes, until_same
 from tests.integration.core.wrong_content import examples
@@ -62,8 +62,9 @@ async def senders(policy: Policy, at: str = "other") -> AsyncIterator[Senders]:
     victim, member = (gateway, other) if at == "gateway" else (other, gateway)
     looking = Options(secret=INSIDE.secret)
     async with started(gateway, other), guests(gateway, "laptop") as (laptop,):
-        model = serving.ServedModel(torch.nn.Linear(1, 1))
-        serve_weights(victim.parts, model)
+        members: Any = victim.parts.membership.table
+        await until(lambda: members.get("laptop") is not None)
+        serve_weights(victim.parts, serving.ServedModel(torch.nn.Linear(1, 1)))
         async with serving.Replica(victim), Observer(looking) as observer:
             yield Senders(
                 victim,
@@ -76,8 +77,7 @@ async def senders(policy: Policy, at: str = "other") -> AsyncIterator[Senders]:
 
 def content_of(kind: type[Message], senders: Senders) -> Any:
     """Return a right content of a message, which concerns nothing real."""
-    known = examples(senders.laptop, senders.victim)
-    return known.get((kind.service, kind.method), [])
+    return examples(senders.laptop, senders.victim).get((kind.service, kind.method), [])
 
 
 def refused(kind: type[Message], sender: Sender) -> str:
@@ -141,8 +141,7 @@ async def test_observer_may_not_send_other_frames() -> None:
                 observed = await observer.connect(peers.victim.addresses[0])
                 connection = observed.connection
                 connection.send(kind, 1, head=pack_head(["membership", "news"]))
-                async with asyncio.timeout(LIMIT_S):
-                    await asyncio.wait([connection.ended])
+                await asyncio.wait_for(asyncio.wait([connection.ended]), LIMIT_S)
         await until_same(peers.victim, before)
 
 
@@ -157,8 +156,7 @@ async def test_permitted_sender_is_not_refused_for_its_kind(policy: Policy) -> N
                 (peers.guest, Sender.GUEST),
             ):
                 if sender in kind.by and issubclass(kind, Request):
-                    said = await answer_of(link, kind, content)
-                    assert "may not send" not in said
+                    assert "may not send" not in await answer_of(link, kind, content)
 
 
 def test_messages_declare_senders_and_subjects() -> None:

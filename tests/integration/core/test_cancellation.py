@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from asyncrpc import Options
-from asyncrpc.testing import Cluster, ProcessCluster
+from asyncrpc import Options, Worker
+from asyncrpc.testing import Cluster
 from tests.integration.core import remote
 from tests.integration.core.conftest import Trio
+from tests.integration.core.groups import processes
 from tests.integration.core.remote import Watch
 
 MIB = 1 << 20
@@ -37,9 +38,7 @@ async def test_a_task_two_hops_away_is_cancelled(wired: Trio, watch: Watch) -> N
     assert watch.notes == ["cancelled on c"]
 
 
-async def test_thread_can_ask_whether_its_call_is_cancelled(
-    wired: Trio, watch: Watch
-) -> None:
+async def test_thread_learns_of_its_cancellation(wired: Trio, watch: Watch) -> None:
     a, _, _ = wired
     call = a.parts.start_call("b", remote.wait_in_thread, ("w",))
     await watch.begun.wait()
@@ -48,10 +47,7 @@ async def test_thread_can_ask_whether_its_call_is_cancelled(
     assert watch.notes == ["saw it"]
 
 
-async def test_cancelled_caller_does_not_wait_for_the_callee(
-    trio: Trio, watch: Watch
-) -> None:
-    a, _, _ = trio
+async def test_cancelled_caller_waits_for_no_callee(a: Worker, watch: Watch) -> None:
     call = asyncio.create_task(a.peer("b").call(remote.pass_gate, "w"))
     await watch.begun.wait()
     call.cancel()
@@ -76,20 +72,14 @@ async def test_call_cancelled_before_a_thread_is_free_never_runs(watch: Watch) -
         assert not b.parts.active
 
 
-async def test_call_cancelled_while_connecting_never_runs(
-    trio: Trio, watch: Watch
-) -> None:
-    a, _, _ = trio
-    call = a.parts.start_call("b", remote.note, ("w", "ran"))
-    call.cancel()
+async def test_call_cancelled_while_dialing_never_runs(a: Worker, watch: Watch) -> None:
+    a.parts.start_call("b", remote.note, ("w", "ran")).cancel()
     await a.peer("b").call(remote.note, "w", "after")
     assert watch.notes == ["after"]
 
 
 @pytest.mark.parametrize("turns", [0, 1, 3, 10])
-async def test_cancelled_transfer_leaves_the_connection_usable(
-    wired: Trio, turns: int
-) -> None:
+async def test_cancelled_transfer_leaves_a_connection(wired: Trio, turns: int) -> None:
     a, b, _ = wired
     await a.peer("b").call(remote.add, 1)
     link = a.parts.directory.find("b").link
@@ -128,7 +118,7 @@ async def test_cancelled_calls_leave_the_other_calls_running(wired: Trio) -> Non
 
 
 async def test_cancellation_crosses_processes() -> None:
-    async with ProcessCluster(["b", "c"], method="forkserver") as a:
+    async with processes("b", "c") as a:
         counter = a.peer("c").remote(remote.Sleeper)
         call = asyncio.create_task(
             a.peer("b").call(remote.forward, ["c"], remote.sleep_on, counter)

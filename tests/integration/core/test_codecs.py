@@ -12,23 +12,15 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import (
-    DeadlineExceededError,
-    LimitOptions,
-    NetworkOptions,
-    Options,
-    Outcome,
-    Policy,
-    UsageError,
-    Worker,
-)
+from asyncrpc import NetworkOptions, Options, Outcome, Policy, UsageError, Worker
 from asyncrpc.core.calls import preparation
 from asyncrpc.core.options import CallOptions
 from asyncrpc.core.wire.limits import MessageLimits
 from asyncrpc.errors import DecodeError, EncodeError
-from asyncrpc.testing import Cluster, ProcessCluster, acting_as
+from asyncrpc.testing import Cluster, acting_as
 from tests.integration.core import remote
 from tests.integration.core.conftest import Trio
+from tests.integration.core.groups import processes
 
 MIB = 1 << 20
 CODECS = ["lz4", "zstd", "fp16", "bf16", "int8", "bf16+zstd", "int8+lz4"]
@@ -60,9 +52,7 @@ async def echoed(worker: Worker, codec: str | None, value: Any) -> tuple[Any, An
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("size_bytes", [8 << 10, 4 * MIB])
-async def test_a_codec_shortens_both_directions(
-    wired: Trio, codec: str, size_bytes: int
-) -> None:
+async def test_codec_packs_both_ways(wired: Trio, codec: str, size_bytes: int) -> None:
     sent = payload(size_bytes)
     back, stats = await echoed(wired[0], codec, sent)
     assert back.dtype == sent.dtype
@@ -73,7 +63,7 @@ async def test_a_codec_shortens_both_directions(
 
 
 async def test_codecs_shorten_payloads_between_processes() -> None:
-    async with ProcessCluster(["b"], transport="tcp", method="forkserver") as a:
+    async with processes("b", transport="tcp") as a:
         sent = payload(8 * MIB)
         for codec in CODECS:
             back, stats = await echoed(a, codec, sent)
@@ -85,7 +75,7 @@ async def test_codecs_shorten_payloads_between_processes() -> None:
 
 
 async def test_missing_codec_package_is_reported_and_survived() -> None:
-    async with ProcessCluster(["b"], method="forkserver") as a:
+    async with processes("b") as a:
         peer = a.peer("b")
         await peer.call(lose, "zstandard")
         with pytest.raises(DecodeError, match="install 'zstandard'") as raised:
@@ -94,8 +84,7 @@ async def test_missing_codec_package_is_reported_and_survived() -> None:
         # Its answers come without the codec.
         back, stats = await echoed(a, "zstd", [1])
         assert back == [1]
-        result = await peer.using(codec="zstd").call(torch.zeros, 100_000)
-        assert not result.any()
+        assert not (await peer.using(codec="zstd").call(torch.zeros, 100_000)).any()
         back, stats = await echoed(a, "lz4", payload(MIB))
         assert stats.bytes_received < MIB
 
@@ -109,15 +98,12 @@ async def test_codec_of_a_call_overrides_that_of_the_peer() -> None:
         assert torch.equal(await a.peer("c").call(remote.echo, third), third)
         exact = a.peer("b").using(codec="")
         assert torch.equal(await exact.call(remote.echo, third), third)
-        assert torch.equal(
-            await a.peer("c").using(codec="fp16").call(remote.echo, third), half
-        )
+        lossy = a.peer("c").using(codec="fp16")
+        assert torch.equal(await lossy.call(remote.echo, third), half)
 
 
 @pytest.mark.parametrize("size", [4, 1 << 20])
-async def test_argument_incompatible_with_the_codec_is_refused_by_name(
-    trio: Trio, size: int
-) -> None:
+async def test_argument_the_codec_cannot_hold_is_named(trio: Trio, size: int) -> None:
     lossy = trio[0].peer("b").using(codec="fp16")
     labels = torch.zeros(size, dtype=torch.int64)
     with pytest.raises(EncodeError, match=r"kwargs\['y'\].*int64.*'fp16\+keep'") as r:
@@ -163,11 +149,8 @@ async def test_codecs_work_under_policy_strict() -> None:
 
 
 async def test_unpacked_size_is_limited_at_both_ends() -> None:
-    small = MessageLimits(unpacked_bytes_max=MIB)
-    async with Cluster(2, options=Options(limits=LimitOptions(message=small))) as (
-        a,
-        _,
-    ):
+    limits = asyncrpc.LimitOptions(message=MessageLimits(unpacked_bytes_max=MIB))
+    async with Cluster(2, options=Options(limits=limits)) as (a, _):
         zeros = torch.zeros(MIB)
         with pytest.raises(EncodeError, match="with a codec the limit is 1048576"):
             await a.peer("b").using(codec="zstd").call(remote.echo, zeros)
@@ -176,7 +159,7 @@ async def test_unpacked_size_is_limited_at_both_ends() -> None:
 
 async def test_deadline_covers_the_packing(trio: Trio) -> None:
     late = trio[0].peer("b").using(codec="zstd", timeout_s=1e-6)
-    with pytest.raises(DeadlineExceededError) as raised:
+    with pytest.raises(asyncrpc.DeadlineExceededError) as raised:
         await late.call(remote.echo, payload(4 * MIB))
     assert raised.value.outcome is Outcome.NOT_EXECUTED
 
@@ -196,9 +179,8 @@ async def test_a_call_cancelled_while_it_is_packed_is_never_sent(trio: Trio) -> 
 
 
 async def test_a_call_cancelled_while_it_is_unpacked_does_not_run(
-    trio: Trio, monkeypatch: pytest.MonkeyPatch
+    a: Worker, b: Worker, c: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a, b, c = trio
     begun, go_on = asyncio.Event(), threading.Event()
     loop, unpacked = asyncio.get_running_loop(), preparation._unpacked  # noqa: SLF001
 
@@ -225,8 +207,7 @@ async def test_a_call_cancelled_while_it_is_unpacked_does_not_run(
     assert c.parts.active == 0
 
 
-async def test_references_travel_beside_packed_tensors(trio: Trio) -> None:
-    a = trio[0]
+async def test_references_travel_beside_packed_tensors(a: Worker) -> None:
     reference = a.peer("b").remote(torch.ones, 3)
     codec = CallOptions(codec="bf16+lz4")
     mine, tensor = await a.parts.start_call(
@@ -247,8 +228,7 @@ async def test_gradients_go_through_a_lossy_call(trio: Trio) -> None:
     assert torch.equal(gradient, torch.full_like(x, 3.0))
 
 
-async def test_small_calls_go_on_while_large_payloads_are_packed(trio: Trio) -> None:
-    a, _, _ = trio
+async def test_small_calls_go_on_while_large_payloads_are_packed(a: Worker) -> None:
     await a.peer("b").call(remote.add, 1)
     large = asyncio.gather(*(echoed(a, "zstd", payload(32 * MIB)) for _ in range(2)))
     answered = 0
@@ -260,8 +240,7 @@ async def test_small_calls_go_on_while_large_payloads_are_packed(trio: Trio) -> 
     assert answered > 10
 
 
-async def test_a_group_and_out_work_with_a_codec(trio: Trio) -> None:
-    a, _, _ = trio
+async def test_a_group_and_out_work_with_a_codec(a: Worker) -> None:
     sent = payload(MIB)
     for back in await a.group(["b", "c"]).using(codec="bf16").call(remote.echo, sent):
         assert torch.equal(back, sent)

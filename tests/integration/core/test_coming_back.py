@@ -94,8 +94,7 @@ class Job:
 
     def start(self, rank: int, **more: str) -> Rank:
         """Start a rank."""
-        index = {"JOB_COMPLETION_INDEX": str(rank)}
-        variables = self._variables | index | more
+        variables = self._variables | {"JOB_COMPLETION_INDEX": str(rank)} | more
         made = Rank(self._stack.enter_context(forked(RANK, **variables)))
         self._stack.callback(made.close)
         return made
@@ -193,7 +192,6 @@ def test_survivors_ignore_another_run_at_their_address(job: Job) -> None:
     first.kill()
     second.hears("lost worker0")
     other = {"ASYNCRPC_RUN_ID": "of another test"}
-    ranks = [job.start(rank, **other) for rank in range(SIZE)]
-    for number, rank in enumerate(ranks):
+    for number, rank in enumerate([job.start(rank, **other) for rank in range(SIZE)]):
         rank.hears(f"met worker{number} {SIZE}")
         rank.hears("called")

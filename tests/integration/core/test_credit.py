@@ -12,14 +12,7 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import (
-    DeadlineExceededError,
-    LimitOptions,
-    Options,
-    Outcome,
-    Worker,
-    WorkerLostError,
-)
+from asyncrpc import DeadlineExceededError, Options, Outcome, Worker, WorkerLostError
 from asyncrpc.core.calls.machine import credit as machine
 from asyncrpc.core.links.link import Link
 from asyncrpc.errors import ConnectionLostError, DecodeError, RejectedError, RemoteError
@@ -48,8 +41,7 @@ async def relay(to: list[str], value: torch.Tensor) -> int:
     """Call the next with the same value, and hold it meanwhile."""
     if not to:
         return value.numel()
-    peer = asyncrpc.current_worker().peer(to[0])
-    return 1 + await peer.call(relay, to[1:], value)
+    return 1 + await asyncrpc.current_worker().peer(to[0]).call(relay, to[1:], value)
 
 
 async def count(value: torch.Tensor, items: int) -> AsyncIterator[int]:
@@ -63,7 +55,7 @@ async def count(value: torch.Tensor, items: int) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def group(size: int = 2, wires: Wires = "mem") -> AsyncIterator[list[Worker]]:
-    limits = LimitOptions(inbound_bytes_max=LIMIT_BYTES)
+    limits = asyncrpc.LimitOptions(inbound_bytes_max=LIMIT_BYTES)
     options = Options(limits=limits, drain_timeout_s=2.0)
     async with Cluster(size, network=wires, options=options) as all_:
         yield all_
@@ -96,9 +88,7 @@ async def nothing_is_held(worker: Worker) -> None:
 
 
 class TestWaiting:
-    async def test_request_without_room_waits_and_small_calls_pass_it(
-        self, gate: str
-    ) -> None:
+    async def test_small_calls_pass_a_request_without_room(self, gate: str) -> None:
         async with group() as (a, b):
             to = a.peer("b")
             calls = [a.parts.start_call("b", hold, (gate, block())) for _ in range(5)]
@@ -244,7 +234,7 @@ class TestGivingUp:
             await nothing_is_held(b)
 
     @pytest.mark.parametrize("turns", range(8))
-    async def test_cancellation_at_any_time_frees_all_room(
+    async def test_cancellation_at_any_time_frees_room(
         self, wires: Wires, turns: int
     ) -> None:
         async with group(2, wires) as (a, b):
@@ -261,9 +251,7 @@ class TestGivingUp:
             window = link_of(a, "b").credit.waiting.window
             assert window == link_of(b, "a").credit.account.window
 
-    async def test_waiting_requests_of_a_lost_peer_were_not_executed(
-        self, gate: str
-    ) -> None:
+    async def test_waiting_requests_of_lost_peer_were_not_run(self, gate: str) -> None:
         async with group() as (a, b):
             full = a.parts.start_call("b", hold, (gate, block()))
             await CAME[gate].acquire()
@@ -312,9 +300,7 @@ class TestHolding:
             watch.gate.set()
             await nothing_is_held(b)
 
-    async def test_a_coroutine_holds_its_request_until_it_has_ended(
-        self, gate: str
-    ) -> None:
+    async def test_coroutine_holds_its_request_to_its_end(self, gate: str) -> None:
         async with group() as (a, b):
             with pytest.raises(DeadlineExceededError):
                 async with asyncrpc.deadline(2):
@@ -330,9 +316,8 @@ class TestHolding:
                 assert await anext(items) == 0
                 assert use_of(b).held_bytes == BYTES
             await nothing_is_held(b)
-            assert [one async for one in a.peer("b").stream(count, block(), 3)] == [
-                *(0, 1, 2)
-            ]
+            again = [one async for one in a.peer("b").stream(count, block(), 3)]
+            assert again == [0, 1, 2]
             await nothing_is_held(b)
 
     @pytest.mark.parametrize(
@@ -344,7 +329,7 @@ class TestHolding:
             (remote.count_to, RejectedError),
         ],
     )
-    async def test_failed_call_holds_no_request(
+    async def test_failed_call_holds_nothing(
         self, function: Any, error: type[Exception]
     ) -> None:
         async with group() as (a, b):
@@ -354,8 +339,7 @@ class TestHolding:
 
     async def test_async_execution_holds_until_its_future_is_done(self) -> None:
         async with group() as (a, b):
-            answer = await a.peer("b").call(passed_on, "a", block())
-            assert answer.numel() == BYTES
+            assert (await a.peer("b").call(passed_on, "a", block())).numel() == BYTES
             await nothing_is_held(a)
             await nothing_is_held(b)
 

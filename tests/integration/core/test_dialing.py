@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import asyncrpc
-from asyncrpc import LocalRendezvous, Options, Outcome, Worker, WorkerLostError
+from asyncrpc import Options, Outcome, Worker, WorkerLostError
 from asyncrpc.core.links import dialer
 from asyncrpc.core.links.connection import Connection
 from asyncrpc.core.links.directory import Directory
@@ -27,15 +27,20 @@ from asyncrpc.core.transport.address import Address
 from asyncrpc.core.transport.memory import MemoryConnector, MemoryHub
 from asyncrpc.core.transport.uds import UdsConnector
 from asyncrpc.errors import ConnectError, RefusedError
-from asyncrpc.testing import Cluster, ProcessCluster
+from asyncrpc.testing import Cluster
 from tests.integration.core import remote
 from tests.integration.core.conftest import Trio
-from tests.integration.core.groups import LIMIT_S, started, until
+from tests.integration.core.groups import LIMIT_S, alone, processes, started, until
 from tests.integration.core.multiprocessing.pidfds import have_ended, opened
 from tests.ports import free_port
 
 ROUNDS = 100
 OPTIONS = Options(secret="known to all of the group", drain_timeout_s=0.5)
+
+
+def on(**network: Any) -> Options:
+    """Return the options with another network."""
+    return replace(OPTIONS, network=replace(OPTIONS.network, **network))
 
 
 async def incarnation() -> int:
@@ -63,9 +68,7 @@ async def cut(worker: Worker, to: str, other: Worker) -> None:
 
 
 @pytest.mark.parametrize("network", ["mem", "uds"])
-async def test_simultaneous_dials_keep_one_connection_and_all_calls(
-    network: str,
-) -> None:
+async def test_simultaneous_dials_keep_a_connection_and_all_calls(network: str) -> None:
     """A hundred rounds, each without a connection at its start."""
     async with Cluster(2, network=network) as (a, b):  # type: ignore[arg-type]
         connections: set[Connection] = set()
@@ -74,10 +77,8 @@ async def test_simultaneous_dials_keep_one_connection_and_all_calls(
                 worker.parts.start_call(to, remote.add_async, (number, side))
                 for side, (worker, to) in enumerate([(a, "b"), (b, "a")] * 2)
             ]
-            async with asyncio.timeout(LIMIT_S):
-                assert await asyncio.gather(*calls) == [
-                    number + side for side in range(4)
-                ]
+            answers = await asyncio.wait_for(asyncio.gather(*calls), LIMIT_S)
+            assert answers == [number + side for side in range(4)]
             assert peers(a) == ["b"]
             assert peers(b) == ["a"]
             connections.update(link.connection for link in a.parts.directory.links)
@@ -98,9 +99,7 @@ async def test_workers_connect_on_first_use(wired: Trio) -> None:
 
 async def test_concurrent_calls_share_one_dial(wired: Trio) -> None:
     a, b, _ = wired
-    calls = [
-        a.parts.start_call("b", remote.add_async, (number,)) for number in range(50)
-    ]
+    calls = [a.parts.start_call("b", remote.add_async, (n,)) for n in range(50)]
     assert await asyncio.gather(*calls) == list(range(1, 51))
     assert peers(a) == ["b"]
     assert peers(b) == ["a"]
@@ -127,12 +126,17 @@ def all_met(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialer, "UNKNOWN_INCARNATION", None)
 
 
-@pytest.mark.usefixtures("all_met")
-async def test_call_that_joins_a_dial_outlives_an_earlier_refusal() -> None:
+def refused_late() -> tuple[LateRefusal, Worker, Worker]:
     hub = MemoryHub()
     where, network = {"a": "mem://a", "b": "mem://b"}, LateRefusal(hub)
     a = Worker("a", rendezvous=where, network=network, options=OPTIONS)
     b = Worker("b", rendezvous=where, network=hub.connector(), options=OPTIONS)
+    return network, a, b
+
+
+@pytest.mark.usefixtures("all_met")
+async def test_call_that_joins_a_dial_outlives_an_earlier_refusal() -> None:
+    network, a, b = refused_late()
     async with started(a):
         first = a.parts.start_call("b", remote.add, (1,))
         await network.dialing.wait()
@@ -149,11 +153,8 @@ async def test_call_that_joins_a_dial_outlives_an_earlier_refusal() -> None:
 async def test_failed_dial_uses_the_connection_the_peer_dialed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    hub = MemoryHub()
-    where, network = {"a": "mem://a", "b": "mem://b"}, LateRefusal(hub)
+    network, a, b = refused_late()
     network.refusing.set()
-    a = Worker("a", rendezvous=where, network=network, options=OPTIONS)
-    b = Worker("b", rendezvous=where, network=hub.connector(), options=OPTIONS)
     asking, answered = asyncio.Event(), asyncio.Event()
 
     async def ask(_name: str) -> bool:
@@ -183,27 +184,24 @@ async def test_cancelled_call_leaves_its_dial_to_other_calls(wired: Trio) -> Non
     assert given_up.cancelled()
 
 
-async def test_dial_delayed_by_a_blocked_loop_loses_no_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_dial_of_busy_loop_loses_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """The peer uses the connection before the dial has had its turn to end.
 
     With the first call that comes over it this worker may import a module: for seconds,
     after which the time for the dial is up.
     """
-    options = replace(OPTIONS, network=replace(OPTIONS.network, connect_timeout_s=0.5))
+    options = on(connect_timeout_s=0.5)
     on_hello = Directory.on_answer
 
     def on_slow_hello(self: Directory, *args: Any) -> None:
         on_hello(self, *args)
         time.sleep(2 * options.network.connect_timeout_s)
 
-    async with ProcessCluster(["b"], options=options, method="forkserver") as a:
+    async with processes("b", options=options) as a:
         called = asyncio.create_task(a.peer("b").call(remote.add, 1))
         with monkeypatch.context() as patch:
             patch.setattr(Directory, "on_answer", on_slow_hello)
-            async with asyncio.timeout(LIMIT_S):
-                assert await called == 2
+            assert await asyncio.wait_for(called, LIMIT_S) == 2
         (link,) = a.parts.directory.links
         assert await a.peer("b").call(remote.add, 2) == 3
         assert a.parts.directory.links == [link]
@@ -250,8 +248,7 @@ async def test_end_of_an_unused_connection_loses_no_worker(
             await until(lambda: bool(second.parts.directory.links))
             (taken,) = second.parts.directory.links
             link.connection.fail(ConnectError("given up"))
-            async with asyncio.timeout(LIMIT_S):
-                await taken.connection.ended
+            await asyncio.wait_for(taken.connection.ended, LIMIT_S)
         assert second.counters.workers_lost == 0
         assert await second.peer("a").call(remote.add, 1) == 2
 
@@ -263,23 +260,16 @@ async def test_end_of_an_unused_connection_loses_no_worker(
 async def listed(
     name: str, where: Mapping[str, str], listen: str | None = None
 ) -> AsyncIterator[Worker]:
-    options = replace(
-        OPTIONS, network=replace(OPTIONS.network, listen=(listen or where[name],))
-    )
+    options = on(listen=(listen or where[name],))
     async with Worker(name, rendezvous=where, options=options) as worker:
         yield worker
 
 
 @pytest.mark.parametrize("scheme", ["uds", "tcp"])
-async def test_worker_restarted_at_its_address_is_found(
-    scheme: str, tmp_path: Path
-) -> None:
-    where = {
-        name: f"uds://{tmp_path}/{name}"
-        if scheme == "uds"
-        else f"tcp://127.0.0.1:{free_port()}"
-        for name in "ab"
-    }
+async def test_worker_restarted_in_place_is_found(scheme: str, tmp_path: Path) -> None:
+    where = {name: f"uds://{tmp_path}/{name}" for name in "ab"}
+    if scheme == "tcp":
+        where = {name: f"tcp://127.0.0.1:{free_port()}" for name in "ab"}
     async with listed("a", where) as a:
         incarnations = set()
         for _ in range(3):
@@ -347,33 +337,23 @@ async def test_unnoticed_restart_keeps_incarnations_apart() -> None:
             with pytest.raises(WorkerLostError) as caught:
                 await waiting
             assert caught.value.outcome is Outcome.UNKNOWN
-            answer = await a.peer("b").call(incarnation)
-            assert answer == new.incarnation
+            assert await a.peer("b").call(incarnation) == new.incarnation
 
 
 # --- addresses -----------------------------------------------------------------------
 
 
-def alone(*listen: str, interface: str | None = None) -> Worker:
-    options = replace(
-        OPTIONS, network=replace(OPTIONS.network, listen=listen, interface=interface)
-    )
-    return Worker("b", rank=0, rendezvous=LocalRendezvous(1), options=options)
+def listening(*listen: str, interface: str | None = None) -> Worker:
+    options = on(listen=listen, interface=interface)
+    return alone("b", options)
 
 
 async def answers(
     address: str | Sequence[str], folder: Path, connect_timeout_s: float = 2.0
 ) -> bool:
     """Say whether worker `b` can be called at an address."""
-    where = {"a": f"uds://{folder}/a", "b": address}
-    options = replace(
-        OPTIONS,
-        network=replace(
-            OPTIONS.network,
-            listen=(f"uds://{folder}/a",),
-            connect_timeout_s=connect_timeout_s,
-        ),
-    )
+    where: dict[str, Any] = {"a": f"uds://{folder}/a", "b": address}
+    options = on(listen=(where["a"],), connect_timeout_s=connect_timeout_s)
     async with Worker("a", rendezvous=where, options=options) as a:
         return bool(await a.peer("b").call(remote.add, 1) == 2)
 
@@ -390,7 +370,7 @@ async def answers(
 async def test_published_addresses_reach_the_worker(
     listen: str, versions: set[int], tmp_path: Path
 ) -> None:
-    async with alone(listen) as b:
+    async with listening(listen) as b:
         published = [Address.parse(address) for address in b.addresses]
         hosts = [ipaddress.ip_address(address.host) for address in published]
         assert {host.version for host in hosts} == versions
@@ -401,11 +381,8 @@ async def test_published_addresses_reach_the_worker(
 
 
 async def test_worker_with_a_secret_listens_on_uds_and_tcp(tmp_path: Path) -> None:
-    options = replace(OPTIONS, network=replace(OPTIONS.network, listen=None))
-    where = LocalRendezvous(1)
-    async with Worker("b", rank=0, rendezvous=where, options=options) as b:
-        schemes = {address.partition(":")[0] for address in b.addresses}
-        assert schemes == {"uds", "tcp"}
+    async with alone("b", on(listen=None)) as b:
+        assert {address.partition(":")[0] for address in b.addresses} == {"uds", "tcp"}
         for address in b.addresses:
             assert await answers(address, tmp_path)
 
@@ -414,7 +391,7 @@ async def test_worker_without_a_secret_listens_on_a_private_socket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("ASYNCRPC_SECRET", raising=False)
-    async with Worker("b", rank=0, rendezvous=LocalRendezvous(1)) as b:
+    async with alone("b") as b:
         (address,) = b.addresses
         path = Path(address.removeprefix("uds://"))
         assert kind_and_rights(path)[0] == stat.S_IFSOCK
@@ -429,9 +406,8 @@ def kind_and_rights(path: Path) -> tuple[int, int]:
 
 
 async def test_chosen_interface_limits_the_published_addresses() -> None:
-    async with alone("tcp://0.0.0.0:0", interface="lo") as b:
-        hosts = {Address.parse(address).host for address in b.addresses}
-        assert hosts == {"127.0.0.1"}
+    async with listening("tcp://0.0.0.0:0", interface="lo") as b:
+        assert {Address.parse(address).host for address in b.addresses} == {"127.0.0.1"}
 
 
 @contextlib.contextmanager
@@ -450,7 +426,7 @@ def deaf() -> Iterator[int]:
 
 async def test_dead_addresses_cost_a_moment_and_not_the_call(tmp_path: Path) -> None:
     """One that refuses, and one that is silent: that one has an hour."""
-    async with alone("tcp://127.0.0.1:0") as b:
+    async with listening("tcp://127.0.0.1:0") as b:
         refusing = f"tcp://127.0.0.1:{free_port()}"
         with deaf() as port:
             for dead in (refusing, f"tcp://127.0.0.1:{port}"):
@@ -478,16 +454,12 @@ async def test_call_ends_at_its_deadline_while_dialing(tmp_path: Path) -> None:
 
 
 async def test_a_killed_process_is_replaced_under_its_name() -> None:
-    cluster = ProcessCluster(["b"], method="forkserver", options=OPTIONS)
-    async with cluster as a:
+    async with (cluster := processes("b", options=OPTIONS)) as a:
         assert await a.peer("b").call(remote.add, 1) == 2
         with opened([cluster.pid("b")]) as descriptors:
             cluster.kill("b")
             assert await asyncio.to_thread(have_ended, descriptors, LIMIT_S)
         places = a.parts.directory.find("b").member.addresses
-        async with Worker(
-            "b",
-            rendezvous={"b": places},
-            options=replace(OPTIONS, network=replace(OPTIONS.network, listen=places)),
-        ) as again:
+        options = on(listen=places)
+        async with Worker("b", rendezvous={"b": places}, options=options) as again:
             assert await a.peer("b").call(incarnation) == again.incarnation

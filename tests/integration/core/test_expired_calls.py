@@ -46,9 +46,6 @@ async def test_call_expired_before_it_has_a_thread_never_runs() -> None:
     assert sorted(ran) == [1, 3]  # at once, if the worker has started one more thread
 
 
-# --- its function goes on in its thread ----------------------------------------------
-
-
 class Holder:
     """Its method runs in a thread until the gate is open."""
 
@@ -113,9 +110,7 @@ async def holding_pair() -> AsyncIterator[tuple[Worker, Worker]]:
 
 @pytest.mark.parametrize("surround", [contextlib.nullcontext, autograd.context])
 @pytest.mark.parametrize("wait", WAITS)
-async def test_call_expires_while_its_function_continues(
-    wait: Any, surround: Any
-) -> None:
+async def test_call_expires_while_function_goes_on(wait: Any, surround: Any) -> None:
     async with holding_pair() as (a, _):
         with acting_as(a):
             async with surround():

@@ -14,6 +14,7 @@ import torch
 import asyncrpc
 from asyncrpc import extend
 from asyncrpc.errors import MalformedError, UsageError
+from tests.integration.core.groups import started
 
 RATE: Final = extend.Integer(1, 101, "a rate of 1 to 100")
 
@@ -120,18 +121,15 @@ async def workers() -> AsyncIterator[list[asyncrpc.Worker]]:
     ]
     for worker in workers:
         extend.add_service(worker, Sheet)
-    await asyncio.gather(*(worker.__aenter__() for worker in workers))
-    yield workers
-    await asyncio.gather(*(worker.shutdown() for worker in workers))
+    async with started(*workers):
+        yield workers
 
 
 def write(rate: int = 2, mode: Mode = Mode.FAST) -> WriteCell:
     return WriteCell(Place(1, -1), torch.ones(4), mode, rate)
 
 
-async def test_request_is_answered_by_its_record(
-    workers: list[asyncrpc.Worker],
-) -> None:
+async def test_request_is_answered_by_a_record(workers: list[asyncrpc.Worker]) -> None:
     first, second = workers
     link = await extend.host_of(first).link_to("b")
     assert await extend.ask(link, write()) == Cell(Place(1, -1), 8.0)
@@ -149,9 +147,7 @@ async def test_field_outside_of_its_limits_costs_its_own_request_only(
     assert (await extend.ask(link, write(rate=100))).value == 400.0
 
 
-async def test_notice_ends_a_wait_that_why_describes(
-    workers: list[asyncrpc.Worker],
-) -> None:
+async def test_notice_ends_a_wait_known_to_why(workers: list[asyncrpc.Worker]) -> None:
     first, second = workers
     sheet = extend.service_of(second, Sheet)
     link = await extend.host_of(first).link_to("b")
@@ -257,8 +253,6 @@ async def test_tracer_sees_calls(workers: list[asyncrpc.Worker]) -> None:
     assert spans.seen == ["abs at b", "ok"]
 
 
-async def test_service_is_not_added_to_a_running_worker(
-    workers: list[asyncrpc.Worker],
-) -> None:
+async def test_running_worker_refuses_a_service(workers: list[asyncrpc.Worker]) -> None:
     with pytest.raises(UsageError, match="before it starts"):
         extend.add_service(workers[0], Sheet)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from asyncrpc import LocalRendezvous, NetworkOptions, Options, Worker
+from asyncrpc import NetworkOptions, Options, Worker
 from asyncrpc.core.links import sidecar_answers
 from asyncrpc.core.links.evidence import evidence_of
 from asyncrpc.core.links.machine.detector import Evidence
@@ -24,7 +24,7 @@ from asyncrpc.core.wire.frames import VERSION
 from asyncrpc.core.wire.handshake import PREFACE
 from tests.certificates import Authority
 from tests.integration.core import remote
-from tests.integration.core.groups import LIMIT_S, until
+from tests.integration.core.groups import LIMIT_S, alone, until
 from tests.integration.core.raw_connections import dialed, read_to_the_end
 
 SECRET = "the right one of many"
@@ -39,8 +39,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @asynccontextmanager
 async def serving(options: Options) -> AsyncIterator[Worker]:
-    where = LocalRendezvous(1)
-    async with Worker("ps", rank=0, rendezvous=where, options=options) as worker:
+    async with alone("ps", options) as worker:
         yield worker
         await until(lambda: not worker.parts.directory.admission)
 
@@ -104,9 +103,6 @@ async def crowd_at(server: Worker) -> AsyncIterator[Crowd]:
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
-
-
-# --- the oldest goes -----------------------------------------------------------------
 
 
 async def test_oldest_stranger_is_dropped_beyond_the_limit() -> None:
@@ -177,7 +173,7 @@ async def test_calls_continue_during_a_flood(
         )
 
 
-async def test_held_questions_of_strangers_keep_no_peer_out(
+async def test_questions_of_strangers_keep_no_peer_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of those that begin as a query and do not go on, the oldest are closed."""
@@ -192,9 +188,6 @@ async def test_held_questions_of_strangers_keep_no_peer_out(
                 timeout_s=LIMIT_S,
             )
         assert evidence is Evidence.TICKING
-
-
-# --- what a stranger costs -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
@@ -233,8 +226,7 @@ async def test_invalid_preface_is_refused_at_its_first_byte() -> None:
         for nonsense in (b"G", b"AX", b"ARPX", b"\0"):
             async with dialed(server) as (reader, writer):
                 writer.write(nonsense)
-                async with asyncio.timeout(LIMIT_S):
-                    assert await read_to_the_end(reader) == b""
+                assert await asyncio.wait_for(read_to_the_end(reader), LIMIT_S) == b""
         await until(lambda: server.counters.handshakes_refused == 4)
         async with dialed(server) as (reader, writer):
             for byte in b"ARPC":

@@ -20,17 +20,8 @@ import msgpack
 import pytest
 import uvloop
 
-from asyncrpc import (
-    LimitOptions,
-    LivenessOptions,
-    LocalRendezvous,
-    NetworkOptions,
-    Options,
-    Policy,
-    RemoteError,
-    UsageError,
-    Worker,
-)
+import asyncrpc
+from asyncrpc import Options, Policy, RemoteError, UsageError, Worker
 from asyncrpc.core.serde import compression_named
 from asyncrpc.core.serde.functions import FunctionTable
 from asyncrpc.core.wire.frames import HEADER, HEADER_BYTES, FrameKind, prefix
@@ -39,7 +30,7 @@ from asyncrpc.core.wire.messages import Hello
 from tests.fuzz.auditing import watched
 from tests.integration.core import gadgets
 from tests.integration.core.gadgets import MODULE, SENTINEL, Gadget, ref, value
-from tests.integration.core.groups import LIMIT_S
+from tests.integration.core.groups import LIMIT_S, alone
 from tests.integration.core.raw_connections import Stream, dialed, prove
 
 SECRET = "the right one of many"
@@ -47,11 +38,11 @@ OPTIONS = Options(
     secret=SECRET,
     policy=Policy.STRICT,
     allow=(f"{MODULE}:make_plain",),
-    network=NetworkOptions(listen=("tcp://127.0.0.1:0",)),
+    network=asyncrpc.NetworkOptions(listen=("tcp://127.0.0.1:0",)),
     drain_timeout_s=0.5,
     # The sidecar is a process, which peers that cannot look for themselves may start.
-    liveness=LivenessOptions(heartbeat_s=0.5, lost_after_s=1.0, sidecar="off"),
-    limits=LimitOptions(
+    liveness=asyncrpc.LivenessOptions(heartbeat_s=0.5, lost_after_s=1.0, sidecar="off"),
+    limits=asyncrpc.LimitOptions(
         message=MessageLimits(control_bytes_max=8 << 20, unpacked_bytes_max=16 << 20)
     ),
 )
@@ -67,8 +58,7 @@ def _no_trace() -> Iterator[None]:
 
 @pytest.fixture
 async def server() -> AsyncIterator[Worker]:
-    where = LocalRendezvous(1)
-    async with Worker("ps", rank=0, rendezvous=where, options=OPTIONS) as worker:
+    async with alone("ps", OPTIONS) as worker:
         yield worker
 
 
@@ -112,9 +102,8 @@ class Peer:
                     return found
 
     async def read(self) -> tuple[int, bytes, bytes]:
-        raw = await self._reader.readexactly(HEADER_BYTES)
         _, _, kind, _, head, control, count, _, self.call_id, payload = HEADER.unpack(
-            raw
+            await self._reader.readexactly(HEADER_BYTES)
         )
         body = await self._reader.readexactly(head + control + 8 * count + payload)
         return kind, body[:head], body[head : head + control]
@@ -217,17 +206,11 @@ async def test_exposed_functions_work_in_raw_bytes(server: Worker) -> None:
 
 async def test_trusting_worker_unpickles() -> None:
     """The control of the tests above."""
-    where = LocalRendezvous(1)
     options = replace(OPTIONS, policy=Policy.TRUSTED)
-    async with (
-        Worker("ps", rank=0, rendezvous=where, options=options) as server,
-        authenticated(server) as peer,
-    ):
+    async with alone("ps", options) as server, authenticated(server) as peer:
         await peer.answer_to(next(gadgets.by_pickle()).message)
     assert SENTINEL.exists()
 
-
-# --- what a peer answers -------------------------------------------------------------
 
 TYPES = (
     *("gadget_bait:Oops", "subprocess:CalledProcessError", "os:error", "builtins:eval"),
@@ -279,9 +262,6 @@ async def test_forged_errors_become_errors(server: Worker, friend: Worker) -> No
     assert set(sys.modules) == modules
     assert not SENTINEL.exists()
     assert await friend.peer("ps").call(gadgets.exposed, 1) == 1
-
-
-# --- the rules, by themselves --------------------------------------------------------
 
 
 def test_allow_patterns_exclude_private_names() -> None:

@@ -17,8 +17,8 @@ from asyncrpc.core.wire.frames import FrameKind, prefix
 from asyncrpc.core.wire.handshake import NONCE_BYTES, Handshake, Role
 from asyncrpc.core.wire.messages import Hello
 from asyncrpc.errors import WorkerLostError
-from tests.integration.core.groups import LIMIT_S, started, until
-from tests.integration.core.raw_connections import Stream, dialed
+from tests.integration.core.groups import LIMIT_S, alone, started, until
+from tests.integration.core.raw_connections import dialed
 from tests.raw_messages import request, tell
 
 Trio: TypeAlias = tuple[Worker, Worker, Worker]
@@ -53,14 +53,20 @@ def options(policy: asyncrpc.Policy = asyncrpc.Policy.STRICT) -> Options:
     )
 
 
+def group(
+    *names: str, policy: asyncrpc.Policy = asyncrpc.Policy.STRICT
+) -> list[Worker]:
+    meeting, chosen = LocalRendezvous(len(names)), options(policy)
+    return [
+        Worker(name, rank=rank, rendezvous=meeting, options=chosen)
+        for rank, name in enumerate(names)
+    ]
+
+
 @pytest.fixture(params=list(asyncrpc.Policy), ids=str)
 async def trio(request: pytest.FixtureRequest) -> AsyncIterator[Trio]:
     """Two honest members and one that is to lie, all connected."""
-    meeting = LocalRendezvous(3)
-    ps, member, liar = (
-        Worker(name, rank=rank, rendezvous=meeting, options=options(request.param))
-        for rank, name in enumerate(("ps", "m", "liar"))
-    )
+    ps, member, liar = group("ps", "m", "liar", policy=request.param)
     async with started(ps, member, liar):
         for one in (ps, member, liar):
             for other in ("ps", "m"):
@@ -95,21 +101,14 @@ def status_of(worker: Worker, name: str) -> int:
     return LEFT if found is None else int(found.status)
 
 
+HEIR = {"generation": 2, "incarnation": 12345}
 LIES: dict[str, dict[str, Any]] = {
     "lost": {"version": 5, "status": LOST},
     "left": {"version": 5, "status": LEFT},
     "left for good": {"version": FAR, "status": LEFT},
-    "succeeded": {"generation": 2, "incarnation": 12345, "addresses": NOWHERE},
-    "succeeded for good": {
-        "generation": FAR,
-        "incarnation": 12345,
-        "addresses": NOWHERE,
-    },
-    "succeeded by one that has left": {
-        "generation": 2,
-        "incarnation": 12345,
-        "status": LEFT,
-    },
+    "succeeded": {**HEIR, "addresses": NOWHERE},
+    "succeeded for good": {**HEIR, "generation": FAR, "addresses": NOWHERE},
+    "succeeded by one that has left": {**HEIR, "status": LEFT},
     "elsewhere": {"version": 5, "addresses": NOWHERE, "rank": 0},
 }
 
@@ -122,8 +121,7 @@ async def test_false_record_of_a_linked_worker_ends_no_link(
     ps, member, liar = trio
     running = asyncio.create_task(ps.peer("m").call(wait_for_ever))
     (target,) = (worker for worker in (ps, member) if worker.name == to)
-    before = record(member, **LIES[lie])
-    await say(liar, target, before)
+    await say(liar, target, record(member, **LIES[lie]))
     for _ in range(20):
         assert await ps.peer("m").call(add, 1, 1) == 2
         assert await ps.peer(1).call(add, 1, 1) == 2
@@ -138,11 +136,7 @@ async def test_false_record_of_a_linked_worker_ends_no_link(
 
 @pytest.mark.parametrize("lie", LIES)
 async def test_false_record_of_an_unlinked_worker_is_corrected(lie: str) -> None:
-    meeting = LocalRendezvous(3)
-    ps, member, liar = (
-        Worker(name, rank=rank, rendezvous=meeting, options=options())
-        for rank, name in enumerate(("ps", "m", "liar"))
-    )
+    ps, member, liar = group("ps", "m", "liar")
     async with started(ps, member, liar):
         await say(liar, ps, record(member, **LIES[lie]))
         assert await ps.peer("m").call(add, 1, 1) == 2
@@ -161,21 +155,21 @@ async def test_guest_records_of_others_are_ignored(trio: Trio, lie: str) -> None
         for target in (ps, member):
             await say(guest, target, record(member, **LIES[lie]))
         assert ps.parts.membership.table.get("m") == known
-        ghost = record(member, name="ghost", incarnation=99, rank=-1)
-        await say(guest, ps, ghost)
+        await say(guest, ps, record(member, name="ghost", incarnation=99, rank=-1))
         assert ps.parts.membership.table.get("ghost") is None
         assert await ps.peer("m").call(add, 1, 1) == 2
         assert await guest.peer("m").call(add, 1, 1) == 2
 
 
+def ghosts(like: Worker, numbers: range, **other: Any) -> list[list[Any]]:
+    other["rank"] = -1
+    return [record(like, name=f"ghost{n}", incarnation=n + 9, **other) for n in numbers]
+
+
 async def test_invented_members_keep_no_worker_out(trio: Trio) -> None:
     ps, member, liar = trio
     for start in range(0, 8000, 200):
-        ghosts = [
-            record(member, name=f"ghost{n}", incarnation=n + 9, rank=-1)
-            for n in range(start, start + 200)
-        ]
-        await say(liar, ps, *ghosts)
+        await say(liar, ps, *ghosts(member, range(start, start + 200)))
     assert len(ps.known_members) <= 4096 + 3
     door = ps.addresses[0].replace("tcp://", "join://")
     async with Worker("honest", rendezvous=door, options=options()) as honest:
@@ -185,11 +179,7 @@ async def test_invented_members_keep_no_worker_out(trio: Trio) -> None:
 
 async def test_names_known_from_a_lost_member_are_forgotten(trio: Trio) -> None:
     ps, member, liar = trio
-    ghosts = [
-        record(member, name=f"ghost{n}", incarnation=n + 9, rank=-1, addresses=NOWHERE)
-        for n in range(50)
-    ]
-    await say(liar, ps, *ghosts)
+    await say(liar, ps, *ghosts(member, range(50), addresses=NOWHERE))
     assert len(ps.known_members) == 53
     await liar.shutdown()
     await until(lambda: [known.name for known in ps.known_members] == ["ps", "m"])
@@ -198,23 +188,21 @@ async def test_names_known_from_a_lost_member_are_forgotten(trio: Trio) -> None:
 # --- names and ranks -----------------------------------------------------------------
 
 
-async def introduced(stream: Stream, key: bytes, ticket: bytes, hello: Hello) -> Hello:
-    """Go through the handshake, and say a HELLO; return the answer."""
-    reader, writer = stream
+async def answer_to(at: Worker, hello: Hello, *, guest: bool = False) -> Hello:
+    """Dial with the secret or as guest `laptop`, say a HELLO; return the answer."""
+    key, ticket = SECRET.encode(), b""
+    if guest:
+        token = Token.parse(at.tokens.issue(valid_s=600.0, name="laptop"))
+        key, ticket = token.key, token.ticket
     opening = prefix(FrameKind.HELLO, control=hello.encode())
     handshake = Handshake(Role.DIALER, key, bytes(range(NONCE_BYTES)), ticket=ticket)
-    writer.write(handshake.start())
-    while handshake.wanted:
-        answer = handshake.receive(await reader.readexactly(handshake.wanted))
-        if answer:
-            writer.write(answer + opening)
-    return await read_hello(reader)
-
-
-async def read_hello(reader: asyncio.StreamReader) -> Hello:
-    async with asyncio.timeout(LIMIT_S):
-        head = await reader.readexactly(40)
-        length = int.from_bytes(head[8:12], "little")
+    async with dialed(at) as (reader, writer), asyncio.timeout(LIMIT_S):
+        writer.write(handshake.start())
+        while handshake.wanted:
+            answer = handshake.receive(await reader.readexactly(handshake.wanted))
+            if answer:
+                writer.write(answer + opening)
+        length = int.from_bytes((await reader.readexactly(40))[8:12], "little")
         return Hello.decode(await reader.readexactly(length))
 
 
@@ -229,32 +217,24 @@ async def test_name_and_rank_in_use_are_refused(
     trio: Trio, name: str, rank: int
 ) -> None:
     ps, _, _ = trio
-    key = SECRET.encode()
-    async with dialed(ps) as stream:
-        answer = await introduced(stream, key, b"", claim(name, 4242, rank))
-        assert "taken by" in answer.verdict
-        assert await ps.peer(1).call(add, 1, 1) == 2
-        assert await ps.peer("m").call(add, 1, 1) == 2
+    assert "taken by" in (await answer_to(ps, claim(name, 4242, rank))).verdict
+    assert await ps.peer(1).call(add, 1, 1) == 2
+    assert await ps.peer("m").call(add, 1, 1) == 2
 
 
 @pytest.mark.parametrize("expects", ["ps", "m", ""])
 @pytest.mark.parametrize("of", ["ps", "m", "liar"])
 @pytest.mark.parametrize("name", ["laptop", "stranger"])
-async def test_incarnation_in_use_is_refused(
+async def test_incarnation_in_use_refused(
     trio: Trio, name: str, of: str, expects: str
 ) -> None:
     """Services know a worker by it; for a guest of `ps`, and one with the secret."""
     ps, member, liar = trio
     (whose,) = (worker for worker in trio if worker.name == of)
-    token = Token.parse(ps.tokens.issue(valid_s=600.0, name="laptop"))
-    key, ticket = token.key, token.ticket
-    if name == "stranger":
-        key, ticket = SECRET.encode(), b""
     asked = member if name == "stranger" and expects == "m" else ps
-    async with dialed(asked) as stream:
-        hello = claim(name, whose.incarnation, expects=expects)
-        answer = await introduced(stream, key, ticket, hello)
-        assert f"its incarnation is that of worker {of!r}" in answer.verdict
+    hello = claim(name, whose.incarnation, expects=expects)
+    answer = await answer_to(asked, hello, guest=name == "laptop")
+    assert f"its incarnation is that of worker {of!r}" in answer.verdict
     for teller in (ps, member):
         link = teller.parts.directory.link_of(whose.incarnation)
         assert link is None or link.peer.name == of
@@ -264,9 +244,7 @@ async def test_incarnation_in_use_is_refused(
 
 
 @pytest.mark.parametrize("name", ["m", "ps"])
-async def test_record_with_a_foreign_incarnation_ends_no_link(
-    trio: Trio, name: str
-) -> None:
+async def test_foreign_incarnation_in_news_ends_no_link(trio: Trio, name: str) -> None:
     """A regression: the owner of the name ended the link of the other worker."""
     ps, member, liar = trio
     token = ps.tokens.issue(valid_s=600.0, name="laptop")
@@ -305,26 +283,19 @@ async def test_duplicate_rank_is_explained_to_the_later_program(trio: Trio) -> N
 
 @pytest.mark.parametrize("name", ["ps", "m", "notebook"])
 @pytest.mark.parametrize("expects", ["ps", "m", ""])
-async def test_token_is_valid_for_its_name_only(
-    trio: Trio, name: str, expects: str
-) -> None:
+async def test_token_is_for_its_name_only(trio: Trio, name: str, expects: str) -> None:
     ps, member, _ = trio
-    issued = Token.parse(ps.tokens.issue(valid_s=600.0, name="laptop"))
     incarnations = {"ps": ps.incarnation, "m": member.incarnation, "notebook": 77}
-    async with dialed(ps) as stream:
-        hello = claim(name, incarnations[name], expects=expects)
-        answer = await introduced(stream, issued.key, issued.ticket, hello)
-        assert "its token is that of worker 'laptop'" in answer.verdict
+    hello = claim(name, incarnations[name], expects=expects)
+    answer = await answer_to(ps, hello, guest=True)
+    assert "its token is that of worker 'laptop'" in answer.verdict
 
 
 async def test_guest_is_refused_a_rank_in_use(trio: Trio) -> None:
     ps, *_ = trio
-    issued = Token.parse(ps.tokens.issue(valid_s=600.0, name="laptop"))
-    async with dialed(ps) as stream:
-        hello = claim("laptop", 4242, rank=1)
-        answer = await introduced(stream, issued.key, issued.ticket, hello)
-        assert "rank 1, of 'm', is taken by a running worker" in answer.verdict
-        assert await ps.peer(1).call(add, 1, 1) == 2
+    answer = await answer_to(ps, claim("laptop", 4242, rank=1), guest=True)
+    assert "rank 1, of 'm', is taken by a running worker" in answer.verdict
+    assert await ps.peer(1).call(add, 1, 1) == 2
 
 
 @pytest.mark.parametrize("whose", ["ps", "m"])
@@ -338,15 +309,10 @@ async def test_incarnation_of_another_worker_cannot_be_claimed(
     rref = member.peer("ps").remote(add, 1, 1)
     assert await rref.to_here() == 2
     incarnation = {"ps": ps.incarnation, "m": member.incarnation}[whose]
-    issued = Token.parse(ps.tokens.issue(valid_s=600.0, name="laptop"))
-    key, ticket = SECRET.encode(), b""
-    if sender == "guest":
-        key, ticket = issued.key, issued.ticket
     dials = member if sender == "member" and expects == "m" else ps
-    async with dialed(dials) as stream:
-        hello = claim("laptop", incarnation, expects=expects)
-        answer = await introduced(stream, key, ticket, hello)
-        assert f"its incarnation is that of worker '{whose}'" in answer.verdict
+    hello = claim("laptop", incarnation, expects=expects)
+    answer = await answer_to(dials, hello, guest=sender == "guest")
+    assert f"its incarnation is that of worker '{whose}'" in answer.verdict
     references: Any = ps.parts.references
     assert references.holders(rref.rref_id) == {"m": 1}
     assert await rref.to_here() == 2
@@ -364,18 +330,12 @@ async def test_connection_is_continued_by_its_dialer_only(
     dialed_by, at = (
         (member, ps) if link.connection.role is Role.ACCEPTOR else (ps, member)
     )
-    issued = Token.parse(at.tokens.issue(valid_s=600.0, name="laptop"))
-    key, ticket = SECRET.encode(), b""
-    if sender == "guest":
-        key, ticket = issued.key, issued.ticket
     said = claim("laptop", dialed_by.incarnation, expects=at.name)
-    async with dialed(at) as stream:
-        number = link.connection.token
-        hello = replace(said, lane=number)
-        if way == "resume":
-            hello = replace(said, resume=number, attempt=99)
-        answer = await introduced(stream, key, ticket, hello)
-        assert answer.verdict in {"no such connection", NO_SUCH}
+    hello = replace(said, lane=link.connection.token)
+    if way == "resume":
+        hello = replace(said, resume=link.connection.token, attempt=99)
+    answer = await answer_to(at, hello, guest=sender == "guest")
+    assert answer.verdict in {"no such connection", NO_SUCH}
     assert not link.is_lost
     assert not link.connection.is_broken
     assert await ps.peer("m").call(add, 1, 1) == 2
@@ -396,9 +356,7 @@ async def test_peer_with_a_foreign_incarnation_gets_no_call(
 
 
 @pytest.mark.parametrize("status", [ALIVE, LOST, LEFT])
-async def test_news_with_a_foreign_incarnation_are_dropped(
-    trio: Trio, status: int
-) -> None:
+async def test_news_with_foreign_incarnation_dropped(trio: Trio, status: int) -> None:
     ps, member, liar = trio
     former = record(member, name="ghost", rank=-1, status=status)
     later = record(member, name="ghost", rank=-1, incarnation=99, generation=2)
@@ -417,9 +375,7 @@ async def test_member_keeps_its_name_against_a_twin(
     ps, member, liar = trio
     displacement = member.parts.membership._displacement  # noqa: SLF001
     await until(lambda: displacement.is_known)
-    twin = Worker(
-        "m", rank=0, rendezvous=LocalRendezvous(1), options=member.parts.options
-    )
+    twin = alone("m", member.parts.options)
     async with started(twin):
         claimed = record(twin, generation=generation)
         for target in (ps, member):
@@ -432,17 +388,10 @@ async def test_member_keeps_its_name_against_a_twin(
 
 
 @pytest.mark.parametrize("is_linked", [False, True])
-async def test_member_denies_a_false_record_of_its_incarnation(
-    *, is_linked: bool
-) -> None:
+async def test_member_denies_a_false_incarnation(*, is_linked: bool) -> None:
     """A worker that believed the record refuses the other one until the denial."""
-    meeting = LocalRendezvous(4)
-    every = [
-        Worker(name, rank=rank, rendezvous=meeting, options=options())
-        for rank, name in enumerate(("ps", "m", "other", "liar"))
-    ]
-    async with started(*every):
-        ps, member, other, liar = every
+    ps, member, other, liar = group("ps", "m", "other", "liar")
+    async with started(ps, member, other, liar):
         if is_linked:
             assert await ps.peer("m").call(add, 1, 1) == 2
         life = other.parts.identity.incarnation

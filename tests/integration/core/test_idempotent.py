@@ -12,8 +12,7 @@ import pytest
 
 import asyncrpc
 from asyncrpc import Options, Outcome, Worker, WorkerLostError
-from asyncrpc.testing import ProcessCluster
-from tests.integration.core.groups import LIMIT_S
+from tests.integration.core.groups import LIMIT_S, processes
 from tests.integration.core.multiprocessing.pidfds import have_ended, opened
 
 OPTIONS = Options(secret="known to all of the group", drain_timeout_s=0.5)
@@ -43,8 +42,7 @@ async def test_idempotent_call_is_retried_on_the_restarted_worker(
     declared: str, tmp_path: Path
 ) -> None:
     log = str(tmp_path / "runs")
-    cluster = ProcessCluster(["b"], method="forkserver", options=OPTIONS)
-    async with cluster as a:
+    async with (cluster := processes("b", options=OPTIONS)) as a:
         cluster.expect_death("b")
         places = a.parts.directory.member("b").addresses
         with opened([cluster.pid("b")]) as descriptors:
@@ -57,14 +55,12 @@ async def test_idempotent_call_is_retried_on_the_restarted_worker(
             assert await asyncio.to_thread(have_ended, descriptors, LIMIT_S)
         options = replace(OPTIONS, network=replace(OPTIONS.network, listen=places))
         async with Worker("b", rendezvous={"b": places}, options=options):
-            async with asyncio.timeout(LIMIT_S):
-                assert await call == 2
+            assert await asyncio.wait_for(call, LIMIT_S) == 2
 
 
 async def test_plain_call_is_not_retried(tmp_path: Path) -> None:
     log = str(tmp_path / "runs")
-    cluster = ProcessCluster(["b"], method="forkserver", options=OPTIONS)
-    async with cluster as a:
+    async with (cluster := processes("b", options=OPTIONS)) as a:
         cluster.expect_death("b")
         with pytest.raises(WorkerLostError) as caught:
             await a.peer("b").call(die_at_first, log)
@@ -74,7 +70,7 @@ async def test_plain_call_is_not_retried(tmp_path: Path) -> None:
 
 async def test_error_of_a_function_is_not_retried(tmp_path: Path) -> None:
     log = str(tmp_path / "runs")
-    async with ProcessCluster(["b"], method="forkserver", options=OPTIONS) as a:
+    async with processes("b", options=OPTIONS) as a:
         with pytest.raises(ZeroDivisionError):
             await a.peer("b").using(idempotent=True).call(fail, log)
         assert (tmp_path / "runs").read_text() == "run\n"
@@ -85,12 +81,9 @@ def fail(path: str) -> None:
     raise ZeroDivisionError
 
 
-async def test_attempts_end_with_the_deadline_and_with_the_caller(
-    tmp_path: Path,
-) -> None:
+async def test_attempts_end_with_the_deadline_and_the_caller(tmp_path: Path) -> None:
     log = str(tmp_path / "runs")
-    cluster = ProcessCluster(["b"], method="forkserver", options=OPTIONS)
-    async with cluster as a:
+    async with (cluster := processes("b", options=OPTIONS)) as a:
         cluster.expect_death("b")
         with pytest.raises(TimeoutError):
             async with asyncrpc.deadline(3.0):  # a process has to start in it

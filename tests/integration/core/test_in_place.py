@@ -18,12 +18,10 @@ import torch
 import asyncrpc
 from asyncrpc import CallStats, LimitOptions, Options, Worker
 from asyncrpc.core.options import CallOptions
-from asyncrpc.testing import ProcessCluster
+from tests.integration.core.groups import processes
 
 MIB = 1 << 20
 GIB = 1 << 30
-
-# --- what the other process runs -----------------------------------------------------
 
 
 @asyncrpc.on_loop
@@ -66,16 +64,12 @@ def peak() -> int:
 
 _status = Path("/proc/self/status")
 
-# --- the tests -----------------------------------------------------------------------
-
 
 @pytest.fixture(params=["uds", "tcp"])
 async def a(request: pytest.FixtureRequest) -> AsyncIterator[Worker]:
     """A worker whose peer `b` is another process, connected by sockets only."""
     options = Options(limits=LimitOptions(shared_memory_bytes=0))
-    cluster = ProcessCluster(
-        ["b"], transport=request.param, options=options, method="forkserver"
-    )
+    cluster = processes("b", transport=request.param, options=options)
     async with cluster as worker:
         yield worker
 
@@ -86,9 +80,7 @@ async def moved(
     """Call a function of `b`; return the result, and what each side copied for it."""
     before = await a.peer("b").call(bytes_copied)
     call = a.parts.start_call("b", function, args, options=CallOptions(out=out))
-    result = await call
-    after = await a.peer("b").call(bytes_copied)
-    return result, call.stats, after - before
+    return await call, call.stats, (await a.peer("b").call(bytes_copied)) - before
 
 
 SOURCES: dict[str, Callable[[], Any]] = {
@@ -137,8 +129,7 @@ async def test_simultaneous_calls_copy_nothing(a: Worker) -> None:
 
 
 async def test_tensor_with_large_gaps_is_gathered_once_by_its_sender(a: Worker) -> None:
-    value = torch.rand(8 * MIB)[::8]
-    _, stats, there = await moved(a, shape_of, value)
+    _, stats, there = await moved(a, shape_of, torch.rand(8 * MIB)[::8])
     assert stats.bytes_sent == stats.bytes_copied == 4 * MIB
     assert there == 0
     result, stats, there = await moved(a, holes, MIB)
@@ -195,7 +186,7 @@ async def test_a_gigabyte_takes_its_own_memory_and_little_more(a: Worker) -> Non
 
 @pytest.mark.slow
 async def test_gigabyte_by_shared_memory_takes_little_more() -> None:
-    async with ProcessCluster(["b"], method="forkserver") as a:
+    async with processes("b") as a:
         await assert_a_gigabyte_takes_little_more(a)
 
 

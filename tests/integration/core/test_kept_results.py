@@ -15,21 +15,20 @@ from typing import Any, Final
 
 import pytest
 
-from asyncrpc import (
-    CallError,
-    DeadlineExceededError,
-    Options,
-    Outcome,
-    RemoteError,
-    RRef,
-    Worker,
-    WorkerLostError,
-)
+import asyncrpc
+from asyncrpc import CallError, Options, Outcome, RemoteError, RRef, Worker
 from asyncrpc.errors import EncodeError
-from asyncrpc.testing import Cluster, ProcessCluster
+from asyncrpc.testing import Cluster
 from tests.integration.core import kept_results as results
-from tests.integration.core.company import LIMIT_S, PATIENT, company, tables, told_by
-from tests.integration.core.groups import until
+from tests.integration.core.company import (
+    LIMIT_S,
+    PATIENT,
+    company,
+    hears,
+    tables,
+    told_by,
+)
+from tests.integration.core.groups import processes, until
 
 OPTIONS: Final = Options(drain_timeout_s=2.0, liveness=PATIENT)
 
@@ -52,16 +51,11 @@ async def third(a: Worker) -> AsyncIterator[None]:
 @pytest.fixture(params=["one process", "processes"])
 async def a(request: pytest.FixtureRequest) -> AsyncIterator[Worker]:
     if request.param == "processes":
-        async with ProcessCluster(
-            ["b", "c"], options=OPTIONS, method="forkserver"
-        ) as a:
+        async with processes("b", "c", options=OPTIONS) as a:
             yield a
     else:
         async with Cluster(3, options=OPTIONS) as (a, _, _):
             yield a
-
-
-# --- references ----------------------------------------------------------------------
 
 
 async def called(a: Worker, function: Callable[..., Any], *args: Any) -> Any:
@@ -91,8 +85,7 @@ async def use(a: Worker, way: Any) -> None:
             assert not isinstance(caught.value, RemoteError) or (
                 caught.value.worker == owner
             )
-    found = await way(a, results.references_of_all)
-    for (one,) in found.values():
+    for (one,) in (await way(a, results.references_of_all)).values():
         assert await one.to_here() == 3
 
 
@@ -111,22 +104,6 @@ async def test_references_of_a_cancelled_call_are_released() -> None:
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
-
-
-# --- what belongs to its worker ------------------------------------------------------
-
-
-async def hears(attempt: Callable[[], Any]) -> CallError:
-    """Return what the caller hears, which is the same each time."""
-    heard: list[CallError] = []
-    for _ in range(2):
-        async with asyncio.timeout(LIMIT_S):
-            with pytest.raises(CallError) as caught:
-                await attempt()
-        heard.append(caught.value.with_traceback(None))
-        caught.value.__cause__ = None
-    assert type(heard[0]) is type(heard[1]), heard
-    return heard[1]
 
 
 async def streamed(a: Worker, kind: str) -> list[Any]:
@@ -151,8 +128,6 @@ async def test_result_bound_to_its_worker_is_named(a: Worker, kind: str) -> None
             assert await a.peer("b").call(len, "ab") == 2
 
 
-# --- futures -------------------------------------------------------------------------
-
 CANCELLED: Final = ["cancelled", "cancelled concurrent", "cancelled soon"]
 NEVER: Final = ["concurrent", "torch's", "this loop's", "call"]
 
@@ -163,8 +138,7 @@ async def test_futures_of_other_loops_are_refused_until_done(a: Worker) -> None:
             error = await hears(lambda: called(a, results.by_future, kind))  # noqa: B023
             assert isinstance(error, RemoteError), error
             assert "different loop" in str(error) or "another loop" in str(error)
-        done = "another loop's that is done"
-        assert await called(a, results.by_future, done) == 5
+        assert await called(a, results.by_future, "another loop's that is done") == 5
         await a.peer("b").call(results.let_go)
 
 
@@ -183,7 +157,7 @@ async def test_cancelled_futures_are_remote_errors(a: Worker, kind: str) -> None
 async def test_endless_future_ends_with_its_call(a: Worker, kind: str) -> None:
     async with company(a), third(a):
         peer = a.peer("b")
-        with pytest.raises(DeadlineExceededError) as caught:
+        with pytest.raises(asyncrpc.DeadlineExceededError) as caught:
             await peer.using(timeout_s=0.05).call(results.by_future, kind)
         assert caught.value.outcome is Outcome.UNKNOWN
         call = asyncio.ensure_future(peer.call(results.by_future, kind))
@@ -208,7 +182,7 @@ async def test_future_of_a_cancelled_call_is_cancelled(a: Worker) -> None:
 
 @pytest.mark.parametrize("kind", NEVER)
 @pytest.mark.parametrize("drain_timeout_s", [0.0, 0.2])
-async def test_endless_future_ends_with_its_worker(
+async def test_endless_future_ends_at_shutdown(
     kind: str, drain_timeout_s: float
 ) -> None:
     options = Options(drain_timeout_s=drain_timeout_s, liveness=PATIENT)
@@ -225,7 +199,7 @@ async def test_endless_future_ends_with_its_worker(
             for call in calls:
                 with pytest.raises(CallError) as caught:
                     await call
-                assert isinstance(caught.value, WorkerLostError), caught.value
+                assert isinstance(caught.value, asyncrpc.WorkerLostError), caught.value
                 assert caught.value.outcome is Outcome.UNKNOWN
         assert await a.peer("c").call(len, "ab") == 2
         results.let_go()

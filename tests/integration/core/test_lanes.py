@@ -26,15 +26,14 @@ from asyncrpc.core.shm.slab import populate
 from asyncrpc.core.wire.frames import CHUNK_BYTES
 from asyncrpc.core.wire.handshake import Role
 from asyncrpc.errors import ConnectError, UsageError
-from asyncrpc.testing import Cluster, ProcessCluster
+from asyncrpc.testing import Cluster
 from asyncrpc.testing.cluster import Wires
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network
 from tests.integration.core import remote
-from tests.integration.core.groups import LIMIT_S, until
+from tests.integration.core.groups import LIMIT_S, processes, until
 
 MIB = 1 << 20
-Pair = tuple[Worker, Worker]
 
 
 @asynccontextmanager
@@ -77,6 +76,11 @@ def is_empty(lanes: Lanes) -> bool:
 
 def numbers(count: int) -> torch.Tensor:
     return torch.arange(count, dtype=torch.int32)
+
+
+def both_ways(a: Worker, b: Worker, large: list[torch.Tensor]) -> list[Any]:
+    calls = [a.parts.start_call("b", remote.echo, (one,)) for one in large]
+    return calls + [b.parts.start_call("a", remote.echo, (one,)) for one in large]
 
 
 class TestOpening:
@@ -205,7 +209,7 @@ class TestOpening:
 
 
 class TestStriping:
-    async def test_payload_is_striped_over_all_lanes(
+    async def test_payload_is_striped_over_lanes(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         read = counted(monkeypatch)
@@ -219,17 +223,10 @@ class TestStriping:
             assert sum(read.values()) == 64 * MIB + 40 * (64 * MIB // CHUNK_BYTES)
 
     @pytest.mark.parametrize("network", ["tcp", "uds", "mem"])
-    async def test_concurrent_payloads_in_both_directions_arrive(
-        self, network: Wires
-    ) -> None:
+    async def test_concurrent_payloads_both_ways_arrive(self, network: Wires) -> None:
         async with two(network) as (a, b):
             large = [numbers((number + 1) * MIB) for number in range(6)]
-            calls = [
-                a.parts.start_call("b", remote.echo, (tensor,)) for tensor in large
-            ]
-            calls += [
-                b.parts.start_call("a", remote.echo, (tensor,)) for tensor in large
-            ]
+            calls = both_ways(a, b, large)
             small = [await a.peer("b").call(remote.add, number) for number in range(9)]
             assert small == list(range(1, 10))
             for call, tensor in zip(calls, large * 2, strict=True):
@@ -252,12 +249,7 @@ class TestStriping:
             network.between("a", "b").lose(network.rng.choice([0.0, 0.05]))
             async with two(network, NetworkOptions(bulk_lanes=3)) as (a, b):
                 large = [numbers((number + 1) * 99_999) for number in range(8)]
-                calls = [
-                    a.parts.start_call("b", remote.echo, (tensor,)) for tensor in large
-                ]
-                calls += [
-                    b.parts.start_call("a", remote.echo, (tensor,)) for tensor in large
-                ]
+                calls = both_ways(a, b, large)
                 for call in calls[::3]:
                     call.cancel()
                 for number, call in enumerate(calls):
@@ -288,7 +280,7 @@ class TestGivingUp:
             assert read.total() < 128 * MIB
             assert await a.peer("b").call(remote.total, torch.ones(MIB)) == MIB
 
-    async def test_the_rest_of_a_result_is_not_sent(
+    async def test_rest_of_result_not_sent(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async with two() as (a, b):
@@ -354,9 +346,8 @@ class TestFreshMemory:
             waiting = a.parts.start_call("b", remote.pass_gate, ("fresh memory",))
             await watch.begun.wait()
             large = torch.ones(16 * MIB, dtype=torch.uint8)
-            assert torch.equal(
-                await a.peer("b").call(remote.add_on_loop, large), large + 1
-            )
+            added = await a.peer("b").call(remote.add_on_loop, large)
+            assert torch.equal(added, large + 1)
             watch.gate.set()
             assert await waiting == "through"
 
@@ -371,7 +362,7 @@ class TestTheEnd:
                 await call
             assert await a.peer("b").call(remote.total, torch.ones(MIB)) == MIB
 
-    async def test_peer_that_closes_only_its_lanes_is_lost(
+    async def test_peer_that_closes_its_lanes_is_lost(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("asyncrpc.core.payloads.lanes.LINGER_S", 0.01)
@@ -409,10 +400,7 @@ class TestTheEnd:
 
     async def test_killed_peer_closes_its_lanes(self) -> None:
         options = Options(limits=LimitOptions(shared_memory_bytes=0))
-        cluster = ProcessCluster(
-            ["b"], transport="tcp", options=options, method="forkserver"
-        )
-        async with cluster as a:
+        async with (cluster := processes("b", transport="tcp", options=options)) as a:
             await a.peer("b").call(remote.total, numbers(MIB))
             connections = [lane.connection for lane in lanes_of(a, "b").lanes]
             call = a.parts.start_call("b", remote.total, (numbers(64 * MIB),))

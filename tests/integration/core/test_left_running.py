@@ -20,6 +20,7 @@ import asyncrpc
 from asyncrpc import LocalRendezvous, Worker
 from asyncrpc.errors import AlreadyStartedError, NotStartedError
 from tests.integration.core import remote
+from tests.integration.core.groups import alone
 
 
 async def start(name: str) -> Worker:
@@ -86,7 +87,7 @@ async def test_several_workers_are_chosen_by_name_only() -> None:
         assert asyncrpc.current_worker("b") is b
         with pytest.raises(NotStartedError, match=r"has started 'a', 'b'"):
             asyncrpc.current_worker("c")
-        async with Worker("c", rank=0, rendezvous=LocalRendezvous(1)) as own:
+        async with alone("c") as own:
             assert asyncrpc.current_worker() is own
             assert asyncrpc.current_worker("a") is a
             assert asyncrpc.get_worker_info().name == "c"
@@ -100,10 +101,9 @@ async def test_worker_of_a_block_is_current_in_the_block_only() -> None:
             entered.set()
             await leave.wait()
 
-    where = LocalRendezvous(1)
     for starting in (
-        asyncrpc.init_rpc("w", rank=0, rendezvous=where),
-        Worker("w", rank=0, rendezvous=LocalRendezvous(1)),
+        asyncrpc.init_rpc("w", rank=0, rendezvous=LocalRendezvous(1)),
+        alone("w"),
     ):
         holding = asyncio.create_task(hold(starting))
         await entered.wait()
@@ -153,8 +153,7 @@ async def call_here() -> Any:
 
 
 async def test_the_worker_of_a_task_that_was_shut_down_is_not_replaced() -> None:
-    where = LocalRendezvous(1)
-    async with left_running("w"), Worker("own", rank=0, rendezvous=where) as own:
+    async with left_running("w"), alone("own") as own:
         await asyncio.create_task(own.shutdown())
         with pytest.raises(NotStartedError, match="'own' does not run"):
             asyncrpc.current_worker()

@@ -174,10 +174,9 @@ async def honest_ones(
 
 
 def _guest(gateway: Worker, name: str, policy: Policy) -> Worker:
-    token = gateway.tokens.issue(valid_s=600.0, name=name)
     options = replace(
         OPTIONS,
-        token=token,
+        token=gateway.tokens.issue(valid_s=600.0, name=name),
         policy=policy,
         allow=("torch.optim.sgd:SGD", "torch.nn.parameter:*"),
     )
@@ -237,8 +236,7 @@ async def _lying(worker: Worker, reached: Sequence[Worker]) -> AsyncIterator[Say
         if not is_request:
             link.tell(message)
             return
-        async with asyncio.timeout(ANSWER_S):
-            await link.ask(message)
+        await asyncio.wait_for(link.ask(message), ANSWER_S)
 
     try:
         yield tell

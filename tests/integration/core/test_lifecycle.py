@@ -20,26 +20,12 @@ from pathlib import Path
 import pytest
 
 import asyncrpc
-from asyncrpc import (
-    LivenessOptions,
-    LocalRendezvous,
-    NetworkOptions,
-    Options,
-    Outcome,
-    Worker,
-    WorkerLostError,
-)
+from asyncrpc import LocalRendezvous, NetworkOptions, Options, Worker, WorkerLostError
 from asyncrpc.core.barriers.machine.termination import Phase
-from asyncrpc.errors import (
-    AlreadyStartedError,
-    NotStartedError,
-    TransportError,
-    UsageError,
-)
-from asyncrpc.testing import Cluster, ProcessCluster, acting_as
+from asyncrpc.errors import AlreadyStartedError, NotStartedError, UsageError
+from asyncrpc.testing import Cluster, acting_as
 from tests.integration.core import remote
-from tests.integration.core.conftest import Trio
-from tests.integration.core.groups import LIMIT_S, program, until
+from tests.integration.core.groups import LIMIT_S, alone, processes, program, until
 from tests.integration.core.remote import Watch
 from tests.ports import free_port
 
@@ -53,7 +39,7 @@ QUICK = Options(drain_timeout_s=0.5, rendezvous_timeout_s=0.2)
 @pytest.mark.parametrize("name", ["", "x" * 256, "a\nb", "\x1b[2J", "\ud800"])
 def test_unprintable_or_oversized_name_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match=r"^name must be a "):
-        Worker(name, rank=0, rendezvous=LocalRendezvous(1))
+        alone(name)
 
 
 async def test_oversized_address_list_is_refused_at_the_start() -> None:
@@ -62,21 +48,19 @@ async def test_oversized_address_list_is_refused_at_the_start() -> None:
         secret="of thirty-two characters or more",
         network=NetworkOptions(listen=("tcp://127.0.0.1:0",), advertise=advertise),
     )
-    worker = Worker("a", rank=0, rendezvous=LocalRendezvous(1), options=options)
+    worker = alone("a", options)
     with pytest.raises(UsageError, match=r"take 8192; name those .* in NetworkOptions"):
-        async with worker:
-            pass
+        await worker.__aenter__()
 
 
 async def test_operations_need_a_running_worker() -> None:
-    worker = Worker("a", rank=0, rendezvous=LocalRendezvous(1))
+    worker = alone("a")
     with pytest.raises(NotStartedError, match="has not been started; use `async with`"):
         worker.peer("a")
     async with worker:
         peer = worker.peer("a")
         assert await peer.call(remote.add, 1) == 2
-        rref = peer.remote(remote.Counter)
-        await rref
+        await peer.remote(remote.Counter)
     with pytest.raises(NotStartedError, match="it has been shut down"):
         worker.peer("a")
     with pytest.raises(NotStartedError, match="it has been shut down"):
@@ -131,17 +115,12 @@ async def test_failed_listen_leaves_nothing_behind(tmp_path: Path) -> None:
     first = f"uds://{tmp_path}/first"
     for second in (f"uds://{tmp_path}/{'x' * 200}", first):
         options = Options(network=NetworkOptions(listen=(first, second)))
-        where = LocalRendezvous(1)
-        await failing(
-            Worker("a", rank=0, rendezvous=where, options=options), TransportError
-        )
+        await failing(alone("a", options), asyncrpc.errors.TransportError)
         assert not list(tmp_path.iterdir())  # noqa: ASYNC240  (it is empty)
 
 
 @pytest.mark.parametrize("where", ["local", "file", "tcp host", "tcp guest"])
-async def test_worker_without_a_meeting_leaves_nothing(
-    where: str, tmp_path: Path
-) -> None:
+async def test_worker_that_meets_nobody_is_clean(where: str, tmp_path: Path) -> None:
     places: dict[str, str | LocalRendezvous] = {
         "local": LocalRendezvous(2),
         "file": f"file://{tmp_path}/store",
@@ -177,25 +156,19 @@ async def test_shutdown_of_a_block_that_raises_is_immediate() -> None:
         await call
 
 
-async def test_endless_thread_is_named_and_left(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_endless_thread_is_named(caplog: pytest.LogCaptureFixture) -> None:
     remote.watches["w"] = watch = Watch()
     async with Cluster(2) as (a, b):
         call = a.parts.start_call("b", remote.pass_gate, ("w",))
         await watch.begun.wait()
-        async with asyncio.timeout(LIMIT_S):
-            await b.shutdown(drain_timeout_s=0.05)
-        assert re.search(
-            r"worker 'b': these threads still run.*asyncrpc-b-1", caplog.text
-        )
+        await asyncio.wait_for(b.shutdown(drain_timeout_s=0.05), LIMIT_S)
+        assert re.search(r"'b': these threads still run.*asyncrpc-b-1", caplog.text)
         with pytest.raises(asyncrpc.CallError):
             await call
         watch.gate.set()
 
 
-async def test_cancelled_shutdown_is_completed_first(trio: Trio) -> None:
-    a, b, _ = trio
+async def test_cancelled_shutdown_is_completed_first(a: Worker, b: Worker) -> None:
     remote.watches["w"] = watch = Watch()
     call = a.parts.start_call("b", remote.wait_for_ever, ("w",))
     await watch.begun.wait()
@@ -213,27 +186,21 @@ async def test_cancelled_shutdown_is_completed_first(trio: Trio) -> None:
 
 
 @pytest.mark.parametrize("transport", ["uds", "tcp"])
-async def test_a_shutdown_does_not_wait_for_a_peer_that_is_stopped(
-    transport: str,
-) -> None:
+async def test_shutdown_does_not_wait_for_a_stopped_peer(transport: str) -> None:
     """Not dead, which shows, but silent, and for an hour it would not be lost."""
-    patient = replace(QUICK, liveness=LivenessOptions(lost_after_s=HOUR_S))
-    cluster = ProcessCluster(
-        ["b"],
-        transport=transport,  # type: ignore[arg-type]
-        method="forkserver",
-        options=replace(patient, rendezvous_timeout_s=LIMIT_S),
+    patient = replace(QUICK, liveness=asyncrpc.LivenessOptions(lost_after_s=HOUR_S))
+    cluster = processes(
+        "b", transport=transport, options=replace(patient, rendezvous_timeout_s=LIMIT_S)
     )
     async with cluster as a:
         call = a.parts.start_call("b", remote.sleep_long)
         await a.peer("b").call(remote.add, 1)
         cluster.kill("b", signal.SIGSTOP)
         try:
-            async with asyncio.timeout(LIMIT_S):
-                await a.shutdown()
+            await asyncio.wait_for(a.shutdown(), LIMIT_S)
             with pytest.raises(WorkerLostError) as caught:
                 await call
-            assert caught.value.outcome is Outcome.UNKNOWN
+            assert caught.value.outcome is asyncrpc.Outcome.UNKNOWN
         finally:
             os.kill(cluster.pid("b"), signal.SIGKILL)
 
@@ -241,8 +208,7 @@ async def test_a_shutdown_does_not_wait_for_a_peer_that_is_stopped(
 async def test_kill_during_a_common_shutdown_fails_no_survivor(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    cluster = ProcessCluster(["b", "c"], method="forkserver")
-    async with cluster as a:
+    async with (cluster := processes("b", "c")) as a:
         await a.peer("b").call(remote.add, 1)
         with acting_as(a):
             leaving = asyncio.create_task(asyncrpc.shutdown())
@@ -259,9 +225,8 @@ async def test_kill_during_a_common_shutdown_fails_no_survivor(
 
 
 async def test_unawaited_failed_call_is_logged_with_its_origin(
-    trio: Trio, caplog: pytest.LogCaptureFixture
+    a: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    a, _, _ = trio
     loop = asyncio.get_running_loop()
     handler = loop.get_exception_handler()
     loop.set_exception_handler(None)  # asyncio's own, which logs

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import (
-    LivenessOptions,
-    LocalRendezvous,
-    Options,
-    Outcome,
-    RejectedError,
-    Worker,
-    WorkerLostError,
-)
-from asyncrpc.testing import Cluster, ProcessCluster, acting_as
-from asyncrpc.testing.cluster import Wires
+from asyncrpc import LocalRendezvous, Outcome, RejectedError, Worker, WorkerLostError
+from asyncrpc.testing import acting_as
 from tests.integration.core import remote
 from tests.integration.core.conftest import Trio
+from tests.integration.core.groups import processes
 from tests.integration.core.remote import Watch
 
-ROOT = Path(__file__).parents[3]
 NEVER_S = 3600.0  # what waits for this hangs
 
 
@@ -39,8 +26,7 @@ async def test_shutdown_lets_incoming_calls_end(wired: Trio) -> None:
     assert await slow == 1
 
 
-async def test_shutdown_waits_for_outgoing_calls(trio: Trio) -> None:
-    a, _, _ = trio
+async def test_shutdown_waits_for_outgoing_calls(a: Worker) -> None:
     await a.peer("b").call(remote.add, 1)
     slow = a.parts.start_call("b", remote.slow_one)
     await a.shutdown()
@@ -61,8 +47,7 @@ async def test_unconnected_call_ends_with_its_worker(wired: Trio) -> None:
     assert isinstance(errors[1], WorkerLostError | asyncrpc.errors.ClosedError)
 
 
-async def test_calls_to_a_closing_worker_are_not_executed(trio: Trio) -> None:
-    a, b, _ = trio
+async def test_calls_to_a_closing_worker_are_not_executed(a: Worker, b: Worker) -> None:
     slow = a.parts.start_call("b", remote.slow_one)
     await a.peer("b").call(remote.add, 1)
     ending = asyncio.create_task(b.shutdown())
@@ -74,8 +59,7 @@ async def test_calls_to_a_closing_worker_are_not_executed(trio: Trio) -> None:
     await ending
 
 
-async def test_work_beyond_the_drain_timeout_is_cancelled(trio: Trio) -> None:
-    a, b, _ = trio
+async def test_work_beyond_the_drain_timeout_is_cancelled(a: Worker, b: Worker) -> None:
     remote.watches["w"] = watch = Watch()
     call = a.parts.start_call("b", remote.wait_for_ever, ("w",))
     await watch.begun.wait()
@@ -83,14 +67,6 @@ async def test_work_beyond_the_drain_timeout_is_cancelled(trio: Trio) -> None:
     assert watch.notes == ["cancelled on b"]
     with pytest.raises(asyncrpc.CallError):
         await call
-
-
-async def test_shutdown_is_idempotent_and_a_worker_starts_once(trio: Trio) -> None:
-    a, _, _ = trio
-    await a.shutdown()
-    await a.shutdown()
-    with pytest.raises(asyncrpc.errors.AlreadyStartedError):
-        await a.__aenter__()
 
 
 async def test_workers_leave_together(wired: Trio) -> None:
@@ -101,27 +77,6 @@ async def test_workers_leave_together(wired: Trio) -> None:
     await asyncio.gather(*(leave(worker) for worker in wired))
     assert all(worker.is_closed for worker in wired)
     assert all(worker.parts.active == 0 for worker in wired)
-
-
-async def test_barrier_opens_when_the_last_worker_arrives(trio: Trio) -> None:
-    a, b, c = trio
-    early = [asyncio.create_task(worker.barrier()) for worker in (a, b)]
-    for _ in range(10):
-        await a.peer("b").call(remote.add, 1)
-    assert not any(task.done() for task in early)
-    await c.barrier(5)
-    await asyncio.gather(*early)
-
-
-async def test_barrier_fails_when_a_worker_is_lost(trio: Trio) -> None:
-    a, b, c = trio
-    await asyncio.gather(*(worker.barrier() for worker in trio))
-    waiting = [asyncio.create_task(worker.barrier(5)) for worker in (a, b)]
-    await a.peer("b").call(remote.add, 1)
-    await c.shutdown(drain_timeout_s=0)
-    async with asyncio.timeout(3):
-        results = await asyncio.gather(*waiting, return_exceptions=True)
-    assert any(isinstance(result, WorkerLostError) for result in results)
 
 
 async def test_connections_are_made_again_after_a_break(wired: Trio) -> None:
@@ -139,21 +94,6 @@ async def test_connections_are_made_again_after_a_break(wired: Trio) -> None:
             await lost
         assert caught.value.outcome is Outcome.UNKNOWN
         assert await a.peer("b").call(remote.add, 1) == 2
-
-
-@pytest.mark.parametrize("network", ["mem", "uds"])
-async def test_dials_of_both_sides_leave_one_connection(network: Wires) -> None:
-    for _ in range(50):
-        async with Cluster(2, network=network) as (a, b):
-            calls = [
-                asyncio.create_task(caller.peer(to).call(remote.where_async))
-                for caller, to in ((a, "b"), (b, "a")) * 2
-            ]
-            places = await asyncio.gather(*calls)
-            assert [name for name, *_ in places] == ["b", "a", "b", "a"]
-            for worker, name in ((a, "b"), (b, "a")):
-                link = worker.parts.directory.find(name).link
-                assert [link] == worker.parts.directory.links
 
 
 async def test_cancelled_start_leaves_nothing_behind() -> None:
@@ -178,17 +118,15 @@ async def test_init_rpc_and_shutdown_set_the_current_worker() -> None:
         asyncrpc.current_worker()
 
 
-# --- processes -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("transport", ["uds", "tcp"])
 async def test_a_killed_peer_fails_its_calls_at_once(transport: str) -> None:
-    cluster = ProcessCluster(
-        ["b", "c"],
-        transport=transport,  # type: ignore[arg-type]
-        method="forkserver",
-        options=Options(
-            drain_timeout_s=NEVER_S, liveness=LivenessOptions(lost_after_s=NEVER_S)
+    cluster = processes(
+        "b",
+        "c",
+        transport=transport,
+        options=asyncrpc.Options(
+            drain_timeout_s=NEVER_S,
+            liveness=asyncrpc.LivenessOptions(lost_after_s=NEVER_S),
         ),
     )
     async with cluster as a:
@@ -212,49 +150,8 @@ async def test_a_killed_peer_fails_its_calls_at_once(transport: str) -> None:
 
 
 async def test_tensors_cross_processes() -> None:
-    async with ProcessCluster(["b"], transport="tcp", method="forkserver") as a:
+    async with processes("b", transport="tcp") as a:
         large = torch.arange(1 << 21, dtype=torch.float32)
         assert torch.equal(await a.peer("b").call(remote.double, large), large * 2)
         items = [one async for one in a.peer("b").stream(remote.count_to, 50)]
         assert items == list(range(50))
-
-
-PROGRAM = """
-import asyncio, asyncrpc
-from tests.integration.core import remote
-
-async def main():
-    meeting = asyncrpc.LocalRendezvous(2)
-    workers = [
-        asyncrpc.Worker(n, rank=r, rendezvous=meeting) for r, n in enumerate("ab")
-    ]
-    async with asyncio.TaskGroup() as group:
-        for one in workers:
-            group.create_task(one.__aenter__())
-    try:
-        call = workers[0].parts.start_call("b", remote.sleep_long)
-        print("ready", flush=True)
-        await call
-    finally:
-        for one in workers:
-            await one.shutdown(drain_timeout_s=0)
-        print("closed", flush=True)
-
-asyncrpc.run(main())
-"""
-
-
-def test_ctrl_c_ends_a_program_with_a_pending_call() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=300.0)
-        assert said == "closed\n"
-        assert process.returncode != 0

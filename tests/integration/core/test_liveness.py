@@ -16,9 +16,8 @@ import pytest
 import asyncrpc
 from asyncrpc import LivenessOptions, Options, Outcome, OwnerLostError, WorkerLostError
 from asyncrpc.core.links import heartbeat
-from asyncrpc.testing import ProcessCluster
 from tests.integration.core import remote
-from tests.integration.core.groups import until
+from tests.integration.core.groups import processes, until
 
 # A tenth of the defaults: what they promise is in proportion.
 OPTIONS = Options(
@@ -48,25 +47,18 @@ async def values_owned() -> int:
 
 
 async def lose(call: asyncio.Future[Any]) -> WorkerLostError:
-    async with asyncio.timeout(SOON_S):
-        with pytest.raises(WorkerLostError) as caught:
-            await call
+    with pytest.raises(WorkerLostError) as caught:
+        await asyncio.wait_for(call, SOON_S)
     return caught.value
 
 
 @pytest.mark.parametrize(
     ("transport", "hold"), [("uds", hold_the_interpreter), ("tcp", hold_the_loop)]
 )
-async def test_a_busy_worker_is_waited_for(
+async def test_busy_worker_is_awaited(
     transport: str, hold: Callable[[float], str]
 ) -> None:
-    cluster = ProcessCluster(
-        ["b"],
-        transport=transport,  # type: ignore[arg-type]
-        method="forkserver",
-        options=OPTIONS,
-    )
-    async with cluster as a:
+    async with processes("b", transport=transport, options=OPTIONS) as a:
         link = await a.parts.link_to("b")
         holding = a.peer("b").call(hold, BUSY_S)
         assert await a.peer("b").call(remote.add, 1) == 2
@@ -74,16 +66,13 @@ async def test_a_busy_worker_is_waited_for(
         assert await a.parts.link_to("b") is link  # resumed, maybe, and the same
 
 
-async def test_a_busy_worker_of_another_host_is_waited_for(
+async def test_busy_worker_elsewhere_is_awaited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As if it were: its host is not looked at, only asked over the network."""
     monkeypatch.setattr(heartbeat, "HOST_ID", "another kernel")
     options = replace(OPTIONS, liveness=replace(OPTIONS.liveness, sidecar="on"))
-    cluster = ProcessCluster(
-        ["b"], transport="tcp", method="forkserver", options=options
-    )
-    async with cluster as a:
+    async with (cluster := processes("b", transport="tcp", options=options)) as a:
         link = await a.parts.link_to("b")
         holding = a.peer("b").call(hold_the_interpreter, BUSY_S)
         assert await a.peer("b").call(remote.add, 1) == 2
@@ -92,19 +81,12 @@ async def test_a_busy_worker_of_another_host_is_waited_for(
         waiting = asyncio.ensure_future(a.peer("b").call(asyncio.sleep, 60))
         await until(lambda: len(link.pending) > 0)  # it is sent before the worker dies
         cluster.kill("b")
-        error = await lose(waiting)
-        assert error.outcome is Outcome.UNKNOWN
+        assert (await lose(waiting)).outcome is Outcome.UNKNOWN
 
 
 @pytest.mark.parametrize("transport", ["uds", "tcp"])
 async def test_a_stopped_worker_is_lost_and_comes_back(transport: str) -> None:
-    cluster = ProcessCluster(
-        ["b"],
-        transport=transport,  # type: ignore[arg-type]
-        method="forkserver",
-        options=OPTIONS,
-    )
-    async with cluster as a:
+    async with (cluster := processes("b", transport=transport, options=OPTIONS)) as a:
         theirs = a.peer("b").remote(list)
         await theirs.to_here()
         waiting = asyncio.ensure_future(a.peer("b").call(asyncio.sleep, 60))
@@ -126,8 +108,7 @@ async def test_a_stopped_worker_is_lost_and_comes_back(transport: str) -> None:
         async with asyncio.timeout(SOON_S):
             while await a.peer("b").call(values_owned):
                 pass
-        again = a.peer("b").remote(list)
-        assert await again.to_here() == []
+        assert await a.peer("b").remote(list).to_here() == []
         assert a.counters.workers_lost == 1
 
 
@@ -136,12 +117,7 @@ async def test_a_killed_worker_is_lost_long_before_the_limit(transport: str) -> 
     options = Options(
         liveness=LivenessOptions(heartbeat_s=20, lost_after_s=600), drain_timeout_s=0.5
     )
-    cluster = ProcessCluster(
-        ["b", "c"],
-        transport=transport,  # type: ignore[arg-type]
-        method="forkserver",
-        options=options,
-    )
+    cluster = processes("b", "c", transport=transport, options=options)
     async with cluster as a:
         # c dials b, as a does.  Each has an item when b is at work for it.
         theirs = a.peer("c").stream(follow, "b")
@@ -170,8 +146,7 @@ async def follow(name: str) -> AsyncIterator[str]:
 
 async def test_stopped_worker_blames_no_peer_afterwards() -> None:
     """The worker heard nothing while it stood still itself."""
-    cluster = ProcessCluster(["b"], method="forkserver", options=OPTIONS)
-    async with cluster as a:
+    async with processes("b", options=OPTIONS) as a:
         link = await a.parts.link_to("b")
         time.sleep(BUSY_S)  # noqa: ASYNC251  (this loop hears nothing meanwhile)
         assert await a.peer("b").call(remote.add, 1) == 2

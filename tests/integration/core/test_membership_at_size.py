@@ -63,9 +63,6 @@ class Losses:
         """Nothing is held."""
 
 
-# --- what a change costs -------------------------------------------------------------
-
-
 async def one_joins_and_leaves(network: Network) -> None:
     size = 256
     names = [f"w{number}" for number in range(size)]
@@ -98,8 +95,7 @@ def test_a_change_costs_each_worker_one_message() -> None:
 async def all_leave_at_once(network: Network) -> int:
     size = 64
     names = [f"w{number}" for number in range(size)]
-    cluster = Cluster(names=names, network=network, options=OPTIONS)
-    async with cluster as workers:
+    async with Cluster(names=names, network=network, options=OPTIONS) as workers:
         await asyncio.sleep(1.0)  # a short program
         for worker in workers:
             assert not worker.parts.directory.links
@@ -108,9 +104,6 @@ async def all_leave_at_once(network: Network) -> int:
 
 def test_a_short_program_does_not_pay_for_membership() -> None:
     assert play(all_leave_at_once, seed=1) == 0
-
-
-# --- churn ---------------------------------------------------------------------------
 
 
 class Churn:
@@ -140,8 +133,7 @@ class Churn:
 
     async def join(self, name: str, contact: str) -> None:
         self.network.restart(name)
-        worker = newcomer(self.network, name, contact)
-        self.running[name] = await worker.__aenter__()
+        self.running[name] = await newcomer(self.network, name, contact).__aenter__()
 
     async def crash(self, name: str) -> None:
         worker = self.running.pop(name)
@@ -187,9 +179,6 @@ async def agreed(world: Churn) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_fifty_workers_agree_after_churn(seed: int) -> None:
     play(churn, seed)
-
-
-# --- a network that is cut -----------------------------------------------------------
 
 
 async def all_know(count: int, workers: Sequence[Worker]) -> None:

@@ -25,8 +25,8 @@ import uvloop
 import asyncrpc
 from asyncrpc import LimitOptions, Options
 from asyncrpc.core.worker import Worker
-from asyncrpc.testing import ProcessCluster
 from tests.inner_state import CreditUse, credit_use
+from tests.integration.core.groups import processes
 
 MIB = 1 << 20
 LIMIT_BYTES = 256 * MIB
@@ -34,9 +34,6 @@ REQUEST_BYTES = 16 * MIB
 ITEM_BYTES = 4 * MIB
 GROWTH_MAX = 1.2  # of the limit: allocators keep some, and blocks are rounded up
 KINDS = 4  # different tensors, so that a mistaken one is found
-
-
-# --- what runs on the other side -----------------------------------------------------
 
 
 class Gate:
@@ -90,8 +87,7 @@ class Peak:
         """Return by how much the memory had grown at most: its own, and all."""
         self._over.set()
         self._thread.join()
-        grown = memory_bytes("VmHWM") - self._all_first
-        return self._own_most - self._own_first, grown
+        return self._own_most - self._own_first, memory_bytes("VmHWM") - self._all_first
 
 
 PEAKS: list[Peak] = []
@@ -171,11 +167,7 @@ async def flood_from_here(to: str, calls: int) -> int:
     worker = asyncrpc.current_worker()
     loop = asyncio.get_running_loop()
     outside = contextvars.Context()
-    task = loop.create_task(flood(worker, to, calls, checksum), context=outside)
-    return await task
-
-
-# --- tests ---------------------------------------------------------------------------
+    return await loop.create_task(flood(worker, to, calls, checksum), context=outside)
 
 
 class TestMemory:
@@ -201,9 +193,7 @@ class TestMemory:
             )
         )
         others = ["c", "d"][: callers - 1]
-        cluster = ProcessCluster(
-            ["b", *others], transport=transport, options=options, method="forkserver"
-        )
+        cluster = processes("b", *others, transport=transport, options=options)
         async with cluster as worker:
             b = worker.peer("b")
             await b.call(close_gate)
@@ -218,8 +208,7 @@ class TestMemory:
                     for one in others
                 ),
             ]
-            fit = (LIMIT_BYTES - LIMIT_BYTES // 8) // REQUEST_BYTES
-            await b.call(when_came, fit)
+            await b.call(when_came, (LIMIT_BYTES - LIMIT_BYTES // 8) // REQUEST_BYTES)
             full = await b.call(credit)
             link = await worker.parts.link_to("b")
             assert len(link.credit.waiting) >= calls - LIMIT_BYTES // REQUEST_BYTES
@@ -232,14 +221,11 @@ class TestMemory:
             assert own <= GROWTH_MAX * LIMIT_BYTES
             if not shared_memory_bytes:
                 assert all_ <= GROWTH_MAX * LIMIT_BYTES
-            after = await b.call(credit)
-            assert after.held_bytes == 0
+            assert (await b.call(credit)).held_bytes == 0
             assert not link.credit.waiting
 
     @pytest.mark.parametrize("shared_memory_bytes", [0, 1 << 28])
-    async def test_a_slow_consumer_stops_its_producer(
-        self, shared_memory_bytes: int
-    ) -> None:
+    async def test_slow_consumer_stops_producer(self, shared_memory_bytes: int) -> None:
         items, stream_bytes_max = 250, 32 * MIB
         options = Options(
             limits=LimitOptions(
@@ -249,9 +235,7 @@ class TestMemory:
         )
         # Those that were sent, one that waits to be, and one that was taken untold.
         ahead_max = stream_bytes_max // ITEM_BYTES + 2
-        async with ProcessCluster(
-            ["b"], options=options, method="forkserver"
-        ) as worker:
+        async with processes("b", options=options) as worker:
             b = worker.peer("b")
             await b.call(begin_to_measure)
             begin_to_measure()

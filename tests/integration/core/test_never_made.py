@@ -14,7 +14,6 @@ import torch
 from asyncrpc import Worker
 from asyncrpc.core.wire.messages import Hello
 from asyncrpc.errors import EncodeError
-from tests.integration.core.conftest import Trio
 
 
 def numbers() -> Iterator[int]:
@@ -28,8 +27,7 @@ def try_to_make(worker: Worker, value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [numbers(), torch.ones([1] * 65), lambda: 1])
-async def test_unsendable_value_keeps_no_reference(trio: Trio, value: Any) -> None:
-    a = trio[0]
+async def test_unsendable_value_keeps_no_reference(a: Worker, value: Any) -> None:
     assert await a.peer("b").call(len, "ab") == 2
     for _ in range(3):
         try_to_make(a, value)
@@ -55,10 +53,7 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
-async def test_unsendable_value_is_freed_at_once(
-    trio: Trio, no_collector: None
-) -> None:
-    a = trio[0]
+async def test_unsendable_value_is_freed_now(a: Worker, no_collector: None) -> None:
     assert await a.peer("b").call(len, "ab") == 2
     value = Large()
     seen = weakref.ref(value)
@@ -68,12 +63,10 @@ async def test_unsendable_value_is_freed_at_once(
     assert seen() is None
 
 
-async def test_peer_introduced_in_time_is_not_dropped(trio: Trio) -> None:
+async def test_peer_introduced_in_time_is_not_dropped(a: Worker) -> None:
     """The time may be over in the very turn of the loop in which it is known."""
-    a = trio[0]
     connection: Any = a.parts.directory.accept()
-    hello = Hello("z", 1, -1, 1, "a", 0, "")
-    connection.opened.set_result(hello)
+    connection.opened.set_result(Hello("z", 1, -1, 1, "a", 0, ""))
     a.parts.directory.admission._expire(connection)  # noqa: SLF001  (the timer's turn)
     assert not connection.ended.done()
     assert not a.counters.connections_dropped_unauthenticated

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import AsyncRpcError, Group, RRef, Worker, join_group
+from asyncrpc import AsyncRpcError, ElasticGroup, Group, RRef, Worker, join_group
 from asyncrpc.autograd import backward, context, get_gradients
 from asyncrpc.collectives import rendezvous
 from asyncrpc.core.autograd.context import current_context_var
@@ -71,10 +71,9 @@ def pass_on(x: torch.Tensor, to: str) -> Any:
 
 
 async def test_context_is_ended_only_by_its_opener_or_bearer(
-    trio: Trio, caplog: pytest.LogCaptureFixture
+    a: Worker, b: Worker, c: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A worker that joined the context, or took it from another, does not end it."""
-    a, b, c = trio
     with acting_as(a):
         async with context() as ctx:
             x = torch.ones(3, requires_grad=True)
@@ -126,17 +125,15 @@ async def test_context_ended_by_others_works_for_its_creator(trio: Trio) -> None
             current_context_var.reset(token)
             await tell(link, "autograd", "release", list(ctx.id))
             x = torch.ones(3, requires_grad=True)
-            y = await a.peer("b").call(double, x)
-            await backward(ctx, [y.sum()])
+            await backward(ctx, [(await a.peer("b").call(double, x)).sum()])
             assert get_gradients(ctx)[x].tolist() == [2.0] * 3
 
 
 @pytest.mark.parametrize("method", ["commit", "abort"])
 async def test_later_pass_is_not_ended_by_a_participant(
-    trio: Trio, method: str
+    a: Worker, b: Worker, c: Worker, method: str
 ) -> None:
     """A participant does not end the passes that others will begin."""
-    a, b, c = trio
     with acting_as(a):
         async with context() as ctx:
             x = torch.ones(3, requires_grad=True)
@@ -177,9 +174,8 @@ async def test_gradient_from_another_sender_is_dropped(trio: Trio) -> None:
 
 
 async def test_group_ignores_messages_of_non_members(
-    trio: Trio, caplog: pytest.LogCaptureFixture
+    a: Worker, b: Worker, c: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    a, b, c = trio
     groups = [Group(member, members=["a", "b"], timeout_s=LIMIT_S) for member in (a, b)]
     service: Any = a.parts.service("collectives")
     (number,) = service._groups  # noqa: SLF001
@@ -257,8 +253,7 @@ async def test_member_counts_after_a_stranger_claimed_its_rank(trio: Trio) -> No
         words = [number, 0, 1, ["barrier", "", "", None, -1]]
         await tell(link, "collectives", "begun", words)
     group = Group(b, members=["a", "b"], timeout_s=LIMIT_S)
-    tensor = torch.ones(2)
-    waiting = asyncio.ensure_future(group.broadcast(tensor, root=1))
+    waiting = asyncio.ensure_future(group.broadcast(torch.ones(2), root=1))
     await a.peer("b").call(len, "ab")
     ours = Group(a, members=["a", "b"], timeout_s=LIMIT_S)
     with pytest.raises(AsyncRpcError, match=r"'b'. began barrier"):
@@ -301,8 +296,7 @@ async def test_member_leaves_only_in_its_own_name(
         group.close()
 
 
-async def test_non_member_learns_nothing_of_a_group(trio: Trio) -> None:
-    a, _b, c = trio
+async def test_non_member_learns_nothing_of_a_group(a: Worker, c: Worker) -> None:
     group = Group(a, members=["a", "b"], timeout_s=LIMIT_S)
     service: Any = a.parts.service("collectives")
     (number,) = service._groups  # noqa: SLF001
@@ -312,12 +306,19 @@ async def test_non_member_learns_nothing_of_a_group(trio: Trio) -> None:
     group.close()
 
 
+async def joined(workers: Sequence[Worker]) -> list[ElasticGroup]:
+    return await asyncio.gather(
+        *(
+            join_group(one, "g", min_size=len(workers), timeout_s=LIMIT_S)
+            for one in workers
+        )
+    )
+
+
 async def test_elastic_group_ignores_a_stranger(trio: Trio) -> None:
     """A stranger neither leaves it for a member, nor tells of a view after it."""
     a, b, c = trio
-    groups = await asyncio.gather(
-        *(join_group(worker, "g", min_size=2, timeout_s=LIMIT_S) for worker in (a, b))
-    )
+    groups = await joined([a, b])
     ids = [[worker.name, int(worker.incarnation)] for worker in trio]
     link = await c.parts.link_to("a")
     for generation, members, departures in (
@@ -326,23 +327,19 @@ async def test_elastic_group_ignores_a_stranger(trio: Trio) -> None:
         (2, [ids[0], ids[2]], []),
         (1 << 60, [ids[2]], []),
     ):
-        steps = [0 for _ in members]
-        words = [generation, members, steps, True, [], [], departures]
+        words = [generation, members, [0 for _ in members], True, [], [], departures]
         await tell(link, "collectives", "standing", ["g", *words])
     async with asyncio.timeout(LIMIT_S):
         await asyncio.gather(*(group.reconfigure() for group in groups))
     for group in groups:
-        assert group.generation == 2
-        assert group.current.members == ("a", "b")
+        assert (group.generation, group.current.members) == (2, ("a", "b"))
         group.close()
 
 
 async def test_generations_far_ahead_are_refused(
     trio: Trio, caplog: pytest.LogCaptureFixture
 ) -> None:
-    groups = await asyncio.gather(
-        *(join_group(worker, "g", min_size=3, timeout_s=LIMIT_S) for worker in trio)
-    )
+    groups = await joined(trio)
     ids = [[worker.name, int(worker.incarnation)] for worker in trio]
     link = await trio[2].parts.link_to("a")
     far = [["g", (1 << 63) - 1, ids, [0] * 3, True, [], [], []]]
@@ -372,9 +369,8 @@ async def test_false_news_of_a_death_is_refuted(trio: Trio) -> None:
 
 
 async def test_invalid_record_keeps_the_others_valid(
-    trio: Trio, caplog: pytest.LogCaptureFixture
+    a: Worker, c: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    a, _, c = trio
     link = await c.parts.link_to("a")
     service: Any = a.parts.service("membership")
     good = ["newcomer", -1, 77, ["mem://nowhere"], "", 1, 0, 2]
@@ -395,8 +391,7 @@ async def test_barrier_ignores_arrivals_of_no_rank() -> None:
             [0, 0, True, 0, "123"],
         ):
             await tell(link, "rounds", "arrivals", ["BARRIER", "", None, *value])
-        async with asyncio.timeout(LIMIT_S):
-            await asyncio.gather(a.barrier(), b.barrier())
+        await asyncio.wait_for(asyncio.gather(a.barrier(), b.barrier()), LIMIT_S)
 
 
 FAR = (1 << 63) - 1  # the last number that travels
@@ -442,10 +437,6 @@ _kept: list[Any] = []
 
 def keep(value: Any) -> None:
     _kept.append(value)
-
-
-def count_of(value: RRef[Counter]) -> Any:
-    return value.rpc_async().add(1)
 
 
 @contextmanager
@@ -510,8 +501,7 @@ async def test_reference_id_of_a_later_value_cannot_be_reserved(
     await all_freed(*trio)
 
 
-async def test_reference_ids_are_unpredictable(trio: Trio) -> None:
-    a, _, _ = trio
+async def test_reference_ids_are_unpredictable(a: Worker) -> None:
     with acting_as(a):
         serials = [RRef(None).rref_id.serial for _ in range(100)]
     assert len(set(serials)) == len(serials)

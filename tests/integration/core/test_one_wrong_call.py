@@ -17,42 +17,33 @@ import torch
 
 import asyncrpc
 from asyncrpc import (
-    AsyncRpcError,
     CallError,
-    Options,
     Outcome,
     Policy,
     RejectedError,
     RemoteError,
     UsageError,
+    Worker,
 )
 from asyncrpc.errors import DecodeError, EncodeError, NotStartedError
 from asyncrpc.testing import Cluster, acting_as
+from tests.integration.core import company
 from tests.integration.core.company import calls_over
 from tests.integration.core.conftest import Trio
 
 TOO_LONG = (64 << 20) + 1  # characters: more than the control part of a message holds
-_release: asyncio.Event
-
-
-async def hold() -> str:
-    """Run until the test lets it end."""
-    await _release.wait()
-    return "held"
 
 
 async def around(worker: asyncrpc.Worker, wrong: Callable[[], Awaitable[None]]) -> None:
     """Do what is wrong while another call is in flight, which must go on."""
-    global _release  # noqa: PLW0603  (of this test's loop)
-    _release = asyncio.Event()
     peer = worker.peer("b")
-    held = asyncio.ensure_future(peer.call(hold))
+    held = asyncio.ensure_future(peer.call(company.hold, "around"))
     assert await peer.call(len, "ab") == 2  # so the other has arrived
     try:
         await wrong()
     finally:
-        _release.set()
-    assert await held == "held"
+        company.let_go("around")
+    assert await held == "around"
     assert await peer.call(len, "abc") == 3
     assert not calls_over(await worker.parts.link_to("b"))
 
@@ -102,9 +93,7 @@ async def use(peer: asyncrpc.Peer, how: str, function: Any, *args: Any) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-async def test_failed_import_gives_the_same_error_each_time(
-    wired: Trio, order: str
-) -> None:
+async def test_failed_import_gives_one_error_each_time(wired: Trio, order: str) -> None:
     a = wired[0]
     function = only_here(order.replace(" ", "_"))
     a.parts.describe(function, (), {})  # named here, before the module is gone
@@ -128,7 +117,9 @@ async def hidden() -> int:
 
 @pytest.mark.parametrize("order", ORDERS)
 async def test_unexposed_function_is_rejected_each_time(order: str) -> None:
-    options = Options(policy=Policy.STRICT, allow=(f"{__name__}:hold", "builtins:len"))
+    options = asyncrpc.Options(
+        policy=Policy.STRICT, allow=(f"{company.__name__}:hold", "builtins:len")
+    )
     async with Cluster(2, options=options) as (a, _):
 
         async def wrong() -> None:
@@ -140,10 +131,7 @@ async def test_unexposed_function_is_rejected_each_time(order: str) -> None:
 
 
 @pytest.mark.parametrize("wrong_function", [5, "name", None, 2.5, [len]])
-async def test_non_callable_is_refused_by_the_caller(
-    trio: Trio, wrong_function: Any
-) -> None:
-    a = trio[0]
+async def test_non_callable_is_refused_at_once(a: Worker, wrong_function: Any) -> None:
 
     async def wrong() -> None:
         for how in ("call", "remote", "stream"):
@@ -154,9 +142,7 @@ async def test_non_callable_is_refused_by_the_caller(
     await around(a, wrong)
 
 
-async def test_tensor_of_too_many_dimensions_is_refused_by_the_caller(
-    wired: Trio,
-) -> None:
+async def test_tensor_of_65_dimensions_is_refused_by_the_caller(wired: Trio) -> None:
     a = wired[0]
     deepest = torch.ones([1] * 64)
 
@@ -182,9 +168,7 @@ async def returns_long_async() -> str:
 
 
 @pytest.mark.parametrize("function", [returns_deep, returns_long, returns_long_async])
-async def test_unsendable_result_is_answered_with_an_error(
-    wired: Trio, function: Any
-) -> None:
+async def test_unsendable_result_becomes_an_error(wired: Trio, function: Any) -> None:
     a = wired[0]
 
     async def wrong() -> None:
@@ -266,8 +250,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_exception_of_any_kind_is_answered(trio: Trio, kind: str) -> None:
-    a = trio[0]
+async def test_exception_of_any_kind_is_answered(a: Worker, kind: str) -> None:
 
     async def wrong() -> None:
         for function in (raises, raises_async, raises_on_loop):
@@ -302,10 +285,7 @@ async def streams(kind: str) -> Any:
 @pytest.mark.parametrize(
     "kind", ["exit", "memory", "recursion", "base", "silent", "generator", "interrupt"]
 )
-async def test_value_that_raises_while_encoded_fails_its_call(
-    trio: Trio, kind: str
-) -> None:
-    a = trio[0]
+async def test_value_raising_when_encoded_fails_its_call(a: Worker, kind: str) -> None:
 
     async def wrong() -> None:
         peer = a.peer("b")
@@ -318,7 +298,7 @@ async def test_value_that_raises_while_encoded_fails_its_call(
             assert answered.value.outcome is Outcome.EXECUTED
             with pytest.raises(CallError):
                 await use(peer, "stream", streams, kind)
-            with pytest.raises(AsyncRpcError):
+            with pytest.raises(asyncrpc.AsyncRpcError):
                 await peer.remote(len, [Raising(kind)]).to_here()
 
     await around(a, wrong)
@@ -333,8 +313,7 @@ async def counts(to: int) -> Any:
         yield number
 
 
-async def test_wrong_arguments_raise_type_error_each_time(trio: Trio) -> None:
-    a = trio[0]
+async def test_wrong_arguments_raise_type_error_each_time(a: Worker) -> None:
 
     async def wrong() -> None:
         for _ in range(2):

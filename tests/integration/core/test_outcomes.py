@@ -17,8 +17,9 @@ import asyncrpc
 from asyncrpc import CallError, Options, Outcome, Policy, RejectedError, RRef, Worker
 from asyncrpc.compat import rpc
 from asyncrpc.errors import CallKindError, DecodeError
-from asyncrpc.testing import Cluster, ProcessCluster, acting_as
+from asyncrpc.testing import Cluster, acting_as
 from tests.integration.compat.playing import play
+from tests.integration.core.groups import processes
 
 Use: TypeAlias = Callable[[Worker, Any, tuple[Any, ...]], Awaitable[Any]]
 
@@ -168,7 +169,7 @@ async def test_forbidden_call_has_a_fixed_outcome() -> None:
 async def test_failed_import_has_a_fixed_outcome() -> None:
     """For the function, and for methods of the value that it would make."""
     target = absent()
-    async with ProcessCluster(["b"], method="forkserver") as a:
+    async with processes("b") as a:
         with acting_as(a):
             texts = {
                 await check(use(a, target, ()), DecodeError, "f")
@@ -197,9 +198,6 @@ async def test_wrong_arguments_are_raised_as_by_the_function(target: Any) -> Non
                 assert isinstance(caught.value, CallError)
                 assert caught.value.outcome is Outcome.EXECUTED
             del rref
-
-
-# --- the facade ----------------------------------------------------------------------
 
 
 def facade_says_it_once() -> None:

@@ -12,8 +12,9 @@ import torch
 
 import asyncrpc
 from asyncrpc import Worker
-from asyncrpc.testing import Cluster, ProcessCluster, acting_as
+from asyncrpc.testing import Cluster, acting_as
 from tests.integration.core import profiled
+from tests.integration.core.groups import processes
 from tests.integration.core.profiled import Gate, Trace, new_profile
 
 X = torch.ones(3)
@@ -108,11 +109,8 @@ async def test_functions_of_threads_are_shown_where_they_run(a: Worker) -> None:
 
 async def test_stream_is_shown_where_it_is_produced(a: Worker) -> None:
     with new_profile() as profile:
-        assert [item async for item in a.peer("b").stream(profiled.count, 3)] == [
-            0,
-            1,
-            2,
-        ]
+        items = [item async for item in a.peer("b").stream(profiled.count, 3)]
+        assert items == [0, 1, 2]
     assert Trace(profile).names() == ["rpc_run#count(a -> b)"]
 
 
@@ -138,10 +136,8 @@ async def test_calls_that_fail_or_are_cancelled_end_their_ranges(a: Worker) -> N
 async def test_autograd_profiler_shows_calls(a: Worker) -> None:
     with torch.autograd.profiler.profile() as profile:
         await a.peer("b").call(profiled.add, X, 1.0)
-    assert {event.name for event in profile.function_events} >= {
-        "rpc_async#add(a -> b)",
-        "rpc_run#add(a -> b)",
-    }
+    names = {event.name for event in profile.function_events}
+    assert names >= {"rpc_async#add(a -> b)", "rpc_run#add(a -> b)"}
 
 
 async def test_profile_shows_calls_begun_under_it_only(a: Worker) -> None:
@@ -161,7 +157,7 @@ async def test_profile_shows_calls_begun_under_it_only(a: Worker) -> None:
 
 async def test_a_worker_may_profile_its_own_process() -> None:
     """And sees the functions that others call, while these see nothing."""
-    async with ProcessCluster(["b"], method="forkserver") as a:
+    async with processes("b") as a:
         recorder = a.peer("b").remote(profiled.Recorder)
         await recorder.rpc_async().begin()
         await a.peer("b").call(profiled.add_later, X, 1.0)

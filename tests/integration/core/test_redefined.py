@@ -17,7 +17,8 @@ import pytest
 
 from asyncrpc import Options, Policy, Worker
 from asyncrpc.errors import DecodeError, RejectedError
-from asyncrpc.testing import Cluster, ProcessCluster
+from asyncrpc.testing import Cluster
+from tests.integration.core.groups import processes
 
 OLD = "was defined anew after it had been called"
 Write = Callable[[str], Any]
@@ -32,8 +33,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 
     def write(source: str) -> Any:
         # Of another size each time: else bytecode of the same second is taken for its.
-        before = file.stat().st_size if file.exists() else 0
-        file.write_text(source.ljust(before + 1))
+        file.write_text(source.ljust((file.stat().st_size if file.exists() else 0) + 1))
         importlib.invalidate_caches()
         present = sys.modules.get(name)
         if present is None:
@@ -50,8 +50,7 @@ async def answers(worker: Worker, module: Any) -> list[Any]:
     """Return what every way to name a function leads to."""
     peer = worker.peer("b")
     found = [await peer.call(module.answer)]
-    made = peer.remote(module.Answer)
-    found.append(await made.rpc_async().get())
+    found.append(await peer.remote(module.Answer).rpc_async().get())
     found.append(await peer.call(module.Answer.of_class))
     found.append(await peer.remote(module.answer))
     return found
@@ -78,9 +77,7 @@ async def test_names_lead_to_the_redefined_functions(write: Write) -> None:
 
 
 @pytest.mark.parametrize("kind", ["async def answer(): return 2", "answer = print"])
-async def test_a_redefined_function_may_be_of_another_kind(
-    write: Write, kind: str
-) -> None:
+async def test_redefined_function_may_be_of_any_kind(write: Write, kind: str) -> None:
     async with Cluster(names=["a"]) as (worker,):
         peer = worker.peer("a")
         assert await peer.call(write("def answer(): return 1").answer) == 1
@@ -97,13 +94,11 @@ async def test_deleted_function_is_an_error_of_its_call(write: Write) -> None:
         write("")
         with pytest.raises(DecodeError, match="has no 'answer' on this worker"):
             await worker.peer("a").call(answer)
-        module = write("def answer(): return 2")
-        assert await worker.peer("a").call(module.answer) == 2
+        assert await worker.peer("a").call(write("def answer(): return 2").answer) == 2
 
 
 async def test_a_function_that_is_not_exposed_any_more_is_refused(write: Write) -> None:
-    options = Options(policy=Policy.STRICT)
-    async with Cluster(names=["a"], options=options) as (worker,):
+    async with Cluster(names=["a"], options=Options(policy=Policy.STRICT)) as (worker,):
         exposed = "import asyncrpc\n@asyncrpc.expose\ndef answer(): return 1"
         assert await worker.peer("a").call(write(exposed).answer) == 1
         module = write("def answer(): return 2")
@@ -112,7 +107,7 @@ async def test_a_function_that_is_not_exposed_any_more_is_refused(write: Write) 
 
 
 async def test_caller_learns_of_old_code_in_another_process(write: Write) -> None:
-    async with ProcessCluster(["b"], method="forkserver") as worker:
+    async with processes("b") as worker:
         folder = str(Path(write("def answer(): return 1").__file__).parent)
         await worker.peer("b").call(sys.path.insert, 0, folder)
         assert await worker.peer("b").call(sys.modules["tests_redefined"].answer) == 1

@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 
-from asyncrpc import Options, UsageError
-from asyncrpc.testing import Cluster, ProcessCluster, acting_as
+from asyncrpc import Options, UsageError, Worker
+from asyncrpc.testing import Cluster, acting_as
 from tests.integration.core import remote
 from tests.integration.core.conftest import Trio
+from tests.integration.core.groups import processes
 
 DEPTH = 16
 CALLERS = 64
@@ -38,8 +39,7 @@ async def test_deep_chains_of_blocking_calls_finish_with_two_threads() -> None:
         assert await asyncio.gather(*chains) == [DEPTH] * CALLERS
 
 
-async def test_deep_chains_of_coroutines_finish(trio: Trio) -> None:
-    a, _, _ = trio
+async def test_deep_chains_of_coroutines_finish(a: Worker) -> None:
     chains = [
         a.peer("b").call(remote.bounce_async, "b", "a", DEPTH) for _ in range(CALLERS)
     ]
@@ -56,10 +56,7 @@ async def test_mutually_waiting_threads_get_another_thread() -> None:
         assert await first == "through"
 
 
-async def test_blocking_on_the_loop_is_refused_before_anything_is_sent(
-    trio: Trio,
-) -> None:
-    a, _, _ = trio
+async def test_blocking_on_the_loop_is_refused_before_sending(a: Worker) -> None:
     with acting_as(a):
         future = a.parts.start_call("b", remote.add, (1,))
         with pytest.raises(UsageError, match="would stop the event loop"):
@@ -70,7 +67,7 @@ async def test_blocking_on_the_loop_is_refused_before_anything_is_sent(
 
 
 async def test_chains_cross_processes() -> None:
-    async with ProcessCluster(["b"], method="forkserver") as a:
+    async with processes("b") as a:
         assert await a.peer("b").call(remote.bounce, "b", "a", DEPTH) == DEPTH
         assert await a.peer("b").call(remote.bounce_async, "b", "a", DEPTH) == DEPTH
         pids = {(await a.peer(to).call(remote.where_async))[1] for to in ("a", "b")}

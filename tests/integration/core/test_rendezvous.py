@@ -7,22 +7,13 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import asyncrpc
-from asyncrpc import (
-    JoinRendezvous,
-    LocalRendezvous,
-    NetworkOptions,
-    Options,
-    Outcome,
-    UsageError,
-    Worker,
-    WorkerInfo,
-    WorkerLostError,
-)
+from asyncrpc import LocalRendezvous, Options, UsageError, Worker, WorkerLostError
 from asyncrpc.core.barriers.service import BARRIER
 from asyncrpc.core.membership import store_places
 from asyncrpc.core.membership.rendezvous import open_rendezvous
@@ -39,6 +30,7 @@ from tests.ports import free_port
 Seat = Callable[..., Worker]  # (name, rank, world size, options) -> a worker
 WAIT_S = 4.0  # for who does not come; a slow machine has published and looked by then
 SHORT = Options(rendezvous_timeout_s=WAIT_S)
+FOR_AN_HOUR = Options(rendezvous_timeout_s=3600.0)
 
 
 @pytest.fixture(autouse=True)
@@ -92,19 +84,17 @@ async def test_worker_knows_names_and_ranks_of_the_group(seat: Seat) -> None:
     a, b = seat("a", 0, 2), seat("b", 1, 2)
     async with started(a, b):
         with acting_as(b):
-            assert asyncrpc.get_worker_info() == WorkerInfo("b", 1)
+            assert asyncrpc.get_worker_info() == asyncrpc.WorkerInfo("b", 1)
             assert asyncrpc.get_worker_info().rank == asyncrpc.get_worker_info().id == 1
-            assert asyncrpc.get_worker_info("a") == WorkerInfo("a", 0)
+            assert asyncrpc.get_worker_info("a") == asyncrpc.WorkerInfo("a", 0)
             with pytest.raises(UnknownWorkerError, match="known: 'a', 'b'"):
                 asyncrpc.get_worker_info("x")
         info = await a.peer("b").call(asyncrpc.get_worker_info)
-        assert info == WorkerInfo("b", 1)
+        assert info == asyncrpc.WorkerInfo("b", 1)
 
 
 @pytest.mark.parametrize("rank", [1, 7])
-async def test_a_rank_beyond_the_world_of_a_local_rendezvous_is_refused(
-    rank: int,
-) -> None:
+async def test_rank_beyond_a_local_rendezvous_is_refused(rank: int) -> None:
     worker = Worker("a", rank=rank, rendezvous=LocalRendezvous(1))
     wanted = f"between 0 and 0 at this LocalRendezvous, not {rank}"
     with pytest.raises(UsageError, match=wanted):
@@ -115,8 +105,7 @@ async def test_a_rank_beyond_the_world_of_a_local_rendezvous_is_refused(
 @pytest.mark.parametrize("seat", ["local", "file", "tcp"], indirect=True)
 async def test_missing_worker_is_named_to_the_present_ones(seat: Seat) -> None:
     came = [seat(name, rank, 4, SHORT) for rank, name in ((0, "a"), (2, "c"))]
-    async with asyncio.timeout(LIMIT_S):
-        errors = await outcomes(*came)
+    errors = await asyncio.wait_for(outcomes(*came), LIMIT_S)
     for error in errors:
         assert isinstance(error, RendezvousTimeoutError)
         assert tuple(error.missing) == (1, 3)
@@ -141,16 +130,18 @@ async def refusal_of_one(*both: Worker) -> str:
         await asyncio.gather(*(one.shutdown() for one in both))
 
 
+@pytest.mark.parametrize(
+    ("other", "rank", "words"),
+    [
+        ("a", 1, "the name 'a' is not unique"),
+        ("b", 0, "two workers of this group have rank 0"),
+    ],
+)
 @pytest.mark.parametrize("seat", ["local", "tcp"], indirect=True)
-async def test_a_name_is_taken_once(seat: Seat) -> None:
-    told = await refusal_of_one(seat("a", 0, 2), seat("a", 1, 2))
-    assert "the name 'a' is not unique" in told
-
-
-@pytest.mark.parametrize("seat", ["local", "tcp"], indirect=True)
-async def test_a_rank_is_taken_once(seat: Seat) -> None:
-    told = await refusal_of_one(seat("a", 0, 2), seat("b", 0, 2))
-    assert told == "two workers of this group have rank 0"
+async def test_a_name_and_a_rank_are_taken_once(
+    seat: Seat, other: str, rank: int, words: str
+) -> None:
+    assert words in await refusal_of_one(seat("a", 0, 2), seat(other, rank, 2))
 
 
 FORMER_LIFE = """
@@ -188,22 +179,16 @@ async def test_worker_restarted_before_the_meeting_is_replaced() -> None:
 
 async def test_first_of_two_equal_workers_is_told() -> None:
     port = free_port()
+    place = f"tcp://127.0.0.1:{port}"
     first, second = (
-        Worker(
-            "a",
-            rank=0,
-            world_size=2,
-            rendezvous=f"tcp://127.0.0.1:{port}",
-            options=Options(rendezvous_timeout_s=3600.0),
-        )
+        Worker("a", rank=0, world_size=2, rendezvous=place, options=FOR_AN_HOUR)
         for _ in range(2)
     )
     waiting = asyncio.create_task(first.__aenter__())
     await asyncio.to_thread(await_record, port, 0)
     other = asyncio.create_task(second.__aenter__())
-    async with asyncio.timeout(LIMIT_S):
-        with pytest.raises(UsageError, match="'a' is not unique"):
-            await waiting
+    with pytest.raises(UsageError, match="'a' is not unique"):
+        await asyncio.wait_for(waiting, LIMIT_S)
     other.cancel()
     await asyncio.wait([other])
 
@@ -218,13 +203,12 @@ def await_record(port: int, rank: int) -> None:
 
 @pytest.mark.parametrize("seat", ["file", "tcp"], indirect=True)
 async def test_cancelled_start_ends_at_once(seat: Seat) -> None:
-    a = seat("a", 0, 2, Options(rendezvous_timeout_s=3600.0))
+    a = seat("a", 0, 2, FOR_AN_HOUR)
     start = asyncio.create_task(a.__aenter__())
     await until(lambda: vars(a.parts.rendezvous)["_store"] is not None)
     start.cancel()
-    async with asyncio.timeout(LIMIT_S):
-        with pytest.raises(asyncio.CancelledError):
-            await start
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(start, LIMIT_S)
 
 
 async def turns(count: int) -> None:
@@ -236,14 +220,12 @@ async def turns(count: int) -> None:
 @pytest.mark.parametrize("count", [1, 3, 9, 99])
 async def test_start_without_a_store_can_be_cancelled(count: int) -> None:
     where = f"tcp://127.0.0.1:{free_port()}"
-    for_an_hour = Options(rendezvous_timeout_s=3600.0)
-    worker = Worker("a", rank=1, world_size=2, rendezvous=where, options=for_an_hour)
+    worker = Worker("a", rank=1, world_size=2, rendezvous=where, options=FOR_AN_HOUR)
     start = asyncio.create_task(worker.__aenter__())
     await turns(count)
     start.cancel()
-    async with asyncio.timeout(LIMIT_S):
-        with pytest.raises(asyncio.CancelledError):
-            await start
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(start, LIMIT_S)
 
 
 async def test_worker_started_before_the_host_waits() -> None:
@@ -272,46 +254,37 @@ async def test_missing_store_is_reported(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (
-            {"rendezvous": "tcp://h:1"},
-            "without a rank, use join://host:port of a member",
-        ),
-        ({"rendezvous": "tcp://h:1", "rank": 0}, "world_size is missing"),
-        (
-            {"rank": 2, "world_size": 2, "rendezvous": "tcp://h:1"},
-            "rank must be between 0 and 1, not 2",
-        ),
-        (
-            {"rank": 0, "world_size": 1, "rendezvous": "tcp://h"},
-            "rendezvous must be env://",
-        ),
-        ({"rank": 0, "world_size": 1, "rendezvous": "file://"}, "names no file"),
-        ({"rank": 0, "world_size": 1, "rendezvous": "env://"}, "needs MASTER_ADDR"),
+        (("tcp://h:1",), "without a rank, use join://host:port of a member"),
+        (("tcp://h:1", 0), "world_size is missing"),
+        (("join://",), "rendezvous must be join"),
+        (("tcp://h:1", 2, 2), "rank must be between 0 and 1, not 2"),
+        (("tcp://h", 0, 1), "rendezvous must be env://"),
+        (("file://", 0, 1), "names no file"),
+        (("env://", 0, 1), "needs MASTER_ADDR"),
     ],
 )
 def test_missing_arguments_are_named_before_the_start(
-    arguments: dict[str, str | int], words: str, monkeypatch: pytest.MonkeyPatch
+    arguments: tuple[Any, ...], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
+    given = zip(("rendezvous", "rank", "world_size"), arguments, strict=False)
     with pytest.raises(UsageError, match=re.escape(words)):
-        Worker("a", **arguments)  # type: ignore[arg-type]
+        Worker("a", **dict(given))
 
 
 # --- a static list -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scheme", ["uds", "tcp"])
-async def test_static_list_needs_no_peer_at_the_start(
-    scheme: str, tmp_path: Path
-) -> None:
+async def test_static_list_needs_no_peer_at_start(scheme: str, tmp_path: Path) -> None:
     """A call waits for a worker that begins later; one that never does is lost."""
     where = {name: f"uds://{tmp_path}/{name}" for name in "abc"}
     if scheme == "tcp":
         where = {name: f"tcp://127.0.0.1:{free_port()}" for name in "abc"}
 
     def worker(name: str, connect_timeout_s: float) -> Worker:
-        network = NetworkOptions(
+        network = asyncrpc.NetworkOptions(
             listen=(where[name],), connect_timeout_s=connect_timeout_s
         )
         options = Options(network=network, secret="s" * 32)
@@ -321,9 +294,8 @@ async def test_static_list_needs_no_peer_at_the_start(
     async with started(a, c):
         with pytest.raises(WorkerLostError, match="cannot be reached") as caught:
             await c.peer("b").call(remote.add, 1)
-        assert caught.value.to == "b"
-        assert caught.value.function == "add"
-        assert caught.value.outcome is Outcome.NOT_EXECUTED
+        assert (caught.value.to, caught.value.function) == ("b", "add")
+        assert caught.value.outcome is asyncrpc.Outcome.NOT_EXECUTED
         early = asyncio.ensure_future(a.peer("b").call(remote.add, 1))
         async with started(b):
             assert await early == 2
@@ -331,8 +303,7 @@ async def test_static_list_needs_no_peer_at_the_start(
 
 
 async def test_worker_outside_the_static_list_is_refused(tmp_path: Path) -> None:
-    x = Worker("x", rendezvous={"a": f"uds://{tmp_path}/a"})
-    (error,) = await outcomes(x)
+    (error,) = await outcomes(Worker("x", rendezvous={"a": f"uds://{tmp_path}/a"}))
     assert isinstance(error, UsageError)
     assert str(error) == "worker 'x' is not in the static list; it has: 'a'"
 
@@ -347,16 +318,15 @@ async def test_a_wrong_address_in_the_static_list_is_named(tmp_path: Path) -> No
 
 async def test_address_of_another_worker_is_detected(tmp_path: Path) -> None:
     right = {"a": f"uds://{tmp_path}/a", "c": f"uds://{tmp_path}/c"}
-    wrong = {"a": right["a"], "b": right["c"]}
     a = Worker(
         "a",
-        rendezvous=wrong,
-        options=Options(network=NetworkOptions(listen=(right["a"],))),
+        rendezvous={"a": right["a"], "b": right["c"]},
+        options=Options(network=asyncrpc.NetworkOptions(listen=(right["a"],))),
     )
     c = Worker(
         "c",
         rendezvous=right,
-        options=Options(network=NetworkOptions(listen=(right["c"],))),
+        options=Options(network=asyncrpc.NetworkOptions(listen=(right["c"],))),
     )
     async with started(a, c):
         with pytest.raises(WorkerLostError, match="this is worker 'c', not 'b'"):
@@ -391,7 +361,7 @@ def test_torchrun_starts_a_group(tmp_path: Path) -> None:
     assert lines == ["worker0 of 2 hears 10", "worker1 of 2 hears 10"]
 
 
-async def test_group_restarted_by_torchrun_meets_separately(
+async def test_group_restarted_by_torchrun_meets_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The store has outlived the processes, with what they wrote."""
@@ -421,10 +391,8 @@ async def test_group_restarted_by_slurm_meets_separately_by_xla() -> None:
         pair = []
         for rank, name in enumerate("ab"):
             own = more | {"SLURM_PROCID": str(rank)}
-            where, _, _ = open_rendezvous(
-                "xla://", rank=None, world_size=None, environ=own
-            )
-            pair.append(Worker(name, rank=rank, world_size=2, rendezvous=where))
+            where = open_rendezvous("xla://", rank=None, world_size=None, environ=own)
+            pair.append(Worker(name, rank=rank, world_size=2, rendezvous=where[0]))
         async with started(*pair):
             assert await pair[0].peer("b").call(remote.add, 1) == 2
 
@@ -439,14 +407,9 @@ async def test_group_restarted_by_slurm_meets_separately_by_xla() -> None:
 )
 def test_join_addresses_are_given_as_text(text: str, addresses: list[str]) -> None:
     parsed, rank, size = open_rendezvous(text, rank=None, world_size=None)
-    assert parsed == JoinRendezvous(addresses)
+    assert parsed == asyncrpc.JoinRendezvous(addresses)
     assert (rank, size) == (-1, 0)
     assert open_rendezvous(text, rank=1, world_size=3)[1:] == (1, 3)
-
-
-def test_join_addresses_are_required() -> None:
-    with pytest.raises(UsageError, match="rendezvous must be join"):
-        Worker("a", rendezvous="join://")
 
 
 # --- barriers ------------------------------------------------------------------------
@@ -510,38 +473,10 @@ async def test_worker_may_leave_right_after_a_barrier(size: int) -> None:
                 leaving.create_task(pass_and_leave(worker))
 
 
-async def test_barrier_timeout_fails_the_other_workers(trio: Trio) -> None:
-    a, b, _ = trio
+async def test_barrier_timeout_fails_the_other_workers(a: Worker, b: Worker) -> None:
     patient = asyncio.create_task(b.barrier())
     with pytest.raises(TimeoutError):
         await a.barrier(0.05)
-    with pytest.raises(
-        asyncrpc.errors.BarrierBrokenError, match=r"'a'\) gave up barrier 0"
-    ):
+    broken = asyncrpc.errors.BarrierBrokenError
+    with pytest.raises(broken, match=r"'a'\) gave up barrier 0"):
         await asyncio.wait_for(patient, LIMIT_S)
-
-
-async def end(worker: Worker) -> None:
-    with acting_as(worker):
-        await asyncrpc.shutdown()
-
-
-async def test_graceful_shutdown_waits_for_all(trio: Trio) -> None:
-    a, b, c = trio
-    first = asyncio.create_task(end(a))
-    second = asyncio.create_task(end(b))
-    assert await c.peer("a").call(remote.add, 1) == 2
-    assert not first.done()
-    await asyncio.gather(first, second, end(c))
-    assert a.is_closed
-
-
-async def test_graceful_shutdown_ignores_a_dead_worker(
-    trio: Trio, caplog: pytest.LogCaptureFixture
-) -> None:
-    a, b, c = trio
-    await c.shutdown(drain_timeout_s=0.0)
-    async with asyncio.timeout(LIMIT_S):
-        await asyncio.gather(end(a), end(b))
-    assert a.is_closed
-    assert "shutting down without the others" in caplog.text

@@ -69,8 +69,7 @@ async def test_a_restarted_worker_serves_until_the_others_end(
                 # Its main line is at the end already, as that of the other is.
                 await asyncio.wait_for(worker.peer(name).call(is_ending), LIMIT_S)
             assert not here.poll()
-            pid = await worker.peer(name).call(os.getpid)
-            assert pid == present[killed].pid
+            assert await worker.peer(name).call(os.getpid) == present[killed].pid
             await worker.shutdown(graceful=True)
         for _ in present:
             assert await asyncio.to_thread(here.poll, LIMIT_S)

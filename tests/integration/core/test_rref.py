@@ -4,32 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from asyncrpc import (
-    NetworkOptions,
-    Options,
-    OwnerLostError,
-    RRef,
-    UsageError,
-    Worker,
-    WorkerLostError,
-)
+import asyncrpc
+from asyncrpc import Options, RRef, UsageError, Worker, WorkerLostError
 from asyncrpc.core.wire.frames import FrameKind
 from asyncrpc.errors import EncodeError
-from asyncrpc.testing import ProcessCluster, acting_as
+from asyncrpc.testing import acting_as
 from tests.integration.core import failures, remote
 from tests.integration.core.conftest import Trio
+from tests.integration.core.groups import processes
 from tests.integration.core.remote import Counter
 from tests.integration.core.rref_parts import NOTHING, all_freed, counts
 
 
+@pytest.fixture
+async def trio(trio: Trio) -> AsyncIterator[Trio]:
+    """Three workers that own and hold nothing once the test has ended."""
+    yield trio
+    await all_freed(*trio)
+
+
+@pytest.fixture
+async def wired(wired: Trio) -> AsyncIterator[Trio]:
+    """Three workers that own and hold nothing once the test has ended."""
+    yield wired
+    await all_freed(*wired)
+
+
 async def test_reference_shows_owner_and_state(wired: Trio) -> None:
-    a, b, c = wired
+    a, _, _ = wired
     rref = a.peer("b").remote(Counter, 5)
     assert (rref.owner_name(), rref.owner().id, rref.is_owner()) == ("b", 1, False)
     assert (await rref.to_here()).count == 5
@@ -42,8 +51,6 @@ async def test_reference_shows_owner_and_state(wired: Trio) -> None:
     assert own.is_owner()
     assert own.local_value() is await own
     assert "OwnerRRef" in repr(own)
-    del rref, own
-    await all_freed(a, b, c)
 
 
 async def test_thread_waits_for_an_unfinished_value(wired: Trio) -> None:
@@ -72,7 +79,7 @@ async def test_the_loop_never_waits_for_a_local_value(wired: Trio) -> None:
 
 
 async def test_the_proxies_run_methods_on_the_owner(wired: Trio) -> None:
-    a, b, c = wired
+    a, _, _ = wired
     rref = a.peer("b").remote(Counter)
     assert await rref.rpc_async().add(2) == 2
     assert await rref.rpc_async().add_async(by=3) == 5
@@ -85,12 +92,9 @@ async def test_the_proxies_run_methods_on_the_owner(wired: Trio) -> None:
         await rref.rpc_async().fail()
     with pytest.raises(AttributeError, match="nothing_such"):
         await rref.rpc_async().nothing_such()
-    del rref, result
-    await all_freed(a, b, c)
 
 
-async def test_a_method_is_one_request_and_one_response(trio: Trio) -> None:
-    a, b, c = trio
+async def test_a_method_is_one_request_and_one_response(a: Worker, b: Worker) -> None:
     rref = a.peer("b").remote(Counter)
     await rref.to_here()
     seen: list[int] = []
@@ -107,12 +111,10 @@ async def test_a_method_is_one_request_and_one_response(trio: Trio) -> None:
         reader.sink.on_message = note
     assert await rref.rpc_async().add() == 1
     assert seen == [FrameKind.REQUEST, FrameKind.RESPONSE]
-    del rref, link, handle, note, reader
-    await all_freed(a, b, c)
 
 
 async def test_references_travel_in_every_direction(wired: Trio) -> None:
-    a, b, c = wired
+    a, _, _ = wired
     rref = a.peer("b").remote(Counter, 7)
     # to its owner, to a third worker, in containers, and back as a result
     assert await a.peer("b").call(remote.value_of, rref) == 7
@@ -129,12 +131,10 @@ async def test_references_travel_in_every_direction(wired: Trio) -> None:
     home = await a.peer("c").call(remote.echo, own)
     assert home.is_owner()
     assert home.local_value() is own.local_value()
-    del rref, back, mine, own, home
-    await all_freed(a, b, c)
 
 
 async def test_reference_kept_by_a_callee_outlives_the_callers(wired: Trio) -> None:
-    a, b, c = wired
+    a, b, _ = wired
     rref = a.peer("b").remote(Counter, 4)
     await a.peer("c").call(remote.keep, rref)
     del rref
@@ -143,19 +143,14 @@ async def test_reference_kept_by_a_callee_outlives_the_callers(wired: Trio) -> N
     assert counts(b)["owned"] == 1
     assert await a.peer("c").call(remote.value_of_kept) == 4
     await a.peer("c").call(remote.let_go)
-    await all_freed(a, b, c)
 
 
-async def test_reference_may_be_passed_on_before_its_value_exists(trio: Trio) -> None:
-    a, b, c = trio
+async def test_reference_may_be_passed_on_before_its_value_exists(a: Worker) -> None:
     rref = a.peer("b").remote(remote.slow_counter)
     assert await a.peer("c").call(remote.value_of, rref) == 1
-    del rref
-    await all_freed(a, b, c)
 
 
-async def test_failed_construction_raises_for_every_holder(trio: Trio) -> None:
-    a, b, c = trio
+async def test_failed_construction_raises_for_every_holder(a: Worker) -> None:
     rref = a.peer("b").remote(failures.two_arguments)
     for ask in (rref.to_here, rref.rpc_async().get):
         with pytest.raises(failures.TwoArgumentsError):
@@ -164,47 +159,26 @@ async def test_failed_construction_raises_for_every_holder(trio: Trio) -> None:
         await a.peer("c").call(remote.value_of, rref)
     with pytest.raises(failures.TwoArgumentsError):
         await a.peer("b").call(remote.value_of, rref)
-    del rref, ask
-    await all_freed(a, b, c)
 
 
-async def test_unused_values_are_freed(trio: Trio) -> None:
-    a, b, c = trio
+async def test_unused_values_are_freed(a: Worker) -> None:
     for _ in range(50):
         a.peer("b").remote(Counter)
         a.peer("a").remote(Counter)
-    await all_freed(a, b, c)
 
 
-async def test_reference_to_the_own_worker_works(trio: Trio) -> None:
-    a, b, c = trio
+async def test_reference_to_the_own_worker_works(a: Worker) -> None:
     rref = a.peer("a").remote(Counter, 2)
     assert (await rref.to_here()).count == 2
     assert await rref.rpc_async().add() == 3
     assert rref.is_owner()
     assert await a.peer("a").call(remote.value_of, rref) == 3
-    del rref
-    await all_freed(a, b, c)
-
-
-async def test_a_reference_to_a_lost_owner_fails_at_once(trio: Trio) -> None:
-    a, b, c = trio
-    rref = a.peer("b").remote(Counter)
-    await rref.to_here()
-    await b.shutdown(drain_timeout_s=0)
-    async with asyncio.timeout(30):
-        while a.parts.directory.find("b").link is not None:  # noqa: ASYNC110  (nothing tells)
-            await asyncio.sleep(0)
-    with pytest.raises(OwnerLostError, match="'b'"):
-        await rref.to_here()
-    del rref
-    await all_freed(a, c)
 
 
 async def test_reference_to_an_unreachable_owner_is_freed(tmp_path: Path) -> None:
     """The error that both calls end with keeps neither of them, nor the reference."""
     where = {name: f"uds://{tmp_path}/{name}" for name in ("a", "nobody")}
-    options = Options(network=NetworkOptions(listen=(where["a"],)))
+    options = Options(network=asyncrpc.NetworkOptions(listen=(where["a"],)))
     async with Worker("a", rendezvous=where, options=options) as a:
 
         async def use() -> None:
@@ -216,15 +190,6 @@ async def test_reference_to_an_unreachable_owner_is_freed(tmp_path: Path) -> Non
         await all_freed(a)
 
 
-async def test_lost_holder_releases_its_references(trio: Trio) -> None:
-    a, b, c = trio
-    rref = a.peer("b").remote(Counter)
-    await rref.to_here()
-    await a.shutdown(drain_timeout_s=0)
-    await all_freed(b, c)
-    del rref
-
-
 async def test_reference_cannot_be_pickled(trio: Trio) -> None:
     import pickle  # noqa: PLC0415
 
@@ -234,30 +199,24 @@ async def test_reference_cannot_be_pickled(trio: Trio) -> None:
         pickle.dumps(rref)
 
 
-async def test_reference_is_not_blamed_for_an_unsendable_neighbour(trio: Trio) -> None:
-    a, b, c = trio
+async def test_reference_is_not_blamed_for_an_unsendable_neighbour(a: Worker) -> None:
     rref = a.peer("b").remote(Counter, 1)
     deep: list[Any] = []
     for _ in range(3000):
         deep = [deep]
     with pytest.raises(EncodeError, match=r"kwargs\['deep'\]"):
         await a.peer("b").call(dict, [("rref", rref)], deep=deep)
-    del rref
-    await all_freed(a, b, c)
 
 
 async def test_tensor_is_used_by_reference(wired: Trio) -> None:
-    a, b, c = wired
+    a, _, _ = wired
     rref = a.peer("b").remote(torch.ones, 300, 300)
     assert torch.equal(await rref.to_here(), torch.ones(300, 300))
     total = rref.remote().sum()
     assert await total == 90_000
-    del rref, total
-    await all_freed(a, b, c)
 
 
-async def test_concurrent_forks_are_all_counted_down(trio: Trio) -> None:
-    a, b, c = trio
+async def test_concurrent_forks_are_all_counted_down(a: Worker) -> None:
     rref = a.peer("b").remote(Counter)
     calls = [
         a.peer(to).call(remote.forward, [via], remote.add_through, rref, 1)
@@ -265,12 +224,10 @@ async def test_concurrent_forks_are_all_counted_down(trio: Trio) -> None:
         for to, via in (("b", "c"), ("c", "a"), ("c", "b"), ("a", "c"))
     ]
     assert sorted(await asyncio.gather(*calls)) == list(range(1, 81))
-    del rref, calls
-    await all_freed(a, b, c)
 
 
 async def test_references_cross_processes() -> None:
-    async with ProcessCluster(["b", "c"], method="forkserver") as a:
+    async with processes("b", "c") as a:
         rref = a.peer("b").remote(Counter, 1)
         assert await a.peer("c").call(remote.add_through, rref, 2) == 3
         assert (await rref).count == 3

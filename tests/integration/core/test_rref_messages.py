@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import Counter as Tally
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
@@ -28,9 +28,12 @@ from tests.integration.core.rref_parts import Counter, all_freed, counts, until
 TORCH = 4
 
 
-@pytest.fixture(autouse=True)
-def nothing_kept() -> None:
+@pytest.fixture
+async def trio(trio: Trio) -> AsyncIterator[Trio]:
+    """Three workers that own and hold nothing once the test has ended."""
+    yield trio
     parts.kept.clear()
+    await all_freed(*trio)
 
 
 def messages_to(worker: Worker) -> Tally[tuple[str, str]]:
@@ -77,7 +80,7 @@ async def test_owner_to_user_costs_the_release_only(trio: Trio) -> None:
 
 
 async def test_user_to_owner_costs_nothing(trio: Trio) -> None:
-    a, b, _ = trio
+    a, _, _ = trio
     rref = await confirmed_reference(trio)
     seen = [messages_to(worker) for worker in trio]
     assert await a.peer("b").call(parts.look, rref) == "b"
@@ -85,13 +88,10 @@ async def test_user_to_owner_costs_nothing(trio: Trio) -> None:
     assert seen == [{}, {}, {}]
     service: Any = a.parts.references
     assert service.user.get(rref.rref_id).pins == 0  # no loan is left
-    parts.kept.clear()
-    del rref
-    await all_freed(a, b)
 
 
 async def test_user_to_owner_as_a_result_costs_one(trio: Trio) -> None:
-    a, b, c = trio
+    a, b, _ = trio
     rref = await confirmed_reference(trio)
     await a.peer("c").call(parts.keep, rref)
     await until(lambda: a.rrefs()[0].lent == 0)
@@ -100,50 +100,37 @@ async def test_user_to_owner_as_a_result_costs_one(trio: Trio) -> None:
     assert back.is_owner()
     await until(lambda: seen[2].total() == 1)
     assert seen == [{}, {}, {("b", "returned"): 1}]
-    parts.kept.clear()
-    del rref, back
-    await all_freed(a, b, c)
 
 
 async def test_user_to_third_not_kept_costs_nothing(trio: Trio) -> None:
-    a, b, c = trio
+    a, _, _ = trio
     rref = await confirmed_reference(trio)
     seen = [messages_to(worker) for worker in trio]
     for _ in range(10):
         assert await a.peer("c").call(parts.look_async, rref) == "b"
     assert await a.peer("c").call(parts.count_of, rref) == 1
     assert seen == [{}, {}, {}]
-    del rref
-    await all_freed(a, b, c)
 
 
 async def test_concurrent_shares_with_a_third_send_no_owner_message(trio: Trio) -> None:
     """However calls overlap: while one runs, its loan protects those of all."""
-    a, b, c = trio
+    a, _, _ = trio
     rref = await confirmed_reference(trio)
     seen = [messages_to(worker) for worker in trio]
     calls = [a.peer("c").call(parts.count_of, rref) for _ in range(50)]
     assert await asyncio.gather(*calls) == [1] * 50
     assert seen == [{}, {}, {}]
-    del rref
-    await all_freed(a, b, c)
 
 
 async def test_user_to_third_kept_costs_three(trio: Trio) -> None:
-    a, b, c = trio
+    a, _, _ = trio
     rref = await confirmed_reference(trio)
     seen = [messages_to(worker) for worker in trio]
     await a.peer("c").call(parts.keep, rref)
     await until(lambda: a.rrefs()[0].lent == 0)
-    assert seen == [
-        {("c", "returned"): 1},
-        {("c", "register"): 1},
-        {("b", "registered"): 1},
-    ]
+    notices = (("c", "returned"), ("c", "register"), ("b", "registered"))
+    assert seen == [{one: 1} for one in notices]
     assert sum(one.total() for one in seen) < TORCH
-    parts.kept.clear()
-    del rref
-    await all_freed(a, b, c)
 
 
 async def test_releases_of_one_turn_share_a_message(trio: Trio) -> None:
@@ -166,7 +153,7 @@ async def test_releases_per_message_are_bounded(trio: Trio) -> None:
 
 
 async def test_loans_of_one_turn_are_returned_in_one_message(trio: Trio) -> None:
-    a, b, c = trio
+    a, b, _ = trio
     made_here = [a.peer("b").remote(Counter) for _ in range(100)]
     await asyncio.gather(*made_here)
     await b.peer("c").call(asyncio.sleep, 0)
@@ -176,9 +163,6 @@ async def test_loans_of_one_turn_are_returned_in_one_message(trio: Trio) -> None
     await until(lambda: not any(one.lent for one in a.rrefs()))
     # The owner answers in one turn of its loop, and so the loans go back in a few.
     assert seen[0]["c", "returned"] <= 10
-    parts.kept.clear()
-    made_here.clear()
-    await all_freed(a, b, c)
 
 
 async def test_reference_sent_home_with_large_data_finds_its_value(trio: Trio) -> None:

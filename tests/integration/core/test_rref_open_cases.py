@@ -11,6 +11,7 @@ import gc
 import subprocess
 import sys
 import threading
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,43 +19,28 @@ from typing import Any
 import pytest
 
 import asyncrpc
-from asyncrpc import (
-    DeadlineExceededError,
-    LimitOptions,
-    Options,
-    Outcome,
-    OwnerLostError,
-    RejectedError,
-    RRef,
-    UsageError,
-    Worker,
-    WorkerLostError,
-)
+from asyncrpc import DeadlineExceededError, OwnerLostError, RejectedError, RRef, Worker
 from asyncrpc.errors import ConnectionLostError, EncodeError, RRefDeletedError
-from asyncrpc.testing import Cluster, ProcessCluster, acting_as
+from asyncrpc.testing import Cluster, acting_as
 from asyncrpc.testing.cluster import sim_worker
 from asyncrpc.testing.network import Network
 from tests.integration.core import remote
 from tests.integration.core import rref_parts as parts
 from tests.integration.core.conftest import Trio
-from tests.integration.core.rref_parts import (
-    NOTHING,
-    SIM_OPTIONS,
-    Counter,
-    Node,
-    all_freed,
-    counts,
-    until,
-)
+from tests.integration.core.groups import processes
+from tests.integration.core.rref_parts import Counter, all_freed, counts, until
 from tests.simulated import play
 
 ROOT = Path(__file__).parents[3]
 SEEDS = range(10)
 
 
-@pytest.fixture(autouse=True)
-def nothing_kept() -> None:
+@pytest.fixture
+async def trio(trio: Trio) -> AsyncIterator[Trio]:
+    """Three workers that own and hold nothing once the test has ended."""
+    yield trio
     parts.kept.clear()
+    await all_freed(*trio)
 
 
 def holders_at(owner: Worker) -> dict[str, int]:
@@ -67,8 +53,7 @@ def holders_at(owner: Worker) -> dict[str, int]:
 
 
 async def test_case_01_a_dead_users_holdings_are_dropped() -> None:
-    cluster = ProcessCluster(["b", "c"], method="forkserver")
-    async with cluster as a:
+    async with (cluster := processes("b", "c")) as a:
         with acting_as(a):
             rref = RRef(Counter(7))
         await a.peer("b").call(parts.keep, rref)
@@ -87,8 +72,7 @@ async def test_case_01_a_dead_users_holdings_are_dropped() -> None:
 
 
 async def test_case_02_handles_of_a_dead_owner_fail_at_once() -> None:
-    cluster = ProcessCluster(["b", "c"], method="forkserver")
-    async with cluster as a:
+    async with (cluster := processes("b", "c")) as a:
         rref = a.peer("b").remote(Counter, 7)
         assert (await rref).count == 7
         await a.peer("c").call(parts.keep_async, rref)
@@ -110,8 +94,7 @@ async def test_case_02_handles_of_a_dead_owner_fail_at_once() -> None:
 
 
 async def test_case_03_value_of_a_dead_creator_is_freed() -> None:
-    cluster = ProcessCluster(["b"], method="forkserver")
-    async with cluster as a:
+    async with (cluster := processes("b")) as a:
         await a.peer("b").call(parts.make_on, "a", 7)
         await a.peer("b").call(parts.make_for_ever, "a")
         await until(lambda: counts(a)["owned"] == 2)
@@ -121,8 +104,7 @@ async def test_case_03_value_of_a_dead_creator_is_freed() -> None:
 
 async def test_case_03_waiter_for_a_dead_creators_value_gets_an_error() -> None:
     """Another worker that was lent it; and nothing of the creator's own wait stays."""
-    cluster = ProcessCluster(["b", "c"], method="forkserver")
-    async with cluster as a:
+    async with (cluster := processes("b", "c")) as a:
         await a.peer("b").call(parts.lend_for_ever, "a", "c")
         await until(lambda: holders_at(a) == {"b": 1, "c": 1})
         cluster.kill("b")
@@ -137,7 +119,7 @@ def test_case_03_waiter_for_a_value_never_made_gets_an_error(seed: int) -> None:
     """The creator lends what it is making; its own request never arrives."""
 
     async def scenario(network: Network) -> None:
-        async with Cluster(3, network=network, options=SIM_OPTIONS) as (a, b, c):
+        async with Cluster(3, network=network, options=parts.SIM_OPTIONS) as (a, b, c):
             for worker, to in ((b, "a"), (b, "c"), (c, "a")):
                 await worker.peer(to).call(asyncio.sleep, 0)
             network.between("a", "b").partition()
@@ -161,7 +143,7 @@ def test_case_03_waiter_for_a_value_never_made_gets_an_error(seed: int) -> None:
 
 
 async def test_case_04_a_release_survives_a_broken_connection(trio: Trio) -> None:
-    a, b, c = trio
+    a, b, _ = trio
     rrefs = [a.peer("b").remote(Counter, n) for n in range(20)]
     await asyncio.gather(*rrefs)
     while rrefs:
@@ -170,7 +152,6 @@ async def test_case_04_a_release_survives_a_broken_connection(trio: Trio) -> Non
             link.connection.fail(ConnectionLostError("cut by the test"))
         del rrefs[-5:]
         await asyncio.sleep(0)
-    await all_freed(a, b, c)
 
 
 # --- 5: late and repeated registrations ----------------------------------------------
@@ -180,14 +161,13 @@ async def test_case_04_a_release_survives_a_broken_connection(trio: Trio) -> Non
 def test_case_05_broken_connection_revives_no_released_value(seed: int) -> None:
     async def scenario(network: Network) -> None:
         links = [network.between(*pair) for pair in ("ab", "bc", "ac")]
-        async with Cluster(3, network=network, options=SIM_OPTIONS) as (a, b, c):
+        async with Cluster(3, network=network, options=parts.SIM_OPTIONS) as (a, b, c):
             for worker, to in ((a, "b"), (a, "c"), (b, "c")):
                 await worker.peer(to).call(asyncio.sleep, 0)
 
             async def pass_on(number: int) -> None:
                 rref: RRef[Counter] = a.peer("b").remote(Counter, number)
-                keeps = number % 2
-                await a.peer("c").call(parts.keep_async if keeps else look, rref)
+                await a.peer("c").call(parts.keep_async if (number % 2) else look, rref)
                 assert (await rref).count == number
 
             async def cut() -> None:
@@ -215,7 +195,7 @@ def test_case_06_ids_of_a_restarted_worker_are_new(seed: int) -> None:
     async def scenario(network: Network) -> None:
         names = {name: f"mem://{name}" for name in "ab"}
         a, old, new = (
-            sim_worker(name, network, rendezvous=names, options=SIM_OPTIONS)
+            sim_worker(name, network, rendezvous=names, options=parts.SIM_OPTIONS)
             for name in "abb"
         )
         async with a:
@@ -245,7 +225,7 @@ def test_case_06_ids_of_a_restarted_worker_are_new(seed: int) -> None:
 
 
 async def test_case_07_a_fork_that_never_left_is_taken_back(trio: Trio) -> None:
-    a, b, c = trio
+    a, b, _ = trio
     await a.peer("b").call(asyncio.sleep, 0)
     with acting_as(a):
         rref = RRef(Counter())
@@ -260,11 +240,9 @@ async def test_case_07_a_fork_that_never_left_is_taken_back(trio: Trio) -> None:
     call.cancel()
     await asyncio.wait([call])
     await b.shutdown(drain_timeout_s=0)
-    with pytest.raises(WorkerLostError):
+    with pytest.raises(asyncrpc.WorkerLostError):
         await a.peer("b").call(parts.ignore, rref)
     await until(lambda: holders_at(a) == {})
-    del rref, call
-    await all_freed(a, c)
 
 
 # --- 8: circles ----------------------------------------------------------------------
@@ -273,8 +251,8 @@ async def test_case_07_a_fork_that_never_left_is_taken_back(trio: Trio) -> None:
 async def circle(a: Worker, b: Worker) -> None:
     """Let a value of `a` refer to one of `b` that refers back; hold neither."""
     with acting_as(a):
-        here = RRef(Node())
-    there: RRef[Any] = a.peer("b").remote(Node)
+        here = RRef(parts.Node())
+    there: RRef[Any] = a.peer("b").remote(parts.Node)
     here.local_value().point_to(there)
     await there.rpc_async().point_to(here)
     del here, there
@@ -290,17 +268,15 @@ def value_at(worker: Worker) -> Any:
 
 
 async def test_case_08_cycle_is_freed_when_a_handle_is_released(trio: Trio) -> None:
-    a, b, c = trio
+    a, b, _ = trio
     await circle(a, b)
     value_at(b).release()
-    await all_freed(a, b, c)
 
 
 async def test_case_08_cycle_is_freed_when_a_worker_leaves(trio: Trio) -> None:
-    a, b, c = trio
+    a, b, _ = trio
     await circle(a, b)
     await b.shutdown()
-    await all_freed(a, c)
 
 
 async def test_case_08_released_handle_raises_on_use(trio: Trio) -> None:
@@ -323,15 +299,12 @@ async def test_case_08_released_handle_raises_on_use(trio: Trio) -> None:
         await a.peer("c").call(parts.look, rref)
     assert not rref.confirmed_by_owner()
     assert copy.local_value().count == 2
-    del rref, own, handle, use, copy
-    await all_freed(a, b, c)
 
 
 # --- 9: finalizers -------------------------------------------------------------------
 
 
-async def test_case_09_a_handle_may_die_in_any_thread(trio: Trio) -> None:
-    a, b, c = trio
+async def test_case_09_a_handle_may_die_in_any_thread(a: Worker) -> None:
     rrefs: list[RRef[Any]] = [a.peer("b").remote(Counter) for _ in range(200)]
     with acting_as(a):
         rrefs += [RRef(Counter()) for _ in range(200)]
@@ -347,7 +320,6 @@ async def test_case_09_a_handle_may_die_in_any_thread(trio: Trio) -> None:
     for thread in threads:
         thread.start()
     await asyncio.gather(*(asyncio.to_thread(thread.join) for thread in threads))
-    await all_freed(a, b, c)
 
 
 PROGRAM = """
@@ -387,21 +359,19 @@ def test_case_09_a_handle_may_outlive_its_loop_and_the_interpreter() -> None:
 
 
 async def test_case_10_owner_reports_a_value_not_made_in_time(trio: Trio) -> None:
-    a, b, c = trio
+    a, b, _ = trio
     remote.watches["late"] = watch = remote.Watch()
     rref = a.peer("b").using(timeout_s=0.5).remote(remote.wait_for_ever, "late")
     with pytest.raises(DeadlineExceededError) as caught:
         await rref
-    assert caught.value.outcome is not Outcome.NOT_EXECUTED  # it had begun
+    assert caught.value.outcome is not asyncrpc.Outcome.NOT_EXECUTED  # it had begun
     await watch.ended.wait()  # and it was stopped
     assert rref.confirmed_by_owner()
     assert b.rrefs()[0].type_name == "DeadlineExceededError"
     del rref, caught, remote.watches["late"]
-    await all_freed(a, b, c)
 
 
-async def test_case_10_late_fetch_harms_no_reference(trio: Trio) -> None:
-    a, b, c = trio
+async def test_case_10_late_fetch_harms_no_reference(a: Worker) -> None:
     remote.watches["slow"] = watch = remote.Watch()
     rref = a.peer("b").remote(remote.pass_gate, "slow")
     await watch.begun.wait()
@@ -410,7 +380,6 @@ async def test_case_10_late_fetch_harms_no_reference(trio: Trio) -> None:
     watch.gate.set()
     assert await rref == "through"
     del rref, remote.watches["slow"]
-    await all_freed(a, b, c)
 
 
 # --- 11: partitions ------------------------------------------------------------------
@@ -419,8 +388,8 @@ async def test_case_10_late_fetch_harms_no_reference(trio: Trio) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_case_11_parted_workers_agree_on_released_references(seed: int) -> None:
     options = replace(
-        SIM_OPTIONS,
-        liveness=replace(SIM_OPTIONS.liveness, heartbeat_s=1.0, lost_after_s=4.0),
+        parts.SIM_OPTIONS,
+        liveness=replace(parts.SIM_OPTIONS.liveness, heartbeat_s=1.0, lost_after_s=4.0),
     )
 
     async def scenario(network: Network) -> None:
@@ -435,8 +404,7 @@ def test_case_11_parted_workers_agree_on_released_references(seed: int) -> None:
             network.between("a", "b").partition()
             await asyncio.sleep(network.rng.uniform(30.0, 40.0))
             # c holds on: only whoever was parted from the owner has lost.
-            assert counts(a)["owned"] == 1
-            assert holders_at(a) == {"c": 1}
+            assert (counts(a)["owned"], holders_at(a)) == (1, {"c": 1})
             assert counts(b)["owned"] == 0
             with pytest.raises(OwnerLostError, match="'b'"):
                 await theirs
@@ -463,8 +431,10 @@ def test_case_11_parted_workers_agree_on_released_references(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_case_11_a_partition_shorter_than_the_lease_loses_nothing(seed: int) -> None:
     options = replace(
-        SIM_OPTIONS,
-        liveness=replace(SIM_OPTIONS.liveness, heartbeat_s=1.0, lost_after_s=30.0),
+        parts.SIM_OPTIONS,
+        liveness=replace(
+            parts.SIM_OPTIONS.liveness, heartbeat_s=1.0, lost_after_s=30.0
+        ),
     )
 
     async def scenario(network: Network) -> None:
@@ -489,14 +459,16 @@ def test_case_11_a_partition_shorter_than_the_lease_loses_nothing(seed: int) -> 
 
 
 async def test_case_12_values_beyond_the_limit_are_refused() -> None:
-    options = Options(limits=LimitOptions(references_max=10), drain_timeout_s=2.0)
+    options = asyncrpc.Options(
+        limits=asyncrpc.LimitOptions(references_max=10), drain_timeout_s=2.0
+    )
     async with Cluster(2, options=options) as (a, b):
         rrefs = [a.peer("b").remote(Counter) for _ in range(10)]
         await asyncio.gather(*rrefs)
         refused = a.peer("b").remote(Counter)
         with pytest.raises(RejectedError, match=r"references_max.*Worker\.rrefs") as no:
             await refused
-        assert no.value.outcome is Outcome.NOT_EXECUTED
+        assert no.value.outcome is asyncrpc.Outcome.NOT_EXECUTED
         assert counts(b)["owned"] == 10
         own = [a.peer("a").remote(Counter) for _ in range(11)]
         with pytest.raises(RejectedError, match="references_max"):
@@ -508,8 +480,8 @@ async def test_case_12_values_beyond_the_limit_are_refused() -> None:
         assert (await again).count == 1
         del rrefs, own, again
         await all_freed(a, b)
-    with pytest.raises(UsageError, match="references_max"):
-        Options(limits=LimitOptions(references_max=0))
+    with pytest.raises(asyncrpc.UsageError, match="references_max"):
+        asyncrpc.Options(limits=asyncrpc.LimitOptions(references_max=0))
 
 
 async def test_case_12_held_references_can_be_listed(trio: Trio) -> None:
@@ -532,4 +504,4 @@ async def test_case_12_held_references_can_be_listed(trio: Trio) -> None:
     del rref
     await all_freed(a, b, c)
     assert a.rrefs() == b.rrefs() == c.rrefs() == []
-    assert counts(a) == NOTHING
+    assert counts(a) == parts.NOTHING

@@ -18,6 +18,7 @@ from asyncrpc.errors import OverloadedError
 from asyncrpc.testing import Cluster, ProcessCluster
 from tests.integration.core import fan_in
 from tests.integration.core.fan_in import MIB
+from tests.integration.core.groups import processes
 
 PEERS = 64
 IDLE_BYTES_MAX = 256 << 10  # of a peer that is connected; it takes some 60 KiB
@@ -33,7 +34,7 @@ def _processes(
     names: list[str], transport: Literal["uds", "tcp"] = "uds"
 ) -> ProcessCluster:
     """Processes that have imported everything: nine that import torch take 20 s."""
-    return ProcessCluster(names, transport=transport, method="forkserver")
+    return processes(*names, transport=transport)
 
 
 class TestProcesses:
@@ -66,9 +67,7 @@ class TestProcesses:
         assert (after.rss - before.rss) / PEERS < IDLE_BYTES_MAX
         assert (after.pss - before.pss) / PEERS < IDLE_BYTES_MAX
 
-    async def test_10_000_outstanding_calls_are_all_answered_in_bounded_memory(
-        self,
-    ) -> None:
+    async def test_10_000_pending_calls_are_answered_in_bounded_memory(self) -> None:
         async with _processes(["b"]) as worker:
             await fan_in.call_some(worker.peer("b"))
             callee_bytes, caller_bytes, _ = await _hold_calls(worker)
@@ -92,9 +91,8 @@ class TestProcesses:
 
 async def test_calls_over_the_limit_are_refused_and_others_answered() -> None:
     cap = 100
-    async with Cluster(
-        2, options=Options(limits=LimitOptions(inbound_calls_max=cap))
-    ) as (a, _):
+    options = Options(limits=LimitOptions(inbound_calls_max=cap))
+    async with Cluster(2, options=options) as (a, _):
         await a.peer("b").call(fan_in.close_gate)
         calls = [
             a.parts.start_call("b", fan_in.pass_gate, (n,)) for n in range(cap + 10)

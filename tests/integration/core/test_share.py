@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -27,25 +26,15 @@ from asyncrpc.core.payloads import regions
 from asyncrpc.core.payloads.machine import regions as machine
 from asyncrpc.core.serde.shared import is_sealed, key_of, place_of
 from asyncrpc.errors import DecodeError, EncodeError
-from asyncrpc.testing import Cluster, ProcessCluster
+from asyncrpc.testing import Cluster
 from tests.integration.core import remote
-from tests.integration.core.groups import until
-
-KEPT: list[Any] = []
-FILES = Path("/dev/shm")  # noqa: S108  (where memory with a name would be)
-Trio = tuple[Worker, Worker, Worker]
-
-
-def keep(value: Any) -> None:
-    KEPT.append(value)
+from tests.integration.core.conftest import Trio
+from tests.integration.core.groups import processes, until
+from tests.integration.core.test_shared_memory import FILES, KEPT, drop_kept, keep
 
 
 def last_kept() -> Any:
     return KEPT[-1]
-
-
-def drop_kept() -> None:
-    KEPT.clear()
 
 
 def add_in_place(value: torch.Tensor, amount: float) -> None:
@@ -74,11 +63,10 @@ def two_of_one(size: int) -> list[torch.Tensor]:
 
 
 @pytest.fixture
-async def host() -> AsyncIterator[Trio]:
+async def trio() -> AsyncIterator[Trio]:
     """Three workers of this process, each with its own mappings."""
     async with Cluster(3, network="uds", options=Options(drain_timeout_s=2.0)) as three:
-        a, b, c = three
-        yield a, b, c
+        yield three[0], three[1], three[2]
         KEPT.clear()
 
 
@@ -119,8 +107,7 @@ def test_a_module_keeps_its_parameters_and_shares_all_state() -> None:
     before = list(model.parameters())
     assert asyncrpc.share(model) is model
     assert all(a is b for a, b in zip(model.parameters(), before, strict=True))
-    state = [*model.parameters(), *model.buffers()]
-    assert all(map(is_shared, state))
+    assert all(map(is_shared, [*model.parameters(), *model.buffers()]))
     assert all(one.grad is not None and is_shared(one.grad) for one in before)
 
 
@@ -290,12 +277,10 @@ def test_inference_tensors_and_bits_are_kept() -> None:
     state: Any = module
     assert state.first.is_inference()
     assert state.wave.is_conj()
-    assert state.wave.tolist() == [1 - 2j]
-    assert state.expanded.tolist() == [1.0] * 4
+    assert (state.wave.tolist(), state.expanded.tolist()) == ([1 - 2j], [1.0] * 4)
 
 
-async def test_a_shared_module_takes_one_descriptor_of_its_receiver(host: Trio) -> None:
-    a, _, _ = host
+async def test_a_shared_module_takes_one_descriptor_of_its_receiver(a: Worker) -> None:
     module = asyncrpc.share(many(40))
     await a.peer("b").call(len, ())  # connected
     before = descriptors()
@@ -309,8 +294,7 @@ async def test_a_shared_module_takes_one_descriptor_of_its_receiver(host: Trio) 
 # --- by reference --------------------------------------------------------------------
 
 
-async def test_an_update_in_place_is_seen_on_both_sides(host: Trio) -> None:
-    a, _, _ = host
+async def test_an_update_in_place_is_seen_on_both_sides(a: Worker) -> None:
     value = asyncrpc.share(torch.zeros(100_000))
     await a.peer("b").call(keep, value)
     await a.peer("b").call(add_in_place, value[10:20], 2.0)
@@ -320,8 +304,7 @@ async def test_an_update_in_place_is_seen_on_both_sides(host: Trio) -> None:
     assert KEPT[-1].data_ptr() != value.data_ptr()  # it is mapped twice
 
 
-async def test_call_with_a_shared_tensor_moves_no_payload(host: Trio) -> None:
-    a, _, _ = host
+async def test_call_with_a_shared_tensor_moves_no_payload(a: Worker) -> None:
     value = asyncrpc.share(torch.ones(1 << 20))
     for _ in range(2):
         call = a.parts.start_call("b", remote.total, (value,))
@@ -343,8 +326,7 @@ async def test_call_with_a_shared_tensor_moves_no_payload(host: Trio) -> None:
         lambda value: value[:0],
     ],
 )
-async def test_views_of_a_shared_tensor_arrive_as_views(host: Trio, view: Any) -> None:
-    a, _, _ = host
+async def test_views_of_a_shared_tensor_arrive_as_views(a: Worker, view: Any) -> None:
     sent = view(asyncrpc.share(torch.randn(1000)))
     back = await a.peer("b").call(remote.echo, sent)
     assert torch.equal(back, sent)
@@ -352,10 +334,7 @@ async def test_views_of_a_shared_tensor_arrive_as_views(host: Trio, view: Any) -
     assert not sent.numel() or back.data_ptr() == sent.data_ptr()
 
 
-async def test_conjugate_bit_and_gradient_travel_with_a_shared_tensor(
-    host: Trio,
-) -> None:
-    a, _, _ = host
+async def test_conjugate_bit_and_gradient_travel_with_shared_tensor(a: Worker) -> None:
     wave = asyncrpc.share(torch.randn(10, dtype=torch.complex64))
     assert torch.equal(await a.peer("b").call(remote.echo, wave.conj()), wave.conj())
     weight = asyncrpc.share(nn.Parameter(torch.ones(3)))
@@ -365,8 +344,7 @@ async def test_conjugate_bit_and_gradient_travel_with_a_shared_tensor(
     assert back.data_ptr() == weight.data_ptr()
 
 
-async def test_shared_tensor_sent_back_is_the_original_memory(host: Trio) -> None:
-    a, _, _ = host
+async def test_shared_tensor_sent_back_is_the_original_memory(a: Worker) -> None:
     value = asyncrpc.share(torch.zeros(5000))
     back = await a.peer("b").call(remote.echo, value)
     assert back.untyped_storage() is value.untyped_storage()
@@ -374,8 +352,7 @@ async def test_shared_tensor_sent_back_is_the_original_memory(host: Trio) -> Non
     assert (await a.peer("b").call(last_kept)).data_ptr() == value.data_ptr()
 
 
-async def test_shared_tensor_passed_on_is_the_same_memory(host: Trio) -> None:
-    a, _, c = host
+async def test_shared_tensor_passed_on_is_the_same_memory(a: Worker, c: Worker) -> None:
     value = asyncrpc.share(torch.zeros(5000))
     await a.peer("b").call(pass_on, "c", value)
     await c.peer("a").call(add_in_place, KEPT[-1], 3.0)  # c and a share nothing yet
@@ -384,10 +361,7 @@ async def test_shared_tensor_passed_on_is_the_same_memory(host: Trio) -> None:
 
 
 @pytest.mark.parametrize("constructor", [lambda module: module, torch.jit.script])
-async def test_shared_module_is_trained_by_its_receiver(
-    host: Trio, constructor: Any
-) -> None:
-    a, _, _ = host
+async def test_shared_module_is_trained_elsewhere(a: Worker, constructor: Any) -> None:
     model = asyncrpc.share(
         constructor(nn.Sequential(nn.Linear(30, 40), nn.Linear(40, 5)))
     )
@@ -398,15 +372,13 @@ async def test_shared_module_is_trained_by_its_receiver(
         assert mine.data_ptr() == its.data_ptr()
 
 
-async def test_a_result_may_be_shared_and_aliases_stay(host: Trio) -> None:
-    a, _, _ = host
+async def test_a_result_may_be_shared_and_aliases_stay(a: Worker) -> None:
     whole, half = await a.peer("b").call(two_of_one, 1000)
     half.fill_(1)
     assert whole.sum() == 500
 
 
-async def test_items_of_a_stream_may_be_shared(host: Trio) -> None:
-    a, _, _ = host
+async def test_items_of_a_stream_may_be_shared(a: Worker) -> None:
     items = a.peer("b").stream(rows, torch.arange(12.0).view(4, 3))
     received = [item async for item in items]
     received[0].fill_(9)
@@ -414,25 +386,16 @@ async def test_items_of_a_stream_may_be_shared(host: Trio) -> None:
     assert received[3].untyped_storage() is received[0].untyped_storage()
 
 
-async def test_array_over_shared_memory_travels_by_value(host: Trio) -> None:
-    a, _, _ = host
+@pytest.mark.parametrize("of", [torch.Tensor.numpy, torch.Tensor.clone])
+async def test_array_or_clone_travels_by_value(a: Worker, of: Any) -> None:
     value = asyncrpc.share(torch.zeros(5000))
-    back = await a.peer("b").call(remote.echo, value.numpy())
+    back = await a.peer("b").call(remote.echo, of(value))
     back[:] = 1
-    assert isinstance(back, np.ndarray)
+    assert type(back) is type(of(value))
     assert value.sum() == 0
 
 
-async def test_clone_of_a_shared_tensor_travels_by_value(host: Trio) -> None:
-    a, _, _ = host
-    value = asyncrpc.share(torch.zeros(5))
-    back = await a.peer("b").call(remote.echo, value.clone())
-    back.fill_(1)
-    assert value.sum() == 0
-
-
-async def test_codec_leaves_a_shared_tensor_unchanged(host: Trio) -> None:
-    a, _, _ = host
+async def test_codec_leaves_a_shared_tensor_unchanged(a: Worker) -> None:
     value = asyncrpc.share(torch.zeros(50_000))
     await a.peer("b").using(codec="bf16").call(add_in_place, value, 1.001)
     assert value[0] == torch.tensor(1.001)
@@ -442,9 +405,8 @@ async def test_codec_leaves_a_shared_tensor_unchanged(host: Trio) -> None:
 
 
 async def test_plain_calls_pass_a_call_that_waits_for_shared_memory(
-    host: Trio, monkeypatch: pytest.MonkeyPatch
+    a: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a, _, _ = host
     may_go = asyncio.Event()
     passing = regions.Regions._pass_all  # noqa: SLF001
 
@@ -453,8 +415,7 @@ async def test_plain_calls_pass_a_call_that_waits_for_shared_memory(
         await passing(*arguments)
 
     monkeypatch.setattr(regions.Regions, "_pass_all", later)
-    value = asyncrpc.share(torch.zeros(10))
-    waits = a.parts.start_call("b", remote.add, (value, 1))
+    waits = a.parts.start_call("b", remote.add, (asyncrpc.share(torch.zeros(10)), 1))
     assert await a.peer("b").call(remote.add, 1) == 2  # by a name not yet numbered
     assert not waits.done()
     may_go.set()
@@ -462,9 +423,8 @@ async def test_plain_calls_pass_a_call_that_waits_for_shared_memory(
 
 
 async def test_call_cancelled_while_waiting_never_runs(
-    host: Trio, monkeypatch: pytest.MonkeyPatch
+    a: Worker, b: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a, b, _ = host
     may_go = asyncio.Event()
 
     async def later(*_: Any) -> None:
@@ -487,15 +447,11 @@ async def test_call_cancelled_while_waiting_never_runs(
 async def test_sharing_without_common_memory_is_explained(network: Any) -> None:
     async with Cluster(2, network=network) as (a, _):
         value = asyncrpc.share(torch.zeros(5))
-        with pytest.raises(EncodeError, match=r"send tensor\.clone\(\)"):
-            await a.peer("b").call(remote.echo, value)
+        calls: list[tuple[Any, Any]] = [(remote.echo, value), (two_of_one, 10)]
+        for function, given in calls:
+            with pytest.raises(EncodeError, match=r"send tensor\.clone\(\)"):
+                await a.peer("b").call(function, given)
         assert (await a.peer("b").call(remote.echo, value.clone())).sum() == 0
-
-
-async def test_unshareable_result_is_an_error_of_the_caller() -> None:
-    async with Cluster(2, network="tcp") as (a, _):
-        with pytest.raises(EncodeError, match=r"send tensor\.clone\(\)"):
-            await a.peer("b").call(two_of_one, 10)
 
 
 @pytest.mark.parametrize(
@@ -506,22 +462,20 @@ async def test_unshareable_result_is_an_error_of_the_caller() -> None:
     ],
 )
 async def test_refusal_of_shared_memory_fails_its_call_alone(
-    host: Trio, limit: str, refusal: str, monkeypatch: pytest.MonkeyPatch
+    a: Worker, limit: str, refusal: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a, _, _ = host
     monkeypatch.setattr(machine, limit, 1)
     first, second = (asyncrpc.share(torch.zeros(5)) for _ in range(2))
     await a.peer("b").call(remote.echo, first)
     a.parts.memory.regions._kept.regions.clear()  # noqa: SLF001  (only b is to be full)
-    with pytest.raises(EncodeError, match=refusal):
-        await a.peer("b").call(remote.echo, second)
-    with pytest.raises(EncodeError, match=refusal):
-        await a.peer("b").call(two_of_one, 10)
+    calls: list[tuple[Any, Any]] = [(remote.echo, second), (two_of_one, 10)]
+    for function, given in calls:
+        with pytest.raises(EncodeError, match=refusal):
+            await a.peer("b").call(function, given)
     assert await a.peer("b").call(remote.add, 1) == 2
 
 
-async def test_unknown_key_of_shared_memory_fails_its_call_alone(host: Trio) -> None:
-    a, _, _ = host
+async def test_unknown_key_of_shared_memory_fails_its_call_alone(a: Worker) -> None:
     value = asyncrpc.share(torch.zeros(5))
     await a.peer("b").call(remote.echo, torch.zeros(1))
     with pytest.raises(DecodeError, match="but its memory is not here"):
@@ -533,10 +487,9 @@ async def test_unknown_key_of_shared_memory_fails_its_call_alone(host: Trio) -> 
 
 
 async def test_unused_memory_is_released_on_all_workers(
-    host: Trio, monkeypatch: pytest.MonkeyPatch
+    a: Worker, b: Worker, c: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(regions, "IDLE_S", 0.02)
-    a, b, c = host
     value = asyncrpc.share(torch.zeros(5))
     await a.peer("b").call(pass_on, "c", value)
     assert KEPT[-1].sum() == 0
@@ -554,8 +507,7 @@ async def test_memory_is_kept_for_a_message_whose_peer_is_slow_to_map_it(
 ) -> None:
     """It stands still for longer than memory without a user is kept."""
     monkeypatch.setattr(regions, "IDLE_S", 0.02)
-    cluster = ProcessCluster(["b"], method="forkserver")
-    async with cluster as a:
+    async with (cluster := processes("b")) as a:
         value = asyncrpc.share(torch.ones(5))
         await a.peer("b").call(remote.total, torch.ones(1))  # so there is a mover
         os.kill(cluster.pid("b"), signal.SIGSTOP)
@@ -570,13 +522,11 @@ async def test_memory_is_kept_for_a_message_whose_peer_is_slow_to_map_it(
 
         await until(was_swept)
         os.kill(cluster.pid("b"), signal.SIGCONT)
-        async with asyncio.timeout(60.0):
-            assert await call == 5.0
+        assert await asyncio.wait_for(call, 60.0) == 5.0
 
 
 async def test_shared_model_survives_a_killed_process() -> None:
-    cluster = ProcessCluster(["b", "c"], method="forkserver")
-    async with cluster as a:
+    async with (cluster := processes("b", "c")) as a:
         model = asyncrpc.share(nn.Linear(500, 100))
         weight = model.weight
         for name, value in (("b", 2.0), ("c", 3.0)):
@@ -591,5 +541,5 @@ async def test_shared_model_survives_a_killed_process() -> None:
         assert bool((result == 4).all())
         assert bool(((await a.peer("c").call(last_kept)) == 4).all())
         await a.peer("c").call(drop_kept)
-    left = [file.name for file in FILES.iterdir()]  # noqa: ASYNC240
+    left = [file.name for file in FILES.iterdir()]
     assert not [name for name in left if name.startswith("torch_")]

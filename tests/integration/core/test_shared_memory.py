@@ -16,29 +16,22 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import (
-    DeadlineExceededError,
-    LimitOptions,
-    Options,
-    Worker,
-    WorkerLostError,
-)
+from asyncrpc import LimitOptions, Options, Worker, WorkerLostError
 from asyncrpc.core.payloads import mover as moving
 from asyncrpc.core.payloads import sharing
 from asyncrpc.core.services.ports import PeerLink
 from asyncrpc.core.transport import descriptors
 from asyncrpc.core.wire.frames import FrameKind
-from asyncrpc.testing import Cluster, ProcessCluster
+from asyncrpc.testing import Cluster
 from tests import raw_messages
 from tests.inner_state import held_bytes, routes_of, slab_bytes
 from tests.integration.core import remote
-from tests.integration.core.groups import LIMIT_S, until
+from tests.integration.core.conftest import Trio
+from tests.integration.core.groups import LIMIT_S, processes, started, until
 
 MIB = 1 << 20
 KEPT: list[Any] = []
 FILES = Path("/dev/shm")  # noqa: S108  (where memory with a name would be)
-
-Pair = tuple[Worker, Worker]
 
 
 # --- what runs on the other side -----------------------------------------------------
@@ -110,11 +103,11 @@ async def warm(worker: Worker, name: str, nbytes: int) -> moving.SlabMover:
 
 
 @pytest.fixture
-async def pair() -> AsyncIterator[Pair]:
-    """Two workers of this process, each with its own mapping."""
+async def trio() -> AsyncIterator[Trio]:
+    """Workers of this process, each with its own mapping."""
     options = Options(drain_timeout_s=2.0)
-    async with Cluster(2, network="uds", options=options) as (a, b):
-        yield a, b
+    async with Cluster(3, network="uds", options=options) as (a, b, c):
+        yield a, b, c
 
 
 async def stats_of_call(
@@ -168,8 +161,8 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("make", VALUES.values(), ids=VALUES)
-async def test_value_comes_back_unchanged(pair: Pair, make: Callable[[], Any]) -> None:
-    a, b = pair
+async def test_value_comes_back_unchanged(trio: Trio, make: Callable[[], Any]) -> None:
+    a, b, _ = trio
     await warm(a, "b", 4 * MIB)
     await warm(b, "a", 4 * MIB)
     value = make()
@@ -179,15 +172,13 @@ async def test_value_comes_back_unchanged(pair: Pair, make: Callable[[], Any]) -
 @pytest.mark.parametrize(
     "size", [1, 65_536, 65_537, 131_072, 2 * MIB, 2 * MIB + 1, 5 * MIB + 3]
 )
-async def test_payload_of_any_size_arrives_whole(pair: Pair, size: int) -> None:
-    a, _ = pair
+async def test_payload_of_any_size_arrives_whole(a: Worker, size: int) -> None:
     await warm(a, "b", 8 * MIB)
     value = torch.randint(256, (size,), dtype=torch.uint8)
     assert torch.equal(await a.peer("b").call(remote.echo, value), value)
 
 
-async def test_aliases_stay_aliases(pair: Pair) -> None:
-    a, b = pair
+async def test_aliases_stay_aliases(a: Worker, b: Worker) -> None:
     await warm(a, "b", 4 * MIB)
     await warm(b, "a", 4 * MIB)
     base = torch.zeros(200_000)
@@ -196,22 +187,20 @@ async def test_aliases_stay_aliases(pair: Pair) -> None:
     assert whole.sum() == 200_000 - 7
 
 
-async def test_a_payload_is_copied_once_into_the_slab_never_out(pair: Pair) -> None:
-    a, b = pair
+async def test_a_payload_is_copied_once_into_the_slab_never_out(trio: Trio) -> None:
+    a, b, _ = trio
     await warm(a, "b", 4 * MIB)
     await warm(b, "a", 4 * MIB)
     value = torch.randn(MIB)
     call = a.parts.start_call("b", remote.echo, (value,))
-    result = await call
-    assert torch.equal(result, value)
+    assert torch.equal(await call, value)
     assert call.stats.bytes_copied == value.nbytes  # ours; the result cost b a copy
     assert call.stats.bytes_received == value.nbytes
-    link = await b.parts.link_to("a")
-    assert link.connection.bytes_copied == value.nbytes
+    assert (await b.parts.link_to("a")).connection.bytes_copied == value.nbytes
 
 
-async def test_write_of_the_receiver_is_not_seen_by_the_sender(pair: Pair) -> None:
-    a, b = pair
+async def test_write_of_the_receiver_is_not_seen_by_the_sender(trio: Trio) -> None:
+    a, b, _ = trio
     await warm(a, "b", 4 * MIB)
     await warm(b, "a", 4 * MIB)
     value = torch.zeros(MIB)
@@ -222,8 +211,7 @@ async def test_write_of_the_receiver_is_not_seen_by_the_sender(pair: Pair) -> No
     assert (await a.peer("b").call(overwrite, value)).sum() == 5 * MIB
 
 
-async def test_a_stream_of_large_items_comes_in_order(pair: Pair) -> None:
-    a, b = pair
+async def test_a_stream_of_large_items_comes_in_order(a: Worker, b: Worker) -> None:
     await warm(b, "a", 8 * MIB)
     items = a.peer("b").stream(numbers, 12, MIB)
     assert [float(item[-1]) async for item in items] == [float(i) for i in range(12)]
@@ -232,10 +220,7 @@ async def test_a_stream_of_large_items_comes_in_order(pair: Pair) -> None:
 # --- room ----------------------------------------------------------------------------
 
 
-async def test_memory_is_free_again_when_the_receivers_tensors_are_dead(
-    pair: Pair,
-) -> None:
-    a, b = pair
+async def test_memory_is_free_without_receivers_tensors(a: Worker, b: Worker) -> None:
     await warm(a, "b", 4 * MIB)
     pool = a.parts.memory.pool
     await a.peer("b").call(keep, torch.zeros(MIB))
@@ -250,8 +235,7 @@ async def test_memory_is_free_again_when_the_receivers_tensors_are_dead(
     assert len(b.parts.memory.leases) == 0
 
 
-async def test_consecutive_calls_reuse_the_same_memory(pair: Pair) -> None:
-    a, _ = pair
+async def test_consecutive_calls_reuse_the_same_memory(a: Worker) -> None:
     await warm(a, "b", 16 * MIB)
     size_bytes = a.parts.memory.pool.size_bytes
     for _ in range(20):  # each is given back before its answer
@@ -260,8 +244,7 @@ async def test_consecutive_calls_reuse_the_same_memory(pair: Pair) -> None:
     assert a.parts.memory.pool.size_bytes == size_bytes
 
 
-async def test_payload_goes_by_socket_when_slabs_are_full(pair: Pair) -> None:
-    a, _ = pair
+async def test_payload_goes_by_socket_when_slabs_are_full(a: Worker) -> None:
     a.parts.memory.pool.limit_bytes = 16 * MIB
     await warm(a, "b", 4 * MIB)
     value = torch.ones(MIB)
@@ -270,8 +253,7 @@ async def test_payload_goes_by_socket_when_slabs_are_full(pair: Pair) -> None:
     assert held_bytes(a.parts.memory.pool) == 16 * MIB
     assert a.parts.memory.pool.size_bytes == 16 * MIB
     assert {float(tensor.sum()) for tensor in KEPT} == {float(MIB)}
-    stats = await stats_of_call(a, remote.total, value)
-    assert stats.bytes_copied == 0
+    assert (await stats_of_call(a, remote.total, value)).bytes_copied == 0
     drop_kept()
     await until(lambda: held_bytes(a.parts.memory.pool) == 0)
     assert (await stats_of_call(a, remote.total, value)).bytes_copied == value.nbytes
@@ -290,39 +272,27 @@ async def test_payload_over_half_the_limit_goes_by_socket() -> None:
 
 @pytest.mark.parametrize("off", ["a", "b"])
 async def test_payload_goes_by_socket_without_shared_memory(off: str) -> None:
-    names = ("a", "b")
     meeting = asyncrpc.LocalRendezvous(2)
-    a, b = (
-        Worker(
-            name,
-            rank=rank,
-            rendezvous=meeting,
-            options=Options(
-                drain_timeout_s=2.0,
-                limits=LimitOptions(shared_memory_bytes=0 if name == off else 1 << 30),
-            ),
-        )
-        for rank, name in enumerate(names)
-    )
-    async with asyncio.TaskGroup() as starting:
-        starting.create_task(a.__aenter__())
-        starting.create_task(b.__aenter__())
-    try:
+
+    def worker(rank: int, name: str) -> Worker:
+        limits = LimitOptions(shared_memory_bytes=0 if name == off else 1 << 30)
+        options = Options(drain_timeout_s=2.0, limits=limits)
+        return Worker(name, rank=rank, rendezvous=meeting, options=options)
+
+    a, b = worker(0, "a"), worker(1, "b")
+    async with started(a, b):
         for _ in range(3):
             stats = await stats_of_call(a, remote.total, torch.ones(MIB))
             assert stats.bytes_copied == 0
             mover = (await a.parts.link_to("b")).connection.payloads.mover
             if isinstance(mover, moving.SlabMover):
                 await until(lambda slab_mover=mover: not slab_mover.is_busy)  # type: ignore[misc]
-    finally:
-        await asyncio.gather(a.shutdown(), b.shutdown())
 
 
 async def test_unused_slabs_are_returned_to_the_system(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
+    a: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sharing, "SWEEP_S", 3600.0)
-    a, _ = pair
     mover = await mover_to(a, "b")
     assert mapped_slabs() == 0
     await a.peer("b").call(remote.total, torch.ones(MIB))
@@ -336,17 +306,16 @@ async def test_unused_slabs_are_returned_to_the_system(
     await until(lambda: mapped_slabs() == 0)
     monkeypatch.setattr(sharing, "SWEEP_S", 30.0)
     await warm(a, "b", 4 * MIB)
-    assert (
-        await stats_of_call(a, remote.total, torch.ones(MIB))
-    ).bytes_copied == 4 * MIB
+    stats = await stats_of_call(a, remote.total, torch.ones(MIB))
+    assert stats.bytes_copied == 4 * MIB
 
 
 # --- giving up -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 5])
-async def test_call_cancelled_while_copied_never_runs(pair: Pair, turns: int) -> None:
-    a, b = pair
+async def test_call_cancelled_while_copied_never_runs(trio: Trio, turns: int) -> None:
+    a, b, _ = trio
     await warm(a, "b", 32 * MIB)
     call = a.parts.start_call("b", keep, (torch.ones(8 * MIB),))
     for _ in range(turns):
@@ -359,17 +328,15 @@ async def test_call_cancelled_while_copied_never_runs(pair: Pair, turns: int) ->
     assert not b.parts.active
 
 
-async def test_a_deadline_passes_while_a_payload_is_copied(pair: Pair) -> None:
-    a, _ = pair
+async def test_a_deadline_passes_while_a_payload_is_copied(a: Worker) -> None:
     await warm(a, "b", 32 * MIB)
-    with pytest.raises(DeadlineExceededError):
+    with pytest.raises(asyncrpc.DeadlineExceededError):
         async with asyncrpc.deadline(1e-4):
             await a.peer("b").call(remote.total, torch.ones(8 * MIB))
     await until(lambda: held_bytes(a.parts.memory.pool) == 0)
 
 
-async def test_small_calls_pass_a_payload_that_is_being_copied(pair: Pair) -> None:
-    a, _ = pair
+async def test_small_calls_pass_a_payload_that_is_being_copied(a: Worker) -> None:
     await warm(a, "b", 128 * MIB)
     large = a.parts.start_call("b", remote.total, (torch.ones(32 * MIB),))
     assert await a.peer("b").call(remote.add_on_loop, 1) == 2
@@ -392,8 +359,7 @@ async def test_end_of_a_peer_frees_its_memory() -> None:
 # --- tensors made in a slab ----------------------------------------------------------
 
 
-async def test_a_tensor_of_worker_empty_is_sent_without_a_copy(pair: Pair) -> None:
-    a, _ = pair
+async def test_a_tensor_of_worker_empty_is_sent_without_a_copy(a: Worker) -> None:
     value = a.empty(1024, 1024).fill_(3.0)
     await a.peer("b").call(remote.total, value)  # passes the slab, by the socket
     mover = await mover_to(a, "b")
@@ -415,8 +381,7 @@ async def test_a_tensor_of_worker_empty_is_sent_without_a_copy(pair: Pair) -> No
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64]
 )
-async def test_worker_empty_equals_torch_empty(pair: Pair, dtype: torch.dtype) -> None:
-    a, _ = pair
+async def test_worker_empty_equals_torch_empty(a: Worker, dtype: torch.dtype) -> None:
     for shape in ((300, 1000), (5,), (0, 3), ()):
         tensor = a.empty(*shape, dtype=dtype)
         assert (tensor.shape, tensor.dtype) == (torch.empty(shape).shape, dtype)
@@ -424,16 +389,14 @@ async def test_worker_empty_equals_torch_empty(pair: Pair, dtype: torch.dtype) -
     assert a.empty((300, 1000)).shape == (300, 1000)
 
 
-async def test_worker_empty_in_a_thread_uses_the_same_memory(pair: Pair) -> None:
-    a, _ = pair
+async def test_worker_empty_in_a_thread_uses_the_same_memory(a: Worker) -> None:
     tensor = await asyncio.to_thread(a.empty, MIB)
     assert held_bytes(a.parts.memory.pool) == 4 * MIB
     del tensor
     await until(lambda: held_bytes(a.parts.memory.pool) == 0)
 
 
-async def test_worker_empty_without_room_makes_a_plain_tensor(pair: Pair) -> None:
-    a, _ = pair
+async def test_worker_empty_without_room_makes_a_plain_tensor(a: Worker) -> None:
     a.parts.memory.pool.limit_bytes = 16 * MIB
     tensors = [a.empty(MIB) for _ in range(6)]
     assert held_bytes(a.parts.memory.pool) == 16 * MIB
@@ -444,7 +407,7 @@ async def test_worker_empty_without_room_makes_a_plain_tensor(pair: Pair) -> Non
 
 
 async def test_workers_in_processes_share_memory_with_each_other() -> None:
-    async with ProcessCluster(["b", "c"], method="forkserver") as a:
+    async with processes("b", "c") as a:
         value = torch.randn(MIB)
         for name in ("b", "c"):
             await warm(a, name, 4 * MIB)
@@ -460,8 +423,7 @@ async def test_workers_in_processes_share_memory_with_each_other() -> None:
 
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
 async def test_killed_receiver_holds_no_memory(signal_number: int) -> None:
-    cluster = ProcessCluster(["b", "c"], method="forkserver")
-    async with cluster as a:
+    async with (cluster := processes("b", "c")) as a:
         await warm(a, "b", 4 * MIB)
         await warm(a, "c", 4 * MIB)
         await a.peer("b").call(keep, torch.ones(MIB))
@@ -476,8 +438,7 @@ async def test_killed_receiver_holds_no_memory(signal_number: int) -> None:
 
 
 async def test_received_tensors_outlive_a_killed_sender() -> None:
-    cluster = ProcessCluster(["b"], method="forkserver")
-    async with cluster as a:
+    async with (cluster := processes("b")) as a:
         result = await a.peer("b").call(torch.ones, MIB)
         await until(lambda: mapped_slabs() > 0)
         while not len(a.parts.memory.leases):
@@ -494,9 +455,8 @@ async def test_received_tensors_outlive_a_killed_sender() -> None:
 
 
 async def test_slab_mapped_after_its_sender_is_gone_is_released(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
+    a: Worker, b: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a, b = pair
     inbox, came, go_on = b.parts.memory.inbox, asyncio.Event(), asyncio.Event()
     claim = inbox.claim
 
@@ -524,7 +484,7 @@ async def test_slab_mapped_after_its_sender_is_gone_is_released(
 
 async def test_shared_memory_leaves_no_files() -> None:
     before = set(FILES.iterdir())  # noqa: ASYNC240
-    async with ProcessCluster(["b"], method="forkserver") as a:
+    async with processes("b") as a:
         await warm(a, "b", 4 * MIB)
         assert set(FILES.iterdir()) == before  # noqa: ASYNC240
         directory = Path(a.addresses[0].removeprefix("uds://")).parent
@@ -548,9 +508,8 @@ async def test_shared_memory_leaves_no_files() -> None:
     ],
 )
 async def test_invalid_slab_messages_are_dropped(
-    pair: Pair, method: str, value: Any, caplog: pytest.LogCaptureFixture
+    a: Worker, method: str, value: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    a, _ = pair
     link = await a.parts.link_to("b")
     raw_messages.tell(link, "memory", method, value)
     assert await a.peer("b").call(remote.add, 1) == 2
@@ -560,10 +519,8 @@ async def test_invalid_slab_messages_are_dropped(
 
 @pytest.mark.parametrize("wire", ["uds", "mem"])
 async def test_return_of_a_slab_never_lent_ends_the_connection(wire: Any) -> None:
-    options = Options(drain_timeout_s=2.0)
-    async with Cluster(2, network=wire, options=options) as (a, _):
-        link = await a.parts.link_to("b")
-        link.connection.send(FrameKind.FREE, 4096)
+    async with Cluster(2, network=wire, options=Options(drain_timeout_s=2.0)) as (a, _):
+        (await a.parts.link_to("b")).connection.send(FrameKind.FREE, 4096)
         with pytest.raises(WorkerLostError):
             await a.peer("b").call(remote.sleep_long)
 
@@ -574,10 +531,9 @@ def note(told: list[Any], method: str, _link: PeerLink, value: Any) -> None:
 
 @pytest.mark.parametrize("token", [bytes(16), b"short"])
 async def test_slab_that_never_arrives_fails_its_message_only(
-    pair: Pair, token: bytes, monkeypatch: pytest.MonkeyPatch
+    a: Worker, b: Worker, token: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(descriptors, "CLAIM_TIMEOUT_S", 0.05)
-    a, b = pair
     link = await a.parts.link_to("b")
     notices: list[Any] = []
     for route in routes_of(a.parts.router, "memory"):

@@ -23,23 +23,14 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import (
-    AsyncRpcError,
-    LocalRendezvous,
-    NetworkOptions,
-    Options,
-    Worker,
-    observability,
-    serving,
-)
+from asyncrpc import AsyncRpcError, Options, Worker, observability, serving
 from asyncrpc.core.transport.accepting import SocketAcceptor
 from asyncrpc.errors import EncodeError
-from asyncrpc.testing import ProcessCluster
 from tests.certificates import Authority
 from tests.integration.core import remote
 from tests.integration.core import short_of_descriptors as short
 from tests.integration.core.company import LIMIT_S, PATIENT
-from tests.integration.core.groups import until
+from tests.integration.core.groups import alone, processes, until
 from tests.integration.core.loops_of_processes import kind_of_loop, processes_on
 from tests.ports import free_port
 
@@ -47,7 +38,7 @@ STRANGERS = 400
 OPTIONS = Options(
     secret="0123456789abcdef0123456789abcdef",
     # What ends a stranger here is others, not time.
-    network=NetworkOptions(handshake_timeout_s=600.0),
+    network=asyncrpc.NetworkOptions(handshake_timeout_s=600.0),
     liveness=PATIENT,
     drain_timeout_s=2.0,
 )
@@ -58,11 +49,10 @@ async def worker(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> AsyncIterator[Worker]:
     tls = Authority(tmp_path).tls() if request.param == "tls" else None
-    async with ProcessCluster(
-        ["b"],
+    async with processes(
+        "b",
         transport="uds" if request.param == "uds" else "tcp",
         options=replace(OPTIONS, tls=tls),
-        method="forkserver",
     ) as a:
         yield a
 
@@ -120,8 +110,7 @@ async def dial(worker: Worker) -> object:
 async def start(_: Worker, listen: tuple[str, ...] | None = None) -> object:
     """Start another worker, by default with a directory for its sockets."""
     options = replace(OPTIONS, network=replace(OPTIONS.network, listen=listen))
-    where = LocalRendezvous(1)
-    async with Worker("z", rank=0, rendezvous=where, options=options) as another:
+    async with alone("z", options) as another:
         return another.addresses
 
 
@@ -132,9 +121,8 @@ async def start_at_a_port(worker: Worker) -> object:
 async def start_by_store(_: Worker, store: str = "tcp://127.0.0.1:{port}") -> object:
     network = replace(OPTIONS.network, listen=("tcp://127.0.0.1:0",))
     options = replace(OPTIONS, network=network, rendezvous_timeout_s=STORE_S)
-    where = store.format(port=PORT)
     async with Worker(
-        "z", rank=0, world_size=1, rendezvous=where, options=options
+        "z", rank=0, world_size=1, rendezvous=store.format(port=PORT), options=options
     ) as z:
         return z.addresses
 
@@ -187,9 +175,7 @@ PORT = free_port()
 @asynccontextmanager
 async def three(transport: Literal["uds", "tcp"]) -> AsyncIterator[Worker]:
     with processes_on(kind_of_loop()):
-        async with ProcessCluster(
-            ["b", "c"], transport=transport, options=OPTIONS, method="forkserver"
-        ) as a:
+        async with processes("b", "c", transport=transport, options=OPTIONS) as a:
             assert await a.peer("b").call(remote.add, 1) == 2
             yield a
 
@@ -212,8 +198,7 @@ async def test_exhausted_descriptors_are_reported_then_recovered(
                 says_the_cure(caught.value, errno.EMFILE)
                 # The others notice nothing.
                 assert await worker.peer("b").call(remote.add, 1) == 2
-        async with asyncio.timeout(LIMIT_S):
-            assert await NEEDS[needs](worker) is not None
+        assert await asyncio.wait_for(NEEDS[needs](worker), LIMIT_S) is not None
 
 
 @pytest.mark.parametrize("left", [1, 3, 5])
@@ -302,8 +287,7 @@ async def test_host_out_of_descriptors_is_reported_then_recovered(
             with pytest.raises(AsyncRpcError) as caught:
                 await needs(worker)
             says_the_cure(caught.value, errno.ENFILE)
-        async with asyncio.timeout(LIMIT_S):
-            assert await needs(worker) is not None
+        assert await asyncio.wait_for(needs(worker), LIMIT_S) is not None
 
 
 async def test_connections_wait_while_the_host_has_no_descriptor(

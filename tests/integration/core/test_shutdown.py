@@ -18,27 +18,19 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import (
-    LimitOptions,
-    LivenessOptions,
-    LocalRendezvous,
-    NetworkOptions,
-    Options,
-    Worker,
-    WorkerLostError,
-)
+from asyncrpc import LocalRendezvous, NetworkOptions, Options, Worker, WorkerLostError
 from asyncrpc.core.barriers.machine.termination import Phase
 from asyncrpc.core.ids import WorkerId
 from asyncrpc.core.teardown import CLOSING_S
 from asyncrpc.multiprocessing import launch
-from asyncrpc.testing import Cluster, ProcessCluster
+from asyncrpc.testing import Cluster
 from asyncrpc.testing.cluster import sim_worker
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network
 from tests.integration.core import call_chains, remote
 from tests.integration.core.call_chains import Chain
 from tests.integration.core.conftest import Trio
-from tests.integration.core.groups import LIMIT_S, until
+from tests.integration.core.groups import LIMIT_S, processes, until
 from tests.integration.core.remote import Watch
 
 DEPTH = 20
@@ -138,8 +130,7 @@ def let_end(worker: Worker, watch: Watch, finished: int) -> None:
         time.sleep(0.001)
 
 
-async def test_missing_worker_is_named_after_the_timeout(trio: Trio) -> None:
-    a, b, _ = trio
+async def test_missing_worker_is_named_after_the_timeout(a: Worker, b: Worker) -> None:
     with pytest.raises(TimeoutError, match=r"after 0.3 s 'b', 'c' had not asked"):
         await a.shutdown(graceful=True, timeout_s=0.3, drain_timeout_s=HOUR_S)
     assert a.is_closed
@@ -156,8 +147,7 @@ async def test_busy_worker_is_named_and_its_call_cancelled(
         worker.shutdown(graceful=True, timeout_s=HOUR_S, drain_timeout_s=0.3)
         for worker in trio
     )
-    async with asyncio.timeout(LIMIT_S):
-        await asyncio.gather(*together)
+    await asyncio.wait_for(asyncio.gather(*together), LIMIT_S)
     assert re.search(r"'a', 'b' still had calls in flight when the time", caplog.text)
     assert watch.notes == ["cancelled on b"]
     with pytest.raises(asyncrpc.CallError):
@@ -181,9 +171,8 @@ async def test_late_call_is_waited_for(trio: Trio) -> None:
 
 
 async def test_worker_that_left_alone_is_not_waited_for(
-    trio: Trio, caplog: pytest.LogCaptureFixture
+    a: Worker, b: Worker, c: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    a, b, c = trio
     ending = [asyncio.create_task(worker.shutdown(graceful=True)) for worker in (a, b)]
     assert await c.peer("a").call(remote.add, 1) == 2
     await c.shutdown()
@@ -201,8 +190,7 @@ async def test_survivors_of_a_large_group_end(caplog: pytest.LogCaptureFixture) 
     assert "'c', 'd', 'e', 'f', 'g', 'h'" in caplog.text
 
 
-async def test_cancelled_graceful_shutdown_ends_at_once(trio: Trio) -> None:
-    a, b, _ = trio
+async def test_cancelled_graceful_shutdown_ends_at_once(a: Worker, b: Worker) -> None:
     ending = asyncio.create_task(a.shutdown(graceful=True))
     assert await b.peer("a").call(remote.add, 1) == 2
     ending.cancel()
@@ -211,8 +199,7 @@ async def test_cancelled_graceful_shutdown_ends_at_once(trio: Trio) -> None:
     assert a.is_closed
 
 
-async def test_plain_shutdown_ends_a_graceful_one(trio: Trio) -> None:
-    a, b, _ = trio
+async def test_plain_shutdown_ends_a_graceful_one(a: Worker, b: Worker) -> None:
     graceful = asyncio.create_task(a.shutdown(graceful=True))
     assert await b.peer("a").call(remote.add, 1) == 2
     await a.shutdown()
@@ -323,18 +310,13 @@ class TestInVirtualTime:
 
 
 @pytest.mark.parametrize("transport", ["uds", "tcp"])
-async def test_stopped_peer_with_full_buffers_delays_no_shutdown(
-    transport: Any,
-) -> None:
+async def test_stopped_peer_of_full_buffers_delays_no_shutdown(transport: Any) -> None:
     options = Options(
         drain_timeout_s=0.3,
-        limits=LimitOptions(shared_memory_bytes=0),
-        liveness=LivenessOptions(lost_after_s=HOUR_S),
+        limits=asyncrpc.LimitOptions(shared_memory_bytes=0),
+        liveness=asyncrpc.LivenessOptions(lost_after_s=HOUR_S),
     )
-    cluster = ProcessCluster(
-        ["b"], transport=transport, method="forkserver", options=options
-    )
-    async with cluster as a:
+    async with (cluster := processes("b", transport=transport, options=options)) as a:
         await a.peer("b").call(remote.add, 1)
         cluster.kill("b", signal.SIGSTOP)
         try:

@@ -13,21 +13,15 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from asyncrpc import (
-    LivenessOptions,
-    LocalRendezvous,
-    NetworkOptions,
-    Options,
-    UsageError,
-    Worker,
-)
+import asyncrpc
+from asyncrpc import LivenessOptions, NetworkOptions, Options, UsageError, Worker
 from asyncrpc.core.links.evidence import evidence_of
 from asyncrpc.core.links.heartbeat import PulseAddress
 from asyncrpc.core.links.machine.detector import Evidence
@@ -37,6 +31,7 @@ from asyncrpc.core.transport.address import Address
 from asyncrpc.core.wire.messages import Hello
 from asyncrpc.testing import Cluster, ProcessCluster
 from tests.integration.core import blocking
+from tests.integration.core.groups import alone, processes, until
 
 SECRET = "a secret of the group"
 TCP = Options(
@@ -45,6 +40,7 @@ TCP = Options(
     liveness=LivenessOptions(sidecar="on"),
     drain_timeout_s=1.0,
 )
+ALONE = replace(TCP, liveness=replace(TCP.liveness, sidecar="off"))
 GENEROUS_S = 60.0
 
 
@@ -65,31 +61,12 @@ async def ask_both(hello: Hello, secret: str = SECRET) -> tuple[Evidence, Eviden
     )
 
 
-@asynccontextmanager
-async def started(options: Options = TCP) -> AsyncIterator[Worker]:
-    async with Worker(
-        "w", rank=0, rendezvous=LocalRendezvous(1), options=options
-    ) as worker:
-        yield worker
-
-
-async def until(check: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for something of which nobody tells."""
-    async with asyncio.timeout(GENEROUS_S):
-        while not await check():  # noqa: ASYNC110  (there is no event)
-            await asyncio.sleep(0.02)
+def started(options: Options = TCP) -> Worker:
+    return alone("w", options)
 
 
 def runs(pid: int) -> bool:
     return pid != 0 and not pulse.is_gone(pid)
-
-
-def mapped_by(pid: int) -> str:
-    return Path(f"/proc/{pid}/maps").read_text()
-
-
-def descriptor_of(pid: int, number: int) -> str:
-    return str(Path(f"/proc/{pid}/fd/{number}").readlink())
 
 
 # --- a worker of this process --------------------------------------------------------
@@ -128,9 +105,7 @@ async def test_the_process_starts_when_a_peer_comes_that_needs_it() -> None:
 
 
 async def test_pulse_works_without_a_sidecar() -> None:
-    async with started(
-        replace(TCP, liveness=replace(TCP.liveness, sidecar="off"))
-    ) as worker:
+    async with started(ALONE) as worker:
         hello = worker.parts.hello()
         assert len(hello.sidecar) == 1
         worker.parts.sidecar.on_peer(as_seen_from_elsewhere(hello))
@@ -150,11 +125,8 @@ async def test_memory_transport_gives_no_evidence() -> None:
 
 
 async def test_workers_of_a_process_have_a_sidecar_each() -> None:
-    async with Cluster(
-        2,
-        network="tcp",
-        options=replace(TCP, network=replace(TCP.network, listen=None)),
-    ) as (a, b):
+    options = replace(TCP, network=replace(TCP.network, listen=None))
+    async with Cluster(2, network="tcp", options=options) as (a, b):
         assert a.parts.sidecar.process is not None
         assert b.parts.sidecar.process is not None
         assert a.parts.sidecar.process.pid != b.parts.sidecar.process.pid
@@ -179,7 +151,8 @@ async def test_sidecar_process_is_small() -> None:
     async with started() as worker:
         await ask(as_seen_from_elsewhere(worker.parts.hello()))
         assert worker.parts.sidecar.process is not None
-        mapped = mapped_by(worker.parts.sidecar.process.pid)
+        pid = worker.parts.sidecar.process.pid
+        mapped = Path(f"/proc/{pid}/maps").read_text()  # noqa: ASYNC240
         assert "torch" not in mapped
         assert "libcrypto" not in mapped
 
@@ -189,12 +162,12 @@ async def test_ctrl_c_reaches_the_worker_and_not_its_sidecar() -> None:
         assert worker.parts.sidecar.process is not None
         pid = worker.parts.sidecar.process.pid
         assert os.getsid(pid) == pid
-        assert {descriptor_of(pid, number) for number in (1, 2)} == {"/dev/null"}
+        for number in (1, 2):
+            to = Path(f"/proc/{pid}/fd/{number}").readlink()  # noqa: ASYNC240
+            assert str(to) == "/dev/null"
 
 
-async def test_dead_sidecar_is_logged_and_reaped(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_dead_sidecar_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with started() as worker:
         process = worker.parts.sidecar.process
         assert process is not None
@@ -202,10 +175,7 @@ async def test_dead_sidecar_is_logged_and_reaped(
         with caplog.at_level(logging.WARNING, "asyncrpc"):
             os.kill(pid, signal.SIGKILL)
 
-            async def is_buried() -> bool:
-                return not process.pid
-
-            await until(is_buried)
+            await until(lambda: not process.pid)
         assert not runs(pid)
         assert "has ended with status -9" in caplog.text
         # The worker answers itself, as long as its loop runs.
@@ -215,7 +185,9 @@ async def test_dead_sidecar_is_logged_and_reaped(
 
 async def test_failed_start_leaves_no_process() -> None:
     options = replace(TCP, rendezvous_timeout_s=0.1)
-    worker = Worker("w", rank=0, rendezvous=LocalRendezvous(2), options=options)
+    worker = Worker(
+        "w", rank=0, rendezvous=asyncrpc.LocalRendezvous(2), options=options
+    )
     with pytest.raises(TimeoutError):
         await worker.__aenter__()
 
@@ -229,9 +201,7 @@ def test_invalid_sidecar_option_is_refused(option: str) -> None:
 @pytest.mark.parametrize(
     ("heartbeat_s", "lost_after_s"), [(0, 1), (-1, 1), (2, 3), (float("nan"), 1)]
 )
-def test_a_peer_must_have_the_time_to_answer(
-    heartbeat_s: float, lost_after_s: float
-) -> None:
+def test_peer_must_have_time_to_answer(heartbeat_s: float, lost_after_s: float) -> None:
     with pytest.raises(UsageError, match="Options"):
         Options(
             liveness=LivenessOptions(heartbeat_s=heartbeat_s, lost_after_s=lost_after_s)
@@ -254,9 +224,7 @@ def test_a_peer_must_have_the_time_to_answer(
     ],
 )
 async def test_invalid_addresses_give_no_evidence(sidecar: tuple[str, ...]) -> None:
-    async with started(
-        replace(TCP, liveness=replace(TCP.liveness, sidecar="off"))
-    ) as worker:
+    async with started(ALONE) as worker:
         hello = replace(worker.parts.hello(), sidecar=sidecar)
         assert await ask_both(hello) == (Evidence.UNKNOWN, Evidence.UNKNOWN)
 
@@ -264,9 +232,7 @@ async def test_invalid_addresses_give_no_evidence(sidecar: tuple[str, ...]) -> N
 async def test_kernel_may_report_a_process_without_a_pulse() -> None:
     child = await asyncio.create_subprocess_exec("true")
     await child.wait()
-    async with started(
-        replace(TCP, liveness=replace(TCP.liveness, sidecar="off"))
-    ) as worker:
+    async with started(ALONE) as worker:
         hello = replace(worker.parts.hello(), sidecar=(), pid=child.pid)
         for credentials_pid, evidence in (
             (child.pid, Evidence.GONE),
@@ -280,9 +246,7 @@ async def test_kernel_may_report_a_process_without_a_pulse() -> None:
 
 
 async def test_process_of_another_namespace_is_ignored() -> None:
-    async with started(
-        replace(TCP, liveness=replace(TCP.liveness, sidecar="off"))
-    ) as worker:
+    async with started(ALONE) as worker:
         address = PulseAddress.find(worker.parts.hello().sidecar)
         assert address is not None
         elsewhere = replace(address, namespace=address.namespace + 1)
@@ -341,8 +305,7 @@ async def test_strangers_are_not_answered_and_delay_no_peer() -> None:
             for _ in range(CONNECTIONS_MAX):
                 _, idle = await asyncio.open_connection(address.host, address.port)
                 stack.callback(idle.close)
-            evidence = await ask(hello, timeout_s=GENEROUS_S)
-            assert evidence is Evidence.TICKING
+            assert await ask(hello, timeout_s=GENEROUS_S) is Evidence.TICKING
         for junk in (b"\xff" * query.QUERY_BYTES, b"GET / HTTP/1.1\r\n" * 20):
             reader, writer = await asyncio.open_connection(address.host, address.port)
             writer.write(junk)
@@ -368,17 +331,15 @@ async def process(
 ) -> AsyncIterator[tuple[Worker, ProcessCluster, Hello]]:
     """A worker here, and one in a process of its own, with its HELLO."""
     secret = secrets.token_hex()
-    cluster = ProcessCluster(
-        ["b"],
-        transport=transport,  # type: ignore[arg-type]
-        method="forkserver",
+    cluster = processes(
+        "b",
+        transport=transport,
         options=Options(
             secret=secret, liveness=LivenessOptions(sidecar="on"), drain_timeout_s=1.0
         ),
     )
     async with cluster as a:
-        link = await a.parts.link_to("b")
-        hello = link.connection.peer
+        hello = (await a.parts.link_to("b")).connection.peer
         assert hello is not None
         yield a, cluster, hello
 
@@ -387,15 +348,12 @@ async def until_seen(
     a: Worker, hello: Hello, expected: Evidence, *, is_far: bool = True
 ) -> None:
     """Wait until this is what is seen, here and elsewhere."""
-    secret = str(a.options.secret)
-
-    async def is_seen() -> bool:
-        found = {await ask(hello, secret=secret)}
-        if is_far:
-            found.add(await ask(as_seen_from_elsewhere(hello), secret=secret))
-        return found == {expected}
-
-    await until(is_seen)
+    seen: set[Evidence] = set()
+    views = (hello, as_seen_from_elsewhere(hello)) if is_far else (hello,)
+    async with asyncio.timeout(GENEROUS_S):
+        while seen != {expected}:
+            await asyncio.sleep(0.02)
+            seen = {await ask(one, secret=str(a.options.secret)) for one in views}
 
 
 Stall = Callable[[str], object]
@@ -407,9 +365,7 @@ class TestProcesses:
     @pytest.mark.parametrize(
         "stall", [blocking.hold_interpreter, blocking.block_loop], ids=["lock", "loop"]
     )
-    async def test_blocked_process_is_seen_as_busy(
-        self, stall: Stall, tmp_path: Path
-    ) -> None:
+    async def test_blocked_process_is_busy(self, stall: Stall, tmp_path: Path) -> None:
         gate = str(tmp_path / "gate")
         os.mkfifo(gate)
         async with process() as (a, _, hello):
@@ -445,8 +401,7 @@ class TestProcesses:
             await until_seen(a, hello, Evidence.TICKING, is_far=False)
             cluster.kill("b")
             await until_seen(a, hello, Evidence.GONE, is_far=False)
-            evidence = await ask(as_seen_from_elsewhere(hello))
-            assert evidence is Evidence.UNKNOWN
+            assert await ask(as_seen_from_elsewhere(hello)) is Evidence.UNKNOWN
 
 
 # --- one port ------------------------------------------------------------------------
@@ -454,17 +409,14 @@ class TestProcesses:
 
 async def test_calls_and_the_sidecar_share_one_port() -> None:
     async with started() as worker:
-        hello = worker.parts.hello()
-        assert set(hello.sidecar[1:]) == set(worker.addresses)
+        assert set(worker.parts.hello().sidecar[1:]) == set(worker.addresses)
         assert len(worker.addresses) == 1
 
 
 class TestOnePort:
     loops = {"asyncio": asyncio.SelectorEventLoop}  # noqa: RUF012
 
-    async def test_dialer_of_a_blocked_worker_is_served_later(
-        self, tmp_path: Path
-    ) -> None:
+    async def test_dialer_of_blocked_worker_waits(self, tmp_path: Path) -> None:
         """The sidecar accepts the connection, and passes it on unread."""
         gate = str(tmp_path / "gate")
         os.mkfifo(gate)
@@ -483,10 +435,7 @@ class TestOnePort:
                 calling = asyncio.create_task(late.peer("b").call(os.getpid))
                 link = late.parts.directory.find("b")
 
-                async def has_dialed() -> bool:
-                    return bool(late.parts.directory.connections.live)
-
-                await until(has_dialed)
+                await until(lambda: bool(late.parts.directory.connections.live))
                 await asyncio.sleep(3 * PATIENCE_S)  # it is with the sidecar by now
                 assert link.link is None
                 blocking.let_go(gate)
@@ -506,8 +455,4 @@ class TestOnePort:
             )
             async with started(options) as heir:
                 assert Address.parse(heir.addresses[0]).port == port
-
-                async def has_ended() -> bool:
-                    return not runs(sidecar)
-
-                await until(has_ended)
+                await until(lambda: not runs(sidecar))

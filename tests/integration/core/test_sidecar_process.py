@@ -20,7 +20,7 @@ from asyncrpc.core.sidecar.process import CONNECTIONS_MAX
 from asyncrpc.core.transport.address import Address
 from asyncrpc.core.transport.handover import port_name
 from asyncrpc.core.wire.messages import Hello
-from tests.integration.core.test_sidecar import GENEROUS_S, SECRET, ask, until
+from tests.integration.core.test_sidecar import GENEROUS_S, SECRET, ask
 
 QUICK = f"""
 import sys
@@ -70,11 +70,9 @@ async def test_sidecar_reports_a_death_for_a_while_and_ends() -> None:
         hello = Hello("b", 7, 0, 1, sidecar=(address,))
         assert await ask(hello) is Evidence.BUSY  # it has no loop
         process.kill()
-
-        async def is_known() -> bool:
-            return await ask(hello) is Evidence.GONE
-
-        await until(is_known)
+        async with asyncio.timeout(GENEROUS_S):
+            while await ask(hello) is not Evidence.GONE:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
         assert await asyncio.to_thread(sidecar.wait, GENEROUS_S) == 0
         assert await ask(hello) is Evidence.UNREACHABLE
 

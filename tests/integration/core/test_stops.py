@@ -7,6 +7,7 @@ others all at once.  What has come for it meanwhile counts first.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import (
@@ -23,19 +24,8 @@ import torch
 from aiohttp import ClientSession, web
 from torch import nn
 
-from asyncrpc import (
-    AsyncRpcError,
-    Group,
-    LivenessOptions,
-    NetworkOptions,
-    Options,
-    Outcome,
-    Worker,
-    WorkerLostError,
-    current_worker,
-    on_loop,
-    serving,
-)
+import asyncrpc
+from asyncrpc import Options, Worker, WorkerLostError, current_worker, on_loop, serving
 from asyncrpc.autograd import backward, context
 from asyncrpc.errors import CollectiveError, OptimizerError
 from asyncrpc.nn import RemoteModule
@@ -43,15 +33,15 @@ from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import ProcessCluster, acting_as
 from tests.integration.core import stopped_work
 from tests.integration.core.company import LIMIT_S, PATIENT
-from tests.integration.core.groups import until
+from tests.integration.core.groups import processes, until
 from tests.integration.core.loops_of_processes import kind_of_loop, processes_on
 from tests.integration.core.stopped_work import KINDS, Key
 
 Transport: TypeAlias = Literal["uds", "tcp"]
 OPTIONS = Options(
     # A tenth of the defaults: what they promise is in proportion.
-    liveness=LivenessOptions(heartbeat_s=0.2, lost_after_s=1.0),
-    network=NetworkOptions(connect_timeout_s=1.0),
+    liveness=asyncrpc.LivenessOptions(heartbeat_s=0.2, lost_after_s=1.0),
+    network=asyncrpc.NetworkOptions(connect_timeout_s=1.0),
     drain_timeout_s=2.0,
 )
 TIMEOUT_S = 2.0  # of the caller that is stopped while its answer comes
@@ -72,9 +62,7 @@ async def three(
 ) -> AsyncIterator[tuple[ProcessCluster, Worker]]:
     """Have `a` here, and `b` and `c` in processes, all on the same kind of loop."""
     with processes_on(kind_of_loop()):
-        cluster = ProcessCluster(
-            ["b", "c"], transport=transport, method="forkserver", options=options
-        )
+        cluster = processes("b", "c", transport=transport, options=options)
         async with cluster as a:
             yield cluster, a
 
@@ -109,26 +97,20 @@ class Watch:
                         await self._peers[name].call(what)
                         break
                     except WorkerLostError as error:
-                        if error.outcome is not Outcome.NOT_EXECUTED:
+                        if error.outcome is not asyncrpc.Outcome.NOT_EXECUTED:
                             raise
 
     async def until(
         self, is_so: Callable[[str, Key], bool], names: str = "abc"
     ) -> None:
         """Wait until something is so of each kind of work of some workers."""
-        keys = [
-            (name, (kind, to))
-            for name in names
-            for kind in KINDS
-            for to in "abc"
-            if to != name
-        ]
+        works = itertools.product(names, KINDS, "abc")
+        keys = [(name, (kind, to)) for name, kind, to in works if to != name]
         try:
             async with asyncio.timeout(LIMIT_S):
                 while keys:
                     for name in names:
-                        peer = self._peers[name]
-                        found = await peer.call(stopped_work.progress)
+                        found = await self._peers[name].call(stopped_work.progress)
                         self.ended[name], self.raised[name], self.lost[name] = found
                     keys = [one for one in keys if not is_so(*one)]
         except TimeoutError:
@@ -147,9 +129,7 @@ class Watch:
 
 
 @pytest.mark.slow
-async def test_work_with_a_stopped_worker_ends_and_names_it(
-    transport: Transport,
-) -> None:
+async def test_work_with_a_stopped_worker_names_it(transport: Transport) -> None:
     """It is lost; the others go on with each other, and all do once it goes on."""
     async with three(transport, OPTIONS) as (cluster, a):
         watch = Watch(a)
@@ -173,9 +153,8 @@ async def test_work_with_a_stopped_worker_ends_and_names_it(
 @pytest.mark.slow
 async def test_short_stop_fails_only_calls_with_deadlines(transport: Transport) -> None:
     """The stop outlasts many heartbeats, and no link is lost."""
-    liveness = LivenessOptions(heartbeat_s=0.1, lost_after_s=LIMIT_S)
-    options = replace(OPTIONS, liveness=liveness)
-    async with three(transport, options) as (cluster, a):
+    liveness = asyncrpc.LivenessOptions(heartbeat_s=0.1, lost_after_s=LIMIT_S)
+    async with three(transport, replace(OPTIONS, liveness=liveness)) as (cluster, a):
         watch, link = Watch(a), await a.parts.link_to("b")
         await watch.tell(stopped_work.begin)
         await watch.until(watch.has_ended)
@@ -236,8 +215,7 @@ async def test_answer_received_during_a_stop_counts(transport: Transport) -> Non
                 await b.call(let_go)
                 passed_s = now_s() - begun_s
                 await asyncio.sleep(TIMEOUT_S + 0.5)  # the deadline is long over
-            async with asyncio.timeout(LIMIT_S):
-                received = await c.call(answer)
+            received = await asyncio.wait_for(c.call(answer), LIMIT_S)
             if passed_s < TIMEOUT_S / 2:  # else the answer was late on a busy machine
                 rounds += 1
                 assert received == f"{len(ANSWER)} elements"
@@ -263,7 +241,7 @@ async def consume(name: str) -> str:
     try:
         async for _ in current_worker().peer(name).stream(feed):
             _kept["items"] += 1
-    except AsyncRpcError as error:
+    except asyncrpc.AsyncRpcError as error:
         return f"{type(error).__name__}: {error}"
     return "it ended"
 
@@ -279,17 +257,15 @@ async def consumed() -> str:
 
 
 @pytest.mark.slow
-async def test_stopped_consumer_ends_its_producer_and_gets_the_reason(
+async def test_stopped_consumer_ends_its_producer_and_hears_it(
     transport: Transport,
 ) -> None:
     async with three(transport, OPTIONS) as (cluster, a):
         await a.peer("b").call(keep_consuming, "a")
         with stopped(cluster, "b"):
-            async with asyncio.timeout(LIMIT_S):
-                await _kept["ended"].wait()
+            await asyncio.wait_for(_kept["ended"].wait(), LIMIT_S)
             assert a.counters.workers_lost == 1
-        async with asyncio.timeout(LIMIT_S):
-            text = await a.peer("b").call(consumed)
+        text = await asyncio.wait_for(a.peer("b").call(consumed), LIMIT_S)
         assert "WorkerLostError: feed on 'a'" in text
         await a.peer("b").call(keep_consuming, "a")  # another one is fed
         assert not _kept.pop("ended").is_set()
@@ -299,7 +275,7 @@ async def reduce_anew() -> float:
     """Make a group of all, and reduce in it; it is kept if that fails."""
     if "group" in _kept:
         _kept.pop("group").close()
-    group = _kept["group"] = Group(current_worker(), timeout_s=LIMIT_S)
+    group = _kept["group"] = asyncrpc.Group(current_worker(), timeout_s=LIMIT_S)
     return float((await group.all_reduce(torch.ones(1000)))[0])
 
 
@@ -348,9 +324,7 @@ async def test_stopped_rank_is_lost_and_named_by_all(transport: Transport) -> No
 
 
 @pytest.mark.slow
-async def test_a_step_with_a_stopped_owner_ends_and_names_it(
-    transport: Transport,
-) -> None:
+async def test_step_with_a_stopped_owner_names_it(transport: Transport) -> None:
     """The other owner steps, or not: the error says; the next one is whole."""
     async with three(transport, OPTIONS) as (cluster, a):
         with acting_as(a):
@@ -373,9 +347,8 @@ async def test_a_step_with_a_stopped_owner_ends_and_names_it(
             stages, optimizer = await make()
             async with asyncio.timeout(LIMIT_S):
                 await step(nullcontext())
-                with pytest.raises(
-                    OptimizerError, match=r"'b'.*its process is stopped"
-                ):
+                words = "'b'.*its process is stopped"
+                with pytest.raises(OptimizerError, match=words):
                     await step(stopped(cluster, "b"))
                 stages, optimizer = await make()
                 await step(nullcontext())
@@ -409,9 +382,7 @@ async def close_application() -> None:
 
 
 @pytest.mark.slow
-async def test_stopped_application_answers_with_a_reason_or_later(
-    transport: Transport,
-) -> None:
+async def test_stopped_application_answers_or_waits(transport: Transport) -> None:
     """Requests are answered with the reason, or later; the next ones as before."""
     async with three(transport, OPTIONS) as (cluster, a), ClientSession() as session:
         port = await a.peer("b").call(open_application)

@@ -18,14 +18,8 @@ from typing import Any
 
 import pytest
 
-from asyncrpc import (
-    JoinRendezvous,
-    LivenessOptions,
-    MemberChanges,
-    Options,
-    Worker,
-    WorkerInfo,
-)
+import asyncrpc
+from asyncrpc import LivenessOptions, MemberChanges, Options, Worker, WorkerInfo
 from asyncrpc.errors import RendezvousTimeoutError
 from tests.integration.core import remote
 from tests.integration.core.groups import program
@@ -74,8 +68,7 @@ class Group:
         """Return where a worker listens, once it does."""
         process = self.processes[name]
         assert process.stdout is not None
-        line = await asyncio.to_thread(process.stdout.readline)
-        return line.strip()
+        return (await asyncio.to_thread(process.stdout.readline)).strip()
 
     def kill(self, name: str) -> None:
         self.processes[name].kill()
@@ -115,7 +108,7 @@ async def test_killed_host_of_the_store_returns() -> None:
             assert await until(changes, "lost", "w0") == ["lost"]
             assert WorkerInfo("w0", 0) not in driver.known_members
 
-            late = JoinRendezvous([contact])
+            late = asyncrpc.JoinRendezvous([contact])
             async with Worker("late", rendezvous=late, options=OPTIONS) as newcomer:
                 assert await until(changes, "joined", "late") == ["joined"]
                 assert await pid_by_way_of(newcomer, "w1", "late") == os.getpid()

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import msgpack
 import pytest
 
-from asyncrpc import LocalRendezvous, NetworkOptions, Options, Policy, Worker
+from asyncrpc import NetworkOptions, Options, Policy, Worker
 from asyncrpc.core.logs import LINES_AT_ONCE, PEERS_MAX
 from asyncrpc.core.serde import Codec, FunctionTable
 from asyncrpc.core.wire.frames import HEADER, MAGIC, VERSION, Flags, FrameKind, prefix
@@ -23,7 +23,7 @@ from asyncrpc.core.wire.handshake import PREFACE, PROOF_BYTES, REFUSAL, Handshak
 from asyncrpc.errors import AsyncRpcError, AuthenticationError
 from tests.docs.test_wire_tables import MESSAGES
 from tests.integration.core import remote
-from tests.integration.core.groups import until
+from tests.integration.core.groups import alone, until
 from tests.integration.core.raw_connections import dialed, hello, prove, read_to_the_end
 
 SECRET = "the right one of many"
@@ -45,8 +45,7 @@ def listens(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 async def server(listens: str) -> AsyncIterator[Worker]:
     options = replace(QUICK, network=replace(QUICK.network, listen=(listens,)))
-    where = LocalRendezvous(1)
-    async with Worker("ps", rank=0, rendezvous=where, options=options) as worker:
+    async with alone("ps", options) as worker:
         yield worker
 
 
@@ -263,8 +262,7 @@ async def test_kernel_credentials_identify_the_dialer(
     options = replace(
         QUICK, secret=None, network=replace(QUICK.network, listen=(f"uds://{home}/ps",))
     )
-    where = LocalRendezvous(1)
-    async with Worker("ps", rank=0, rendezvous=where, options=options) as server:
+    async with alone("ps", options) as server:
         open_to_all(home, home / "ps")
         preface = PREFACE.pack(b"ARPC", VERSION, 0, 0, os.urandom(32))
         knocking = await asyncio.create_subprocess_exec(
@@ -295,6 +293,11 @@ UNPROVED = {
     "another version": PREFACE.pack(b"ARPC", VERSION + 1, 1, 0, os.urandom(32)),
     "no secret": PREFACE.pack(b"ARPC", VERSION, 0, 0, os.urandom(32)),
     "a wrong proof": PREFACE.pack(b"ARPC", VERSION, 1, 0, os.urandom(32)) + bytes(32),
+    "nothing": b"",
+    "zeros": bytes(4096),
+    "ones": b"\xff" * 4096,
+    "our magic, another version": b"ARPC\xff" + bytes(200),
+    "our magic, a huge length": b"ARPC\x02" + (1 << 62).to_bytes(8, "little") * 40,
 }
 NOTHING = Codec(FunctionTable(Policy.TRUSTED), None).encode([[], {}]).control
 PROVED = {
@@ -316,7 +319,7 @@ PROVED = {
 
 
 @pytest.mark.parametrize("what", UNPROVED)
-async def test_bytes_of_strangers_end_their_own_connection(
+async def test_bytes_of_strangers_end_their_link(
     server: Worker, friend: Worker, what: str
 ) -> None:
     async with dialed(server) as (reader, writer):
@@ -393,9 +396,7 @@ async def test_payload_of_a_message_without_one_is_refused_early(
         assert f"{service}.{method}', which takes none".encode() in said
 
 
-async def test_hello_for_another_worker_is_refused(
-    server: Worker, friend: Worker
-) -> None:
+async def test_hello_for_another_is_refused(server: Worker, friend: Worker) -> None:
     async with dialed(server) as stream:
         await prove(stream, SECRET)
         stream[1].write(hello(expects="another"))
@@ -425,11 +426,7 @@ async def test_silent_connections_are_limited(listens: str, tmp_path: Path) -> N
         network=replace(QUICK.network, listen=(listens,), handshake_timeout_s=60),
         limits=replace(QUICK.limits, handshakes_max=4),
     )
-    where = LocalRendezvous(1)
-    async with (
-        Worker("ps", rank=0, rendezvous=where, options=options) as server,
-        contextlib.AsyncExitStack() as stack,
-    ):
+    async with alone("ps", options) as server, contextlib.AsyncExitStack() as stack:
         streams = [await stack.enter_async_context(dialed(server)) for _ in range(8)]
         reads = [
             asyncio.create_task(read_to_the_end(connection[0]))

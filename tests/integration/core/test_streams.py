@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import LimitOptions, Options
+from asyncrpc import LimitOptions, Options, Worker
 from asyncrpc.errors import CallKindError
 from asyncrpc.testing import Cluster
 from tests.integration.core import remote
@@ -28,8 +28,7 @@ def stream(trio: Trio, function: Any, *args: Any) -> AsyncGenerator[Any, None]:
 
 @pytest.mark.parametrize("function", GENERATORS)
 async def test_items_come_in_order(wired: Trio, function: Any) -> None:
-    items = [item async for item in stream(wired, function, 100)]
-    assert items == list(range(100))
+    assert [item async for item in stream(wired, function, 100)] == list(range(100))
     assert [item async for item in stream(wired, function, 0)] == []
 
 
@@ -40,13 +39,10 @@ async def test_large_and_small_items_keep_their_order(wired: Trio) -> None:
 
 
 @pytest.mark.parametrize("function", GENERATORS)
-async def test_producer_runs_ahead_within_its_credit(
-    watch: Watch, function: Any
-) -> None:
+async def test_producer_runs_within_its_credit(watch: Watch, function: Any) -> None:
     limit = 4
-    async with Cluster(
-        2, options=Options(limits=LimitOptions(stream_items_max=limit))
-    ) as (a, _):
+    options = Options(limits=LimitOptions(stream_items_max=limit))
+    async with Cluster(2, options=options) as (a, _):
         producer: Any = a.peer("b").stream(function, 100, "w")
         async with aclosing(producer) as items:
             taken = 0
@@ -96,9 +92,7 @@ async def test_an_error_comes_after_the_items_before_it(wired: Trio) -> None:
         await anext(items)
 
 
-async def test_cancelling_the_consumer_ends_the_producer(
-    trio: Trio, watch: Watch
-) -> None:
+async def test_cancelled_consumer_ends_the_producer(trio: Trio, watch: Watch) -> None:
     async def consume() -> None:
         async for _ in stream(trio, remote.count_and_wait, "w"):
             pass
@@ -148,9 +142,7 @@ async def test_streams_of_a_connection_do_not_block_each_other(trio: Trio) -> No
     assert [item async for item in slow] == list(range(1, 1000))
 
 
-async def test_stream_from_the_own_worker_carries_tensors(trio: Trio) -> None:
-    a, _, _ = trio
+async def test_stream_from_the_own_worker_carries_tensors(a: Worker) -> None:
     rows = torch.arange(6.0).reshape(3, 2)
     items: Any = a.peer("a").stream(remote.rows_of, rows)
-    received = [row async for row in items]
-    assert torch.equal(torch.stack(received), rows)
+    assert torch.equal(torch.stack([row async for row in items]), rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import os
 import sys
@@ -19,6 +18,7 @@ from asyncrpc import LocalRendezvous, Options, Policy, Worker
 from asyncrpc.errors import EncodeError
 from asyncrpc.testing import Cluster
 from tests.integration.core import remote
+from tests.integration.core.groups import started
 
 
 @asyncrpc.expose
@@ -37,11 +37,8 @@ async def lenient_and_strict() -> AsyncIterator[tuple[Worker, Worker]]:
     lenient = Worker("lenient", rank=0, rendezvous=meeting)
     options = Options(policy=Policy.STRICT)
     strict = Worker("strict", rank=1, rendezvous=meeting, options=options)
-    async with asyncio.TaskGroup() as starting:
-        starting.create_task(lenient.__aenter__())
-        starting.create_task(strict.__aenter__())
-    yield lenient, strict
-    await asyncio.gather(lenient.shutdown(), strict.shutdown())
+    async with started(lenient, strict):
+        yield lenient, strict
 
 
 @pytest.fixture
@@ -94,8 +91,7 @@ async def test_trusting_worker_imports_for_a_peer(bait: ModuleType) -> None:
 @pytest.mark.parametrize("policy", Policy)
 async def test_shared_memory_that_can_shrink_is_refused(policy: Policy) -> None:
     """Whoever touches it ends with SIGBUS, once its sender has shrunk it."""
-    options = Options(policy=policy)
-    async with Cluster(2, network="uds", options=options) as (a, b):
+    async with Cluster(2, network="uds", options=Options(policy=policy)) as (a, b):
         peer = a.peer(b.name)
         by_torch: Any = torch.ones(3000)
         by_torch = asyncrpc.share(by_torch.share_memory_())

@@ -11,41 +11,25 @@ from typing import Any
 import pytest
 import torch
 
-from asyncrpc import (
-    DeadlineExceededError,
-    Options,
-    Outcome,
-    RejectedError,
-    RemoteError,
-    Worker,
-    WorkerLostError,
-)
+import asyncrpc
+from asyncrpc import DeadlineExceededError, Options, Outcome, Worker, WorkerLostError
 from asyncrpc.errors import DecodeError, EncodeError
-from asyncrpc.testing import Cluster, ProcessCluster
+from asyncrpc.testing import Cluster
 from tests.integration.core import shutting, stubborn
 from tests.integration.core.company import LIMIT_S, PATIENT, company, work
+from tests.integration.core.groups import processes
 
 OPTIONS = Options(drain_timeout_s=0.5, liveness=PATIENT)
-
-
-# --- the loop is blocked -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "function", [stubborn.block_in_coroutine, stubborn.block_on_loop]
 )
 async def test_blocked_loop_loses_no_worker(function: Any) -> None:
-    async with (
-        ProcessCluster(["b"], options=OPTIONS, method="forkserver") as a,
-        company(a),
-        work(a),
-    ):
+    async with processes("b", options=OPTIONS) as a, company(a), work(a):
         others = [asyncio.ensure_future(a.peer("b").call(abs, -n)) for n in range(9)]
         assert await a.peer("b").call(function, 1.0) == "slept"
         assert await asyncio.gather(*others) == list(range(9))
-
-
-# --- it does not end -----------------------------------------------------------------
 
 
 @pytest.fixture
@@ -103,7 +87,7 @@ async def test_generator_that_cancels_its_task_is_a_remote_error() -> None:
     async with Cluster(2, options=OPTIONS) as (a, _), company(a):
         items = a.peer("b").stream(stubborn.close_itself)
         assert await anext(items) == 1
-        with pytest.raises(RemoteError, match="CancelledError"):
+        with pytest.raises(asyncrpc.RemoteError, match="CancelledError"):
             await anext(items)
 
 
@@ -117,7 +101,7 @@ async def test_threads_that_outlive_their_call_are_harmless() -> None:
 
 
 @pytest.mark.usefixtures("gate")
-async def test_thread_that_outlives_its_worker_is_logged(
+async def test_thread_outliving_worker_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The worker ends in time, warns, and the caller hears."""
@@ -139,17 +123,13 @@ def hold_a_thread() -> None:
 
 
 async def test_process_exit_loses_its_call_alone() -> None:
-    cluster = ProcessCluster(["b", "c"], options=OPTIONS, method="forkserver")
-    async with cluster as a:
+    async with (cluster := processes("b", "c", options=OPTIONS)) as a:
         cluster.expect_death("b")
         held = asyncio.ensure_future(a.peer("c").call(abs, -1))
         with pytest.raises(WorkerLostError) as caught:
             await a.peer("b").call(stubborn.exit_at_once)
         assert caught.value.outcome is Outcome.UNKNOWN
         assert await held == 1
-
-
-# --- it ends its own worker ----------------------------------------------------------
 
 
 async def use(worker: Worker, function: Any) -> list[Any]:
@@ -169,7 +149,7 @@ async def is_over(a: Worker, b: Worker) -> None:
         while not b.is_closed:  # noqa: ASYNC110  (nothing tells of it)
             await asyncio.sleep(0.001)
         await shutting.all_ended()
-        with pytest.raises((WorkerLostError, RejectedError)) as caught:
+        with pytest.raises((WorkerLostError, asyncrpc.RejectedError)) as caught:
             await a.peer("b").call(len, "ab")
         assert caught.value.outcome is Outcome.NOT_EXECUTED
         assert await a.peer("a").call(len, "ab") == 2
@@ -183,18 +163,15 @@ async def test_function_that_awaits_its_own_shutdown_is_cancelled(
     """The function has the drain timeout, and is cancelled then."""
     options = Options(drain_timeout_s=drain_timeout_s, liveness=PATIENT)
     async with Cluster(2, network="uds", options=options) as (a, b):
-        async with asyncio.timeout(LIMIT_S):
-            with pytest.raises(WorkerLostError) as caught:
-                await use(a, getattr(shutting, name))
+        with pytest.raises(WorkerLostError) as caught:
+            await asyncio.wait_for(use(a, getattr(shutting, name)), LIMIT_S)
         assert caught.value.outcome is Outcome.UNKNOWN
         await is_over(a, b)
 
 
 @pytest.mark.parametrize("drain_timeout_s", [0.0, 0.3])
 @pytest.mark.parametrize("name", DOES_NOT_WAIT)
-async def test_function_may_begin_its_own_shutdown(
-    name: str, drain_timeout_s: float
-) -> None:
+async def test_function_may_begin_shutdown(name: str, drain_timeout_s: float) -> None:
     """Without a drain timeout the answer may be lost, which the caller learns."""
     options = Options(drain_timeout_s=drain_timeout_s, liveness=PATIENT)
     async with Cluster(2, network="uds", options=options) as (a, b):
@@ -209,9 +186,6 @@ async def test_function_may_begin_its_own_shutdown(
         await is_over(a, b)
 
 
-# --- it changes what it gave ---------------------------------------------------------
-
-
 async def test_dictionary_that_grows_while_encoded_is_refused() -> None:
     async with Cluster(2, options=OPTIONS) as (a, _), company(a):
         for _ in range(2):
@@ -222,10 +196,7 @@ async def test_dictionary_that_grows_while_encoded_is_refused() -> None:
 
 @pytest.mark.parametrize("function", [stubborn.changing_dict, stubborn.changing_list])
 async def test_container_changed_by_a_thread_is_torn_or_refused(function: Any) -> None:
-    async with (
-        ProcessCluster(["b"], options=OPTIONS, method="forkserver") as a,
-        company(a),
-    ):
+    async with processes("b", options=OPTIONS) as a, company(a):
         peer = a.peer("b")
         for _ in range(20):
             try:
@@ -239,10 +210,7 @@ async def test_container_changed_by_a_thread_is_torn_or_refused(function: Any) -
 
 async def test_tensor_written_by_a_thread_keeps_its_shape() -> None:
     """Each element is a value that was written."""
-    async with (
-        ProcessCluster(["b"], options=OPTIONS, method="forkserver") as a,
-        company(a),
-    ):
+    async with processes("b", options=OPTIONS) as a, company(a):
         peer = a.peer("b")
         for elements in (3, 5_000, 1 << 20):
             tensor = torch.full((elements,), -1.0)

@@ -22,11 +22,11 @@ import torch
 import trustme
 
 import asyncrpc
-from asyncrpc import LocalRendezvous, NetworkOptions, Options, Tls, UsageError, Worker
+from asyncrpc import NetworkOptions, Options, Tls, UsageError, Worker
 from asyncrpc.errors import AuthenticationError
 from tests.certificates import Authority
 from tests.integration.core import remote
-from tests.integration.core.groups import LIMIT_S, REPOSITORY, until
+from tests.integration.core.groups import LIMIT_S, REPOSITORY, alone, until
 
 QUICK = Options(
     network=NetworkOptions(listen=("tcp://127.0.0.1:0",), handshake_timeout_s=5.0),
@@ -51,8 +51,7 @@ async def pair(
     dialer: Options, acceptor: Options, at: str | None = None
 ) -> AsyncIterator[tuple[Worker, Worker]]:
     """Start a worker that dials and one that is dialed."""
-    where = LocalRendezvous(1)
-    async with Worker("ps", rank=0, rendezvous=where, options=acceptor) as ps:
+    async with alone("ps", acceptor) as ps:
         addresses = {"me": NOWHERE, "ps": at or ps.addresses}
         async with Worker("me", rendezvous=addresses, options=dialer) as me:
             yield me, ps
@@ -89,8 +88,7 @@ async def test_certificates_suffice_without_a_secret(authority: Authority) -> No
     large = torch.arange(4 << 20, dtype=torch.float32)
     async with pair(ours, theirs) as (me, ps):
         assert await me.peer("ps").call(remote.add, 1) == 2
-        echoed = await me.peer("ps").call(remote.echo, large)
-        assert torch.equal(echoed, large)
+        assert torch.equal(await me.peer("ps").call(remote.echo, large), large)
         assert await ps.peer("me").call(remote.add, 2) == 3
         assert me.counters == ps.counters == asyncrpc.Counters()
 
@@ -190,9 +188,8 @@ async def test_certificate_for_another_host_is_refused(
     ours = replace(authority.tls(), server_hostname=named)
     theirs = with_tls(authority.tls("10.1.2.3", "elsewhere.example"))
     said, logged = await refused(with_tls(ours), theirs, caplog)
-    assert (
-        f"the peer's certificate is for another {'name' if named else 'addr'}" in said
-    )
+    kind = "name" if named else "addr"
+    assert f"the peer's certificate is for another {kind}" in said
     assert "Tls(server_hostname=...)" in said
     assert "refused this worker's certificate" in logged
 
@@ -201,9 +198,8 @@ async def test_dialer_without_a_certificate_is_refused(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     context = ssl.create_default_context(cafile=str(authority.path))
-    where = LocalRendezvous(1)
     options = with_tls(authority.tls())
-    async with Worker("ps", rank=0, rendezvous=where, options=options) as ps:
+    async with alone("ps", options) as ps:
         url = urlsplit(ps.addresses[0])
         with contextlib.suppress(OSError):
             reader, writer = await asyncio.open_connection(
@@ -235,10 +231,9 @@ async def test_tls_at_one_end_only_is_explained(
 async def test_listening_without_verification_is_refused(authority: Authority) -> None:
     """Encryption alone does not tell friend from stranger."""
     tls = replace(authority.tls(), verify_peer=False)
-    worker = Worker("a", rank=0, rendezvous=LocalRendezvous(1), options=with_tls(tls))
+    worker = alone("a", with_tls(tls))
     with pytest.raises(UsageError, match=r"Options\(tls=Tls\(ca=...\)\)"):
-        async with worker:
-            pass
+        await worker.__aenter__()
 
 
 def test_tls_without_a_ca_is_refused(authority: Authority) -> None:
@@ -246,9 +241,7 @@ def test_tls_without_a_ca_is_refused(authority: Authority) -> None:
         Tls(certificate=authority.issue())
 
 
-async def test_invalid_certificate_files_are_named(
-    authority: Authority, tmp_path: Path
-) -> None:
+async def test_bad_certificate_is_named(authority: Authority, tmp_path: Path) -> None:
     good = authority.tls()
     empty = tmp_path / "empty.pem"
     empty.write_text("")
@@ -264,10 +257,9 @@ async def test_invalid_certificate_files_are_named(
     ]
     for tls, words in wrong:
         options = with_tls(tls)
-        worker = Worker("a", rank=0, rendezvous=LocalRendezvous(1), options=options)
+        worker = alone("a", options)
         with pytest.raises(UsageError, match=words):
-            async with worker:
-                pass
+            await worker.__aenter__()
 
 
 # --- somebody between ----------------------------------------------------------------
@@ -345,8 +337,7 @@ async def with_somebody_between(
     server: ssl.SSLContext | None = None,
     client: ssl.SSLContext | None = None,
 ) -> AsyncIterator[tuple[Worker, Worker, Between]]:
-    where = LocalRendezvous(1)
-    async with Worker("ps", rank=0, rendezvous=where, options=options) as ps:
+    async with alone("ps", options) as ps:
         between = Between(ps.addresses[0], server, client)
         async with between.running():
             addresses = {"me": NOWHERE, "ps": between.address}
@@ -376,9 +367,7 @@ async def test_proxy_that_terminates_tls_cannot_relay_proofs(
         context.load_verify_locations(authority.path)
     options = with_tls(authority.tls(), SECRET)
     async with with_somebody_between(options, server, client) as (me, ps, between):
-        with pytest.raises(
-            AuthenticationError, match="terminates TLS with its own certificate"
-        ):
+        with pytest.raises(AuthenticationError, match="with its own certificate"):
             await me.peer("ps").call(remote.add, 1)
         assert between.seen.startswith(b"ARPC")  # so it was in the path, decrypted
         assert me.counters.authentications_failed == 1
@@ -387,8 +376,7 @@ async def test_proxy_that_terminates_tls_cannot_relay_proofs(
 
 async def test_cut_connection_is_made_again_with_tls(authority: Authority) -> None:
     """A call that is under way does not notice."""
-    options = with_tls(authority.tls())
-    async with with_somebody_between(options) as (me, ps, between):
+    async with with_somebody_between(with_tls(authority.tls())) as (me, ps, between):
         assert await me.peer("ps").call(remote.add, 1) == 2
         call = me.parts.start_call("ps", remote.slow_one)
         await until(lambda: ps.parts.active == 1)

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import asyncrpc
-from asyncrpc import LocalRendezvous, Worker
 from asyncrpc.core.calls.context import current_worker_var
+from tests.integration.core.groups import alone
 from tests.integration.core.two_loops import (
     ASYNCIO,
     DOORS,
@@ -80,9 +80,7 @@ def test_coroutine_without_a_running_loop_is_refused(program: Program) -> None:
     assert not RAN
 
 
-def test_future_started_by_a_plain_thread_is_awaited_on_the_loop(
-    program: Program,
-) -> None:
+def test_future_of_a_plain_thread_is_awaited_on_the_loop(program: Program) -> None:
     did = program.home.run_until_complete(
         asyncio.to_thread(outcomes, program, STARTS, without_loop)
     )
@@ -99,8 +97,7 @@ def test_worker_with_a_closed_loop_is_refused() -> None:
     )
     did = json.loads(ended.stdout)
     did.pop("start")
-    others = {name: what for name, what in did.items() if "is closed;" not in what}
-    assert others == {}
+    assert {name: what for name, what in did.items() if "is closed;" not in what} == {}
     assert "and ran" not in ended.stdout
 
 
@@ -135,7 +132,7 @@ async def until_closed() -> AsyncGenerator[int, None]:
 
 
 async def test_stream_closed_by_another_thread_ends_its_producer() -> None:
-    async with Worker("w", rank=0, rendezvous=LocalRendezvous(1)) as worker:
+    async with alone("w") as worker:
         items: Any = worker.peer("w").stream(until_closed)
         await anext(items)
         await asyncio.to_thread(lambda: asyncio.run(items.aclose()))
@@ -147,7 +144,7 @@ async def test_context_and_deadline_may_end_in_another_task() -> None:
         async with asyncrpc.autograd.context(), asyncrpc.deadline(3600.0):
             yield
 
-    worker = Worker("w", rank=0, rendezvous=LocalRendezvous(1))
+    worker = alone("w")
     async with worker, aclosing(hold()) as held:
         await asyncio.create_task(held.asend(None))
 
@@ -155,7 +152,7 @@ async def test_context_and_deadline_may_end_in_another_task() -> None:
 def test_a_task_has_the_worker_of_its_own_loop(program: Program) -> None:
     """As in a test that has fixtures of several scopes: one context, several loops."""
     context = contextvars.copy_context()
-    other = Worker("other", rank=0, rendezvous=LocalRendezvous(1))
+    other = alone("other")
 
     async def current() -> Any:
         async with asyncrpc.autograd.context():

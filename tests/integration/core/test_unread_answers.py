@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import LimitOptions, LocalRendezvous, NetworkOptions, Options, Worker
+from asyncrpc import LimitOptions, NetworkOptions, Options, Worker
 from asyncrpc.core.wire.frames import HEADER_BYTES, Flags, FrameKind, prefix
 from asyncrpc.testing import Cluster
 from asyncrpc.testing.cluster import Wires
 from tests.integration.core.company import PATIENT
-from tests.integration.core.groups import LIMIT_S, until
+from tests.integration.core.groups import LIMIT_S, alone, until
 from tests.integration.core.raw_connections import Stream, dialed, hello, prove
 
 SECRET = "a secret of those inside"
@@ -83,18 +83,16 @@ async def server() -> AsyncIterator[Worker]:
         limits=LimitOptions(outbound_bytes_max=LIMIT_BYTES),
         network=NetworkOptions(listen=("tcp://127.0.0.1:0",)),
     )
-    meeting = LocalRendezvous(1)
-    async with Worker("ps", rank=0, rendezvous=meeting, options=options) as worker:
+    async with alone("ps", options) as worker:
         yield worker
 
 
 def request(function: str, call_id: int, *args: int) -> bytes:
-    is_stream = function.startswith("tensors")
     return prefix(
         FrameKind.REQUEST,
         call_id,
         aux=-1,
-        flags=int(Flags.STREAM) if is_stream else 0,
+        flags=int(Flags.STREAM) if function.startswith("tensors") else 0,
         head=msgpack.packb([[0, f"{__name__}:{function}"], None]),
         control=struct.pack("<I", 0) + msgpack.packb([list(args), {}]),
     )
@@ -133,9 +131,7 @@ async def ask_in_turn(server: Worker) -> None:
 @pytest.mark.parametrize(
     "function", ["tensors", "tensors_of_a_thread", "tensor", "tensor_of_a_thread"]
 )
-async def test_answers_pause_for_a_peer_that_does_not_read(
-    server: Worker, function: str
-) -> None:
+async def test_answers_pause_for_an_idle_reader(server: Worker, function: str) -> None:
     args = (1000,) if function.startswith("tensors") else ()
     async with dialed(server) as stream:
         await enter(stream)

@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 import torch
 
+import asyncrpc
 from asyncrpc import (
-    AsyncRpcError,
     CallError,
     LimitOptions,
     Options,
     RejectedError,
     RemoteError,
     RRef,
+    Worker,
 )
 from asyncrpc.errors import DecodeError
 from asyncrpc.testing import Cluster, acting_as
@@ -98,18 +99,21 @@ def arranged(order: str, found: list[RRef[Counter]]) -> list[Any]:
     return [{"a": [found, wrong, (found[1], {"b": found[2]})]}]
 
 
+@pytest.fixture
+async def trio(trio: Trio) -> AsyncIterator[Trio]:
+    """Three workers that own and hold nothing once the test has ended."""
+    yield trio
+    await all_freed(*trio)
+
+
 @pytest.mark.parametrize("order", ORDERS)
-async def test_unreadable_request_releases_its_references(
-    trio: Trio, order: str
-) -> None:
+async def test_unreadable_request_frees_its_references(trio: Trio, order: str) -> None:
     a = trio[0]
     references = await references_of(trio)
     for _ in range(3):
         with pytest.raises(CallError, match="it cannot be read"):
             await a.peer("b").call(take, *arranged(order, references))
     assert await a.peer("b").call(len, "ab") == 2
-    references.clear()
-    await all_freed(*trio)
 
 
 async def test_refused_request_releases_its_references() -> None:
@@ -139,22 +143,18 @@ async def test_refused_remote_releases_its_references() -> None:
         with acting_as(a):
             mine = RRef(Counter(5))
         for _ in range(3):
-            with pytest.raises(AsyncRpcError, match="references_max"):
+            with pytest.raises(asyncrpc.AsyncRpcError, match="references_max"):
                 await a.peer("b").remote(take, mine, held)
         held.clear()
         del mine, reference
         await all_freed(a, b, c)
 
 
-async def test_request_for_a_missing_function_releases_its_references(
-    trio: Trio,
-) -> None:
+async def test_request_for_a_missing_function_frees_its_references(trio: Trio) -> None:
     a = trio[0]
     references = await references_of(trio)
     with pytest.raises(CallError):
         await a.peer("b").call(hidden, *references)
-    references.clear()
-    await all_freed(*trio)
 
 
 def hidden() -> None:
@@ -170,31 +170,24 @@ async def test_unreadable_result_releases_its_references(trio: Trio) -> None:
     for _ in range(3):
         with pytest.raises(CallError, match="it cannot be read"):
             await a.peer("b").call(unreadable_result, *references)
-    references.clear()
-    await all_freed(*trio)
 
 
-async def test_closed_stream_releases_items_on_their_way(trio: Trio) -> None:
-    a = trio[0]
+async def test_closed_stream_releases_items_on_their_way(a: Worker) -> None:
     for _ in range(3):
         stream = a.peer("b").stream(many, 12)
-        first = await anext(stream)
+        await anext(stream)
         await stream.aclose()
-        del first
-    await all_freed(*trio)
 
 
 async def test_item_after_the_end_of_its_stream_is_released(trio: Trio) -> None:
     a, b, _ = trio
     stream = a.peer("b").stream(held_references)
-    first = await anext(stream)
+    await anext(stream)
     back = await b.parts.link_to("a")
     (serving,) = back.served
     await stream.aclose()  # its CANCEL is on the way when the next item leaves
     with acting_as(b):
         back.responder.send_item(serving, 1, RRef(Counter(1)))
-    del first, serving
-    await all_freed(*trio)
 
 
 async def held_references() -> AsyncIterator[RRef[Counter]]:
@@ -203,11 +196,9 @@ async def held_references() -> AsyncIterator[RRef[Counter]]:
 
 
 async def test_unreadable_item_releases_its_references(trio: Trio) -> None:
-    a = trio[0]
-    stream = a.peer("b").stream(unreadable_items)
+    stream = trio[0].peer("b").stream(unreadable_items)
     with pytest.raises(CallError, match="it cannot be read"):
         [_ async for _ in stream]
-    await all_freed(*trio)
 
 
 async def test_error_with_a_reference_keeps_its_text(trio: Trio) -> None:
@@ -216,9 +207,6 @@ async def test_error_with_a_reference_keeps_its_text(trio: Trio) -> None:
     with pytest.raises(ValueError, match="it has a reference") as caught:
         await a.peer("b").call(raise_with, references[0])
     assert isinstance(caught.value, RemoteError)
-    del caught
-    references.clear()
-    await all_freed(*trio)
 
 
 @pytest.mark.parametrize("codec", ["", "zstd"])
@@ -242,12 +230,8 @@ async def test_cancelled_large_request_releases_its_references(codec: str) -> No
         await all_freed(*trio)
 
 
-# --- what a peer says that has no say ------------------------------------------------
-
-
-async def test_invalid_release_keeps_the_others_valid(trio: Trio) -> None:
+async def test_invalid_release_keeps_the_others_valid(a: Worker, b: Worker) -> None:
     """The releases come in one message; the valid ones count."""
-    a, b, _ = trio
     with acting_as(b):
         kept = RRef(Counter(7))
     lent: list[Any] = [await a.peer("b").call(make, number) for number in range(3)]
@@ -263,8 +247,6 @@ async def test_invalid_release_keeps_the_others_valid(trio: Trio) -> None:
     gc.collect()
     assert await a.peer("b").call(len, "ab") == 2
     assert counts(b)["owned"] == 1
-    del kept
-    await all_freed(*trio)
 
 
 def make(number: int) -> RRef[Counter]:
@@ -272,9 +254,7 @@ def make(number: int) -> RRef[Counter]:
 
 
 @pytest.mark.parametrize("forks", [0, -1, 2, 2**63, 0.5, True, None])
-async def test_release_of_a_reference_not_held_is_dropped(
-    trio: Trio, forks: Any
-) -> None:
+async def test_release_of_unheld_reference_is_dropped(trio: Trio, forks: Any) -> None:
     a, _, c = trio
     rref: Any = await a.peer("b").call(make, 1)
     for worker in (a, c):  # c holds nothing
@@ -284,22 +264,15 @@ async def test_release_of_a_reference_not_held_is_dropped(
         assert await worker.peer("b").call(len, "ab") == 2
     assert (await rref.to_here()).count == 1
     assert await a.parts.link_to("b") is not None
-    del rref
-    await all_freed(*trio)
 
 
 @pytest.mark.parametrize("method", ["gone", "registered"])
-async def test_notices_about_a_value_come_from_its_owner_only(
-    trio: Trio, method: str
-) -> None:
+async def test_notices_of_a_value_come_from_its_owner(trio: Trio, method: str) -> None:
     a, _, c = trio
     rref: Any = await a.peer("b").call(make, 1)
-    link = await c.parts.link_to("a")
-    raw_messages.tell(link, "rref", method, list(rref.rref_id))
+    raw_messages.tell(await c.parts.link_to("a"), "rref", method, list(rref.rref_id))
     assert await c.peer("a").call(len, "ab") == 2
     assert (await rref.to_here()).count == 1
-    del rref
-    await all_freed(*trio)
 
 
 async def test_forged_owner_name_renames_no_worker(trio: Trio) -> None:

@@ -19,7 +19,8 @@ from asyncrpc import Worker, autograd
 from asyncrpc.errors import EncodeError
 from asyncrpc.nn import RemoteModule
 from asyncrpc.optim import DistributedOptimizer
-from asyncrpc.testing import Cluster, ProcessCluster, acting_as
+from asyncrpc.testing import Cluster, acting_as
+from tests.integration.core.groups import processes
 from tests.values import CONTAINERS, CONTENTS, SOURCES, Wrapper, one_rank, shown
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of torch's new kinds
@@ -236,8 +237,7 @@ async def sum_of_argument(a: Worker, leaf: torch.Tensor, *names: str) -> torch.T
 
 
 async def sum_by_keyword(a: Worker, leaf: torch.Tensor, *names: str) -> torch.Tensor:
-    value = boxed(leaf, *names)
-    return await a.peer("b").call(summed, value=value, container=names[0])
+    return await a.peer("b").call(summed, value=boxed(leaf, *names), container=names[0])
 
 
 async def sum_of_result(a: Worker, leaf: torch.Tensor, *names: str) -> torch.Tensor:
@@ -251,8 +251,7 @@ async def sum_of_item(a: Worker, leaf: torch.Tensor, *names: str) -> torch.Tenso
 
 
 async def sum_of_reference(a: Worker, leaf: torch.Tensor, *names: str) -> torch.Tensor:
-    value = await a.peer("b").remote(boxed, leaf, *names).to_here()
-    return summed(value, names[0])
+    return summed(await a.peer("b").remote(boxed, leaf, *names).to_here(), names[0])
 
 
 async def sum_by_method(a: Worker, leaf: torch.Tensor, *names: str) -> torch.Tensor:
@@ -292,7 +291,7 @@ class TestOnOneLoop:
         """There and back, so that the other process has to build and to send each."""
         values = contents(without=NEEDS_A_GROUP)
         like = {name: shown(value) for name, value in values.items()}
-        async with ProcessCluster(["b"], method="forkserver") as a:
+        async with processes("b") as a:
             for container in CONTAINERS:
                 sent = contained(values, container)
                 check(await a.peer("b").call(returned, sent), sent, container, like)
@@ -345,8 +344,7 @@ class TestOnOneLoop:
                 reference = a.peer("b").remote(own, parameter)
                 optimizer = await DistributedOptimizer(Keeping, [reference], lr=0.1)
                 async with autograd.context() as ctx:
-                    local = await reference.to_here()
-                    await autograd.backward(ctx, local.sum())
+                    await autograd.backward(ctx, (await reference.to_here()).sum())
                     await optimizer.step(ctx)
                 state = await optimizer.state_dict()
         for name, value in contained_values().items():

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from asyncrpc import DeviceOptions, Options
+from asyncrpc import DeviceOptions, Options, Worker
 from asyncrpc.core.barriers.service import BARRIER
 from asyncrpc.core.calls.futures import CallFuture
 from asyncrpc.core.hosting import LoopThread
@@ -85,8 +85,7 @@ async def odd() -> Odd:
 
 async def in_time(waited: Any) -> Any:
     """Await something that must not hang."""
-    async with asyncio.timeout(LIMIT_S):
-        return await waited
+    return await asyncio.wait_for(waited, LIMIT_S)
 
 
 class Cut:
@@ -109,16 +108,14 @@ class Cut:
 class TestALinkLostAsItIsMade:
     """Between the end of a dial and the turn of who waits for it, it may be lost."""
 
-    async def test_call_uses_the_next_link_after_a_loss(self, trio: Trio) -> None:
-        a = trio[0]
+    async def test_call_uses_the_next_link_after_a_loss(self, a: Worker) -> None:
         cut = Cut(a.parts.directory.find("b"))
         call = a.peer("b").call(max, 1, 2)
         await cut.when_dialed()
         assert await in_time(call) == 2
         assert [link.is_lost for link in cut.links] == [True]
 
-    async def test_stream_uses_the_next_link_after_a_loss(self, trio: Trio) -> None:
-        a = trio[0]
+    async def test_stream_uses_the_next_link_after_a_loss(self, a: Worker) -> None:
         cut = Cut(a.parts.directory.find("b"))
 
         async def take() -> list[int]:
@@ -130,9 +127,8 @@ class TestALinkLostAsItIsMade:
         assert [link.is_lost for link in cut.links] == [True]
 
 
-async def test_failed_start_of_a_call_is_raised_in_its_thread(trio: Trio) -> None:
+async def test_failed_start_of_a_call_is_raised_in_its_thread(a: Worker) -> None:
     """Any error on the loop ends the wait of the thread."""
-    a = trio[0]
     assert await a.peer("b").call(max, 1, 2) == 2
 
     def refuse(_link: Any) -> None:
@@ -186,9 +182,7 @@ class TestTheEndOfAWorker:
             series = a.parts.barriers.table.series(BARRIER)
             await until(lambda: series.missing == [absent])
             await a.shutdown()
-            with pytest.raises(
-                BarrierBrokenError, match=r"'a'\) gave up .* shuts down"
-            ):
+            with pytest.raises(BarrierBrokenError, match=r"'a'\) gave .* shuts down"):
                 await in_time(barriers[0])
         await in_time(asyncio.gather(*barriers, return_exceptions=True))
 
@@ -216,8 +210,7 @@ class TestTheEndOfAWorker:
 
 @pytest.mark.usefixtures("gate")
 class TestAValueThatIsStillToBeMade:
-    async def test_release_ends_a_wait_for_the_value(self, trio: Trio) -> None:
-        a = trio[0]
+    async def test_release_ends_a_wait_for_the_value(self, a: Worker) -> None:
         with acting_as(a):
             rref = a.peer("a").remote(number)
             waiting = asyncio.ensure_future(rref.to_here())
@@ -228,9 +221,7 @@ class TestAValueThatIsStillToBeMade:
             _go.set()
 
     @pytest.mark.parametrize("name", ["broken", "nameless"])
-    async def test_property_that_raises_reaches_its_caller(
-        self, trio: Trio, name: str
-    ) -> None:
+    async def test_error_of_a_property_is_raised(self, trio: Trio, name: str) -> None:
         a = trio[0]
         with acting_as(a):
             rref = a.peer("b").remote(odd)

@@ -22,14 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import asyncrpc
-from asyncrpc import (
-    AsyncRpcError,
-    Group,
-    NetworkOptions,
-    Options,
-    Worker,
-    WorkerLostError,
-)
+from asyncrpc import Group, NetworkOptions, Options, Worker, WorkerLostError
 from asyncrpc.autograd import backward, context
 from asyncrpc.core.links.link import Link
 from asyncrpc.core.membership.messages import fields_of
@@ -40,6 +33,7 @@ from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import Cluster, acting_as
 from tests import raw_messages
 from tests.inner_state import optimizers_here, routes_of, series_of, turns_of
+from tests.integration.core.test_liars import Layer
 from tests.integration.core.wrong_content import JUNK, examples, spoiled
 
 SERVICES = (
@@ -54,22 +48,6 @@ async def hold() -> str:
     """Run until the test lets it end."""
     await _release.wait()
     return "held"
-
-
-class Layer:
-    """One parameter."""
-
-    def __init__(self) -> None:
-        self.weight = torch.nn.Parameter(torch.ones(3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.weight
-
-    def parameter(self) -> asyncrpc.RRef[torch.nn.Parameter]:
-        return asyncrpc.RRef(self.weight)
-
-    def value(self) -> torch.Tensor:
-        return self.weight.detach().clone()
 
 
 class Training:
@@ -92,8 +70,7 @@ class Training:
         with acting_as(self.a):
             async with context() as ctx:
                 x = torch.ones(3)
-                loss = (await self.layer.rpc_async().forward(x)).sum()
-                await backward(ctx, [loss])
+                await backward(ctx, [(await self.layer.rpc_async().forward(x)).sum()])
                 await self.optimizer.step(ctx)
             self.steps += 1
             weight = await self.layer.rpc_async().value()
@@ -193,8 +170,7 @@ def methods_of(worker: Worker) -> Iterable[tuple[str, str, str]]:
     for name in SERVICES:
         worker.parts.service(name)  # which loads it
         for route in routes_of(worker.parts.router, name):
-            kind = "request" if route.is_answered else "notice"
-            yield name, kind, route.method
+            yield name, "request" if route.is_answered else "notice", route.method
 
 
 async def test_examples_cover_all_messages() -> None:
@@ -213,7 +189,7 @@ async def refuse(link: Link, service: Any, method: Any, value: Any) -> str:
             await raw_messages.request(link, service, method, value)
     except WorkerLostError:
         raise
-    except AsyncRpcError as error:
+    except asyncrpc.AsyncRpcError as error:
         return str(error)
     return ""
 
@@ -279,7 +255,7 @@ async def test_wrong_content_costs_its_message_alone(
 @pytest.mark.parametrize(
     "services", [SERVICES, ("unheard of", "", 5, None, ["rref"])], ids=["known", "not"]
 )
-async def test_unknown_method_is_refused(
+async def test_unknown_method_refused(
     services: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     methods = ("", "unheard of", "__class__", "on_request", 5, None, [1])

@@ -33,11 +33,6 @@ async def hold() -> str:
     return "held"
 
 
-async def counts(to: int) -> Any:
-    for number in range(to):
-        yield number
-
-
 async def held_items() -> Any:
     yield 0
     await _release.wait()
@@ -55,16 +50,22 @@ async def pair() -> AsyncIterator[Pair]:
         _release.set()
 
 
-def send_request(link: Link, head: list[Any], value: Any = None) -> CallFuture[Any]:
+def send(
+    link: Link, head: list[Any], control: bytes, kind: int = FrameKind.REQUEST
+) -> CallFuture[Any]:
     """Send a request with a head as it is given; the future holds its answer."""
     call: CallFuture[Any] = CallFuture(loop=link.host.loop, function="it", to="b")
     call.call_id = link.pending.open(call)
     call.link = link
-    control = link.host.codec.encode([[1, 2], {}] if value is None else value).control
     link.connection.send(
-        FrameKind.REQUEST, call.call_id, aux=-1, head=pack_head(head), control=control
+        kind, call.call_id, aux=-1, head=pack_head(head), control=control
     )
     return call
+
+
+def send_request(link: Link, head: list[Any], value: Any = None) -> CallFuture[Any]:
+    encoded = link.host.codec.encode([[1, 2], {}] if value is None else value)
+    return send(link, head, encoded.control)
 
 
 NAMED = [0, "builtins:max"]
@@ -90,16 +91,15 @@ META = [
 
 
 @pytest.mark.parametrize("meta", META, ids=str)
-async def test_wrong_meta_of_a_request_fails_its_call_alone(
+async def test_wrong_meta_of_a_request_fails_only_it(
     pair: Pair, meta: dict[str, Any]
 ) -> None:
     a, b, link = pair
     held = asyncio.ensure_future(a.peer("b").call(hold))
     assert await a.peer("b").call(max, 1, 2) == 2
     for _ in range(2):
-        async with asyncio.timeout(LIMIT_S):
-            with pytest.raises(AsyncRpcError) as caught:
-                await send_request(link, [NAMED, meta])
+        with pytest.raises(AsyncRpcError) as caught:
+            await asyncio.wait_for(send_request(link, [NAMED, meta]), LIMIT_S)
         assert not isinstance(caught.value, WorkerLostError)
     _release.set()
     assert await held == "held"
@@ -124,23 +124,18 @@ async def test_wrong_meta_of_a_request_fails_its_call_alone(
     ],
     ids=str,
 )
-async def test_invalid_target_is_answered_with_an_error(
-    pair: Pair, target: Any
-) -> None:
+async def test_invalid_target_is_answered_by_an_error(pair: Pair, target: Any) -> None:
     a, _, link = pair
     for _ in range(2):
-        async with asyncio.timeout(LIMIT_S):
-            with pytest.raises(AsyncRpcError) as caught:
-                await send_request(link, [target, None])
+        with pytest.raises(AsyncRpcError) as caught:
+            await asyncio.wait_for(send_request(link, [target, None]), LIMIT_S)
         assert not isinstance(caught.value, WorkerLostError)
     assert await a.peer("b").call(max, 1, 2) == 2
     assert await a.parts.link_to("b") is link
 
 
 @pytest.mark.parametrize("value", [5, [], [1], [[], []], [{}, []], [5, {}], {"a": 1}])
-async def test_invalid_arguments_are_answered_with_an_error(
-    pair: Pair, value: Any
-) -> None:
+async def test_invalid_arguments_get_an_error(pair: Pair, value: Any) -> None:
     _, _, link = pair
     with pytest.raises(DecodeError, match="argument"):
         await send_request(link, [NAMED], value)
@@ -170,37 +165,27 @@ async def test_undecodable_value_costs_its_message_alone(
         (FrameKind.REQUEST, [NAMED]),
         (FrameKind.SERVICE, ["membership", "find"]),
     ):
-        call: CallFuture[Any] = CallFuture(loop=link.host.loop, function="it", to="b")
-        call.call_id = link.pending.open(call)
-        call.link = link
-        link.connection.send(
-            kind, call.call_id, aux=-1, head=pack_head(head), control=control
-        )
-        async with asyncio.timeout(LIMIT_S):
-            with pytest.raises(DecodeError):
-                await call
+        with pytest.raises(DecodeError):
+            await asyncio.wait_for(send(link, head, control, kind), LIMIT_S)
     link.connection.send(
         FrameKind.NOTICE, 0, head=pack_head(["rref", "release"]), control=control
     )
     back = await b.parts.link_to("a")
     for kind in (FrameKind.RESPONSE, FrameKind.ERROR):
-        held = a.peer("b").call(hold)
-        task = asyncio.ensure_future(held)
+        task = asyncio.ensure_future(a.peer("b").call(hold))
         assert await a.peer("b").call(max, 1, 2) == 2
         waiting = calls_over(link)[0].call_id
         back.connection.send(kind, waiting, control=control)
-        async with asyncio.timeout(LIMIT_S):
-            with pytest.raises(DecodeError):
-                await task
+        with pytest.raises(DecodeError):
+            await asyncio.wait_for(task, LIMIT_S)
     stream = a.peer("b").stream(held_items)
     assert await anext(stream) == 0
     waiting = calls_over(link)[0].call_id
     back.connection.send(
         FrameKind.STREAM_ITEM, waiting, head=pack_head([1, None]), control=control
     )
-    async with asyncio.timeout(LIMIT_S):
-        with pytest.raises(DecodeError):
-            await anext(stream)
+    with pytest.raises(DecodeError):
+        await asyncio.wait_for(anext(stream), LIMIT_S)
     _release.set()
     assert await a.peer("b").call(max, 1, 2) == 2  # what was sent before has come
     assert await b.peer("a").call(max, 1, 2) == 2
@@ -214,9 +199,7 @@ async def test_undecodable_value_costs_its_message_alone(
     [{"l": 5}, {"l": ["x"]}, {"l": [999]}, {"l": [-1]}, {"o": 5}, {"o": []}, {"a": 5}],
     ids=str,
 )
-async def test_wrong_meta_of_an_answer_keeps_its_value(
-    pair: Pair, meta: dict[str, Any]
-) -> None:
+async def test_wrong_meta_keeps_the_answer(pair: Pair, meta: dict[str, Any]) -> None:
     """A value is not lost because loans are returned that were never made."""
     a, b, link = pair
     back = await b.parts.link_to("a")
@@ -239,8 +222,7 @@ async def test_wrong_meta_of_an_answer_keeps_its_value(
             head=pack_head([meta]),
             control=back.host.codec.encode(value).control,
         )
-        async with asyncio.timeout(LIMIT_S):
-            await asyncio.wait([task])
+        await asyncio.wait_for(asyncio.wait([task]), LIMIT_S)
         assert not isinstance(task.exception(), WorkerLostError)
         if kind == FrameKind.RESPONSE and "a" not in meta:
             assert task.result() == "answered"
@@ -319,9 +301,8 @@ async def test_broken_framing_ends_the_connection_with_a_reason(
     assert await a.peer("b").call(max, 1, 2) == 2
     frame = dict(FRAMES[name])
     link.connection.send(frame.pop("kind"), frame.pop("call_id", 1000), **frame)
-    async with asyncio.timeout(LIMIT_S):
-        with pytest.raises(WorkerLostError):
-            await task
+    with pytest.raises(WorkerLostError):
+        await asyncio.wait_for(task, LIMIT_S)
     assert "broke the protocol" in caplog.text
     _release.set()
     assert await a.peer("b").call(max, 1, 2) == 2  # by another connection
@@ -358,8 +339,7 @@ async def test_answer_of_a_wrong_kind_ends_the_wait(
     back.connection.send(
         kind, waiting.call_id, aux=aux, head=pack_head(head), control=control
     )
-    async with asyncio.timeout(LIMIT_S):
-        with pytest.raises(WorkerLostError):
-            await task
+    with pytest.raises(WorkerLostError):
+        await asyncio.wait_for(task, LIMIT_S)
     _release.set()
     assert await a.peer("b").call(max, 1, 2) == 2

@@ -14,9 +14,10 @@ import pytest
 
 from asyncrpc import CallError, Options, Outcome, Policy, RemoteError, RRef, Worker
 from asyncrpc.errors import DecodeError, EncodeError
-from asyncrpc.testing import Cluster, ProcessCluster
+from asyncrpc.testing import Cluster
 from tests.integration.core import misbehaving, ways
 from tests.integration.core.company import LIMIT_S, PATIENT, company, told_by, work
+from tests.integration.core.groups import processes
 from tests.integration.core.misbehaving import BAD, FINE, RAISED
 from tests.integration.core.ways import CALLS, Way
 
@@ -41,8 +42,7 @@ async def error_of(way: Way, worker: Worker, kind: str) -> CallError | None:
     errors: list[CallError | None] = []
     for _ in range(2):
         try:
-            async with asyncio.timeout(LIMIT_S):
-                await way(worker, kind)
+            await asyncio.wait_for(way(worker, kind), LIMIT_S)
         except CallError as error:
             errors.append(error.with_traceback(None))
         else:
@@ -101,11 +101,7 @@ async def test_training_survives_wrong_functions(way: str) -> None:
 
 @pytest.mark.slow
 async def test_wrong_function_fails_its_call_across_processes() -> None:
-    async with (
-        ProcessCluster(["b"], options=OPTIONS, method="forkserver") as a,
-        company(a),
-        work(a),
-    ):
+    async with processes("b", options=OPTIONS) as a, company(a), work(a):
         for way in CALLS.values():
             await misuse(a, way)
 

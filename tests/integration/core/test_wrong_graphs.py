@@ -18,11 +18,11 @@ import torch
 from asyncrpc import Options, Worker
 from asyncrpc.autograd import backward, context, get_gradients
 from asyncrpc.errors import BackwardFailedError
-from asyncrpc.testing import Cluster, ProcessCluster, acting_as
+from asyncrpc.testing import Cluster, acting_as
 from tests.integration.core import misbehaving
 from tests.integration.core import wrong_graphs as graphs
 from tests.integration.core.company import LIMIT_S, PATIENT, company, work
-from tests.integration.core.groups import until
+from tests.integration.core.groups import processes, until
 from tests.integration.core.wrong_graphs import RAISING
 
 OPTIONS: Final = Options(drain_timeout_s=2.0, liveness=PATIENT)
@@ -60,8 +60,7 @@ async def goes_well(worker: Worker) -> None:
     """A pass through the same workers comes to what it should."""
     leaf = torch.ones(2, 3, requires_grad=True)
     async with context() as ctx:
-        out = await worker.peer("b").call(graphs.well, leaf)
-        await backward(ctx, [out.sum()])
+        await backward(ctx, [(await worker.peer("b").call(graphs.well, leaf)).sum()])
         assert torch.equal(get_gradients(ctx)[leaf], torch.full((2, 3), 2.0))
 
 
@@ -144,11 +143,7 @@ async def test_training_survives_graphs_that_raise() -> None:
 
 
 async def test_graph_that_raises_fails_across_processes() -> None:
-    async with (
-        ProcessCluster(["b"], options=OPTIONS, method="forkserver") as a,
-        company(a),
-        work(a),
-    ):
+    async with processes("b", options=OPTIONS) as a, company(a), work(a):
         with acting_as(a):
             for name in RAISING:
                 for kind in FEW:

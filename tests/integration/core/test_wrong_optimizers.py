@@ -19,10 +19,11 @@ from asyncrpc import AsyncRpcError, Options, RRef, Worker
 from asyncrpc.autograd import backward, context
 from asyncrpc.errors import OptimizerError
 from asyncrpc.optim import DistributedOptimizer
-from asyncrpc.testing import Cluster, ProcessCluster, acting_as
+from asyncrpc.testing import Cluster, acting_as
 from tests.integration.core import misbehaving
 from tests.integration.core import wrong_optimizers as wrong
 from tests.integration.core.company import LIMIT_S, PATIENT, company, work
+from tests.integration.core.groups import processes
 from tests.integration.core.wrong_optimizers import Wrong
 
 OPTIONS: Final = Options(drain_timeout_s=2.0, liveness=PATIENT)
@@ -142,7 +143,7 @@ async def never_made(a: Worker, where: str, owners: str, at: str, kind: str) -> 
 
 @pytest.mark.parametrize(("owners", "at"), OWNERS)
 @pytest.mark.parametrize("where", ["constructor", "constructor's end"])
-async def test_constructor_that_raises_makes_no_optimizer(
+async def test_raising_constructor_makes_no_optimizer(
     where: str, owners: str, at: str
 ) -> None:
     async with Cluster(3, options=OPTIONS) as (a, *_), company(a):
@@ -174,10 +175,6 @@ async def test_failed_state_call_keeps_the_state(owners: str, at: str) -> None:
 
 
 async def test_failed_step_is_applied_nowhere_across_processes() -> None:
-    async with (
-        ProcessCluster(["b"], options=OPTIONS, method="forkserver") as a,
-        company(a),
-        work(a),
-    ):
+    async with processes("b", options=OPTIONS) as a, company(a), work(a):
         for owners in ("b", "ab"):
             await misuse(a, owners, "b", FEW)

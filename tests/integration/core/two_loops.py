@@ -18,13 +18,14 @@ import torch
 from torch import nn
 
 import asyncrpc
-from asyncrpc import LocalRendezvous, UsageError, Worker, functions, serving
+from asyncrpc import UsageError, functions, serving
 from asyncrpc.collectives import rendezvous
 from asyncrpc.core.calls.context import current_worker_var
 from asyncrpc.core.loop.loops import loop_factory
 from asyncrpc.ddp import DistributedDataParallel
 from asyncrpc.nn import RemoteModule
 from asyncrpc.optim import DistributedOptimizer
+from tests.integration.core.groups import alone
 
 RAN: list[str] = []
 
@@ -64,7 +65,7 @@ class Program:
 
     def __init__(self) -> None:
         self.home, self.second = loop_factory()(), loop_factory()()
-        self.worker = Worker("w", rank=0, rendezvous=LocalRendezvous(1))
+        self.worker = alone("w")
         self.home.run_until_complete(self._begin())
         RAN.clear()
 

@@ -119,8 +119,7 @@ def calling(function: Callable[[str], Any]) -> Way:
 
 def streaming(function: Callable[[str], Any]) -> Way:
     async def stream(worker: Worker, kind: str) -> Any:
-        items = [item async for item in worker.peer("b").stream(function, kind)]
-        return items[-1]
+        return [item async for item in worker.peer("b").stream(function, kind)][-1]
 
     return stream
 

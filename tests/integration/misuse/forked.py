@@ -98,9 +98,6 @@ def _outcome(use: Use, kinds: list[str], text: str) -> Outcome:
     return Outcome(kind or type(kinds[0], (Exception,), {}), text)
 
 
-# --- in the child --------------------------------------------------------------------
-
-
 def _attempt_all(
     uses: Mapping[str, Use],
     calls: Mapping[str, Sequence[Call]],

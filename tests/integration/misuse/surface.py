@@ -32,8 +32,7 @@ def surface() -> Mapping[str, tuple[str, ...]]:
             if module_name != "asyncrpc" and public is getattr(asyncrpc, name, None):
                 continue  # it is at the top level, too
             prefix = module_name.removeprefix("asyncrpc").removeprefix(".")
-            shown = f"{prefix}.{name}" if prefix else name
-            for use, function in _uses(shown, public):
+            for use, function in _uses(f"{prefix}.{name}" if prefix else name, public):
                 found[use] = _parameters(function)
     for use, function in _uses("CallOptions", CallOptions):
         found[use] = _parameters(function)

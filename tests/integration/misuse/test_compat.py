@@ -54,8 +54,7 @@ class Traffic:
 def outcome_of(use: Use, *mistake: str) -> str:
     """Make one attempt in a thread, and return what came of it."""
     thread = ThreadPoolExecutor(1)
-    attempt = thread.submit(use.attempt, *mistake)
-    error = attempt.exception(HANGS_AFTER_S)
+    error = thread.submit(use.attempt, *mistake).exception(HANGS_AFTER_S)
     thread.shutdown()
     if error is None:
         return ""
@@ -76,5 +75,5 @@ def make_mistakes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", USES)
-def test_mistake_fails_its_own_call_only(name: str) -> None:
+def test_mistake_fails_its_call_only(name: str) -> None:
     play(make_mistakes, name)

@@ -133,7 +133,7 @@ class TestArguments:
     loops: ClassVar = {"uvloop": uvloop.new_event_loop}
 
     @pytest.mark.parametrize("name", USES)
-    async def test_mistake_fails_its_own_call_only(
+    async def test_mistake_fails_its_call_only(
         self, world: World, sent: Sent, name: str
     ) -> None:
         await make_mistakes(world, sent, name, USES[name])

@@ -28,15 +28,7 @@ from hypothesis.stateful import (
 )
 
 import asyncrpc
-from asyncrpc import (
-    AsyncRpcError,
-    CallError,
-    Group,
-    RemoteError,
-    UsageError,
-    Worker,
-    autograd,
-)
+from asyncrpc import AsyncRpcError, CallError, RemoteError, UsageError, Worker, autograd
 from asyncrpc.errors import CollectiveError, EncodeError, RRefDeletedError
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import Cluster, acting_as
@@ -150,7 +142,9 @@ class Mixture(RuleBasedStateMachine):
             for one in self.workers:
                 for other in self.workers:
                     assert await one.peer(other.name).call(len, "ab") == 2
-            self.groups = [Group(worker, name="mixture") for worker in self.workers]
+            self.groups = [
+                asyncrpc.Group(worker, name="mixture") for worker in self.workers
+            ]
             await asyncio.gather(*(group.barrier() for group in self.groups))
             self.links = {
                 link: None for one in self.workers for link in one.parts.directory.links

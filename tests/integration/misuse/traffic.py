@@ -48,8 +48,7 @@ async def reduce_here(number: int, members: list[str]) -> float:
     groups: dict[str, Group] = _groups.setdefault(worker.id, {})  # of this life of it
     if GROUP not in groups:
         groups[GROUP] = Group(worker, members, name=GROUP)
-    reduced = await groups[GROUP].all_reduce(torch.full((3,), float(number)))
-    return float(reduced[0])
+    return float((await groups[GROUP].all_reduce(torch.full((3,), float(number))))[0])
 
 
 async def leave_group() -> None:

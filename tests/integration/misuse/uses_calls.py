@@ -111,8 +111,7 @@ def _options(record: Any) -> Use:
     """Return how a record of options is made."""
     fits = {}
     for name in record.__dataclass_fields__:
-        default = POSITIVE if name.endswith("_s") else COUNT
-        fits[name] = OPTIONS_FIT.get(name, default)
+        fits[name] = OPTIONS_FIT.get(name, POSITIVE if name.endswith("_s") else COUNT)
     return Use(lambda _: record, fits=fits, needs_worker=False)
 
 
@@ -181,8 +180,7 @@ async def _wait_in_thread(timeout_s: Any = None) -> Any:
 async def _go_back(world: World) -> None:
     parameter = asyncrpc.RRef(make_parameter())
     async with autograd.context() as context:
-        loss = asyncrpc.RRef(scale(parameter, torch.ones(4)))
-        await loss.backward(context)
+        await asyncrpc.RRef(scale(parameter, torch.ones(4))).backward(context)
 
 
 USES: Final[Mapping[str, Use]] = {

@@ -96,8 +96,7 @@ def _gradients(**given: Any) -> None:
 
 def _rref_backward(**given: Any) -> None:
     with autograd.context() as context:
-        root = rpc.RRef(loss())
-        root.backward(**{"dist_autograd_ctx_id": context, **given})
+        rpc.RRef(loss()).backward(**{"dist_autograd_ctx_id": context, **given})
 
 
 def parameter() -> rpc.RRef[Any]:

@@ -27,8 +27,7 @@ class SomeTracer:
 
 
 async def _open_link(world: World) -> None:
-    host = extend.host_of(world.a)
-    world.kept["link"] = await host.link_to("b")
+    world.kept["link"] = await extend.host_of(world.a).link_to("b")
 
 
 def _declaring(declare: Any, argument: str) -> Use:

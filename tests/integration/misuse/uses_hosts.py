@@ -13,16 +13,7 @@ import torch
 from aiohttp import web
 
 import asyncrpc
-from asyncrpc import (
-    Group,
-    LocalRendezvous,
-    Tls,
-    WorkerInfo,
-    devices,
-    observability,
-    serving,
-    xla,
-)
+from asyncrpc import Group, Tls, WorkerInfo, devices, observability, serving, xla
 from asyncrpc.core.membership.changes import MemberChange
 from asyncrpc.core.membership.machine.records import ChangeKind
 from asyncrpc.devices import DeviceName
@@ -246,7 +237,10 @@ USES: Final[Mapping[str, Use]] = {
     "init_rpc": Use(
         lambda _: without_worker(asyncrpc.init_rpc),
         needs_worker=False,
-        right={"name": lambda _: "new", "rendezvous": lambda _: LocalRendezvous(1)},
+        right={
+            "name": lambda _: "new",
+            "rendezvous": lambda _: asyncrpc.LocalRendezvous(1),
+        },
         fits={
             "name": TEXT,
             "backend": {"none"},

@@ -444,8 +444,7 @@ def report(_: World) -> nn.PipelineReport:
 async def _of_all_parameters(world: World) -> None:
     optimizer(world)  # which mistakes are made with
     one = pipeline(world)
-    parameters = await one.remote_parameters()
-    stepping = DistributedOptimizer("SGD", parameters, lr=0.1)
+    stepping = DistributedOptimizer("SGD", await one.remote_parameters(), lr=0.1)
     await one.train_step(rows(), rows(), loss, stepping)
 
 

@@ -95,8 +95,7 @@ class Spans(InMemorySpanExporter):
     def pair(self, name: str) -> tuple[Shown, Shown]:
         """Return the spans of a call at its caller and its callee, which belong."""
         client, server = self.one(name, "CLIENT"), self.one(name, "SERVER")
-        assert server.parent_id == client.span_id
-        assert server.trace_id == client.trace_id
+        assert (server.parent_id, server.trace_id) == (client.span_id, client.trace_id)
         return client, server
 
     async def has(self, is_enough: Callable[[], bool]) -> None:

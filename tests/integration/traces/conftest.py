@@ -35,3 +35,8 @@ async def plain() -> AsyncIterator[Trio]:
 def trio(plain: Trio, spans: Spans) -> Trio:
     spans.trace(*plain)
     return plain
+
+
+@pytest.fixture
+def a(trio: Trio) -> Worker:
+    return trio[0]

@@ -112,9 +112,6 @@ async def double(numbers: list[int]) -> list[int]:
     return [2 * number for number in numbers]
 
 
-# --- streams -------------------------------------------------------------------------
-
-
 async def positions_async(count: int) -> AsyncIterator[Position]:
     for _ in range(count):
         yield position()

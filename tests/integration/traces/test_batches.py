@@ -28,8 +28,7 @@ async def ask(batched: Batcher[int, int], spans: Spans, number: int) -> int:
         return await batched(number)
 
 
-async def test_batch_is_linked_to_its_requests(trio: Trio, spans: Spans) -> None:
-    a, *_ = trio
+async def test_batch_is_linked_to_its_requests(a: Worker, spans: Spans) -> None:
     with acting_as(a):
         async with Batcher(doubled, 3, 3600.0) as batched:
             asked = [ask(batched, spans, number) for number in (1, 2)]
@@ -48,8 +47,7 @@ async def test_batch_is_linked_to_its_requests(trio: Trio, spans: Spans) -> None
     assert [request.status for request in requests] == ["UNSET", "UNSET"]
 
 
-async def test_failed_batch_has_an_error_span(trio: Trio, spans: Spans) -> None:
-    a, *_ = trio
+async def test_failed_batch_has_an_error_span(a: Worker, spans: Spans) -> None:
     with acting_as(a):
         async with Batcher(refused, 1, 0.0) as batched:
             with pytest.raises(ValueError, match="no luck"):

@@ -22,9 +22,8 @@ from tests.integration.traces.conftest import Trio
     "function", [remote.here_async, remote.here_in_thread, remote.here_on_loop]
 )
 async def test_a_function_runs_in_its_span(
-    trio: Trio, spans: Spans, function: Callable[[], Any]
+    a: Worker, spans: Spans, function: Callable[[], Any]
 ) -> None:
-    a, *_ = trio
     found = await a.peer("b").call(function)
     client, server = spans.pair(function.__name__)
     assert found == context_of(server)
@@ -40,16 +39,14 @@ async def test_a_function_runs_in_its_span(
 
 
 async def test_a_function_that_returns_a_future_has_its_span_to_the_end(
-    trio: Trio, spans: Spans
+    a: Worker, spans: Spans
 ) -> None:
-    a, *_ = trio
     before, after = await a.peer("b").call(remote.here_later)
     _, server = spans.pair("here_later")
     assert before == after == context_of(server)
 
 
-async def test_the_callers_span_is_the_parent(trio: Trio, spans: Spans) -> None:
-    a, *_ = trio
+async def test_the_callers_span_is_the_parent(a: Worker, spans: Spans) -> None:
     with spans.tracer().start_as_current_span("outer"):
         await a.peer("b").call(remote.here_async)
     client, _ = spans.pair("here_async")
@@ -58,10 +55,9 @@ async def test_the_callers_span_is_the_parent(trio: Trio, spans: Spans) -> None:
 
 @pytest.mark.parametrize("through", [remote.call_on, remote.call_on_in_thread])
 async def test_a_call_of_a_function_is_below_the_function(
-    trio: Trio, spans: Spans, through: Callable[..., Any]
+    a: Worker, spans: Spans, through: Callable[..., Any]
 ) -> None:
     """On the loop, and in a thread of the pool."""
-    a, *_ = trio
     found = await a.peer("b").call(through, "c")
     _, outer = spans.pair(through.__name__)
     client, server = spans.pair("here_async")
@@ -69,10 +65,7 @@ async def test_a_call_of_a_function_is_below_the_function(
     assert found == context_of(server)
 
 
-async def test_a_call_of_a_program_s_thread_is_below_its_span(
-    trio: Trio, spans: Spans
-) -> None:
-    a, *_ = trio
+async def test_call_of_programs_thread_is_in_its_span(a: Worker, spans: Spans) -> None:
 
     def call() -> Any:
         with spans.tracer().start_as_current_span("outer"):
@@ -84,14 +77,12 @@ async def test_a_call_of_a_program_s_thread_is_below_its_span(
     assert client.parent_id == spans.one("outer").span_id
 
 
-async def test_call_on_the_loop_has_spans(trio: Trio, spans: Spans) -> None:
-    a, _, _ = trio
+async def test_call_on_the_loop_has_spans(a: Worker, spans: Spans) -> None:
     assert await a.peer("b").call(max, 1, 2) == 2
     spans.pair("max")
 
 
-async def test_remote_values_and_methods_have_spans(trio: Trio, spans: Spans) -> None:
-    a, *_ = trio
+async def test_remote_values_and_methods_have_spans(a: Worker, spans: Spans) -> None:
     with acting_as(a), spans.tracer().start_as_current_span("outer") as outer:
         table = a.peer("b").remote(remote.Table)
         where = await table.rpc_async().where()
@@ -109,8 +100,7 @@ async def test_remote_values_and_methods_have_spans(trio: Trio, spans: Spans) ->
     }
 
 
-async def test_a_group_call_has_a_span_for_each_peer(trio: Trio, spans: Spans) -> None:
-    a, *_ = trio
+async def test_a_group_call_has_a_span_for_each_peer(a: Worker, spans: Spans) -> None:
     with spans.tracer().start_as_current_span("outer") as outer:
         found = await a.group(["b", "c"]).call(remote.here_async)
     clients = spans.named("here_async", "CLIENT")
@@ -121,8 +111,7 @@ async def test_a_group_call_has_a_span_for_each_peer(trio: Trio, spans: Spans) -
     assert set(found) == {context_of(one) for one in servers}
 
 
-async def test_trace_is_not_among_the_arguments(trio: Trio, spans: Spans) -> None:
-    a, *_ = trio
+async def test_trace_is_not_among_the_arguments(a: Worker, spans: Spans) -> None:
     arguments = await a.peer("b").call(remote.anything, 1, traceparent=2, t=3)
     assert arguments == ((1,), {"traceparent": 2, "t": 3})
     assert await a.peer("b").call(remote.anything) == ((), {})
@@ -130,35 +119,26 @@ async def test_trace_is_not_among_the_arguments(trio: Trio, spans: Spans) -> Non
     assert await a.peer("b").call(partial, 2) == ((1, 2), {})
 
 
-async def test_call_to_the_own_worker_has_spans(trio: Trio, spans: Spans) -> None:
-    a, *_ = trio
+async def test_call_to_the_own_worker_has_spans(a: Worker, spans: Spans) -> None:
     position = await a.peer("a").call(remote.here_async)
     _, server = spans.pair("here_async")
     assert position == context_of(server)
 
 
-async def test_codecs_and_options_do_not_lose_the_trace(
-    trio: Trio, spans: Spans
-) -> None:
-    a, *_ = trio
+async def test_codecs_and_options_keep_the_trace(a: Worker, spans: Spans) -> None:
     found = await a.peer("b").using(codec="zstd").call(remote.here_async)
     _, server = spans.pair("here_async")
     assert found == context_of(server)
 
 
-# --- who is traced -------------------------------------------------------------------
-
-
-async def test_untraced_worker_ignores_incoming_traces(
-    plain: Trio, spans: Spans
-) -> None:
+async def test_untraced_worker_ignores_traces(plain: Trio, spans: Spans) -> None:
     a, *_ = plain
     spans.trace(a)
     assert await a.peer("b").call(remote.here_async) == (0, 0)
     assert [span.kind for span in spans.all] == ["CLIENT"]
 
 
-async def test_call_of_an_untraced_worker_begins_a_trace(
+async def test_untraced_caller_begins_a_trace_at_the_callee(
     plain: Trio, spans: Spans
 ) -> None:
     a, b, _ = plain
@@ -193,16 +173,12 @@ async def test_trace_ends_with_its_call(
     assert remote.position() == (0, 0)
 
 
-# --- calls that are not sent ---------------------------------------------------------
-
-
 class Unsendable:
     def __reduce__(self) -> Any:
         raise TypeError("it stays")
 
 
-async def test_unsendable_call_has_an_ended_span(trio: Trio, spans: Spans) -> None:
-    a, *_ = trio
+async def test_unsendable_call_has_an_ended_span(a: Worker, spans: Spans) -> None:
     await a.peer("b").call(int)
     spans.clear()
     with pytest.raises(EncodeError):
@@ -214,10 +190,7 @@ async def test_unsendable_call_has_an_ended_span(trio: Trio, spans: Spans) -> No
     assert [span.status for span in failed] == ["ERROR"] * 2
 
 
-async def test_call_to_an_unknown_worker_has_an_ended_span(
-    trio: Trio, spans: Spans
-) -> None:
-    a, *_ = trio
+async def test_call_to_unknown_worker_ends_its_span(a: Worker, spans: Spans) -> None:
     with acting_as(a), pytest.raises(UnknownWorkerError):
         await asyncrpc.rpc_async("nobody", remote.anything)
     assert spans.one("anything").error_type == "UnknownWorkerError"

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 import asyncrpc
-from asyncrpc import LimitOptions, Options
+from asyncrpc import LimitOptions, Options, Worker
 from asyncrpc.testing import Cluster, ProcessCluster
 from tests.integration.traces import remote
 from tests.integration.traces.collected import LIMIT_S, Spans
-from tests.integration.traces.conftest import Trio
 
 
 @pytest.fixture
@@ -24,8 +23,7 @@ def gate() -> Iterator[asyncio.Event]:
     del remote.gates["g"]
 
 
-async def test_error_of_a_function_is_in_both_spans(trio: Trio, spans: Spans) -> None:
-    a, *_ = trio
+async def test_error_of_a_function_is_in_both_spans(a: Worker, spans: Spans) -> None:
     with pytest.raises(ValueError, match="no luck"):
         await a.peer("b").call(remote.fail)
     for span in spans.pair("fail"):
@@ -33,10 +31,7 @@ async def test_error_of_a_function_is_in_both_spans(trio: Trio, spans: Spans) ->
         assert span.text == "no luck"
 
 
-async def test_error_of_a_constructor_is_in_the_owners_span(
-    trio: Trio, spans: Spans
-) -> None:
-    a, *_ = trio
+async def test_constructor_error_is_in_owners_span(a: Worker, spans: Spans) -> None:
     failed = a.peer("b").remote(remote.fail)
     with pytest.raises(ValueError, match="no luck"):
         await failed.to_here()
@@ -44,13 +39,11 @@ async def test_error_of_a_constructor_is_in_the_owners_span(
     assert (client.status, server.status) == ("UNSET", "ERROR")
 
 
-async def test_cancelled_call_has_error_spans(
-    trio: Trio, spans: Spans, gate: asyncio.Event
+async def test_cancelled_call_has_errors(
+    a: Worker, spans: Spans, gate: asyncio.Event
 ) -> None:
-    a, *_ = trio
     call = asyncio.create_task(a.peer("b").call(remote.wait_for, "g"))
-    async with asyncio.timeout(LIMIT_S):
-        await gate.wait()
+    await asyncio.wait_for(gate.wait(), LIMIT_S)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
@@ -59,10 +52,9 @@ async def test_cancelled_call_has_error_spans(
         assert (span.status, span.error_type) == ("ERROR", "CancelledError")
 
 
-async def test_expired_call_has_error_spans(
-    trio: Trio, spans: Spans, gate: asyncio.Event
+async def test_expired_call_is_error(
+    a: Worker, spans: Spans, gate: asyncio.Event
 ) -> None:
-    a, *_ = trio
     timeout_s = 0.05
     while not gate.is_set():  # on a busy machine it may pass before the function begins
         with pytest.raises(TimeoutError):
@@ -87,9 +79,7 @@ async def test_call_of_a_killed_worker_has_an_error_span(spans: Spans) -> None:
     assert (client.status, client.error_type) == ("ERROR", "WorkerLostError")
 
 
-async def test_attempts_have_spans_below_the_call(
-    spans: Spans, gate: asyncio.Event
-) -> None:
+async def test_attempts_have_spans_of_call(spans: Spans, gate: asyncio.Event) -> None:
     options = Options(limits=LimitOptions(inbound_calls_max=1), drain_timeout_s=2.0)
     async with Cluster(2, network="uds", options=options) as (a, b):
         spans.trace(a, b)
@@ -112,11 +102,8 @@ async def test_attempts_have_spans_below_the_call(
     assert (server.parent_id, answer[1]) == (last.span_id, server.span_id)
 
 
-async def test_unawaited_error_reaches_the_exception_handler(
-    trio: Trio, spans: Spans
-) -> None:
+async def test_unawaited_error_reaches_the_handler(a: Worker, spans: Spans) -> None:
     """The span reads the error without marking it as retrieved."""
-    a, *_ = trio
     errors: list[object] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))

@@ -28,9 +28,7 @@ async def call_with(a: Worker, found: Any) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("found", [PARENT, [PARENT], [PARENT, "k=v", 3], [PARENT, 7]])
-async def test_a_position_of_a_peer_is_the_parent(
-    plain: Trio, spans: Spans, found: Any
-) -> None:
+async def test_peers_position_is_parent(plain: Trio, spans: Spans, found: Any) -> None:
     a, b, _ = plain
     spans.trace(b)
     await call_with(a, found)
@@ -61,7 +59,7 @@ async def test_a_position_of_a_peer_is_the_parent(
     ],
     ids=repr,
 )
-async def test_unreadable_position_is_ignored(
+async def test_bad_position_is_ignored(
     plain: Trio, spans: Spans, position: Any
 ) -> None:
     """The call runs, in a trace that begins with it."""
@@ -82,8 +80,7 @@ async def test_a_long_tracestate_is_left_out(plain: Trio, spans: Spans) -> None:
     assert (server.parent_id, server.tracestate) == (SPAN_ID, "")
 
 
-async def test_tracestate_travels_to_the_last_worker(trio: Trio, spans: Spans) -> None:
-    a, *_ = trio
+async def test_tracestate_travels_to_the_last_worker(a: Worker, spans: Spans) -> None:
     state = TraceState([("vendor", "value"), ("other", "1")])
     parent = SpanContext(
         1, 2, is_remote=True, trace_flags=TraceFlags(1), trace_state=state
@@ -94,9 +91,7 @@ async def test_tracestate_travels_to_the_last_worker(trio: Trio, spans: Spans) -
     assert {span.trace_id for span in spans.all} == {1}
 
 
-async def test_unsampled_root_is_recorded_by_no_worker(
-    plain: Trio, spans: Spans
-) -> None:
+async def test_unsampled_root_is_recorded_by_none(plain: Trio, spans: Spans) -> None:
     """The others would record whatever begins with them."""
     a, b, c = plain
     off = Spans(sampled=False)
@@ -108,9 +103,7 @@ async def test_unsampled_root_is_recorded_by_no_worker(
     assert first[1] != second[1]
 
 
-async def test_sampled_root_is_recorded_by_all_workers(
-    plain: Trio, spans: Spans
-) -> None:
+async def test_sampled_root_is_recorded_by_all(plain: Trio, spans: Spans) -> None:
     """The others would record nothing that begins with them."""
     a, b, c = plain
     off = Spans(sampled=False)

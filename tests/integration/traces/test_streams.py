@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from asyncrpc import Worker
 from tests.integration.traces import remote
 from tests.integration.traces.collected import Spans, context_of
 from tests.integration.traces.conftest import Trio
@@ -22,9 +23,8 @@ def items_of(spans: Spans, name: str) -> list[int]:
 
 @pytest.mark.parametrize("function", [remote.positions_async, remote.positions])
 async def test_stream_steps_run_in_the_span(
-    trio: Trio, spans: Spans, function: Callable[..., Any]
+    a: Worker, spans: Spans, function: Callable[..., Any]
 ) -> None:
-    a, *_ = trio
     with spans.tracer().start_as_current_span("outer") as outer:
         positions = [position async for position in a.peer("b").stream(function, COUNT)]
         assert remote.position()[1] == outer.get_span_context().span_id
@@ -36,9 +36,8 @@ async def test_stream_steps_run_in_the_span(
 
 @pytest.mark.parametrize("function", [remote.calls_async, remote.calls_in_thread])
 async def test_calls_of_stream_steps_are_below_the_stream(
-    trio: Trio, spans: Spans, function: Callable[..., Any]
+    a: Worker, spans: Spans, function: Callable[..., Any]
 ) -> None:
-    a, *_ = trio
     positions = [position async for position in a.peer("b").stream(function, "c", 3)]
     _, server = spans.pair(function.__name__)
     clients = spans.named("here_async", "CLIENT")
@@ -49,10 +48,9 @@ async def test_calls_of_stream_steps_are_below_the_stream(
 
 
 async def test_inner_span_of_a_plain_generator_spans_its_steps(
-    trio: Trio, spans: Spans, caplog: pytest.LogCaptureFixture
+    a: Worker, spans: Spans, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its steps run in several threads, one after the other, in one context."""
-    a, *_ = trio
     steps = [step async for step in a.peer("b").stream(remote.inner_span, COUNT)]
     assert all(is_own for _, is_own in steps)
     await spans.has(lambda: bool(spans.named("inner")))
@@ -61,8 +59,7 @@ async def test_inner_span_of_a_plain_generator_spans_its_steps(
     assert "detach" not in caplog.text
 
 
-async def test_failed_stream_has_error_spans(trio: Trio, spans: Spans) -> None:
-    a, *_ = trio
+async def test_failed_stream_has_error_spans(a: Worker, spans: Spans) -> None:
     with pytest.raises(ValueError, match="no luck"):
         async for _ in a.peer("b").stream(remote.fail_after, 2):
             pass
@@ -71,8 +68,7 @@ async def test_failed_stream_has_error_spans(trio: Trio, spans: Spans) -> None:
     assert items_of(spans, "fail_after") == [2, 2]
 
 
-async def test_abandoned_stream_has_cancelled_spans(trio: Trio, spans: Spans) -> None:
-    a, *_ = trio
+async def test_abandoned_stream_has_cancelled_spans(a: Worker, spans: Spans) -> None:
     async with aclosing(a.peer("b").stream(remote.one_and_wait)) as items:
         async for _ in items:
             break
@@ -83,8 +79,7 @@ async def test_abandoned_stream_has_cancelled_spans(trio: Trio, spans: Spans) ->
     assert items_of(spans, "one_and_wait") == [1, 1]
 
 
-async def test_cancelled_consumer_has_an_error_span(trio: Trio, spans: Spans) -> None:
-    a, *_ = trio
+async def test_cancelled_consumer_has_an_error_span(a: Worker, spans: Spans) -> None:
     begun = asyncio.Event()
 
     async def consume() -> None:
@@ -101,23 +96,18 @@ async def test_cancelled_consumer_has_an_error_span(trio: Trio, spans: Spans) ->
     assert (client.status, client.error_type) == ("ERROR", "CancelledError")
 
 
-async def test_expired_stream_has_an_error_span(trio: Trio, spans: Spans) -> None:
-    a, *_ = trio
+async def test_expired_stream_has_an_error_span(a: Worker, spans: Spans) -> None:
     with pytest.raises(TimeoutError):
         async for _ in a.peer("b").using(timeout_s=0.05).stream(remote.one_and_wait):
             pass
-    client = spans.one("one_and_wait", "CLIENT")
-    assert client.error_type == "DeadlineExceededError"
+    assert spans.one("one_and_wait", "CLIENT").error_type == "DeadlineExceededError"
 
 
-async def test_stream_to_an_unknown_worker_has_an_error_span(
-    trio: Trio, spans: Spans
-) -> None:
+async def test_stream_to_unknown_worker_has_error(trio: Trio, spans: Spans) -> None:
     a, b, _ = trio
     await b.shutdown()
     with pytest.raises(Exception):  # noqa: B017, PT011  (lost, or not known any more)
         async for _ in a.peer("b").stream(remote.numbers, 1):
             pass
     client = spans.one("numbers", "CLIENT")
-    assert client.status == "ERROR"
-    assert client.attributes["asyncrpc.stream.items"] == 0
+    assert (client.status, client.attributes["asyncrpc.stream.items"]) == ("ERROR", 0)

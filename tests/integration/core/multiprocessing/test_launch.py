@@ -48,8 +48,7 @@ def test_a_coroutine_function_runs_on_a_loop() -> None:
 
 def test_processes_share_a_secret_and_know_their_rank() -> None:
     environments = quick(targets.environment, nprocs=2)
-    secrets = {environment["ASYNCRPC_SECRET"] for environment in environments}
-    assert len(secrets) == 1
+    assert len({environment["ASYNCRPC_SECRET"] for environment in environments}) == 1
     assert [environment["RANK"] for environment in environments] == ["0", "1"]
     assert "ASYNCRPC_SECRET" not in os.environ
     secret = "given to all of them"
@@ -82,8 +81,7 @@ def test_arguments_are_shared_and_results_are_copies() -> None:
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_the_first_exception_comes_with_its_traceback_and_cause(method: str) -> None:
     error = failure_of(targets.fail_at, 1, nprocs=2, method=method)
-    assert error.rank == 1
-    assert error.exit_code == 1
+    assert (error.rank, error.exit_code) == (1, 1)
     assert "rank 1 of 2 raised ValueError: no luck at 1" in str(error)
     assert "in fail_at" in error.remote_traceback
     assert isinstance(error.__cause__, ValueError)
@@ -124,9 +122,7 @@ def test_sys_exit_is_a_failure_unless_it_is_zero() -> None:
 def test_an_exit_that_skips_the_return_is_a_failure(code: int) -> None:
     error = failure_of(targets.exit_hard, code)
     assert error.exit_code == code
-    assert f"rank 0 of 1 exited with code {code} before its function had returned" in (
-        str(error)
-    )
+    assert f"0 of 1 exited with code {code} before its function had ret" in str(error)
 
 
 def test_stopped_processes_run_their_finally_blocks(tmp_path: Path) -> None:
@@ -161,18 +157,17 @@ def test_launch_works_in_a_thread_and_outlives_it() -> None:
 
 
 def test_fork_is_refused_with_reasons() -> None:
-    with pytest.raises(UsageError, match=r"OpenMP.*CUDA.*use 'spawn'"):
-        launch(targets.square, (2,), method="fork")  # type: ignore[call-overload]
-    with pytest.raises(
-        UsageError, match="method must be 'spawn' or 'forkserver', not 'thread'"
-    ):
-        launch(targets.square, (2,), method="thread")  # type: ignore[call-overload]
+    wrong: dict[Any, str] = {
+        "fork": r"OpenMP.*CUDA.*use 'spawn'",
+        "thread": "method must be 'spawn' or 'forkserver', not 'thread'",
+    }
+    for method, words in wrong.items():
+        with pytest.raises(UsageError, match=words):
+            launch(targets.square, (2,), method=method)
 
 
 def test_invalid_arguments_are_refused_before_any_start() -> None:
-    with pytest.raises(
-        UsageError, match=r"nprocs must be an integer of at least 1 .* not 0"
-    ):
+    with pytest.raises(UsageError, match=r"nprocs must be an integer of .* not 0"):
         launch(targets.square, (2,), nprocs=0)
     with pytest.raises(UsageError, match="top level of a module"):
         launch(lambda _rank: None)

@@ -17,9 +17,7 @@ PROGRAMS = re.findall(r"```python no-run\n(.*?)```", PAGE.read_text("utf-8"), re
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=["launch", "hogwild"])
 @pytest.mark.slow
-def test_program_of_the_page_passes_its_assertions(
-    tmp_path: Path, program: str
-) -> None:
+def test_program_of_the_page_passes(tmp_path: Path, program: str) -> None:
     assert "assert " in program
     script = tmp_path / "program.py"
     script.write_text(program, encoding="utf-8")

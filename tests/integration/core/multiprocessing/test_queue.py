@@ -55,23 +55,20 @@ def test_tensor_of_any_dtype_and_form_arrives(
 ) -> None:
     sent = FORMS[form](torch.arange(48).reshape(6, 8).to(dtype))
     received = through(queue, sent)
-    assert received.dtype == dtype
-    assert received.shape == sent.shape
+    assert (received.dtype, received.shape) == (dtype, sent.shape)
     assert received.stride() == sent.stride()
     assert torch.equal(received.to(torch.complex128), sent.to(torch.complex128))
 
 
 def test_special_tensors_modules_and_arrays_arrive(queue: Queue[Any]) -> None:
-    eye = torch.eye(4)
-    for sent in (eye.to_sparse(), torch.tensor([1 + 2j]).conj()):
+    for sent in (torch.eye(4).to_sparse(), torch.tensor([1 + 2j]).conj()):
         received = through(queue, sent)
         assert received.layout == sent.layout
         assert torch.equal(received.to_dense(), sent.to_dense())
     model = through(queue, nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
     assert isinstance(model[0].weight, nn.Parameter)
-    assert [name for name, _ in model.named_buffers()] == [
-        *("1.running_mean", "1.running_var", "1.num_batches_tracked")
-    ]
+    names = ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    assert [name for name, _ in model.named_buffers()] == names
     array = np.arange(10_000).reshape(100, 100)
     received = through(queue, (array, {"text": "x" * 5000}))
     assert np.array_equal(received[0], array)

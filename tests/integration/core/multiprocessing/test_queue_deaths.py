@@ -201,9 +201,7 @@ print("whole")
 
 def test_queue_survives_an_exception_from_a_signal_anywhere(tmp_path: Path) -> None:
     """Some hundred times, wherever it strikes: an item is put or not, got or not."""
-    script = tmp_path / "struck.py"
-    script.write_text(STRUCK)
-    done = run_script(script, arguments=("5",))
+    done = run_script(tmp_path, STRUCK, arguments=("5",))
     assert done.stdout == "whole\n", done.stderr
 
 
@@ -257,9 +255,7 @@ if __name__ == "__main__":
 
 
 def test_killed_processes_leave_no_memory(tmp_path: Path) -> None:
-    script = tmp_path / "killed.py"
-    script.write_text(KILLED)
-    done = run_script(script)
+    done = run_script(tmp_path, KILLED)
     assert done.returncode == -signal.SIGKILL
     pids, inodes = (line.split() for line in done.stdout.splitlines())
     assert len(pids) == 3
@@ -290,16 +286,17 @@ queue.put(torch.zeros(5))
 
 
 def test_program_with_an_open_queue_ends_quietly(tmp_path: Path) -> None:
-    script = tmp_path / "forgotten.py"
-    script.write_text(FORGOTTEN)
-    done = run_script(script, "-X", "dev", "-W", "ignore::DeprecationWarning")
+    options = ("-X", "dev", "-W", "ignore::DeprecationWarning")
+    done = run_script(tmp_path, FORGOTTEN, *options)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def run_script(
-    script: Path, *options: str, arguments: tuple[str, ...] = ()
+    folder: Path, text: str, *options: str, arguments: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
     """Run it until the last process that has its pipes has ended."""
+    script = folder / "script.py"
+    script.write_text(text)
     return subprocess.run(
         [sys.executable, *options, str(script), *arguments],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},

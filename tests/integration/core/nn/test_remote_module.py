@@ -77,8 +77,7 @@ async def test_module_runs_on_its_worker(where: str) -> None:
     async with three_workers():
         module = RemoteModule(where, Doubling, args=(3.0,), kwargs={"offset": 1.0})
         result = await module.forward_async(torch.ones(2), more=0.5)
-        assert result["out"].tolist() == [4.5, 4.5]
-        assert result["where"] == "b"
+        assert (result["out"].tolist(), result["where"]) == ([4.5, 4.5], "b")
         assert repr(module) == "<RemoteModule on 'b/cpu'>"
 
 
@@ -106,8 +105,7 @@ async def test_module_trains_as_a_local_one() -> None:
             same.step()
             wanted, x.grad = x.grad, None
             async with context() as ctx:
-                out = await module.forward_async(x)
-                await backward(ctx, [out.square().sum()])
+                await backward(ctx, [(await module.forward_async(x)).square().sum()])
                 assert wanted is not None
                 assert torch.equal(get_gradients(ctx)[x], wanted)
                 await remote.step(ctx)
@@ -165,9 +163,7 @@ async def test_a_reference_to_a_module_is_enough() -> None:
         module = RemoteModule.init_from_module_rref("b/cpu", rref)
         assert (await module.forward_async(torch.ones(1)))["out"].item() == 4.0
         assert module.get_module_rref() is module.module_rref is rref
-        with pytest.raises(
-            UsageError, match=r"on worker 'c', but module_rref is on 'b'"
-        ):
+        with pytest.raises(UsageError, match="on worker 'c', but module_rref is on "):
             RemoteModule.init_from_module_rref("c/cpu", rref)
         del rref
 
@@ -177,8 +173,7 @@ async def test_training_mode_is_set_on_the_owner() -> None:
         module = RemoteModule("b", Doubling)
 
         async def is_training() -> bool:
-            result = await module.forward_async(torch.ones(1))
-            return bool(result["is_training"])
+            return bool((await module.forward_async(torch.ones(1)))["is_training"])
 
         assert await is_training()
         assert await module.eval() is module
@@ -197,8 +192,7 @@ async def test_state_is_a_copy_and_can_be_loaded_back() -> None:
         assert not any(value.requires_grad for value in state.values())
         state["factor"].fill_(7.0)
         assert (await module.state_dict())["factor"].item() == 5.0
-        at_home = await owner.state(module.module_rref)
-        at_home["factor"].fill_(7.0)
+        (await owner.state(module.module_rref))["factor"].fill_(7.0)
         assert (await module.state_dict())["factor"].item() == 5.0
         assert await module.load_state_dict(state) == ([], [])
         assert (await module.state_dict())["factor"].item() == 7.0
@@ -210,8 +204,7 @@ async def test_a_state_that_does_not_fit_is_refused_or_reported() -> None:
         odd = {"weight": torch.zeros(1, 2), "other": torch.zeros(1)}
         with pytest.raises(RuntimeError, match=r"Missing key.*bias"):
             await module.load_state_dict(odd)
-        found = await module.load_state_dict(odd, strict=False)
-        assert found == (["bias"], ["other"])
+        assert await module.load_state_dict(odd, strict=False) == (["bias"], ["other"])
         assert (await module.forward_async(torch.ones(1, 2))).shape == (1, 1)
 
 
@@ -290,17 +283,13 @@ async def test_cast_applies_to_all_holders(dtype: torch.dtype) -> None:
         module = RemoteModule("b", Doubling)
         (first, *_) = await module.remote_parameters()
         assert await module.to(dtype) is module
-        assert {value.dtype for value in (await module.state_dict()).values()} == {
-            dtype
-        }
+        state = await module.state_dict()
+        assert {value.dtype for value in state.values()} == {dtype}
         assert (await first.to_here()).dtype == dtype  # of before, and still the same
-        x = torch.ones(1, dtype=dtype)
-        result = await a.peer("c").call(forward_of, module, x)
+        result = await a.peer("c").call(forward_of, module, torch.ones(1, dtype=dtype))
         assert result["out"].dtype == dtype
         for place in ("cuda:0", torch.device("cpu")):
-            with pytest.raises(
-                UsageError, match=r"stays on its device; make a new Remote"
-            ):
+            with pytest.raises(UsageError, match=r"stays on its device; make a new "):
                 await module.to(place)  # type: ignore[arg-type]
         del first
 

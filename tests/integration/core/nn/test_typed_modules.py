@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 import pytest
@@ -12,11 +10,12 @@ import torch
 from torch import nn
 
 import asyncrpc
-from asyncrpc import Worker
 from asyncrpc.autograd import backward, context, get_gradients
 from asyncrpc.errors import UsageError
 from asyncrpc.nn import RemoteModule
-from asyncrpc.testing import Cluster, ProcessCluster, acting_as
+from asyncrpc.testing import acting_as
+from tests.integration.core.groups import processes
+from tests.integration.core.nn.test_remote_module import three_workers
 
 X = torch.arange(3.0)
 
@@ -59,17 +58,9 @@ class Codec(nn.Module):
         return self.encode(x) + 1.0
 
 
-@asynccontextmanager
-async def three_workers() -> AsyncIterator[tuple[Worker, Worker, Worker]]:
-    async with Cluster(3) as (a, b, c):
-        with acting_as(a):
-            yield a, b, c
-
-
 async def test_methods_of_a_protocol_run_on_the_module() -> None:
     async with three_workers():
-        module = RemoteModule("b", Codec)
-        encoder = await module.typed(Encoder)
+        encoder = await RemoteModule("b", Codec).typed(Encoder)
         assert (await encoder.encode(X, scale=3.0)).tolist() == [0.0, 6.0, 12.0]
         assert (await encoder(X)).tolist() == [1.0, 3.0, 5.0]
         assert await encoder.where() == "b"
@@ -107,7 +98,7 @@ async def test_typed_module_travels_in_calls() -> None:
 
 
 async def test_typed_module_travels_between_processes() -> None:
-    async with ProcessCluster(["b"], method="forkserver") as worker:
+    async with processes("b") as worker:
         with acting_as(worker):
             encoder = await RemoteModule("b", Codec).typed(Encoder)
             output, where = await worker.peer("b").call(use, encoder, X)
@@ -118,14 +109,10 @@ async def test_typed_module_travels_between_processes() -> None:
 async def test_run_method_takes_a_name() -> None:
     async with three_workers():
         module = RemoteModule("b", Codec)
-        assert (await module.run_method("encode", [X], {"scale": 3.0}))[
-            2
-        ].item() == 12.0
+        encoded = await module.run_method("encode", [X], {"scale": 3.0})
+        assert encoded[2].item() == 12.0
         with pytest.raises(AttributeError, match="decipher"):
             await module.run_method("decipher")
-
-
-# --- what is refused -----------------------------------------------------------------
 
 
 class Missing(Protocol):

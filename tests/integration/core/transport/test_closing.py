@@ -32,12 +32,11 @@ def dialed(address: Address) -> socket.socket:
 @pytest.mark.parametrize(
     "connector", [TcpConnector(), UdsConnector()], ids=["tcp", "uds"]
 )
-async def test_closed_listener_closes_accepted_connections(
+async def test_closed_listener_ends_its_dialers(
     connector: Connector, turns: int
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="arpc-") as directory:
-        host = str(Path(directory) / "worker.sock")
-        where = Address("uds", host)
+        where = Address("uds", str(Path(directory) / "worker.sock"))
         if connector.scheme == "tcp":
             where = Address("tcp", "127.0.0.1", 0)
         handlers: list[Recorder] = []
@@ -63,9 +62,7 @@ async def test_closed_listener_closes_accepted_connections(
 @pytest.mark.parametrize(
     "connector", [TcpConnector(), UdsConnector()], ids=["tcp", "uds"]
 )
-async def test_last_words_of_a_peer_are_read_despite_a_failed_write(
-    connector: Connector,
-) -> None:
+async def test_last_words_of_peer_survive_a_failed_write(connector: Connector) -> None:
     """A loop that is held up may write before it reads."""
     with tempfile.TemporaryDirectory(prefix="arpc-") as directory:
         if connector.scheme == "tcp":

@@ -64,8 +64,7 @@ class OtherEnd:
             await asyncio.sleep(0.05)  # TLS of Python ends in its own time
 
     async def met(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        async with asyncio.timeout(LIMIT_S):
-            return await self._met
+        return await asyncio.wait_for(self._met, LIMIT_S)
 
 
 def below(writer: asyncio.StreamWriter) -> socket.socket:
