@@ -217,13 +217,8 @@ def test_page_without_its_markers_is_left_alone(page: str) -> None:
 @pytest.mark.parametrize(
     "part",
     [
-        "table",
-        "table, not polling",
-        "peers",
-        "call path",
-        "call path, not polling",
-        "spin",
-        "busy",
+        *("table", "table, not polling", "peers", "call path"),
+        *("call path, not polling", "spin", "busy"),
     ],
 )
 def test_page_of_this_repository_has_its_markers(part: str) -> None:

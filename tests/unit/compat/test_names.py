@@ -116,17 +116,10 @@ def test_substitute_hands_on_no_rpc_function_or_class_of_torch(module: str) -> N
         and getattr(substitute, name, None) is value
     }
     assert theirs <= {
-        "RemoteProfilerManager",
-        "RpcBackendOptions",
-        "TensorPipeRpcBackendOptions",
-        "WorkerInfo",
-        "_TensorPipeRpcBackendOptionsBase",
-        "_disable_jit_rref_pickle",
-        "_enable_jit_rref_pickle",
-        "_set_profiler_node_id",
-        "_to_device",
-        "_to_device_list",
-        "_to_device_map",
+        *("RemoteProfilerManager", "RpcBackendOptions", "TensorPipeRpcBackendOptions"),
+        *("WorkerInfo", "_TensorPipeRpcBackendOptionsBase", "_disable_jit_rref_pickle"),
+        *("_enable_jit_rref_pickle", "_set_profiler_node_id", "_to_device"),
+        *("_to_device_list", "_to_device_map"),
     }
 
 

@@ -57,19 +57,10 @@ def test_full_batch_script_has_every_directive(
         *("--secret-file", "/home/me/secret"),
     )
     assert directives(script) == [
-        "--job-name='my job'",
-        "--nodes=2",
-        "--ntasks-per-node=4",
-        "--cpus-per-task=8",
-        "--gpus-per-node=4",
-        "--partition=gpu",
-        "--account=me",
-        "--time=1-12:00:00",
-        "--signal=TERM@120",
-        "--requeue",
-        "--open-mode=append",
-        "--no-kill",
-        "--output=out/%j",
+        *("--job-name='my job'", "--nodes=2", "--ntasks-per-node=4"),
+        *("--cpus-per-task=8", "--gpus-per-node=4", "--partition=gpu", "--account=me"),
+        *("--time=1-12:00:00", "--signal=TERM@120", "--requeue", "--open-mode=append"),
+        *("--no-kill", "--output=out/%j"),
     ]
     body = script.splitlines()
     for line in (

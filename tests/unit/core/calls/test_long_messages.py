@@ -20,18 +20,7 @@ from asyncrpc.core.calls.ports import CallConnection, CallHost
 from asyncrpc.core.loop.threads import Done, Job
 from asyncrpc.core.serde import Codec, FunctionTable, Policy, kinds
 from asyncrpc.errors import AsyncRpcError, DecodeError, MalformedError, RejectedError
-
-
-class Turns:
-    """How often parsing is held."""
-
-    holds = 0
-
-    def hold(self) -> None:
-        self.holds += 1
-
-    def resume(self) -> None:
-        self.holds -= 1
+from tests.unit.core.calls.fakes import Turns
 
 
 class Connection:

@@ -27,19 +27,23 @@ class Box:
         self.messages.append((control, buffers))
 
 
+def packed(link: Parts, codec: str, size: int) -> tuple[bytes, list[memoryview]]:
+    compression = compression_named(codec)
+    assert compression is not None
+    encoded = link.host.codec.encode_for(compression, [torch.zeros(size)]).pack()
+    return encoded.control, [memoryview(bytes(buffer)) for buffer in encoded.buffers]
+
+
 def take(
     link: Parts, size: int, box: Box, *, call_id: int = 1, spoil: bool = False
 ) -> None:
-    compression = compression_named("bf16")
-    assert compression is not None
-    packed = link.host.codec.encode_for(compression, [torch.zeros(size)]).pack()
-    buffers = [memoryview(bytes(buffer)) for buffer in packed.buffers]
+    control, buffers = packed(link, "bf16", size)
     if spoil:
         buffers = [buffer[:-2] for buffer in buffers]
     link.preparation.take(
         FrameKind.REQUEST,
         call_id,
-        packed.control,
+        control,
         buffers,
         head=pack_head([[4, "m:f"], None]),
         deliver=box.deliver,
@@ -140,12 +144,8 @@ def test_worker_without_threads_unpacks_on_its_loop(link: Parts) -> None:
 
 def zeros(link: Parts) -> tuple[bytes, list[memoryview], int]:
     """Return a packed message that becomes far more, and how much more."""
-    compression = compression_named("zstd")
-    assert compression is not None
-    packed = link.host.codec.encode_for(compression, [torch.zeros(LARGE)]).pack()
-    buffers = [memoryview(bytes(buffer)) for buffer in packed.buffers]
-    parcel = link.host.codec.open(packed.control, buffers)
-    return packed.control, buffers, parcel.expansion_bytes
+    control, buffers = packed(link, "zstd", LARGE)
+    return control, buffers, link.host.codec.open(control, buffers).expansion_bytes
 
 
 def test_unpacked_request_counts_for_its_peer(link: Parts) -> None:

@@ -13,12 +13,8 @@ from asyncrpc.core.wire.reader import FrameReader
 
 # What carries a value, and so may have a payload.
 WITH_VALUE: Final = (
-    FrameKind.REQUEST,
-    FrameKind.RESPONSE,
-    FrameKind.ERROR,
-    FrameKind.STREAM_ITEM,
-    FrameKind.SERVICE,
-    FrameKind.NOTICE,
+    *(FrameKind.REQUEST, FrameKind.RESPONSE, FrameKind.ERROR, FrameKind.STREAM_ITEM),
+    *(FrameKind.SERVICE, FrameKind.NOTICE),
 )
 
 

@@ -76,28 +76,10 @@ def test_data_frame_names_its_transfer() -> None:
 
 def test_wire_numbers_do_not_change() -> None:
     assert [kind.name for kind in FrameKind] == [
-        "HELLO",
-        "REQUEST",
-        "RESPONSE",
-        "ERROR",
-        "CANCEL",
-        "STREAM_ITEM",
-        "STREAM_END",
-        "STREAM_CREDIT",
-        "SERVICE",
-        "NOTICE",
-        "DATA",
-        "DROP",
-        "PING",
-        "PONG",
-        "GOODBYE",
-        "LANES",
-        "FREE",
-        "ACK",
-        "CLOSE",
-        "CREDIT",
-        "WANT",
-        "LANE_BROKEN",
+        *("HELLO", "REQUEST", "RESPONSE", "ERROR", "CANCEL", "STREAM_ITEM"),
+        *("STREAM_END", "STREAM_CREDIT", "SERVICE", "NOTICE", "DATA", "DROP", "PING"),
+        *("PONG", "GOODBYE", "LANES", "FREE", "ACK", "CLOSE", "CREDIT"),
+        *("WANT", "LANE_BROKEN"),
     ]
     assert [kind.value for kind in FrameKind] == [*range(1, 17), *range(18, 24)]
 
@@ -217,7 +199,7 @@ class TestHead:
 
 
 SLAB = bytearray(b"0123456789" * 100)
-REQUEST = int(FrameKind.REQUEST)
+REQUEST, PLACED = int(FrameKind.REQUEST), Flags.PLACED
 
 
 def place(location: int, nbytes: int) -> memoryview:
@@ -280,33 +262,23 @@ def misstated() -> bytes:
     return bytes(whole)
 
 
-@pytest.mark.parametrize(
-    "stream",
-    [
-        tampered(0, 2 << 56 | 4),
-        tampered(0, 4),
-        tampered(1, at(len(SLAB))),
-        tampered(1, 4 << 48),
-        misstated(),
-        frame(BufferRow(4, at(0)), kind=FrameKind.PING),
-        frame(BufferRow(4, at(0)), kind=FrameKind.GOODBYE),
-        prefix(REQUEST, 1, flags=Flags.PLACED, payload_bytes=5) + bytes(5),
-        prefix(REQUEST, 1, flags=Flags.PLACED | Flags.DEFERRED, lengths=(5,)),
-        frame(BufferRow(INLINE_BYTES_MAX + 1, -1)),
-    ],
-    ids=[
-        "another placement",
-        "inline with a location",
-        "behind the end",
-        "another slab",
-        "does not add up",
-        "a PING",
-        "a GOODBYE",
-        "a payload without a buffer",
-        "deferred, too",
-        "too much inline",
-    ],
-)
+BROKEN: dict[str, bytes] = {
+    "another placement": tampered(0, 2 << 56 | 4),
+    "inline with a location": tampered(0, 4),
+    "behind the end": tampered(1, at(len(SLAB))),
+    "another slab": tampered(1, 4 << 48),
+    "does not add up": misstated(),
+    "a PING": frame(BufferRow(4, at(0)), kind=FrameKind.PING),
+    "a GOODBYE": frame(BufferRow(4, at(0)), kind=FrameKind.GOODBYE),
+    "a payload without a buffer": (
+        prefix(REQUEST, 1, flags=Flags.PLACED, payload_bytes=5) + bytes(5)
+    ),
+    "deferred, too": prefix(REQUEST, 1, flags=PLACED | Flags.DEFERRED, lengths=(5,)),
+    "too much inline": frame(BufferRow(INLINE_BYTES_MAX + 1, -1)),
+}
+
+
+@pytest.mark.parametrize("stream", BROKEN.values(), ids=BROKEN)
 def test_placed_message_that_breaks_the_protocol_is_refused(stream: bytes) -> None:
     sink = Recorder()
     with pytest.raises(RemoteProtocolError):
@@ -321,11 +293,7 @@ def test_number_of_buffers_is_limited() -> None:
         feed(reader_of(Recorder()), bytes(header))
 
 
-@given(
-    position=st.integers(0, len(MIXED) - 1),
-    byte=st.integers(0, 255),
-    step=st.integers(1, 99),
-)
+@given(st.integers(0, len(MIXED) - 1), st.integers(0, 255), st.integers(1, 99))
 def test_changed_byte_gives_a_message_or_a_protocol_error(
     position: int, byte: int, step: int
 ) -> None:

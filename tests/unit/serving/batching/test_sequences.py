@@ -31,7 +31,7 @@ departed consumer frees its slot before the next step:
     model; enter ab; begin = ab; close a; leave; stepped ab; leave = a
     step = b; close b; leave = b; has-work = False; inside = 0
 consumer departing during admission frees its sequence:
-    model slots:1 inside:1 memory:5; admit a memory:5; close a; inside = 1
+    model slots:1 inside:1 memory:5; admit a memory:5; close a; inside-now = a
     entered a; leave = a; admit r memory:5; close r; refused r
     inside = 0; free = 5; leave
 refused sequence holds nothing:
@@ -108,6 +108,7 @@ def test_schedule_follows_the_story(steps: list[str]) -> None:
         "room": lambda: model.schedule.room,
         "free": lambda: str(model.schedule.memory_free),
         "inside": lambda: model.schedule.inside,
+        "inside-now": lambda: "".join(it.subject for it in model.schedule.inside_now),
         "has-work": lambda: model.schedule.has_work,
         "paused": lambda: "".join(paused.subject for paused in model.schedule.paused),
         "state": lambda name: model.all[name].state.name,
