@@ -18,6 +18,7 @@ from asyncrpc.core.optim.service import OptimizerService
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import Cluster, acting_as
 from asyncrpc.testing.network import Network
+from tests.inner_state import turns_of
 from tests.numerics.remote import Layer, Scale, Tensors, parameters_there
 
 STEPS = 5
@@ -128,6 +129,11 @@ def optimizers_of(worker: Worker) -> OptimizerService:
     found = worker.parts.service("optim")
     assert isinstance(found, OptimizerService)
     return found
+
+
+def turns_in(workers: list[Worker]) -> list[int]:
+    """Return how many steps run, are kept or wait on each worker."""
+    return [turns_of(optimizers_of(worker)) for worker in workers]
 
 
 def loss_of_a_peer(worker: Worker) -> asyncio.Event:

@@ -14,8 +14,38 @@ from torch.utils.checkpoint import checkpoint
 
 import asyncrpc
 from asyncrpc import RRef
-from tests.numerics.remote import Layer
+from tests.numerics.remote import Layer, Tensors
 from tests.numerics.stateful_objects import Gate
+
+SHAPES = ((5, 7, 1), (7, 4, 2), (4, 2, 3))  # inputs, outputs and seed of each stage
+
+
+def batch(rows: int = 10, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(columns: int) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+
+    return draw(5), draw(2)
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(*(Layer(*shape) for shape in SHAPES))
+
+
+def in_one_process(
+    module: nn.Module, x: Any, target: Any, loss_fn: Any
+) -> tuple[torch.Tensor, Tensors]:
+    loss = loss_fn(module(*x) if isinstance(x, tuple) else module(x), target)
+    loss.backward()
+    found = [one.grad for one in module.parameters()]
+    return loss.detach(), [one for one in found if one is not None]
+
+
+def stages_on(where: str, kind: Any = Layer, *more: Any) -> list[RRef[Any]]:
+    """Return a stage of each shape, on workers of these names."""
+    placed = zip(where, SHAPES, strict=True)
+    return [asyncrpc.remote(name, kind, (*shape, *more)) for name, shape in placed]
 
 
 class Graph:

@@ -27,11 +27,6 @@ from tests.numerics.groups import (
 from tests.numerics.optimizers import layer_of
 from tests.numerics.remote import Layer, PlainSGD, grads, set_grads
 
-
-def rates(optimizer: DistributedOptimizer) -> list[float]:
-    return [group["lr"] for group in optimizer.options.param_groups]
-
-
 # --- equal to one process ------------------------------------------------------------
 
 
@@ -74,19 +69,6 @@ async def test_optimizer_steps_as_in_one_process(
         assert_same(await group.weights(), model)
 
 
-@pytest.mark.parametrize("name", ["Adam", "SGD", "Adagrad"])
-async def test_torch_optimizers_are_accepted_by_name(name: str) -> None:
-    cls = getattr(torch.optim, name)
-    model, local = one_process(2, lambda it: cls(it.parameters(), lr=0.1))
-    async with layers("bc") as group:
-        optimizer = DistributedOptimizer(name, group.parameters, lr=0.1)
-        assert repr(optimizer) == f"<DistributedOptimizer {name} on 'b', 'c'>"
-        for step in range(STEPS):
-            local_step(model, local, step)
-            await remote_step(group, optimizer, step)
-        assert_same(await group.weights(), model)
-
-
 @pytest.mark.parametrize("wanted", ["Sgd", "lr_scheduler", "Optimizer", "", 3, Layer])
 async def test_invalid_optimizer_class_is_refused(wanted: Any) -> None:
     async with layers("b") as group:
@@ -118,52 +100,6 @@ async def test_gradients_are_clipped_by_their_norm_over_all_owners(
         torch.testing.assert_close(
             await group.weights(), list(model.parameters()), rtol=1e-12, atol=1e-12
         )
-
-
-async def test_groups_have_options_of_their_own() -> None:
-    def prepare(model: nn.Sequential) -> torch.optim.Optimizer:
-        first, second = model[0].parameters(), model[1].parameters()
-        groups: list[dict[str, Any]] = [
-            {"params": list(first), "lr": 0.5},
-            {"params": list(second)},
-        ]
-        return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
-
-    model, local = one_process(2, prepare)
-    async with layers("bc") as group:
-        groups = [
-            {"params": group.parameters[:2], "lr": 0.5},
-            {"params": group.parameters[2:]},
-        ]
-        optimizer = await DistributedOptimizer(
-            torch.optim.SGD, groups, lr=0.1, momentum=0.9
-        )
-        assert rates(optimizer) == [0.5, 0.1]
-        for step in range(STEPS):
-            local_step(model, local, step)
-            await remote_step(group, optimizer, step)
-        assert_same(await group.weights(), model)
-        del groups
-
-
-async def test_a_group_is_added_on_old_owners_and_on_new_ones() -> None:
-    def prepare(model: nn.Sequential) -> torch.optim.Optimizer:
-        return torch.optim.Adam([next(model[0].parameters())], lr=0.1)
-
-    model, local = one_process(2, prepare)
-    async with layers("bc") as group:
-        first, *rest = group.parameters
-        optimizer = DistributedOptimizer(torch.optim.Adam, [first], lr=0.1)
-        local_step(model, local, 0)
-        await remote_step(group, optimizer, 0)
-        local.add_param_group({"params": list(model.parameters())[1:], "lr": 0.01})
-        await optimizer.add_param_group({"params": rest, "lr": 0.01})
-        for step in range(1, STEPS):
-            local_step(model, local, step)
-            await remote_step(group, optimizer, step)
-        assert_same(await group.weights(), model)
-        assert rates(optimizer) == [0.1, 0.01]
-        del first, rest
 
 
 # --- only what is this context's, only what is ours ----------------------------------

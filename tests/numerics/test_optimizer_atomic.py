@@ -9,27 +9,28 @@ import asyncio
 import contextlib
 import gc
 import math
+from typing import Any
 
 import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import RRef, UsageError, WorkerLostError
+from asyncrpc import RRef, UsageError, WorkerLostError, autograd, current_worker
 from asyncrpc.autograd import Context, backward, context
-from asyncrpc.errors import InvalidContextError, OptimizerError
+from asyncrpc.errors import BackwardFailedError, InvalidContextError, OptimizerError
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import Cluster, acting_as
-from tests.inner_state import optimizers_here, turns_of
+from tests.inner_state import optimizers_here
 from tests.numerics.groups import (
-    STEPS,
     group_of,
     loss_of_a_peer,
     make,
     optimizers_of,
     step_on_ones,
+    turns_in,
 )
 from tests.numerics.optimizers import Crowded, Failing, Gated, train
-from tests.numerics.remote import Scale, gathered, parameters_there, total
+from tests.numerics.remote import Scale, gathered, parameters_there
 
 # --- all or nothing ------------------------------------------------------------------
 
@@ -52,9 +53,7 @@ async def test_a_gradient_that_is_not_finite_skips_the_step_everywhere(
 
 async def test_refusing_owner_prevents_the_step_everywhere() -> None:
     async with group_of("bc") as group:
-        optimizer = await DistributedOptimizer(
-            torch.optim.SGD, group.parameters, lr=0.1
-        )
+        optimizer = await DistributedOptimizer("SGD", group.parameters, lr=0.1)
         optimizers_of(group.workers[2]).on_peer_lost(group.workers[0].id, "a test")
         with pytest.raises(
             OptimizerError, match=r"nothing was applied.*worker 'c'.*no"
@@ -66,9 +65,7 @@ async def test_refusing_owner_prevents_the_step_everywhere() -> None:
 async def test_other_owner_steps_first_when_the_maker_is_sure() -> None:
     """The owner does not vote; its refusal leaves the maker's parameters unchanged."""
     async with group_of("ac") as group:
-        optimizer = await DistributedOptimizer(
-            torch.optim.SGD, group.parameters, lr=0.1
-        )
+        optimizer = await DistributedOptimizer("SGD", group.parameters, lr=0.1)
         result = await step_on_ones(group, optimizer)
         assert (result.is_applied, result.gradients) == (True, len(group.parameters))
         stepped = [weight.tolist() for weight in await group.weights()]
@@ -83,9 +80,7 @@ async def test_other_owner_steps_first_when_the_maker_is_sure() -> None:
 
 async def test_lost_owner_prevents_the_step_everywhere() -> None:
     async with group_of("bc") as group:
-        optimizer = await DistributedOptimizer(
-            torch.optim.SGD, group.parameters, lr=0.1
-        )
+        optimizer = await DistributedOptimizer("SGD", group.parameters, lr=0.1)
         async with context() as ctx:
             out = await group.modules[0].rpc_async()(torch.ones(3, dtype=torch.float64))
             await backward(ctx, [out.sum()])
@@ -117,7 +112,7 @@ async def test_a_step_that_fails_on_one_owner_is_applied_nowhere(
             assert isinstance(caught.value.__cause__, ArithmeticError)
             after = await group.weights(), str(await optimizer.state_dict())
             assert str(after) == str(before)
-            assert [turns_of(optimizers_of(one)) for one in group.workers] == [0, 0, 0]
+            assert turns_in(group.workers) == [0, 0, 0]
 
 
 async def test_step_refused_by_torch_is_applied_nowhere() -> None:
@@ -161,11 +156,7 @@ async def test_steps_never_wait_for_each_other_in_a_cycle() -> None:
         assert list(counts) == [8, 3]
         first, second = await group.weights()
         assert torch.equal(first, second)
-        assert [turns_of(optimizers_of(worker)) for worker in group.workers] == [
-            0,
-            0,
-            0,
-        ]
+        assert turns_in(group.workers) == [0, 0, 0]
 
 
 async def test_a_step_that_has_begun_is_completed_after_its_deadline() -> None:
@@ -195,16 +186,14 @@ async def test_slow_owner_rolls_its_step_back() -> None:
             assert [weight.tolist() for weight in await group.weights()] == [
                 [0.0] * 3
             ] * 2
-            assert [turns_of(optimizers_of(worker)) for worker in workers] == [0, 0, 0]
+            assert turns_in(workers) == [0, 0, 0]
             group.modules.clear()
             group.parameters.clear()
 
 
 async def test_a_step_cancelled_while_it_asks_is_applied_nowhere() -> None:
     async with group_of("bc") as group:
-        optimizer = await DistributedOptimizer(
-            torch.optim.SGD, group.parameters, lr=0.1
-        )
+        optimizer = await DistributedOptimizer("SGD", group.parameters, lr=0.1)
         async with context() as ctx:
             x = torch.ones(3, dtype=torch.float64)
             outs = [await module.rpc_async()(x) for module in group.modules]
@@ -247,24 +236,6 @@ async def test_an_owner_takes_the_steps_of_many_trainers_one_at_a_time() -> None
         assert (await group.weights())[0].tolist() == [1.0 - 4 * steps] * 3
 
 
-async def test_step_finds_gradients_of_a_pass_started_elsewhere() -> None:
-    """The commit comes to `c` from `b`, the step from `a`: it waits for the commit."""
-    async with group_of("c") as group:
-        optimizer = await DistributedOptimizer(
-            torch.optim.SGD, group.parameters, lr=0.1
-        )
-        for _ in range(STEPS):
-            async with context() as ctx:
-                x = torch.ones(3, dtype=torch.float64)
-                out = group.workers[0].peer("b").remote(total, group.modules[0], x)
-                await out.backward(ctx)
-                assert (await optimizer.step(ctx)).gradients == 1
-                del out
-        (weights,) = await group.weights()
-        wanted = torch.full((3,), 1 - STEPS * 0.1, dtype=torch.float64)
-        torch.testing.assert_close(weights, wanted, rtol=1e-12, atol=1e-12)
-
-
 async def test_a_pass_ends_on_workers_that_its_start_is_not_connected_to() -> None:
     async with Cluster(3) as (a, b, c):
         with acting_as(a):
@@ -300,7 +271,7 @@ class Between:
 async def test_owners_free_a_collected_optimizer() -> None:
     async with group_of("bca") as group:
         optimizer: DistributedOptimizer | None = await DistributedOptimizer(
-            torch.optim.SGD, group.parameters, lr=0.1
+            "SGD", group.parameters, lr=0.1
         )
         services = [optimizers_of(worker) for worker in group.workers]
         assert [optimizers_here(service) for service in services] == [1, 1, 1]
@@ -379,3 +350,86 @@ async def test_optimizer_of_an_ended_worker_is_explained() -> None:
             with pytest.raises(OptimizerError, match="worker 'b'") as caught:
                 await optimizer.step(ctx)
             assert isinstance(caught.value.__cause__, WorkerLostError)
+
+
+# y = w * w * x: its gradient 2 w x needs the value of w at the time of the backward.
+WEIGHT = 3.0
+
+
+class Square:
+    def __init__(self) -> None:
+        self.weight = torch.tensor(WEIGHT, dtype=torch.double, requires_grad=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * self.weight * x
+
+    def parameters(self) -> list[RRef[torch.Tensor]]:
+        return [RRef(self.weight)]
+
+    def value(self) -> float:
+        return self.weight.item()
+
+
+async def crossed_passes(*, allow_stale: bool) -> float:
+    """Go forward twice, then backward and step twice; return the weight."""
+    async with Cluster(names=["trainer", "owner"]) as (trainer, _):
+        with acting_as(trainer):
+            module = current_worker().peer("owner").remote(Square)
+            parameters = await module.rpc_async().parameters()
+            optimizer = await DistributedOptimizer(torch.optim.SGD, parameters, lr=0.1)
+            x = torch.ones((), dtype=torch.double)
+            both_forward = asyncio.Barrier(2)
+            first_stepped = asyncio.Event()
+
+            async def train(*, is_first: bool) -> None:
+                async with autograd.context() as ctx:
+                    y = await module.rpc_async().forward(x)
+                    await both_forward.wait()
+                    if not is_first:
+                        await first_stepped.wait()
+                    await autograd.backward(ctx, [y])
+                    await optimizer.step(ctx, allow_stale=allow_stale)
+                    first_stepped.set()
+
+            await asyncio.gather(train(is_first=True), train(is_first=False))
+            value: float = await module.rpc_async().value()
+            return value
+
+
+async def test_stale_backward_uses_the_new_values_when_allowed() -> None:
+    once = WEIGHT - 0.1 * 2 * WEIGHT
+    assert await crossed_passes(allow_stale=True) == pytest.approx(once - 0.2 * once)
+
+
+async def test_stale_backward_is_refused_by_default() -> None:
+    said = r"modified by an inplace operation.*allow_stale=True"
+    with pytest.raises(BackwardFailedError, match=f"(?s){said}"):
+        await crossed_passes(allow_stale=False)
+
+
+WEIGHTS: list[torch.Tensor] = []  # of the owner, which is in this process
+PRODUCTS: list[torch.Tensor] = []
+
+
+class Interrupted(torch.optim.SGD):
+    """Runs a trainer's forward pass when it has changed the parameters, in its step."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        with torch.enable_grad():
+            PRODUCTS.append(WEIGHTS[0] * WEIGHTS[0])
+
+
+async def test_a_forward_pass_during_a_stale_step_can_go_backward() -> None:
+    weight = torch.tensor(WEIGHT, requires_grad=True)
+    WEIGHTS[:], PRODUCTS[:] = [weight], []
+    async with Cluster(names=["owner"]) as (owner,):
+        with acting_as(owner):
+            optimizer = await DistributedOptimizer(Interrupted, [RRef(weight)], lr=0.1)
+            async with autograd.context() as ctx:
+                await autograd.backward(ctx, [weight * weight])
+                await optimizer.step(ctx, allow_stale=True)
+    PRODUCTS[0].backward()  # type: ignore[no-untyped-call]
+    once = WEIGHT - 0.1 * 2 * WEIGHT
+    assert weight.grad is not None
+    assert weight.grad.item() == pytest.approx(2 * once)

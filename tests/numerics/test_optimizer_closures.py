@@ -15,7 +15,6 @@ from asyncrpc import UsageError
 from asyncrpc.autograd import Context, backward, context
 from asyncrpc.errors import OptimizerError
 from asyncrpc.optim import DistributedOptimizer
-from tests.inner_state import turns_of
 from tests.numerics.groups import (
     Group,
     assert_same,
@@ -23,8 +22,8 @@ from tests.numerics.groups import (
     inputs,
     layers,
     one_process,
-    optimizers_of,
     step_on_ones,
+    turns_in,
 )
 from tests.numerics.optimizers import Lookahead
 
@@ -94,11 +93,7 @@ async def test_lbfgs_equals_one_process(on: str, options: dict[str, Any]) -> Non
             assert result.gradients == len(group.parameters)
             assert_same(await group.weights(), model)
         assert str(await optimizer.state_dict()) == str(local.state_dict())
-        assert [turns_of(optimizers_of(worker)) for worker in group.workers] == [
-            0,
-            0,
-            0,
-        ]
+        assert turns_in(group.workers) == [0, 0, 0]
 
 
 async def test_lbfgs_continues_from_its_state_and_schedule() -> None:
@@ -226,11 +221,7 @@ async def test_closure_that_raises_changes_nothing(at: int) -> None:
             await optimizer.step(closure=await broken_off(group, at, fail))
         after = await group.weights(), await optimizer.state_dict()
         assert str(after) == str(before)
-        assert [turns_of(optimizers_of(worker)) for worker in group.workers] == [
-            0,
-            0,
-            0,
-        ]
+        assert turns_in(group.workers) == [0, 0, 0]
         await optimizer.step(closure=closure_of(group, inputs(1)))
 
 

@@ -42,9 +42,7 @@ class TestDelays:
         """It comes to `c` from `b`, over a slow link; the step, from `a`, is sooner."""
         network = Network(seed)
         async with group_of("c", network=network) as group:
-            optimizer = await DistributedOptimizer(
-                torch.optim.SGD, group.parameters, lr=0.1
-            )
+            optimizer = await DistributedOptimizer("SGD", group.parameters, lr=0.1)
             network.between("b", "c").delay(1.0)
             for _ in range(STEPS):
                 async with context() as ctx:
@@ -63,9 +61,7 @@ class TestDelays:
     ) -> None:
         network = Network(seed)
         async with group_of("bc", network=network) as group:
-            optimizer = await DistributedOptimizer(
-                torch.optim.SGD, group.parameters, lr=0.1
-            )
+            optimizer = await DistributedOptimizer("SGD", group.parameters, lr=0.1)
             async with context() as ctx:
                 outs = [await module.rpc_async()(ONES) for module in group.modules]
                 await backward(ctx, [torch.stack(outs).sum()])
@@ -82,9 +78,7 @@ class TestDelays:
     ) -> None:
         network = Network(seed)
         async with group_of("bc", network=network) as group:
-            optimizer = await DistributedOptimizer(
-                torch.optim.SGD, group.parameters, lr=0.25
-            )
+            optimizer = await DistributedOptimizer("SGD", group.parameters, lr=0.25)
             async with context() as ctx:  # then both are sure of the next one
                 outs = [await module.rpc_async()(ONES) for module in group.modules]
                 await optimizer.backward_and_step(ctx, torch.stack(outs).sum())

@@ -26,6 +26,7 @@ from asyncrpc.parallel.pipeline.schedules import TRAINING
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from tests.numerics.remote import Layer, Tensors, gathered
 from tests.numerics.stages import (
+    SHAPES,
     Back,
     Calling,
     Endless,
@@ -36,14 +37,17 @@ from tests.numerics.stages import (
     Recomputing,
     Tracked,
     a_number,
+    batch,
+    in_one_process,
+    model,
     of_pairs,
     per_row,
     settled,
     squared,
     squared_sum,
+    stages_on,
 )
 
-SHAPES = ((5, 7, 1), (7, 4, 2), (4, 2, 3))
 ROWS = 10
 
 
@@ -52,36 +56,6 @@ async def four_workers() -> AsyncIterator[list[Worker]]:
     async with Cluster(4) as workers:
         with acting_as(workers[0]):
             yield workers
-
-
-def batch(rows: int = ROWS, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(columns: int) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=generator, dtype=torch.float64)
-
-    return draw(5), draw(2)
-
-
-def model() -> nn.Sequential:
-    return nn.Sequential(*(Layer(*shape) for shape in SHAPES))
-
-
-def in_one_process(
-    module: nn.Module, x: Any, target: Any, loss_fn: Any
-) -> tuple[torch.Tensor, Tensors]:
-    loss = loss_fn(module(*x) if isinstance(x, tuple) else module(x), target)
-    loss.backward()
-    found = [one.grad for one in module.parameters()]
-    return loss.detach(), [one for one in found if one is not None]
-
-
-def layers(on: str) -> list[RRef[Any]]:
-    """Return the layers, on workers of these names."""
-    return [
-        asyncrpc.remote(name, Layer, shape)
-        for name, shape in zip(on, SHAPES, strict=True)
-    ]
 
 
 async def gradients_of(
@@ -98,6 +72,16 @@ def assert_close(found: Any, wanted: Any) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
+async def check_step(
+    pipe: Pipeline, stages: list[Any], given: tuple[Any, Any], wanted: Any, **how: Any
+) -> PipelineResult:
+    """Take a step in a context of its own; compare its loss and gradients."""
+    async with context():
+        result = await pipe.forward_backward(*given, **{"loss_fn": squared, **how})
+        assert_close((result.loss, await gradients_of(stages)), wanted)
+        return result
+
+
 # --- the same numbers ----------------------------------------------------------------
 
 
@@ -109,12 +93,9 @@ async def test_gradients_equal_one_process(on: str, schedule: str, chunks: int) 
     x, y = batch()
     wanted = in_one_process(model(), x, y, squared)
     async with four_workers():
-        stages = layers(on)
+        stages = stages_on(on)
         pipe = await Pipeline(stages, schedule=schedule, chunks=chunks)
-        async with context():
-            result = await pipe.forward_backward(x, y, loss_fn=squared)
-            gradients = await gradients_of(stages)
-        assert_close((result.loss, gradients), wanted)
+        result = await check_step(pipe, stages, (x, y), wanted)
         assert result.report.chunks == min(chunks, ROWS)
         assert pipe.workers == list(on)
 
@@ -129,7 +110,7 @@ async def test_pipeline_trains_as_one_process(schedule: str) -> None:
         wanted.append(in_one_process(same, *batch(seed=step), squared)[0])
         local.step()
     async with four_workers():
-        stages = layers("bcd")
+        stages = stages_on("bcd")
         pipe = Pipeline(stages, schedule=schedule, chunks=4)
         optimizer = DistributedOptimizer(
             torch.optim.SGD, await pipe.remote_parameters(), lr=0.1, momentum=0.9
@@ -152,11 +133,9 @@ async def test_pipeline_trains_over_processes() -> None:
     wanted = in_one_process(model(), x, y, squared)
     async with ProcessCluster(["b", "c"], method="forkserver") as worker:
         with acting_as(worker):
-            stages = layers("bcb")
+            stages = stages_on("bcb")
             pipe = Pipeline(stages, chunks=4)
-            async with context():
-                result = await pipe.forward_backward(x, y, loss_fn=squared)
-                assert_close((result.loss, await gradients_of(stages)), wanted)
+            await check_step(pipe, stages, (x, y), wanted)
             assert_close(await pipe.forward(x), model()(x).detach())
             del stages, pipe
 
@@ -201,9 +180,7 @@ async def test_values_between_stages_may_be_in_containers(schedule: str) -> None
         kinds = zip("bcd", (Front, Middle, Back), strict=True)
         stages = [asyncrpc.remote(to, kind) for to, kind in kinds]
         pipe = Pipeline(stages, schedule=schedule, chunks=3)
-        async with context():
-            result = await pipe.forward_backward(x, target, loss_fn=of_pairs)
-            assert_close((result.loss, await gradients_of(stages)), wanted)
+        await check_step(pipe, stages, (x, target), wanted, loss_fn=of_pairs)
         assert_close(await pipe.forward(x), Whole()(*x).detach())
 
 
@@ -219,13 +196,11 @@ async def test_reduction_of_the_loss_is_declared(loss_fn: Any, reduction: str) -
     x, y = batch()
     wanted = in_one_process(model(), x, y, loss_fn)
     async with four_workers():
-        stages = layers("bcd")
+        stages = stages_on("bcd")
         pipe = Pipeline(stages, chunks=4)
-        async with context():
-            result = await pipe.forward_backward(
-                x, y, loss_fn=loss_fn, reduction=reduction
-            )
-            assert_close((result.loss, await gradients_of(stages)), wanted)
+        await check_step(
+            pipe, stages, (x, y), wanted, loss_fn=loss_fn, reduction=reduction
+        )
 
 
 async def test_gradients_of_several_steps_add_up_in_their_context() -> None:
@@ -233,7 +208,7 @@ async def test_gradients_of_several_steps_add_up_in_their_context() -> None:
     (x1, y1), (x2, y2) = batch(7, seed=1), batch(5, seed=2)
     one, other = (in_one_process(model(), *b, squared)[1] for b in ((x1, y1), (x2, y2)))
     async with four_workers():
-        stages = layers("bcd")
+        stages = stages_on("bcd")
         pipes = [Pipeline(stages, chunks=3), Pipeline(stages, chunks=2)]
 
         async def alone() -> Tensors:
@@ -264,10 +239,8 @@ async def test_a_stage_holds_no_more_graphs_than_its_schedule_says(
     x, y = batch(16)
     Graph.most.clear()
     async with four_workers():
-        stages = [
-            asyncrpc.remote(name, Tracked, (*shape, name))
-            for name, shape in zip("bcd", SHAPES, strict=True)
-        ]
+        placed = zip("bcd", SHAPES, strict=True)
+        stages = [asyncrpc.remote(to, Tracked, (*shape, to)) for to, shape in placed]
         pipe = Pipeline(stages, schedule=schedule, chunks=8)
         async with context():
             result = await pipe.forward_backward(x, y, loss_fn=squared)
@@ -282,10 +255,8 @@ async def test_an_inference_records_nothing() -> None:
     x, _ = batch(16)
     Graph.most.clear()
     async with four_workers():
-        stages = [
-            asyncrpc.remote(name, Tracked, (*shape, name))
-            for name, shape in zip("bcd", SHAPES, strict=True)
-        ]
+        placed = zip("bcd", SHAPES, strict=True)
+        stages = [asyncrpc.remote(to, Tracked, (*shape, to)) for to, shape in placed]
         pipe = Pipeline(stages, chunks=8)
         out = await pipe.forward(x)
         assert not out.requires_grad
@@ -303,7 +274,7 @@ async def test_an_inference_inside_a_context_is_differentiable() -> None:
     wanted_x = x.clone().requires_grad_()
     wanted = in_one_process(model(), wanted_x, y, squared)
     async with four_workers():
-        stages = layers("bcd")
+        stages = stages_on("bcd")
         pipe = Pipeline(stages, chunks=4)
         async with context() as ctx:
             loss = squared(await pipe.forward(here), y)
@@ -332,7 +303,7 @@ async def test_inputs_in_use_do_not_count_as_incoming_requests(schedule: str) ->
 
 async def test_many_inferences_run_at_once() -> None:
     async with four_workers():
-        pipe = Pipeline(layers("bcd"), chunks=3)
+        pipe = Pipeline(stages_on("bcd"), chunks=3)
         inputs = [batch(seed=seed)[0] for seed in range(8)]
         found = await asyncio.gather(*(pipe.forward(x) for x in inputs))
     assert_close(list(found), [model()(x).detach() for x in inputs])
@@ -377,7 +348,7 @@ async def test_hooks_run_and_grad_is_unchanged() -> None:
         module.weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
             lambda parameter: seen.append(parameter.grad)
         )
-        stages: list[Any] = [module, *layers("abc")[1:]]
+        stages: list[Any] = [module, *stages_on("abc")[1:]]
         pipe = Pipeline(stages, chunks=5)
         async with context():
             await pipe.forward_backward(x, y, loss_fn=squared)
@@ -390,14 +361,9 @@ async def test_a_module_may_compute_its_activations_again() -> None:
     x, y = batch()
     wanted = in_one_process(model(), x, y, squared)
     async with four_workers():
-        stages = [
-            asyncrpc.remote(name, Recomputing, shape)
-            for name, shape in zip("bcd", SHAPES, strict=True)
-        ]
+        stages = stages_on("bcd", Recomputing)
         pipe = Pipeline(stages, chunks=4)
-        async with context():
-            result = await pipe.forward_backward(x, y, loss_fn=squared)
-            assert_close((result.loss, await gradients_of(stages)), wanted)
+        await check_step(pipe, stages, (x, y), wanted)
 
 
 async def test_autocast_around_a_step_holds_for_its_forward_passes() -> None:
@@ -435,7 +401,7 @@ async def test_modes_are_set_on_all_stages() -> None:
 async def test_gradient_through_calls_of_a_module_is_refused() -> None:
     x, y = batch()
     async with four_workers():
-        stages = layers("bcd")
+        stages = stages_on("bcd")
         stages.insert(1, asyncrpc.remote("c", Calling, ("d",)))
         pipe = Pipeline(stages, chunks=2)
         async with context():
@@ -451,7 +417,7 @@ async def test_gradient_through_calls_of_a_module_is_refused() -> None:
 async def report_of(schedule: str) -> PipelineResult:
     x, y = batch(8)
     async with four_workers():
-        pipe = Pipeline(layers("bcd"), schedule=schedule, chunks=8)
+        pipe = Pipeline(stages_on("bcd"), schedule=schedule, chunks=8)
         async with context():
             return await pipe.forward_backward(x, y, loss_fn=squared)
 
@@ -493,7 +459,7 @@ async def test_stages_work_at_the_same_time(schedule: str) -> None:
 async def test_invalid_arguments_are_refused_before_anything_runs() -> None:
     x, y = batch()
     async with four_workers():
-        stages = layers("bcd")
+        stages = stages_on("bcd")
         with pytest.raises(asyncrpc.UsageError, match="at least one stage"):
             Pipeline([], chunks=2)
         with pytest.raises(
@@ -536,7 +502,7 @@ async def test_invalid_arguments_are_refused_before_anything_runs() -> None:
 async def test_invalid_or_failed_stage_is_named() -> None:
     x, _ = batch()
     async with four_workers():
-        good = layers("bcd")
+        good = stages_on("bcd")
         with pytest.raises(asyncrpc.UsageError, match=r"stage 1 of 2 .* not a float"):
             await Pipeline([good[0], asyncrpc.remote("c", float, (1,))], chunks=2)
         broken = Pipeline([good[0], RemoteModule("c", Layer, ("no", 1, 2))], chunks=2)

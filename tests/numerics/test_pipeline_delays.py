@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import asyncrpc
 from asyncrpc import NetworkOptions, Options, RRef, Worker
@@ -21,28 +20,17 @@ from asyncrpc.parallel.pipeline.schedules import TRAINING
 from asyncrpc.testing import Cluster, acting_as
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network
-from tests.numerics.remote import Layer, gathered
-from tests.numerics.stages import held, squared
+from tests.numerics.remote import gathered
+from tests.numerics.stages import (
+    batch,
+    held,
+    in_one_process,
+    model,
+    squared,
+    stages_on,
+)
 
-SHAPES = ((5, 7, 1), (7, 4, 2), (4, 2, 3))
 STAGES = "bcd"
-
-
-def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(3)
-
-    def draw(columns: int) -> torch.Tensor:
-        return torch.randn(10, columns, generator=generator, dtype=torch.float64)
-
-    return draw(5), draw(2)
-
-
-def in_one_process() -> tuple[torch.Tensor, list[Any]]:
-    x, y = batch()
-    model = nn.Sequential(*(Layer(*shape) for shape in SHAPES))
-    loss = squared(model(x), y)
-    loss.backward()  # type: ignore[no-untyped-call]
-    return loss.detach(), [one.grad for one in model.parameters()]
 
 
 @asynccontextmanager
@@ -54,10 +42,7 @@ async def pipeline_on(
     )
     async with Cluster(4, network=network, options=patient) as workers:
         with acting_as(workers[0]):
-            modules = [
-                asyncrpc.remote(name, Layer, shape)
-                for name, shape in zip(STAGES, SHAPES, strict=True)
-            ]
+            modules = stages_on(STAGES)
             pipe = await Pipeline(modules, schedule=schedule, chunks=5)
             await pipe.forward(batch()[0])  # only what is connected can be resumed
             yield workers, pipe, modules
@@ -97,7 +82,9 @@ class TestDelays:
                 network.between(*rng.sample("abcd", 2)).drop_connections()
             result = await step
             found = result.loss, await gradients_of(modules)
-        torch.testing.assert_close(found, in_one_process(), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            found, in_one_process(model(), *batch(), squared), rtol=1e-12, atol=1e-12
+        )
 
     @pytest.mark.parametrize("seed", range(20))
     @pytest.mark.parametrize("schedule", TRAINING)
@@ -143,4 +130,6 @@ class TestDelays:
                 to = stage.owner_name()
                 assert await asyncrpc.rpc_async(to, held, (stage,)) == 0
             again = await pipe.forward_backward(*batch(), loss_fn=squared)
-            torch.testing.assert_close(again.loss, in_one_process()[0])
+            torch.testing.assert_close(
+                again.loss, in_one_process(model(), *batch(), squared)[0]
+            )

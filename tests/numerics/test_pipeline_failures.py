@@ -26,30 +26,24 @@ from asyncrpc.parallel.pipeline.schedules import TRAINING
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from tests.numerics.remote import Layer, gathered
 from tests.numerics.stages import (
+    SHAPES,
     Failing,
     Graph,
     StageError,
     Tracked,
+    batch,
     call_from,
     failing_loss,
     held,
+    in_one_process,
+    model,
     squared,
     waiting,
 )
 from tests.numerics.stateful_objects import Gate, all_released
 
-SHAPES = ((5, 7, 1), (7, 4, 2), (4, 2, 3))
 WORKERS = "bcd"
-CHUNKS = 6
-
-
-def batch(rows: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(3)
-
-    def draw(columns: int) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=generator, dtype=torch.float64)
-
-    return draw(5), draw(2)
+CHUNKS, ROWS = 6, 12
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +72,7 @@ class Group:
         self.pipe = Pipeline(self.modules, schedule=schedule, chunks=CHUNKS)
 
     async def step(self, loss_fn: Any = squared) -> torch.Tensor:
-        return (await self.pipe.forward_backward(*batch(), loss_fn=loss_fn)).loss
+        return (await self.pipe.forward_backward(*batch(ROWS), loss_fn=loss_fn)).loss
 
     async def gradients(self, but: str = "") -> list[Any]:
         """Return what there is in the current context."""
@@ -112,9 +106,7 @@ async def group_of(
 
 
 def wanted_loss() -> torch.Tensor:
-    x, y = batch()
-    model = nn.Sequential(*(Layer(*shape) for shape in SHAPES))
-    return squared(model(x), y).detach()
+    return in_one_process(model(), *batch(ROWS), squared)[0]
 
 
 ERRORS = [ValueError("no way"), StageError("no way")]
@@ -163,11 +155,11 @@ async def test_loss_that_raises_is_named_and_nothing_is_kept() -> None:
 async def test_a_stage_that_raises_fails_an_inference_too() -> None:
     async with group_of(StageError("no way"), "forward", 3) as group:
         with pytest.raises(StageError, match="no way") as caught:
-            await group.pipe.forward(batch()[0])
+            await group.pipe.forward(batch(ROWS)[0])
         assert getattr(caught.value, "worker", "") == "c"
         del caught
         await group.nothing_is_held()
-        assert (await group.pipe.forward(batch()[0])).shape == (12, 2)
+        assert (await group.pipe.forward(batch(ROWS)[0])).shape == (12, 2)
 
 
 @pytest.mark.parametrize("schedule", TRAINING)
@@ -257,7 +249,7 @@ async def test_process_killed_during_a_step_fails_it() -> None:
             pipe = await Pipeline(modules, chunks=CHUNKS)
             async with context() as ctx:
                 with Gate("gate") as gate:
-                    x, y = batch()
+                    x, y = batch(ROWS)
                     running = asyncio.create_task(
                         pipe.forward_backward(x, y, loss_fn=squared)
                     )

@@ -20,8 +20,7 @@ from asyncrpc.api import add_services
 from asyncrpc.compat.nodes import RememberingAutograd
 from tests.numerics.programs.drawing import programs
 from tests.numerics.programs.language import Fetch, Mix, Parameter, Pass, Program
-from tests.numerics.programs.running import Comparison, in_one_process
-from tests.numerics.programs.tally import kinds
+from tests.numerics.programs.running import Comparison, in_one_process, kinds
 
 PROGRAMS_EACH = 60
 DRAWN = 150

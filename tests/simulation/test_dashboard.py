@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import pytest
@@ -24,7 +25,7 @@ from asyncrpc.testing.network import Network
 from asyncrpc.tools.inspection.machine.graph import NODES_MAX
 from asyncrpc.tools.inspection.machine.slices import SLICE_MAX, Slices
 from asyncrpc.tools.inspection.standing import InnerQuestions
-from tests.simulated import play
+from tests.simulation.seeds import simulated
 
 OPTIONS: Final = Options(
     drain_timeout_s=1.0,
@@ -46,6 +47,18 @@ def context_of(worker: Worker) -> ViewContext:
     loop = asyncio.get_running_loop()
     questions = InnerQuestions(worker)
     return ViewContext(questions, Tasks(loop), EVERY_S, 10.0)
+
+
+@asynccontextmanager
+async def watched(
+    network: Network, size: int, kind: Any = OverviewView
+) -> AsyncIterator[tuple[list[Worker], Any]]:
+    """A group, and a view of it at its first worker."""
+    names = [f"w{number}" for number in range(size)]
+    async with Cluster(names=names, network=network, options=OPTIONS) as (*workers,):
+        context = context_of(workers[0])
+        yield workers, kind(context)
+        await context.tasks.cancel(1.0)
 
 
 def query_of(view: Any, text: str = "") -> ViewQuery:
@@ -84,24 +97,19 @@ async def call_some(workers: list[Worker]) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_look_asks_each_worker_once_for_a_few_bytes(size: int) -> None:
-    async def scenario(network: Network) -> None:
-        names = [f"w{number}" for number in range(size)]
-        async with Cluster(names=names, network=network, options=OPTIONS) as cluster:
-            workers = list(cluster)
-            await call_some(workers)
-            context = context_of(workers[0])
-            view = OverviewView(context)
-            await view.look.newest()  # makes the links
-            before, sent = questions_of(workers), network.sent_bytes
-            seen = await view.look.after(1)
-            after = questions_of(workers)
-            assert [b - a for a, b in zip(before, after, strict=True)] == [1] * size
-            assert (network.sent_bytes - sent) / size < SUMMARY_BYTES_MAX
-            check_pages(view, seen, size)
-            await context.tasks.cancel(1.0)
-
-    play(scenario, 1, LIMIT_S)
+@simulated([1], LIMIT_S)
+async def test_look_asks_each_worker_once_for_a_few_bytes(
+    network: Network, size: int
+) -> None:
+    async with watched(network, size) as (workers, view):
+        await call_some(workers)
+        await view.look.newest()  # makes the links
+        before, sent = questions_of(workers), network.sent_bytes
+        seen = await view.look.after(1)
+        after = questions_of(workers)
+        assert [b - a for a, b in zip(before, after, strict=True)] == [1] * size
+        assert (network.sent_bytes - sent) / size < SUMMARY_BYTES_MAX
+        check_pages(view, seen, size)
 
 
 def check_pages(view: OverviewView, seen: Seen[Any], size: int) -> None:
@@ -122,24 +130,19 @@ def check_pages(view: OverviewView, seen: Seen[Any], size: int) -> None:
     assert last["links"]["left_out"] == size - len(last["links"]["workers"])
 
 
-def test_idle_dashboard_asks_no_worker() -> None:
-    async def scenario(network: Network) -> None:
-        async with Cluster(8, network=network, options=OPTIONS) as cluster:
-            workers = list(cluster)
-            context = context_of(workers[0])
-            view = OverviewView(context)
-            first = await view.look.newest()
-            again = await view.look.newest()
-            assert first is again  # within the period
-            asked = questions_of(workers)
-            await asyncio.sleep(100 * EVERY_S)
-            assert questions_of(workers) == asked
-            await context.tasks.cancel(1.0)
-
-    play(scenario, 2)
+@simulated([2])
+async def test_idle_dashboard_asks_no_worker(network: Network) -> None:
+    async with watched(network, 8) as (workers, view):
+        first = await view.look.newest()
+        again = await view.look.newest()
+        assert first is again  # within the period
+        asked = questions_of(workers)
+        await asyncio.sleep(100 * EVERY_S)
+        assert questions_of(workers) == asked
 
 
-def test_viewers_share_one_look_of_each_period() -> None:
+@simulated([3])
+async def test_viewers_share_one_look_of_each_period(network: Network) -> None:
     async def follow(look: SharedLook[Any, Any], looks: int) -> list[float]:
         number, times = 0, []
         for _ in range(looks):
@@ -148,92 +151,70 @@ def test_viewers_share_one_look_of_each_period() -> None:
             times.append(seen.taken_at_s)
         return times
 
-    async def scenario(network: Network) -> None:
-        async with Cluster(8, network=network, options=OPTIONS) as cluster:
-            workers = list(cluster)
-            context = context_of(workers[0])
-            view = OverviewView(context)
-            loop = asyncio.get_running_loop()
-            begun_s = loop.time()
-            await asyncio.gather(*(follow(view.look, 10) for _ in range(20)))
-            assert questions_of(workers) == [10] * 8
-            assert loop.time() - begun_s >= 9 * EVERY_S
-            await context.tasks.cancel(1.0)
-
-    play(scenario, 3)
+    async with watched(network, 8) as (workers, view):
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        await asyncio.gather(*(follow(view.look, 10) for _ in range(20)))
+        assert questions_of(workers) == [10] * 8
+        assert loop.time() - begun_s >= 9 * EVERY_S
 
 
-def test_viewer_that_leaves_does_not_end_the_look_of_others() -> None:
-    async def scenario(network: Network) -> None:
-        async with Cluster(8, network=network, options=OPTIONS) as cluster:
-            workers = list(cluster)
-            context = context_of(workers[0])
-            view = OverviewView(context)
-            leaving = asyncio.ensure_future(view.look.newest())
-            staying = asyncio.ensure_future(view.look.newest())
-            await asyncio.sleep(0)
-            leaving.cancel()
-            seen = await staying
-            assert seen.workers == 8
-            assert seen.silent == {}
-            await context.tasks.cancel(1.0)
+@simulated([4])
+async def test_viewer_that_leaves_does_not_end_the_look_of_others(
+    network: Network,
+) -> None:
+    async with Cluster(8, network=network, options=OPTIONS) as (first, *_):
+        context = context_of(first)
+        view = OverviewView(context)
+        leaving = asyncio.ensure_future(view.look.newest())
+        staying = asyncio.ensure_future(view.look.newest())
+        await asyncio.sleep(0)
+        leaving.cancel()
+        seen = await staying
+        assert seen.workers == 8
+        assert seen.silent == {}
+        await context.tasks.cancel(1.0)
 
-    play(scenario, 4)
 
-
-def test_silent_workers_delay_no_other_and_are_seen_when_back() -> None:
+@simulated([5])
+async def test_silent_workers_delay_no_other_and_are_seen_when_back(
+    network: Network,
+) -> None:
     size, silent = 64, 16
-
-    async def scenario(network: Network) -> None:
-        names = [f"w{number}" for number in range(size)]
-        async with Cluster(names=names, network=network, options=OPTIONS) as cluster:
-            workers = list(cluster)
-            context = context_of(workers[0])
-            view = OverviewView(context)
-            number = (await view.look.newest()).number
-            cut = names[-silent:]
-            links = [network.between("w0", name) for name in cut]
-            for link in links:
-                link.partition()
-            loop = asyncio.get_running_loop()
-            while len((seen := await view.look.after(number)).silent) < silent:
-                number = seen.number
-            assert set(seen.silent) == set(cut)
-            assert seen.digest is not None
-            states = {row["worker"]: row["state"] for row in seen.digest.rows}
-            assert {states[name] for name in cut} == {"silent"}
-            begun_s, asked = loop.time(), questions_of(workers[1:2])
-            await view.look.after(seen.number)
-            assert loop.time() - begun_s < 2 * EVERY_S
-            assert questions_of(workers[1:2]) == [asked[0] + 1]
-            for link in links:
-                link.heal()
-            while (seen := await view.look.after(seen.number)).silent:
-                pass
-            await context.tasks.cancel(1.0)
-
-    play(scenario, 5)
+    async with watched(network, size) as (workers, view):
+        number = (await view.look.newest()).number
+        cut = [worker.name for worker in workers[-silent:]]
+        links = [network.between("w0", name) for name in cut]
+        for link in links:
+            link.partition()
+        loop = asyncio.get_running_loop()
+        while len((seen := await view.look.after(number)).silent) < silent:
+            number = seen.number
+        assert set(seen.silent) == set(cut)
+        assert seen.digest is not None
+        states = {row["worker"]: row["state"] for row in seen.digest.rows}
+        assert {states[name] for name in cut} == {"silent"}
+        begun_s, asked = loop.time(), questions_of(workers[1:2])
+        await view.look.after(seen.number)
+        assert loop.time() - begun_s < 2 * EVERY_S
+        assert questions_of(workers[1:2]) == [asked[0] + 1]
+        for link in links:
+            link.heal()
+        while (seen := await view.look.after(seen.number)).silent:
+            pass
 
 
 @pytest.mark.parametrize("kind", [CallsView, ReferencesView, TrainingView])
 @pytest.mark.parametrize("size", SIZES)
-def test_lists_come_in_slices(kind: Any, size: int) -> None:
-    async def scenario(network: Network) -> None:
-        names = [f"w{number}" for number in range(size)]
-        async with Cluster(names=names, network=network, options=OPTIONS) as cluster:
-            workers = list(cluster)
-            held = [
-                worker.peer(workers[0].name).remote(give_back, 1)
-                for worker in workers[1:]
-            ]
-            context = context_of(workers[0])
-            view = kind(context)
-            seen = await (await view.look_for(query_of(view))).newest()
-            look, most = shown(view.show(seen, query_of(view, "per_page=200")))
-            assert most <= max(SLICE_MAX, NODES_MAX)
-            assert len(look["rows"]) == min(200, look["total"])
-            for reference in held:
-                reference.release()
-            await context.tasks.cancel(1.0)
-
-    play(scenario, 6, LIMIT_S)
+@simulated([6], LIMIT_S)
+async def test_lists_come_in_slices(network: Network, kind: Any, size: int) -> None:
+    async with watched(network, size, kind) as (workers, view):
+        held = [
+            worker.peer(workers[0].name).remote(give_back, 1) for worker in workers[1:]
+        ]
+        seen = await (await view.look_for(query_of(view))).newest()
+        look, most = shown(view.show(seen, query_of(view, "per_page=200")))
+        assert most <= max(SLICE_MAX, NODES_MAX)
+        assert len(look["rows"]) == min(200, look["total"])
+        for reference in held:
+            reference.release()

@@ -23,6 +23,7 @@ from asyncrpc.testing import Cluster
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network
 from tests.simulated import play
+from tests.simulation.seeds import simulated
 
 HEARTBEAT_S: Final = Options().liveness.heartbeat_s
 SETTLED_S: Final = 10 * HEARTBEAT_S
@@ -58,51 +59,46 @@ def timers(network: Network) -> int:
 
 
 @pytest.mark.parametrize("peers", [8, 32])
-def test_idle_peer_costs_a_message_each_way_in_a_heartbeat(peers: int) -> None:
-    async def scenario(network: Network) -> None:
-        names = [f"w{number}" for number in range(peers + 1)]
-        async with Cluster(names=names, network=network) as workers:
-            await call_all(workers[0], workers[1:], 1)
-            links = links_of(*workers) / 2  # both ends
-            assert links >= peers
-            before = network.sent
-            await asyncio.sleep(REST_S)
-            # Comparing what members know costs a message now and then.
-            sent = (network.sent - before) / (REST_S / HEARTBEAT_S)
-            assert sent < 2 * links + 0.5 * len(workers)
-
-    play(scenario, 1)
-
-
-def test_idle_peer_costs_no_timer() -> None:
-    async def scenario(network: Network) -> None:
-        names = [f"w{number}" for number in range(33)]
-        async with Cluster(names=names, network=network) as workers:
-            await asyncio.sleep(SETTLED_S)
-            links, before = links_of(*workers), timers(network)
-            await call_all(workers[0], workers[1:], 1)
-            assert links_of(*workers) >= links + 50  # two have had one before
-            assert timers(network) <= before
-
-    play(scenario, 1)
+@simulated([1])
+async def test_idle_peer_costs_a_message_each_way_in_a_heartbeat(
+    network: Network, peers: int
+) -> None:
+    names = [f"w{number}" for number in range(peers + 1)]
+    async with Cluster(names=names, network=network) as workers:
+        await call_all(workers[0], workers[1:], 1)
+        links = links_of(*workers) / 2  # both ends
+        assert links >= peers
+        before = network.sent
+        await asyncio.sleep(REST_S)
+        # Comparing what members know costs a message now and then.
+        sent = (network.sent - before) / (REST_S / HEARTBEAT_S)
+        assert sent < 2 * links + 0.5 * len(workers)
 
 
-def test_idle_peer_keeps_little_memory() -> None:
+@simulated([1])
+async def test_idle_peer_costs_no_timer(network: Network) -> None:
+    names = [f"w{number}" for number in range(33)]
+    async with Cluster(names=names, network=network) as workers:
+        await asyncio.sleep(SETTLED_S)
+        links, before = links_of(*workers), timers(network)
+        await call_all(workers[0], workers[1:], 1)
+        assert links_of(*workers) >= links + 50  # two have had one before
+        assert timers(network) <= before
+
+
+@simulated([1])
+async def test_idle_peer_keeps_little_memory(network: Network) -> None:
     """Of what came no more than a page; of what was sent no more than is unknown."""
-
-    async def scenario(network: Network) -> None:
-        async with Cluster(4, network=network) as workers:
-            await call_all(workers[0], workers[1:], 20_000)
-            for link in workers[0].parts.directory.links:
-                connection = link.connection
-                assert isinstance(connection, Connection)
-                frames = connection.incoming.frames
-                assert not any(frames._view[RESTING_BYTES:])  # noqa: SLF001
-                kept = connection.resumption.unacknowledged
-                assert kept.start > CALLS * 20_000
-                assert kept.nbytes < NEWS_BYTES
-
-    play(scenario, 1)
+    async with Cluster(4, network=network) as workers:
+        await call_all(workers[0], workers[1:], 20_000)
+        for link in workers[0].parts.directory.links:
+            connection = link.connection
+            assert isinstance(connection, Connection)
+            frames = connection.incoming.frames
+            assert not any(frames._view[RESTING_BYTES:])  # noqa: SLF001
+            kept = connection.resumption.unacknowledged
+            assert kept.start > CALLS * 20_000
+            assert kept.nbytes < NEWS_BYTES
 
 
 # --- calls beside idle peers ---------------------------------------------------------

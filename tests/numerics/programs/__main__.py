@@ -22,8 +22,7 @@ from rich.progress import (
 
 from tests.numerics.programs.drawing import programs
 from tests.numerics.programs.language import Program
-from tests.numerics.programs.running import Comparison
-from tests.numerics.programs.tally import Tally
+from tests.numerics.programs.running import Comparison, Tally
 
 LINE_PROGRAMS = 1000  # between two lines, where there is no terminal
 

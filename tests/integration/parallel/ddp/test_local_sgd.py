@@ -6,7 +6,7 @@ import asyncio
 import copy
 import logging
 import pickle
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -23,6 +23,8 @@ from asyncrpc.ddp import (
 from asyncrpc.errors import CollectiveError
 from tests.integration.parallel.ddp.ranks import groups_of, outcomes
 from tests.integration.parallel.ddp.sharing import Parameters
+
+Averager = PeriodicModelAverager | HierarchicalModelAverager
 
 
 @pytest.fixture
@@ -44,6 +46,15 @@ def values(all_: list[Parameters]) -> list[set[float]]:
     return [{one.detach().mean().item() for one in mine} for mine in all_]
 
 
+def averaging(averagers: Sequence[Averager], all_: list[Any]) -> list[Any]:
+    pairs = zip(averagers, all_, strict=False)
+    return [averager.average_parameters(mine) for averager, mine in pairs]
+
+
+async def average(averagers: Sequence[Averager], all_: list[Any]) -> None:
+    await asyncio.gather(*averaging(averagers, all_))
+
+
 OWN = [{0.0}, {1.0}, {2.0}, {3.0}]
 MEANS = [{1.5}] * 4
 
@@ -55,12 +66,7 @@ class TestPeriods:
         averagers = [PeriodicModelAverager(g, 3, warmup_steps=2) for g in groups]
         for step in range(9):
             all_ = [of_rank(group.rank) for group in groups]
-            await asyncio.gather(
-                *(
-                    averager.average_parameters(mine)
-                    for averager, mine in zip(averagers, all_, strict=True)
-                )
-            )
+            await average(averagers, all_)
             assert values(all_) == (MEANS if step in {2, 5, 8} else OWN)
 
     async def test_averaging_periods_have_levels(self, groups: list[Group]) -> None:
@@ -72,12 +78,7 @@ class TestPeriods:
         wanted = [OWN, OWN, pairs, OWN, MEANS, OWN, pairs]
         for step in wanted:
             all_ = [of_rank(group.rank) for group in groups]
-            await asyncio.gather(
-                *(
-                    averager.average_parameters(mine)
-                    for averager, mine in zip(averagers, all_, strict=True)
-                )
-            )
+            await average(averagers, all_)
             assert values(all_) == step
         for averager in averagers:
             averager.close()
@@ -142,9 +143,7 @@ class TestParameters:
         self, groups: list[Group]
     ) -> None:
         averagers = [PeriodicModelAverager(group, 2) for group in groups]
-        await asyncio.gather(
-            *(averager.average_parameters([]) for averager in averagers)
-        )
+        await average(averagers, [[]] * 4)
         assert [averager.step for averager in averagers] == [1] * 4
 
     async def test_integer_parameters_are_refused(self, groups: list[Group]) -> None:
@@ -160,22 +159,12 @@ class TestParameters:
         averagers = [PeriodicModelAverager(group, 2) for group in groups]
         all_ = [of_rank(group.rank) for group in groups]
         all_[3] = of_rank(3, shape=(4, 3))
-        for error in await outcomes(
-            *(
-                averager.average_parameters(mine)
-                for averager, mine in zip(averagers, all_, strict=True)
-            )
-        ):
+        for error in await outcomes(*averaging(averagers, all_)):
             assert type(error) is UsageError
             assert "rank 3 ('d') has 'parameter 0: torch.float32 (4, 3)'" in str(error)
         assert values(all_) == OWN
         all_[3] = of_rank(3)
-        await asyncio.gather(
-            *(
-                averager.average_parameters(mine)
-                for averager, mine in zip(averagers, all_, strict=True)
-            )
-        )
+        await average(averagers, all_)
         assert values(all_) == MEANS
 
     async def test_averaging_makes_earlier_graphs_stale(
@@ -184,12 +173,7 @@ class TestParameters:
         averagers = [PeriodicModelAverager(group, 2) for group in groups]
         all_ = [of_rank(group.rank) for group in groups]
         losses = [mine[0].square().sum() for mine in all_]
-        await asyncio.gather(
-            *(
-                averager.average_parameters(mine)
-                for averager, mine in zip(averagers, all_, strict=True)
-            )
-        )
+        await average(averagers, all_)
         for loss in losses:
             with pytest.raises(RuntimeError, match="modified by an inplace operation"):
                 torch.autograd.backward(loss)
@@ -200,9 +184,7 @@ class TestFailures:
         self, groups: list[Group]
     ) -> None:
         averagers = [PeriodicModelAverager(group, 1) for group in groups]
-        await asyncio.gather(
-            *(averager.average_parameters([]) for averager in averagers)
-        )
+        await average(averagers, [[]] * 4)
         all_ = [of_rank(group.rank, shape=(300, 300)) for group in groups]
         running = [
             asyncio.ensure_future(averager.average_parameters(mine))
@@ -218,12 +200,7 @@ class TestFailures:
         assert values(all_) == OWN
         assert [averager.step for averager in averagers] == [1] * 4
         for again in range(3):
-            await asyncio.gather(
-                *(
-                    averager.average_parameters(mine)
-                    for averager, mine in zip(averagers, all_, strict=True)
-                )
-            )
+            await average(averagers, all_)
             assert averagers[0].step == again + 2
             assert values(all_) == MEANS
 
@@ -233,12 +210,7 @@ class TestFailures:
         averagers = [PeriodicModelAverager(group, 2) for group in groups]
         all_ = [of_rank(group.rank) for group in groups]
         averagers[2].close()
-        errors = await outcomes(
-            *(
-                averager.average_parameters(mine)
-                for averager, mine in zip(averagers[:2], all_, strict=False)
-            )
-        )
+        errors = await outcomes(*averaging(averagers[:2], all_))
         assert all("rank 2 ('c')" in str(error) for error in errors), errors
         with pytest.raises(UsageError, match="was closed"):
             await averagers[2].average_parameters(all_[2])

@@ -8,20 +8,205 @@ next pass of the module goes well, and so does a module made anew.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pytest
+import torch
 
-from asyncrpc import Options, RemoteError, Worker
+import asyncrpc
+from asyncrpc import Group, Options, RemoteError, Worker
+from asyncrpc.ddp import DistributedDataParallel, GradBucket
 from asyncrpc.errors import CollectiveError
 from asyncrpc.testing import Cluster, ProcessCluster
 from tests.integration.core import misbehaving
 from tests.integration.core.company import PATIENT, company, work
-from tests.integration.parallel.ddp import wrong_hooks as hooks
-from tests.integration.parallel.ddp.ranks import outcomes
-from tests.integration.parallel.ddp.wrong_hooks import LIMIT_S
+from tests.integration.core.misbehaving import give
+from tests.integration.parallel.ddp.ranks import (
+    Mlp,
+    grads_of,
+    loss_of,
+    mean_grads,
+    outcomes,
+    rows,
+    same,
+)
+
+LIMIT_S: Final = 60.0  # only what hangs reaches it
+
+
+@dataclass
+class Rank:
+    """What one worker trains.
+
+    Attributes:
+        group: that its modules are made over.
+        model: the one of now.
+        kind: what the hook is to give or to raise; empty: what it should.
+    """
+
+    group: Group
+    model: DistributedDataParallel
+    kind: str = ""
+
+
+_ranks: Final[dict[int, Rank]] = {}
+
+
+def _here() -> Rank:
+    return _ranks[asyncrpc.current_worker().incarnation]
+
+
+async def mean(group: Group, bucket: GradBucket) -> torch.Tensor:
+    return await group.all_reduce(bucket.buffer(), "avg")
+
+
+# --- hooks ---------------------------------------------------------------------------
+
+
+async def in_coroutine(rank: Rank, group: Group, bucket: GradBucket) -> Any:
+    return give(rank.kind) if rank.kind else await mean(group, bucket)
+
+
+async def after_a_collective(rank: Rank, group: Group, bucket: GradBucket) -> Any:
+    found = await mean(group, bucket)
+    return give(rank.kind) if rank.kind else found
+
+
+async def in_second_bucket(rank: Rank, group: Group, bucket: GradBucket) -> Any:
+    is_it = rank.kind and bucket.index() == 1
+    return give(rank.kind) if is_it else await mean(group, bucket)
+
+
+def in_thread(rank: Rank, group: Group, bucket: GradBucket) -> Any:
+    return give(rank.kind) if rank.kind else mean(group, bucket)
+
+
+def by_awaitable(rank: Rank, group: Group, bucket: GradBucket) -> Any:
+    return in_coroutine(rank, group, bucket)
+
+
+def by_torch_future(rank: Rank, group: Group, bucket: GradBucket) -> Any:
+    if not rank.kind:
+        return mean(group, bucket)
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    try:
+        future.set_result(give(rank.kind))
+    except Exception as error:  # noqa: BLE001  (torch takes no others)
+        future.set_exception(error)
+    return future
+
+
+async def in_another_group(rank: Rank, group: Group, bucket: GradBucket) -> Any:
+    """Fail as a collective of another group does."""
+    if rank.kind:
+        raise CollectiveError("a collective of another group has failed")
+    return await mean(group, bucket)
+
+
+async def by_cancelled_future(rank: Rank, group: Group, bucket: GradBucket) -> Any:
+    if rank.kind:
+        never: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(never.cancel)
+        return await never
+    return await mean(group, bucket)
+
+
+async def by_cancelling_itself(rank: Rank, group: Group, bucket: GradBucket) -> Any:
+    if rank.kind:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+    return await mean(group, bucket)
+
+
+Way = Callable[[Rank, Group, GradBucket], Any]
+WAYS: Final[dict[str, Way]] = {
+    one.__name__: one
+    for one in (
+        in_coroutine,
+        after_a_collective,
+        in_second_bucket,
+        in_thread,
+        by_awaitable,
+        by_torch_future,
+    )
+}
+OTHERS: Final[dict[str, Way]] = {
+    one.__name__: one
+    for one in (in_another_group, by_cancelled_future, by_cancelling_itself)
+}
+
+
+def _hook_of(rank: Rank, name: str) -> Any:
+    way = (WAYS | OTHERS)[name]
+    if not asyncio.iscoroutinefunction(way):
+        return lambda group, bucket: way(rank, group, bucket)
+
+    async def hook(group: Group, bucket: GradBucket) -> Any:
+        return await way(rank, group, bucket)
+
+    return hook
+
+
+# --- what ranks are asked for --------------------------------------------------------
+
+BUCKET_MB: Final = 1e-4  # one parameter each
+
+
+async def begin(members: Sequence[str], way: str) -> None:
+    """Make a module of which a hook of this kind reduces the gradients."""
+    worker = asyncrpc.current_worker()
+    known = _ranks.get(worker.incarnation)
+    group = (
+        known.group
+        if known
+        else Group(worker, list(members), name="hooks", timeout_s=LIMIT_S)
+    )
+    model = await DistributedDataParallel(
+        Mlp(), group, bucket_cap_mb=BUCKET_MB, first_bucket_cap_mb=BUCKET_MB
+    )
+    rank = _ranks[worker.incarnation] = Rank(group, model)
+    model.register_comm_hook(None, _hook_of(rank, way))
+
+
+async def step(kind: str, *, is_plain: bool = False) -> bool:
+    """Train once; say whether the gradients came to what they should."""
+    rank = _here()
+    rank.kind = kind
+    rank.model.zero_grad()
+    loss = loss_of(rank.model(rows(rank.group.rank)))
+    if is_plain:
+        await asyncio.to_thread(loss.backward)
+    else:
+        await rank.model.backward(loss)
+    return same(grads_of(rank.model), mean_grads(Mlp, rank.group.size))
+
+
+async def has_gradients() -> bool:
+    return any(one.grad is not None for one in _here().model.parameters())
+
+
+async def reduce() -> float:
+    """Use the group that the module was made over."""
+    found = await _here().group.all_reduce(torch.ones(3))
+    return float(found[0])
+
+
+@asyncrpc.on_loop
+def end_model() -> None:
+    _here().model.close()
+
+
+@asyncrpc.on_loop
+def end() -> None:
+    rank = _ranks.pop(asyncrpc.current_worker().incarnation)
+    rank.model.close()
+    rank.group.close()
+
 
 OPTIONS: Final = Options(drain_timeout_s=2.0, liveness=PATIENT)
 NAMES: Final = {"sys.exit": "SystemExit", "endless recursion": "RecursionError"}
@@ -47,21 +232,18 @@ async def everywhere(a: Worker, function: Any, *args: Any, **kwargs: Any) -> lis
 async def ranks(a: Worker, way: str) -> AsyncIterator[None]:
     """Train with a hook of this kind at every rank."""
     members = sorted(one.name for one in a.known_members)
-    assert await everywhere(a, hooks.begin, members, way) == [None] * len(members)
+    assert await everywhere(a, begin, members, way) == [None] * len(members)
     try:
         yield
     finally:
-        await everywhere(a, hooks.end)
+        await everywhere(a, end)
 
 
 async def steps(a: Worker, kinds: Sequence[str], **how: Any) -> list[Any]:
     """Train once, with a hook that does this at each rank."""
     async with asyncio.timeout(LIMIT_S):
         return await outcomes(
-            *(
-                a.peer(rank).call(hooks.step, kind, **how)
-                for rank, kind in enumerate(kinds)
-            )
+            *(a.peer(rank).call(step, kind, **how) for rank, kind in enumerate(kinds))
         )
 
 
@@ -86,12 +268,12 @@ async def misuse(a: Worker, kinds: Sequence[str], **how: Any) -> None:
     for kind in kinds:
         given = ["", kind, *[""] * (size - 2)]
         is_heard(await steps(a, given, **how), kind)
-        assert await everywhere(a, hooks.has_gradients) == [False] * size
-        assert await everywhere(a, hooks.reduce) == [float(size)] * size
+        assert await everywhere(a, has_gradients) == [False] * size
+        assert await everywhere(a, reduce) == [float(size)] * size
         assert await steps(a, [""] * size, **how) == [True] * size
 
 
-@pytest.mark.parametrize("way", hooks.WAYS)
+@pytest.mark.parametrize("way", WAYS)
 async def test_wrong_hook_fails_on_every_rank_and_nothing_else(way: str) -> None:
     async with Cluster(3, options=OPTIONS) as (a, *_), company(a), ranks(a, way):
         raised = set(misbehaving.RAISED) - {"worker inside"}  # of a call alone
@@ -100,7 +282,7 @@ async def test_wrong_hook_fails_on_every_rank_and_nothing_else(way: str) -> None
         await misuse(a, [*sorted(raised), *WRONG])
 
 
-@pytest.mark.parametrize("way", hooks.OTHERS)
+@pytest.mark.parametrize("way", OTHERS)
 async def test_hook_that_waits_forever_is_named(way: str) -> None:
     async with Cluster(3, options=OPTIONS) as (a, *_), company(a), ranks(a, way):
         errors = await steps(a, ["", "wrong", ""])
@@ -139,9 +321,9 @@ async def test_new_module_trains_after_a_wrong_hook() -> None:
     ):
         for kind in ("value", "exit", "exiting"):
             is_heard(await steps(a, ["", kind, ""]), kind)
-            assert await everywhere(a, hooks.end_model) == [None] * 3
+            assert await everywhere(a, end_model) == [None] * 3
             members = ["a", "b", "c"]
-            begun = await everywhere(a, hooks.begin, members, "in_thread")
+            begun = await everywhere(a, begin, members, "in_thread")
             assert begun == [None] * 3
             assert await steps(a, [""] * 3) == [True] * 3
 
@@ -155,6 +337,6 @@ async def test_wrong_hook_fails_across_processes(others: list[str]) -> None:
         await stack.enter_async_context(company(a))
         if len(others) == 1:  # it takes all workers for its own
             await stack.enter_async_context(work(a))
-        for way in hooks.WAYS:
+        for way in WAYS:
             async with ranks(a, way):
                 await misuse(a, ["value", "exit", "exiting", "exit inside", "text"])
