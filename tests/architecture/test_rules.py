@@ -35,7 +35,7 @@ UNFINISHED = re.compile(r"\b(TO" + "DO|FIX" + "ME|X" + r"XX)\b")
 # and the defaults of arguments that a caller can give instead.
 MAY_READ_ENVIRONMENT = {
     "asyncrpc/parallel/collectives/torch_backend/call_hooks.py",  # as torch's
-    "asyncrpc/tools/inspection/own_checkup.py",  # it checks what a worker was given
+    "asyncrpc/tools/inspection/service.py",  # it checks what a worker was given
     "asyncrpc/tools/inspection/run_note.py",  # names the directory of `asyncrpc run`
     "asyncrpc/core/multiprocessing/child.py",
     "asyncrpc/core/devices/pjrt.py",  # torch_xla is configured by it
@@ -160,7 +160,7 @@ REACHES_INTO_WORKERS = {
         "cluster.py": "lets a seed make every choice of a worker",
     },
     "tools": {
-        "inspection/standing.py": "the inspection reads every part",
+        "inspection/polling.py": "the inspection reads every part",
         "observability/metrics.py": "reads figures, of a worker that may not run",
     },
 }

@@ -45,7 +45,7 @@ from asyncrpc.tools.inspection.ages import WaitAges
 from asyncrpc.tools.inspection.collecting import snapshot_of
 from asyncrpc.tools.inspection.machine.rates import percentile
 from asyncrpc.tools.inspection.summarizing import summary_of
-from asyncrpc.tools.inspection.telling import calls_of, details_of, training_of
+from asyncrpc.tools.inspection.worker_answers import calls_of, details_of, training_of
 from asyncrpc.trace import OK, RECENT_MAX, CallEnded, CallServed
 from tests.bench.full_answers import ANSWERS, name_of
 

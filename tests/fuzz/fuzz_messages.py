@@ -27,7 +27,7 @@ from asyncrpc.core.wire.frames import Flags, FrameKind
 from asyncrpc.core.wire.messages import Hello
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import acting_as
-from asyncrpc.tools.inspection.standing import InnerQuestions
+from asyncrpc.tools.inspection.polling import InnerQuestions
 from tests.docs.test_wire_tables import MESSAGES
 from tests.fuzz.choices import Choices
 from tests.fuzz.fuzz_values import EXCEPTIONS, control_of

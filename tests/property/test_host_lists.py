@@ -10,7 +10,7 @@ import contextlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrpc.core.environment.host_lists import HOSTS_MAX, expand_counts, expand_hosts
+from asyncrpc.core.environment.slurm import HOSTS_MAX, expand_counts, expand_hosts
 from asyncrpc.errors import UsageError
 from tests.property.host_lists import host_lists
 

@@ -24,7 +24,7 @@ from asyncrpc.testing import Cluster
 from asyncrpc.testing.network import Network
 from asyncrpc.tools.inspection.machine.graph import NODES_MAX
 from asyncrpc.tools.inspection.machine.slices import SLICE_MAX, Slices
-from asyncrpc.tools.inspection.standing import InnerQuestions
+from asyncrpc.tools.inspection.polling import InnerQuestions
 from tests.simulation.seeds import simulated
 
 OPTIONS: Final = Options(

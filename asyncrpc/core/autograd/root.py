@@ -24,13 +24,13 @@ import asyncio
 import contextvars
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
 from asyncrpc.core.autograd.contexts import Contexts
 from asyncrpc.core.autograd.ends import PassEnds
 from asyncrpc.core.autograd.engine import Keeping, root_gradients
-from asyncrpc.core.autograd.failures import failed, is_reported
 from asyncrpc.core.autograd.functions import CrossingId, edge_of
 from asyncrpc.core.autograd.messages import PassId, PassIds
 from asyncrpc.core.autograd.placing import on_devices_of
@@ -41,11 +41,44 @@ from asyncrpc.core.calls.futures import task_here
 from asyncrpc.core.ids import ContextId, Incarnation, MessageId, WorkerId
 from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.parts import Parts
+from asyncrpc.core.serde import words_of
 from asyncrpc.core.torch_modes import with_defaults
 from asyncrpc.errors import (
     AutogradError,
+    BackwardFailedError,
     BackwardTimeoutError,
+    CallError,
+    RemoteError,
 )
+
+
+def is_reported(error: BaseException) -> bool:
+    """Return whether `backward` reports an error in its own words.
+
+    It does not for errors that end a program or a task; nor for ours, if they arose
+    here.
+    """
+    kind = type(error)
+    is_ours = issubclass(kind, AutogradError) and not issubclass(kind, RemoteError)
+    return issubclass(kind, Exception) and not is_ours
+
+
+def failed(
+    name: str, context_id: ContextId, error: BaseException
+) -> BackwardFailedError:
+    """Return the error that `backward` raises in place of another."""
+    worker, text, kind = name, words_of(error), type(error)
+    original: Any = error
+    if issubclass(kind, RemoteError) and "worker" in original.__dict__:
+        worker = original.worker
+        text = f"{original.remote_type}: {original.remote_message}"
+    elif issubclass(kind, CallError):  # the worker is lost, or did not answer
+        worker = original.to or worker
+    return BackwardFailedError(
+        f"Error on worker {worker!r}: {text}",
+        worker=worker,
+        context_id=str(context_id),
+    )
 
 
 class RootPasses:

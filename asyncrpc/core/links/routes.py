@@ -14,7 +14,7 @@ from asyncrpc.core.transport.abc import Connector, StreamHandler
 from asyncrpc.core.transport.accepting import keep_all
 from asyncrpc.core.transport.address import Address
 from asyncrpc.core.transport.dial import Dialled, connect_any
-from asyncrpc.core.transport.doors import Doors
+from asyncrpc.core.transport.port_protocols import Doors
 from asyncrpc.core.transport.tcp import TcpConnector
 from asyncrpc.core.transport.tls import open_tls
 from asyncrpc.core.transport.uds import UdsConnector

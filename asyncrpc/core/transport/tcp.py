@@ -21,11 +21,11 @@ from asyncrpc.core.host.shortage import shortage_of
 from asyncrpc.core.transport.abc import Connector, Listener, StreamHandler, Transport
 from asyncrpc.core.transport.accepting import keep_all
 from asyncrpc.core.transport.address import Address
-from asyncrpc.core.transport.doors import Doorkeeper, Doors
 from asyncrpc.core.transport.endpoints import Resolver, connected_socket, reason_of
 from asyncrpc.core.transport.flow import LINGER_S, WaterMarks
 from asyncrpc.core.transport.handover import release_port
 from asyncrpc.core.transport.interfaces import IPAddress, host_addresses
+from asyncrpc.core.transport.port_protocols import Doorkeeper, Doors
 from asyncrpc.core.transport.secured import TlsTransport
 from asyncrpc.core.transport.sockets import SocketTransport, StreamListener
 from asyncrpc.core.transport.tls import TlsContexts

@@ -12,7 +12,7 @@ from asyncrpc.core.arguments import check_choice, check_count, check_seconds, ch
 from asyncrpc.core.worker import Worker
 from asyncrpc.errors import UsageError
 from asyncrpc.extend import host_of, service_of
-from asyncrpc.parallel.collectives import given
+from asyncrpc.parallel.collectives import argument_checks
 from asyncrpc.parallel.collectives.elastic import ElasticSeries
 from asyncrpc.parallel.collectives.group import TIMEOUT_S, Group, group_over
 from asyncrpc.parallel.collectives.machine.reconfiguration import (
@@ -272,7 +272,7 @@ async def join_group(
     Source: torch.distributed.elastic's rendezvous.
     """
     check_text("name", name, at_most=NAME_CHARACTERS_MAX)
-    given.check_group(worker, name, timeout_s)
+    argument_checks.check_group(worker, name, timeout_s)
     application = application_of(step, min_size, "majority")
     service = service_of(worker, CollectivesService)
     series = service.elastic.series(name)

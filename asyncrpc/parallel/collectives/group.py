@@ -15,7 +15,7 @@ from asyncrpc.core.arguments import check_kind
 from asyncrpc.core.torch_modes import plain_steps
 from asyncrpc.core.worker import Worker
 from asyncrpc.errors import CollectiveError, UsageError
-from asyncrpc.parallel.collectives import given
+from asyncrpc.parallel.collectives import argument_checks
 from asyncrpc.parallel.collectives import tensors as shapes
 from asyncrpc.parallel.collectives.machine.operations import Descriptor
 from asyncrpc.parallel.collectives.matching import CollectiveRun, Matching, group_label
@@ -92,8 +92,8 @@ class Group:
             UnknownWorkerError: no worker has a given name or rank.
             NotStartedError: `worker` is not running.
         """
-        given.check_group(worker, name, timeout_s)
-        names = given.names_of(worker, members)
+        argument_checks.check_group(worker, name, timeout_s)
+        names = argument_checks.names_of(worker, members)
         self._begin(
             worker,
             name,
@@ -135,7 +135,7 @@ class Group:
                 argument has the wrong type.
         """
         check_kind("name", name, str, "a string")
-        given.check_ranks(ranks, self.rank, self.size)
+        argument_checks.check_ranks(ranks, self.rank, self.size)
         path = f"{self._matching.path}/{name}"
         members = [self.members[rank] for rank in ranks]
         return Group(self.worker, members, name=path, timeout_s=self.timeout_s)
@@ -175,7 +175,7 @@ class Group:
         check_kind("reason", reason, str, "a string")
         self.host.check_on_loop("Group.refuse")
         self._runs.start_opening()
-        self._matching.refuse(given.speakable(reason))
+        self._matching.refuse(argument_checks.speakable(reason))
 
     def close(self) -> None:
         """Leave the group; collectives under way here fail on all ranks.  Idempotent.
@@ -233,7 +233,7 @@ class Group:
         Source: torch.empty.
         """
         sizes = shape[0] if shape and not isinstance(shape[0], int) else shape
-        nbytes = given.bytes_of(sizes, dtype)
+        nbytes = argument_checks.bytes_of(sizes, dtype)
         async with self._run(Descriptor("empty", shape=(nbytes,))) as (run, path):
             memory = await path.empty(run, nbytes)
         return memory.view(dtype).view(cast("Sequence[int]", sizes))
@@ -282,7 +282,7 @@ class Group:
         Returns:
             `tensor`, which is unchanged at all ranks but `root`.
         """
-        given.check_rank(root, "root", self.size)
+        argument_checks.check_rank(root, "root", self.size)
         write = self.rank == root
         shapes.check(tensor, is_written=write)
         by = reduction_for(op, tensor.dtype)
@@ -306,7 +306,7 @@ class Group:
         Returns:
             `tensor`.
         """
-        given.check_rank(root, "root", self.size)
+        argument_checks.check_rank(root, "root", self.size)
         write = self.rank != root
         shapes.check(tensor, is_written=write)
         async with (
@@ -347,7 +347,7 @@ class Group:
         Returns:
             At `root` one tensor for each rank, its own a copy; elsewhere None.
         """
-        given.check_rank(root, "root", self.size)
+        argument_checks.check_rank(root, "root", self.size)
         shapes.check(tensor)
         descriptor = Descriptor("gather", dtype=str(tensor.dtype), root=root)
         async with self._run(descriptor) as (run, path):
@@ -376,9 +376,9 @@ class Group:
         Returns:
             A new tensor.
         """
-        given.check_rank(root, "root", self.size)
+        argument_checks.check_rank(root, "root", self.size)
         if device is not None:
-            await given.check_device(self.host, device)
+            await argument_checks.check_device(self.host, device)
         whole = None
         if self.rank == root:
             whole = shapes.one_each(tensors, "scatter", self.size)
@@ -465,8 +465,8 @@ class Group:
         Cancellation:
             A tensor that has not been received yet never is.
         """
-        given.check_rank(to, "to", self.size)
-        given.check_tag(tag)
+        argument_checks.check_rank(to, "to", self.size)
+        argument_checks.check_tag(tag)
         shapes.check(tensor)
         self.host.check_on_loop("Group.send")
         (host,) = await self.host.devices.copies_of([tensor])
@@ -498,8 +498,8 @@ class Group:
             The next receive gets the tensor.
         """
         if from_ is not None:
-            given.check_rank(from_, "from_", self.size)
-        given.check_tag(tag)
+            argument_checks.check_rank(from_, "from_", self.size)
+        argument_checks.check_tag(tag)
         if out is not None:
             shapes.check(out, "out", is_written=True)
         self.host.check_on_loop("Group.recv")

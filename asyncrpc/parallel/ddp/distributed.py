@@ -26,9 +26,9 @@ from asyncrpc.core.arguments import (
 from asyncrpc.core.torch_modes import modes_here, plain_steps, surrounded
 from asyncrpc.errors import UsageError
 from asyncrpc.parallel.collectives.group import Group
+from asyncrpc.parallel.ddp.argument_checks import check_group, check_roots
 from asyncrpc.parallel.ddp.buffers import Buffers, tensors_of
 from asyncrpc.parallel.ddp.exchange import Exchange, Hook
-from asyncrpc.parallel.ddp.given import check_group, check_roots
 from asyncrpc.parallel.ddp.gradients import GradientOptions, Gradients, ParameterInfo
 from asyncrpc.parallel.ddp.initial import broadcast, verify
 from asyncrpc.parallel.ddp.joining import Join, Joinable

@@ -12,9 +12,9 @@ import torch
 
 from asyncrpc.core.torch_modes import plain_steps
 from asyncrpc.errors import UsageError
-from asyncrpc.parallel.collectives.given import check_rank
+from asyncrpc.parallel.collectives.argument_checks import check_rank
 from asyncrpc.parallel.collectives.group import Group
-from asyncrpc.parallel.ddp.given import check_group
+from asyncrpc.parallel.ddp.argument_checks import check_group
 
 _PIECE_BYTES: Final = 16 << 20  # of one broadcast
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Final, TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final, TypeAlias, TypeVar
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -27,8 +27,7 @@ from asyncrpc.core.arguments import check_kind
 from asyncrpc.core.calls.context import current_worker_var
 from asyncrpc.core.worker import Worker
 from asyncrpc.errors import AsyncRpcError, UsageError
-from asyncrpc.extend import tracer_of
-from asyncrpc.serving.aiohttp_app.tracing import traced
+from asyncrpc.extend import CallTracer, tracer_of
 from asyncrpc.serving.contract import Contract
 from asyncrpc.serving.lifetime import (
     WorkerSource,
@@ -40,8 +39,52 @@ from asyncrpc.serving.machine.deadline_header import (
     DEADLINE_HEADER,
     BadDeadlineError,
 )
-from asyncrpc.serving.machine.error_answers import OVERLOADED_STATUS, RETRY_AFTER_S
+from asyncrpc.serving.machine.error_answers import (
+    FAILED_CLOSURES,
+    OVERLOADED_STATUS,
+    RETRY_AFTER_S,
+)
 from asyncrpc.serving.request_deadline import request_deadline
+
+R = TypeVar("R", bound=web.StreamResponse)
+
+
+async def traced(
+    tracer: CallTracer, request: web.Request, answer: Callable[[], Awaitable[R]]
+) -> R:
+    """Answer a request in a span, to which its handler's calls belong.
+
+    Args:
+        request: begins the span; its trace context headers name the parent.
+    """
+    resource = request.match_info.route.resource
+    route = "" if resource is None else resource.canonical
+    parent = (_only(request, "traceparent"), _all(request, "tracestate"))
+    with tracer.request(request.method, route, request.path, parent) as span:
+        try:
+            response = await answer()
+        except web.HTTPException as answered:
+            span.answered(answered.status)
+            raise
+        span.answered(response.status)
+        if isinstance(response, web.WebSocketResponse):
+            own = getattr(response, "own_close_code", None)
+            code = response.close_code if own is None else own
+            if code is not None:
+                span.closed(code, has_failed=code in FAILED_CLOSURES)
+        return response
+
+
+def _only(request: web.Request, name: str) -> str:
+    """Return a header that may occur only once; empty if it occurs more often."""
+    values = request.headers.getall(name, [])
+    return values[0] if len(values) == 1 else ""
+
+
+def _all(request: web.Request, name: str) -> str:
+    """Return a header that may occur several times, joined."""
+    return ",".join(request.headers.getall(name, []))
+
 
 logger = logging.getLogger("asyncrpc")
 

@@ -21,7 +21,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
+
+import torch
 
 from asyncrpc.core.arguments import (
     check_callable,
@@ -41,7 +43,6 @@ from asyncrpc.serving.batching.arrivals import (
     entered_loop,
     tracer_in,
 )
-from asyncrpc.serving.batching.item_bytes import bytes_of
 from asyncrpc.serving.batching.machine.batches import BatchLimits, BatchQueue
 from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
 from asyncrpc.serving.batching.machine.overload import DropReason, QueueLimits
@@ -67,6 +68,30 @@ from asyncrpc.serving.batching.statistics import (
     stats_of,
 )
 from asyncrpc.serving.batching.wake_timer import WakeTimer
+
+_DEPTH_MAX: Final = 8  # nested containers; deeper items do not count
+
+
+def bytes_of(item: Any, *, depth: int = _DEPTH_MAX) -> int:
+    """Return the bytes of the tensors, arrays and byte strings in an item.
+
+    It looks into lists, tuples and dicts.  Everything else counts as 0: it is small
+    compared with a model's data, or its size is unknown.
+    """
+    if isinstance(item, torch.Tensor):
+        return item.numel() * item.element_size()
+    if isinstance(item, bytes | bytearray):
+        return len(item)
+    if isinstance(item, memoryview):
+        return item.nbytes
+    if isinstance(item, list | tuple | Mapping):
+        if not depth:
+            return 0
+        parts = item.values() if isinstance(item, Mapping) else item
+        return sum(bytes_of(part, depth=depth - 1) for part in parts)
+    nbytes = getattr(item, "nbytes", 0)  # of arrays
+    return nbytes if type(nbytes) is int else 0
+
 
 A = TypeVar("A")
 B = TypeVar("B")

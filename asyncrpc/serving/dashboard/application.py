@@ -6,20 +6,158 @@ page are relative, and so is the one redirect.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 
 from aiohttp import web
 
 from asyncrpc.errors import AsyncRpcError, NotStartedError, UsageError
 from asyncrpc.serving.dashboard.access import Access, is_foreign, refused
-from asyncrpc.serving.dashboard.files import PAGE, PageFiles
 from asyncrpc.serving.dashboard.look import NotFoundError, Seen, SharedLook, in_slices
 from asyncrpc.serving.dashboard.machine.answers import encoded, heading_of
 from asyncrpc.serving.dashboard.machine.query import ViewQuery, read_query
 from asyncrpc.serving.dashboard.machine.sessions import Gate
-from asyncrpc.serving.dashboard.streams import EventStreams
 from asyncrpc.serving.dashboard.views import DashboardView
+from asyncrpc.serving.machine.server_sent_events import (
+    COMMENT,
+    HEADERS,
+    ServerSentEvent,
+)
+from asyncrpc.serving.machine.server_sent_events import (
+    encoded as encoded_event,
+)
+
+NextEvent: TypeAlias = Callable[[], Awaitable[tuple[str, str]]]
+
+STREAMS_MAX: Final = 64
+STREAMS_OF_ONE_MAX: Final = 12  # of one session
+STALLED_S: Final = 60.0  # that a client may take to read what was sent
+SILENT_S: Final = 15.0  # then a comment is sent, so that proxies keep the connection
+
+
+class EventStreams:
+    """The streams that are open."""
+
+    def __init__(self) -> None:
+        self._open: dict[asyncio.Timeout, str] = {}
+        self._is_closed = False
+
+    def refusal(self, session: str) -> str:
+        """Return why another stream of a session may not be opened; empty: it may."""
+        if self._is_closed:
+            return "the dashboard is shutting down"
+        if len(self._open) >= STREAMS_MAX:
+            return f"{STREAMS_MAX} streams are open, the limit"
+        if Counter(self._open.values())[session] >= STREAMS_OF_ONE_MAX:
+            return f"{STREAMS_OF_ONE_MAX} streams of this session are open, the limit"
+        return ""
+
+    async def run(
+        self,
+        request: web.Request,
+        session: str,
+        next_event: NextEvent,
+        is_open: Callable[[], bool],
+    ) -> web.StreamResponse:
+        """Send events until the client, the session or the application ends."""
+        response = web.StreamResponse(headers=HEADERS)
+        await response.prepare(request)
+        with self._ending(session) as end:
+            try:
+                async with end:
+                    await _send_all(response, next_event, is_open)
+            except (ConnectionError, TimeoutError):
+                _drop_unread(request)  # the client has left; or see `close`
+        return response
+
+    @contextmanager
+    def _ending(self, session: str) -> Iterator[asyncio.Timeout]:
+        end = asyncio.timeout(None)
+        self._open[end] = session
+        try:
+            yield end
+        finally:
+            del self._open[end]
+
+    def close(self, session: str | None = None) -> None:
+        """End the streams of a session; without one, end all and allow no new ones."""
+        self._is_closed = self._is_closed or session is None
+        now_s = asyncio.get_running_loop().time()
+        for end, other in self._open.items():
+            if session in (None, other):
+                end.reschedule(now_s)
+
+
+async def _send_all(
+    response: web.StreamResponse, next_event: NextEvent, is_open: Callable[[], bool]
+) -> None:
+    while is_open():
+        event = await _within(next_event, SILENT_S)
+        sent = COMMENT
+        if event is not None:
+            name, data = event
+            sent = encoded_event(ServerSentEvent(data, name), str)
+        async with asyncio.timeout(STALLED_S):
+            await response.write(sent)
+
+
+def _drop_unread(request: web.Request) -> None:
+    """Close a connection whose client does not read: its answer would never end."""
+    transport = request.transport
+    if transport is not None and transport.get_write_buffer_size():
+        transport.abort()
+
+
+async def _within(next_event: NextEvent, limit_s: float) -> tuple[str, str] | None:
+    """Return the next event; None if there is none within `limit_s`."""
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            return await next_event()
+    except TimeoutError:
+        if limit.expired():
+            return None
+        raise
+
+
+STATIC: Final = Path(__file__).parent / "static"
+PAGE: Final = "index.html"
+_KINDS: Final = {
+    ".css": "text/css",
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
+
+
+class PageFiles:
+    """The files, by their names below `static/`."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, bytes] | None = None
+
+    async def response(self, name: str) -> web.Response:
+        """Return a file."""
+        if self._by_name is None:
+            self._by_name = await asyncio.to_thread(_read_all)
+        body = self._by_name.get(name)
+        if body is None:
+            raise web.HTTPNotFound(text="there is no such file\n")
+        kind = _KINDS[Path(name).suffix]
+        charset = None if kind == "image/svg+xml" else "utf-8"
+        return web.Response(body=body, content_type=kind, charset=charset)
+
+
+def _read_all() -> dict[str, bytes]:
+    return {
+        path.relative_to(STATIC).as_posix(): path.read_bytes()
+        for path in STATIC.rglob("*")
+        if path.suffix in _KINDS
+    }
+
 
 _HEADERS: Final = {
     "Cache-Control": "no-store",

@@ -14,8 +14,8 @@ from asyncrpc.core.loop.clock import NS_PER_S, wall_ns
 from asyncrpc.core.loop.tasks import Tasks
 from asyncrpc.errors import AsyncRpcError
 from asyncrpc.tools.inspection.machine.slices import Slices, let_go
+from asyncrpc.tools.inspection.polling import Round
 from asyncrpc.tools.inspection.records import NoAnswer
-from asyncrpc.tools.inspection.standing import Round
 
 LET_GO_MAX: Final = 50  # parts of a look, each with some dozens of values
 

@@ -27,8 +27,8 @@ from asyncrpc.serving.dashboard.views import (
 from asyncrpc.serving.dashboard.worker_view import WorkerView
 from asyncrpc.serving.tokens import check_token
 from asyncrpc.tools.inspection.observer import Observer
+from asyncrpc.tools.inspection.polling import GroupQuestions, InnerQuestions
 from asyncrpc.tools.inspection.questions import ObserverQuestions
-from asyncrpc.tools.inspection.standing import GroupQuestions, InnerQuestions
 
 EVERY_S: Final = 2.0
 EVERY_MIN_S: Final = 0.1

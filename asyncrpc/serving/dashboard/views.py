@@ -34,10 +34,7 @@ from asyncrpc.tools.inspection.messages import (
     TellSummary,
     TellTraining,
 )
-from asyncrpc.tools.inspection.questions import ANSWER_S
-from asyncrpc.tools.inspection.records import WorkerSnapshot
-from asyncrpc.tools.inspection.reference_records import ReferencesSeen
-from asyncrpc.tools.inspection.standing import (
+from asyncrpc.tools.inspection.polling import (
     NOT_YET,
     GroupPoll,
     GroupQuestions,
@@ -45,6 +42,9 @@ from asyncrpc.tools.inspection.standing import (
     Round,
     asking,
 )
+from asyncrpc.tools.inspection.questions import ANSWER_S
+from asyncrpc.tools.inspection.records import WorkerSnapshot
+from asyncrpc.tools.inspection.reference_records import ReferencesSeen
 from asyncrpc.tools.inspection.summaries import LinkSummary, WorkerSummary
 
 T = TypeVar("T")

@@ -21,9 +21,9 @@ from asyncrpc.tools.inspection.messages import (
     TellDetails,
     TellSummary,
 )
+from asyncrpc.tools.inspection.polling import Round
 from asyncrpc.tools.inspection.questions import ANSWER_S
 from asyncrpc.tools.inspection.records import NoAnswer, Trouble
-from asyncrpc.tools.inspection.standing import Round
 
 LOOKS_MAX: Final = 32  # workers that are looked at
 NAMES_SHOWN_MAX: Final = 20  # in an error

@@ -14,10 +14,11 @@ import gc
 import inspect
 import logging
 import os
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 from asyncrpc import RRef, current_worker, expose
 from asyncrpc.core.loop.threads import outcome_to
@@ -29,7 +30,46 @@ from asyncrpc.serving.model_host.machine.occupancy import (
 )
 from asyncrpc.serving.model_host.order import HostOrder, resolve
 from asyncrpc.serving.model_host.slot import ModelSlot, SlotNote
-from asyncrpc.serving.model_host.source_files import SourceSnapshot
+
+FileStamp: TypeAlias = tuple[int, int]  # size, and time of the last write
+
+
+class SourceSnapshot:
+    """The files of all modules that were imported when it was taken."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        """Store the present state of files; blocks this thread.
+
+        Args:
+            paths: of the files; missing ones, such as in an archive, do not count.
+        """
+        stamps = ((path, _stamp(path)) for path in paths)
+        self._stamps = {path: stamp for path, stamp in stamps if stamp is not None}
+
+    @classmethod
+    def of_this_process(cls) -> Self:
+        """Store the state of the files of all imported modules; blocks this thread."""
+        files = (
+            getattr(module, "__file__", None) for module in list(sys.modules.values())
+        )
+        return cls({file for file in files if isinstance(file, str)})
+
+    def changed(self) -> str:
+        """Return a file that has changed or is gone since; empty if there is none.
+
+        Blocks this thread.
+        """
+        stamps = self._stamps.items()
+        return next((path for path, stamp in stamps if _stamp(path) != stamp), "")
+
+
+def _stamp(path: str) -> FileStamp | None:
+    try:
+        status = os.stat(path)  # noqa: PTH116  (no path object for each of thousands)
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
+
 
 logger = logging.getLogger("asyncrpc")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from asyncrpc.core.arguments import check_duration, check_kind
 from asyncrpc.core.worker import Worker, current_worker
 from asyncrpc.extend import host_of, service_of
+from asyncrpc.tools.inspection.look_from_worker import graph_of_seen
 from asyncrpc.tools.inspection.machine.graph import find_hangs
 from asyncrpc.tools.inspection.machine.wording import sentence, unnamed_troubles
 from asyncrpc.tools.inspection.service import InspectionService
-from asyncrpc.tools.inspection.within import graph_of_seen
 
 
 async def why(*, after_s: float = 10.0, worker: Worker | None = None) -> list[str]:

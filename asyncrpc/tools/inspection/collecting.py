@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import gc
+import sys
+import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Final
 
@@ -21,7 +25,6 @@ from asyncrpc.core.loop.threads import OWN_THREAD
 from asyncrpc.core.parts import Parts
 from asyncrpc.extend import WaitKind
 from asyncrpc.tools.inspection.ages import WaitAges
-from asyncrpc.tools.inspection.collector import held_back
 from asyncrpc.tools.inspection.loop_tasks import BY_REFERENCE, tasks_of
 from asyncrpc.tools.inspection.neighbours import Neighbours
 from asyncrpc.tools.inspection.recognition import is_of_library, labels_of, work_of
@@ -37,6 +40,31 @@ from asyncrpc.tools.inspection.records import (
     WorkerSnapshot,
 )
 from asyncrpc.tools.inspection.threads import ThreadStack, frame_of, source_of, stacks
+
+RUNS_ANYWHERE: Final = sys.version_info < (3, 12)
+_lock: Final = threading.Lock()
+_looking: Final[list[bool]] = []  # one for each look: whether it was on before
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Disable the collector until the block ends, and then restore it.
+
+    Thread safety: from any thread; blocks of several threads may overlap.
+    """
+    if not RUNS_ANYWHERE:
+        yield
+        return
+    with _lock:
+        _looking.append(gc.isenabled() if not _looking else _looking[0])
+        gc.disable()
+    try:
+        yield
+    finally:
+        with _lock:
+            if _looking.pop() and not _looking:
+                gc.enable()
+
 
 ACTORS_MAX: Final = 2000
 CALLS_MAX: Final = 2000  # in each direction

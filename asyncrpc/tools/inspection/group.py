@@ -22,7 +22,7 @@ from asyncrpc.errors import (
 from asyncrpc.extend import Request
 from asyncrpc.tools.inspection.beside import Look, look_beside
 from asyncrpc.tools.inspection.collective_records import CollectiveHistory
-from asyncrpc.tools.inspection.door import names_of
+from asyncrpc.tools.inspection.local_socket import names_of
 from asyncrpc.tools.inspection.machine.graph import AwaitGraph, graph_of
 from asyncrpc.tools.inspection.machine.wording import duration
 from asyncrpc.tools.inspection.messages import LookBeside, TakeSnapshot, TellCollectives

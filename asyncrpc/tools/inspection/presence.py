@@ -15,7 +15,7 @@ from asyncrpc.core.loop.threads import in_new_thread
 from asyncrpc.core.parts import Parts
 from asyncrpc.extend import Route, WorkerId
 from asyncrpc.tools.inspection.ages import LOOKS, SAMPLE_S, WaitAges
-from asyncrpc.tools.inspection.door import LocalDoor, is_supported
+from asyncrpc.tools.inspection.local_socket import LocalDoor, is_supported
 from asyncrpc.tools.inspection.run_note import RunNoteFile, entry_in
 
 if TYPE_CHECKING:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from typing import Final
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final
 
+from asyncrpc.core.host.this_host import HOST_ID
+from asyncrpc.core.loop.clock import wall_ns
 from asyncrpc.core.loop.threads import in_new_thread
+from asyncrpc.core.membership.machine.records import (
+    Record,
+)
 from asyncrpc.core.parts import Parts
+from asyncrpc.errors import UsageError
 from asyncrpc.extend import PeerLink, Route, WorkerId, answers
+from asyncrpc.tools.checkup.machine.checks import check_all
+from asyncrpc.tools.checkup.reading import Circumstances, gather
 from asyncrpc.tools.inspection.beside import look_beside
 from asyncrpc.tools.inspection.collecting import snapshot_of
 from asyncrpc.tools.inspection.collective_records import CollectiveHistory
@@ -18,10 +28,16 @@ from asyncrpc.tools.inspection.details import (
     TrainingSeen,
     WorkerDetails,
 )
-from asyncrpc.tools.inspection.door import names_of
-from asyncrpc.tools.inspection.events import RecentEvents
+from asyncrpc.tools.inspection.events import (
+    KIND_NAMES,
+    NamedTask,
+    RecentEvents,
+    is_own,
+)
 from asyncrpc.tools.inspection.group import GroupView
 from asyncrpc.tools.inspection.histories import history_of
+from asyncrpc.tools.inspection.local_socket import names_of
+from asyncrpc.tools.inspection.look_from_worker import inner_look
 from asyncrpc.tools.inspection.messages import (
     SERVICE,
     CheckupSeen,
@@ -39,20 +55,94 @@ from asyncrpc.tools.inspection.messages import (
     TellSummary,
     TellTraining,
 )
-from asyncrpc.tools.inspection.own_checkup import circumstances_of, own_checkup
 from asyncrpc.tools.inspection.presence import PRESENCE, HostPresence
-from asyncrpc.tools.inspection.recent import recent_events
 from asyncrpc.tools.inspection.records import NoAnswer, WorkerSnapshot
 from asyncrpc.tools.inspection.reference_records import ReferencesSeen
 from asyncrpc.tools.inspection.summaries import WorkerSummary
 from asyncrpc.tools.inspection.summarizing import summary_of
-from asyncrpc.tools.inspection.telling import (
+from asyncrpc.tools.inspection.worker_answers import (
     calls_of,
     details_of,
     training_of,
 )
-from asyncrpc.tools.inspection.within import inner_look
-from asyncrpc.trace import RECENT_MAX
+from asyncrpc.trace import RECENT_MAX, FlightRecorder
+
+TASKS_MAX: Final = 1000  # that are named; a timeline has far fewer tracks
+
+
+def recent_events(
+    recorder: FlightRecorder,
+    loop: asyncio.AbstractEventLoop,
+    kinds: Sequence[str] = (),
+    newest_max: int = RECENT_MAX,
+) -> RecentEvents:
+    """Return what a worker remembers.
+
+    Args:
+        kinds: fields of `RecentEvents`; empty: all.
+        newest_max: events of each kind, the newest; calls that look at the worker are
+            left out.
+
+    Thread safety: from any thread.
+    """
+    unknown = [kind for kind in kinds if kind not in KIND_NAMES]
+    if unknown:
+        raise UsageError(
+            f"unknown kind of event {unknown[0]!r}; use one of {', '.join(KIND_NAMES)}"
+        )
+    wanted = kinds or KIND_NAMES
+    events = {
+        name: [event for event in getattr(recorder, name).recent if not is_own(event)][
+            -newest_max:
+        ]
+        if name in wanted
+        else []
+        for name in KIND_NAMES
+    }
+    tasks = _tasks_of(loop, events.values())
+    return RecentEvents(recorder.now_s(), wall_ns(), tasks, **events)
+
+
+def _tasks_of(
+    loop: asyncio.AbstractEventLoop, kinds: Iterable[Iterable[Any]]
+) -> list[NamedTask]:
+    """Return the running tasks that events name, and their coroutines."""
+    named = {getattr(event, "task", "") for events in kinds for event in events}
+    running = (task for task in asyncio.all_tasks(loop) if task.get_name() in named)
+    return [
+        NamedTask(task.get_name(), _coroutine_of(task))
+        for task in islice(running, TASKS_MAX)
+    ]
+
+
+def _coroutine_of(task: asyncio.Task[Any]) -> str:
+    # A coroutine of a class from elsewhere may have no name.
+    name = getattr(task.get_coro(), "__qualname__", "")
+    return name if type(name) is str else ""
+
+
+def circumstances_of(worker: Parts, records: Iterable[Record]) -> Circumstances:
+    """Return what is known of a worker; called on its loop."""
+    hosts = [record.member.host_id for record in records if record.is_alive]
+    return Circumstances(
+        worker.options,
+        loop=type(worker.loop),
+        is_debug=worker.loop.get_debug(),
+        workers=max(1, len(hosts)),
+        workers_here=max(1, hosts.count(HOST_ID)),
+        is_one_host=set(hosts) <= {HOST_ID},
+    )
+
+
+def own_checkup(
+    circumstances: Circumstances,
+    recorder: FlightRecorder,
+    environ: Mapping[str, str] = os.environ,
+) -> CheckupSeen:
+    """Return what the checks find; blocks this thread for some milliseconds."""
+    findings = check_all(gather(circumstances, environ))
+    return CheckupSeen(findings, recorder.now_s(), wall_ns())
+
 
 REFERENCES_MAX: Final = 2000  # listed at a time: the loop makes the list
 

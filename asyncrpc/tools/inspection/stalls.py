@@ -22,12 +22,12 @@ from asyncrpc.core.parts import Parts
 from asyncrpc.tools.inspection.ages import LOOKS, WaitAges
 from asyncrpc.tools.inspection.collecting import snapshot_of
 from asyncrpc.tools.inspection.group import GroupView
+from asyncrpc.tools.inspection.look_from_worker import graph_of_seen, inner_look
 from asyncrpc.tools.inspection.loop_state import blocked_for_s, silent_for_s
 from asyncrpc.tools.inspection.machine.graph import AwaitGraph, find_hangs, graph_of
-from asyncrpc.tools.inspection.machine.said import SaidHangs
+from asyncrpc.tools.inspection.machine.reported_stalls import SaidHangs
 from asyncrpc.tools.inspection.machine.wording import blocked, sentence
 from asyncrpc.tools.inspection.records import WorkerSnapshot
-from asyncrpc.tools.inspection.within import graph_of_seen, inner_look
 
 logger = logging.getLogger("asyncrpc")
 

@@ -9,23 +9,136 @@ Invariants: all folding and reading is done under one lock; no fold raises.
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from asyncrpc.tools.observability import definitions as d
 from asyncrpc.tools.observability.definitions import MetricDefinition
-from asyncrpc.tools.observability.event_queue import EventQueue, Fields
 from asyncrpc.tools.observability.histograms import Histogram
-from asyncrpc.tools.observability.series import (
-    METHODS_MAX,
-    OUTCOMES_MAX,
-    LabelCap,
-    MetricSeries,
-    Total,
-)
 from asyncrpc.trace import OK, FlightRecorder
+
+OTHER: Final = "other"
+SERIES_MAX: Final = 500  # of a metric; a histogram writes 21 lines for each
+METHODS_MAX: Final = 100  # functions, or classes of optimizers, with their own series
+OUTCOMES_MAX: Final = 20  # classes of errors with their own series
+VALUE_CHARACTERS_MAX: Final = 200
+
+F = TypeVar("F")
+
+
+class Total:
+    """A count that only grows."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+
+class LabelCap:
+    """The values of one label: a limited number, and `OTHER` for all further ones."""
+
+    def __init__(self, values_max: int) -> None:
+        self._values_max = values_max
+        self._known: set[str] = {""}  # "no error" has its own series
+
+    def shown(self, value: str) -> str:
+        """Return the label that is shown for a value."""
+        value = _printable(value)
+        if value in self._known:
+            return value
+        if len(self._known) > self._values_max:
+            return OTHER
+        self._known.add(value)
+        return value
+
+
+class MetricSeries(Generic[F]):
+    """The figures of one metric.
+
+    Attributes:
+        by_values: the figures by the values of the labels, as they are shown.
+    """
+
+    def __init__(self, make: Callable[[], F], caps: Sequence[LabelCap] = ()) -> None:
+        """Begin without a series.
+
+        Args:
+            caps: for each label, the values with their own series; metrics may share a
+                cap.
+        """
+        self.by_values: dict[tuple[str, ...], F] = {}
+        self._make = make
+        self._caps = caps
+
+    def at(self, *values: str) -> F:
+        """Return the figure for these values of the labels."""
+        figure = self.by_values.get(values)
+        # A value that is shown as another has no key, so the keys are bounded as well.
+        return self._admitted(values) if figure is None else figure
+
+    def _admitted(self, values: tuple[str, ...]) -> F:
+        shown = tuple(
+            cap.shown(value) for cap, value in zip(self._caps, values, strict=True)
+        )
+        if shown not in self.by_values and len(self.by_values) >= SERIES_MAX:
+            shown = (OTHER, *shown[1:])
+        figure = self.by_values.get(shown)
+        if figure is None:
+            figure = self.by_values[shown] = self._make()
+        return figure
+
+
+def _printable(value: str) -> str:
+    """Return a value that can be written as UTF-8, and is not too long."""
+    if len(value) > VALUE_CHARACTERS_MAX:
+        value = value[:VALUE_CHARACTERS_MAX]
+    return value if value.isascii() else value.encode(errors="replace").decode()
+
+
+Fields: TypeAlias = tuple[Any, ...]
+
+# Events that are folded together: 64 take 30 us, for which a call can wait.  An event
+# costs 0.5 us so, or 0.8 that of a served call; folded alone it would be 1.5 and 2.4.
+FOLDED_MIN: Final = 64
+
+
+class EventQueue:
+    """Events of one kind that are not in the figures yet; few."""
+
+    __slots__ = ("_fold", "_lock", "_pending")
+
+    def __init__(
+        self, fold: Callable[[Iterable[Fields]], None], lock: threading.Lock
+    ) -> None:
+        """Begin empty.
+
+        Args:
+            lock: held while folding or reading; several queues may share it.
+        """
+        self._fold = fold
+        self._lock = lock
+        self._pending: deque[Fields] = deque()
+
+    def put(self, fields: Fields) -> None:
+        """Take an event; never waits.
+
+        Thread safety: from any thread.
+        """
+        self._pending.append(fields)
+        if len(self._pending) >= FOLDED_MIN and self._lock.acquire(blocking=False):
+            try:
+                self.drain()
+            finally:
+                self._lock.release()
+
+    def drain(self) -> None:
+        """Fold the queued events; the caller holds the lock."""
+        take = self._pending.popleft
+        self._fold([take() for _ in range(len(self._pending))])
+
 
 Events: TypeAlias = Iterable[Fields]
 Fold: TypeAlias = Callable[[Events], None]

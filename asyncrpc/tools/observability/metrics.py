@@ -7,26 +7,264 @@ worker: its calls only append to a queue.
 from __future__ import annotations
 
 import asyncio
+import importlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 from asyncrpc.core.arguments import check_count, check_flag, check_kind
+from asyncrpc.core.lifecycle import WorkerState
+from asyncrpc.core.loop.clock import Clock
+from asyncrpc.core.parts import Parts
 from asyncrpc.core.worker import Worker
 from asyncrpc.errors import UsageError
 from asyncrpc.tools.observability import definitions
-from asyncrpc.tools.observability.collector import WorkerCollector, library
+from asyncrpc.tools.observability import definitions as d
+from asyncrpc.tools.observability.definitions import (
+    DEFINITIONS,
+    MetricDefinition,
+    MetricKind,
+)
 from asyncrpc.tools.observability.exposition import (
+    BOUNDS,
     OPENMETRICS,
     Snapshot,
     content_type_for,
+    family_name,
     written,
 )
 from asyncrpc.tools.observability.figures import SeriesSnapshot, WorkerFigures
-from asyncrpc.tools.observability.lag_sampler import LagSampler
-from asyncrpc.tools.observability.readings import readings_of
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
+
+_LIVE: Final = frozenset({WorkerState.RUNNING, WorkerState.DRAINING})
+_TRIES: Final = 10
+
+T = TypeVar("T")
+
+
+class MetricReading(NamedTuple):
+    """A figure at one moment.
+
+    Attributes:
+        figure: in the unit of the metric.
+    """
+
+    metric: MetricDefinition
+    values: tuple[str, ...]
+    figure: float
+
+
+def readings_of(parts: Parts) -> Iterator[MetricReading]:
+    """Yield the readings of a worker; 0 for parts that it has no longer, or not yet.
+
+    Thread safety: from any thread.
+    """
+    identity = parts.identity
+    number = f"{identity.incarnation:016x}"
+    named = (identity.name, str(identity.rank), str(identity.world_size), number)
+    yield MetricReading(d.WORKER, named, 1)
+    yield MetricReading(d.RUNNING, (), float(parts.lifecycle.is_running))
+    yield MetricReading(d.REFUSED, (), parts.admission.refused)
+    is_live = parts.lifecycle.state in _LIVE
+    for metric, values, read in _OF_LIVE:
+        yield MetricReading(metric, values, _steady(read, parts) if is_live else 0)
+    yield from _of_queues(parts)
+    for name, metric in d.COUNTERS.items():
+        yield MetricReading(metric, (), getattr(parts.counters, name))
+
+
+def _of_queues(parts: Parts) -> Iterator[MetricReading]:
+    for queue in tuple(parts.queues):
+        figures = _steady(partial(_figures, queue), parts)
+        for name, figure in figures.items():
+            if name in d.QUEUE_OUTCOMES:
+                yield MetricReading(d.QUEUE_ENDED, (queue, name), figure)
+            else:
+                yield MetricReading(d.QUEUES[name], (queue,), figure)
+
+
+def _figures(queue: str, parts: Parts) -> Mapping[str, float]:
+    read = parts.queues.get(queue)  # it may have ended meanwhile
+    return {} if read is None else read()
+
+
+def _pending(parts: Parts) -> int:
+    return sum(len(link.pending) for link in parts.directory.links)
+
+
+def _references(parts: Parts) -> int:
+    return 0 if parts.references is None else parts.references.values_held
+
+
+def _links_in(parts: Parts, *, broken: bool) -> int:
+    links = parts.directory.links
+    return sum(link.connection.is_broken is broken for link in links)
+
+
+_OF_LIVE: Final[
+    tuple[tuple[MetricDefinition, tuple[str, ...], Callable[[Parts], float]], ...]
+] = (
+    (d.CLIENT_IN_FLIGHT, (), _pending),
+    (d.SERVER_IN_FLIGHT, (), lambda parts: parts.active),
+    (d.REFERENCES, (), _references),
+    (d.LINKS, ("open",), lambda parts: _links_in(parts, broken=False)),
+    (d.LINKS, ("broken",), lambda parts: _links_in(parts, broken=True)),
+    (d.MEMBERS, (), lambda parts: len(parts.membership.known)),
+    (d.SHARED_MEMORY, ("own",), lambda parts: parts.memory.own_bytes),
+    (d.SHARED_MEMORY, ("peers",), lambda parts: parts.memory.borrowed_bytes),
+    (d.RECEIVE_POOL, (), lambda parts: parts.receive_pool.kept_bytes),
+    (d.CREDIT_LIMIT, (), lambda parts: parts.inbound_credit.budget.limit_bytes),
+    (d.CREDIT_HELD, (), lambda parts: parts.inbound_credit.budget.held_bytes),
+    (d.CREDIT_WAITING, (), lambda parts: parts.inbound_credit.budget.waiting),
+)
+
+
+def _steady(read: Callable[[Parts], T], parts: Parts) -> T:
+    """Read something that the loop may change; try again if it did, which is rare."""
+    for _ in range(_TRIES):
+        try:
+            return read(parts)
+        except RuntimeError:  # a dictionary or deque changed during the iteration
+            continue
+    return read(parts)
+
+
+INTERVAL_S: Final = 0.25
+
+_now_s: Final = Clock().now_s
+
+
+class LagSampler:
+    """A thread that takes samples until it is ended."""
+
+    def __init__(
+        self,
+        name: str,
+        loop_of: Callable[[], asyncio.AbstractEventLoop | None],
+        on_loop_lag: Callable[[float], None],
+        on_gil_lag: Callable[[float], None],
+    ) -> None:
+        """Describe the sampler; `start` begins.
+
+        Args:
+            on_loop_lag: takes the loop's lag in seconds; called on the loop.
+            on_gil_lag: takes the thread's lag in seconds; called in the thread.
+        """
+        self._loop_of = loop_of
+        self._on_loop_lag = on_loop_lag
+        self._on_gil_lag = on_gil_lag
+        self._ended = threading.Event()
+        self._asked_s: float | None = None  # when the pending callback was scheduled
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @property
+    def blocked_s(self) -> float:
+        """How long the pending callback of the loop has waited; 0: none is pending.
+
+        Thread safety: from any thread.
+        """
+        asked_s = self._asked_s
+        return 0.0 if asked_s is None or not self._loop_of() else _now_s() - asked_s
+
+    def start(self) -> None:
+        """Begin to take samples."""
+        self._thread.start()
+
+    def end(self) -> None:
+        """Take no more samples; the thread ends at once, and is not waited for."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        while True:
+            due_s = _now_s() + INTERVAL_S
+            if self._ended.wait(INTERVAL_S):
+                return
+            self._on_gil_lag(max(_now_s() - due_s, 0.0))
+            self._ask_loop()
+
+    def _ask_loop(self) -> None:
+        loop = self._loop_of()
+        if loop is None or self._asked_s is not None:
+            return
+        asked_s = self._asked_s = _now_s()
+        try:
+            loop.call_soon_threadsafe(self._on_loop, asked_s)
+        except RuntimeError:  # the loop has just been closed
+            self._asked_s = None
+
+    def _on_loop(self, asked_s: float) -> None:
+        self._asked_s = None
+        self._on_loop_lag(_now_s() - asked_s)
+
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+
+def library(name: str) -> Any:
+    """Return a module of prometheus_client."""
+    try:
+        return importlib.import_module(f"prometheus_client{name}")
+    except ImportError as error:
+        raise UsageError(
+            "a collector, and metrics of the process, need prometheus_client: "
+            "pip install 'asyncrpc-torch[metrics]'"
+        ) from error
+
+
+class WorkerCollector:
+    """A `prometheus_client` collector; register it together with yours.
+
+    A registry takes one worker: the metrics of two have the same names.
+    """
+
+    def __init__(self, read: Callable[[], Snapshot]) -> None:
+        self._read = read
+        self._metric: type[Metric] = library(".metrics_core").Metric
+
+    def describe(self) -> Iterable[Metric]:
+        """Return all metrics without a figure."""
+        return [self._family(definition) for definition in DEFINITIONS]
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics that have figures.
+
+        Thread safety: from any thread.
+        """
+        snapshot = self._read()
+        for definition in DEFINITIONS:
+            if all_series := snapshot.get(definition):
+                family = self._family(definition)
+                for series in all_series:
+                    self._add(family, definition, series)
+                yield family
+
+    def _family(self, definition: MetricDefinition) -> Metric:
+        return self._metric(
+            family_name(definition),
+            definition.text,
+            definition.kind.value,
+            definition.unit,
+        )
+
+    def _add(
+        self, family: Metric, definition: MetricDefinition, series: SeriesSnapshot
+    ) -> None:
+        names = dict(zip(definition.labels, series.values, strict=True))
+        labels = definition.constant | names
+        name = definition.name
+        if definition.kind is not MetricKind.HISTOGRAM:
+            family.add_sample(name, labels, series.total)
+            return
+        for bound, count in zip(BOUNDS[definition], series.counts, strict=True):
+            family.add_sample(f"{name}_bucket", {**labels, "le": bound}, count)
+        family.add_sample(f"{name}_count", labels, series.counts[-1])
+        family.add_sample(f"{name}_sum", labels, series.total)
+
 
 PEERS_MAX: Final = 1000  # with more, the metrics would be too large to be useful
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from asyncrpc.core.environment.host_lists import expand_hosts
+from asyncrpc.core.environment.slurm import expand_hosts
 from tests.property.host_lists import host_lists
 
 # scontrol asks no daemon for this, but wants a configuration.

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from asyncrpc import NetworkOptions, Options, Worker
-from asyncrpc.core.links import sidecar_answers
+from asyncrpc.core.links import sidecar
 from asyncrpc.core.links.evidence import evidence_of
 from asyncrpc.core.links.machine.detector import Evidence
 from asyncrpc.core.sidecar import query
@@ -177,9 +177,9 @@ async def test_questions_of_strangers_keep_no_peer_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of those that begin as a query and do not go on, the oldest are closed."""
-    monkeypatch.setattr(sidecar_answers, "CONNECTION_S", 10 * LIMIT_S)
+    monkeypatch.setattr(sidecar, "CONNECTION_S", 10 * LIMIT_S)
     async with serving(QUICK) as server, crowd_at(server) as crowd:
-        await crowd.join(2 * sidecar_answers.CONNECTIONS_MAX, query.ASKED)
+        await crowd.join(2 * sidecar.CONNECTIONS_MAX, query.ASKED)
         async with friend_of(server):  # so all of them have been accepted
             evidence = await evidence_of(
                 replace(server.parts.hello(), host_id="another host"),

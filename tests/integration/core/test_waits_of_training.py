@@ -14,7 +14,7 @@ import torch
 from asyncrpc import DeviceOptions, Options, RRef
 from asyncrpc.autograd import backward, context
 from asyncrpc.core.members import UNKNOWN_INCARNATION
-from asyncrpc.core.optim.callbacks import run_with_callbacks
+from asyncrpc.core.optim.gathered import run_with_callbacks
 from asyncrpc.errors import (
     AutogradError,
     ClosedError,

@@ -19,7 +19,7 @@ from torch import nn
 from asyncrpc import Group, Options, UsageError, Worker, autograd, serving
 from asyncrpc.nn import Pipeline, RemoteModule
 from asyncrpc.optim import DistributedOptimizer
-from asyncrpc.serving.dashboard.streams import STREAMS_OF_ONE_MAX
+from asyncrpc.serving.dashboard.application import STREAMS_OF_ONE_MAX
 from asyncrpc.testing import Cluster, ProcessCluster, acting_as
 from tests.integration.serving.conftest import serve
 from tests.integration.serving.looking_in import Browser, Events, Held, token_of, wait

@@ -15,7 +15,7 @@ import uvloop
 from aiohttp import web
 
 from asyncrpc import Options, Worker, serving
-from asyncrpc.serving.dashboard import streams
+from asyncrpc.serving.dashboard import application
 from asyncrpc.testing import Cluster
 from tests.integration.serving.looking_in import Browser, Held
 
@@ -196,7 +196,7 @@ class TestSlowReader:
     async def test_stalled_reader_is_dropped_after_a_while(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(streams, "STALLED_S", 0.5)
+        monkeypatch.setattr(application, "STALLED_S", 0.5)
         async with (
             many_references() as worker,
             served_dashboard(worker) as served,

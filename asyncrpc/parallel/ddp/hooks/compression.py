@@ -20,8 +20,8 @@ import torch
 from asyncrpc.core.arguments import check_above, check_count, check_flags, wrong
 from asyncrpc.errors import UsageError
 from asyncrpc.parallel.collectives.group import Group
+from asyncrpc.parallel.ddp.argument_checks import check_bucket, check_state
 from asyncrpc.parallel.ddp.bucket import GradBucket
-from asyncrpc.parallel.ddp.given import check_bucket, check_state
 from asyncrpc.parallel.ddp.hooks.low_rank import LowRankPlan, plan_for
 from asyncrpc.parallel.ddp.hooks.memory import BucketMemory
 from asyncrpc.parallel.ddp.hooks.plain import average

@@ -19,13 +19,13 @@ from asyncrpc.core.arguments import check_count, check_flag
 from asyncrpc.core.host.this_host import HOST_ID
 from asyncrpc.errors import UsageError
 from asyncrpc.parallel.collectives.group import Group
-from asyncrpc.parallel.ddp.bucket import GradBucket
-from asyncrpc.parallel.ddp.given import (
+from asyncrpc.parallel.ddp.argument_checks import (
     check_bucket,
     check_group,
     check_hook,
     check_state,
 )
+from asyncrpc.parallel.ddp.bucket import GradBucket
 from asyncrpc.parallel.ddp.hooks.plain import average
 from asyncrpc.parallel.ddp.hooks.states import HookState
 

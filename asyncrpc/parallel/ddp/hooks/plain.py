@@ -19,8 +19,8 @@ import torch
 from asyncrpc.core.arguments import check_callable, check_kind, shown
 from asyncrpc.errors import UsageError
 from asyncrpc.parallel.collectives.group import Group
+from asyncrpc.parallel.ddp.argument_checks import check_bucket
 from asyncrpc.parallel.ddp.bucket import GradBucket
-from asyncrpc.parallel.ddp.given import check_bucket
 from asyncrpc.parallel.ddp.threads import run_beside
 
 S = TypeVar("S")

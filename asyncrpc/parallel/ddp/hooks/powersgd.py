@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 
 from asyncrpc.errors import UsageError
+from asyncrpc.parallel.ddp.argument_checks import check_hook
 from asyncrpc.parallel.ddp.bucket import GradBucket
-from asyncrpc.parallel.ddp.given import check_hook
 from asyncrpc.parallel.ddp.hooks.compression import PowerSGDState
 from asyncrpc.parallel.ddp.hooks.low_rank import Layers, Square, side_of
 from asyncrpc.parallel.ddp.hooks.plain import average

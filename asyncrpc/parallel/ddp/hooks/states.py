@@ -14,7 +14,7 @@ import torch
 
 from asyncrpc.errors import UsageError
 from asyncrpc.parallel.collectives.group import Group
-from asyncrpc.parallel.ddp.given import check_group
+from asyncrpc.parallel.ddp.argument_checks import check_group
 
 
 class HookState:

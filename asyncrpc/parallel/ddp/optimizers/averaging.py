@@ -23,8 +23,8 @@ from asyncrpc.core.arguments import check_count, check_kind, listed, wrong
 from asyncrpc.core.torch_modes import plain_steps
 from asyncrpc.errors import UsageError
 from asyncrpc.parallel.collectives.group import Group
+from asyncrpc.parallel.ddp.argument_checks import check_group
 from asyncrpc.parallel.ddp.flat import gather, scatter
-from asyncrpc.parallel.ddp.given import check_group
 from asyncrpc.parallel.ddp.initial import verify
 from asyncrpc.parallel.ddp.joining import Joinable
 from asyncrpc.parallel.ddp.recreatable_group import RecreatableGroup, reason_for

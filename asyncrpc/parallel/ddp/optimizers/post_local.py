@@ -15,7 +15,7 @@ import torch
 from asyncrpc.core.arguments import check_count, check_flag, check_kind
 from asyncrpc.core.torch_modes import plain_steps
 from asyncrpc.errors import UsageError
-from asyncrpc.parallel.ddp.given import (
+from asyncrpc.parallel.ddp.argument_checks import (
     check_closure,
     check_param_group,
     check_state,

@@ -22,9 +22,9 @@ from asyncrpc.core.arguments import check_flag, check_kind, listed, wrong
 from asyncrpc.core.param_groups import OF_PARAMETERS, options_in
 from asyncrpc.core.torch_modes import plain_steps
 from asyncrpc.errors import OptimizerError, UsageError
-from asyncrpc.parallel.collectives.given import check_rank
+from asyncrpc.parallel.collectives.argument_checks import check_rank
 from asyncrpc.parallel.collectives.group import Group
-from asyncrpc.parallel.ddp.given import (
+from asyncrpc.parallel.ddp.argument_checks import (
     check_closure,
     check_group,
     check_param_group,

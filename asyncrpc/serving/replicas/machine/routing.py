@@ -23,19 +23,79 @@ requests.  V. Mirrokni et al., "Consistent Hashing with Bounded Loads", SODA 201
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from asyncrpc.serving.replicas.machine.attempts import Health
-from asyncrpc.serving.replicas.machine.budgets import ShareBudget
 from asyncrpc.serving.replicas.machine.latency import LatencyWindow
-from asyncrpc.serving.replicas.machine.rendezvous_hash import score_of, unit_of
 from asyncrpc.serving.replicas.machine.states import (
     ReplicaEvent,
     ReplicaLife,
     ReplicaState,
 )
 from asyncrpc.serving.replicas.options import ReplicaOptions
+
+_SCALE: Final = 1.0 / (1 << 64)
+
+
+def score_of(key: bytes, name: str, weight: float = 1.0) -> float:
+    """Return the score of a replica for a key: at least 0."""
+    return -weight / math.log(unit_of(key, name))
+
+
+def unit_of(key: bytes, salt: str = "") -> float:
+    """Return the number of a key, above 0 and below 1; keys are spread evenly."""
+    # The length in front: (b"ab", "c") is not (b"a", "bc").
+    text = len(key).to_bytes(8, "big") + key + salt.encode()
+    digest = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+    return (digest + 0.5) * _SCALE if digest < (1 << 64) - 1024 else 1.0 - 2.0**-53
+
+
+class ShareBudget:
+    """A share of all calls, saved up to a limit.
+
+    Attributes:
+        remaining: how many could be taken at once.
+    """
+
+    __slots__ = (
+        "_at_s",
+        "_most",
+        "_per_s",
+        "_share",
+        "granted",
+        "refused",
+        "remaining",
+    )
+
+    def __init__(
+        self, share: float, *, most: float, per_s: float = 0.0, first: float = 0.0
+    ) -> None:
+        self._share = share
+        self._most = most
+        self._per_s = per_s
+        self._at_s: float | None = None
+        self.remaining = first
+        self.granted = self.refused = 0
+
+    def pay(self, now_s: float) -> None:
+        """Pay in the share of one call."""
+        since_s = 0.0 if self._at_s is None else max(now_s - self._at_s, 0.0)
+        self._at_s = now_s
+        paid = self.remaining + self._share + since_s * self._per_s
+        self.remaining = min(paid, self._most)
+
+    def take(self) -> bool:
+        """Take 1 out; return whether the balance allowed it."""
+        if self.remaining < 1.0:
+            self.refused += 1
+            return False
+        self.remaining -= 1.0
+        self.granted += 1
+        return True
+
 
 Draw = Callable[[], float]
 

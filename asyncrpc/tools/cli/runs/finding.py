@@ -15,7 +15,7 @@ from asyncrpc.tools.cli.runs.choosing import choose
 from asyncrpc.tools.cli.runs.command import now_s, places_here
 from asyncrpc.tools.cli.runs.listing import LiveRun, is_stopped, list_runs, users_of
 from asyncrpc.tools.inspection.beside import look_beside
-from asyncrpc.tools.inspection.door import names_of
+from asyncrpc.tools.inspection.local_socket import names_of
 from asyncrpc.tools.inspection.machine.wording import duration
 from asyncrpc.tools.inspection.observer import Observer
 from asyncrpc.tools.inspection.records import NoAnswer

@@ -16,7 +16,7 @@ from asyncrpc.core.serde import Policy
 from asyncrpc.core.wire.frames import FrameKind
 from asyncrpc.errors import AuthenticationError, ConnectError, ConnectionLostError
 from asyncrpc.tools.inspection.beside import Look, look_beside
-from asyncrpc.tools.inspection.door import names_of
+from asyncrpc.tools.inspection.local_socket import names_of
 from asyncrpc.tools.inspection.messages import LookBeside, TakeSnapshot
 from asyncrpc.tools.inspection.observer import Observed, Observer
 from asyncrpc.tools.inspection.records import NoAnswer, Trouble

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from asyncrpc.clusters.ray.tensor_bytes import (
+from asyncrpc.clusters.ray.store import (
     TensorBytes,
     copied,
     mapped,

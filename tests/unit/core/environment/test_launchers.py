@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from asyncrpc.core.environment import GivenPlace, resolve
-from asyncrpc.core.environment.host_lists import expand_counts, expand_hosts, first_host
+from asyncrpc.core.environment.slurm import expand_counts, expand_hosts, first_host
 from asyncrpc.core.environment.values import Field, port_of_text
 from asyncrpc.errors import UsageError
 from tests.unit.core.environment import captured

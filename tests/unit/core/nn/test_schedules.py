@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from asyncrpc.errors import LocalProtocolError, UsageError
 from asyncrpc.nn import ActionKind, ActionSpan, PipelineReport, StageAction, StageReport
-from asyncrpc.parallel.pipeline.microbatches import join, rows_of, sizes, split
+from asyncrpc.parallel.pipeline.pipeline import join, rows_of, sizes, split
 from asyncrpc.parallel.pipeline.schedules import (
     INFERENCE,
     TRAINING,

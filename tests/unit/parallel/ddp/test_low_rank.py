@@ -11,11 +11,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from asyncrpc.parallel.ddp.hooks.low_rank import (
     Layers,
     Square,
+    orthogonalize,
     plan_for,
     q_shapes,
     side_of,
 )
-from asyncrpc.parallel.ddp.hooks.orthogonal import orthogonalize
 from asyncrpc.parallel.ddp.hooks.plain import narrow, widen
 
 SIDES = st.integers(0, 40)

@@ -16,6 +16,7 @@ from asyncrpc.core.identity import WorkerIdentity
 from asyncrpc.core.options import Options
 from asyncrpc.errors import NotStartedError, UsageError
 from asyncrpc.serving import ModelHost, ModelHostStatus
+from asyncrpc.serving.model_host.hosted import SourceSnapshot
 from asyncrpc.serving.model_host.order import (
     HostOrder,
     file_of,
@@ -29,7 +30,6 @@ from asyncrpc.serving.model_host.slot import (
     SlotNote,
     read_slot_note,
 )
-from asyncrpc.serving.model_host.source_files import SourceSnapshot
 from asyncrpc.tools.inspection.run_note import note_of
 
 NOTE = SlotNote(

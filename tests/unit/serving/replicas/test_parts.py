@@ -24,9 +24,8 @@ from asyncrpc.serving.replicas.machine.attempts import (
     NextStep,
     step_after,
 )
-from asyncrpc.serving.replicas.machine.budgets import ShareBudget
 from asyncrpc.serving.replicas.machine.latency import LatencyWindow
-from asyncrpc.serving.replicas.machine.rendezvous_hash import score_of, unit_of
+from asyncrpc.serving.replicas.machine.routing import ShareBudget, score_of, unit_of
 from asyncrpc.serving.replicas.messages import AnswerNote, read_note
 
 # --- latencies -----------------------------------------------------------------------

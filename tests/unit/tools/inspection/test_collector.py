@@ -6,13 +6,13 @@ import gc
 
 import pytest
 
-from asyncrpc.tools.inspection import collector
-from asyncrpc.tools.inspection.collector import held_back
+from asyncrpc.tools.inspection import collecting
+from asyncrpc.tools.inspection.collecting import held_back
 
 
 @pytest.fixture(autouse=True)
 def runs_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector, "RUNS_ANYWHERE", True)
+    monkeypatch.setattr(collecting, "RUNS_ANYWHERE", True)
 
 
 def test_collector_is_on_again_after_the_last_look() -> None:

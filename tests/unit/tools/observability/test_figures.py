@@ -14,23 +14,26 @@ from hypothesis import strategies as st
 from asyncrpc.core.ids import ContextId, Incarnation, RRefId, WorkerId
 from asyncrpc.tools.observability import definitions as d
 from asyncrpc.tools.observability.definitions import MetricDefinition
-from asyncrpc.tools.observability.event_queue import FOLDED_MIN, EventQueue, Fields
-from asyncrpc.tools.observability.figures import SeriesSnapshot, WorkerFigures
-from asyncrpc.tools.observability.histograms import (
-    BYTES_BOUNDS,
-    ITEMS_BOUNDS,
-    SECONDS_BOUNDS,
-    Histogram,
-)
-from asyncrpc.tools.observability.series import (
+from asyncrpc.tools.observability.figures import (
+    FOLDED_MIN,
     METHODS_MAX,
     OTHER,
     OUTCOMES_MAX,
     SERIES_MAX,
     VALUE_CHARACTERS_MAX,
+    EventQueue,
+    Fields,
     LabelCap,
     MetricSeries,
+    SeriesSnapshot,
     Total,
+    WorkerFigures,
+)
+from asyncrpc.tools.observability.histograms import (
+    BYTES_BOUNDS,
+    ITEMS_BOUNDS,
+    SECONDS_BOUNDS,
+    Histogram,
 )
 from asyncrpc.trace import OK, CollectiveEnded, FlightRecorder
 

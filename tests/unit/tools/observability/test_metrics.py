@@ -23,7 +23,7 @@ from asyncrpc.tools.observability.definitions import (
     MetricDefinition,
     MetricKind,
 )
-from asyncrpc.tools.observability.lag_sampler import LagSampler
+from asyncrpc.tools.observability.metrics import LagSampler
 from asyncrpc.trace import (
     OK,
     BackwardPassEnded,

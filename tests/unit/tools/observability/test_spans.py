@@ -23,8 +23,7 @@ from opentelemetry.trace import (
 
 from asyncrpc import LocalRendezvous, UsageError, Worker
 from asyncrpc.observability import trace_calls
-from asyncrpc.tools.observability.spans import CallTracer
-from asyncrpc.tools.observability.trace_context import TEXT_MAX, read, written
+from asyncrpc.tools.observability.spans import TEXT_MAX, CallTracer, read, written
 from asyncrpc.trace import CANCELLED, OK
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -8,8 +8,8 @@ import sys
 import pytest
 import yaml
 
+from asyncrpc.clusters.manifest.kubernetes.command import default_format
 from asyncrpc.clusters.manifest.kubernetes.kinds import KINDS
-from asyncrpc.clusters.manifest.text import default_format
 from asyncrpc.tools.cli.main import main
 from tests.unit.clusters.manifest.kubernetes.workloads import full, small
 

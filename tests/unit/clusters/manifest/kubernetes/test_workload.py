@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from asyncrpc.clusters.manifest.kubernetes.quantities import byte_quantity, quantity
 from asyncrpc.clusters.manifest.kubernetes.workload import (
     PodProbe,
     ProbeKind,
     Resources,
+    byte_quantity,
+    quantity,
 )
 from asyncrpc.errors import UsageError
 from tests.unit.clusters.manifest.kubernetes.workloads import full, small

@@ -16,7 +16,7 @@ from asyncrpc.core.trace.events import CallEnded, CallServed
 from asyncrpc.tools.inspection.events import KIND_NAMES, RecentEvents
 from asyncrpc.tools.inspection.machine.graph import Hang, find_hangs, graph_of
 from asyncrpc.tools.inspection.machine.rates import by_function, percentile, rates_of
-from asyncrpc.tools.inspection.machine.said import SaidHangs
+from asyncrpc.tools.inspection.machine.reported_stalls import SaidHangs
 from asyncrpc.tools.inspection.machine.slices import (
     SLICE_MAX,
     Slices,

@@ -15,11 +15,11 @@ from asyncrpc.core.worker import Worker
 from asyncrpc.errors import AsyncRpcError
 from asyncrpc.extend import Request
 from asyncrpc.tools.inspection.group import GroupLook
+from asyncrpc.tools.inspection.look_from_worker import LinkQuestions
 from asyncrpc.tools.inspection.machine.asking import AskingPlan
 from asyncrpc.tools.inspection.machine.wording import blocked
 from asyncrpc.tools.inspection.questions import ANSWER_S
 from asyncrpc.tools.inspection.records import NoAnswer, Trouble, WorkerSnapshot
-from asyncrpc.tools.inspection.within import LinkQuestions
 
 T = TypeVar("T")
 R = TypeVar("R")
