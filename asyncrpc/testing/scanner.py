@@ -14,6 +14,7 @@ from collections import deque
 from typing import Final, TypeAlias
 
 from asyncrpc.core.wire.frames import (
+    ENTRY_BYTES,
     HEADER,
     HEADER_BYTES,
     MAGIC,
@@ -22,7 +23,6 @@ from asyncrpc.core.wire.frames import (
 )
 from asyncrpc.core.wire.handshake import PREFACE, PROOF_BYTES
 from asyncrpc.core.wire.messages import Hello
-from asyncrpc.core.wire.placed import ENTRY_BYTES
 
 HANDSHAKE_BYTES: Final = PREFACE.size + PROOF_BYTES  # in either direction
 _LENGTH_BYTES: Final = 8

@@ -16,13 +16,14 @@ from asyncrpc.core.wire.frames import (
     INLINE_BYTES_MAX,
     MAGIC,
     VERSION,
+    BufferRow,
     Flags,
     FrameKind,
     data_prefix,
+    placed_prefix,
     prefix,
 )
 from asyncrpc.core.wire.limits import MessageLimits
-from asyncrpc.core.wire.placed import BufferRow, placed_prefix
 from asyncrpc.core.wire.reader import SCRATCH_BYTES, FrameReader
 from asyncrpc.errors import MalformedError, RemoteProtocolError
 from tests.fuzz.choices import Choices

@@ -7,6 +7,12 @@ the node; `get` makes a tensor of that very memory.
 The memory is shared by all processes that have the object.  Ray maps it writable, and
 torch has no read-only tensors, so nothing prevents a write, which all other readers
 would see: to write, take a copy.
+
+Tensors as bytes for Ray's object store, and back, without a copy.
+
+Ray copies an array of numpy once, into the shared memory of the node, and reads it in
+place.  So a tensor is stored as an array over its memory, and read as a tensor over the
+array's memory.  This module does not know Ray.
 """
 
 from __future__ import annotations

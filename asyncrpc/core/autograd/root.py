@@ -15,6 +15,11 @@ none), the others get nothing: an unused result costs nothing, and nothing waits
 it.  FAST skips the question: everything that was sent is expected to take part, as in
 torch; if something does not, the pass fails, and names what it waits for.
 
+How `backward` reports an error that ended its pass, on any worker.
+
+A hook's error may describe itself wrongly, or raise when it is inspected: so it is
+judged by its type alone.
+
 Source: pytorch/pytorch#23110 describes the exact ("SMART") mode and its difficulty.
 """
 

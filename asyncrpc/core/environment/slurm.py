@@ -3,6 +3,12 @@
 The batch script and the shell of salloc have SLURM_PROCID=0 and the SLURM_NTASKS of
 the allocation, although no tasks have been started: only a step starts tasks.
 
+Slurm's lists: of hosts (`gpu[01-03,7],login`), and of numbers (`3(x2),1`).
+
+Slurm's own program for them, `scontrol show hostnames`, is often missing in containers.
+
+Source: the man page of scontrol, "show hostlist"; slurm.conf, "NodeName".
+
 Source: the man pages of srun and sbatch, "OUTPUT ENVIRONMENT VARIABLES"; sets captured
 from slurm-wlm 22.05 are in tests/unit/core/environment.
 """

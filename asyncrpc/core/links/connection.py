@@ -41,6 +41,7 @@ from asyncrpc.core.wire.frames import (
     MAGIC,
     VERSION,
     FrameKind,
+    Places,
     prefix,
 )
 from asyncrpc.core.wire.handshake import (
@@ -52,7 +53,6 @@ from asyncrpc.core.wire.handshake import (
 from asyncrpc.core.wire.limits import MessageLimits
 from asyncrpc.core.wire.messages import Hello
 from asyncrpc.core.wire.outgoing import OutgoingMessage, OutgoingMessages
-from asyncrpc.core.wire.placed import Places
 from asyncrpc.core.wire.reader import MessageSink
 from asyncrpc.core.wire.resume import (
     ACK_BYTES,

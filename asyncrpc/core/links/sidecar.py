@@ -11,6 +11,11 @@ stands still or has died (`core.sidecar`).  `Hello.sidecar` says where both are:
 What a peer concludes from them is in `evidence`.
 
 Only Linux provides all this.  Elsewhere, and in a simulation, there is no evidence.
+
+A worker whose loop runs answers queries to its sidecar itself.
+
+Peers ask at its port, as they dial it.  If its loop does not run, it does not accept,
+and the sidecar process answers: see `asyncrpc.core.sidecar.process`.
 """
 
 from __future__ import annotations

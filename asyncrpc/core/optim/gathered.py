@@ -7,6 +7,12 @@ results are those of one process.  A parameter travels twice for each evaluation
 
 From begin to end no other step changes these parameters: owners keep the old values,
 and put them back if the step fails, or if this worker dies.
+
+A plain algorithm in a thread, whose questions a coroutine answers.
+
+An optimizer with a closure calls it from the middle of its step, and waits.  Ours is a
+coroutine function of the user's: it runs in the task that waits for the step, with its
+deadline and its contexts.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ from asyncrpc.core.serde import Encoded
 from asyncrpc.core.transport.abc import PeerCredentials
 from asyncrpc.core.transport.byte_stream import ByteStream
 from asyncrpc.core.transport.flow import WaterMarks
+from asyncrpc.core.wire.frames import Places
 from asyncrpc.core.wire.messages import Hello
 from asyncrpc.core.wire.outgoing import OutgoingMessage
-from asyncrpc.core.wire.placed import Places
 from asyncrpc.errors import AsyncRpcError
 
 # Takes memory, and what to call once it is worth asking again; returns whether the

@@ -1,6 +1,8 @@
 """How references travel in messages: counted when encoded, counted when decoded.
 
 A reference goes as [creator, serial, owner, owner's name, form, token].
+
+What a message with references relies on, until its receiver has answered.
 """
 
 from __future__ import annotations

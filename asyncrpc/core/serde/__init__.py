@@ -16,7 +16,15 @@ from asyncrpc.core.serde.compression import (
     unreadable,
 )
 from asyncrpc.core.serde.copies import Copy, HostStager, Stager
-from asyncrpc.core.serde.decoding import copies_buffers, references_in
+from asyncrpc.core.serde.decoding import (
+    DevicePlacement,
+    Staged,
+    copies_buffers,
+    is_staged,
+    is_unprepared,
+    references_in,
+    stage,
+)
 from asyncrpc.core.serde.encoded import Encoded
 from asyncrpc.core.serde.exceptions import (
     describe_exception,
@@ -30,13 +38,6 @@ from asyncrpc.core.serde.hooks import Hooks
 from asyncrpc.core.serde.policy import Limits, Policy
 from asyncrpc.core.serde.quick import UNREAD
 from asyncrpc.core.serde.shared import FindStorage, share
-from asyncrpc.core.serde.staging import (
-    DevicePlacement,
-    Staged,
-    is_staged,
-    is_unprepared,
-    stage,
-)
 from asyncrpc.core.serde.values import Codec
 
 __all__ = [

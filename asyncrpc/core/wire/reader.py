@@ -21,6 +21,7 @@ from asyncrpc.core.host.shortage import MORE_MEMORY
 from asyncrpc.core.wire.chunks import Arrival, Arrivals, ChunkLanding, waiting_bytes
 from asyncrpc.core.wire.frames import (
     CHUNK_BYTES,
+    ENTRY_BYTES,
     HEADER,
     HEADER_BYTES,
     INLINE_BYTES_MAX,
@@ -29,9 +30,11 @@ from asyncrpc.core.wire.frames import (
     Flags,
     Frame,
     FrameKind,
+    Places,
+    check_body,
+    read_table,
 )
 from asyncrpc.core.wire.limits import MessageLimits
-from asyncrpc.core.wire.placed import ENTRY_BYTES, Places, check_body, read_table
 from asyncrpc.errors import FrameTooLargeError, MalformedError, VersionMismatchError
 
 SCRATCH_BYTES: Final = 256 << 10

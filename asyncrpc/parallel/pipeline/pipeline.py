@@ -9,6 +9,12 @@
 The driver here starts a step, hands out the micro-batches and commits the gradients.
 The stages do the rest among themselves: see `stage`.
 
+Cutting a batch into micro-batches, and joining their outputs.
+
+A value may be a tensor, or tuples, lists and dictionaries of tensors.  Every tensor is
+cut along its first dimension, its rows; any other value goes unchanged to each
+micro-batch.  The parts differ by one row at most.
+
 Source: torch.distributed.pipelining (schedules), and torch.distributed.pipeline.sync's
 Pipe (`chunks`, and stages that are modules).
 """

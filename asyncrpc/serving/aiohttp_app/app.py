@@ -8,6 +8,8 @@ then a client that disconnects cancels its handler, and with it the calls that t
 handler awaits, on every worker that they have reached.  Without it, aiohttp lets a
 handler continue although its client is gone.
 
+Spans of requests to an application, where no other middleware makes them.
+
 Source: https://docs.aiohttp.org/en/stable/web_advanced.html, "Cleanup Context" and
 "Web Handler Cancellation".
 """

@@ -2,6 +2,10 @@
 
 It is plain ASGI: it wraps an application, and depends on no framework and no server.
 
+Spans of requests and websockets, where no other middleware makes them.
+
+Watches a connection of ASGI, and cancels the application if its client leaves.
+
 Source: the ASGI specification 3.0.
 """
 

@@ -7,6 +7,8 @@ the load.  `machine.batches` decides which requests go together, and which may w
 Invariants: every request gets one answer or one error, never another's; a batch runs
 only as long as some request waits for it.
 
+How many bytes an item has: of its tensors, arrays and byte strings.
+
 Source: E. Crankshaw et al., "Clipper: A Low-Latency Online Prediction Serving System",
 NSDI 2017, section 4.3 (delayed batching).
 """

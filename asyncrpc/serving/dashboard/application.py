@@ -2,6 +2,17 @@
 
 It does not know where it is mounted, or how a proxy changes its paths: all links of the
 page are relative, and so is the one redirect.
+
+The files of the page: read once, in a thread, and served from memory.
+
+Server-sent events: sends each look to each browser that has the stream open.
+
+A browser that reads slowly delays no other and accumulates nothing: after it has read
+one look, it is sent the newest.  A stream ends with its client, with its session, and
+with the application; also if its client has read nothing for `STALLED_S`, such as after
+its network has failed.
+
+Source: the HTML standard, "Server-sent events".
 """
 
 from __future__ import annotations

@@ -3,6 +3,13 @@
 A web worker attaches by a stream.  Its items tell the state of the model; it lasts
 until the web worker leaves or is lost, or the process ends.  So the end of the stream
 tells that its web worker is gone.
+
+Whether the code of a process is still the code on disk.
+
+A model process outlives a reload of its web workers for some seconds.  If a file that
+it has imported was changed meanwhile, it would answer with the old code.  So it stores
+the state of its files, and compares it when a web worker comes.  It checks all imported
+files, including installed packages: 4,000 files take 15 ms.
 """
 
 from __future__ import annotations

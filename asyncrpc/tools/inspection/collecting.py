@@ -3,6 +3,14 @@
 It may be taken in any thread, and does not need the event loop to run.  What it reads
 changes meanwhile only where the interpreter switches threads: a snapshot may show a
 call that has just ended, but does no harm.
+
+Holds the garbage collector while frames of other threads and tasks are read.
+
+Before Python 3.12 the collector may run inside of any allocation, even that of the
+frame object for `sys._current_frames`, `f_back` or `cr_frame`.  Finalizers may then let
+other threads run; the frame ends meanwhile, and its object refers to memory that is in
+use for something else.  A process that was looked at every second crashed in this way
+after some minutes, with a segmentation fault in `PyFrame_GetBack`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Answers other workers and observers that ask what a worker does; changes nothing."""
+"""Answers other workers and observers that ask what a worker does; changes nothing.
+
+What a worker finds when it checks its own process and host.
+
+Takes what a worker remembers from its flight recorder.
+"""
 
 from __future__ import annotations
 

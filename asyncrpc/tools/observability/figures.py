@@ -4,6 +4,18 @@ Events go into the figures by `EventQueue`: nothing here runs unless the figures
 requested; then noting an event costs an append, and later its part of a fold.
 
 Invariants: all folding and reading is done under one lock; no fold raises.
+
+Events on their way from the flight recorder into figures.
+
+Noting an event only appends it to a queue: without a lock or a wait, from any thread.
+Now and then the noting thread folds the queue into the figures, unless another thread
+is doing so; otherwise a later event or the next reader folds it.
+
+The series of a metric: one figure for each set of values of its labels, bounded.
+
+A program may call thousands of functions, and raise errors of classes that it makes at
+run time.  Whatever it does, a metric has at most `SERIES_MAX` series, plus as many as
+there are outcomes: further values count as `OTHER`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,25 @@
 
 Without a request nothing is counted, and no thread runs.  Counting does not delay the
 worker: its calls only append to a queue.
+
+The metrics of a worker for prometheus_client: a custom collector.
+
+prometheus_client is an extra: `pip install 'asyncrpc-torch[metrics]'`.  It is imported
+when a program asks for the collector, not before.
+
+Samples how late an event loop and threads get to run, four times a second.
+
+A thread sleeps.  The time by which it wakes up late is the lag of threads: another
+thread held the interpreter's lock, or no core was free.  Then it schedules a callback
+on the loop; the time until that runs is the lag of the loop.  The next callback is
+scheduled only after this one has run, so a blocked loop holds one callback at most.
+
+Readings of a worker at one moment: open links, kept memory and the like.
+
+They are taken when the metrics are read, in any thread, and without the event loop,
+which may be blocked.
+
+Source: https://prometheus.github.io/client_python/collector/custom/
 """
 
 from __future__ import annotations

@@ -7,6 +7,14 @@ a span that is not recorded passes the decision on, and costs little more.
 A span never makes a call fail: if a sampler, processor or exporter of the program
 fails, the error is logged.
 
+The position in a trace that travels with a request, as W3C Trace Context writes it.
+
+It is one text, the header `traceparent`, or a list of two, with `tracestate`.  Incoming
+texts are from peers: invalid ones are ignored, as the specification demands, and so are
+texts of more than `TEXT_MAX` characters.
+
+Source: https://www.w3.org/TR/trace-context/, sections 3.2 and 3.3.
+
 Source: https://opentelemetry.io/docs/specs/semconv/rpc/rpc-spans/
 """
 

@@ -1,4 +1,7 @@
-"""`asyncrpc manifest k8s`: reads the arguments, and writes the objects."""
+"""`asyncrpc manifest k8s`: reads the arguments, and writes the objects.
+
+Objects as text: YAML where PyYAML is installed, else JSON, which YAML includes.
+"""
 
 from __future__ import annotations
 

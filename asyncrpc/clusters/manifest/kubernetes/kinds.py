@@ -1,4 +1,29 @@
-"""The kinds of workload, each with the function that makes its objects."""
+"""The kinds of workload, each with the function that makes its objects.
+
+A LeaderWorkerSet: for workers that serve without an end.
+
+Its pods are restarted however they end, so a program that ends runs again.  If one pod
+ends, its whole group does, so that the variables with the leader's address stay valid.
+It tells each pod its index, the size of the group and the leader's address, and makes
+the headless Service itself.
+
+A TrainJob of Kubeflow Trainer 2, with a TrainingRuntime of its own.
+
+The runtime is the template, and the TrainJob one run of it.  Trainer makes a JobSet of
+them, and sets torchrun's PET variables, from which a pod knows its rank: one process in
+each pod, always at port 29500.
+
+A RayJob of KubeRay: a cluster of Ray for one program, which makes a `Gang` in it.
+
+The program runs on the head, and Ray places its workers on the other pods.  KubeRay
+makes the commands, the probes and the head's Service.
+
+Source: ray-project/kuberay, ray-operator/apis/ray/v1.
+
+Source: kubeflow/trainer, pkg/apis/trainer/v1alpha1 and pkg/runtime/framework/plugins.
+
+Source: kubernetes-sigs/lws, api/leaderworkerset/v1.
+"""
 
 from __future__ import annotations
 

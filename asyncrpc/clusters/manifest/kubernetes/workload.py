@@ -1,4 +1,9 @@
-"""The input of a manifest: a program, and the resources of each of its workers."""
+"""The input of a manifest: a program, and the resources of each of its workers.
+
+Quantities and names, as Kubernetes writes them.
+
+Source: kubernetes/apimachinery, pkg/api/resource/quantity.go; RFC 1035, section 2.3.1.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""The registration of the backend and of `asyncrpc://` with torch, at import."""
+"""The registration of the backend and of `asyncrpc://` with torch, at import.
+
+Functional collectives on torch_xla: refused for our process groups.
+
+torch_xla does `torch.distributed._functional_collectives` itself, between the replicas
+that its own runtime knows, whatever group is given: where each process is one replica
+(PJRT on the CPU), nothing is reduced, and no error is raised.  Functional collectives
+of other groups, and on other devices, are left as they are.
+"""
 
 from __future__ import annotations
 

@@ -13,6 +13,11 @@ the gradient of the next step.
 `Layers` compresses each gradient of a bucket by itself, `Square` all of them as one
 square matrix.  Neither knows other ranks, the event loop, or where memory is kept.
 
+Orthonormal columns, for many matrices of one shape at a time.
+
+Source: torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py, `_orthogonalize`,
+whose choice of algorithm is kept, so that results are equal.
+
 Source: Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for
 Distributed Optimization", NeurIPS 2019; torch/distributed/algorithms/ddp_comm_hooks/
 powerSGD_hook.py, whose order of operations is kept, so that results are equal.

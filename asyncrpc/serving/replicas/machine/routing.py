@@ -13,6 +13,29 @@
 
 All choices are made with numbers that `draw` returns: random ones from 0 to below 1.
 
+Limits the added load of retries and hedged calls to a share of all calls.
+
+Each call pays a share into the budget; each retry takes 1 out of it.  So when all
+replicas are overloaded, retries add no more than that share to the load; without a
+budget, every call would be made as often as it may be tried.  `per_s` allows retries
+also to a program that calls rarely.
+
+Which replica a key belongs to: all routers agree without communication.
+
+Each replica has a score for a key, by a hash of both; the highest wins.  So a router
+stores nothing per key; two routers that know the same replicas agree; and when a
+replica goes, only its own keys move, evenly to all others.
+
+Scores are by the name: a replica that is started again gets its keys back.
+
+Source: D. Thaler, C. Ravishankar, "Using name-based mappings to increase hit rates",
+IEEE/ACM Transactions on Networking 6(1), 1998.  Weights: J. Resch, "New Hashing
+Algorithms for Data Storage", SNIA 2015.
+
+Source: Finagle's `RetryBudget` (a share of the requests, and a few a second),
+https://twitter.github.io/finagle/guide/Clients.html#retries; gRPC's
+`retryThrottling`, https://github.com/grpc/proposal/blob/master/A6-client-retries.md
+
 Source: M. Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", IEEE
 TPDS 12(10), 2001.  B. Wydrowski et al., "Load is not what you should balance:
 Introducing Prequal", NSDI 2024, for requests in flight as the load, as seen by the

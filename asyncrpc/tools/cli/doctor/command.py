@@ -1,4 +1,7 @@
-"""The command line of `asyncrpc doctor`, and what it prints."""
+"""The command line of `asyncrpc doctor`, and what it prints.
+
+The checkups of the workers of a group, requested by the doctor.
+"""
 
 from __future__ import annotations
 

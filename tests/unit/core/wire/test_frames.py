@@ -16,13 +16,14 @@ from asyncrpc.core.wire.frames import (
     HEADER,
     HEADER_BYTES,
     INLINE_BYTES_MAX,
+    BufferRow,
     Flags,
     FrameKind,
     data_prefix,
+    placed_prefix,
     prefix,
 )
 from asyncrpc.core.wire.messages import PID_END, RANK_END, Hello, pack_head, unpack_head
-from asyncrpc.core.wire.placed import BufferRow, placed_prefix
 from asyncrpc.core.wire.reader import FrameReader
 from asyncrpc.errors import (
     FrameTooLargeError,

@@ -19,13 +19,14 @@ from asyncrpc.core.wire.chunks import ChunkScheduler, LaneReader
 from asyncrpc.core.wire.frames import (
     CHUNK_BYTES,
     HEADER_BYTES,
+    BufferRow,
     Flags,
     FrameKind,
     data_prefix,
+    placed_prefix,
     prefix,
 )
 from asyncrpc.core.wire.outgoing import OutgoingMessage
-from asyncrpc.core.wire.placed import BufferRow, placed_prefix
 from asyncrpc.core.wire.reader import (
     SCRATCH_BYTES,
     UNASKED_CONTROL_BYTES_MAX,
