@@ -11,7 +11,7 @@ import pytest
 MODULES_MAX = 320  # of asyncrpc, after `import asyncrpc`
 FACADE_MAX = 25  # of `asyncrpc.compat`, beside them
 # What shows a worker to its host before anybody looks.
-PRESENCE = {"", ".ages", ".door", ".presence", ".run_note"}
+PRESENCE = {"", ".ages", ".local_socket", ".presence", ".run_note"}
 ON_DEMAND = (
     *("compat", "parallel", "serving", "clusters", "testing"),
     *("core.multiprocessing", "core.nn", "core.optim"),

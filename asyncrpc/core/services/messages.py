@@ -33,7 +33,7 @@ from typing import (
 )
 
 from asyncrpc.core.arguments import check_kind, check_seconds, check_text, wrong
-from asyncrpc.core.services.schema import Kind, RecordSchema, kind_of
+from asyncrpc.core.services.schema import Kind, RecordSchema, UnfitError, kind_of
 from asyncrpc.core.wire.messages import pack_head
 from asyncrpc.errors import MalformedError, Outcome, RejectedError
 
@@ -198,4 +198,6 @@ def not_by(peer: str, sender: Sender, name: str, by: Sender) -> RejectedError:
 def refusal(peer: str, name: str, problem: Exception) -> MalformedError:
     """Return the error about a message with invalid content."""
     words = f"worker {peer!r} sent an invalid {name!r} message: {problem}"
+    if isinstance(problem, UnfitError):
+        problem.let_go()  # an answer tells its context, too
     return MalformedError(words)

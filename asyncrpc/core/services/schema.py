@@ -60,7 +60,13 @@ class UnfitError(Exception):
         super().__init__(wanted, value)
         self.path = [*path]
 
+    def let_go(self) -> None:
+        """Keep the words alone: what a peer has sent may be large, and is its own."""
+        self.args = (str(self),)
+
     def __str__(self) -> str:
+        if len(self.args) == 1:
+            return str(self.args[0])
         wanted, value = self.args
         name = " of ".join(self.path) or "the content"
         return f"{name} must be {wanted}, not {shown(value)}"

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from asyncrpc.core.ids import Incarnation, RRefId
+from asyncrpc.core.services.messages import refusal
 from asyncrpc.core.services.schema import (
     Count,
     Integer,
@@ -227,3 +228,11 @@ def test_leading_field_is_written_in_front() -> None:
 def test_leading_field_is_checked(value: object, problem: str) -> None:
     with pytest.raises(UnfitError, match=f"^{problem}"):
         RecordSchema(Led).read(value)
+
+
+def test_refusal_does_not_keep_what_the_peer_has_sent() -> None:
+    with pytest.raises(UnfitError) as caught:
+        kind_of(Count).read(torch.ones(3))
+    error = refusal("b", "counter.lease", caught.value)
+    assert "not a tensor of shape" in str(error)
+    assert [type(kept) for kept in caught.value.args] == [str]
