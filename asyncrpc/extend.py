@@ -25,10 +25,13 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from asyncrpc.core.arguments import check_callable, check_kind, wrong
+from asyncrpc.core.devices.maps import DeviceMap
 from asyncrpc.core.ids import Incarnation, WorkerId
 from asyncrpc.core.lifecycle import WorkerState
+from asyncrpc.core.links.link import Link
 from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.loop.waits import WaitDescription, WaitKind, does, waits, works_for
+from asyncrpc.core.services import ports
 from asyncrpc.core.services.extensions import CallSpan, CallTracer, Service
 from asyncrpc.core.services.messages import (
     LOOKERS,
@@ -39,7 +42,7 @@ from asyncrpc.core.services.messages import (
     Sender,
     message,
 )
-from asyncrpc.core.services.ports import PeerLink, ServiceHost, ask
+from asyncrpc.core.services.ports import PeerLink, ServiceHost
 from asyncrpc.core.services.router import Route, answers, takes
 from asyncrpc.core.services.schema import (
     Count,
@@ -98,6 +101,7 @@ __all__ = [  # noqa: RUF022  (in groups, as the API page shows them)
     "tracer_of",
 ]
 
+T = TypeVar("T")
 S = TypeVar("S", bound=Service)
 
 
@@ -202,3 +206,32 @@ def service_of(worker: Worker, kind: type[S]) -> S:
         f"worker {worker.name!r} has no service of class {kind.__name__}; add it with "
         "asyncrpc.extend.add_service before the worker starts"
     )
+
+
+async def ask(
+    link: PeerLink,
+    request: Request[T],
+    *,
+    deadline: Deadline | None = None,
+    device_map: DeviceMap | None = None,
+) -> T:
+    """Send a request to a service of a peer, and return its answer.
+
+    Args:
+        link: to the peer.
+        request: a message of the service.
+        deadline: of the answer; None: none.
+        device_map: where tensors of the request go, by where they are.
+
+    Raises:
+        UsageError: an argument is of another kind, or another event loop runs here.
+        MalformedError: the content of the answer is invalid.
+        NotStartedError: this worker does not run.
+        AsyncRpcError: no answer came, or the answer is this error.
+
+    Cancellation:
+        The peer is told to stop.
+    """
+    if isinstance(link, Link):  # not one that stands for a link, in a test
+        link.host.check_on_loop("asyncrpc.extend.ask")
+    return await ports.ask(link, request, deadline=deadline, device_map=device_map)

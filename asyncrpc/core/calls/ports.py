@@ -103,6 +103,9 @@ class CallHost(Scheduler, Protocol):
     def check_running(self) -> None:
         """Raise NotStartedError if the worker does not run."""
 
+    def check_on_loop(self, used: str, /) -> None:
+        """Raise an error that names `used`, unless the worker's loop runs here."""
+
     @property
     def admission(self) -> CallAdmission:
         """Limits and counts the calls that are served."""

@@ -294,23 +294,7 @@ async def ask(
     deadline: Deadline | None = None,
     device_map: DeviceMap | None = None,
 ) -> T:
-    """Send a request to a service of a peer, and return its answer.
-
-    Args:
-        link: to the peer.
-        request: a message of the service.
-        deadline: of the answer; None: none.
-        device_map: where tensors of the request go, by where they are.
-
-    Raises:
-        UsageError: an argument is of another kind.
-        MalformedError: the content of the answer is invalid.
-        NotStartedError: this worker has been shut down.
-        AsyncRpcError: no answer came, or the answer is this error.
-
-    Cancellation:
-        The peer is told to stop.
-    """
+    """Send a request to a service of a peer, and return its answer."""
     if not isinstance(request, Request):
         raise wrong("request", "a message of class Request", request)
     try:

@@ -335,6 +335,8 @@ class FakeHost:
 
     def check_running(self) -> None: ...
 
+    def check_on_loop(self, used: str, /) -> None: ...
+
     def target(self, name: str) -> Target:
         function = self.functions.resolve(name)
         mode = mode_of(function)
