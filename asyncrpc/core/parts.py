@@ -47,9 +47,9 @@ from asyncrpc.core.loop.loop_guard import LoopGuard
 from asyncrpc.core.loop.spin import spinner_for
 from asyncrpc.core.loop.tasks import Tasks
 from asyncrpc.core.loop.threads import ThreadPool, outcome_to
+from asyncrpc.core.membership.comparison import MembershipTimes
 from asyncrpc.core.membership.rendezvous import Rendezvous, gateway_from
 from asyncrpc.core.membership.service import MembershipService
-from asyncrpc.core.membership.times import MembershipTimes
 from asyncrpc.core.options import Options
 from asyncrpc.core.payloads.prefaulting import Prefaulting
 from asyncrpc.core.payloads.receive_pool import ReceivePool

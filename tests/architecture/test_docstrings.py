@@ -114,7 +114,7 @@ def places(node: ast.AST, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("path", python_files(PACKAGE), ids=name_of)
-def test_what_is_not_public_is_described_in_short(path: Path) -> None:
+def test_private_docstrings_have_no_sections_for_users(path: Path) -> None:
     long = [
         name
         for name, docstring in places(parse(path), module_of(path))

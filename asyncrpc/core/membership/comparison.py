@@ -14,6 +14,7 @@ maintenance", PODC 1987.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from asyncrpc.core.identity import WorkerIdentity
@@ -33,12 +34,27 @@ from asyncrpc.core.membership.messages import (
     CompareDigest,
     ExchangeRecords,
 )
-from asyncrpc.core.membership.times import MembershipTimes
 from asyncrpc.core.services.ports import Scheduler, ask
 from asyncrpc.errors import AsyncRpcError
 
 if TYPE_CHECKING:
     from asyncrpc.core.membership.service import MembershipService
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipTimes:
+    """How often a worker compares, and how long it waits for others.
+
+    Attributes:
+        heartbeat_s: seconds; a worker compares once in a few heartbeats.
+        lost_after_s: seconds without an answer after which a member is lost.
+        connect_timeout_s: seconds that a member may take to answer.
+    """
+
+    heartbeat_s: float
+    lost_after_s: float
+    connect_timeout_s: float
+
 
 # Between two comparisons, in heartbeats.
 ROUND_BEATS: Final = 2

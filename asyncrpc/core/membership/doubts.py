@@ -19,6 +19,7 @@ from asyncrpc.core.ids import WorkerId
 from asyncrpc.core.links.directory import Directory
 from asyncrpc.core.links.link import Link
 from asyncrpc.core.members import Member
+from asyncrpc.core.membership.comparison import MembershipTimes
 from asyncrpc.core.membership.machine.membership import Membership
 from asyncrpc.core.membership.machine.records import Effect, Record
 from asyncrpc.core.membership.machine.ring import CIRCLE, place_of
@@ -28,7 +29,6 @@ from asyncrpc.core.membership.messages import (
     News,
     PingMember,
 )
-from asyncrpc.core.membership.times import MembershipTimes
 from asyncrpc.core.services.ports import Scheduler, ask
 from asyncrpc.errors import (
     AsyncRpcError,

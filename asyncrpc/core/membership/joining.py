@@ -27,6 +27,7 @@ from asyncrpc.core.members import (
     RunningGroup,
     member_of,
 )
+from asyncrpc.core.membership.comparison import MembershipTimes
 from asyncrpc.core.membership.machine.arriving import (
     ArrivalEvent,
     ArrivalState,
@@ -42,7 +43,6 @@ from asyncrpc.core.membership.machine.records import (
 )
 from asyncrpc.core.membership.messages import AskMembers, PingMember
 from asyncrpc.core.membership.stores import StoreRendezvous
-from asyncrpc.core.membership.times import MembershipTimes
 from asyncrpc.core.services.ports import Scheduler, ask
 from asyncrpc.core.wire.handshake import Role
 from asyncrpc.core.wire.messages import Hello

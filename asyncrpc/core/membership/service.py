@@ -37,7 +37,7 @@ from asyncrpc.core.members import (
     member_of,
 )
 from asyncrpc.core.membership.changes import MemberChange, MemberChanges
-from asyncrpc.core.membership.comparison import Comparison
+from asyncrpc.core.membership.comparison import Comparison, MembershipTimes
 from asyncrpc.core.membership.displacement import Displacement
 from asyncrpc.core.membership.doubts import Doubts
 from asyncrpc.core.membership.finder import Finder
@@ -75,7 +75,6 @@ from asyncrpc.core.membership.messages import (
     PingMember,
     read_news,
 )
-from asyncrpc.core.membership.times import MembershipTimes
 from asyncrpc.core.services.messages import refusal
 from asyncrpc.core.services.ports import Scheduler
 from asyncrpc.core.services.router import answers, takes
