@@ -459,6 +459,8 @@ async def test_a_killed_process_is_replaced_under_its_name() -> None:
         with opened([cluster.pid("b")]) as descriptors:
             cluster.kill("b")
             assert await asyncio.to_thread(have_ended, descriptors, LIMIT_S)
+        # Until then a call waits on the broken connection, and ends with it.
+        await until(lambda: a.counters.workers_lost == 1)
         places = a.parts.directory.find("b").member.addresses
         options = on(listen=places)
         async with Worker("b", rendezvous={"b": places}, options=options) as again:
