@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Any
 
 from asyncrpc.core import worker as core
-from asyncrpc.core.arguments import check_flag, check_kind, check_timeout, wrong
-from asyncrpc.core.autograd.context import Context
+from asyncrpc.core.arguments import UNSET, check_flag, check_kind, check_timeout, wrong
+from asyncrpc.core.autograd.contexts import Context
 from asyncrpc.core.autograd.modes import ThreadModes
 from asyncrpc.core.autograd.public import backward as backward_from
 from asyncrpc.core.autograd.public import check_context
@@ -23,18 +23,14 @@ from asyncrpc.core.calls.context import current_worker_var
 from asyncrpc.core.calls.futures import CallFuture, refuse_on_loop
 from asyncrpc.core.ids import WorkerInfo
 from asyncrpc.core.membership.rendezvous import Rendezvous
-from asyncrpc.core.options import (
-    UNSET,
-    Options,
-    options_within,
-)
+from asyncrpc.core.options import Options, options_within
 from asyncrpc.core.parts import Parts
 from asyncrpc.core.rref.handle import RRef
 from asyncrpc.core.rref.records import RRefRecord
 from asyncrpc.core.rref.service import RRefService
 from asyncrpc.core.services.extensions import Service
-from asyncrpc.core.services.messages import LOOKERS
 from asyncrpc.core.services.registry import OBSERVATION
+from asyncrpc.core.services.schema import LOOKERS
 from asyncrpc.core.worker import current_worker, workers_left_running
 from asyncrpc.errors import AlreadyStartedError
 from asyncrpc.tools.inspection.presence import HostPresence

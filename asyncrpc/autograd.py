@@ -8,7 +8,7 @@
 Source: torch.distributed.autograd.
 """
 
-from asyncrpc.core.autograd.context import Context
+from asyncrpc.core.autograd.contexts import Context
 from asyncrpc.core.autograd.public import (
     backward,
     context,

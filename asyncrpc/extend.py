@@ -33,25 +33,23 @@ from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.loop.waits import WaitDescription, WaitKind, does, waits, works_for
 from asyncrpc.core.services import ports
 from asyncrpc.core.services.extensions import CallSpan, CallTracer, Service
-from asyncrpc.core.services.messages import (
-    LOOKERS,
-    MEMBERS,
-    WORKERS,
-    Notice,
-    Request,
-    Sender,
-    message,
-)
 from asyncrpc.core.services.ports import PeerLink, ServiceHost
 from asyncrpc.core.services.router import Route, answers, takes
 from asyncrpc.core.services.schema import (
+    LOOKERS,
+    MEMBERS,
+    WORKERS,
     Count,
     EnumName,
     Integer,
+    Notice,
     Number,
     RecordSchema,
+    Request,
+    Sender,
     Signed,
     Spread,
+    message,
 )
 from asyncrpc.core.worker import Worker
 from asyncrpc.errors import UsageError

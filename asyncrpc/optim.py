@@ -4,6 +4,6 @@ Source: torch.distributed.optim.
 """
 
 from asyncrpc.core.optim.distributed import DistributedOptimizer
-from asyncrpc.core.optim.step import StepResult
+from asyncrpc.core.optim.options import StepResult
 
 __all__ = ["DistributedOptimizer", "StepResult"]

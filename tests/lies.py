@@ -17,7 +17,7 @@ import torch
 from asyncrpc import Worker
 from asyncrpc.core.membership.messages import MemberRecord, fields_of
 from asyncrpc.core.services import schema
-from asyncrpc.core.services.messages import Message
+from asyncrpc.core.services.schema import Message
 from asyncrpc.core.wire.frames import FrameKind
 from tests.fuzz.choices import Choices
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from asyncrpc.core.services.ports import PeerLink
-from asyncrpc.core.wire.messages import pack_head
+from asyncrpc.core.wire.frames import pack_head
 
 
 class RawMessage:

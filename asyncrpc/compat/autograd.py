@@ -18,7 +18,7 @@ from asyncrpc.compat.nodes import RememberingAutograd
 from asyncrpc.compat.rpc import agent as agents
 from asyncrpc.compat.rpc import errors
 from asyncrpc.compat.rpc.agent import Agent
-from asyncrpc.core.autograd.context import Context, current_context_var
+from asyncrpc.core.autograd.contexts import Context, current_context_var
 from asyncrpc.core.autograd.public import backward as run_backward
 from asyncrpc.core.autograd.state import ContextState
 from asyncrpc.core.calls.context import forget_deadline

@@ -20,9 +20,9 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.autograd.graph import GradientEdge, Node
 
 from asyncrpc.core.autograd.functions import Region, following, leaves_of
+from asyncrpc.core.autograd.inline import own_node
 from asyncrpc.core.autograd.service import AutogradService
 from asyncrpc.core.autograd.state import ContextState, Sent
-from asyncrpc.core.autograd.torch_only import own_node
 from asyncrpc.core.ids import ContextId, Incarnation, MessageId
 from asyncrpc.core.parts import Parts
 from asyncrpc.core.services.extensions import OnGradient

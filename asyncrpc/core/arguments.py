@@ -16,6 +16,8 @@ from typing import Any, Final, TypeGuard
 from asyncrpc.core.ids import NAME_CHARACTERS_MAX, is_name
 from asyncrpc.errors import UsageError
 
+UNSET: Final = object()  # "the worker's own default", where None means "no limit"
+
 _SHOWN_CHARACTERS: Final = 60
 _SHORT: Final = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHOWN_CHARACTERS
@@ -203,3 +205,9 @@ def check_callable(name: str, value: object) -> None:
 
 def _names_bool(kinds: type | tuple[type, ...]) -> bool:
     return bool in kinds if isinstance(kinds, tuple) else kinds in (bool, object)
+
+
+def check_call_timeout(name: str, value: Any) -> None:
+    """Raise UsageError unless an argument is a time in seconds, None or `UNSET`."""
+    if value is not UNSET and value is not None:
+        check_seconds(name, value, at_least=0)

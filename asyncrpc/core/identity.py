@@ -9,7 +9,7 @@ from collections.abc import Callable
 from asyncrpc.core.host.this_host import HOST_ID
 from asyncrpc.core.ids import Incarnation, WorkerId
 from asyncrpc.core.members import Member
-from asyncrpc.core.wire.messages import Hello
+from asyncrpc.core.wire.frames import Hello
 
 
 def _nowhere() -> tuple[str, ...]:

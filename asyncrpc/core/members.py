@@ -10,7 +10,7 @@ import msgpack
 
 from asyncrpc.core.ids import Incarnation
 from asyncrpc.core.loop.waits import WaitDescription, WaitKind
-from asyncrpc.core.wire.messages import Hello
+from asyncrpc.core.wire.frames import Hello
 from asyncrpc.errors import MalformedError, ProtocolError, RendezvousTimeoutError
 
 _RANKS_SHOWN: Final = 8

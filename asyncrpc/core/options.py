@@ -11,6 +11,8 @@ from typing import Any, Final
 import torch
 
 from asyncrpc.core.arguments import (
+    UNSET,
+    check_call_timeout,
     check_count,
     check_flag,
     check_kind,
@@ -40,14 +42,6 @@ _LOOPBACK: Final = "127.0.0.0/8"
 TOKEN_VARIABLE = "ASYNCRPC_TOKEN"  # noqa: S105  (likewise)
 
 SPIN_MAX_S: Final = 0.1
-
-UNSET: Final = object()  # "the worker's own default", where None means "no limit"
-
-
-def check_call_timeout(name: str, value: Any) -> None:
-    """Raise UsageError unless an argument is a time in seconds, None or `UNSET`."""
-    if value is not UNSET and value is not None:
-        check_seconds(name, value, at_least=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ from asyncrpc.core.links.tokens import Token, Tokens
 from asyncrpc.core.loop.loop_guard import LoopGuard
 from asyncrpc.core.loop.spin import spinner_for
 from asyncrpc.core.loop.tasks import Tasks
-from asyncrpc.core.loop.threads import ThreadPool, outcome_to
+from asyncrpc.core.loop.threads import ThreadPool
 from asyncrpc.core.membership.comparison import MembershipTimes
 from asyncrpc.core.membership.rendezvous import Rendezvous, gateway_from
 from asyncrpc.core.membership.service import MembershipService
@@ -62,7 +62,7 @@ from asyncrpc.core.trace.recorder import FlightRecorder
 from asyncrpc.core.transport.abc import Connector, Listener
 from asyncrpc.core.transport.address import Address
 from asyncrpc.core.transport.tcp import TcpListener
-from asyncrpc.core.wire.messages import ADDRESSES_CHARACTERS_MAX
+from asyncrpc.core.wire.frames import ADDRESSES_CHARACTERS_MAX
 from asyncrpc.errors import AsyncRpcError, TransportError, UsageError
 
 T = TypeVar("T")
@@ -472,12 +472,8 @@ class Parts:
 
     def run_in_thread(self, job: Callable[[], T]) -> asyncio.Future[T]:
         """Run `job` in a thread of the worker; called on the loop."""
-        done: asyncio.Future[T] = self.loop.create_future()
-        self.pool.submit(job, outcome_to(done))
-        return done
+        return self.pool.run(job)
 
     def run_on_host(self, job: Callable[[], T]) -> asyncio.Future[T]:
         """Run `job`, which touches no device, in a thread; called on the loop."""
-        done: asyncio.Future[T] = self.loop.create_future()
-        self.host_pool.submit(job, outcome_to(done))
-        return done
+        return self.host_pool.run(job)

@@ -491,3 +491,36 @@ def _items(source: Generator[Any, Any, Any], place: FunctionModes) -> Iterator[A
     finally:
         with place:
             source.close()
+
+
+# The names of kernels written in Python.  Those of torch itself are for other devices,
+# and, from the first `vmap` of the process on, for tensors inside of one.
+_IMPLEMENTED: Any = torch.library._impls  # noqa: SLF001
+_ELSEWHERE: Final = frozenset(
+    ("Meta", "CUDA", "XPU", "MTIA", "HPU", "MPS", "FuncTorchBatched")
+)
+
+
+class _Kernels:
+    """What this process has registered with torch, as far as it has been looked at."""
+
+    count = -1
+    are_torchs = False
+
+
+_kernels: Final = _Kernels()  # like torch's own table, of the process
+
+
+def has_torchs_kernels() -> bool:
+    """Return whether no kernel of torch's own operators was replaced.
+
+    To look at all names takes 0.2 ms, so they are looked at when their number has
+    changed: as many that went as came since the last look are not noticed.
+    """
+    if len(_IMPLEMENTED) != _kernels.count:
+        _kernels.count = len(_IMPLEMENTED)
+        _kernels.are_torchs = not any(
+            name.startswith("aten/") and name.rpartition("/")[2] not in _ELSEWHERE
+            for name in list(_IMPLEMENTED)
+        )
+    return _kernels.are_torchs

@@ -20,9 +20,9 @@ from asyncrpc.core.wire.frames import (
     MAGIC,
     Flags,
     FrameKind,
+    Hello,
 )
 from asyncrpc.core.wire.handshake import PREFACE, PROOF_BYTES
-from asyncrpc.core.wire.messages import Hello
 
 HANDSHAKE_BYTES: Final = PREFACE.size + PROOF_BYTES  # in either direction
 _LENGTH_BYTES: Final = 8

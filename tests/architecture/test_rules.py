@@ -204,7 +204,7 @@ UNPACKS = {
     "serving/dashboard/access.py": "a sign-in, of a bounded length",
     "serving/model_host/process.py": "from its own starter",
     "serving/model_host/slot.py": "a file of this user",
-    "core/wire/messages.py": "a head has 64 KiB at most",
+    "core/wire/frames.py": "a head has 64 KiB at most",
 }
 UNPACKERS = {
     *("unpackb", "Unpacker", "Unpickler", "load", "loads"),

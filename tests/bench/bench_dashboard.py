@@ -33,7 +33,7 @@ from asyncrpc.core.ids import Incarnation, WorkerId
 from asyncrpc.core.loop.clock import now_s
 from asyncrpc.core.loop.tasks import Tasks
 from asyncrpc.core.members import Member
-from asyncrpc.core.services.messages import Request
+from asyncrpc.core.services.schema import Request
 from asyncrpc.serving.dashboard.look import in_slices
 from asyncrpc.serving.dashboard.machine.answers import encoded
 from asyncrpc.serving.dashboard.machine.query import PER_PAGE_MAX, read_query

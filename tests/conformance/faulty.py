@@ -53,12 +53,12 @@ from torch.utils import _pytree
 from asyncrpc.compat.rpc import backend_registry, constants, starting
 from asyncrpc.compat.rpc.agent import Agent
 from asyncrpc.compat.rpc.options import TensorPipeRpcBackendOptions
-from asyncrpc.core.autograd.context import current_context_var
+from asyncrpc.core.arguments import UNSET
+from asyncrpc.core.autograd.contexts import current_context_var
 from asyncrpc.core.calls.context import deadline_var, effective_deadline
 from asyncrpc.core.calls.futures import CallFuture
 from asyncrpc.core.ids import Incarnation, RRefId
 from asyncrpc.core.links.link import Link
-from asyncrpc.core.options import UNSET
 from asyncrpc.core.parts import Parts
 from asyncrpc.core.rref.handle import RRef
 from asyncrpc.core.rref.service import RRefService

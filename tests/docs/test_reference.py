@@ -29,9 +29,9 @@ from asyncrpc.core.wire.frames import (
     HEAD_BYTES_MAX,
     INLINE_BYTES_MAX,
     FrameKind,
+    Hello,
 )
 from asyncrpc.core.wire.limits import MessageLimits
-from asyncrpc.core.wire.messages import Hello
 
 DOCS = Path(__file__).parents[2] / "docs"
 REFERENCE = DOCS / "reference"

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from asyncrpc.core.services.messages import Message, Notice, Request, names_of
+from asyncrpc.core.services.schema import Message, Notice, Request, names_of
 from asyncrpc.core.wire.frames import FRAMES_ABOUT, FrameKind
 from tests.architecture.sources import PACKAGE, name_of, python_files
 

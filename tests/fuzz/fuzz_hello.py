@@ -9,7 +9,7 @@ import msgpack
 from asyncrpc.core.ids import Incarnation
 from asyncrpc.core.members import Member
 from asyncrpc.core.transport.address import Address
-from asyncrpc.core.wire.messages import Hello, unpack_head
+from asyncrpc.core.wire.frames import Hello, unpack_head
 from asyncrpc.errors import AsyncRpcError, LocalProtocolError, RemoteProtocolError
 from tests.fuzz.choices import Choices
 

@@ -21,10 +21,9 @@ import torch
 from asyncrpc import AsyncRpcError, Group, Policy, RRef, Worker
 from asyncrpc.autograd import backward, context
 from asyncrpc.core.serde import Codec, FunctionTable, Limits, describe_exception
-from asyncrpc.core.services.messages import Request
+from asyncrpc.core.services.schema import Request
 from asyncrpc.core.transport.address import Address
-from asyncrpc.core.wire.frames import Flags, FrameKind
-from asyncrpc.core.wire.messages import Hello
+from asyncrpc.core.wire.frames import Flags, FrameKind, Hello
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import acting_as
 from asyncrpc.tools.inspection.polling import InnerQuestions

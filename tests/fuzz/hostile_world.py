@@ -36,10 +36,9 @@ from asyncrpc.core.links.connection import Connection
 from asyncrpc.core.links.tokens import Token
 from asyncrpc.core.transport.address import Address
 from asyncrpc.core.transport.memory import MemoryHub
-from asyncrpc.core.wire.frames import FrameKind
+from asyncrpc.core.wire.frames import FrameKind, Hello
 from asyncrpc.core.wire.handshake import NONCE_BYTES, Handshake, Role
 from asyncrpc.core.wire.limits import MessageLimits
-from asyncrpc.core.wire.messages import Hello
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.serving import Publisher, Replica, Replicas, ServedModel
 from asyncrpc.testing import acting_as

@@ -27,7 +27,7 @@ from torch.utils import checkpoint
 
 import asyncrpc
 from asyncrpc import RRef, autograd
-from asyncrpc.core.autograd import torch_only
+from asyncrpc.core.autograd import inline
 from asyncrpc.core.autograd.inline import InlinePolicy, Runner
 from asyncrpc.errors import BackwardFailedError, OptimizerError
 from asyncrpc.optim import DistributedOptimizer
@@ -114,7 +114,7 @@ def _eager_loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     callback = Callback()
     monkeypatch.setattr(InlinePolicy, "is_short", lambda *_: True)
     handles = torch.utils.hooks.RemovableHandle.next_id
-    monkeypatch.setattr(torch_only._hooks, "own_handles", handles)  # noqa: SLF001
+    monkeypatch.setattr(inline._hooks, "own_handles", handles)  # noqa: SLF001
     yield
     callback.may_go.set()
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrpc.core.serde import Codec, Encoded, FunctionTable, Policy
-from asyncrpc.core.serde.spans import RAW_BYTES_MAX, Span, clusters, reach, span_of
+from asyncrpc.core.serde.encoded import RAW_BYTES_MAX, Span, clusters, reach, span_of
 
 CODEC = Codec(FunctionTable(Policy.STRICT))
 DTYPES = [

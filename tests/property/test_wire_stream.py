@@ -27,11 +27,12 @@ from asyncrpc.core.wire.frames import (
     INLINE_BYTES_MAX,
     VERSION,
     FrameKind,
+    Hello,
     prefix,
+    unpack_head,
 )
 from asyncrpc.core.wire.handshake import Handshake, HandshakeState, Role
 from asyncrpc.core.wire.limits import MessageLimits
-from asyncrpc.core.wire.messages import Hello, unpack_head
 from asyncrpc.core.wire.outgoing import (
     OutgoingEvent,
     OutgoingMessage,

@@ -13,8 +13,8 @@ from asyncrpc.core.devices.maps import DeviceMap
 from asyncrpc.core.ids import Incarnation, WorkerId
 from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.members import Member
-from asyncrpc.core.services.messages import Message, Notice, Request
 from asyncrpc.core.services.router import Route
+from asyncrpc.core.services.schema import Message, Notice, Request
 from asyncrpc.errors import OverloadedError, UnknownWorkerError
 
 T = TypeVar("T")

@@ -39,10 +39,15 @@ from asyncrpc.core.autograd.functions import (
     leaves_of,
     total,
 )
-from asyncrpc.core.autograd.gradient_lock import GradientLock, GradientsSetAside
-from asyncrpc.core.autograd.inline import SMALL, SMALL_NUMEL
+from asyncrpc.core.autograd.inline import (
+    SMALL,
+    SMALL_NUMEL,
+    GradientLock,
+    GradientsSetAside,
+    note_own_handle,
+    runs_torch_only,
+)
 from asyncrpc.core.autograd.machine import Segment
-from asyncrpc.core.autograd.torch_only import note_own_handle, runs_torch_only
 from asyncrpc.core.calls.context import PassPart, part_of_pass_var
 from asyncrpc.core.serde import words_of
 from asyncrpc.core.torch_modes import with_defaults

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from asyncrpc.core.autograd.torch_only import is_plain, own_node, without_functions
+from asyncrpc.core.autograd.inline import is_plain, own_node, without_functions
 from asyncrpc.core.ids import MessageId, WorkerId
 from asyncrpc.core.torch_modes import with_defaults
 from asyncrpc.errors import AutogradError

@@ -11,8 +11,15 @@ from asyncrpc.core.autograd.engine import Keeping
 from asyncrpc.core.autograd.functions import Received
 from asyncrpc.core.autograd.machine import PassReport
 from asyncrpc.core.ids import ContextId, Incarnation, WorkerId
-from asyncrpc.core.services.messages import Notice, Request, message
-from asyncrpc.core.services.schema import Count, Leading, RecordSchema, Spread
+from asyncrpc.core.services.schema import (
+    Count,
+    Leading,
+    Notice,
+    RecordSchema,
+    Request,
+    Spread,
+    message,
+)
 from asyncrpc.errors import MalformedError
 
 SERVICE: Final = "autograd"

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from asyncrpc.core.autograd.contexts import Contexts
-from asyncrpc.core.autograd.ends import PassEnds
+from asyncrpc.core.autograd.contexts import Contexts, PassEnds
 from asyncrpc.core.autograd.functions import CrossingId, Received
 from asyncrpc.core.autograd.messages import (
     AbortPass,
@@ -20,10 +19,9 @@ from asyncrpc.core.autograd.messages import (
     PassIds,
     PassOutcome,
 )
-from asyncrpc.core.autograd.placing import at_their_devices
 from asyncrpc.core.autograd.state import ABORTED, Pass
 from asyncrpc.core.autograd.waits import PassWaits
-from asyncrpc.core.autograd.work import NOTHING_NEW, PassWork
+from asyncrpc.core.autograd.work import NOTHING_NEW, PassWork, at_their_devices
 from asyncrpc.core.devices.staging import Devices
 from asyncrpc.core.ids import MessageId, WorkerId
 from asyncrpc.core.services.ports import LinkTo, PeerLink, Scheduler, ask

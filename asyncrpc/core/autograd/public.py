@@ -8,16 +8,17 @@ from typing import Any, Literal
 import torch
 
 from asyncrpc.core.arguments import (
+    UNSET,
+    check_call_timeout,
     check_choice,
     check_flags,
     check_kind,
     check_sequence,
     listed,
 )
-from asyncrpc.core.autograd.context import Context, current_context_var
+from asyncrpc.core.autograd.contexts import Context, current_context_var
 from asyncrpc.core.autograd.engine import Keeping
 from asyncrpc.core.autograd.service import AutogradService
-from asyncrpc.core.options import UNSET, check_call_timeout
 from asyncrpc.core.worker import current_worker
 from asyncrpc.errors import InvalidContextError, UsageError
 

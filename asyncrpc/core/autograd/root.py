@@ -33,15 +33,13 @@ from typing import Any
 
 import torch
 
-from asyncrpc.core.autograd.contexts import Contexts
-from asyncrpc.core.autograd.ends import PassEnds
+from asyncrpc.core.autograd.contexts import Contexts, PassEnds
 from asyncrpc.core.autograd.engine import Keeping, root_gradients
 from asyncrpc.core.autograd.functions import CrossingId, edge_of
 from asyncrpc.core.autograd.messages import PassId, PassIds
-from asyncrpc.core.autograd.placing import on_devices_of
 from asyncrpc.core.autograd.state import Pass, StepAfterPass, VotesWithPass
 from asyncrpc.core.autograd.waits import PassWaits
-from asyncrpc.core.autograd.work import PassWork
+from asyncrpc.core.autograd.work import PassWork, on_devices_of
 from asyncrpc.core.calls.futures import task_here
 from asyncrpc.core.ids import ContextId, Incarnation, MessageId, WorkerId
 from asyncrpc.core.loop.clock import Deadline

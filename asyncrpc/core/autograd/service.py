@@ -21,12 +21,16 @@ from typing import Any, ClassVar, Final
 
 import torch
 
-from asyncrpc.core.autograd.context import Context, current_context_var
-from asyncrpc.core.autograd.contexts import Contexts
-from asyncrpc.core.autograd.crossings import Crossings
-from asyncrpc.core.autograd.ends import PassEnds
+from asyncrpc.core.arguments import UNSET
+from asyncrpc.core.autograd.contexts import (
+    Context,
+    ContextLifetime,
+    Contexts,
+    Crossings,
+    PassEnds,
+    current_context_var,
+)
 from asyncrpc.core.autograd.engine import Engine, Keeping
-from asyncrpc.core.autograd.lifetime import ContextLifetime
 from asyncrpc.core.autograd.messages import (
     SERVICE,
     AbortPass,
@@ -40,16 +44,19 @@ from asyncrpc.core.autograd.messages import (
     read_meta,
 )
 from asyncrpc.core.autograd.participant import PassParticipant
-from asyncrpc.core.autograd.requests import PassRequests
 from asyncrpc.core.autograd.root import RootPasses
-from asyncrpc.core.autograd.segment_events import SegmentEvents
 from asyncrpc.core.autograd.state import ContextState, StepAfterPass, VotesWithPass
 from asyncrpc.core.autograd.waits import PassWaits
-from asyncrpc.core.autograd.work import PassWork, TakeStep, VoteOnStep
+from asyncrpc.core.autograd.work import (
+    PassRequests,
+    PassWork,
+    SegmentEvents,
+    TakeStep,
+    VoteOnStep,
+)
 from asyncrpc.core.calls.context import current_worker_var, effective_deadline
 from asyncrpc.core.ids import ContextId, Incarnation, WorkerId
 from asyncrpc.core.loop.clock import Deadline
-from asyncrpc.core.options import UNSET
 from asyncrpc.core.parts import Parts
 from asyncrpc.core.services.extensions import OnGradient
 from asyncrpc.core.services.ports import PeerLink

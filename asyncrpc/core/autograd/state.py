@@ -23,9 +23,9 @@ from asyncrpc.core.autograd.functions import (
     following,
     total,
 )
+from asyncrpc.core.autograd.inline import PLAIN, is_plain, without_functions
 from asyncrpc.core.autograd.machine import LocalPass, Wave
 from asyncrpc.core.autograd.messages import Advance, PassAnswer, PassId, PassIds
-from asyncrpc.core.autograd.torch_only import PLAIN, is_plain, without_functions
 from asyncrpc.core.ids import ContextId, Incarnation, MessageId, WorkerId
 from asyncrpc.core.loop.waits import WaitDescription, WaitKind, waits
 from asyncrpc.errors import AutogradError, MalformedError

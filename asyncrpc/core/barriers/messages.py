@@ -10,8 +10,15 @@ from dataclasses import dataclass
 from typing import Annotated, Final, NamedTuple, TypeAlias
 
 from asyncrpc.core.ids import Incarnation
-from asyncrpc.core.services.messages import Notice, message
-from asyncrpc.core.services.schema import Bits, Count, EnumName, Number, Spread
+from asyncrpc.core.services.schema import (
+    Bits,
+    Count,
+    EnumName,
+    Notice,
+    Number,
+    Spread,
+    message,
+)
 from asyncrpc.errors import MalformedError
 
 SERVICE: Final = "rounds"

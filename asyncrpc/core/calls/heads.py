@@ -16,7 +16,7 @@ from sys import getsizeof
 from typing import Any, Final
 
 from asyncrpc.core.calls.modes import Target
-from asyncrpc.core.wire.messages import Meta, pack_head, unpack_head
+from asyncrpc.core.wire.frames import Meta, pack_head, unpack_head
 from asyncrpc.errors import MalformedError
 
 # Functions one connection gives numbers to, and one peer may name here: more than any

@@ -25,7 +25,7 @@ from asyncrpc.core.calls.credit import Claim, item_bytes
 from asyncrpc.core.calls.deadlines import Watch
 from asyncrpc.core.calls.error_encoder import holds_device_tensor
 from asyncrpc.core.calls.foreign_futures import as_awaitable
-from asyncrpc.core.calls.inline import has_torchs_kernels, is_short
+from asyncrpc.core.calls.inline import is_short
 from asyncrpc.core.calls.machine.calls import ServedCalls
 from asyncrpc.core.calls.message_codec import (
     CODEC,
@@ -53,13 +53,13 @@ from asyncrpc.core.torch_modes import (
     alone,
     drop_modes,
     has_defaults,
+    has_torchs_kernels,
     steps,
 )
 from asyncrpc.core.trace.events import CANCELLED, OK, call_label, outcome_of
 from asyncrpc.core.trace.recorder import FlightRecorder
 from asyncrpc.core.trace.ring import plain
-from asyncrpc.core.wire.frames import FrameKind
-from asyncrpc.core.wire.messages import pack_head
+from asyncrpc.core.wire.frames import FrameKind, pack_head
 from asyncrpc.errors import (
     CallError,
     DeadlineExceededError,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from asyncrpc.core.calls.machine.calls import LinkStatus
 from asyncrpc.core.calls.message_codec import DecodedBuffers, MessageCodec
-from asyncrpc.core.wire.messages import Meta
+from asyncrpc.core.wire.frames import Meta
 from asyncrpc.errors import RejectedError, RemoteProtocolError
 
 if TYPE_CHECKING:

@@ -25,8 +25,7 @@ from asyncrpc.core.serde import (
 )
 from asyncrpc.core.services.extensions import OnGradient, Pins, Propagator, References
 from asyncrpc.core.services.ports import PeerLink
-from asyncrpc.core.wire.frames import FrameKind
-from asyncrpc.core.wire.messages import Meta, unpack_head
+from asyncrpc.core.wire.frames import FrameKind, Meta, unpack_head
 from asyncrpc.errors import (
     AsyncRpcError,
     CallError,

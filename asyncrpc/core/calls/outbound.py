@@ -51,13 +51,20 @@ from asyncrpc.core.serde import (
     rebuild_exception,
 )
 from asyncrpc.core.services.extensions import NOTE
-from asyncrpc.core.services.messages import Notice, Request
-from asyncrpc.core.services.schema import kind_of
+from asyncrpc.core.services.schema import Notice, Request, kind_of
 from asyncrpc.core.trace.events import CANCELLED, OK, outcome_of
 from asyncrpc.core.trace.recorder import FlightRecorder
 from asyncrpc.core.trace.ring import plain
-from asyncrpc.core.wire.frames import INLINE_BYTES_MAX, Flags, Frame, FrameKind, prefix
-from asyncrpc.core.wire.messages import Meta, pack_head, unpack_head
+from asyncrpc.core.wire.frames import (
+    INLINE_BYTES_MAX,
+    Flags,
+    Frame,
+    FrameKind,
+    Meta,
+    pack_head,
+    prefix,
+    unpack_head,
+)
 from asyncrpc.core.wire.outgoing import (
     OutgoingEvent,
     OutgoingMessage,

@@ -28,8 +28,7 @@ from asyncrpc.core.serde import (
     unreadable,
 )
 from asyncrpc.core.serde.exceptions import words_of
-from asyncrpc.core.wire.frames import FrameKind
-from asyncrpc.core.wire.messages import unpack_head
+from asyncrpc.core.wire.frames import FrameKind, unpack_head
 from asyncrpc.errors import (
     CallError,
     DecodeError,

@@ -52,11 +52,9 @@ from asyncrpc.core.serde import text_of
 from asyncrpc.core.services.extensions import (
     RefusedFunction,
 )
-from asyncrpc.core.services.messages import Sender, not_by
 from asyncrpc.core.services.ports import PeerLink
-from asyncrpc.core.services.schema import RecordSchema, kind_of
-from asyncrpc.core.wire.frames import Flags, Frame, FrameKind
-from asyncrpc.core.wire.messages import Meta
+from asyncrpc.core.services.schema import RecordSchema, Sender, kind_of, not_by
+from asyncrpc.core.wire.frames import Flags, Frame, FrameKind, Meta
 from asyncrpc.errors import (
     AsyncRpcError,
     CallError,

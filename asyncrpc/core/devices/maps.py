@@ -22,12 +22,13 @@ class DeviceMap:
 
     Attributes:
         takes_host: whether tensors of the host's memory go to a device.
+        wire: its form on the wire.
     """
 
-    __slots__ = ("_pairs", "takes_host")
+    __slots__ = ("takes_host", "wire")
 
     def __init__(self, pairs: dict[str, str]) -> None:
-        self._pairs = pairs
+        self.wire = pairs
         self.takes_host = pairs.get(CPU, CPU) != CPU
 
     @classmethod
@@ -66,24 +67,19 @@ class DeviceMap:
         except UsageError as error:
             raise MalformedError(f"a device map is malformed: {error}") from error
 
-    @property
-    def wire(self) -> dict[str, str]:
-        """Return its form on the wire."""
-        return self._pairs
-
     def target(self, device: str) -> str:
         """Return where tensors of a device go: to the same name, if not in the map."""
-        target = self._pairs.get(device)
+        target = self.wire.get(device)
         if target is None:
-            target = device if device == CPU else self._pairs.get(ANY, device)
+            target = device if device == CPU else self.wire.get(ANY, device)
         return target
 
     def inverse(self) -> DeviceMap:
         """Return the map of the way back; `"*"` has no inverse."""
-        return DeviceMap({to: at for at, to in self._pairs.items() if at != ANY})
+        return DeviceMap({to: at for at, to in self.wire.items() if at != ANY})
 
     def __repr__(self) -> str:
-        return f"DeviceMap({self._pairs})"
+        return f"DeviceMap({self.wire})"
 
 
 IDENTITY: Final = DeviceMap({})

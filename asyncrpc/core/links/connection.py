@@ -25,11 +25,10 @@ from asyncrpc.core.links.disconnected import Discard
 from asyncrpc.core.links.resumption import Resumption
 from asyncrpc.core.links.sinks import HelloSink
 from asyncrpc.core.loop.spin import Spinner
-from asyncrpc.core.payloads.incoming import IncomingPayloads
 from asyncrpc.core.payloads.lanes import Lanes, PayloadRoutes
 from asyncrpc.core.payloads.ports import PayloadRoute
 from asyncrpc.core.payloads.pump import ChunkPump
-from asyncrpc.core.payloads.receive_pool import fresh
+from asyncrpc.core.payloads.receive_pool import IncomingPayloads, fresh
 from asyncrpc.core.transport.abc import PeerCredentials, Transport
 from asyncrpc.core.transport.address import Address
 from asyncrpc.core.transport.byte_stream import ByteStream
@@ -41,6 +40,7 @@ from asyncrpc.core.wire.frames import (
     MAGIC,
     VERSION,
     FrameKind,
+    Hello,
     Places,
     prefix,
 )
@@ -51,7 +51,6 @@ from asyncrpc.core.wire.handshake import (
     Role,
 )
 from asyncrpc.core.wire.limits import MessageLimits
-from asyncrpc.core.wire.messages import Hello
 from asyncrpc.core.wire.outgoing import OutgoingMessage, OutgoingMessages
 from asyncrpc.core.wire.reader import MessageSink
 from asyncrpc.core.wire.resume import (

@@ -12,9 +12,9 @@ from asyncrpc.core.links.connection import Connection
 from asyncrpc.core.links.sinks import SILENT
 from asyncrpc.core.links.tokens import Tokens
 from asyncrpc.core.loop.spin import Spinner
+from asyncrpc.core.wire.frames import Hello
 from asyncrpc.core.wire.handshake import NONCE_BYTES, Handshake, Role
 from asyncrpc.core.wire.limits import MessageLimits
-from asyncrpc.core.wire.messages import Hello
 from asyncrpc.errors import AsyncRpcError, AuthenticationError, ClosedError
 
 

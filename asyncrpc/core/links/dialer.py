@@ -26,8 +26,8 @@ from asyncrpc.core.links.routes import Routes
 from asyncrpc.core.members import UNKNOWN_INCARNATION, Member
 from asyncrpc.core.transport.address import Address
 from asyncrpc.core.transport.dial import Dialled
+from asyncrpc.core.wire.frames import Hello
 from asyncrpc.core.wire.handshake import Role
-from asyncrpc.core.wire.messages import Hello
 from asyncrpc.errors import (
     AuthenticationError,
     ConnectError,

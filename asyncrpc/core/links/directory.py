@@ -42,8 +42,8 @@ from asyncrpc.core.services.ports import Scheduler
 from asyncrpc.core.services.registry import Services
 from asyncrpc.core.trace.recorder import FlightRecorder
 from asyncrpc.core.transport.abc import Connector
+from asyncrpc.core.wire.frames import Hello
 from asyncrpc.core.wire.handshake import Role
-from asyncrpc.core.wire.messages import Hello
 from asyncrpc.errors import (
     AsyncRpcError,
     ClosedError,

@@ -18,7 +18,7 @@ from asyncrpc.core.links.machine.detector import Evidence
 from asyncrpc.core.sidecar import pulse, query
 from asyncrpc.core.transport.address import Address
 from asyncrpc.core.transport.endpoints import Resolver
-from asyncrpc.core.wire.messages import Hello
+from asyncrpc.core.wire.frames import Hello
 from asyncrpc.errors import UsageError
 
 SIDECARS_MAX: Final = 8  # addresses of one sidecar that are asked

@@ -20,7 +20,7 @@ from asyncrpc.core.host.this_host import HOST_ID
 from asyncrpc.core.ids import Incarnation
 from asyncrpc.core.loop.clock import NS_PER_S, Clock
 from asyncrpc.core.sidecar import pulse
-from asyncrpc.core.wire.messages import Hello
+from asyncrpc.core.wire.frames import Hello
 
 _SCHEME: Final = "pulse://"
 _CLOCK: Final = Clock()  # real time, whatever the loop's: the kernel's is compared

@@ -22,8 +22,8 @@ from asyncrpc.core.payloads.lanes import Lanes
 from asyncrpc.core.payloads.ports import MemoryIsReady
 from asyncrpc.core.services.ports import Scheduler
 from asyncrpc.core.wire.chunks import Arrivals
+from asyncrpc.core.wire.frames import Hello
 from asyncrpc.core.wire.handshake import Role
-from asyncrpc.core.wire.messages import Hello
 from asyncrpc.errors import ConnectError
 
 

@@ -23,8 +23,7 @@ from asyncrpc.core.links.machine.detector import (
 from asyncrpc.core.links.sidecar import Sidecar
 from asyncrpc.core.members import Member
 from asyncrpc.core.services.ports import Scheduler
-from asyncrpc.core.wire.frames import FrameKind, prefix
-from asyncrpc.core.wire.messages import Hello
+from asyncrpc.core.wire.frames import FrameKind, Hello, prefix
 from asyncrpc.errors import ConnectionLostError
 
 EVIDENCE_S: Final = 2.0  # for another host to answer about a process of its own

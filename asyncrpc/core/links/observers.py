@@ -17,11 +17,10 @@ import msgpack
 from asyncrpc.core.identity import WorkerIdentity
 from asyncrpc.core.ids import Incarnation, WorkerId
 from asyncrpc.core.links.connection import Connection
-from asyncrpc.core.services.messages import Sender, not_by
 from asyncrpc.core.services.ports import Scheduler
 from asyncrpc.core.services.router import Route, Router
-from asyncrpc.core.wire.frames import FRAMES_OF_OBSERVERS, FrameKind
-from asyncrpc.core.wire.messages import Hello
+from asyncrpc.core.services.schema import Sender, not_by
+from asyncrpc.core.wire.frames import FRAMES_OF_OBSERVERS, FrameKind, Hello
 from asyncrpc.errors import AsyncRpcError, MalformedError
 
 logger = logging.getLogger("asyncrpc")

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from asyncrpc.core.ids import WorkerId
 from asyncrpc.core.links.connection import Connection
-from asyncrpc.core.wire.messages import Hello
+from asyncrpc.core.wire.frames import Hello
 
 # Begins a verdict about joining that no member will change.
 JOIN_REFUSED: Final = "refused: "

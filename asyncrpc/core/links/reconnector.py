@@ -33,9 +33,8 @@ from asyncrpc.core.links.routes import Routes
 from asyncrpc.core.links.sinks import SILENT
 from asyncrpc.core.services.ports import Scheduler
 from asyncrpc.core.transport.address import Address
-from asyncrpc.core.wire.frames import FrameKind
+from asyncrpc.core.wire.frames import FrameKind, Hello
 from asyncrpc.core.wire.handshake import Role
-from asyncrpc.core.wire.messages import Hello
 from asyncrpc.errors import (
     AsyncRpcError,
     AuthenticationError,

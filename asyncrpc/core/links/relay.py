@@ -32,13 +32,12 @@ from asyncrpc.core.links.ports import JOIN_REFUSED, GroupRecords
 from asyncrpc.core.links.sinks import SILENT
 from asyncrpc.core.links.tokens import Tokens
 from asyncrpc.core.members import RELAY, Member
-from asyncrpc.core.services.messages import Notice, message
 from asyncrpc.core.services.ports import PeerLink, Scheduler
 from asyncrpc.core.services.router import takes
-from asyncrpc.core.services.schema import Integer
+from asyncrpc.core.services.schema import Integer, Notice, message
 from asyncrpc.core.transport.splice import Splice
+from asyncrpc.core.wire.frames import Hello
 from asyncrpc.core.wire.handshake import Role
-from asyncrpc.core.wire.messages import Hello
 from asyncrpc.errors import (
     AsyncRpcError,
     ClosedError,

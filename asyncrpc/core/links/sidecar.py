@@ -45,7 +45,7 @@ from asyncrpc.core.sidecar import pulse, query
 from asyncrpc.core.transport.abc import StreamHandler, Transport
 from asyncrpc.core.transport.handover import Handover, port_name
 from asyncrpc.core.transport.tcp import TcpListener
-from asyncrpc.core.wire.messages import Hello
+from asyncrpc.core.wire.frames import Hello
 from asyncrpc.errors import TransportError
 
 # Without a query, or not closed by the client.  The oldest goes: a client sends its

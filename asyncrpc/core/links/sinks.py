@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from asyncrpc.core.wire.frames import FrameKind
-from asyncrpc.core.wire.messages import Hello
+from asyncrpc.core.wire.frames import FrameKind, Hello
 from asyncrpc.errors import MalformedError
 
 

@@ -230,6 +230,12 @@ class ThreadPool:
         if is_refused or not self.is_exclusive:
             self._watch_for_stall()
 
+    def run(self, job: Callable[[], T]) -> asyncio.Future[T]:
+        """Run `job` in a thread; called on the event loop."""
+        done: asyncio.Future[T] = self._loop.create_future()
+        self.submit(job, outcome_to(done))
+        return done
+
     def _take_back(self) -> None:
         """Give up the only job: no thread will ever run it."""
         self._jobs.get_nowait()

@@ -44,8 +44,8 @@ from asyncrpc.core.membership.machine.records import (
 from asyncrpc.core.membership.messages import AskMembers, PingMember
 from asyncrpc.core.membership.stores import StoreRendezvous
 from asyncrpc.core.services.ports import Scheduler, ask
+from asyncrpc.core.wire.frames import Hello
 from asyncrpc.core.wire.handshake import Role
-from asyncrpc.core.wire.messages import Hello
 from asyncrpc.errors import (
     AsyncRpcError,
     AuthenticationError,

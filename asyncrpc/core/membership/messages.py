@@ -15,18 +15,22 @@ from asyncrpc.core.membership.machine.records import (
     Status,
 )
 from asyncrpc.core.membership.machine.ring import CIRCLE
-from asyncrpc.core.services.messages import WORKERS, Notice, Request, Sender, message
 from asyncrpc.core.services.schema import (
+    WORKERS,
     Array,
     Count,
     Integer,
     Kind,
+    Notice,
     Passing,
     RecordSchema,
+    Request,
+    Sender,
     UnfitError,
     kind_of,
+    message,
 )
-from asyncrpc.core.wire.messages import (
+from asyncrpc.core.wire.frames import (
     ADDRESSES_CHARACTERS_MAX,
     HOST_ID_CHARACTERS_MAX,
     RANK_END,

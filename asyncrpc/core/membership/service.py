@@ -75,11 +75,11 @@ from asyncrpc.core.membership.messages import (
     PingMember,
     read_news,
 )
-from asyncrpc.core.services.messages import refusal
 from asyncrpc.core.services.ports import Scheduler
 from asyncrpc.core.services.router import answers, takes
+from asyncrpc.core.services.schema import refusal
 from asyncrpc.core.trace.recorder import FlightRecorder
-from asyncrpc.core.wire.messages import Hello
+from asyncrpc.core.wire.frames import Hello
 from asyncrpc.errors import AsyncRpcError, ConnectionLostError, MalformedError
 
 logger = logging.getLogger("asyncrpc")

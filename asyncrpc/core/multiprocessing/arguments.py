@@ -21,13 +21,8 @@ from typing import Any
 import torch
 from torch.multiprocessing import reductions
 
-from asyncrpc.core.serde.shared import (
-    MappedFiles,
-    key_of,
-    mark,
-    move_together,
-    place_of,
-)
+from asyncrpc.core.serde.encoded import key_of, mark
+from asyncrpc.core.serde.shared import MappedFiles, move_together, place_of
 from asyncrpc.core.shm.passing import close_all
 from asyncrpc.errors import UsageError
 

@@ -31,9 +31,9 @@ import torch
 from torch.multiprocessing import reductions
 
 from asyncrpc.core.multiprocessing.arguments import refuse_graph, refusing
+from asyncrpc.core.serde.encoded import key_of, mark, reach
 from asyncrpc.core.serde.layouts import is_known, put_together, take_apart
-from asyncrpc.core.serde.shared import MappedFiles, key_of, mark
-from asyncrpc.core.serde.spans import reach
+from asyncrpc.core.serde.shared import MappedFiles
 from asyncrpc.core.shm.channel import Channel, Hold, TakenItem
 from asyncrpc.core.shm.machine.ring import (
     BLOCKS_MAX,

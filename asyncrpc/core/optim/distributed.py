@@ -26,6 +26,7 @@ from typing import Any, Self
 import torch
 
 from asyncrpc.core.arguments import (
+    UNSET,
     check_callable,
     check_flag,
     check_flags,
@@ -34,16 +35,14 @@ from asyncrpc.core.arguments import (
     wrong,
 )
 from asyncrpc.core.autograd import public as autograd
-from asyncrpc.core.autograd.context import Context
+from asyncrpc.core.autograd.contexts import Context
 from asyncrpc.core.autograd.engine import Keeping
 from asyncrpc.core.autograd.state import StepAfterPass, VotesWithPass
 from asyncrpc.core.calls.futures import task_here
 from asyncrpc.core.optim.gathered import GatheredOptimizer, needs_closure
 from asyncrpc.core.optim.groups import Parameters, group_of, groups_of, owners_of
-from asyncrpc.core.optim.owners import Owners
-from asyncrpc.core.optim.per_owner import PerOwnerOptimizer
-from asyncrpc.core.optim.step import Closure, StepOptions, StepResult
-from asyncrpc.core.options import UNSET
+from asyncrpc.core.optim.options import Closure, StepOptions, StepResult
+from asyncrpc.core.optim.per_owner import Owners, PerOwnerOptimizer
 from asyncrpc.core.trace.events import OK, outcome_of
 from asyncrpc.core.worker import current_worker
 from asyncrpc.errors import UsageError

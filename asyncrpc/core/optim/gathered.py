@@ -37,10 +37,10 @@ from asyncrpc.core.optim import messages as m
 from asyncrpc.core.optim import states
 from asyncrpc.core.optim.groups import Group, numbers_of, part_of
 from asyncrpc.core.optim.local import Gradients, norm_of, scale_for, scaled, squares
-from asyncrpc.core.optim.owners import Owners, error_text
+from asyncrpc.core.optim.options import Closure, StepOptions, StepResult
+from asyncrpc.core.optim.per_owner import Owners, error_text
 from asyncrpc.core.optim.service import checked
 from asyncrpc.core.optim.snapshot import Snapshot
-from asyncrpc.core.optim.step import Closure, StepOptions, StepResult
 from asyncrpc.core.parts import Parts
 from asyncrpc.errors import OptimizerError, UsageError
 
@@ -220,7 +220,7 @@ class GatheredOptimizer:
     async def _begin(self, owners: Sequence[WorkerId]) -> None:
         """Reserve the parameters, and copy their values.
 
-        One owner after the other, in the order of all trainers: see `optim.machine`.
+        One owner after the other, in the order of all trainers: see `optim.turns`.
         """
         problem = "the step was refused, and nothing was applied anywhere"
         values: dict[WorkerId, list[torch.Tensor]] = {}

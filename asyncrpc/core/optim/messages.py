@@ -12,8 +12,7 @@ import torch
 
 from asyncrpc.core.ids import ContextId
 from asyncrpc.core.optim.options import GroupChange, Options
-from asyncrpc.core.services.messages import Notice, Request, message
-from asyncrpc.core.services.schema import Count, Spread
+from asyncrpc.core.services.schema import Count, Notice, Request, Spread, message
 
 SERVICE: Final = "optim"
 

@@ -51,10 +51,9 @@ from asyncrpc.core.optim.turns import TurnQueue, step_label
 from asyncrpc.core.parts import Parts
 from asyncrpc.core.rref.handle import RRef
 from asyncrpc.core.serde import words_of
-from asyncrpc.core.services.messages import Request, refusal
 from asyncrpc.core.services.ports import PeerLink
 from asyncrpc.core.services.router import Route, answers, takes
-from asyncrpc.core.services.schema import UnfitError
+from asyncrpc.core.services.schema import Request, UnfitError, refusal
 from asyncrpc.errors import MalformedError, OptimizerError, RejectedError
 
 # What an optimizer takes, besides its parameters and its state, as measured.
@@ -90,7 +89,7 @@ class OptimizerService:
         # Why a step that came with a backward pass failed: the maker asks for it next.
         self._failed: dict[Key, tuple[ContextId, BaseException]] = {}
         self._turns = TurnQueue(self._steps_kept_on)
-        self._runner = Runner(worker, autograd.engine.lock)
+        self._runner = Runner(worker.pool, autograd.engine.lock)
         self._serial = 0
         autograd.step_with(self.vote_after_pass, self.step_after_pass)
         self._handlers: dict[type[Request[Any]], Handler] = {

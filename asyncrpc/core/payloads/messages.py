@@ -5,8 +5,14 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 from asyncrpc.core.serde.shared import KEY_BYTES
-from asyncrpc.core.services.messages import Notice, Request, message
-from asyncrpc.core.services.schema import Integer, Passing, Positive
+from asyncrpc.core.services.schema import (
+    Integer,
+    Notice,
+    Passing,
+    Positive,
+    Request,
+    message,
+)
 from asyncrpc.core.shm.machine.pool import SLABS_MAX
 
 MEMORY: Final = "memory"

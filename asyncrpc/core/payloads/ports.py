@@ -18,8 +18,7 @@ from asyncrpc.core.serde import Encoded
 from asyncrpc.core.transport.abc import PeerCredentials
 from asyncrpc.core.transport.byte_stream import ByteStream
 from asyncrpc.core.transport.flow import WaterMarks
-from asyncrpc.core.wire.frames import Places
-from asyncrpc.core.wire.messages import Hello
+from asyncrpc.core.wire.frames import Hello, Places
 from asyncrpc.core.wire.outgoing import OutgoingMessage
 from asyncrpc.errors import AsyncRpcError
 

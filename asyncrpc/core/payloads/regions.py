@@ -57,15 +57,11 @@ from asyncrpc.core.payloads.messages import (
 )
 from asyncrpc.core.payloads.ports import PayloadLink
 from asyncrpc.core.serde import Encoded, Policy
-from asyncrpc.core.serde.shared import (
-    MappedFiles,
-    is_sealed,
-    mark,
-    users_of,
-)
-from asyncrpc.core.services.messages import Request
+from asyncrpc.core.serde.encoded import mark
+from asyncrpc.core.serde.shared import MappedFiles, is_sealed, users_of
 from asyncrpc.core.services.ports import PeerLink, ask
 from asyncrpc.core.services.router import Route, answers
+from asyncrpc.core.services.schema import Request
 from asyncrpc.core.transport.descriptors import (
     TOKEN_BYTES,
     send_descriptor,

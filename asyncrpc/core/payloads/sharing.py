@@ -71,8 +71,7 @@ from asyncrpc.core.transport.descriptors import (
     DescriptorInbox,
     send_descriptor,
 )
-from asyncrpc.core.wire.frames import FrameKind, prefix
-from asyncrpc.core.wire.messages import Hello
+from asyncrpc.core.wire.frames import FrameKind, Hello, prefix
 from asyncrpc.errors import (
     AsyncRpcError,
     MalformedError,

@@ -32,13 +32,13 @@ from typing import (
     overload,
 )
 
-from asyncrpc.core.arguments import check_kind, listed
+from asyncrpc.core.arguments import UNSET, check_kind, listed
 from asyncrpc.core.calls.common_arguments import CommonArguments
 from asyncrpc.core.calls.context import effective_deadline
 from asyncrpc.core.calls.futures import CallFuture, call_site
 from asyncrpc.core.calls.tracing import end_unsent
 from asyncrpc.core.devices.streams import marks_here, take_marks
-from asyncrpc.core.options import PLAIN, UNSET, CallOptions, with_options
+from asyncrpc.core.options import PLAIN, CallOptions, with_options
 from asyncrpc.core.peers.peer import Peer
 from asyncrpc.errors import AsyncRpcError, EncodeError, UsageError
 

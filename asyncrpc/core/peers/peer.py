@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, overload
 import torch
 from torch.autograd import profiler
 
+from asyncrpc.core.arguments import UNSET
 from asyncrpc.core.calls import streams
 from asyncrpc.core.calls.context import deadline_var, effective_deadline
 from asyncrpc.core.calls.destination import Destination
@@ -51,7 +52,7 @@ from asyncrpc.core.links.link import Link
 from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.loop.loop_guard import LoopGuard
 from asyncrpc.core.members import UNKNOWN_INCARNATION
-from asyncrpc.core.options import PLAIN, UNSET, CallOptions, Options, with_options
+from asyncrpc.core.options import PLAIN, CallOptions, Options, with_options
 from asyncrpc.core.serde import FunctionTable, describe_callable
 from asyncrpc.core.services.extensions import CallTracer, References, ThreadState
 from asyncrpc.errors import UsageError

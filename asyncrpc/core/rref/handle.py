@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
+from asyncrpc.core.arguments import UNSET, check_call_timeout
 from asyncrpc.core.ids import RRefId, WorkerId, WorkerInfo
-from asyncrpc.core.options import UNSET, check_call_timeout
 from asyncrpc.core.rref.proxy import AsyncProxy, BlockingProxy, RemoteProxy
 from asyncrpc.core.rref.shared import Shared
 from asyncrpc.core.worker import current_worker

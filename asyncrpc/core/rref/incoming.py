@@ -21,9 +21,9 @@ from asyncrpc.core.rref.names import PeerNames
 from asyncrpc.core.rref.notices import Notices
 from asyncrpc.core.rref.shared import SharedById
 from asyncrpc.core.rref.tables import REFERENCE_BYTES, Tables
-from asyncrpc.core.services.messages import Notice
 from asyncrpc.core.services.ports import PeerLink
 from asyncrpc.core.services.router import takes
+from asyncrpc.core.services.schema import Notice
 from asyncrpc.errors import OverloadedError, RemoteProtocolError
 
 N = TypeVar("N", bound=Notice)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from asyncrpc.core.ids import RRefId
-from asyncrpc.core.services.messages import Notice, message
-from asyncrpc.core.services.schema import Positive, Spread
+from asyncrpc.core.services.schema import Notice, Positive, Spread, message
 
 SERVICE: Final = "rref"
 

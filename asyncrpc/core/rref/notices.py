@@ -13,7 +13,7 @@ from typing import Final
 from asyncrpc.core.ids import Incarnation, RRefId, WorkerId
 from asyncrpc.core.parts import Parts
 from asyncrpc.core.rref.messages import Release, Released, Returned
-from asyncrpc.core.services.messages import Notice
+from asyncrpc.core.services.schema import Notice
 from asyncrpc.errors import CallError, TransportError, UsageError
 
 # Entries of one message: 64 KiB or so.  A worker that lets go of more sends several.

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
+from asyncrpc.core.arguments import UNSET
 from asyncrpc.core.calls.destination import Destination, put
 from asyncrpc.core.calls.futures import CallFuture
 from asyncrpc.core.ids import WorkerId
 from asyncrpc.core.members import UNKNOWN_INCARNATION
-from asyncrpc.core.options import PLAIN, UNSET, CallOptions, options_within
+from asyncrpc.core.options import PLAIN, CallOptions, options_within
 from asyncrpc.core.parts import Parts
 from asyncrpc.core.rref.handle import RRef, shared_of
 from asyncrpc.core.rref.handles import Handles

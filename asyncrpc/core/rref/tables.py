@@ -11,7 +11,7 @@ from asyncrpc.core.rref.messages import Gone, Probe, Register, Registered, Settl
 from asyncrpc.core.rref.notices import Notices
 from asyncrpc.core.rref.shared import SharedById
 from asyncrpc.core.rref.values import Values
-from asyncrpc.core.services.messages import Notice
+from asyncrpc.core.services.schema import Notice
 
 # What a reference takes at its owner besides its value, as measured.
 REFERENCE_BYTES: Final = 1 << 10

@@ -15,7 +15,6 @@ from asyncrpc.core.serde.compression import (
     memory_of,
     unreadable,
 )
-from asyncrpc.core.serde.copies import Copy, HostStager, Stager
 from asyncrpc.core.serde.decoding import (
     DevicePlacement,
     Staged,
@@ -25,7 +24,7 @@ from asyncrpc.core.serde.decoding import (
     references_in,
     stage,
 )
-from asyncrpc.core.serde.encoded import Encoded
+from asyncrpc.core.serde.encoded import Copy, Encoded, HostStager, Stager
 from asyncrpc.core.serde.exceptions import (
     describe_exception,
     rebuild_exception,

@@ -23,9 +23,8 @@ import torch
 
 from asyncrpc.core.serde import kinds, layouts, pickling
 from asyncrpc.core.serde.arrays import write_array
-from asyncrpc.core.serde.copies import Stager
 from asyncrpc.core.serde.dismantling import dismantle
-from asyncrpc.core.serde.encoded import OutgoingBuffers
+from asyncrpc.core.serde.encoded import OutgoingBuffers, Stager, key_of
 from asyncrpc.core.serde.functions import NAMED_TYPES, FunctionTable, is_bound
 from asyncrpc.core.serde.hooks import Hooks
 from asyncrpc.core.serde.naming import find_method
@@ -33,7 +32,7 @@ from asyncrpc.core.serde.plain import RECIPES, Recipe, is_plain
 from asyncrpc.core.serde.policy import Limits
 from asyncrpc.core.serde.quick import INLINE_BYTES_MAX, REFERENCES, is_bulk
 from asyncrpc.core.serde.reducing import FUTURES, Outside, Reducers, future_text
-from asyncrpc.core.serde.shared import can_share, key_of
+from asyncrpc.core.serde.shared import can_share
 from asyncrpc.core.serde.small_tensors import ENTRIES_MAX, is_small
 from asyncrpc.core.serde.tensors import TensorWriter, shared_entry
 from asyncrpc.core.serde.unsendable import TooDeep, Unsendable

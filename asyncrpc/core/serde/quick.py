@@ -23,10 +23,9 @@ import torch
 
 from asyncrpc.core.serde import kinds
 from asyncrpc.core.serde.bounds import COUNTED_BYTES_MIN
-from asyncrpc.core.serde.encoded import Encoded, view_memory
+from asyncrpc.core.serde.encoded import Encoded, key_of, reach, span_of, view_memory
 from asyncrpc.core.serde.exceptions import words_of
-from asyncrpc.core.serde.shared import KEY_BYTES, FindStorage, key_of
-from asyncrpc.core.serde.spans import reach, span_of
+from asyncrpc.core.serde.shared import KEY_BYTES, FindStorage
 from asyncrpc.core.serde.tensors import (
     DTYPES,
     KNOWN_DTYPES,

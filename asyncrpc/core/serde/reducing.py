@@ -24,9 +24,9 @@ import torch
 
 from asyncrpc.core.serde import layouts
 from asyncrpc.core.serde.dismantling import assemble, dismantle
+from asyncrpc.core.serde.encoded import key_of
 from asyncrpc.core.serde.functions import NAMED_TYPES, is_bound
 from asyncrpc.core.serde.naming import find_method
-from asyncrpc.core.serde.shared import key_of
 from asyncrpc.core.serde.small_tensors import SmallTensors
 from asyncrpc.core.serde.unsendable import Unsendable
 from asyncrpc.errors import DecodeError

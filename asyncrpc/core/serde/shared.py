@@ -32,11 +32,11 @@ from torch._C import DispatchKey
 
 from asyncrpc.core.arguments import check_kind
 from asyncrpc.core.host.shortage import shortage_of
+from asyncrpc.core.serde.encoded import key_of, mark
 from asyncrpc.errors import UsageError
 
 KEY_BYTES: Final = 16
 _ERROR_NUMBER: Final = re.compile(r"\(([0-9]+)\)\s*\Z")
-_MARK: Final = "_asyncrpc_shared"
 _PLACE: Final = "_asyncrpc_place"  # of a storage in a MemoryFile
 
 # Not named by every Python that we support.
@@ -161,16 +161,6 @@ def can_share(device: torch.device) -> bool:
         return True
     # torch shares the memory of CUDA devices only, by this method.
     return hasattr(getattr(torch, device.type, None), "ipc_collect")
-
-
-def key_of(storage: torch.UntypedStorage) -> bytes | None:
-    """Return the key of a storage; None if it is not sent by reference."""
-    return getattr(storage, _MARK, None)
-
-
-def mark(storage: torch.UntypedStorage, key: bytes) -> None:
-    """Send a storage by reference from now on."""
-    setattr(storage, _MARK, key)
 
 
 class MemoryFile:

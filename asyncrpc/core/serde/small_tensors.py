@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from asyncrpc.core.serde.shared import key_of
+from asyncrpc.core.serde.encoded import key_of
 
 if TYPE_CHECKING:
     from asyncrpc.core.serde.encoding import Encoder

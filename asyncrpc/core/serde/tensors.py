@@ -22,8 +22,15 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from asyncrpc.core.serde.copies import Stager
-from asyncrpc.core.serde.encoded import OutgoingBuffers, view_memory
+from asyncrpc.core.serde.encoded import (
+    OutgoingBuffers,
+    Span,
+    Stager,
+    clusters,
+    reach,
+    span_of,
+    view_memory,
+)
 from asyncrpc.core.serde.kinds import (
     CONJUGATE,
     ENTRY_SHARED,
@@ -32,7 +39,6 @@ from asyncrpc.core.serde.kinds import (
     NEGATIVE,
     NO_BUFFER,
 )
-from asyncrpc.core.serde.spans import Span, clusters, reach, span_of
 from asyncrpc.core.serde.unsendable import Unsendable
 from asyncrpc.errors import DecodeError
 

@@ -13,9 +13,8 @@ import torch
 
 from asyncrpc.core.serde import compression as packing
 from asyncrpc.core.serde.compression import Compression, PackedMessage
-from asyncrpc.core.serde.copies import HostStager, Stager
 from asyncrpc.core.serde.decoding import Decoder, OnGradient
-from asyncrpc.core.serde.encoded import Encoded
+from asyncrpc.core.serde.encoded import Encoded, HostStager, Stager
 from asyncrpc.core.serde.encoding import Encoder
 from asyncrpc.core.serde.exceptions import words_of
 from asyncrpc.core.serde.functions import FunctionTable

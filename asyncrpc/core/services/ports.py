@@ -20,9 +20,9 @@ from asyncrpc.core.ids import Incarnation, WorkerId, WorkerInfo
 from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.loop.threads import ThreadPool
 from asyncrpc.core.options import Options
-from asyncrpc.core.services.messages import Notice, Request
+from asyncrpc.core.services.schema import Notice, Request
 from asyncrpc.core.trace.recorder import FlightRecorder
-from asyncrpc.core.wire.messages import Hello
+from asyncrpc.core.wire.frames import Hello
 
 if TYPE_CHECKING:
     from asyncrpc.core.services.extensions import Service

@@ -25,9 +25,9 @@ from asyncrpc.core.services.extensions import (
     Service,
     WantsAddresses,
 )
-from asyncrpc.core.services.messages import WORKERS, Sender
 from asyncrpc.core.services.ports import PeerLink
 from asyncrpc.core.services.router import Route, Router
+from asyncrpc.core.services.schema import WORKERS, Sender
 from asyncrpc.errors import ClosedError, MalformedError
 
 logger = logging.getLogger("asyncrpc")

@@ -16,17 +16,17 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, TypeAlias, TypeVar
 
 from asyncrpc.core.arguments import check_callable, wrong
-from asyncrpc.core.services.messages import (
+from asyncrpc.core.services.ports import PeerLink
+from asyncrpc.core.services.schema import (
     WORKERS,
     Notice,
     Request,
     Sender,
+    UnfitError,
     not_by,
     refusal,
 )
-from asyncrpc.core.services.ports import PeerLink
-from asyncrpc.core.services.schema import UnfitError
-from asyncrpc.core.wire.messages import unpack_head
+from asyncrpc.core.wire.frames import unpack_head
 from asyncrpc.errors import MalformedError
 
 N = TypeVar("N", bound=Notice)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar, cast
 
@@ -28,9 +29,8 @@ Restore = Callable[[Any], Any]
 AS_NOTED: Final[Mapping[int, Restore]] = MappingProxyType({})  # no field is `plain`
 
 
-def plain(identifier: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a worker, or another named tuple, in the form noted in events."""
-    return identifier[:]
+# Returns a worker, or another named tuple, in the form noted in events: a plain tuple.
+plain: Final[Callable[[tuple[Any, ...]], tuple[Any, ...]]] = itemgetter(slice(None))
 
 
 class EventRing(Generic[E]):

@@ -30,7 +30,8 @@ from typing import Any, Final, NamedTuple
 import msgpack
 import torch
 
-from asyncrpc.core.serde.shared import KEY_BYTES, key_of, seal, storage_over
+from asyncrpc.core.serde.encoded import key_of
+from asyncrpc.core.serde.shared import KEY_BYTES, seal, storage_over
 from asyncrpc.errors import CollectiveError
 from asyncrpc.parallel.collectives.board import BEGUN, PUBLISHED, Board
 from asyncrpc.parallel.collectives.machine.operations import Mismatch

@@ -39,10 +39,10 @@ from asyncrpc.core.arguments import (
     shown,
     wrong,
 )
-from asyncrpc.core.autograd.context import current_context_var
+from asyncrpc.core.autograd.contexts import current_context_var
 from asyncrpc.core.nn import owner
 from asyncrpc.core.nn.remote_module import RemoteModule
-from asyncrpc.core.optim.step import check_clipping
+from asyncrpc.core.optim.options import check_clipping
 from asyncrpc.core.rref.handle import RRef
 from asyncrpc.core.worker import current_worker
 from asyncrpc.errors import UsageError

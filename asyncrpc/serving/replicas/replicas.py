@@ -19,10 +19,16 @@ from types import NoneType, TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from asyncrpc import current_worker
-from asyncrpc.core.arguments import check_count, check_kind, check_text, check_timeout
+from asyncrpc.core.arguments import (
+    UNSET,
+    check_count,
+    check_kind,
+    check_text,
+    check_timeout,
+)
 from asyncrpc.core.calls.context import effective_deadline
 from asyncrpc.core.calls.repeating import is_idempotent
-from asyncrpc.core.options import PLAIN, UNSET, CallOptions
+from asyncrpc.core.options import PLAIN, CallOptions
 from asyncrpc.core.worker import Worker
 from asyncrpc.errors import NotStartedError, UsageError
 from asyncrpc.extend import host_of

@@ -24,9 +24,8 @@ from asyncrpc.core.members import UNKNOWN_INCARNATION, Member
 from asyncrpc.core.options import Options
 from asyncrpc.core.serde import Policy
 from asyncrpc.core.transport.address import Address
-from asyncrpc.core.wire.frames import FrameKind
+from asyncrpc.core.wire.frames import FrameKind, Hello
 from asyncrpc.core.wire.handshake import Role
-from asyncrpc.core.wire.messages import Hello
 from asyncrpc.errors import (
     AsyncRpcError,
     ClosedError,

@@ -19,8 +19,8 @@ from torch import nn
 
 import asyncrpc
 from asyncrpc import observability
-from asyncrpc.core.autograd.ends import PassEnds
-from asyncrpc.core.autograd.segment_events import SegmentEvents
+from asyncrpc.core.autograd.contexts import PassEnds
+from asyncrpc.core.autograd.work import SegmentEvents
 from asyncrpc.core.calls.inbound import ServedEnds
 from asyncrpc.core.calls.outbound import CallEnds
 from asyncrpc.core.rref.values import Values

@@ -10,9 +10,8 @@ from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 from asyncrpc import Worker
-from asyncrpc.core.wire.frames import FrameKind, prefix
+from asyncrpc.core.wire.frames import FrameKind, Hello, prefix
 from asyncrpc.core.wire.handshake import NONCE_BYTES, Handshake, Role
-from asyncrpc.core.wire.messages import Hello
 from tests.integration.core.groups import LIMIT_S
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]

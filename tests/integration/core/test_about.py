@@ -17,7 +17,7 @@ import torch
 
 from asyncrpc import AsyncRpcError, Policy, RRef, Worker, serving
 from asyncrpc.autograd import backward, context, get_gradients
-from asyncrpc.core.services.messages import Message, Request
+from asyncrpc.core.services.schema import Message, Request
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import acting_as
 from asyncrpc.tools.inspection.observer import Observer

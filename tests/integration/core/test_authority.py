@@ -17,9 +17,8 @@ import torch
 
 from asyncrpc import AsyncRpcError, LocalRendezvous, Options, Policy, Worker, serving
 from asyncrpc.core.links.link import Link
-from asyncrpc.core.services.messages import Message, Request, Sender, names_of
-from asyncrpc.core.wire.frames import FRAMES_OF_OBSERVERS, FrameKind
-from asyncrpc.core.wire.messages import pack_head
+from asyncrpc.core.services.schema import Message, Request, Sender, names_of
+from asyncrpc.core.wire.frames import FRAMES_OF_OBSERVERS, FrameKind, pack_head
 from asyncrpc.serving.weights.service import serve_weights
 from asyncrpc.tools.inspection.observer import Observed, Observer
 from tests import raw_messages

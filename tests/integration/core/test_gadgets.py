@@ -24,9 +24,8 @@ import asyncrpc
 from asyncrpc import Options, Policy, RemoteError, UsageError, Worker
 from asyncrpc.core.serde import compression_named
 from asyncrpc.core.serde.functions import FunctionTable
-from asyncrpc.core.wire.frames import HEADER, HEADER_BYTES, FrameKind, prefix
+from asyncrpc.core.wire.frames import HEADER, HEADER_BYTES, FrameKind, Hello, prefix
 from asyncrpc.core.wire.limits import MessageLimits
-from asyncrpc.core.wire.messages import Hello
 from tests.fuzz.auditing import watched
 from tests.integration.core import gadgets
 from tests.integration.core.gadgets import MODULE, SENTINEL, Gadget, ref, value

@@ -15,8 +15,7 @@ import torch
 import asyncrpc
 from asyncrpc import LocalRendezvous, NetworkOptions, Options, Worker, WorkerLostError
 from asyncrpc.core.identity import WorkerIdentity
-from asyncrpc.core.wire.frames import FrameKind
-from asyncrpc.core.wire.messages import Hello
+from asyncrpc.core.wire.frames import FrameKind, Hello
 from asyncrpc.errors import RejectedError, RendezvousTimeoutError, UsageError
 from tests.integration.core.groups import LIMIT_S, outcomes, started
 from tests.integration.core.test_membership import next_of

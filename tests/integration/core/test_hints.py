@@ -13,9 +13,8 @@ import asyncrpc
 from asyncrpc import LivenessOptions, LocalRendezvous, NetworkOptions, Options, Worker
 from asyncrpc.core.links.machine.reconnect import NO_SUCH
 from asyncrpc.core.links.tokens import Token
-from asyncrpc.core.wire.frames import FrameKind, prefix
+from asyncrpc.core.wire.frames import FrameKind, Hello, prefix
 from asyncrpc.core.wire.handshake import NONCE_BYTES, Handshake, Role
-from asyncrpc.core.wire.messages import Hello
 from asyncrpc.errors import WorkerLostError
 from tests.integration.core.groups import LIMIT_S, alone, started, until
 from tests.integration.core.raw_connections import dialed

@@ -21,7 +21,7 @@ import torch
 import asyncrpc
 from asyncrpc import AsyncRpcError, Group, LocalRendezvous, Policy, RRef, Worker
 from asyncrpc.autograd import backward, context
-from asyncrpc.core.services.messages import Request
+from asyncrpc.core.services.schema import Request
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.parallel.collectives.service import group_id
 from asyncrpc.testing import acting_as

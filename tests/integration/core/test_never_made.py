@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from asyncrpc import Worker
-from asyncrpc.core.wire.messages import Hello
+from asyncrpc.core.wire.frames import Hello
 from asyncrpc.errors import EncodeError
 
 

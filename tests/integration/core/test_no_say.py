@@ -18,7 +18,7 @@ import asyncrpc
 from asyncrpc import AsyncRpcError, ElasticGroup, Group, RRef, Worker, join_group
 from asyncrpc.autograd import backward, context, get_gradients
 from asyncrpc.collectives import rendezvous
-from asyncrpc.core.autograd.context import current_context_var
+from asyncrpc.core.autograd.contexts import current_context_var
 from asyncrpc.core.ids import WorkerId
 from asyncrpc.core.links.link import Link
 from asyncrpc.core.membership.messages import fields_of

@@ -24,7 +24,8 @@ import asyncrpc
 from asyncrpc import Options, UsageError, Worker, WorkerLostError
 from asyncrpc.core.payloads import regions
 from asyncrpc.core.payloads.machine import regions as machine
-from asyncrpc.core.serde.shared import is_sealed, key_of, place_of
+from asyncrpc.core.serde.encoded import key_of
+from asyncrpc.core.serde.shared import is_sealed, place_of
 from asyncrpc.errors import DecodeError, EncodeError
 from asyncrpc.testing import Cluster
 from tests.integration.core import remote

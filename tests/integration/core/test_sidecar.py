@@ -28,7 +28,7 @@ from asyncrpc.core.links.machine.detector import Evidence
 from asyncrpc.core.sidecar import pulse, query
 from asyncrpc.core.sidecar.process import CONNECTIONS_MAX, PATIENCE_S
 from asyncrpc.core.transport.address import Address
-from asyncrpc.core.wire.messages import Hello
+from asyncrpc.core.wire.frames import Hello
 from asyncrpc.testing import Cluster, ProcessCluster
 from tests.integration.core import blocking
 from tests.integration.core.groups import alone, processes, until

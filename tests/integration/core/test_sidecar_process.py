@@ -19,7 +19,7 @@ from asyncrpc.core.sidecar import pulse, query
 from asyncrpc.core.sidecar.process import CONNECTIONS_MAX
 from asyncrpc.core.transport.address import Address
 from asyncrpc.core.transport.handover import port_name
-from asyncrpc.core.wire.messages import Hello
+from asyncrpc.core.wire.frames import Hello
 from tests.integration.core.test_sidecar import GENEROUS_S, SECRET, ask
 
 QUICK = f"""

@@ -27,8 +27,7 @@ from asyncrpc.autograd import backward, context
 from asyncrpc.core.links.link import Link
 from asyncrpc.core.membership.messages import fields_of
 from asyncrpc.core.parts import Parts
-from asyncrpc.core.wire.frames import FrameKind
-from asyncrpc.core.wire.messages import pack_head
+from asyncrpc.core.wire.frames import FrameKind, pack_head
 from asyncrpc.optim import DistributedOptimizer
 from asyncrpc.testing import Cluster, acting_as
 from tests import raw_messages

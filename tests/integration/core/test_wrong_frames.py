@@ -16,8 +16,7 @@ import pytest
 from asyncrpc import AsyncRpcError, Options, Worker, WorkerLostError
 from asyncrpc.core.calls.futures import CallFuture
 from asyncrpc.core.links.link import Link
-from asyncrpc.core.wire.frames import Flags, FrameKind
-from asyncrpc.core.wire.messages import pack_head
+from asyncrpc.core.wire.frames import Flags, FrameKind, pack_head
 from asyncrpc.errors import DecodeError
 from asyncrpc.testing import Cluster
 from tests.integration.core.company import calls_over

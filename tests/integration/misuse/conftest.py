@@ -12,8 +12,7 @@ import pytest
 
 from asyncrpc import Options, Policy
 from asyncrpc.core.links.connection import Connection
-from asyncrpc.core.wire.frames import FrameKind
-from asyncrpc.core.wire.messages import unpack_head
+from asyncrpc.core.wire.frames import FrameKind, unpack_head
 from asyncrpc.errors import EncodeError
 from asyncrpc.testing import Cluster, ProcessCluster
 from tests.integration.misuse.wrong import World, never_awaited

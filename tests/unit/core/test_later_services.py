@@ -14,9 +14,9 @@ import pytest
 
 from asyncrpc.core.ids import WorkerId
 from asyncrpc.core.services import registry as services
-from asyncrpc.core.services.messages import LOOKERS, Notice, Request, message
 from asyncrpc.core.services.registry import LaterService, Services
 from asyncrpc.core.services.router import Route, answers, takes
+from asyncrpc.core.services.schema import LOOKERS, Notice, Request, message
 from asyncrpc.errors import ClosedError, MalformedError
 from tests.unit.recording import RecordingLink, worker
 

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from asyncrpc.core.ids import Incarnation, RRefId
-from asyncrpc.core.services.messages import Message, Notice, Request, message
 from asyncrpc.core.services.ports import ask
 from asyncrpc.core.services.router import HEADS_MAX, Router, answers, takes
-from asyncrpc.core.services.schema import Spread
-from asyncrpc.core.wire.messages import pack_head
+from asyncrpc.core.services.schema import Message, Notice, Request, Spread, message
+from asyncrpc.core.wire.frames import pack_head
 from asyncrpc.errors import MalformedError
 from tests.unit.recording import RecordingLink, deliver, worker
 

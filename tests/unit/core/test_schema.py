@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from asyncrpc.core.ids import Incarnation, RRefId
-from asyncrpc.core.services.messages import refusal
 from asyncrpc.core.services.schema import (
     Count,
     Integer,
@@ -21,6 +20,7 @@ from asyncrpc.core.services.schema import (
     Spread,
     UnfitError,
     kind_of,
+    refusal,
 )
 from asyncrpc.errors import MalformedError
 

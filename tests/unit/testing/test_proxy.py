@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrpc.core.wire.frames import Flags, FrameKind, data_prefix, prefix
-from asyncrpc.core.wire.messages import Hello
+from asyncrpc.core.wire.frames import Flags, FrameKind, Hello, data_prefix, prefix
 from asyncrpc.errors import UsageError
 from asyncrpc.testing.faults import FaultScript, InjectedError
 from asyncrpc.testing.proxy import Proxy, Way

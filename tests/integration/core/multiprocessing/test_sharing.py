@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import asyncrpc
-from asyncrpc.core.serde.shared import key_of
+from asyncrpc.core.serde.encoded import key_of
 from asyncrpc.errors import UsageError
 from asyncrpc.multiprocessing import Queue, launch
 from tests.integration.core.multiprocessing import queue_targets as targets

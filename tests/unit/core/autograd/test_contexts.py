@@ -8,12 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from asyncrpc.core.autograd.context import Context, current_context_var
-from asyncrpc.core.autograd.contexts import ENDED_MAX, RECORD_BYTES, Contexts
-from asyncrpc.core.autograd.crossings import Crossings
+from asyncrpc.core.autograd.contexts import (
+    ENDED_IN_A_TURN,
+    ENDED_MAX,
+    JOINS_MAX,
+    RECORD_BYTES,
+    Context,
+    ContextLifetime,
+    Contexts,
+    Crossings,
+    current_context_var,
+)
 from asyncrpc.core.autograd.engine import Keeping
 from asyncrpc.core.autograd.functions import CrossingId
-from asyncrpc.core.autograd.lifetime import ENDED_IN_A_TURN, JOINS_MAX, ContextLifetime
 from asyncrpc.core.autograd.messages import JoinContext, PassId, ReleaseContext
 from asyncrpc.core.ids import ContextId, MessageId, WorkerId
 from asyncrpc.core.serde import Encoded

@@ -20,7 +20,7 @@ from asyncrpc.core.autograd.engine import (
     prepare,
 )
 from asyncrpc.core.autograd.functions import Region, following
-from asyncrpc.core.autograd.gradient_lock import GradientLock, GradientsSetAside
+from asyncrpc.core.autograd.inline import GradientLock, GradientsSetAside
 from asyncrpc.core.autograd.machine import LocalPass
 
 SEEDS = 150

@@ -10,7 +10,7 @@ import pytest
 from asyncrpc.core.autograd.functions import CrossingId
 from asyncrpc.core.autograd.machine import LocalPass, PassReport, Segment, Wave
 from asyncrpc.core.autograd.messages import PassId, PassIds
-from asyncrpc.core.autograd.segment_events import SegmentEvents
+from asyncrpc.core.autograd.work import SegmentEvents
 from asyncrpc.core.ids import ContextId, Incarnation, MessageId
 from asyncrpc.core.trace.events import MESSAGES_MAX
 from asyncrpc.errors import LocalProtocolError, RemoteProtocolError

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from asyncrpc.core.autograd.contexts import Contexts
-from asyncrpc.core.autograd.ends import PassEnds
+from asyncrpc.core.autograd.contexts import Contexts, PassEnds
 from asyncrpc.core.autograd.engine import Keeping
 from asyncrpc.core.autograd.functions import CrossingId, Received
 from asyncrpc.core.autograd.messages import (
@@ -25,9 +24,9 @@ from asyncrpc.core.autograd.messages import (
     PassIds,
     read_meta,
 )
-from asyncrpc.core.autograd.requests import PassRequests
 from asyncrpc.core.autograd.state import Pass
 from asyncrpc.core.autograd.waits import PassWaits
+from asyncrpc.core.autograd.work import PassRequests
 from asyncrpc.core.ids import ContextId, Incarnation, MessageId, WorkerId
 from asyncrpc.errors import AutogradError, MalformedError
 from asyncrpc.trace import FlightRecorder

@@ -12,15 +12,15 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from asyncrpc.core.autograd import torch_only
+from asyncrpc.core.autograd import inline
 from asyncrpc.core.autograd.functions import Region, edge_of
-from asyncrpc.core.autograd.torch_only import note_own_handle, runs_torch_only
+from asyncrpc.core.autograd.inline import note_own_handle, runs_torch_only
 
 
 @pytest.fixture(autouse=True)
 def _without_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     handles = torch.utils.hooks.RemovableHandle.next_id
-    monkeypatch.setattr(torch_only._hooks, "own_handles", handles)  # noqa: SLF001
+    monkeypatch.setattr(inline._hooks, "own_handles", handles)  # noqa: SLF001
 
 
 def graph_of(loss: torch.Tensor) -> Region:

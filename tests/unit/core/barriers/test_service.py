@@ -29,8 +29,7 @@ from asyncrpc.core.barriers.messages import (
     check_replicas,
 )
 from asyncrpc.core.barriers.service import LAST_MESSAGE_S, STALL_S, BarrierService
-from asyncrpc.core.services.messages import Notice
-from asyncrpc.core.services.schema import UnfitError
+from asyncrpc.core.services.schema import Notice, UnfitError
 from asyncrpc.errors import MalformedError, WorkerLostError
 from tests.unit.core.membership.peers import Company, run
 

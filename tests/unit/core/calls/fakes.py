@@ -29,9 +29,8 @@ from asyncrpc.core.ids import Incarnation, WorkerId
 from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.options import LimitOptions, Options
 from asyncrpc.core.serde import Codec, Copy, Encoded, FunctionTable, Policy
-from asyncrpc.core.services.messages import Notice, Request, message
 from asyncrpc.core.services.router import Router, answers, takes
-from asyncrpc.core.services.schema import Signed
+from asyncrpc.core.services.schema import Notice, Request, Signed, message
 from asyncrpc.core.wire.outgoing import OutgoingEvent, OutgoingMessage, OutgoingMessages
 from asyncrpc.errors import AsyncRpcError, MalformedError, RejectedError
 from asyncrpc.trace import FlightRecorder

@@ -15,8 +15,7 @@ from asyncrpc.core.calls.streams import (
 )
 from asyncrpc.core.options import PLAIN, LimitOptions
 from asyncrpc.core.serde import describe_exception
-from asyncrpc.core.wire.frames import Frame, FrameKind
-from asyncrpc.core.wire.messages import pack_head
+from asyncrpc.core.wire.frames import Frame, FrameKind, pack_head
 from asyncrpc.errors import (
     CallError,
     DecodeError,

@@ -21,7 +21,7 @@ from asyncrpc.core.calls.message_codec import (
 )
 from asyncrpc.core.calls.modes import Mode, Target
 from asyncrpc.core.serde import Codec, Encoded, FunctionTable, Policy, rebuild_exception
-from asyncrpc.core.wire.messages import pack_head, unpack_head
+from asyncrpc.core.wire.frames import pack_head, unpack_head
 from asyncrpc.errors import (
     DecodeError,
     EncodeError,

@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from asyncrpc.core.calls.inline import (
-    has_torchs_kernels,
-    is_listed,
-    is_short,
-)
+from asyncrpc.core.calls.inline import is_listed, is_short
 from asyncrpc.core.calls.modes import Mode, mode_of
+from asyncrpc.core.torch_modes import has_torchs_kernels
 
 
 async def _echo(value: Any) -> Any:

@@ -18,8 +18,7 @@ from asyncrpc.core.calls.unsent import UnsentCalls
 from asyncrpc.core.ids import Incarnation, WorkerId
 from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.options import PLAIN, LimitOptions
-from asyncrpc.core.wire.frames import Flags, Frame, FrameKind
-from asyncrpc.core.wire.messages import unpack_head
+from asyncrpc.core.wire.frames import Flags, Frame, FrameKind, unpack_head
 from asyncrpc.core.wire.outgoing import OutgoingMessage
 from asyncrpc.errors import (
     DeadlineExceededError,

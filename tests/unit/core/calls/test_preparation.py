@@ -9,8 +9,7 @@ import torch
 
 from asyncrpc.core.calls.preparation import UNPACKING_BYTES_MAX
 from asyncrpc.core.serde import compression_named, is_packed
-from asyncrpc.core.wire.frames import FrameKind
-from asyncrpc.core.wire.messages import pack_head
+from asyncrpc.core.wire.frames import FrameKind, pack_head
 from asyncrpc.errors import MalformedError, OverloadedError
 from tests.unit.core.calls.fakes import Parts
 

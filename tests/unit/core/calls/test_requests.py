@@ -13,8 +13,7 @@ import pytest
 import asyncrpc
 from asyncrpc.core.calls.inbound import CANCELLED_AT_ONCE
 from asyncrpc.core.serde import rebuild_exception
-from asyncrpc.core.wire.frames import Flags, Frame, FrameKind
-from asyncrpc.core.wire.messages import pack_head, unpack_head
+from asyncrpc.core.wire.frames import Flags, Frame, FrameKind, pack_head, unpack_head
 from asyncrpc.errors import MalformedError, Outcome, RejectedError
 from tests.unit.core.calls.fakes import Parts
 

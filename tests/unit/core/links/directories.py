@@ -25,9 +25,8 @@ from asyncrpc.core.members import Member
 from asyncrpc.core.payloads.receive_pool import fresh
 from asyncrpc.core.transport.abc import Listener
 from asyncrpc.core.transport.address import Address
-from asyncrpc.core.wire.frames import FrameKind
+from asyncrpc.core.wire.frames import FrameKind, Hello
 from asyncrpc.core.wire.limits import MessageLimits
-from asyncrpc.core.wire.messages import Hello
 from asyncrpc.errors import ConnectionLostError
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network

@@ -10,10 +10,9 @@ from typing import Any
 from asyncrpc.core.links.connection import Connection
 from asyncrpc.core.transport.abc import Buffer, StreamHandler, Transport
 from asyncrpc.core.transport.flow import WaterMarks
-from asyncrpc.core.wire.frames import FrameKind
+from asyncrpc.core.wire.frames import FrameKind, Hello
 from asyncrpc.core.wire.handshake import NONCE_BYTES, Handshake, Role
 from asyncrpc.core.wire.limits import MessageLimits
-from asyncrpc.core.wire.messages import Hello
 from asyncrpc.errors import AsyncRpcError, ConnectionLostError
 
 CUT = ConnectionLostError("cut")

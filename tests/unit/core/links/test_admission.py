@@ -14,8 +14,8 @@ from asyncrpc.core.counters import Counters
 from asyncrpc.core.links.admission import Admission
 from asyncrpc.core.links.tokens import TOKENS_MAX, Token, Tokens
 from asyncrpc.core.transport.byte_stream import ByteStream
+from asyncrpc.core.wire.frames import Hello
 from asyncrpc.core.wire.handshake import TICKET_BYTES
-from asyncrpc.core.wire.messages import Hello
 from asyncrpc.errors import (
     AsyncRpcError,
     AuthenticationError,

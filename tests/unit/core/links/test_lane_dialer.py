@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from asyncrpc.core.wire.frames import FrameKind
-from asyncrpc.core.wire.messages import Hello
+from asyncrpc.core.wire.frames import FrameKind, Hello
 from asyncrpc.errors import ConnectError
 from asyncrpc.testing.loop import SimLoop
 from asyncrpc.testing.network import Network

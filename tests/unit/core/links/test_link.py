@@ -11,8 +11,7 @@ import pytest
 from asyncrpc.core.calls.futures import CallFuture
 from asyncrpc.core.calls.machine.calls import LinkState
 from asyncrpc.core.links.link import Link
-from asyncrpc.core.wire.frames import HEADER, FrameKind
-from asyncrpc.core.wire.messages import Hello
+from asyncrpc.core.wire.frames import HEADER, FrameKind, Hello
 from asyncrpc.errors import MalformedError, WorkerLostError
 from tests.unit.core.calls.fakes import PEER, FakeConnection, FakeHost
 

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from asyncrpc.core.ids import Incarnation, WorkerId
 from asyncrpc.core.members import Member
-from asyncrpc.core.services.messages import Notice, Request
-from asyncrpc.core.wire.messages import Hello
+from asyncrpc.core.services.schema import Notice, Request
+from asyncrpc.core.wire.frames import Hello
 from asyncrpc.errors import UnknownWorkerError
 from asyncrpc.testing.loop import SimLoop
 

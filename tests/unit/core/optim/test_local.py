@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from asyncrpc import UsageError
-from asyncrpc.core.autograd.gradient_lock import GradientLock
+from asyncrpc.core.autograd.inline import GradientLock
 from asyncrpc.core.ids import Incarnation, WorkerId
 from asyncrpc.core.optim import states
 from asyncrpc.core.optim.local import (
@@ -24,7 +24,6 @@ from asyncrpc.core.optim.local import (
     scale_for,
     squares,
 )
-from asyncrpc.core.optim.machine import Turns
 from asyncrpc.core.optim.options import (
     GroupChange,
     GroupOptions,
@@ -33,6 +32,7 @@ from asyncrpc.core.optim.options import (
     options_of,
     set_options,
 )
+from asyncrpc.core.optim.turns import Turns
 from asyncrpc.errors import LocalProtocolError, OptimizerError
 
 

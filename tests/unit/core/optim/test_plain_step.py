@@ -15,7 +15,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from asyncrpc.core.optim.plain_step import plain_step_of
+from asyncrpc.core.optim.local import plain_step_of
 
 OPTIMIZERS = [
     torch.optim.SGD,

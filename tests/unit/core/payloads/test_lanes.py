@@ -19,10 +19,15 @@ from asyncrpc.core.payloads.machine.lanes import (
 )
 from asyncrpc.core.transport.abc import Buffer
 from asyncrpc.core.wire.chunks import Arrivals
-from asyncrpc.core.wire.frames import CHUNK_BYTES, HEADER_BYTES, FrameKind, prefix
+from asyncrpc.core.wire.frames import (
+    CHUNK_BYTES,
+    HEADER_BYTES,
+    FrameKind,
+    Hello,
+    prefix,
+)
 from asyncrpc.core.wire.handshake import NONCE_BYTES, Handshake, Role
 from asyncrpc.core.wire.limits import MessageLimits
-from asyncrpc.core.wire.messages import Hello
 from asyncrpc.core.wire.resume import LANE_ACK_BYTES
 from asyncrpc.errors import ConnectError, MalformedError
 from asyncrpc.testing.loop import SimLoop

@@ -14,9 +14,13 @@ import torch
 
 from asyncrpc import LimitOptions, Options, UsageError
 from asyncrpc.core.payloads import receive_pool
-from asyncrpc.core.payloads.incoming import IncomingPayloads
 from asyncrpc.core.payloads.mover import COPY_PIECE_BYTES, Copying, CopyQueue
-from asyncrpc.core.payloads.receive_pool import POOLED_BYTES_MIN, ReceivePool, fresh
+from asyncrpc.core.payloads.receive_pool import (
+    POOLED_BYTES_MIN,
+    IncomingPayloads,
+    ReceivePool,
+    fresh,
+)
 from asyncrpc.core.payloads.sharing import Leases
 from asyncrpc.core.shm.slab import Slab
 from asyncrpc.core.wire.frames import FrameKind

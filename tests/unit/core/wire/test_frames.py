@@ -16,14 +16,18 @@ from asyncrpc.core.wire.frames import (
     HEADER,
     HEADER_BYTES,
     INLINE_BYTES_MAX,
+    PID_END,
+    RANK_END,
     BufferRow,
     Flags,
     FrameKind,
+    Hello,
     data_prefix,
+    pack_head,
     placed_prefix,
     prefix,
+    unpack_head,
 )
-from asyncrpc.core.wire.messages import PID_END, RANK_END, Hello, pack_head, unpack_head
 from asyncrpc.core.wire.reader import FrameReader
 from asyncrpc.errors import (
     FrameTooLargeError,

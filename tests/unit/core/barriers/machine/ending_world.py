@@ -18,7 +18,7 @@ from asyncrpc.core.barriers.machine.series import Series
 from asyncrpc.core.barriers.machine.table import SeriesTable
 from asyncrpc.core.barriers.machine.termination import Phase, Termination
 from asyncrpc.core.barriers.messages import SeriesNotice
-from asyncrpc.core.services.messages import Notice
+from asyncrpc.core.services.schema import Notice
 from tests.inner_state import series_of
 from tests.unit.core.barriers.machine.world import lost, name_of
 
