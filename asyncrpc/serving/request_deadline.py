@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from typing import Final
 
-from asyncrpc.core.calls.context import current_deadline, deadline_var
+from asyncrpc.core.calls.context import current_deadline, deadline_var, earlier
 from asyncrpc.extend import Deadline
 
 # Calls watch the deadline themselves, and their error says more.  The same time as in
@@ -97,8 +97,7 @@ async def request_deadline(
         yield None
         return
     limit = Deadline.after(timeout_s, asyncio.get_running_loop().time())
-    outer = current_deadline()
-    deadline = RequestDeadline(limit if outer is None else min(limit, outer))
+    deadline = RequestDeadline(earlier(limit, current_deadline()))
     token, current = deadline_var.set(deadline.limit), _current.set(deadline)
     try:
         async with deadline.cutting_off():

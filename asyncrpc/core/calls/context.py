@@ -112,8 +112,7 @@ async def deadline(timeout_s: float | None) -> AsyncIterator[None]:
         raise wrong("timeout_s", wanted, timeout_s)
     loop = loop_for("asyncrpc.deadline")
     limit = Deadline.after(timeout_s, loop.time())
-    outer = current_deadline()
-    token = deadline_var.set(limit if outer is None else min(limit, outer))
+    token = deadline_var.set(earlier(limit, current_deadline()))
     # Calls watch the deadline themselves, and their errors say more: give them a
     # moment, counted from when the loop runs the timer, which may be late.
     scope = asyncio.timeout(None)
@@ -133,13 +132,17 @@ def current_deadline() -> Deadline | None:
     return None if limit is None or limit.is_lifted else limit
 
 
+def earlier(limit: Deadline, outer: Deadline | None) -> Deadline:
+    """Return the earlier of two deadlines; they may be of different classes."""
+    return limit if outer is None or limit.at_s <= outer.at_s else outer
+
+
 def effective_deadline(timeout_s: float | None, now_s: float) -> Deadline | None:
     """Return the earlier of the enclosing deadline and `timeout_s` from now."""
     outer = current_deadline()
     if timeout_s is None or timeout_s == math.inf:
         return outer
-    own = Deadline.after(timeout_s, now_s)
-    return own if outer is None else min(own, outer)
+    return earlier(Deadline.after(timeout_s, now_s), outer)
 
 
 def forget_deadline() -> None:

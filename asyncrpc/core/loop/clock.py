@@ -26,7 +26,7 @@ class Clock:
     now_s: Callable[[], float] = time.monotonic
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Deadline:
     """A point in a clock's time, and the timeout that it came from.
 

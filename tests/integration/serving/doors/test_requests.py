@@ -354,6 +354,38 @@ async def test_a_client_cannot_lengthen_the_deadline(group: Group, door: Door) -
         assert response.status == 504
 
 
+@pytest.mark.parametrize("own", ["timeout of the call", "block"])
+async def test_the_earlier_of_a_handlers_limit_and_the_requests_holds(
+    group: Group, door: Door, own: str
+) -> None:
+    async def limited(timeout_s: float, function: Any, *args: Any) -> Any:
+        if own == "block":
+            async with asyncrpc.deadline(timeout_s):
+                return await asyncrpc.rpc_async("back", function, args=args)
+        peer = current_worker().peer("back").using(timeout_s=timeout_s)
+        return await peer.call(function, *args)
+
+    async def answer(asked: Asked) -> Any:
+        assert await limited(3600.0, remote.double, [1]) == [2]
+        with pytest.raises(asyncrpc.DeadlineExceededError):
+            await limited(0.01, remote.wait_forever, group.name)
+        return "went on"
+
+    async def never_ends(asked: Asked) -> Any:
+        await limited(3600.0, remote.wait_forever, group.name)
+
+    async with (
+        door.serve(one_answer(group, answer, timeout_s=3600.0)) as client,
+        client.get("/") as response,
+    ):
+        assert await response.json() == "went on"
+    async with (
+        door.serve(one_answer(group, never_ends, timeout_s=0.1)) as client,
+        client.get("/") as response,
+    ):
+        assert response.status == 504
+
+
 @pytest.mark.parametrize("value", ["soon", "-1", "1.5", "1e3", "", "9" * 11])
 async def test_deadline_that_is_not_a_number_is_400(
     group: Group, door: Door, value: str
