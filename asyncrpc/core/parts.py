@@ -15,9 +15,8 @@ from typing import Any, TypeVar
 
 from asyncrpc.core.barriers.graceful_shutdown import GracefulShutdown
 from asyncrpc.core.barriers.service import BarrierService
-from asyncrpc.core.calls.context import current_worker_var
+from asyncrpc.core.calls.context import Deadlines, current_worker_var
 from asyncrpc.core.calls.credit import InboundCredit
-from asyncrpc.core.calls.deadlines import Deadlines
 from asyncrpc.core.calls.error_encoder import ErrorEncoder
 from asyncrpc.core.calls.inbound import InboundCall
 from asyncrpc.core.calls.peer_memory import OutboundBudget
@@ -43,7 +42,7 @@ from asyncrpc.core.links.link import Link
 from asyncrpc.core.links.routes import default_addresses, open_connectors
 from asyncrpc.core.links.sidecar import Listening, Sidecar
 from asyncrpc.core.links.tokens import Token, Tokens
-from asyncrpc.core.loop.loop_guard import LoopGuard
+from asyncrpc.core.loop.loops import LoopGuard
 from asyncrpc.core.loop.spin import spinner_for
 from asyncrpc.core.loop.tasks import Tasks
 from asyncrpc.core.loop.threads import ThreadPool

@@ -22,10 +22,15 @@ from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
 from asyncrpc.core.arguments import check_callable, check_duration, wrong
 from asyncrpc.core.calls.context import current_worker_var
 from asyncrpc.errors import UsageError
-from asyncrpc.serving.client_scope import ClientLeftError, ClientScope, beside
 from asyncrpc.serving.machine import server_sent_events as sse
 from asyncrpc.serving.machine.error_answers import INTERNAL, ErrorAnswer, answer_to
-from asyncrpc.serving.request_deadline import is_over, until_deadline
+from asyncrpc.serving.request_scope import (
+    ClientLeftError,
+    ClientScope,
+    beside,
+    is_over,
+    until_deadline,
+)
 
 G = TypeVar("G")
 

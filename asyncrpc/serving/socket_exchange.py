@@ -23,11 +23,15 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, Self, TypeAlias
 
 from asyncrpc.core.arguments import wrong
-from asyncrpc.serving.client_scope import ClientLeftError, ClientScope, beside
 from asyncrpc.serving.event_sender import closed, failure_of, source_of
 from asyncrpc.serving.machine.error_answers import NORMAL_CLOSURE
 from asyncrpc.serving.machine.server_sent_events import as_json, check_sendable
-from asyncrpc.serving.request_deadline import until_deadline
+from asyncrpc.serving.request_scope import (
+    ClientLeftError,
+    ClientScope,
+    beside,
+    until_deadline,
+)
 
 logger = logging.getLogger("asyncrpc")
 

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from asyncrpc.serving.batching.machine.batches import BatchLimits, BatchQueue
 from asyncrpc.serving.batching.machine.fair_queue import FairQueue, QueuedRequest
 from asyncrpc.serving.batching.machine.overload import (
+    BatchLimits,
+    BatchQueue,
     DropReason,
     QueueLimits,
     QueueRefusal,

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from asyncrpc.core.arguments import check_timeout
-from asyncrpc.core.calls.context import current_call_var
-from asyncrpc.core.calls.deadlines import Watch
+from asyncrpc.core.calls.context import Watch, current_call_var
 from asyncrpc.core.devices.maps import DeviceMap
 from asyncrpc.core.loop.forking import is_parents
-from asyncrpc.core.loop.loop_guard import LoopGuard
-from asyncrpc.core.loop.loops import running_loop
+from asyncrpc.core.loop.loops import LoopGuard, running_loop
 from asyncrpc.core.loop.threads import thread_blocked
 from asyncrpc.core.loop.waits import WaitDescription, WaitKind, waits
 from asyncrpc.core.options import PLAIN, CallOptions

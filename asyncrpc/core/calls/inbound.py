@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 
-from asyncrpc.core.calls.context import current_call_var, deadline_var
+from asyncrpc.core.calls.context import Watch, current_call_var, deadline_var
 from asyncrpc.core.calls.credit import Claim, item_bytes
-from asyncrpc.core.calls.deadlines import Watch
 from asyncrpc.core.calls.error_encoder import holds_device_tensor
 from asyncrpc.core.calls.foreign_futures import as_awaitable
 from asyncrpc.core.calls.inline import is_short

@@ -10,13 +10,13 @@ from functools import partial
 from typing import Any, Final
 
 from asyncrpc.core.calls.common_arguments import CommonArguments
+from asyncrpc.core.calls.context import Deadlines
 from asyncrpc.core.calls.credit import (
     UNCOUNTED_BUFFERS_MAX,
     LinkCredit,
     item_bytes,
     request_bytes,
 )
-from asyncrpc.core.calls.deadlines import Deadlines
 from asyncrpc.core.calls.deferred import PendingBuffers
 from asyncrpc.core.calls.futures import CallFuture
 from asyncrpc.core.calls.heads import SentHeads

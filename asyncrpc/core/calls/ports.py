@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import contextvars
     from collections.abc import Callable, Coroutine, Sequence
 
+    from asyncrpc.core.calls.context import Deadlines
     from asyncrpc.core.calls.credit import InboundCredit
-    from asyncrpc.core.calls.deadlines import Deadlines
     from asyncrpc.core.calls.error_encoder import ErrorEncoder
     from asyncrpc.core.calls.futures import CallFuture
     from asyncrpc.core.calls.inbound import InboundCall

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from asyncrpc.core.arguments import check_duration, check_name, check_text
-from asyncrpc.core.loop.loop_guard import LoopGuard
+from asyncrpc.core.loop.loops import LoopGuard
 from asyncrpc.core.wire.handshake import TICKET_BYTES
 from asyncrpc.errors import UsageError
 

@@ -50,7 +50,7 @@ from asyncrpc.core.ids import WorkerId
 from asyncrpc.core.lifecycle import refuse_to_pickle
 from asyncrpc.core.links.link import Link
 from asyncrpc.core.loop.clock import Deadline
-from asyncrpc.core.loop.loop_guard import LoopGuard
+from asyncrpc.core.loop.loops import LoopGuard
 from asyncrpc.core.members import UNKNOWN_INCARNATION
 from asyncrpc.core.options import PLAIN, CallOptions, Options, with_options
 from asyncrpc.core.serde import FunctionTable, describe_callable

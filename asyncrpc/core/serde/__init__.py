@@ -11,7 +11,6 @@ from asyncrpc.core.serde.compression import (
     PackedMessage,
     compression_for_answer,
     compression_named,
-    is_packed,
     memory_of,
     unreadable,
 )
@@ -24,7 +23,7 @@ from asyncrpc.core.serde.decoding import (
     references_in,
     stage,
 )
-from asyncrpc.core.serde.encoded import Copy, Encoded, HostStager, Stager
+from asyncrpc.core.serde.encoded import Copy, Encoded, HostStager, Stager, is_packed
 from asyncrpc.core.serde.exceptions import (
     describe_exception,
     rebuild_exception,

@@ -34,12 +34,12 @@ import torch
 
 from asyncrpc.core.serde import kinds, lossless
 from asyncrpc.core.serde.bounds import Bounds
+from asyncrpc.core.serde.encoded import is_packed
 from asyncrpc.core.serde.quantize import CASTS, Cast, LossyValueError
 from asyncrpc.core.serde.tensors import DTYPES
 from asyncrpc.core.serde.unsendable import Unsendable
 from asyncrpc.errors import DecodeError, UsageError
 
-_PACKED_IN_BYTE: Final = kinds.PACKED >> 24
 _KEEP: Final = "keep"
 # With more buffers a message is sent without its codec: what says how each was packed
 # would keep the event loop of the receiver too long.
@@ -313,11 +313,6 @@ def pack(
 def _header(packings: Any) -> bytes:
     body: bytes = msgpack.packb(packings)
     return (kinds.PACKED | len(body)).to_bytes(kinds.LENGTH_BYTES, "little") + body
-
-
-def is_packed(control: bytes | memoryview) -> bool:
-    """Return whether the buffers of a message are packed."""
-    return len(control) >= kinds.LENGTH_BYTES and bool(control[3] & _PACKED_IN_BYTE)
 
 
 def _read_packings(packed: memoryview) -> Any:

@@ -19,7 +19,10 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
+from asyncrpc.core.serde import kinds
 from asyncrpc.errors import EncodeError, Outcome
+
+_PACKED_IN_BYTE: Final = kinds.PACKED >> 24
 
 _MARK: Final = "_asyncrpc_shared"
 
@@ -202,3 +205,8 @@ def key_of(storage: torch.UntypedStorage) -> bytes | None:
 def mark(storage: torch.UntypedStorage, key: bytes) -> None:
     """Send a storage by reference from now on."""
     setattr(storage, _MARK, key)
+
+
+def is_packed(control: bytes | memoryview) -> bool:
+    """Return whether the buffers of a message are packed."""
+    return len(control) >= kinds.LENGTH_BYTES and bool(control[3] & _PACKED_IN_BYTE)

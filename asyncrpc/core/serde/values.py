@@ -14,7 +14,7 @@ import torch
 from asyncrpc.core.serde import compression as packing
 from asyncrpc.core.serde.compression import Compression, PackedMessage
 from asyncrpc.core.serde.decoding import Decoder, OnGradient
-from asyncrpc.core.serde.encoded import Encoded, HostStager, Stager
+from asyncrpc.core.serde.encoded import Encoded, HostStager, Stager, is_packed
 from asyncrpc.core.serde.encoding import Encoder
 from asyncrpc.core.serde.exceptions import words_of
 from asyncrpc.core.serde.functions import FunctionTable
@@ -187,7 +187,7 @@ class Codec:
     def open(
         self, control: bytes | memoryview, buffers: Sequence[memoryview]
     ) -> PackedMessage:
-        """Check a message that `compression.is_packed`, to be unpacked in a thread."""
+        """Check a message that `is_packed`, to be unpacked in a thread."""
         return PackedMessage(control, buffers, self.limits.unpacked_bytes_max)
 
     def _encode(self, encoder: Encoder, value: Any, labels: Sequence[str]) -> bytes:
@@ -262,7 +262,7 @@ class Codec:
             counted: called with the number of values; None: those of short messages are
                 not counted.
         """
-        if packing.is_packed(control):
+        if is_packed(control):
             control, buffers = self.open(control, buffers).unpack()
         hooks = self.hooks if lifted is None else _LiftedHooks(lifted)
         decoder = Decoder(buffers, self.functions, hooks, self.limits)

@@ -30,23 +30,23 @@ from asyncrpc.core.calls.context import current_worker_var
 from asyncrpc.core.worker import Worker
 from asyncrpc.errors import AsyncRpcError, UsageError
 from asyncrpc.extend import CallTracer, tracer_of
-from asyncrpc.serving.contract import Contract
+from asyncrpc.serving.contract import (
+    DEADLINE_HEADER,
+    BadDeadlineError,
+    Contract,
+)
 from asyncrpc.serving.lifetime import (
     WorkerSource,
     check_worker_source,
     running,
     worker_of,
 )
-from asyncrpc.serving.machine.deadline_header import (
-    DEADLINE_HEADER,
-    BadDeadlineError,
-)
 from asyncrpc.serving.machine.error_answers import (
     FAILED_CLOSURES,
     OVERLOADED_STATUS,
     RETRY_AFTER_S,
 )
-from asyncrpc.serving.request_deadline import request_deadline
+from asyncrpc.serving.request_scope import request_deadline
 
 R = TypeVar("R", bound=web.StreamResponse)
 

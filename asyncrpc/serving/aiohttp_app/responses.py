@@ -22,7 +22,6 @@ from asyncrpc.core.arguments import (
     check_texts,
 )
 from asyncrpc.core.loop.loops import loop_for
-from asyncrpc.serving.client_scope import ClientLeftError
 from asyncrpc.serving.event_sender import (
     BEGIN_WITHIN_S,
     KEEP_ALIVE_S,
@@ -33,6 +32,7 @@ from asyncrpc.serving.event_sender import (
     source_of,
 )
 from asyncrpc.serving.machine import server_sent_events as sse
+from asyncrpc.serving.request_scope import ClientLeftError
 from asyncrpc.serving.socket_exchange import (
     MESSAGES_MAX,
     EncodeFrame,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from asyncrpc.core.worker import Worker
-from asyncrpc.serving.asgi.protocol import (
+from asyncrpc.serving.asgi.machine.connection import (
     WORKER_KEY,
     AsgiApplication,
     AsgiReceive,

@@ -11,12 +11,7 @@ from contextlib import (
 from typing import Any, TypeAlias
 
 from asyncrpc.core.worker import Worker
-from asyncrpc.serving.asgi.machine.lifespan import (
-    STARTUP_COMPLETE,
-    STARTUP_FAILED,
-    InnerLifespan,
-)
-from asyncrpc.serving.asgi.protocol import (
+from asyncrpc.serving.asgi.machine.connection import (
     WORKER_KEY,
     AsgiApplication,
     AsgiMessage,
@@ -24,6 +19,11 @@ from asyncrpc.serving.asgi.protocol import (
     AsgiScope,
     AsgiSend,
     check_state_key,
+)
+from asyncrpc.serving.asgi.machine.lifespan import (
+    STARTUP_COMPLETE,
+    STARTUP_FAILED,
+    InnerLifespan,
 )
 from asyncrpc.serving.lifetime import (
     WorkerSource,

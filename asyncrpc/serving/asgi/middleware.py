@@ -24,23 +24,22 @@ from asyncrpc.core.worker import Worker
 from asyncrpc.errors import UsageError
 from asyncrpc.extend import CallTracer, tracer_of
 from asyncrpc.serving.asgi.lifespan import run_lifespan
-from asyncrpc.serving.asgi.machine.connection import AsgiConnection, AsgiState
-from asyncrpc.serving.asgi.protocol import (
+from asyncrpc.serving.asgi.machine.connection import (
     WATCHED_KEY,
     WORKER_KEY,
     AsgiApplication,
+    AsgiConnection,
     AsgiMessage,
     AsgiReceive,
     AsgiScope,
     AsgiSend,
+    AsgiState,
     check_state_key,
     header_values,
     send_response,
 )
-from asyncrpc.serving.client_scope import ClientScope, beside
-from asyncrpc.serving.contract import Contract
+from asyncrpc.serving.contract import DEADLINE_HEADER, Contract
 from asyncrpc.serving.lifetime import WorkerSource, check_worker_source, worker_of
-from asyncrpc.serving.machine.deadline_header import DEADLINE_HEADER
 from asyncrpc.serving.machine.error_answers import (
     CLIENT_LEFT_STATUS,
     FAILED_CLOSURES,
@@ -49,7 +48,7 @@ from asyncrpc.serving.machine.error_answers import (
     RETRY_AFTER_S,
     ErrorAnswer,
 )
-from asyncrpc.serving.request_deadline import request_deadline
+from asyncrpc.serving.request_scope import ClientScope, beside, request_deadline
 
 
 class WatchedConnection:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from asyncrpc.core.arguments import check_callable, check_count, check_texts, wrong
 from asyncrpc.core.loop.loops import loop_for
-from asyncrpc.serving.asgi.protocol import (
+from asyncrpc.serving.asgi.machine.connection import (
     WATCHED_KEY,
     AsgiMessage,
     AsgiReceive,
@@ -21,7 +21,6 @@ from asyncrpc.serving.asgi.protocol import (
     AsgiSend,
     header_values,
 )
-from asyncrpc.serving.client_scope import ClientLeftError, ClientScope, beside
 from asyncrpc.serving.event_sender import (
     BEGIN_WITHIN_S,
     KEEP_ALIVE_S,
@@ -33,6 +32,7 @@ from asyncrpc.serving.event_sender import (
 )
 from asyncrpc.serving.machine import server_sent_events as sse
 from asyncrpc.serving.machine.error_answers import CLIENT_LEFT_STATUS
+from asyncrpc.serving.request_scope import ClientLeftError, ClientScope, beside
 from asyncrpc.serving.socket_exchange import (
     MESSAGES_MAX,
     EncodeFrame,

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from starlette.responses import Response
 
-from asyncrpc.serving.asgi.protocol import AsgiReceive, AsgiScope, AsgiSend
+from asyncrpc.serving.asgi.machine.connection import AsgiReceive, AsgiScope, AsgiSend
 
 
 class ResponseApplication(Protocol):

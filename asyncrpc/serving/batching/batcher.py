@@ -39,28 +39,31 @@ from asyncrpc.core.loop.threads import settable
 from asyncrpc.core.torch_modes import alone
 from asyncrpc.errors import Outcome, RejectedError, UsageError
 from asyncrpc.extend import CallTracer, Deadline
-from asyncrpc.serving.batching import refusals
-from asyncrpc.serving.batching.arrivals import (
-    deadline_here,
-    entered_loop,
-    tracer_in,
-)
-from asyncrpc.serving.batching.machine.batches import BatchLimits, BatchQueue
+from asyncrpc.serving.batching import queues
 from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
-from asyncrpc.serving.batching.machine.overload import DropReason, QueueLimits
-from asyncrpc.serving.batching.queue_arguments import (
+from asyncrpc.serving.batching.machine.overload import (
+    BatchLimits,
+    BatchQueue,
+    DropReason,
+    QueueLimits,
+)
+from asyncrpc.serving.batching.queues import (
     OVERFLOWS,
     PRIORITY_STEP_S,
     WAITING_MAX,
     Overflow,
+    WakeTimer,
     batches_of,
     check_queue,
     check_request,
     checked_answers,
     checked_callable,
     chosen_name,
+    deadline_here,
+    entered_loop,
     hashable,
     name_of,
+    tracer_in,
 )
 from asyncrpc.serving.batching.statistics import (
     EndCounts,
@@ -69,7 +72,6 @@ from asyncrpc.serving.batching.statistics import (
     show,
     stats_of,
 )
-from asyncrpc.serving.batching.wake_timer import WakeTimer
 
 _DEPTH_MAX: Final = 8  # nested containers; deeper items do not count
 
@@ -354,7 +356,7 @@ class Batcher(Generic[A, B]):
         )
         if (tracer := self._tracer) is not None:
             request.subject.trace = tracer.here()
-        evicted = refusals.admitted(self._queue, request, now_s)
+        evicted = queues.admitted(self._queue, request, now_s)
         if evicted is not None:
             self._drop(evicted, DropReason.EVICTED, now_s)
         self._pump()
@@ -397,7 +399,7 @@ class Batcher(Generic[A, B]):
     ) -> None:
         """Tell a request that waited why it will not run."""
         member = request.subject
-        error = refusals.dropped(
+        error = queues.dropped(
             reason,
             deadline=member.deadline,
             name=self._name,
@@ -510,7 +512,7 @@ class Batcher(Generic[A, B]):
         """End all remaining requests and batches, and wait for the batches."""
         for request in tuple(self._queue.waiting):
             self._queue.remove(request)
-            self._fail([request.subject], refusals.closed("batcher"))
+            self._fail([request.subject], queues.closed("batcher"))
         for task in self._running:
             task.cancel()
         if self._running:
@@ -521,4 +523,6 @@ class Batcher(Generic[A, B]):
 def _latest(members: Sequence[_BatchItem[Any, Any]]) -> Deadline | None:
     """Return the latest deadline of some requests; None if one has no limit."""
     limits = [member.deadline for member in members if member.deadline is not None]
-    return max(limits) if len(limits) == len(members) else None
+    if len(limits) < len(members):
+        return None
+    return max(limits, key=lambda limit: limit.at_s)  # they may be of several classes

@@ -19,11 +19,6 @@ from asyncrpc.core.loop.loops import loop_for
 from asyncrpc.errors import (
     UsageError,
 )
-from asyncrpc.serving.batching.arrivals import (
-    deadline_here,
-    entered_loop,
-    tracer_in,
-)
 from asyncrpc.serving.batching.generation import END, Generation
 from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
 from asyncrpc.serving.batching.machine.overload import (
@@ -35,7 +30,7 @@ from asyncrpc.serving.batching.machine.sequences import (
     SequenceSchedule,
 )
 from asyncrpc.serving.batching.model_thread import ModelThread
-from asyncrpc.serving.batching.queue_arguments import (
+from asyncrpc.serving.batching.queues import (
     OVERFLOWS,
     PRIORITY_STEP_S,
     WAITING_MAX,
@@ -47,6 +42,9 @@ from asyncrpc.serving.batching.queue_arguments import (
     check_request,
     checked_callable,
     chosen_name,
+    deadline_here,
+    entered_loop,
+    tracer_in,
 )
 from asyncrpc.serving.batching.sequence_driver import SequenceDriver
 from asyncrpc.serving.batching.sequence_model import SequenceModel

@@ -18,22 +18,23 @@ from typing import Final
 from asyncrpc.core.arguments import check_choice, check_count
 from asyncrpc.core.loop.loops import check_loop, loop_for
 from asyncrpc.extend import Deadline
-from asyncrpc.serving.batching import refusals
-from asyncrpc.serving.batching.arrivals import deadline_here
+from asyncrpc.serving.batching import queues
 from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
 from asyncrpc.serving.batching.machine.overload import (
     DropReason,
     QueueLimits,
     ServiceQueue,
 )
-from asyncrpc.serving.batching.queue_arguments import (
+from asyncrpc.serving.batching.queues import (
     OVERFLOWS,
     PRIORITY_STEP_S,
     WAITING_MAX,
     Overflow,
+    WakeTimer,
     check_queue,
     check_request,
     chosen_name,
+    deadline_here,
 )
 from asyncrpc.serving.batching.statistics import (
     EndCounts,
@@ -42,7 +43,6 @@ from asyncrpc.serving.batching.statistics import (
     show,
     stats_of,
 )
-from asyncrpc.serving.batching.wake_timer import WakeTimer
 
 _NO_CONTEXT: Final = contextvars.Context()  # the timer inherits no caller's context
 
@@ -183,7 +183,7 @@ class Limiter:
             priority=priority,
             client=client,
         )
-        evicted = refusals.admitted(self._queue, request, now_s)
+        evicted = queues.admitted(self._queue, request, now_s)
         if evicted is not None:
             self._drop(evicted, DropReason.EVICTED, now_s)
         self._pump()
@@ -221,7 +221,7 @@ class Limiter:
     ) -> None:
         """Tell a block that waited why it will not run."""
         entrant, queue = request.subject, self._queue
-        error = refusals.dropped(
+        error = queues.dropped(
             reason,
             deadline=entrant.deadline,
             name=self._name,

@@ -26,18 +26,21 @@ from asyncrpc.errors import (
     UsageError,
 )
 from asyncrpc.extend import Deadline
-from asyncrpc.serving.batching import refusals
+from asyncrpc.serving.batching import queues
 from asyncrpc.serving.batching.generation import Generation
 from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
-from asyncrpc.serving.batching.machine.overload import DropReason, ServiceQueue
+from asyncrpc.serving.batching.machine.overload import (
+    DropReason,
+    ServiceQueue,
+    ServiceRate,
+)
 from asyncrpc.serving.batching.machine.sequences import (
     ModelSequence,
     SequenceSchedule,
     SequenceState,
 )
-from asyncrpc.serving.batching.machine.service_rate import ServiceRate
 from asyncrpc.serving.batching.model_thread import ModelThread
-from asyncrpc.serving.batching.queue_arguments import checked_answers
+from asyncrpc.serving.batching.queues import checked_answers
 from asyncrpc.serving.batching.sequence_model import SequenceModel
 from asyncrpc.serving.batching.statistics import EndCounts
 
@@ -87,7 +90,7 @@ class SequenceDriver(Generic[R, S, T]):
 
     def add(self, generation: Generation[R, T], now_s: float) -> None:
         """Let a request wait."""
-        evicted = refusals.admitted(self.queue, generation.queued, now_s)
+        evicted = queues.admitted(self.queue, generation.queued, now_s)
         if evicted is not None:
             self._drop(evicted, DropReason.EVICTED, now_s)
         self._wanted.set()
@@ -118,7 +121,7 @@ class SequenceDriver(Generic[R, S, T]):
         """End a sequence whose deadline has passed; return the error."""
         if self.queue.remove(generation.queued):
             self.queue.counts.expired += 1
-            error = refusals.expired(deadline, self._name)
+            error = queues.expired(deadline, self._name)
             generation.end(error)
         else:
             error = _cut_off(deadline, self._name)
@@ -139,7 +142,7 @@ class SequenceDriver(Generic[R, S, T]):
         """Tell a request that waited why it will not run."""
         generation = queued.subject
         self.schedule.close(generation.sequence)
-        error = refusals.dropped(
+        error = queues.dropped(
             reason,
             deadline=generation.deadline,
             name=self._name,
@@ -254,7 +257,7 @@ class SequenceDriver(Generic[R, S, T]):
         except BaseException:
             for generation in entering:
                 if generation.state is None:  # else it has entered late
-                    self._refuse(generation, refusals.closed("batcher"))
+                    self._refuse(generation, queues.closed("batcher"))
             raise
         self._on_entered(entering, states)
 
@@ -362,9 +365,9 @@ class SequenceDriver(Generic[R, S, T]):
         """End the remaining sequences, after the block of the batcher has raised."""
         self.is_closing = True
         for queued in tuple(self.queue.waiting):
-            self._fail(queued.subject, refusals.closed("batcher"))
+            self._fail(queued.subject, queues.closed("batcher"))
         for sequence in self.schedule.inside_now:
-            error = refusals.closed("batcher", Outcome.UNKNOWN)
+            error = queues.closed("batcher", Outcome.UNKNOWN)
             self._fail(sequence.subject, error)
         await self._let_leave()
 

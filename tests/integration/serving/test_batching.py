@@ -24,6 +24,7 @@ from asyncrpc import (
 from asyncrpc.core.calls.context import deadline_var
 from asyncrpc.errors import NotStartedError
 from asyncrpc.serving import Batcher
+from asyncrpc.serving.request_scope import request_deadline
 from asyncrpc.testing.loop import SimLoop
 from tests.integration.serving import remote
 from tests.integration.serving.conftest import Group, Serving
@@ -304,14 +305,17 @@ async def test_a_batch_has_the_latest_deadline_of_its_members() -> None:
         seen.append(None if limit is None else limit.allowed_s)
         return numbers
 
-    async def ask(timeout_s: float | None) -> int:
-        async with deadline(timeout_s):
+    async def ask(
+        timeout_s: float | None, limited_by: Callable[[float | None], Any] = deadline
+    ) -> int:
+        async with limited_by(timeout_s):
             return await batched(1)
 
     async with Batcher(look, 2, FOREVER_S) as batched:
         await asyncio.gather(ask(None), ask(5.0))
         await asyncio.gather(ask(50.0), ask(5.0))
-    assert seen == [None, 50.0]
+        await asyncio.gather(ask(5.0), ask(60.0, request_deadline))
+    assert seen == [None, 50.0, 60.0]
 
 
 async def test_batcher_must_be_entered() -> None:

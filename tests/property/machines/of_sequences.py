@@ -5,14 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, Final
 
-from asyncrpc.serving.batching.machine import (
-    batches,
-    expiry,
-    fair_queue,
-    overload,
-    sequences,
-    service_rate,
-)
+from asyncrpc.serving.batching.machine import fair_queue, overload, sequences
 from tests.property.machines.spec import Machine, Part, guards, table_of
 
 
@@ -157,7 +150,7 @@ ended-sequence-is-paused: if is_last: => if is_last and not is_behind:
         Part(
             fair_queue,
             (),
-            guards("""
+            guards(r"""
 a-client-is-not-charged: share.tag += cost => pass
 idle-time-is-saved: share.tag = max(share.tag, self.clock) => pass
 the-clock-stands:
@@ -210,12 +203,6 @@ a-queue-is-never-standing:
 a-queue-is-standing-for-ever:
     if not self.waiting:\n            self._busy_since_s =>
     if not self.counts.admitted:\n            self._busy_since_s
-"""),
-        ),
-        Part(
-            batches,
-            (),
-            guards(r"""
 batches-without-end: if not self.queue.rate.has_place: => if False:
 a-batch-waits-for-more:
     return count >= batch.max_size or ( => return count > batch.max_size or (
@@ -224,12 +211,6 @@ batch-queue-sleeps-through-a-due-batch:
     if self.queue.rate.has_place:\n            times += =>
     if not self.queue.rate.has_place:\n            times +=
 bytes-cost-nothing: max(share, size_bytes / self.max_bytes) => share
-"""),
-        ),
-        Part(
-            service_rate,
-            (),
-            guards("""
 old-turns-are-not-forgotten:
     weight = max(WEIGHT, 1 / self.ended) => weight = 1 / self.ended
 places-do-not-share:
@@ -239,12 +220,6 @@ a-late-turn-ends-in-the-past:
     first_s = oldest_s + self.turn_s - now_s
 room-is-said-too-early:
     math.ceil((waiting + 1) / self.requests) => math.floor(waiting / self.requests)
-"""),
-        ),
-        Part(
-            expiry,
-            (),
-            guards("""
 left-entries-are-kept: self._compact() => pass
 left-entries-are-returned:
     while self._heap and self._heap[0][2] not in self._container: => while False:

@@ -12,7 +12,7 @@ import pytest
 
 from asyncrpc import UsageError
 from asyncrpc.core.lifecycle import TRANSITIONS, Event, Lifecycle, WorkerState
-from asyncrpc.core.loop.loop_guard import LoopGuard
+from asyncrpc.core.loop.loops import LoopGuard
 from asyncrpc.errors import NotStartedError
 
 DOC = Path(__file__).parents[3] / "docs" / "explanation" / "architecture.md"

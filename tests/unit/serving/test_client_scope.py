@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from asyncrpc.serving.client_scope import ClientScope, beside
+from asyncrpc.serving.request_scope import ClientScope, beside
 
 
 async def test_block_ends_when_its_client_leaves() -> None:

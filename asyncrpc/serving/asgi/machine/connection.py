@@ -9,19 +9,61 @@ response is complete, it does its own work; and the application of a websocket t
 waits for a message gets the disconnect message instead.
 
 Source: the ASGI specification 3.0, "HTTP & WebSocket ASGI Message Format", and its
-extensions "Zero Copy Send" and "Path Send".
+extensions "Zero Copy Send" and "Path Send":
+https://asgi.readthedocs.io/en/latest/specs/.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, Final, TypeAlias
 
+from asyncrpc.core.arguments import wrong
 from asyncrpc.core.state_table import StateTable
-from asyncrpc.serving.asgi.protocol import AsgiMessage
 from asyncrpc.serving.machine.error_answers import NORMAL_CLOSURE
+
+AsgiScope: TypeAlias = MutableMapping[str, Any]
+AsgiMessage: TypeAlias = MutableMapping[str, Any]
+AsgiReceive: TypeAlias = Callable[[], Awaitable[AsgiMessage]]
+AsgiSend: TypeAlias = Callable[[AsgiMessage], Awaitable[None]]
+AsgiApplication: TypeAlias = Callable[
+    [AsgiScope, AsgiReceive, AsgiSend], Awaitable[None]
+]
+
+# Key of the worker in the state of the lifespan, of which each request has a copy.
+WORKER_KEY = "asyncrpc_worker"
+# Key in a scope: a middleware already watches whether the client leaves.
+WATCHED_KEY = "asyncrpc.watched"
+
+
+def check_state_key(name: str, key: object) -> None:
+    """Raise UsageError unless an argument is a name in the state of a lifespan."""
+    if not isinstance(key, str) or not key:
+        raise wrong(name, "a non-empty string", key)
+
+
+def header_values(scope: AsgiScope, name: str) -> list[str]:
+    """Return the values of all headers of a name."""
+    wanted = name.lower().encode("latin-1")
+    return [value.decode("latin-1") for key, value in scope["headers"] if key == wanted]
+
+
+async def send_response(
+    send: AsgiSend, status: int, headers: dict[str, str], body: bytes, *, prefix: str
+) -> None:
+    """Send a whole response."""
+    raw = [
+        (key.lower().encode("latin-1"), value.encode("latin-1"))
+        for key, value in headers.items()
+    ]
+    raw.append((b"content-length", str(len(body)).encode()))
+    await send(
+        {"type": f"{prefix}http.response.start", "status": status, "headers": raw}
+    )
+    await send({"type": f"{prefix}http.response.body", "body": body})
+
 
 READ_AHEAD_BYTES_MAX: Final = 64 << 10  # as much of a body as uvicorn buffers
 READ_AHEAD_MESSAGES_MAX: Final = 16

@@ -1,4 +1,4 @@
-"""Which requests may wait, and which are dropped, under overload.
+"""Which requests may wait, which are dropped, and which form the next batch.
 
 A request is refused at once if the queue is full, or if, by the measured rate, it would
 wait longer than it may: until it is too old, or until its deadline, or so long that it
@@ -11,30 +11,172 @@ A waiting request is dropped when its deadline passes, and when it is too old.  
 limit may depend on the queue: one that has not been empty for `max_age_s` is standing,
 and not a burst; then `standing_age_s` counts.
 
-The rate is a forecast.  It leads to refusals only while something runs, so that a wrong
-forecast is corrected by the next turns.  A request that was let in is dropped only if
-the forecast was wrong by a whole turn: otherwise the requests of the next turn would
-often be dropped a moment before it begins.
+Work is done in turns (a batch, a sequence, a handler), several at a time in as many
+places.  The length of a turn and its number of requests are moving means: each new turn
+counts for an eighth; the first turns count equally.  The rate is a forecast.  It leads
+to refusals only while something runs, so that a wrong forecast is corrected by the next
+turns.  A request that was let in is dropped only if the forecast was wrong by a whole
+turn: otherwise the requests of the next turn would often be dropped a moment before it
+begins.
+
+A batch is due when a bucket is full, by number or by bytes, or when the oldest request
+in it has waited long enough.  While the maximum of batches runs, the next requests
+gather, so batches grow with the load.
 
 Source: K. Nichols, V. Jacobson, "Controlling Queue Delay", ACM Queue 2012 (the time in
 the queue is the signal, and a standing queue the fault); B. Maurer, "Fail at Scale",
 ACM Queue 2015 (two limits, by whether the queue has been empty lately; under overload
 the newest run); H. Zhou et al., "Overload Control for Scaling WeChat Microservices",
-SoCC 2018 (priorities, and refusing at the entry).
+SoCC 2018 (priorities, and refusing at the entry).  RFC 6298, section 2 (the weight of
+1/8 for a smoothed time); J. Little, "A Proof for the Queuing Formula L = λW", 1961.
+E. Crankshaw et al., "Clipper: A Low-Latency Online Prediction Serving System", NSDI
+2017, section 4.3 (delayed batching).
+
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable, Iterator
+import heapq
+import itertools
+import math
+from collections.abc import Container, Hashable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
-from asyncrpc.serving.batching.machine.expiry import ExpiryHeap
 from asyncrpc.serving.batching.machine.fair_queue import FairQueue, QueuedRequest
-from asyncrpc.serving.batching.machine.service_rate import ServiceRate
 
 T = TypeVar("T")
+
+_STALE_MAX: Final = 64  # entries of things that have left, beyond those still here
+
+
+class ExpiryHeap(Generic[T]):
+    """Which of the things in a container have expired, and when the next one will."""
+
+    __slots__ = ("_compact_above", "_container", "_heap", "_serials")
+
+    def __init__(self, container: Container[T]) -> None:
+        """Begin with nothing to watch.
+
+        Args:
+            container: of the things; one that has left it does not expire.
+        """
+        self._container = container
+        self._heap: list[tuple[float, int, T]] = []
+        self._serials = itertools.count()
+        self._compact_above = _STALE_MAX
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, at_s: float, thing: T) -> None:
+        """Watch a thing that is in the container."""
+        if len(self._heap) > self._compact_above:
+            self._compact()
+        heapq.heappush(self._heap, (at_s, next(self._serials), thing))
+
+    def due(self, now_s: float) -> Iterator[T]:
+        """Yield expired things; the caller removes each from the container at once."""
+        while (at_s := self.next_s) is not None and at_s <= now_s:
+            yield heapq.heappop(self._heap)[2]
+
+    @property
+    def next_s(self) -> float | None:
+        """When the next thing expires; None: nothing is left."""
+        while self._heap and self._heap[0][2] not in self._container:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def _compact(self) -> None:
+        """Drop the entries of things that have left, in amortized constant time."""
+        self._heap = [entry for entry in self._heap if entry[2] in self._container]
+        heapq.heapify(self._heap)
+        self._compact_above = 2 * len(self._heap) + _STALE_MAX
+
+
+WEIGHT: Final = 1 / 8
+TURNS_MIN: Final = 3  # turns that must have ended before there is a forecast
+RETRY_AFTER_UNKNOWN_S: Final = 1.0
+RETRY_AFTER_MAX_S: Final = 60.0
+
+
+class ServiceRate:
+    """The rate at which turns end.
+
+    Attributes:
+        turn_s: mean length of a turn; 0 before the first.
+        requests: mean number of requests in one.
+    """
+
+    __slots__ = ("_places", "_running", "ended", "requests", "turn_s")
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._running: dict[object, float] = {}  # when each began, in this order
+        self.ended = 0
+        self.turn_s = 0.0
+        self.requests = 1.0
+
+    @property
+    def running(self) -> int:
+        """How many turns run."""
+        return len(self._running)
+
+    @property
+    def has_place(self) -> bool:
+        """Return whether one more turn may run."""
+        return len(self._running) < self._places
+
+    def begin(self, turn: object, now_s: float) -> None:
+        """Note that a turn begins."""
+        self._running[turn] = now_s
+
+    def end(self, turn: object, requests: int, now_s: float) -> None:
+        """Note the end of a typical turn: it counts for the means."""
+        took_s = now_s - self._running.pop(turn)
+        self.ended += 1
+        weight = max(WEIGHT, 1 / self.ended)
+        self.turn_s += (took_s - self.turn_s) * weight
+        self.requests += (requests - self.requests) * weight
+
+    def drop(self, turn: object) -> None:
+        """Note the end of a turn that does not count, such as a cancelled one.
+
+        Does nothing if the turn has already ended.
+        """
+        self._running.pop(turn, None)
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether enough turns have ended for a forecast."""
+        return self.ended >= TURNS_MIN
+
+    def wait_s(self, turns_before: int, now_s: float) -> float:
+        """Return how long a turn will at least wait with so many turns before it.
+
+        Returns 0 before there is a forecast.
+        """
+        if not self.is_known:
+            return 0.0
+        first_s = 0.0
+        if not self.has_place:
+            oldest_s = next(iter(self._running.values()))
+            first_s = max(0.0, oldest_s + self.turn_s - now_s)
+        return first_s + turns_before * self.turn_s / self._places
+
+    def drain_s(self, waiting: int, now_s: float) -> float:
+        """Return the seconds until all waiting requests should have begun."""
+        if not self.is_known:
+            return RETRY_AFTER_UNKNOWN_S
+        turns = math.ceil((waiting + 1) / self.requests)
+        # Turns may have been too short for the clock: 0 would mean "at once".
+        wait_s = self.wait_s(turns, now_s) or RETRY_AFTER_UNKNOWN_S
+        return min(wait_s, RETRY_AFTER_MAX_S)
+
+    def per_s(self) -> float:
+        """Return how many requests per second are served if all places are taken."""
+        return self.requests * self._places / self.turn_s if self.turn_s else 0.0
 
 
 class DropReason(enum.Enum):
@@ -249,3 +391,72 @@ class ServiceQueue(Generic[T]):
         """Return how long the oldest request has waited; 0 if no request waits."""
         oldest = self.waiting.oldest
         return 0.0 if oldest is None else max(0.0, now_s - oldest.came_s)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """What makes a batch.
+
+    Attributes:
+        max_wait_s: how long the oldest one waits for others.
+        max_bytes: of all requests in it; None: no limit.
+    """
+
+    max_size: int
+    max_wait_s: float
+    max_bytes: int | None = None
+
+    def cost_of(self, size_bytes: int) -> float:
+        """Return the share of a batch that a request takes, by number or by bytes.
+
+        Source: A. Ghodsi et al., "Dominant Resource Fairness", NSDI 2011.
+        """
+        share = 1 / self.max_size
+        return share if not self.max_bytes else max(share, size_bytes / self.max_bytes)
+
+
+class BatchQueue(Generic[T]):
+    """Requests that wait for a batch."""
+
+    def __init__(self, batch: BatchLimits, limits: QueueLimits) -> None:
+        self.queue: ServiceQueue[T] = ServiceQueue(limits)
+        self._batch = batch
+
+    def next_batch(
+        self, now_s: float, *, is_closing: bool = False
+    ) -> list[QueuedRequest[T]]:
+        """Take out the requests of the next batch; empty if none is due.
+
+        The caller has dropped the requests that are due to be dropped.
+        """
+        if not self.queue.rate.has_place:
+            return []
+        waiting = self.queue.waiting
+        due = [
+            bucket
+            for bucket in waiting.buckets
+            if is_closing or self._is_full(bucket) or self._due_s(bucket) <= now_s
+        ]
+        if not due:
+            return []
+        batch = self._batch
+        return self.queue.take(waiting.leader(due), batch.max_size, batch.max_bytes)
+
+    def wakes_at_s(self) -> float | None:
+        """Return when to look again; None: not before something else happens."""
+        times = []
+        if (drops_at_s := self.queue.drops_at_s) is not None:
+            times.append(drops_at_s)
+        if self.queue.rate.has_place:
+            times += [self._due_s(bucket) for bucket in self.queue.waiting.buckets]
+        return min(times, default=None)
+
+    def _is_full(self, bucket: Hashable) -> bool:
+        count, nbytes, _ = self.queue.waiting.waiting_in(bucket)
+        batch = self._batch
+        return count >= batch.max_size or (
+            batch.max_bytes is not None and nbytes >= batch.max_bytes
+        )
+
+    def _due_s(self, bucket: Hashable) -> float:
+        return self.queue.waiting.waiting_in(bucket)[2] + self._batch.max_wait_s

@@ -16,7 +16,7 @@ from starlette.websockets import WebSocket
 
 from asyncrpc import serving
 from asyncrpc.serving import asgi
-from asyncrpc.serving.asgi.protocol import (
+from asyncrpc.serving.asgi.machine.connection import (
     AsgiApplication,
     AsgiReceive,
     AsgiScope,

@@ -17,7 +17,7 @@ from starlette.background import BackgroundTask
 
 import asyncrpc
 from asyncrpc import LocalRendezvous, Worker, current_worker
-from asyncrpc.serving.asgi.protocol import AsgiApplication
+from asyncrpc.serving.asgi.machine.connection import AsgiApplication
 from tests.integration.serving import remote
 from tests.integration.serving.doors.applications import fastapi_app
 from tests.integration.serving.doors.conftest import ITEM_LENGTH

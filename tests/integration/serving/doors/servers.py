@@ -13,7 +13,7 @@ import hypercorn.config
 import uvicorn
 from aiohttp import web
 
-from asyncrpc.serving.asgi.protocol import AsgiApplication
+from asyncrpc.serving.asgi.machine.connection import AsgiApplication
 from tests.integration.serving.doors.clients import BUFFER_BYTES
 
 

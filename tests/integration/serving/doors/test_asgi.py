@@ -21,7 +21,7 @@ from starlette.routing import Mount
 import asyncrpc
 from asyncrpc import UsageError, current_worker
 from asyncrpc.serving import asgi
-from asyncrpc.serving.asgi.protocol import AsgiApplication, send_response
+from asyncrpc.serving.asgi.machine.connection import AsgiApplication, send_response
 from tests.integration.serving import remote
 from tests.integration.serving.conftest import Group
 from tests.integration.serving.doors.clients import events_of

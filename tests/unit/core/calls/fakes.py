@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from asyncrpc.core.calls.context import Deadlines
 from asyncrpc.core.calls.credit import InboundCredit, LinkCredit
-from asyncrpc.core.calls.deadlines import Deadlines
 from asyncrpc.core.calls.deferred import DeferredMessages
 from asyncrpc.core.calls.error_encoder import ErrorEncoder
 from asyncrpc.core.calls.heads import ReceivedHeads

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrpc.core.calls.deadlines import QUEUES_MAX, Deadlines, Watch
+from asyncrpc.core.calls.context import QUEUES_MAX, Deadlines, Watch
 from asyncrpc.core.loop.clock import Deadline
 from tests.unit.core.calls.fakes import FakeLoop, Timer
 

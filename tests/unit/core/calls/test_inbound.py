@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from asyncrpc.core.calls.context import current_call_var
-from asyncrpc.core.calls.deadlines import Deadlines
+from asyncrpc.core.calls.context import Deadlines, current_call_var
 from asyncrpc.core.calls.inbound import InboundCall
 from asyncrpc.core.calls.modes import Mode, Target
 from asyncrpc.core.loop.tasks import Tasks

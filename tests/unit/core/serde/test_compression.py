@@ -16,12 +16,8 @@ from asyncrpc.core.serde import (
     compression_for_answer,
     compression_named,
 )
-from asyncrpc.core.serde.compression import (
-    CODECS,
-    CompressionPlan,
-    is_packed,
-    unreadable,
-)
+from asyncrpc.core.serde.compression import CODECS, CompressionPlan, unreadable
+from asyncrpc.core.serde.encoded import is_packed
 from asyncrpc.core.serde.kinds import PACKED
 from asyncrpc.core.serde.lossless import (
     BLOCK_BYTES,

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from asyncrpc.serving.batching.machine.batches import BatchLimits, BatchQueue
 from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
-from asyncrpc.serving.batching.machine.overload import QueueLimits
-from asyncrpc.serving.batching.machine.service_rate import (
+from asyncrpc.serving.batching.machine.overload import (
     RETRY_AFTER_MAX_S,
     RETRY_AFTER_UNKNOWN_S,
     TURNS_MIN,
+    BatchLimits,
+    BatchQueue,
+    QueueLimits,
     ServiceRate,
 )
-from asyncrpc.serving.batching.wake_timer import WakeTimer
+from asyncrpc.serving.batching.queues import WakeTimer
 
 LIMITS = QueueLimits(waiting_max=100, places=1, turn_max=3)
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from asyncrpc.serving.batching.machine.expiry import ExpiryHeap
 from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
 from asyncrpc.serving.batching.machine.overload import (
     DropReason,
+    ExpiryHeap,
     QueueLimits,
     QueueRefusal,
     ServiceQueue,

@@ -20,7 +20,7 @@ from asyncrpc.errors import (
     WorkerLostError,
     rebuild,
 )
-from asyncrpc.serving.machine.deadline_header import (
+from asyncrpc.serving.contract import (
     BadDeadlineError,
     NoTimeLeftError,
     time_allowed_s,

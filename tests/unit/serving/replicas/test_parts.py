@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from asyncrpc import UsageError
 from asyncrpc.serving import ReplicaOptions
 from asyncrpc.serving.replicas.call import key_bytes
-from asyncrpc.serving.replicas.machine import latency
+from asyncrpc.serving.replicas.machine import routing
 from asyncrpc.serving.replicas.machine.attempts import (
     HEALTH,
     STEPS,
@@ -24,8 +24,12 @@ from asyncrpc.serving.replicas.machine.attempts import (
     NextStep,
     step_after,
 )
-from asyncrpc.serving.replicas.machine.latency import LatencyWindow
-from asyncrpc.serving.replicas.machine.routing import ShareBudget, score_of, unit_of
+from asyncrpc.serving.replicas.machine.routing import (
+    LatencyWindow,
+    ShareBudget,
+    score_of,
+    unit_of,
+)
 from asyncrpc.serving.replicas.messages import AnswerNote, read_note
 
 # --- latencies -----------------------------------------------------------------------
@@ -45,10 +49,10 @@ def test_latency_quantile_is_right_to_a_bucket(quantile: float) -> None:
 
 def test_latency_quantile_is_unknown_for_few_calls() -> None:
     window = LatencyWindow(0.95)
-    for _ in range(latency.CALLS_MIN - 1):
+    for _ in range(routing.CALLS_MIN - 1):
         assert window.quantile_s == math.inf
         window.record(0.01)
-    for _ in range(latency.REFRESH_EVERY):
+    for _ in range(routing.REFRESH_EVERY):
         window.record(0.01)
     assert window.quantile_s == pytest.approx(0.01, rel=0.1)
 
@@ -57,8 +61,8 @@ def test_old_latencies_are_forgotten() -> None:
     window = LatencyWindow(0.95)
     for _ in range(3000):
         window.record(1.0)
-    assert latency.HALF_MAX <= window.count <= 2 * latency.HALF_MAX
-    for _ in range(2 * latency.HALF_MAX + latency.REFRESH_EVERY):
+    assert routing.HALF_MAX <= window.count <= 2 * routing.HALF_MAX
+    for _ in range(2 * routing.HALF_MAX + routing.REFRESH_EVERY):
         window.record(0.001)
         window.quantile_s  # noqa: B018  (kept between two calls)
     assert window.quantile_s == pytest.approx(0.001, rel=0.1)
@@ -66,12 +70,12 @@ def test_old_latencies_are_forgotten() -> None:
 
 @given(st.floats(0.0, 1e6))
 def test_latency_bucket_ends_after_its_values(latency_s: float) -> None:
-    bucket = latency.bucket_of(latency_s)
-    assert 0 <= bucket < latency.BUCKETS
-    end_s = latency.end_of(bucket)
-    if latency.FIRST_S < latency_s < latency.end_of(latency.BUCKETS - 1):
+    bucket = routing.bucket_of(latency_s)
+    assert 0 <= bucket < routing.BUCKETS
+    end_s = routing.end_of(bucket)
+    if routing.FIRST_S < latency_s < routing.end_of(routing.BUCKETS - 1):
         assert latency_s <= end_s * (1 + 1e-9)
-        assert latency.end_of(bucket - 1) <= latency_s * (1 + 1e-9)
+        assert routing.end_of(bucket - 1) <= latency_s * (1 + 1e-9)
 
 
 # --- budgets -------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The deadline of a request: it cancels the handler, and a stream a moment later.
+"""What cancels a handler: the deadline of its request, and its client's leaving.
 
 `asyncrpc.deadline` cancels its block.  A stream must first tell its client that its
 time is over: it postpones the cancellation by `ENDING_S`, and ends by itself.
@@ -6,15 +6,20 @@ time is over: it postpones the cancellation by `ENDING_S`, and ends by itself.
 The deadline is that of the response.  It is lifted once the response is complete, or
 the handler has ended: neither background tasks of a framework, nor tasks that the
 handler has started and left, which have copies of its context, are limited by it then.
+
+Invariant: a block that is cancelled because its client left ends as if it had returned;
+any other cancellation passes through.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from asyncio import CancelledError
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
-from typing import Final
+from types import TracebackType
+from typing import Any, Final, Self
 
 from asyncrpc.core.calls.context import current_deadline, deadline_var, earlier
 from asyncrpc.extend import Deadline
@@ -125,3 +130,61 @@ def is_over() -> bool:
     """Return whether the current deadline has passed."""
     limit = current_deadline()
     return limit is not None and limit.at_s <= asyncio.get_running_loop().time()
+
+
+class ClientLeftError(ConnectionResetError):
+    """The client has closed its connection, so no answer can be sent."""
+
+
+class ClientScope:
+    """A block that is cancelled when its client leaves.
+
+    Attributes:
+        has_left: whether the client has left while the block ran.
+    """
+
+    def __init__(self) -> None:
+        self.has_left = False
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+
+    async def __aenter__(self) -> Self:
+        """Begin the block."""
+        self._task = asyncio.current_task()
+        assert self._task is not None  # a coroutine runs in a task
+        self._cancelling = self._task.cancelling()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        """End the block; it has not failed if `leave` has cancelled it."""
+        task, self._task = self._task, None
+        assert task is not None
+        if not self.has_left:
+            return False
+        # Like `asyncio.timeout`, which takes one more loop iteration to cancel.
+        is_alone = task.uncancel() <= self._cancelling
+        return is_alone and kind is not None and issubclass(kind, CancelledError)
+
+    def leave(self) -> None:
+        """Cancel the block: the client has left.  Idempotent; not from the block."""
+        if self._task is not None and not self.has_left:
+            self.has_left = True
+            self._task.cancel()
+
+
+@asynccontextmanager
+async def beside(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run a coroutine for the duration of a block; ignore its error."""
+    task = asyncio.get_running_loop().create_task(coroutine)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # so that asyncio does not log it

@@ -1,9 +1,12 @@
-"""Arguments that all queues of requests share, and their defaults."""
+"""What all queues of requests share: arguments, checks, a timer, and their errors."""
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from contextvars import Context
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +19,24 @@ from asyncrpc.core.arguments import (
     listed,
     wrong,
 )
-from asyncrpc.errors import UsageError
+from asyncrpc.core.calls.context import current_deadline, current_worker_var
+from asyncrpc.core.loop.loops import check_loop
+from asyncrpc.errors import (
+    CallError,
+    DeadlineExceededError,
+    NotStartedError,
+    Outcome,
+    OverloadedError,
+    RejectedError,
+    UsageError,
+)
+from asyncrpc.extend import CallTracer, Deadline, tracer_of
+from asyncrpc.serving.batching.machine.fair_queue import QueuedRequest
+from asyncrpc.serving.batching.machine.overload import (
+    DropReason,
+    QueueRefusal,
+    ServiceQueue,
+)
 
 WAITING_MAX: Final = 1024  # about a second of load for a batch of 32 in 30 ms
 PRIORITY_STEP_S: Final = 1.0  # a less important request waits a second longer
@@ -147,3 +167,117 @@ def check_model(model: object) -> None:
         if not callable(function):
             wanted = "an object with functions `enter`, `step` and `leave`"
             raise wrong("model", wanted, model)
+
+
+def entered_loop(
+    noun: str, loop: asyncio.AbstractEventLoop | None, *, is_closing: bool
+) -> asyncio.AbstractEventLoop:
+    """Return the loop that a batcher was entered on, which must be this one.
+
+    Args:
+        loop: the loop that it was entered on; None: it was not entered.
+    """
+    if loop is None:
+        raise NotStartedError(f"the {noun} has not been entered; use `async with`")
+    check_loop(f"the {noun}", loop, "it")
+    if is_closing:
+        raise closed("batcher")
+    return loop
+
+
+def tracer_in(context: Context) -> CallTracer | None:
+    """Return the tracer of the current worker; None: its calls are not traced."""
+    worker = context.get(current_worker_var)
+    return None if worker is None else tracer_of(worker)
+
+
+def deadline_here(queue: ServiceQueue[Any], name: str, now_s: float) -> Deadline | None:
+    """Return the deadline of a new request; None: it has no limit."""
+    deadline = current_deadline()
+    if deadline is not None and deadline.at_s <= now_s:
+        queue.counts.expired += 1
+        raise expired(deadline, name)
+    return deadline
+
+
+class WakeTimer:
+    """Calls a function at the time for which it was last set."""
+
+    def __init__(self, wake: Callable[[float], None]) -> None:
+        self._wake = wake
+        self._timer: asyncio.Handle | None = None
+        self._at_s = 0.0  # kept here: a fired handle of uvloop does not know its time
+
+    def set(self, at_s: float | None, context: contextvars.Context) -> None:
+        """Wake at a time of the running loop; this replaces the time set before.
+
+        Args:
+            at_s: when; None: never.
+        """
+        if self._timer is not None:
+            if self._at_s == at_s:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if at_s is not None:
+            loop = asyncio.get_running_loop()
+            self._at_s = at_s
+            self._timer = loop.call_at(at_s, self._on_time, at_s, context=context)
+
+    def _on_time(self, at_s: float) -> None:
+        self._timer = None
+        self._wake(at_s)
+
+
+T = TypeVar("T")
+
+_WORDS: Final = {
+    DropReason.TOO_OLD: "it waited {age_s:.3g} s, longer than max_queue_age_s allows",
+    DropReason.EVICTED: "too many requests wait, and another one took its place: of a "
+    "higher priority, of a client that has less than its share, or newer",
+}
+
+
+def closed(noun: str, outcome: Outcome = Outcome.NOT_EXECUTED) -> RejectedError:
+    """Return the error of a request to a closed batcher or limiter."""
+    return RejectedError(f"the {noun} is closed", outcome=outcome)
+
+
+def admitted(
+    queue: ServiceQueue[T], request: QueuedRequest[T], now_s: float
+) -> QueuedRequest[T] | None:
+    """Let a request wait; return the request that it has displaced."""
+    outcome = queue.offer(request, now_s)
+    if isinstance(outcome, QueueRefusal):
+        raise OverloadedError(
+            f"{outcome.problem}; try again in {outcome.retry_after_s:.3g} s",
+            retry_after_s=outcome.retry_after_s,
+        )
+    return outcome
+
+
+def expired(deadline: Deadline, function: str) -> DeadlineExceededError:
+    """Return the error of a request whose deadline passed before it ran."""
+    return DeadlineExceededError(
+        function=function,
+        to="",
+        outcome=Outcome.NOT_EXECUTED,
+        timeout_s=deadline.allowed_s,
+    )
+
+
+def dropped(
+    reason: DropReason,
+    *,
+    deadline: Deadline | None,
+    name: str,
+    age_s: float,
+    retry_after_s: float,
+) -> CallError:
+    """Return the error of a request that waited, and will not run."""
+    if reason is DropReason.EXPIRED and deadline is not None:
+        return expired(deadline, name)
+    return OverloadedError(
+        f"{_WORDS[reason].format(age_s=age_s)}; try again in {retry_after_s:.3g} s",
+        retry_after_s=retry_after_s,
+    )
