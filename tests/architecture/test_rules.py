@@ -180,7 +180,7 @@ def test_products_that_reach_into_workers_are_listed(product: str) -> None:
 UNPACKS = {
     "parallel/collectives/shared.py": "a note on a board has 16 KiB at most",
     "compat/rpc/internal.py": "TorchScript, in calls that Policy.STRICT refuses",
-    "compat/rpc/device_maps.py": "of this program, by a file",
+    "compat/rpc/starting.py": "of this program, by a file",
     "tools/cli/runs/entry.py": "a file of this user",
     "tools/cli/timeline.py": "a profile that the user names",
     "parallel/ddp/elastic.py": "a checkpoint of the program, weights only",
@@ -195,7 +195,7 @@ UNPACKS = {
     "clusters/ray/references.py": "from Ray's own store",
     "core/links/observers.py": "a question has 64 KiB at most",
     "core/members.py": "the record of a worker, in HELLO or at the meeting point",
-    "core/membership/offers.py": "the records at the meeting point",
+    "core/membership/stores.py": "the records at the meeting point",
     "core/serde/bounds.py": "counts before it unpacks",
     "core/serde/decoding.py": "within `serde.bounds`, if it came from a peer",
     "core/serde/lossless.py": "gets the length that a block must have",

@@ -3,6 +3,11 @@
 The work at the store is linear in the number of workers: each adds its record once, and
 reads all once.  Store calls block, so they run in a thread of their own, never on the
 loop; none lasts long, so that a worker that is ended while it waits is gone soon.
+
+For workers that come back a run leaves its name, so that no worker takes another
+program's store for that of its own group; the last incarnation of each rank that came;
+and the offer: some members that run.  None of it is part of a meeting or an attempt: it
+stays as long as the store.
 """
 
 from __future__ import annotations
@@ -11,18 +16,20 @@ import asyncio
 import contextlib
 import itertools
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import msgpack
 from torch.distributed import (  # type: ignore[attr-defined]
     DistNetworkError,
     PrefixStore,
 )
 
 from asyncrpc.core.host.shortage import shortage_of
+from asyncrpc.core.ids import Incarnation
 from asyncrpc.core.loop.clock import Clock
 from asyncrpc.core.loop.threads import Done, outcome_to
 from asyncrpc.core.loop.waits import waits
@@ -34,17 +41,85 @@ from asyncrpc.core.members import (
     wait_at_start,
 )
 from asyncrpc.core.membership.machine.keeping import Finding
-from asyncrpc.core.membership.offers import OfferBoard
 from asyncrpc.core.membership.store_places import (
     KNOCK_S,
     OPEN_S,
     StorePlace,
     TcpPlace,
 )
-from asyncrpc.errors import RendezvousTimeoutError, UsageError
+from asyncrpc.errors import MalformedError, RendezvousTimeoutError, UsageError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
+
+REFUSED_S: Final = 1.0  # until an offer whose members did not answer is tried again
+
+
+class OfferBoard:
+    """The offers of a run, as one worker reads and writes them; in threads."""
+
+    def __init__(self, prefix: str, run: str, rank: int) -> None:
+        self.run = run
+        self._run_key = f"{prefix}/run"
+        self._life_key = f"{prefix}/life/{rank}"
+        self._offer_key = f"{prefix}/offer"
+        self._refused = b""
+        self._refused_until_s = 0.0
+        self._read = b""
+
+    def arrive(self, store: Store, member: Member) -> None:
+        """Leave the name of the run, if no other worker has, and this incarnation."""
+        store.compare_set(self._run_key, "", self.run)
+        if self._is_ours(store):
+            store.set(self._life_key, str(member.incarnation))
+
+    def look(self, store: Store) -> Finding:
+        """Return what is there."""
+        run = _get(store, self._run_key).decode()
+        holder = Incarnation(int(_get(store, self._life_key) or b"0"))
+        try:
+            offered = _members(_get(store, self._offer_key))
+        except MalformedError:  # it is replaced
+            offered = ()
+        return Finding(run, holder, tuple(member.incarnation for member in offered))
+
+    def write(self, store: Store, members: Iterable[Member]) -> None:
+        """Leave an offer in place of the former one."""
+        packed: bytes = msgpack.packb([member.encode() for member in members])
+        store.set(self._offer_key, packed)  # type: ignore[arg-type]
+
+    def read(self, store: Store) -> OfferedGroup | None:
+        """Return the offer, unless its members were just now found not to answer."""
+        if not store.check([self._offer_key]) or not self._is_ours(store):
+            return None
+        packed = store.get(self._offer_key)
+        if packed == self._refused and _now_s() < self._refused_until_s:
+            return None
+        self._read = packed
+        return OfferedGroup(_members(packed))
+
+    def refuse(self) -> None:
+        """Take note that no member of the offer that was read last answers."""
+        self._refused = self._read
+        self._refused_until_s = _now_s() + REFUSED_S
+
+    def _is_ours(self, store: Store) -> bool:
+        return _get(store, self._run_key).decode() == self.run
+
+
+def _get(store: Store, key: str) -> bytes:
+    value: bytes = store.get(key) if store.check([key]) else b""
+    return value
+
+
+def _members(packed: bytes) -> Sequence[Member]:
+    if not packed:
+        return ()
+    try:
+        return [Member.decode(fields) for fields in msgpack.unpackb(packed)]
+    except (TypeError, ValueError) as error:  # msgpack raises these as well
+        raise MalformedError(f"the offer at the meeting point: {error}") from error
+
 
 T = TypeVar("T")
 PREFIX: Final = "asyncrpc/rpc"

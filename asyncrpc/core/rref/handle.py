@@ -2,6 +2,10 @@
 
 A handle is a local Python object; all handles of one worker to one value share one
 count at the owner.  Collecting a handle only queues a note for the event loop.
+
+A proxy calls methods of the referenced object on its owner, in one round trip.  The
+names are those of the remote object, which cannot be asked here: so any attribute
+is called, and the owner raises if it does not exist.
 """
 
 from __future__ import annotations
@@ -9,13 +13,13 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import torch
 
 from asyncrpc.core.arguments import UNSET, check_call_timeout
+from asyncrpc.core.calls.futures import CallFuture, refuse_on_loop
 from asyncrpc.core.ids import RRefId, WorkerId, WorkerInfo
-from asyncrpc.core.rref.proxy import AsyncProxy, BlockingProxy, RemoteProxy
 from asyncrpc.core.rref.shared import Shared
 from asyncrpc.core.worker import current_worker
 from asyncrpc.errors import UsageError
@@ -23,7 +27,73 @@ from asyncrpc.errors import UsageError
 if TYPE_CHECKING:
     from asyncrpc.core.rref.service import RRefService
 
+# Starts a method: of a reference, by name, with arguments, keyword arguments, a limit.
+Start = Callable[[Any, str, Any, Any, Any], Any]
+
 T = TypeVar("T")
+
+
+class _MethodProxy(Generic[T]):
+    """The methods of one referenced object."""
+
+    __slots__ = ("_rref", "_start_method", "_timeout_s")
+
+    def __init__(self, start_method: Start, rref: Any, timeout_s: Any) -> None:
+        self._start_method = start_method
+        self._rref = rref
+        self._timeout_s = timeout_s
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled: every other method's name is one of the owner's."""
+        raise UsageError("a proxy of an RRef cannot be sent; send the RRef")
+
+    def _start(self, name: str, args: Any, kwargs: Any) -> Any:
+        return self._start_method(self._rref, name, args, kwargs, self._timeout_s)
+
+
+class AsyncProxy(_MethodProxy[T]):
+    """From `RRef.rpc_async`: methods return futures."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Callable[..., CallFuture[Any]]:
+        return lambda *args, **kwargs: self._start(name, args, kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> CallFuture[Any]:
+        """Call the referenced object itself."""
+        call: CallFuture[Any] = self._start("__call__", args, kwargs)
+        return call
+
+
+class BlockingProxy(_MethodProxy[T]):
+    """From `RRef.rpc_sync`: methods block the calling thread."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self._run(name, args, kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the referenced object itself."""
+        return self._run("__call__", args, kwargs)
+
+    def _run(self, name: str, args: Any, kwargs: Any) -> Any:
+        refuse_on_loop("rref.rpc_sync()", "use `await rref.rpc_async()`")
+        return self._start(name, args, kwargs).wait()
+
+
+class RemoteProxy(_MethodProxy[T]):
+    """From `RRef.remote`: methods return references to their results."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Callable[..., RRef[Any]]:
+        return lambda *args, **kwargs: self._start(name, args, kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> RRef[Any]:
+        """Call the referenced object itself."""
+        rref: RRef[Any] = self._start("__call__", args, kwargs)
+        return rref
 
 
 class RRef(Generic[T]):

@@ -38,10 +38,10 @@ from asyncrpc.serving.replicas.call import (
     ReplicaCall,
     key_bytes,
     starter,
+    stream_from,
 )
 from asyncrpc.serving.replicas.options import ReplicaOptions
 from asyncrpc.serving.replicas.router import ReplicaRouter
-from asyncrpc.serving.replicas.stream import stream_from
 
 P = ParamSpec("P")
 T = TypeVar("T")

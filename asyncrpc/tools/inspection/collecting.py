@@ -4,13 +4,16 @@ It may be taken in any thread, and does not need the event loop to run.  What it
 changes meanwhile only where the interpreter switches threads: a snapshot may show a
 call that has just ended, but does no harm.
 
-Holds the garbage collector while frames of other threads and tasks are read.
+The garbage collector is held while frames of others are read.  Before Python 3.12 the
+collector may run inside of any allocation, even that of the frame object for
+`sys._current_frames`, `f_back` or `cr_frame`.  Finalizers may then let other threads
+run; the frame ends meanwhile, and its object refers to memory that is in use for
+something else.  A process that was looked at every second crashed in this way after
+some minutes, with a segmentation fault in `PyFrame_GetBack`.
 
-Before Python 3.12 the collector may run inside of any allocation, even that of the
-frame object for `sys._current_frames`, `f_back` or `cr_frame`.  Finalizers may then let
-other threads run; the frame ends meanwhile, and its object refers to memory that is in
-use for something else.  A process that was looked at every second crashed in this way
-after some minutes, with a segmentation fault in `PyFrame_GetBack`.
+Several workers may share a loop, and so its tasks and threads.  Each snapshot has them
+all, since one may wait for another; but each belongs to one worker, which tells of it.
+The other workers tell it as internal.
 """
 
 from __future__ import annotations
@@ -23,18 +26,20 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import Context
 from itertools import islice
 from typing import Any, Final
 
 from asyncrpc.core import torch_modes
+from asyncrpc.core.calls.context import current_worker_var
 from asyncrpc.core.calls.futures import CallFuture
 from asyncrpc.core.calls.streams import StreamReceiver
+from asyncrpc.core.loop.forking import known_workers
 from asyncrpc.core.loop.threads import OWN_THREAD
 from asyncrpc.core.parts import Parts
 from asyncrpc.extend import WaitKind
 from asyncrpc.tools.inspection.ages import WaitAges
 from asyncrpc.tools.inspection.loop_tasks import BY_REFERENCE, tasks_of
-from asyncrpc.tools.inspection.neighbours import Neighbours
 from asyncrpc.tools.inspection.recognition import is_of_library, labels_of, work_of
 from asyncrpc.tools.inspection.records import (
     NO_ACTOR,
@@ -48,6 +53,76 @@ from asyncrpc.tools.inspection.records import (
     WorkerSnapshot,
 )
 from asyncrpc.tools.inspection.threads import ThreadStack, frame_of, source_of, stacks
+
+
+class Neighbours:
+    """The other workers of one worker's loop that it knows, and that tell of theirs."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        incarnation: int,
+        incarnation_of: Callable[[str], int | None],
+    ) -> None:
+        parts = [getattr(worker, "parts", None) for worker in known_workers()]
+        running = [
+            other
+            for other in parts
+            if other is not None and not other.is_closed and other.loop is loop
+        ]
+        self._own = incarnation
+        self._others = [
+            other
+            for other in running
+            if other.identity.incarnation != incarnation
+            and other.identity.incarnation == incarnation_of(other.identity.name)
+        ]
+        # What belongs to no worker, the first one tells.
+        self._is_first = all(
+            incarnation < other.identity.incarnation for other in self._others
+        )
+
+    def caller_of(self, call: Any) -> int | None:
+        """Return the incarnation of the neighbour that has made a call."""
+        for other in self._others:
+            for link in other.directory.links:
+                if link.pending.get(call.call_id) is call:
+                    incarnation: int = other.identity.incarnation
+                    return incarnation
+        return None
+
+    def have(self, task: asyncio.Task[Any]) -> bool:
+        """Return whether a task is another worker's to tell."""
+        if not self._others:
+            return False
+        context = _context_of(task)
+        worker = None if context is None else context.get(current_worker_var)
+        if worker is None:
+            return not self._is_first
+        incarnation: int = worker.incarnation
+        if incarnation == self._own:
+            return False
+        is_here = any(
+            incarnation == other.identity.incarnation for other in self._others
+        )
+        return is_here or not self._is_first
+
+    def have_thread(self, name: str) -> bool:
+        """Return whether a thread is another worker's to tell."""
+        if any(name.startswith(f"asyncrpc-{other.name}-") for other in self._others):
+            return True
+        return not self._is_first and not name.startswith("asyncrpc-")
+
+
+def _context_of(task: asyncio.Task[Any]) -> Context | None:
+    if hasattr(task, "get_context"):  # from Python 3.12 on
+        context: Context = task.get_context()
+        return context
+    referents = gc.get_referents(task)
+    return next(
+        (referent for referent in referents if isinstance(referent, Context)), None
+    )
+
 
 RUNS_ANYWHERE: Final = sys.version_info < (3, 12)
 _lock: Final = threading.Lock()

@@ -1,26 +1,28 @@
 """The metrics of one worker: counted from the first request on, read as text.
 
-Without a request nothing is counted, and no thread runs.  Counting does not delay the
-worker: its calls only append to a queue.
+Some are counted, some are readings of a moment: open links, kept memory and the like.
+These are taken when the metrics are read, in any thread, and without the event loop,
+which may be blocked.  Without a request nothing is counted, and no thread runs.
+Counting does not delay the worker: its calls only append to a queue.
 
-The metrics of a worker for prometheus_client: a custom collector.
+prometheus_client gets them by a custom collector.  It is an extra: `pip install
+'asyncrpc-torch[metrics]'`.  It is imported when a program asks for the collector, not
+before.
 
-prometheus_client is an extra: `pip install 'asyncrpc-torch[metrics]'`.  It is imported
-when a program asks for the collector, not before.
-
-Samples how late an event loop and threads get to run, four times a second.
-
-A thread sleeps.  The time by which it wakes up late is the lag of threads: another
+How late an event loop and threads get to run is sampled four times a second.  A thread
+sleeps.  The time by which it wakes up late is the lag of threads: another
 thread held the interpreter's lock, or no core was free.  Then it schedules a callback
 on the loop; the time until that runs is the lag of the loop.  The next callback is
 scheduled only after this one has run, so a blocked loop holds one callback at most.
 
-Readings of a worker at one moment: open links, kept memory and the like.
+As text they are in OpenMetrics 1.0, or in the older format of Prometheus.  This takes a
+tenth of the time of prometheus_client: a scrape competes with the calls of the worker
+for the interpreter's lock.  The tests read the text with the parsers of
+prometheus_client.
 
-They are taken when the metrics are read, in any thread, and without the event loop,
-which may be blocked.
-
-Source: https://prometheus.github.io/client_python/collector/custom/
+Source: https://prometheus.github.io/client_python/collector/custom/,
+https://prometheus.io/docs/specs/om/open_metrics_spec/ and
+https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ from __future__ import annotations
 import asyncio
 import importlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias, TypeVar
 
 from asyncrpc.core.arguments import check_count, check_flag, check_kind
 from asyncrpc.core.lifecycle import WorkerState
@@ -46,18 +48,106 @@ from asyncrpc.tools.observability.definitions import (
     MetricDefinition,
     MetricKind,
 )
-from asyncrpc.tools.observability.exposition import (
-    BOUNDS,
-    OPENMETRICS,
-    Snapshot,
-    content_type_for,
-    family_name,
-    written,
-)
 from asyncrpc.tools.observability.figures import SeriesSnapshot, WorkerFigures
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics_core import Metric
+
+Snapshot: TypeAlias = Mapping[MetricDefinition, Sequence[SeriesSnapshot]]
+
+OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+PLAIN: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+_SUFFIXES: Final = {MetricKind.COUNTER: "_total", MetricKind.INFO: "_info"}
+_VERSIONS: Final = {"", "1.0.0"}  # of OpenMetrics; "": any
+_ESCAPES: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+_DIGITS_MAX: Final = 6  # before the point; longer numbers have an exponent
+
+
+def content_type_for(accept: str) -> str:
+    """Return the format for a request with this header `Accept`."""
+    for accepted in accept.split(","):
+        kind, *parameters = (part.strip().lower() for part in accepted.split(";"))
+        versions = [
+            parameter.removeprefix("version=")
+            for parameter in parameters
+            if "version=" in parameter
+        ]
+        if kind == "application/openmetrics-text" and set(versions or [""]) & _VERSIONS:
+            return OPENMETRICS
+    return PLAIN
+
+
+def family_name(metric: MetricDefinition) -> str:
+    """Return the name of a metric as OpenMetrics declares it."""
+    return metric.name.removesuffix(_SUFFIXES.get(metric.kind, ""))
+
+
+def _bound(value: float) -> str:
+    """Return a bound as OpenMetrics writes numbers: 0.5, 1.0, 1e+06."""
+    digits, _, rest = repr(value).partition(".")
+    if len(digits) <= _DIGITS_MAX:
+        return f"{digits}.{rest}"
+    fraction = digits[1:].rstrip("0")
+    point = "." if fraction else ""
+    return f"{digits[0]}{point}{fraction}e+{len(digits) - 1:02}"
+
+
+BOUNDS: Final[Mapping[MetricDefinition, Sequence[str]]] = {
+    definition: [*map(_bound, definition.bounds), "+Inf"]
+    for definition in DEFINITIONS
+    if definition.kind is MetricKind.HISTOGRAM
+}
+
+
+def written(snapshot: Snapshot, content_type: str) -> str:
+    """Return metrics as text; in OpenMetrics without the line that ends it."""
+    lines: list[str] = []
+    is_openmetrics = content_type == OPENMETRICS
+    for metric in DEFINITIONS:
+        if all_series := snapshot.get(metric):
+            lines += _head(metric, is_openmetrics=is_openmetrics)
+            for series in all_series:
+                lines += _lines(metric, series)
+    lines.append("")
+    return "\n".join(lines)
+
+
+def _head(metric: MetricDefinition, *, is_openmetrics: bool) -> Iterator[str]:
+    name, kind = metric.name, metric.kind.value
+    if is_openmetrics:
+        name = family_name(metric)
+    elif metric.kind is MetricKind.INFO:  # the older format has no such kind
+        kind = MetricKind.GAUGE.value
+    yield f"# HELP {name} {metric.text}"
+    yield f"# TYPE {name} {kind}"
+    if is_openmetrics and metric.unit:
+        yield f"# UNIT {name} {metric.unit}"
+
+
+def _lines(metric: MetricDefinition, series: SeriesSnapshot) -> list[str]:
+    name = metric.name
+    pairs = [
+        *metric.constant.items(),
+        *zip(metric.labels, series.values, strict=True),
+    ]
+    labels = ",".join(
+        f'{label}="{value.translate(_ESCAPES)}"' for label, value in pairs
+    )
+    braced = f"{{{labels}}}" if labels else ""
+    if metric.kind is not MetricKind.HISTOGRAM:
+        return [f"{name}{braced} {series.total!r}"]
+    begin = f"{name}_bucket{{{labels}{',' if labels else ''}le="
+    return [
+        *[
+            f'{begin}"{bound}"}} {count}'
+            for bound, count in zip(BOUNDS[metric], series.counts, strict=True)
+        ],
+        f"{name}_count{braced} {series.counts[-1]}",
+        f"{name}_sum{braced} {series.total!r}",
+    ]
+
 
 _LIVE: Final = frozenset({WorkerState.RUNNING, WorkerState.DRAINING})
 _TRIES: Final = 10
@@ -218,10 +308,6 @@ class LagSampler:
     def _on_loop(self, asked_s: float) -> None:
         self._asked_s = None
         self._on_loop_lag(_now_s() - asked_s)
-
-
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
 
 
 def library(name: str) -> Any:

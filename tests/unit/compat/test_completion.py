@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from asyncrpc.compat.rpc.completion import TICK_S, Completions
+from asyncrpc.compat.rpc.agent import TICK_S, Completions
 from asyncrpc.compat.rpc.promises import Promise
 from asyncrpc.core.loop.threads import ThreadPool
 from asyncrpc.errors import ClosedError, RejectedError

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from asyncrpc.compat.rpc import errors
-from asyncrpc.compat.rpc.device_maps import DeviceWishes, check_device_maps
 from asyncrpc.compat.rpc.options import TensorPipeRpcBackendOptions
+from asyncrpc.compat.rpc.starting import DeviceWishes, check_device_maps
 from asyncrpc.core.serde import describe_exception, rebuild_exception
 from asyncrpc.errors import (
     DeadlineExceededError,

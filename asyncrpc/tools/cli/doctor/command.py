@@ -1,7 +1,4 @@
-"""The command line of `asyncrpc doctor`, and what it prints.
-
-The checkups of the workers of a group, requested by the doctor.
-"""
+"""`asyncrpc doctor`: what it checks here and at a group's workers, and its output."""
 
 from __future__ import annotations
 
@@ -10,13 +7,26 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from asyncrpc import NetworkOptions, Options
+from asyncrpc.core.environment import LaunchPlacement, resolve
+from asyncrpc.core.host.this_host import LAUNCHER_PID
+from asyncrpc.core.options import INTERFACE_VARIABLE
 from asyncrpc.errors import AuthenticationError, ConnectError, UsageError
+from asyncrpc.tools.checkup.machine.checks import check_all
 from asyncrpc.tools.checkup.machine.findings import CheckFinding, CheckState
 from asyncrpc.tools.checkup.machine.together import GroupFinding, check_walls, together
-from asyncrpc.tools.cli.doctor.here import HereFound, look_here
-from asyncrpc.tools.cli.doctor.placement import as_record, as_text, paragraph
+from asyncrpc.tools.checkup.reading import Circumstances, gather
+from asyncrpc.tools.cli.doctor.placement import (
+    Diagnosis,
+    as_record,
+    as_text,
+    diagnose,
+    host_facts,
+    is_one_host,
+    paragraph,
+)
 from asyncrpc.tools.cli.observing import (
     add_group,
     check_workers,
@@ -35,6 +45,53 @@ from asyncrpc.tools.cli.runs.listing import list_runs
 from asyncrpc.tools.cli.table import lines_of
 from asyncrpc.tools.inspection.group_answers import WorkerCheckup, checkups_of
 from asyncrpc.tools.inspection.records import NoAnswer
+
+
+class HereFound(NamedTuple):
+    """The checks of this process and its host.
+
+    Attributes:
+        diagnosis: of the values that `env://` finds.
+    """
+
+    diagnosis: Diagnosis
+    findings: list[CheckFinding]
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether a check has found a fault."""
+        return any(finding.state is CheckState.WRONG for finding in self.findings)
+
+
+def look_here(environ: Mapping[str, str]) -> HereFound:
+    """Check this process and its host; blocks this thread for some milliseconds."""
+    try:
+        options: Options | UsageError = Options().with_environment(environ)
+    except UsageError as error:
+        options = error
+    diagnosis = diagnose(environ, host_facts(options), launcher_pid=LAUNCHER_PID)
+    try:
+        placement = resolve(environ, launcher_pid=LAUNCHER_PID)
+    except UsageError:
+        placement = LaunchPlacement()
+    circumstances = _circumstances(options, placement, environ)
+    return HereFound(diagnosis, check_all(gather(circumstances, environ)))
+
+
+def _circumstances(
+    options: Options | UsageError,
+    placement: LaunchPlacement,
+    environ: Mapping[str, str],
+) -> Circumstances:
+    if isinstance(options, UsageError):  # without the invalid options
+        interface = environ.get(INTERFACE_VARIABLE) or None
+        options = Options(network=NetworkOptions(interface=interface))
+    return Circumstances(
+        options,
+        workers=placement.world_size or 1,
+        workers_here=placement.local_world_size or 1,
+        is_one_host=is_one_host(placement) if placement.world_size else None,
+    )
 
 
 @dataclass(slots=True)

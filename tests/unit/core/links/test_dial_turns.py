@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from asyncrpc.core.links.dial_turns import (
+from asyncrpc.core.links.dialer import (
     CONNECT_TURN_S,
     DialTurn,
     DialTurns,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from asyncrpc import UsageError
-from asyncrpc.core.nn.placement import Placement
+from asyncrpc.core.nn.remote_module import Placement
 
 
 @pytest.mark.parametrize(

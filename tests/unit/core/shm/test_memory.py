@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from asyncrpc.core.serde.shared import seal
+from asyncrpc.core.shm.channel import RobustMutex
 from asyncrpc.core.shm.machine.pool import HUGE_PAGE_BYTES
-from asyncrpc.core.shm.mutex import RobustMutex
 from asyncrpc.core.shm.passing import DescriptorPassage, close_all, new_pair
 from asyncrpc.core.shm.slab import Slab
 from asyncrpc.errors import MalformedError
@@ -114,7 +114,7 @@ def test_malformed_slab_is_refused_and_closed(make: object) -> None:
 REPOSITORY = Path(__file__).parents[4]
 HOLDER = """
 import signal, sys
-from asyncrpc.core.shm.mutex import RobustMutex
+from asyncrpc.core.shm.channel import RobustMutex
 from asyncrpc.core.shm.slab import Slab
 
 slab = Slab(int(sys.argv[1]), 4096)

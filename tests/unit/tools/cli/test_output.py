@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrpc.tools.cli.output import LinePrefixer, rank_prefix
+from asyncrpc.tools.cli.launch import LinePrefixer, rank_prefix
 from asyncrpc.tools.cli.table import line_of, lines_of, wrapped
 
 
