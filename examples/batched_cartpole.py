@@ -146,13 +146,17 @@ async def play(
     """Let a new agent learn from all observers; say after each episode how it goes."""
     agent = Agent(options)
     given = (RRef(agent), options.num_steps)
-    await asyncio.gather(*(one.rpc_async().begin(options.seed) for one in observers))
+    await asyncio.gather(
+        *(observer.rpc_async().begin(options.seed) for observer in observers)
+    )
     begun = time.perf_counter()
     actions = 0
     async with agent.gather:
         for episode in range(1, options.num_episodes + 1):
             proxies = [observer.rpc_async() for observer in observers]
-            calls = (one.run_episode(*given, is_batched=is_batched) for one in proxies)
+            calls = (
+                proxy.run_episode(*given, is_batched=is_batched) for proxy in proxies
+            )
             played = await asyncio.gather(*calls)
             agent.learn(played)
             rewards = [sum(rewards) for poles in played for rewards in poles]

@@ -81,12 +81,12 @@ class Server:
         """Update the model with one trainer's gradients, and answer it."""
         with self._one:  # plain functions run in threads
             self._update([gradients])
-            return [one.clone() for one in self._parameters()]
+            return [parameter.clone() for parameter in self._parameters()]
 
     def parameters(self) -> Tensors:
         """Return a copy of the parameters."""
         with self._one:
-            return [one.clone() for one in self._parameters()]
+            return [parameter.clone() for parameter in self._parameters()]
 
     def result(self, pixels: torch.Tensor, labels: torch.Tensor) -> tuple[int, float]:
         """Return how many updates there were, and the model's accuracy."""

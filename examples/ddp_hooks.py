@@ -72,8 +72,8 @@ async def train(group: asyncrpc.Group, name: str, epochs: int) -> list[float]:
             optimizer.step()
             losses[epoch] += loss.detach() / STEPS
             if name == POST_LOCAL and step % AVERAGE_EVERY == 0:
-                for one in model.parameters():
-                    await group.all_reduce(one.data, "avg")
+                for parameter in model.parameters():
+                    await group.all_reduce(parameter.data, "avg")
     await group.all_reduce(losses, "avg")
     right = model(pixels[TRAINING:]).argmax(1) == labels[TRAINING:]
     flat = nn.utils.parameters_to_vector(model.parameters()).detach()

@@ -230,7 +230,7 @@ async def lead(options: argparse.Namespace) -> None:
             await fleet.disturb(options)
             await fleet.wait()
         await reporting
-    accuracies = {f"{one:.1%}" for one in log.accuracies}
+    accuracies = {f"{accuracy:.1%}" for accuracy in log.accuracies}
     print(f"accuracy at {len(log.accuracies)} workers: {', '.join(accuracies)}")
 
 

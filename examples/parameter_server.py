@@ -102,10 +102,10 @@ async def drive(options: argparse.Namespace, console: Console) -> None:
         begun = time.perf_counter()
         stream = worker.peer(name).stream(train, index, options, net)
         async with aclosing(stream) as epochs:
-            async for one in epochs:
-                text = f"{name}, {one.steps:4} steps, loss {one.loss:.4f}"
+            async for epoch in epochs:
+                text = f"{name}, {epoch.steps:4} steps, loss {epoch.loss:.4f}"
                 bars.update(bar, advance=1, description=text)
-        return one, one.images / (time.perf_counter() - begun)
+        return epoch, epoch.images / (time.perf_counter() - begun)
 
     with Progress(*shown, console=console, disable=not console.is_terminal) as bars:
         names = [f"trainer{index}" for index in range(options.trainers)]

@@ -80,7 +80,7 @@ def drawn(report: PipelineReport) -> str:
 
 
 def coloured(cells: str) -> str:
-    colours = ["green" if one.isupper() else "blue" for one in cells]
+    colours = ["green" if cell.isupper() else "blue" for cell in cells]
     return "".join(
         f"[{colour}]{one}[/]" if one.isalpha() else one
         for colour, one in zip(colours, cells, strict=True)
@@ -106,7 +106,7 @@ class Trained:
             f"{self.accuracy:.1%}",
             f"{self.digits_per_s:,.0f}",
             held,
-            *(f"{one:.1%}" for one in bubbles),
+            *(f"{bubble:.1%}" for bubble in bubbles),
         ]
 
     def caption(self) -> str:

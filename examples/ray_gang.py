@@ -81,8 +81,8 @@ async def drive(rounds: int, kill_in: int) -> None:
     saved: list[State] = []
     limits = RestartLimits(restarts_max=3, backoff_s=0.1)
     async with Gang([{"CPU": 1}] * 4, names=NAMES, limits=limits) as gang:
-        for one in gang.workers:
-            print(f"{one.name}: process {one.pid} on node {one.node_id[:8]}")
+        for worker in gang.workers:
+            print(f"{worker.name}: process {worker.pid} on node {worker.node_id[:8]}")
         done, generation = 0, gang.generation
         while done < rounds:
             is_struck = generation == 1 and done + 1 == kill_in

@@ -147,7 +147,7 @@ class Native:
 
     async def accuracy(self, tests: Batch) -> float:
         """Return the share of test images that are recognized: each rank takes some."""
-        images, labels = (one[self.group.rank :: self.group.size] for one in tests)
+        images, labels = (test[self.group.rank :: self.group.size] for test in tests)
 
         def right() -> float:
             self.module.eval()
@@ -338,7 +338,7 @@ async def work(rank: int, program: Program, options: argparse.Namespace) -> None
 
 
 def _description(program: Program, native: Native, options: argparse.Namespace) -> str:
-    count = sum(one.numel() for one in native.module.parameters())
+    count = sum(parameter.numel() for parameter in native.module.parameters())
     size, ranks = options.image_size, native.group.size
     meet = "xla://" if options.pjrt_distributed else "env://"
     how = "the device" if native.is_by_device else "the host"

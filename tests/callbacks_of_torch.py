@@ -342,10 +342,10 @@ class Dispatching(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, operator: Any, _: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        for one in args:
-            if isinstance(one, cls) and torch._C._current_graph_task_id() != -1:  # noqa: SLF001
-                one.call()
-        plain = [one.within if isinstance(one, cls) else one for one in args]
+        for arg in args:
+            if isinstance(arg, cls) and torch._C._current_graph_task_id() != -1:  # noqa: SLF001
+                arg.call()
+        plain = [arg.within if isinstance(arg, cls) else arg for arg in args]
         return operator(*plain, **(kwargs or {}))
 
 

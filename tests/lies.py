@@ -139,7 +139,7 @@ class Liar:
         record: list[Any] = list(fields_of(service.table.me))
         wrong = self.choices.below(256)  # which of these
         for at, values in (
-            (0, [one.name for one in self.facts.workers] + ["nobody"]),
+            (0, [worker.name for worker in self.facts.workers] + ["nobody"]),
             (1, (-1, 0, 1, 2)),
             (2, numbers),
             (3, [[text] for text in texts if ":" in text]),

@@ -122,12 +122,12 @@ def pytest_collection_modifyitems(
 ) -> None:
     tier: Tier = config.getoption("tier")
     part: Part = config.getoption("part")
-    quick = quick_among(one.nodeid for one in items if not is_slow(one))
+    quick = quick_among(item.nodeid for item in items if not is_slow(item))
     kept: list[pytest.Item] = []
     left: list[pytest.Item] = []
-    for one in items:
-        fits = tier == "all" or (one.nodeid in quick) == (tier == "quick")
-        (kept if fits and part.has(one.nodeid) else left).append(one)
+    for item in items:
+        fits = tier == "all" or (item.nodeid in quick) == (tier == "quick")
+        (kept if fits and part.has(item.nodeid) else left).append(item)
     items[:] = kept
     if left:
         config.hook.pytest_deselected(items=left)

@@ -141,10 +141,10 @@ class Front:
         begun = [status.name, status.state.lower(), f"{status.version}"]
         try:
             peer = self._worker.peer(status.name).using(timeout_s=LOOK_S)
-            found = await peer.call(figures)
+            result = await peer.call(figures)
         except asyncrpc.AsyncRpcError:
             return [*begun, "-", "-", "-"]
-        return [*begun, f"{found.writing}", f"{found.waiting}", f"{found.rate:,.0f}"]
+        return [*begun, f"{result.writing}", f"{result.waiting}", f"{result.rate:,.0f}"]
 
     async def _training(self) -> str:
         try:

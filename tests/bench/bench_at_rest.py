@@ -96,10 +96,10 @@ def rests(options: argparse.Namespace) -> Iterator[str]:
     for transport in options.transports:
         for peers, nbytes in RESTS:
             say(f"{transport}, {peers} peers, tensors of {nbytes >> 10} KiB")
-            found = asyncrpc.run(
+            result = asyncrpc.run(
                 rest(transport, peers, nbytes, options.seconds, apart=options.apart)
             )
-            before, after, begun, ended = found
+            before, after, begun, ended = result
             took_s = ended.wall_s - begun.wall_s
             new = after.links - before.links
             each = (after.private_kib - before.private_kib) / new if new else 0.0
@@ -140,10 +140,10 @@ async def rates(rounds: int, seconds: float) -> dict[tuple[str, int], list[Rate]
 
 def calls(options: argparse.Namespace) -> Iterator[str]:
     """Measure; return the lines of the table."""
-    found = asyncrpc.run(rates(options.rounds, options.call_seconds))
+    result = asyncrpc.run(rates(options.rounds, options.call_seconds))
     for _ in range(options.rounds):
         for peers, rate in bare_rates(options.call_seconds).items():
-            found["bare echo", peers].append(rate)
+            result["bare echo", peers].append(rate)
     yield (
         f"{'':>10} {'peers':>6} {'calls/s':>9} {'least - most':>19} "
         f"{'callee, us':>11} {'callers, us':>12} {'callee of 1':>12}"
@@ -151,16 +151,16 @@ def calls(options: argparse.Namespace) -> Iterator[str]:
     for way in ("one calls", "all call", "one each", "bare echo"):
         first_us = 0.0
         for peers in PEERS:
-            given = found.get((way, peers))
-            if not given:
+            value = result.get((way, peers))
+            if not value:
                 continue
-            every = sorted(one.per_second for one in given)
-            callee_us = median(one.callee_us for one in given)
+            every = sorted(one.per_second for one in value)
+            callee_us = median(one.callee_us for one in value)
             first_us = first_us or callee_us
             yield (
                 f"{way:>10} {peers:>6} {median(every):>9,.0f} "
                 f"{f'{every[0]:,.0f} - {every[-1]:,.0f}':>19} {callee_us:>11.2f} "
-                f"{median(one.caller_us for one in given):>12.2f} "
+                f"{median(one.caller_us for one in value):>12.2f} "
                 f"{callee_us / first_us:>12.2f}"
             )
 

@@ -32,7 +32,7 @@ def table(found: Mapping[tuple[str, str], Sequence[Sequence[float]]]) -> str:
     lines = [f"{titles[0]:<12}{titles[1]:<24}{heads}"]
     for (interval, load), starts in found.items():
         medians = [statistics.median(column) for column in zip(*starts, strict=True)]
-        cells = "".join(f"{short(one):>15}" for one in medians)
+        cells = "".join(f"{short(median):>15}" for median in medians)
         lines.append(f"{interval:<12}{load:<24}{cells}")
     return "\n".join(lines)
 
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.6, help="per cell")
     parser.add_argument("--switch-ms", type=float, nargs="+", default=[5, 1, 0.5, 0.1])
     options = parser.parse_args()
-    intervals = [f"{one:g}" for one in options.switch_ms]
+    intervals = [f"{switch_ms:g}" for switch_ms in options.switch_ms]
     arguments = ["--seconds", str(options.seconds), "--switch-ms", *intervals]
     found: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
     for start in range(options.starts):

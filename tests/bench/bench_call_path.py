@@ -46,7 +46,7 @@ class Workload:
         self.traced_us.append(statistics.median(total))
         self.starts.append(
             {
-                place: [one - mark_cost_us for one in times]
+                place: [time - mark_cost_us for time in times]
                 for place, times in found.items()
             }
         )

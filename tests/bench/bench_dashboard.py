@@ -174,8 +174,8 @@ async def measure_dashboard(
         number, held, took = 0, list[float](), list[float]()
         for _ in range(rounds):
             begun_s = now_s()
-            with HeldLoop() as one:
-                questions.held = [one]
+            with HeldLoop() as held_loop:
+                questions.held = [held_loop]
                 seen = await look.after(number)
                 answer = await in_slices(view.show(seen, query))
                 sse.encoded(
@@ -183,7 +183,7 @@ async def measure_dashboard(
                 )
             number = seen.number
             del seen, answer  # or this frame frees the look, all at once
-            held.append(one.most_ms)
+            held.append(held_loop.most_ms)
             took.append(now_s() - begun_s)
         first, late = held[0], sorted(held[1:]) or held
         print(

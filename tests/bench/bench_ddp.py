@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(WAYS), metavar="NAMES")
     options = parser.parse_args()
     names = [name for name in WAYS if name in options.only.split(",")]
-    parameters = sum(one.numel() for one in make()[0].parameters())
+    parameters = sum(parameter.numel() for parameter in make()[0].parameters())
     about = f"{parameters / 1e6:.2f} million parameters, {options.ranks} ranks"
     args = (names, options.rounds)
     found = launch(compare, args, options.ranks, threads_per_process=1)[0]

@@ -89,7 +89,7 @@ async def main() -> None:
                 statistics.median(await measure_async(work, BUDGET)) for work in works
             ]
             gap_s = await longest_gap_s(works[1])
-            host_ms, device_ms, copies_ms = (1e3 * one for one in times_s)
+            host_ms, device_ms, copies_ms = (1e3 * time_s for time_s in times_s)
             ratio = device_ms / (host_ms + copies_ms)
             print(
                 f"{size_bytes >> 10:>12}{host_ms:>12.3f}{device_ms:>12.3f}"

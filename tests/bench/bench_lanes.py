@@ -39,7 +39,7 @@ class Figures(NamedTuple):
     beside_us: list[float]
 
     def __str__(self) -> str:
-        cells = [*(f"{one:.2f}" for one in self.gb_s), f"{self.both_gb_s:.2f}"]
+        cells = [*(f"{rate:.2f}" for rate in self.gb_s), f"{self.both_gb_s:.2f}"]
         for p50, p99 in (self.idle_us, self.beside_us):
             cells.append(f"{p50:.0f} / {p99:.0f}")
         cells.append(f"{self.beside_us[1] / self.idle_us[1]:.1f}")

@@ -63,8 +63,10 @@ async def live(folder: str, ranks: Sequence[int], world_size: int, up: Any) -> N
         ]
         await asyncio.gather(*map(stack.enter_async_context, workers))
         calls = [
-            asyncio.ensure_future(one.peer((one.rank + 1) % world_size).call(wait))
-            for one in workers
+            asyncio.ensure_future(
+                worker.peer((worker.rank + 1) % world_size).call(wait)
+            )
+            for worker in workers
         ]
         up.release()
         await asyncio.gather(*calls)
@@ -135,17 +137,17 @@ def main() -> None:
             )
             for first in range(given.processes)
         ]
-        for one in processes:
-            one.start()
+        for process in processes:
+            process.start()
         for _ in processes:
             assert up.acquire(timeout=READY_S)
-        pids = [one.pid or 0 for one in processes]
+        pids = [process.pid or 0 for process in processes]
         print(f"{size} workers in {given.processes} processes")
         asyncrpc.run(measure(folder, pids, size, given.rounds))
-        for one in processes:
-            one.kill()
-        for one in processes:
-            one.join()
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.join()
 
 
 if __name__ == "__main__":

@@ -179,9 +179,9 @@ def draw(rows: Sequence[OverloadRow], path: Path) -> None:
     """Write the picture: answers a second, and latency, over the load."""
     figure = Figure(figsize=(10, 4))
     left, right = figure.subplots(1, 2)
-    for policy in dict.fromkeys(one.policy for one in rows):
+    for policy in dict.fromkeys(row.policy for row in rows):
         for door, line in zip(DOORS, ("-", "--"), strict=True):
-            own = [one for one in rows if (one.policy, one.door) == (policy, door)]
+            own = [row for row in rows if (row.policy, row.door) == (policy, door)]
             if not own:
                 continue
             style: dict[str, Any] = {

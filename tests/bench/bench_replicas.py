@@ -25,7 +25,7 @@ def cells(outcome: Outcome) -> list[str]:
     """Return the figures of one policy."""
     quantiles = (outcome.quantile_s(share) for share in (0.5, 0.99, 0.999))
     return [
-        *(f"{1e3 * one:,.1f}" for one in quantiles),
+        *(f"{1e3 * quantile:,.1f}" for quantile in quantiles),
         f"{outcome.extra_calls:.1%}",
         f"{outcome.worked_s:,.0f}",
     ]

@@ -414,7 +414,7 @@ class ServeComparison:
     def figure(self, side: str, row: Row) -> Figure | None:
         """Return what the rounds of a side gave for a row."""
         values = [one[row] for one in self.found[side] if row in one]
-        values = [one for one in values if not math.isnan(one)]
+        values = [value for value in values if not math.isnan(value)]
         return Figure(tuple(values)) if values else None
 
 
@@ -428,9 +428,9 @@ def table(comparison: ServeComparison, sides: Sequence[str]) -> str:
         figures = [comparison.figure(side, row) for side in sides]
         cells = [
             f"> {short(NEVER_MS)}"
-            if row is FREED and _is_never(one)
-            else str(one or "-")
-            for one in figures
+            if row is FREED and _is_never(figure)
+            else str(figure or "-")
+            for figure in figures
         ]
         ours = figures[0] if sides[0] == "asyncrpc" else None
         ratio = times_as_good(row, ours, figures[1:])

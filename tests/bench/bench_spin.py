@@ -24,9 +24,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.6, help="per cell")
     options = parser.parse_args()
     seconds = ("--seconds", str(options.seconds))
-    found = ways.run(MODULE, "--spin", options.spin, options.starts, *seconds)
+    result = ways.run(MODULE, "--spin", options.spin, options.starts, *seconds)
     about = "calls: p50 / p99; cores: caller / callee"
-    pages.show("spin", ways.table(found, options.spin, 48, about), options)
+    pages.show("spin", ways.table(result, options.spin, 48, about), options)
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ async def with_cpu(
 
 def show(name: str, found: Sequence[Figures]) -> None:
     medians = [statistics.median(column) for column in zip(*found, strict=True)]
-    print(f"{name:>6}" + "".join(f"{one:>13.2f}" for one in medians))
+    print(f"{name:>6}" + "".join(f"{median:>13.2f}" for median in medians))
 
 
 def main() -> None:

@@ -23,9 +23,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="per cell")
     options = parser.parse_args()
     seconds = ("--seconds", str(options.seconds))
-    found = ways.run(MODULE, "--way", WAYS, options.starts, *seconds)
+    result = ways.run(MODULE, "--way", WAYS, options.starts, *seconds)
     about = "us: p50 / p99; processor time: caller / callee"
-    pages.show("traces", ways.table(found, WAYS, 32, about), options)
+    pages.show("traces", ways.table(result, WAYS, 32, about), options)
 
 
 if __name__ == "__main__":

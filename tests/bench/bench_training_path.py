@@ -103,16 +103,16 @@ def table(found: Mapping[str, Side]) -> str:
 
     sides = found.values()
     for place in list(Place)[1:]:
-        row(f"{place.at:<10}{place.text}", [one.stage(place) for one in sides])
-    row("sum of the medians", [[sum_of(one)] for one in sides])
-    row("whole step, traced", [tracing.middle(one.traced_us) for one in sides])
-    row("whole step, not traced", [tracing.middle(one.plain_us) for one in sides])
+        row(f"{place.at:<10}{place.text}", [side.stage(place) for side in sides])
+    row("sum of the medians", [[sum_of(side)] for side in sides])
+    row("whole step, traced", [tracing.middle(side.traced_us) for side in sides])
+    row("whole step, not traced", [tracing.middle(side.plain_us) for side in sides])
     for process, who in enumerate(("trainer", "owner")):
         row(
             f"{who}: processor time, us",
-            [[one.used(process, 2) * 1e6] for one in sides],
+            [[side.used(process, 2) * 1e6] for side in sides],
         )
-        row(f"{who}: waits", [[one.used(process, 0)] for one in sides], 1)
+        row(f"{who}: waits", [[side.used(process, 0)] for side in sides], 1)
     return "\n".join(lines)
 
 

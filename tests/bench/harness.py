@@ -197,7 +197,7 @@ def collect(
 
 def figure_of(starts: Sequence[Mapping[str, float]], name: str) -> Figure | None:
     """Return what several starts gave for a row; None if nothing."""
-    values = tuple(one[name] for one in starts if name in one)
+    values = tuple(start[name] for start in starts if name in start)
     return Figure(values) if values else None
 
 
@@ -252,7 +252,7 @@ def times_as_good(
     row: Row, ours: Figure | None, others: Iterable[Figure | None]
 ) -> float | None:
     """Return how many times as good as the best of the others ours is."""
-    medians = [one.median for one in others if one is not None]
+    medians = [other.median for other in others if other is not None]
     if ours is None or not medians:
         return None
     if row.higher_is_better:
@@ -263,7 +263,9 @@ def times_as_good(
 
 def failures_of(results: Sequence[Result]) -> list[str]:
     """Return a line for each row that gave nothing, with the reason."""
-    return [f"{one.row.name}: {one.failure}" for one in results if one.failure]
+    return [
+        f"{result.row.name}: {result.failure}" for result in results if result.failure
+    ]
 
 
 def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:

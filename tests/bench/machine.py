@@ -31,7 +31,9 @@ def describe() -> str:
 
 
 def versions(packages: Iterable[str]) -> str:
-    return ", ".join(f"{one} {importlib.metadata.version(one)}" for one in packages)
+    return ", ".join(
+        f"{package} {importlib.metadata.version(package)}" for package in packages
+    )
 
 
 def load() -> float:

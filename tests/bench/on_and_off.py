@@ -24,8 +24,10 @@ def row(name: str, starts: Sequence[Start], figure: int) -> str:
         }
         for start in starts
     ]
-    ratios = sorted(one["on"] / one["off"] for one in medians)
-    off, on = (statistics.median(one[w] for one in medians) for w in ("off", "on"))
+    ratios = sorted(median["on"] / median["off"] for median in medians)
+    off, on = (
+        statistics.median(median[w] for median in medians) for w in ("off", "on")
+    )
     ratio = f"{statistics.median(ratios):.3f} ({ratios[0]:.3f}-{ratios[-1]:.3f})"
     return f"{name:<36}{short(off):>10}{short(on):>10}{ratio:>22}"
 

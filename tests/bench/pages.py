@@ -26,9 +26,9 @@ def section(written: Mapping[str, Any]) -> str:
         written: what `--json` wrote.
     """
     results = harness.from_json(written["rows"])
-    missed = [one.row.name for one in results if one.verdict == "short"]
+    missed = [result.row.name for result in results if result.verdict == "short"]
     failed = harness.failures_of(results)
-    aimed = [one for one in results if one.verdict]
+    aimed = [result for result in results if result.verdict]
     reached = sum(one.verdict == "ok" for one in aimed)
     lines = [
         f"{written['date']}, starts of each side: {written['starts']}, seconds per",

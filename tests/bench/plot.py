@@ -26,7 +26,7 @@ TICKS: Final = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8, 16, 32, 64)
 
 def draw(results: Sequence[Result], path: Path, *, subtitle: str) -> None:
     """Write the picture to `path`."""
-    shown = [one for one in results if one.ratio is not None][::-1]
+    shown = [result for result in results if result.ratio is not None][::-1]
     figure = Figure(figsize=(11, 1.5 + 0.3 * len(shown)))
     axes = figure.subplots()
     for at, result in enumerate(shown):

@@ -94,8 +94,10 @@ class LanguageModel(nn.Module):
     @torch.inference_mode()
     def decode(self, sequences: list[Sequence]) -> list[int]:
         """Go one step with each sequence; return the next tokens."""
-        hidden = self.embedding(torch.tensor([one.token for one in sequences]))
-        caches = torch.stack([one.cache for one in sequences], 1)
+        hidden = self.embedding(
+            torch.tensor([sequence.token for sequence in sequences])
+        )
+        caches = torch.stack([sequence.cache for sequence in sequences], 1)
         for number, layer in enumerate(self.layers):
             hidden, entries = layer(hidden, caches[number])
             for one, entry in zip(sequences, entries, strict=True):

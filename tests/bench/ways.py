@@ -34,7 +34,7 @@ def table(found: Found, ways: Sequence[str], width: int, about: str) -> str:
     lines = [" " * width + "".join(f"{way:>18}" for way in ways)]
     for name, by_way in found.items():
         cells = [_cell(by_way[way]) if way in by_way else "-" for way in ways]
-        lines.append(f"{name:<{width}}" + "".join(f"{one:>18}" for one in cells))
+        lines.append(f"{name:<{width}}" + "".join(f"{cell:>18}" for cell in cells))
     return "\n".join([*lines, "", f"{about}; medians over starts"])
 
 

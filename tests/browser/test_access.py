@@ -68,7 +68,7 @@ def test_the_link_of_a_terminal_signs_in_one_browser_once(
         other = open_page(link, is_signed_in=False)
         other.page.goto(link)
         assert other.alert().startswith("this link has signed in a browser")
-        assert all("403" in one for one in other.troubles)
+        assert all("403" in trouble for trouble in other.troubles)
         other.troubles.clear()
         sign_in(other, SECRET)  # which is as good as ever
         expect(other.page.locator("h1")).to_have_text("Overview")

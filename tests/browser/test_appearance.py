@@ -57,8 +57,8 @@ def luminance(colour: list[int]) -> float:
     """Return the relative luminance of a colour of sRGB, as WCAG has it."""
     parts = [one / 255 for one in colour]
     red, green, blue = (
-        one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4
-        for one in parts
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+        for part in parts
     )
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 

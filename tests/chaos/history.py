@@ -108,9 +108,9 @@ class History:
     def lines(self) -> list[str]:
         """Return one line for each fault, to be read beside the logs."""
         return [
-            f"{one.begun_s:.2f} to {one.ended_s:.2f} {one.kind}: "
-            f"{', '.join(sorted(one.names))} {one.life}"
-            for one in self.faults
+            f"{fault.begun_s:.2f} to {fault.ended_s:.2f} {fault.kind}: "
+            f"{', '.join(sorted(fault.names))} {fault.life}"
+            for fault in self.faults
         ]
 
     def _silences(self, one: str, other: str) -> Iterator[tuple[float, float]]:

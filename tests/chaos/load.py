@@ -112,7 +112,7 @@ class Load:
         kinds = [KINDS] * LOOPS + [mistakes] * MISTAKE_LOOPS
         async with asyncio.TaskGroup() as tasks:
             awake = tasks.create_task(self._count_awake())
-            loops = [tasks.create_task(self._loop(one)) for one in kinds]
+            loops = [tasks.create_task(self._loop(kind)) for kind in kinds]
             await asyncio.wait(loops)
             awake.cancel()
 

@@ -86,9 +86,9 @@ def _believed_losses(call: Call, story: Story) -> Iterator[Loss]:
     """
     workers = {_name(call.caller), *call.parties}
     heard = {
-        (one.by, one.life)
-        for one in story.losses
-        if one.reason == RESTARTED and one.at_s >= call.since_s
+        (loss.by, loss.life)
+        for loss in story.losses
+        if loss.reason == RESTARTED and loss.at_s >= call.since_s
     }
     for loss in story.losses:
         is_old = loss.at_s < call.since_s and (loss.by, loss.life) in heard

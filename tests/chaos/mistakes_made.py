@@ -18,15 +18,17 @@ class Mistakes:
 
 
 def count_mistakes(story: Story) -> Mistakes:
-    found = Mistakes()
+    mistakes = Mistakes()
     wrong = [call for call in story.calls.values() if call.kind]
     for call in wrong:
-        found.made[call.kind] += 1
-        found.workers.add(call.caller.partition(".")[0])
+        mistakes.made[call.kind] += 1
+        mistakes.workers.add(call.caller.partition(".")[0])
         if call.outcome is not None:
-            found.ends[call.kind, call.end] += 1
-    found.at_once = _most_at_once([call for call in wrong if call.outcome is not None])
-    return found
+            mistakes.ends[call.kind, call.end] += 1
+    mistakes.at_once = _most_at_once(
+        [call for call in wrong if call.outcome is not None]
+    )
+    return mistakes
 
 
 def _most_at_once(calls: list[Call]) -> int:

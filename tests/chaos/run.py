@@ -137,10 +137,10 @@ async def _end(fleet: Fleet, history: History, verdict: Verdict) -> None:
 def unhandled(errors: Path) -> list[str]:
     """Return what the workers' loops could not hand to anybody, each text once."""
     lines = errors.read_text(encoding="utf-8", errors="replace").splitlines()
-    found = Counter(
+    counter = Counter(
         line.partition(" at 0x")[0] for line in lines if line.startswith(UNHANDLED)
     )
-    return [f"{count} times: {line}" for line, count in found.items()]
+    return [f"{count} times: {line}" for line, count in counter.items()]
 
 
 def left_behind(room: Path) -> list[str]:

@@ -86,4 +86,4 @@ class ServerProcess:
     def said(self) -> str:
         """Return the end of what it has logged."""
         paths = [self._top / name for name in ("log", "error.log")]
-        return "".join(one.read_text()[-4000:] for one in paths if one.exists())
+        return "".join(path.read_text()[-4000:] for path in paths if path.exists())

@@ -67,7 +67,7 @@ def put_in_place(backend: str = "asyncrpc", names: Iterable[str] = STAND_INS) ->
     def asked(function: Any) -> Any:
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            given = [ours(one) for one in args]
+            given = [ours(arg) for arg in args]
             return function(*given, **{name: ours(v) for name, v in kwargs.items()})
 
         return call
@@ -129,11 +129,11 @@ def _ddp_names() -> list[str]:
         return bool(NAMES & names) or any(uses(n, {*seen, name}) for n in names)
 
     tests = TestLoader().getTestCaseNames(suite)
-    return [f"gloo.{one}" for one in tests if one not in LONG and uses(one, set())]
+    return [f"gloo.{test}" for test in tests if test not in LONG and uses(test, set())]
 
 
 def _names_in(code: CodeType) -> set[str]:
-    inner = (one for one in code.co_consts if isinstance(one, CodeType))
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
     return set(code.co_names).union(*map(_names_in, inner))
 
 
@@ -174,9 +174,11 @@ def ddp_expected() -> dict[str, str]:
 
 def table(results: Mapping[str, Result], listed: Mapping[str, str]) -> str:
     """Return how many tests pass, and how many do not for each reason."""
-    rows = [("pass", sum(one.status is Status.PASS for one in results.values()))]
+    rows = [("pass", sum(result.status is Status.PASS for result in results.values()))]
     rows += Counter(f"do not: they {why}" for why in listed.values()).items()
-    skipped = [one.message for one in results.values() if one.status is Status.SKIP]
+    skipped = [
+        result.message for result in results.values() if result.status is Status.SKIP
+    ]
     rows += [("skip themselves, for known issues of PyTorch's", len(skipped))]
     lines = [f"| {what} | {count} |" for what, count in rows]
     return "\n".join(["| tests | |", "| --- | ---: |", *lines])

@@ -64,9 +64,9 @@ def _run_file(given: argparse.Namespace, file: str) -> int:
 
     module = _module(given.pytorch, file)
     kinds = [
-        one
-        for one in vars(module).values()
-        if isinstance(one, type) and issubclass(one, TestCase)
+        var
+        for var in vars(module).values()
+        if isinstance(var, type) and issubclass(var, TestCase)
     ]
     for kind in kinds:
         if kind.__module__ == module.__name__:

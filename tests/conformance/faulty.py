@@ -332,10 +332,10 @@ def _rref_id(pair: Any) -> RRefId:
 
 def _check_references(values: Values) -> None:
     """Refuse references of values that were given up, before a message waits."""
-    for one in _pytree.tree_leaves(values):
-        if isinstance(one, RRef):
+    for leaf in _pytree.tree_leaves(values):
+        if isinstance(leaf, RRef):
             try:
-                one._shared.check()  # noqa: SLF001
+                leaf._shared.check()  # noqa: SLF001
             except Exception as error:
                 raise EncodeError(str(error)) from error
 
@@ -347,7 +347,7 @@ def _goes_with_gradients(values: Values, *, is_script: bool) -> bool:
     if not is_script:
         return True
     leaves = _pytree.tree_leaves(values)
-    return any(isinstance(one, torch.Tensor) and one.requires_grad for one in leaves)
+    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
 
 
 class _Outliner(pickle.Pickler):

@@ -104,4 +104,4 @@ def conclude(
 
 def missing_names(results: Iterable[Result]) -> list[tuple[str, int]]:
     """Return the names that the implementation lacks, those most tests use first."""
-    return Counter(name for one in results for name in one.missing).most_common()
+    return Counter(name for result in results for name in result.missing).most_common()

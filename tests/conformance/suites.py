@@ -111,7 +111,7 @@ def _starter() -> type:
                 self._start_processes(multiprocessing.get_context("fork").Process)
 
         def _check_return_codes(self, *args: Any) -> None:
-            self.exit_codes = tuple(one.exitcode for one in self.processes)
+            self.exit_codes = tuple(process.exitcode for process in self.processes)
             super()._check_return_codes(*args)
 
     return Ranks

@@ -28,7 +28,7 @@ def rows(
     """Yield the passes of each suite, by class, and those of all suites together."""
     shown = classes_of(results, known)
     for suite in dict.fromkeys(known[name].suite for name in results):
-        names = [one for one in results if known[one].suite == suite]
+        names = [result for result in results if known[result].suite == suite]
         yield _row(suite, names, results, known, shown)
     yield _row("all", list(results), results, known, shown)
 
@@ -60,7 +60,7 @@ def _row(
     known: Mapping[str, Known],
     shown: Shown,
 ) -> tuple[str, ...]:
-    parts = [[one for one in names if known[one].of_class is part] for part in shown]
+    parts = [[name for name in names if known[name].of_class is part] for part in shown]
     skipped = sum(results[name].status is Status.SKIP for name in names)
     passes = (_passes(part, results) for part in (*parts, names))
     return (title, *passes, str(skipped or ""))

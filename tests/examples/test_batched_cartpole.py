@@ -56,8 +56,10 @@ async def played(steps: int, *, is_batched: bool) -> tuple[Agent, Any]:
                 for rank, name in enumerate(names[1:], start=1)
             ]
             calls = (
-                one.rpc_async().run_episode(reference, steps, is_batched=is_batched)
-                for one in observers
+                observer.rpc_async().run_episode(
+                    reference, steps, is_batched=is_batched
+                )
+                for observer in observers
             )
             return agent, await asyncio.gather(*calls)
 

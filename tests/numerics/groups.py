@@ -40,7 +40,7 @@ class Group:
 
     async def weights(self) -> Tensors:
         found = [await module.rpc_async().weights() for module in self.modules]
-        return [one for weights in found for one in weights]
+        return [weight for weights in found for weight in weights]
 
 
 async def make(
@@ -51,7 +51,7 @@ async def make(
     for number, name in enumerate(on):
         given = args[number] if args else ()
         modules.append(workers[0].peer(name).remote(module, *given))
-    found = [await parameters_there(one) for one in modules]
+    found = [await parameters_there(module) for module in modules]
     return Group(workers, modules, [one for group in found for one in group])
 
 

@@ -31,7 +31,10 @@ class Crowded(PlainSGD):
         if not self.inside.acquire(blocking=False):
             raise RuntimeError("another step is under way")
         try:
-            values = [one.detach().clone() for one in self.param_groups[0]["params"]]
+            values = [
+                param_group.detach().clone()
+                for param_group in self.param_groups[0]["params"]
+            ]
             super().step(closure)
             for now, before in zip(self.param_groups[0]["params"], values, strict=True):
                 if now.grad is not None:

@@ -34,7 +34,7 @@ class Layer(nn.Module):
         return torch.tanh(nn.functional.linear(x, self.weight, self.bias))
 
     def weights(self) -> Tensors:
-        return [one.detach().clone() for one in self.parameters()]
+        return [parameter.detach().clone() for parameter in self.parameters()]
 
 
 class Scale(nn.Module):
@@ -72,22 +72,22 @@ class PlainSGD(torch.optim.Optimizer):
 
 
 async def parameters(module: RRef[nn.Module]) -> list[RRef[nn.Parameter]]:
-    return [RRef(one) for one in (await module.to_here()).parameters()]
+    return [RRef(parameter) for parameter in (await module.to_here()).parameters()]
 
 
 async def set_grads(module: RRef[nn.Module], value: float) -> None:
-    for one in (await module.to_here()).parameters():
-        one.grad = torch.full_like(one, value)
+    for parameter in (await module.to_here()).parameters():
+        parameter.grad = torch.full_like(parameter, value)
 
 
 async def grads(module: RRef[nn.Module]) -> list[torch.Tensor | None]:
-    return [one.grad for one in (await module.to_here()).parameters()]
+    return [parameter.grad for parameter in (await module.to_here()).parameters()]
 
 
 async def gathered(module: RRef[nn.Module]) -> list[torch.Tensor | None]:
     """Return the gradients of the caller's context, in the parameters' order."""
     found = get_gradients(current_context())
-    return [found.get(one) for one in (await module.to_here()).parameters()]
+    return [found.get(parameter) for parameter in (await module.to_here()).parameters()]
 
 
 async def total(module: RRef[nn.Module], x: torch.Tensor) -> torch.Tensor:

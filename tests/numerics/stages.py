@@ -38,7 +38,7 @@ def in_one_process(
 ) -> tuple[torch.Tensor, Tensors]:
     loss = loss_fn(module(*x) if isinstance(x, tuple) else module(x), target)
     loss.backward()
-    found = [one.grad for one in module.parameters()]
+    found = [parameter.grad for parameter in module.parameters()]
     return loss.detach(), [one for one in found if one is not None]
 
 
@@ -281,4 +281,4 @@ async def settled(module: RRef[nn.Module]) -> list[torch.Tensor | None]:
     """Return the gradients of the caller's context, when its passes here have ended."""
     ctx = asyncrpc.autograd.current_context()
     found = await ctx.service.gathered(ctx.id)
-    return [found.get(one) for one in (await module.to_here()).parameters()]
+    return [found.get(parameter) for parameter in (await module.to_here()).parameters()]

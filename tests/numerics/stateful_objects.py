@@ -146,17 +146,23 @@ class Keeper:
         """Say what the caller's context has, once no pass runs here."""
         service: Any = asyncrpc.current_worker().parts.service("autograd")
         found = await service.gathered(current_context().id)
-        return self._report([found.get(one) for one in self.weights])
+        return self._report([found.get(weight) for weight in self.weights])
 
     def report_plain(self) -> Report:
-        return self._report([one.grad for one in self.weights])
+        return self._report([weight.grad for weight in self.weights])
 
     def grads(self) -> list[Maybe]:
-        return [one.grad for one in self.weights]
+        return [weight.grad for weight in self.weights]
 
     def _report(self, gradients: list[Maybe]) -> Report:
         seen = [(name, one.detach().clone()) for name, one in self.seen]
-        return Report([one if one is None else one.clone() for one in gradients], seen)
+        return Report(
+            [
+                gradient if gradient is None else gradient.clone()
+                for gradient in gradients
+            ],
+            seen,
+        )
 
 
 @dataclass
@@ -280,7 +286,7 @@ async def in_one_process(program: Program, names: str, passes: int = 1) -> Resul
     roots = await program(keepers, x)
     for _ in range(passes):
         torch.autograd.backward(
-            roots, [torch.ones_like(one) for one in roots], retain_graph=passes > 1
+            roots, [torch.ones_like(root) for root in roots], retain_graph=passes > 1
         )
     found = {name: one.report_plain() for name, one in keepers.items()}
     return {**found, "x": Report([x.grad])}
@@ -292,7 +298,7 @@ async def distributed(program: Program, names: str, passes: int = 1) -> Results:
         x = leaf()
         async with context() as ctx:
             roots = await program(keepers, x)
-            ones = [torch.ones_like(one) for one in roots]
+            ones = [torch.ones_like(root) for root in roots]
             for _ in range(passes):
                 await backward(ctx, roots, passes > 1, gradients=ones)
             found = await reports(keepers, ctx, x)
@@ -318,7 +324,7 @@ async def group_of(
 async def all_released(workers: list[Worker]) -> None:
     """Wait until no worker knows of a context; its end goes from one to the next."""
     async with asyncio.timeout(30):
-        while any(open_contexts(one) for one in workers):
+        while any(open_contexts(worker) for worker in workers):
             for worker in workers[1:]:
                 await workers[0].peer(worker.name).call(int)
 
@@ -332,8 +338,8 @@ def assert_equal(found: Results, wanted: Results) -> None:
     """Compare values, which gradients are none, and what hooks saw, in order."""
     for name, report in wanted.items():
         here, there = found[name], report
-        present = [one is not None for one in here.gradients]
-        assert present == [one is not None for one in there.gradients], name
+        present = [gradient is not None for gradient in here.gradients]
+        assert present == [gradient is not None for gradient in there.gradients], name
         assert [kind for kind, _ in here.seen] == [kind for kind, _ in there.seen]
     torch.testing.assert_close(
         [found[name].tensors for name in wanted],

@@ -65,7 +65,7 @@ async def test_a_gradient_for_the_worker_that_asked_goes_with_the_answer() -> No
 def count_requests(worker: Worker, asked: Counter[str]) -> None:
     """Count the requests of backward passes that come to a worker."""
     routes = routes_of(worker.parts.router, "autograd")
-    (route,) = (one for one in routes if one.method == "advance")
+    (route,) = (route for route in routes if route.method == "advance")
     handle = route.handle
 
     def count(link: PeerLink, value: Any) -> Any:

@@ -117,7 +117,7 @@ async def test_contexts_end_on_every_worker_that_they_reached() -> None:
     async with group_of(3) as (workers, keepers):
         async with context() as ctx:
             await ask(keepers["b"], "relay", keepers["c"], "times", leaf())
-            assert [open_contexts(one) for one in workers] == [1, 1, 1]
+            assert [open_contexts(worker) for worker in workers] == [1, 1, 1]
         await all_released(workers)
     with pytest.raises(asyncrpc.errors.InvalidContextError, match="ended"):
         get_gradients(ctx)

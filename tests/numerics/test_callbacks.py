@@ -255,7 +255,7 @@ class Wrapping(torch.Tensor):
         cls, operator: Any, _: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         note_loop()
-        plain = [getattr(one, "within", one) for one in args]
+        plain = [getattr(arg, "within", arg) for arg in args]
         result = operator(*plain, **(kwargs or {}))
         return cls(result) if isinstance(result, torch.Tensor) else result
 

@@ -222,8 +222,8 @@ async def by_result_of_method(a: Worker) -> Seen:
 
 
 async def by_reference_of_a_thread(a: Worker) -> Seen:
-    made = await a.peer("b").call(made_in_thread, "c")
-    found: Seen = await made.to_here()
+    result = await a.peer("b").call(made_in_thread, "c")
+    found: Seen = await result.to_here()
     return found
 
 
@@ -270,8 +270,8 @@ async def test_functions_run_under_the_modes_of_the_call(
 
 async def test_a_thread_may_call_under_a_mode_of_its_own(a: Worker) -> None:
     await a.peer("b").call(int)  # which connects
-    found = await a.peer("b").call(without_gradients, "c")
-    assert found == (False, False, "")
+    result = await a.peer("b").call(without_gradients, "c")
+    assert result == (False, False, "")
 
 
 @pytest.mark.parametrize("name", MODES)

@@ -45,10 +45,10 @@ async def test_a_gradient_that_is_not_finite_skips_the_step_everywhere(
         result = await step_on_ones(group, optimizer, factor, skip_nonfinite=True)
         assert not result.is_applied
         assert not math.isfinite(result.grad_norm)
-        assert all(bool((one == 1).all()) for one in await group.weights())
+        assert all(bool((weight == 1).all()) for weight in await group.weights())
         assert (await optimizer.state_dict())["state"] == {}  # Adam counted no step
         assert (await step_on_ones(group, optimizer, skip_nonfinite=True)).is_applied
-        assert not any(bool((one == 1).any()) for one in await group.weights())
+        assert not any(bool((weight == 1).any()) for weight in await group.weights())
 
 
 async def test_refusing_owner_prevents_the_step_everywhere() -> None:
@@ -168,7 +168,7 @@ async def test_a_step_that_has_begun_is_completed_after_its_deadline() -> None:
                 await step_on_ones(group, optimizer)
         Gated.gate.set()
         assert (await step_on_ones(group, optimizer)).is_applied  # after the first
-        assert [one.tolist() for one in await group.weights()] == [[-1.0] * 3] * 2
+        assert [weight.tolist() for weight in await group.weights()] == [[-1.0] * 3] * 2
 
 
 async def test_slow_owner_rolls_its_step_back() -> None:
@@ -203,7 +203,7 @@ async def test_a_step_cancelled_while_it_asks_is_applied_nowhere() -> None:
             stepping.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await stepping
-            assert all(bool((one == 1).all()) for one in await group.weights())
+            assert all(bool((weight == 1).all()) for weight in await group.weights())
             assert (await optimizer.step(ctx)).is_applied
 
 

@@ -122,7 +122,7 @@ class TestProcesses:
         async with processes("bct") as worker:
             with acting_as(worker):
                 modules = [worker.peer(name).remote(Scale) for name in "bc"]
-                found = [await parameters_there(one) for one in modules]
+                found = [await parameters_there(module) for module in modules]
                 flat = [one for group in found for one in group]
                 given = modules, flat, "SGD", steps
                 others = [worker.peer(name).call(train, *given) for name in "tb"]

@@ -128,7 +128,7 @@ async def test_groups_that_were_added_are_part_of_the_state() -> None:
                 local.add_param_group({"params": own, "lr": 0.01})
                 listed = [first, bias, last]
                 await optimizer.add_param_group({"params": listed, "lr": 0.01})
-        rates = [one["lr"] for one in optimizer.options.param_groups]
+        rates = [param_group["lr"] for param_group in optimizer.options.param_groups]
         assert rates == [0.1, 0.01]
         assert same(await optimizer.state_dict(), local.state_dict())
         assert_same(await group.weights(), model)
@@ -232,13 +232,15 @@ async def test_a_plateau_of_the_loss_lowers_the_rate() -> None:
     wanted = lrs.ReduceLROnPlateau(local, patience=1, factor=0.5)
     async with layers("bc") as group:
         optimizer = await DistributedOptimizer("SGD", group.parameters, lr=0.1)
-        found = lrs.ReduceLROnPlateau(optimizer.options, patience=1, factor=0.5)
+        reduce_lron_plateau = lrs.ReduceLROnPlateau(
+            optimizer.options, patience=1, factor=0.5
+        )
         for step, loss in enumerate([1.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.4]):
             local_step(model, local, step)
             wanted.step(loss)
             await remote_step(group, optimizer, step)
-            found.step(loss)
-        assert found.get_last_lr() == wanted.get_last_lr() == [0.025]
+            reduce_lron_plateau.step(loss)
+        assert reduce_lron_plateau.get_last_lr() == wanted.get_last_lr() == [0.025]
         assert_same(await group.weights(), model)
 
 
@@ -256,13 +258,15 @@ async def test_groups_have_schedules_of_their_own() -> None:
     async with layers("bc") as group:
         groups = groups_of(group.parameters[:2], group.parameters[2:])
         optimizer = await DistributedOptimizer("SGD", groups, lr=0.1)
-        assert [one["lr"] for one in optimizer.options.param_groups] == [0.5, 0.1]
-        found = lrs.LambdaLR(optimizer.options, factors)
+        assert [
+            param_group["lr"] for param_group in optimizer.options.param_groups
+        ] == [0.5, 0.1]
+        lambda_lr = lrs.LambdaLR(optimizer.options, factors)
         for step in range(STEPS):
             local_step(model, local, step)
             wanted.step()
             await remote_step(group, optimizer, step)
-            found.step()
+            lambda_lr.step()
         assert_same(await group.weights(), model)
         del groups
 

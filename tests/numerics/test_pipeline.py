@@ -63,7 +63,8 @@ async def gradients_of(
 ) -> Tensors:
     """Return the gradients of the current context, in the order of the parameters."""
     found = [
-        await asyncrpc.rpc_async(one.owner_name(), read, (one,)) for one in modules
+        await asyncrpc.rpc_async(module.owner_name(), read, (module,))
+        for module in modules
     ]
     return [one for stage in found for one in stage]
 
@@ -150,10 +151,12 @@ async def test_a_stage_may_be_given_as_a_module_of_any_kind() -> None:
         async with context() as ctx:
             result = await pipe.forward_backward(x, y, loss_fn=squared)
             found = get_gradients(ctx)
-            assert_close([found[one] for one in here.parameters()], wanted[1][:2])
+            assert_close(
+                [found[parameter] for parameter in here.parameters()], wanted[1][:2]
+            )
             assert_close(await gradients_of([there.module_rref, rref]), wanted[1][2:])
         assert_close(result.loss, wanted[0])
-        assert all(one.grad is None for one in here.parameters())
+        assert all(parameter.grad is None for parameter in here.parameters())
         assert repr(pipe) == "<Pipeline a -> b -> c, '1f1b', 4 micro-batches>"
 
 
@@ -370,7 +373,7 @@ async def test_autocast_around_a_step_holds_for_its_forward_passes() -> None:
     x, y = torch.randn(8, 5), torch.randn(8, 2)
     async with four_workers():
         modules = [nn.Linear(5, 7), nn.Linear(7, 2)]
-        pipe = Pipeline([RRef(one) for one in modules], chunks=4)
+        pipe = Pipeline([RRef(module) for module in modules], chunks=4)
         with torch.autocast("cpu", torch.bfloat16):
             assert (await pipe.forward(x)).dtype is torch.bfloat16
             async with context() as ctx:
@@ -389,13 +392,13 @@ async def test_autocast_around_a_step_holds_for_its_forward_passes() -> None:
 async def test_modes_are_set_on_all_stages() -> None:
     async with four_workers():
         modules = [nn.Dropout(0.5), nn.Dropout(0.5)]
-        pipe = Pipeline([RRef(one) for one in modules], chunks=2)
+        pipe = Pipeline([RRef(module) for module in modules], chunks=2)
         await pipe.eval()
-        assert not any(one.training for one in modules)
+        assert not any(module.training for module in modules)
         x, _ = batch()
         assert torch.equal(await pipe.forward(x), x)
         await pipe.train()
-        assert all(one.training for one in modules)
+        assert all(module.training for module in modules)
 
 
 async def test_gradient_through_calls_of_a_module_is_refused() -> None:
@@ -429,7 +432,7 @@ async def test_a_report_says_what_each_stage_did(schedule: str) -> None:
     assert report.formula == 2 / 10
     for stage, idle in zip(report.stages, report.idle, strict=True):
         assert len(stage.spans) == 16
-        assert all(one.duration_s > 0 for one in stage.spans)
+        assert all(span.duration_s > 0 for span in stage.spans)
         assert idle == pytest.approx(1 - stage.busy_s / report.duration_s)
     assert 0 < report.balance < 1
     assert 0 < report.bubble < 1
@@ -447,8 +450,8 @@ async def test_stages_work_at_the_same_time(schedule: str) -> None:
     assert result.report.formula == 0.2
     for stage, following in pairwise(result.report.stages):
         assert any(
-            one.start_s < other.end_s and other.start_s < one.end_s
-            for one in stage.spans
+            span.start_s < other.end_s and other.start_s < span.end_s
+            for span in stage.spans
             for other in following.spans
         )
 

@@ -52,7 +52,8 @@ async def pipeline_on(
 
 async def gradients_of(modules: list[RRef[Any]]) -> list[Any]:
     found = [
-        await asyncrpc.rpc_async(one.owner_name(), gathered, (one,)) for one in modules
+        await asyncrpc.rpc_async(module.owner_name(), gathered, (module,))
+        for module in modules
     ]
     return [one for stage in found for one in stage]
 

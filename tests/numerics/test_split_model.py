@@ -42,10 +42,14 @@ def in_one_process() -> tuple[Records, Tensors]:
         model.zero_grad()
         loss = (model(x) - y).square().mean()
         loss.backward()
-        gradients = [one.grad for one in model.parameters() if one.grad is not None]
+        gradients = [
+            parameter.grad
+            for parameter in model.parameters()
+            if parameter.grad is not None
+        ]
         optimizers[number % 2].step()
         records.append((loss.item(), gradients))
-    return records, [one.detach() for one in model.parameters()]
+    return records, [parameter.detach() for parameter in model.parameters()]
 
 
 async def distributed(worker: Worker) -> tuple[Records, Tensors]:

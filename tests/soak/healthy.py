@@ -76,7 +76,7 @@ async def listen() -> None:
 async def heard() -> list[str]:
     handler = _heard.pop()
     logging.getLogger("asyncrpc").removeHandler(handler)
-    return [one for one in handler.lines if "is stuck" in one]
+    return [line for line in handler.lines if "is stuck" in line]
 
 
 class Layer(nn.Module):
@@ -91,7 +91,7 @@ class Layer(nn.Module):
 
 
 async def parameters(layer: RRef[Layer]) -> list[RRef[nn.Parameter]]:
-    return [RRef(one) for one in (await layer.to_here()).parameters()]
+    return [RRef(parameter) for parameter in (await layer.to_here()).parameters()]
 
 
 async def forward(layer: RRef[Layer], x: torch.Tensor) -> torch.Tensor:

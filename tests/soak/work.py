@@ -145,8 +145,8 @@ async def large_tensor(use: Use) -> None:
 
 async def nested_tensor(use: Use) -> None:
     given = use.tensor(LARGE // 8)
-    found = await use.to.call(by_way_of, use.third.name, given)
-    check_doubled(found, given)
+    result = await use.to.call(by_way_of, use.third.name, given)
+    check_doubled(result, given)
 
 
 async def error(use: Use) -> None:

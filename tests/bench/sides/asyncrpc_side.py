@@ -232,7 +232,7 @@ async def main(arguments: Arguments) -> None:
         with acting_as(first):
             if arguments.rank == 0:
                 await awaiting.lead(measured(first), arguments)
-        await asyncio.gather(*(one.barrier() for one in windows.workers))
+        await asyncio.gather(*(worker.barrier() for worker in windows.workers))
     finally:
         await asyncio.gather(*(one.shutdown() for one in (first, *others)))
 

@@ -73,7 +73,7 @@ async def held() -> Held:
 
 def _private_kib() -> int:
     lines = Path("/proc/self/smaps_rollup").read_text("utf-8").splitlines()
-    return sum(int(one.split()[1]) for one in lines if one.startswith("Private_"))
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
 
 
 # --- peers ---------------------------------------------------------------------------

@@ -147,4 +147,4 @@ def facade_names() -> Any:
 def facade_parameter_rrefs(rref: Any) -> Any:
     from asyncrpc.compat import rpc  # noqa: PLC0415  (of this side)
 
-    return [rpc.RRef(one) for one in rref.local_value().parameters()]
+    return [rpc.RRef(parameter) for parameter in rref.local_value().parameters()]

@@ -85,7 +85,7 @@ def main() -> None:
     if options.traced:
         options.cost_ns = tracing.mark_cost_ns()
         probes = CALLEE_PROBES if options.rank else CALLER_PROBES
-        options.absent = [one.method for one in probes if not tracing.attach(one)]
+        options.absent = [probe.method for probe in probes if not tracing.attach(probe)]
     pair.run(options, lead, of_worker=with_spin(options.spin) if options.spin else None)
 
 

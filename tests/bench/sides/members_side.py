@@ -62,34 +62,34 @@ async def nothing_on_loop() -> None:
 
 async def live(rank: int, size: int) -> Life:
     """Be one of `size` workers."""
-    found = Life()
+    life = Life()
     # A hundred processes of two cores wait long for each other.
     options = asyncrpc.Options(
         rendezvous_timeout_s=LIMIT_S,
         drain_timeout_s=LIMIT_S,
         liveness=asyncrpc.LivenessOptions(heartbeat_s=60.0, lost_after_s=LIMIT_S),
     )
-    found.begin()
+    life.begin()
     worker = asyncrpc.Worker(f"w{rank}", options=options)
     async with worker:
-        found.end("join")
+        life.end("join")
         others = [f"w{one}" for one in range(size) if one != rank]
         for stage in ("calls", "calls again"):
             await worker.barrier()
-            found.begin()
+            life.begin()
             await asyncio.gather(
-                *(worker.peer(one).call(nothing_on_loop) for one in others)
+                *(worker.peer(other).call(nothing_on_loop) for other in others)
             )
-            found.end(stage)
+            life.end(stage)
         await worker.barrier()
-        found.begin()
+        life.begin()
         await worker.barrier()
-        found.end("barrier")
-        found.look()
+        life.end("barrier")
+        life.look()
         await worker.barrier()
-        found.begin()
-    found.end("end")
-    return found
+        life.begin()
+    life.end("end")
+    return life
 
 
 # --- torch ---------------------------------------------------------------------------
@@ -101,26 +101,26 @@ def _wait_for_all() -> None:
 
 def live_in_torch(rank: int, size: int) -> Life:
     """Do the same with torch.distributed.rpc."""
-    found = Life()
+    life = Life()
     options = rpc.TensorPipeRpcBackendOptions(rpc_timeout=LIMIT_S, init_method="env://")
-    found.begin()
+    life.begin()
     rpc.init_rpc(  # type: ignore[no-untyped-call]  # torch's
         f"w{rank}", rank=rank, world_size=size, rpc_backend_options=options
     )
-    found.end("join")
+    life.end("join")
     others = [f"w{one}" for one in range(size) if one != rank]
     for stage in ("calls", "calls again"):
         _wait_for_all()
-        found.begin()
-        torch.futures.wait_all([rpc.rpc_async(one, nothing) for one in others])
-        found.end(stage)
+        life.begin()
+        torch.futures.wait_all([rpc.rpc_async(other, nothing) for other in others])
+        life.end(stage)
     _wait_for_all()
-    found.begin()
+    life.begin()
     _wait_for_all()
-    found.end("barrier")
-    found.look()
+    life.end("barrier")
+    life.look()
     _wait_for_all()
-    found.begin()
+    life.begin()
     rpc.shutdown()
-    found.end("end")
-    return found
+    life.end("end")
+    return life

@@ -46,7 +46,7 @@ def pack(*message: Any) -> list[Any]:
 
 def unpack(frames: Sequence[zmq.Frame]) -> Any:
     head, *buffers = frames
-    return pickle.loads(head.buffer, buffers=[one.buffer for one in buffers])
+    return pickle.loads(head.buffer, buffers=[buffer.buffer for buffer in buffers])
 
 
 async def messages(socket: zmq.asyncio.Socket) -> AsyncIterator[list[zmq.Frame]]:

@@ -39,10 +39,10 @@ class Models:
 @asynccontextmanager
 async def make_models() -> AsyncIterator[Models]:
     """Make the models; and keep them where `generate` finds them."""
-    made = Models()
-    async with made.language:
-        loaded.append(made)
-        yield made
+    models = Models()
+    async with models.language:
+        loaded.append(models)
+        yield models
 
 
 loaded: list[Models] = []  # of the model's process

@@ -92,7 +92,7 @@ class HttpConnection(asyncio.Protocol):
             return False
         lines = head.lower().split(b"\r\n")
         self._answer.is_ok = b" 200" in lines[0]
-        fields = dict(one.split(b": ", 1) for one in lines[1:] if b": " in one)
+        fields = dict(line.split(b": ", 1) for line in lines[1:] if b": " in line)
         self._is_chunked = fields.get(b"transfer-encoding") == b"chunked"
         length = int(fields.get(b"content-length", 0))
         self._body_left = max(0, length - len(body))

@@ -35,7 +35,7 @@ async def cores(peer: asyncrpc.Peer, work: Awaitable[object]) -> list[float]:
     start_s = time.perf_counter()
     used_s = await used_by(peer, work)
     took_s = time.perf_counter() - start_s
-    return [one / took_s for one in used_s]
+    return [cpu_s / took_s for cpu_s in used_s]
 
 
 async def beside_a_process(work: Calls, seconds: float) -> float:

@@ -62,7 +62,7 @@ def fan_in(budget: Budget) -> list[float]:
         for rank in (2, 3)
     ]
     rate = torch_window(budget.seconds)
-    return [rate + sum(one.wait() for one in others)]
+    return [rate + sum(other.wait() for other in others)]
 
 
 def kept_reference(budget: Budget) -> list[float]:

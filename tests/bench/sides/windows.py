@@ -22,7 +22,9 @@ workers: list[asyncrpc.Worker] = []  # of this process, for `asyncrpc_window`
 
 async def asyncrpc_window(count: int, seconds: float) -> float:
     """Let `count` workers of this process call; return their answers per second."""
-    counts = await asyncio.gather(*(_one(one, seconds) for one in workers[:count]))
+    counts = await asyncio.gather(
+        *(_one(worker, seconds) for worker in workers[:count])
+    )
     return sum(counts) / seconds
 
 

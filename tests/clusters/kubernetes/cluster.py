@@ -85,7 +85,7 @@ class Output:
         """Wait for a line; return what follows its beginning."""
 
         def matching() -> str | None:
-            found = (one for one in self._lines[since:] if one.startswith(beginning))
+            found = (line for line in self._lines[since:] if line.startswith(beginning))
             return next(found, None)
 
         with self._changed:

@@ -50,8 +50,8 @@ def answer(packet: bytes, known: dict[str, list[str]]) -> bytes:
     head = packet[:2] + struct.pack("!5H", flags, 1, len(addresses), 0, 0)
     # 0xC00C points at the name in the question.
     body = b"".join(
-        struct.pack("!HHHIH", 0xC00C, _A, 1, _TTL_S, 4) + socket.inet_aton(one)
-        for one in addresses
+        struct.pack("!HHHIH", 0xC00C, _A, 1, _TTL_S, 4) + socket.inet_aton(address)
+        for address in addresses
     )
     return head + packet[12:end] + body
 

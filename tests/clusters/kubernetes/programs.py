@@ -36,8 +36,8 @@ async def _meet(limit_s: float) -> None:
         async with worker:
             changes = worker.members_changed()
             say(f"met as {worker.name} of {worker.world_size}")
-            for one in worker.known_members:
-                await _greet(worker, one.name)
+            for known_member in worker.known_members:
+                await _greet(worker, known_member.name)
             say("has called all")
             async for change in changes:
                 say(f"{change.kind} {change.member.name}")

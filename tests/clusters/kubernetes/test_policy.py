@@ -53,7 +53,9 @@ def test_members_meet_behind_the_policy_and_strangers_are_kept_out(
     cluster: SimulatedCluster,
 ) -> None:
     ours, others = objects("trainer"), objects("stranger")
-    (policy,) = [one["spec"] for one in ours if one["kind"] == "NetworkPolicy"]
+    (policy,) = [
+        manifest["spec"] for manifest in ours if manifest["kind"] == "NetworkPolicy"
+    ]
     found = []
     for each in (ours, others):
         (job,) = [one for one in each if one["kind"] == "Job"]

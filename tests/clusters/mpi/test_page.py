@@ -43,7 +43,7 @@ def test_the_program_runs_by_the_command_that_is_shown(
 def test_a_meeting_point_is_given_as_shown(launcher: str, script: Path) -> None:
     """The hosts are one here; the variables are taken all the same."""
     kind = "# Open MPI" if "openmpi" in launcher else "# MPICH"
-    (line,) = (one for one in PAGE.splitlines() if one.endswith(kind))
+    (line,) = (text for text in PAGE.splitlines() if text.endswith(kind))
     command = line.removeprefix("$ mpirun ").partition("  #")[0]
     for shown, here in (
         ("node1", "127.0.0.1"),

@@ -79,11 +79,11 @@ async def _use(peer: Peer, command: str, *more: str) -> object:
     if command == "call":
         return (await peer.call(where))[0]
     if command == "tensor":
-        found = await peer.call(torch.add, tensor, tensor)
-        return torch.equal(found, tensor + tensor)
+        result = await peer.call(torch.add, tensor, tensor)
+        return torch.equal(result, tensor + tensor)
     if command == "through":
-        found = await peer.call(twice, more[0], tensor)
-        return torch.equal(found, tensor + tensor)
+        result = await peer.call(twice, more[0], tensor)
+        return torch.equal(result, tensor + tensor)
     if command == "reference":
         return "".join(await peer.remote(list, "abc").to_here())
     assert command == "stream"

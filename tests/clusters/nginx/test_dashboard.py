@@ -30,8 +30,8 @@ PLACES: Final = ("/stripped/", "/added/", "/deep/inside/")
 
 @pytest_asyncio.fixture
 async def workers() -> AsyncIterator[list[Worker]]:
-    async with Cluster(3, options=SECURED) as found:
-        yield list(found)
+    async with Cluster(3, options=SECURED) as cluster:
+        yield list(cluster)
 
 
 @pytest_asyncio.fixture

@@ -71,8 +71,8 @@ class Prometheus:
         """Wait until all targets are up."""
 
         def are_up() -> bool:
-            found = (self.asked("targets") or {}).get("activeTargets", [])
-            return [one["health"] for one in found] == ["up"] * len(self._ports)
+            value = (self.asked("targets") or {}).get("activeTargets", [])
+            return [one["health"] for one in value] == ["up"] * len(self._ports)
 
         self.wait_until(are_up, "all targets are up")
 

@@ -104,7 +104,7 @@ async def main() -> None:
         print(f"{what:20}{statistics.median(times):>10,.0f} ({min(times):,.0f})")
     print(f"{'':10}{'asyncrpc':>20}{'Ray, tensor':>20}{'Ray, numpy':>20}")
     for what, ways in found.items():
-        shown = [f"{statistics.median(one):,.0f} ({min(one):,.0f})" for one in ways]
+        shown = [f"{statistics.median(way):,.0f} ({min(way):,.0f})" for way in ways]
         print(f"{what:10}" + "".join(f"{one:>20}" for one in shown))
 
 

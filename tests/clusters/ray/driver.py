@@ -19,7 +19,7 @@ from asyncrpc.ray import Gang
 
 async def main() -> None:
     async with Gang([{"CPU": 1}] * 2, name="g") as gang:
-        pids = [one.pid for one in gang.workers]
+        pids = [worker.pid for worker in gang.workers]
         sys.stdout.write(f"{json.dumps(pids)}\n")
         sys.stdout.flush()
         await asyncio.Event().wait()

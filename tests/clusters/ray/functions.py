@@ -39,7 +39,7 @@ async def forever() -> None:
 async def members_after_barrier() -> list[str]:
     worker = asyncrpc.current_worker()
     await worker.barrier()
-    return sorted(one.name for one in worker.known_members)
+    return sorted(known_member.name for known_member in worker.known_members)
 
 
 async def pid_of(name: str) -> int:

@@ -82,9 +82,9 @@ async def workers_are_called_as_always(_: Nodes) -> None:
     """From the driver and from each other; with ranks, barriers and references."""
     async with Gang([ONE] * 3, name="g") as gang:
         assert gang.generation == 1
-        assert [one.name for one in gang.peers] == ["g-0", "g-1", "g-2"]
+        assert [peer.name for peer in gang.peers] == ["g-0", "g-1", "g-2"]
         pids = [await peer.call(functions.pid) for peer in gang.peers]
-        assert pids == [one.pid for one in gang.workers]
+        assert pids == [worker.pid for worker in gang.workers]
         assert len({os.getpid(), *pids}) == 4
         assert await gang.peer(0).call(functions.pid_of, "g-2") == pids[2]
         known = await asyncio.gather(
@@ -131,7 +131,7 @@ async def a_killed_worker_restarts_the_gang(_: Nodes) -> None:
             assert old.incarnation != new.incarnation
             assert old.pid != new.pid
         pids = [await peer.call(functions.pid) for peer in gang.peers]
-        assert pids == [one.pid for one in gang.workers]
+        assert pids == [worker.pid for worker in gang.workers]
         await asyncio.gather(
             *(peer.call(functions.members_after_barrier) for peer in gang.peers)
         )
@@ -172,7 +172,7 @@ async def an_actor_that_ray_kills_restarts_the_gang(_: Nodes) -> None:
         ray.kill(gang.actors[0])
         assert await gang.changed(1) == 2
         assert [await peer.call(functions.pid) for peer in gang.peers] == [
-            one.pid for one in gang.workers
+            worker.pid for worker in gang.workers
         ]
 
 

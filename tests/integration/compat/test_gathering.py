@@ -125,7 +125,9 @@ def gather_each_kind(make: Callable[..., Any]) -> None:
     assert list(parents_of(product)) == [f"{call}doubling"]
     assert product.input_shapes[0] == [4]
     assert product.cpu_memory_usage == X.nbytes
-    assert f"{call}aten::mul" in {one.key for one in ended.key_averages()}
+    assert f"{call}aten::mul" in {
+        key_average.key for key_average in ended.key_averages()
+    }
 
 
 @pytest.mark.parametrize("make", PROFILERS, ids=["legacy", "autograd", "torch"])
@@ -156,7 +158,7 @@ def test_nested_calls_are_part_of_the_profile() -> None:
 def gather_steps() -> None:
     with profiling.legacy_profile() as ended:
         futures = [rpc.rpc_async("worker1", double_in_steps, (X,)) for _ in range(3)]
-        assert [one.wait().tolist() for one in futures] == [[1] * 4] * 3
+        assert [future.wait().tolist() for future in futures] == [[1] * 4] * 3
     key = "rpc_async#double_in_steps(worker0 -> worker1)#remote_op: "
     names = names_of(ended)
     assert [names.count(f"{key}aten::{one}") for one in ("mul", "sub")] == [3, 3]

@@ -56,8 +56,8 @@ def subject_of(
         worker.addresses or ("relay://ps",),
         (int(value.rref_id.creator), value.rref_id.serial),
         (int(context.id.creator), context.id.serial),
-        group_id("", [one.name for one in members], 1),
-        tuple((one.name, int(one.incarnation)) for one in members),
+        group_id("", [member.name for member in members], 1),
+        tuple((member.name, int(member.incarnation)) for member in members),
     )
 
 
@@ -78,7 +78,7 @@ def _failure(s: Subject) -> list[Any]:
 
 
 def _standing(s: Subject) -> list[Any]:
-    ids = [list(one) for one in s.members]
+    ids = [list(member) for member in s.members]
     gone = [[s.name, s.incarnation], 9]
     return ["elastic", 2, ids, [0] * len(ids), True, [], [], [gone]]
 

@@ -101,7 +101,7 @@ class Victim:
 
     def _status(self, name: str) -> int:
         status = Path(f"/proc/{self.pid}/status").read_text()
-        line = next(one for one in status.splitlines() if one.startswith(name))
+        line = next(text for text in status.splitlines() if text.startswith(name))
         return int(line.split()[1]) << 10
 
     @property

@@ -30,17 +30,17 @@ async def until(is_so: Callable[[], bool], step_s: float = 0.001) -> None:
 @contextlib.contextmanager
 def logged(text: str) -> Iterator[asyncio.Event]:
     """Give an event that is set once a line of the log has a text."""
-    found = asyncio.Event()
+    event = asyncio.Event()
 
     class _Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if text in record.getMessage():
-                found.set()
+                event.set()
 
     logger, handler = logging.getLogger("asyncrpc"), _Handler()
     logger.addHandler(handler)
     try:
-        yield found
+        yield event
     finally:
         logger.removeHandler(handler)
 

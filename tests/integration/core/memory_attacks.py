@@ -42,7 +42,9 @@ def extension(code: int, tree: bytes) -> bytes:
 def big_integers(count: int) -> bytes:
     modulus = (1 << 61) - 1
     numbers = (((n + 8) * modulus).to_bytes(10, "little") for n in range(count))
-    return b"".join(extension(kinds.BIG_INT, msgpack.packb(one)) for one in numbers)
+    return b"".join(
+        extension(kinds.BIG_INT, msgpack.packb(number)) for number in numbers
+    )
 
 
 Attack = Callable[[RawPeer], Awaitable[None]]

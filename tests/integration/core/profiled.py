@@ -59,9 +59,9 @@ def _exported(profile: torch.profiler.profile) -> list[Range]:
         profile.export_chrome_trace(str(file))
         events = json.loads(file.read_text())["traceEvents"]
     found = [
-        Range(one["name"], float(one["ts"]), float(one["dur"]), str(one["tid"]))
-        for one in events
-        if one.get("ph") == "X"
+        Range(event["name"], float(event["ts"]), float(event["dur"]), str(event["tid"]))
+        for event in events
+        if event.get("ph") == "X"
     ]
     return sorted(found, key=lambda one: one.begin_us)
 

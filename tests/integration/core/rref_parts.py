@@ -29,7 +29,9 @@ async def all_freed(*workers: Worker) -> None:
     """Wait until no worker owns or holds anything; a leak ends as a timeout."""
     is_simulated = isinstance(asyncio.get_running_loop(), SimLoop)
     async with asyncio.timeout(60 if is_simulated else 15):
-        while any(counts(one) != NOTHING for one in workers if not one.is_closed):
+        while any(
+            counts(worker) != NOTHING for worker in workers if not worker.is_closed
+        ):
             gc.collect()
             await asyncio.sleep(1.0 if is_simulated else 0.01)
 

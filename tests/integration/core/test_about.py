@@ -85,7 +85,7 @@ class World:
         table = parts.service("membership").table
         names = [one.name for one in self.honest.all]
         records = [table.get(name) for name in names]
-        held = [one.rref_id for one in self.values]
+        held = [value.rref_id for value in self.values]
         groups = parts.service("collectives")._groups.values()  # noqa: SLF001
         return {
             "values": [self._holders(references.holders(one)) for one in held],
@@ -101,16 +101,17 @@ class World:
             ),
             "kept steps": list(optim._kept),  # noqa: SLF001
             "members": [
-                one and (one.incarnation, one.is_alive, one.member) for one in records
+                record and (record.incarnation, record.is_alive, record.member)
+                for record in records
             ],
             "links": [
                 link is not None and not link.is_lost
                 for link in (parts.directory.link_to(name) for name in names[1:])
             ],
             "groups": [
-                (one.id, one.lost, one.machine.operations.begun)
-                for one in groups
-                if one.members
+                (group.id, group.lost, group.machine.operations.begun)
+                for group in groups
+                if group.members
             ],
             "draining": self.receiver.is_draining,
         }

@@ -96,9 +96,9 @@ class Peer:
         self._writer.write(message)
         async with asyncio.timeout(LIMIT_S):
             while True:
-                found = await self.read()
-                if found[0] in (FrameKind.RESPONSE, FrameKind.ERROR):
-                    return found
+                text = await self.read()
+                if text[0] in (FrameKind.RESPONSE, FrameKind.ERROR):
+                    return text
 
     async def read(self) -> tuple[int, bytes, bytes]:
         _, _, kind, _, head, control, count, _, self.call_id, payload = HEADER.unpack(

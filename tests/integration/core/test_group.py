@@ -172,9 +172,9 @@ async def test_a_codec_is_applied_once(
     assert await calls == [tensor.double().sum()] * 3  # small whole numbers are exact
     assert len(found) == 1
     stats = [future.stats for future in calls.futures.values()]
-    assert {one.bytes_sent for one in stats} == {tensor.nbytes // 2}
+    assert {stat.bytes_sent for stat in stats} == {tensor.nbytes // 2}
     if mib:
-        assert sorted(one.bytes_copied for one in stats) == [0, 0, tensor.nbytes // 2]
+        assert sorted(stat.bytes_copied for stat in stats) == [0, 0, tensor.nbytes // 2]
 
 
 async def test_value_the_codec_cannot_hold_fails_each_call(four: list[Worker]) -> None:

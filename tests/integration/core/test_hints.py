@@ -96,8 +96,8 @@ async def say(liar: Worker, to: Worker, *records: list[Any]) -> None:
 
 
 def status_of(worker: Worker, name: str) -> int:
-    found = worker.parts.membership.table.get(name)
-    return LEFT if found is None else int(found.status)
+    value = worker.parts.membership.table.get(name)
+    return LEFT if value is None else int(value.status)
 
 
 HEIR = {"generation": 2, "incarnation": 12345}

@@ -417,7 +417,7 @@ class TestTheEnd:
             await asyncio.gather(a.shutdown(), b.shutdown())
             assert a.is_closed
             assert b.is_closed
-            assert all(one.ended.done() for one in connections)
+            assert all(connection.ended.done() for connection in connections)
 
 
 async def make_large(nbytes: int) -> torch.Tensor:

@@ -143,7 +143,7 @@ class Honest:
 
 def _alive(worker: Worker) -> list[Any]:
     service: Any = worker.parts.service("membership")
-    return [one for one in service.table.records if one.is_alive]
+    return [record for record in service.table.records if record.is_alive]
 
 
 @asynccontextmanager
@@ -259,7 +259,7 @@ async def _liar(kind: str, honest: Honest, member: Worker) -> AsyncIterator[Say]
         await worker.__aenter__()
     elif kind == "unjoined":
         reached = members
-        known = {one.name: one.addresses for one in members}
+        known = {member.name: member.addresses for member in members}
         known["stranger"] = ("tcp://127.0.0.1:9",)
         worker = Worker("stranger", rendezvous=known, options=INSIDE)
         await worker.__aenter__()

@@ -36,7 +36,7 @@ def newcomer(network: Network, name: str, contact: str) -> Worker:
 async def next_changes(changes: Sequence[MemberChanges]) -> Counter[tuple[str, str]]:
     """Wait until everyone has heard of one change; return what they heard."""
     async with asyncio.timeout(LONG_S):
-        received = await asyncio.gather(*(anext(one) for one in changes))
+        received = await asyncio.gather(*(anext(change) for change in changes))
     return Counter((one.kind.value, one.member.name) for one in received)
 
 
@@ -79,8 +79,8 @@ async def one_joins_and_leaves(network: Network) -> None:
             assert max(sent) <= 2 * math.log2(size)
         assert await next_changes(changes) == {("left", "late"): size}
         # Also those drop it who were never connected to it.
-        assert all(one.gone == [late.id] for one in losses)
-        assert sum("it has left" in one.reasons for one in losses) > size / 2
+        assert all(loss.gone == [late.id] for loss in losses)
+        assert sum("it has left" in loss.reasons for loss in losses) > size / 2
         sent = messages(workers)
         assert sum(sent) <= 2 * size
         # Who has news tells its fingers; others are not connected to.
@@ -166,8 +166,8 @@ async def agreed(world: Churn) -> None:
         while True:
             known = [
                 {
-                    (one.name, one.incarnation)
-                    for one in worker.parts.membership.table.records
+                    (record.name, record.incarnation)
+                    for record in worker.parts.membership.table.records
                 }
                 for worker in world.running.values()
             ]

@@ -203,9 +203,9 @@ class TestMemory:
                 asyncio.ensure_future(flood(worker, "b", calls, checksum)),
                 *(
                     asyncio.ensure_future(
-                        worker.peer(one).call(flood_from_here, "b", calls)
+                        worker.peer(other).call(flood_from_here, "b", calls)
                     )
-                    for one in others
+                    for other in others
                 ),
             ]
             await b.call(when_came, (LIMIT_BYTES - LIMIT_BYTES // 8) // REQUEST_BYTES)

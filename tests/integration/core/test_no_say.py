@@ -215,8 +215,8 @@ def lies_about(number: int, rank: int) -> list[tuple[str, list[Any]]]:
 
 async def reduce(workers: list[Worker]) -> None:
     """Make a group of workers, and reduce a tensor."""
-    names = [one.name for one in workers]
-    groups = [Group(one, members=names, timeout_s=LIMIT_S) for one in workers]
+    names = [worker.name for worker in workers]
+    groups = [Group(worker, members=names, timeout_s=LIMIT_S) for worker in workers]
     tensors = [torch.ones(2) for _ in workers]
     pairs = zip(groups, tensors, strict=True)
     await asyncio.gather(*(one.all_reduce(each) for one, each in pairs))
@@ -309,8 +309,8 @@ async def test_non_member_learns_nothing_of_a_group(a: Worker, c: Worker) -> Non
 async def joined(workers: Sequence[Worker]) -> list[ElasticGroup]:
     return await asyncio.gather(
         *(
-            join_group(one, "g", min_size=len(workers), timeout_s=LIMIT_S)
-            for one in workers
+            join_group(worker, "g", min_size=len(workers), timeout_s=LIMIT_S)
+            for worker in workers
         )
     )
 

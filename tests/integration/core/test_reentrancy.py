@@ -18,15 +18,15 @@ CALLERS = 64
 
 async def test_a_callee_calls_back_while_its_caller_awaits(wired: Trio) -> None:
     a, _, _ = wired
-    found = await a.peer("b").call(remote.forward, ["a", "c", "a"], remote.where_async)
-    assert found[0] == "a"
+    result = await a.peer("b").call(remote.forward, ["a", "c", "a"], remote.where_async)
+    assert result[0] == "a"
 
 
 async def test_a_callee_calls_back_while_its_caller_blocks(wired: Trio) -> None:
     a, _, _ = wired
     for function in (remote.forward_sync, remote.forward_waiting):
-        found = await a.peer("b").call(function, ["a", "c", "a", "b"], remote.where)
-        assert found[0] == "b"
+        result = await a.peer("b").call(function, ["a", "c", "a", "b"], remote.where)
+        assert result[0] == "b"
 
 
 async def test_deep_chains_of_blocking_calls_finish_with_two_threads() -> None:

@@ -129,7 +129,7 @@ async def test_user_to_third_kept_costs_three(trio: Trio) -> None:
     await a.peer("c").call(parts.keep, rref)
     await until(lambda: a.rrefs()[0].lent == 0)
     notices = (("c", "returned"), ("c", "register"), ("b", "registered"))
-    assert seen == [{one: 1} for one in notices]
+    assert seen == [{notice: 1} for notice in notices]
     assert sum(one.total() for one in seen) < TORCH
 
 
@@ -160,7 +160,7 @@ async def test_loans_of_one_turn_are_returned_in_one_message(trio: Trio) -> None
     await a.peer("c").call(parts.ignore, *made_here)
     seen = [messages_to(worker) for worker in trio]
     await a.peer("c").call(parts.keep_all, *made_here)
-    await until(lambda: not any(one.lent for one in a.rrefs()))
+    await until(lambda: not any(rref.lent for rref in a.rrefs()))
     # The owner answers in one turn of its loop, and so the loans go back in a few.
     assert seen[0]["c", "returned"] <= 10
 

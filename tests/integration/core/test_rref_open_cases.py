@@ -45,7 +45,7 @@ async def trio(trio: Trio) -> AsyncIterator[Trio]:
 
 def holders_at(owner: Worker) -> dict[str, int]:
     """Return who holds the one value of a worker."""
-    (record,) = [one for one in owner.rrefs() if one.is_owner]
+    (record,) = [rref for rref in owner.rrefs() if rref.is_owner]
     return dict(record.holders)
 
 

@@ -138,7 +138,7 @@ class Wrapper(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # torch's type is a stub's
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        inner = [one.held if isinstance(one, Wrapper) else one for one in args]
+        inner = [arg.held if isinstance(arg, Wrapper) else arg for arg in args]
         result = func(*inner, **(kwargs or {}))
         return Wrapper(result) if isinstance(result, torch.Tensor) else result
 
@@ -209,7 +209,7 @@ def many(count: int = 300) -> nn.Module:
 
 
 def values_of(module: nn.Module) -> list[list[float]]:
-    return [one.flatten().tolist() for one in module.parameters()]
+    return [parameter.flatten().tolist() for parameter in module.parameters()]
 
 
 def test_a_module_takes_one_descriptor_and_every_view_goes_along() -> None:
@@ -223,7 +223,9 @@ def test_a_module_takes_one_descriptor_and_every_view_goes_along() -> None:
         for parameter in module.parameters():
             parameter.add_(1)
     assert [one.flatten().tolist() for one in state.values()] == values_of(module)
-    assert all(is_shared(one) for one in module.parameters() if one.numel())
+    assert all(
+        is_shared(parameter) for parameter in module.parameters() if parameter.numel()
+    )
 
 
 def test_the_memory_of_a_module_ends_with_the_last_of_its_tensors() -> None:
@@ -240,7 +242,7 @@ def test_the_memory_of_a_module_ends_with_the_last_of_its_tensors() -> None:
 
 def test_a_share_without_a_descriptor_left_moves_nothing() -> None:
     module = many()
-    before = [one.data_ptr() for one in module.parameters()]
+    before = [parameter.data_ptr() for parameter in module.parameters()]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
@@ -248,8 +250,10 @@ def test_a_share_without_a_descriptor_left_moves_nothing() -> None:
             asyncrpc.share(module)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert [one.data_ptr() for one in module.parameters()] == before
-    assert all(key_of(one.untyped_storage()) is None for one in module.parameters())
+    assert [parameter.data_ptr() for parameter in module.parameters()] == before
+    assert all(
+        key_of(parameter.untyped_storage()) is None for parameter in module.parameters()
+    )
     asyncrpc.share(module)
     assert values_of(module) == values_of(many())
 
@@ -288,7 +292,7 @@ async def test_a_shared_module_takes_one_descriptor_of_its_receiver(a: Worker) -
     await a.peer("b").call(keep, module)
     await until(lambda: len(descriptors() - before) <= 1)
     await a.peer("b").call(fill_model, KEPT[-1], 3.0)
-    assert all(bool((one == 3).all()) for one in module.parameters())
+    assert all(bool((parameter == 3).all()) for parameter in module.parameters())
     assert KEPT[-1].w1.data_ptr() != module.get_parameter("w1").data_ptr()
 
 

@@ -42,5 +42,5 @@ def test_survivors_leave_and_leave_nothing_behind(first: int, tmp_path: Path) ->
 
 
 def check(point: Point, survivors: list[Survivor]) -> None:
-    for one in survivors:
-        assert one.exit_code == 0, (str(point), one)
+    for survivor in survivors:
+        assert survivor.exit_code == 0, (str(point), survivor)

@@ -353,7 +353,7 @@ async def until_seen(
     async with asyncio.timeout(GENEROUS_S):
         while seen != {expected}:
             await asyncio.sleep(0.02)
-            seen = {await ask(one, secret=str(a.options.secret)) for one in views}
+            seen = {await ask(view, secret=str(a.options.secret)) for view in views}
 
 
 Stall = Callable[[str], object]
@@ -448,7 +448,7 @@ class TestOnePort:
             sidecar = await a.peer("b").call(blocking.sidecar_pid)
             cluster.kill("b")
             await until_seen(a, hello, Evidence.GONE)
-            address = next(one for one in hello.addresses if "tcp" in one)
+            address = next(address for address in hello.addresses if "tcp" in address)
             port = Address.parse(address).port
             options = replace(
                 TCP, network=NetworkOptions(listen=(f"tcp://127.0.0.1:{port}",))

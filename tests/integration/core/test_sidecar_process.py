@@ -37,19 +37,19 @@ def with_sidecar(
     incarnation: int,
 ) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes], str]]:
     """A process that is no worker, its sidecar, and the address of that."""
-    with contextlib.ExitStack() as given:
+    with contextlib.ExitStack() as exit_stack:
         process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=PIPE)
         memory = os.memfd_create(pulse.NAME)
-        given.callback(os.close, memory)
+        exit_stack.callback(os.close, memory)
         started = pulse.started_at(process.pid)
         os.write(memory, pulse.Pulse(process.pid, started, incarnation, 0).pack())
         descriptor = os.pidfd_open(process.pid)
-        given.callback(os.close, descriptor)
-        listening = given.enter_context(socket.create_server(("127.0.0.1", 0)))
+        exit_stack.callback(os.close, descriptor)
+        listening = exit_stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         address = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
         pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in pair:
-            given.enter_context(end)
+            exit_stack.enter_context(end)
             end.settimeout(0)
         passed = [memory, descriptor, pair[1].fileno(), listening.fileno()]
         port = listening.getsockname()[1]

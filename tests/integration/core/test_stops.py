@@ -110,9 +110,9 @@ class Watch:
             async with asyncio.timeout(LIMIT_S):
                 while keys:
                     for name in names:
-                        found = await self._peers[name].call(stopped_work.progress)
-                        self.ended[name], self.raised[name], self.lost[name] = found
-                    keys = [one for one in keys if not is_so(*one)]
+                        result = await self._peers[name].call(stopped_work.progress)
+                        self.ended[name], self.raised[name], self.lost[name] = result
+                    keys = [key for key in keys if not is_so(*key)]
         except TimeoutError:
             raise AssertionError(f"{keys}: {self.raised}") from None
 
@@ -121,7 +121,7 @@ class Watch:
 
     def goes_on_or_is_lost(self, name: str, key: Key) -> bool:
         texts = self.raised[name].get(key, []) if key[1] == "b" else []
-        return self.has_ended(name, key) or any("WorkerLost" in one for one in texts)
+        return self.has_ended(name, key) or any("WorkerLost" in text for text in texts)
 
     def goes_on_or_is_late(self, name: str, key: Key) -> bool:
         is_late = self.raised[name].get(key) or key[0] != "limited"
@@ -331,7 +331,7 @@ async def test_step_with_a_stopped_owner_names_it(transport: Transport) -> None:
 
             async def make() -> tuple[list[RemoteModule], DistributedOptimizer]:
                 stages = [RemoteModule(name, nn.Linear, (3, 3)) for name in "bc"]
-                parameters = [await one.remote_parameters() for one in stages]
+                parameters = [await stage.remote_parameters() for stage in stages]
                 every = [*parameters[0], *parameters[1]]
                 return stages, DistributedOptimizer(torch.optim.SGD, every, lr=0.1)
 

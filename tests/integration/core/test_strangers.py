@@ -225,8 +225,8 @@ OTHER_UID = 65534
 
 @pytest.fixture
 def stack() -> Iterator[contextlib.ExitStack]:
-    with contextlib.ExitStack() as found:
-        yield found
+    with contextlib.ExitStack() as exit_stack:
+        yield exit_stack
 
 
 # Python's own modules only, and imported before it becomes the other user, who may not
@@ -371,7 +371,7 @@ async def test_a_peer_cannot_fill_the_log(
             stream[1].write(hello() + said)
             await read_to_the_end(stream[0])
     took_s = asyncio.get_running_loop().time() - begun_s
-    lines = Counter((one.pathname, one.lineno) for one in caplog.records)
+    lines = Counter((record.pathname, record.lineno) for record in caplog.records)
     assert LINES_AT_ONCE <= max(lines.values()) <= LINES_AT_ONCE + PEERS_MAX + took_s
 
 

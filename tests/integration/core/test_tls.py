@@ -75,7 +75,9 @@ async def refused(
             assert me.counters.authentications_failed == 1
             await until(lambda: ps.counters.authentications_failed == 1)
             assert ps.parts.directory.links == []
-    logged = [one.getMessage() for one in caplog.records if "refused" in one.message]
+    logged = [
+        record.getMessage() for record in caplog.records if "refused" in record.message
+    ]
     return str(caught.value), logged[0]
 
 

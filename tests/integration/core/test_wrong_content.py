@@ -97,9 +97,11 @@ def sizes(worker: Worker) -> dict[str, Any]:
         "passes": service("autograd").running_passes,
         "optimizers": optimizers_here(service("optim")),
         "turns": turns_of(service("optim")),
-        "groups": sum(bool(one.members) for one in groups),
-        "unknown groups": sum(not one.members for one in groups) > 1,
-        "members": [fields_of(one) for one in service("membership").table.records],
+        "groups": sum(bool(group.members) for group in groups),
+        "unknown groups": sum(not group.members for group in groups) > 1,
+        "members": [
+            fields_of(record) for record in service("membership").table.records
+        ],
         "known": len(service("membership").table),
         "series": len(series_of(rounds.table)) if rounds.size else 0,
         "regions": len(service("regions")),

@@ -42,7 +42,9 @@ class Trainer:
     def __init__(self, a: Worker, owners: str) -> None:
         self.a = a
         self.owners = owners
-        self.rrefs: list[RRef[Any]] = [a.peer(one).remote(wrong.make) for one in owners]
+        self.rrefs: list[RRef[Any]] = [
+            a.peer(owner).remote(wrong.make) for owner in owners
+        ]
         self.optimizer = DistributedOptimizer(Wrong, self.rrefs, lr=0.5, momentum=0.5)
 
     async def values(self) -> list[torch.Tensor]:

@@ -16,7 +16,7 @@ let_go = threading.Event()  # of `hold`, in this process
 
 
 def where(*tensors: torch.Tensor) -> list[str]:
-    return [str(one.device) for one in tensors]
+    return [str(tensor.device) for tensor in tensors]
 
 
 def double(tensor: torch.Tensor) -> torch.Tensor:
@@ -134,5 +134,5 @@ class Layer(torch.nn.Module):
     def gradient(self, context_id: list[int]) -> torch.Tensor | None:
         """Return the gradient that an autograd context has for the weight."""
         service: Any = asyncrpc.current_worker().parts.service("autograd")
-        found = get_gradients(service.context_of(context_id)).get(self.weight)
-        return None if found is None else found.cpu()
+        value = get_gradients(service.context_of(context_id)).get(self.weight)
+        return None if value is None else value.cpu()

@@ -41,9 +41,9 @@ async def test_a_tensor_arrives_on_its_device_and_comes_back(
     there = pair[0].peer("b")
     given = await hands.put(X)
     assert await there.call(remote.where, given) == [HOME]
-    found = await there.call(remote.double, given)
-    assert str(found.device) == HOME
-    assert torch.equal(await hands.take(found), X * 2)
+    result = await there.call(remote.double, given)
+    assert str(result.device) == HOME
+    assert torch.equal(await hands.take(result), X * 2)
 
 
 async def test_device_tensor_may_be_anywhere_in_a_value(

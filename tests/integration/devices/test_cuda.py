@@ -101,8 +101,8 @@ async def test_stream_of_a_coroutine_does_not_hide_the_default_stream(
 async def test_a_future_of_torch_carries_its_stream(pair: Pair) -> None:
     value = torch.zeros(ELEMENTS, device=HOME)
     for _ in range(4):
-        found = await pair[0].peer("b").call(remote.counted_in_a_future, value, STEPS)
-        is_counted = bool((found == STEPS).all())
+        result = await pair[0].peer("b").call(remote.counted_in_a_future, value, STEPS)
+        is_counted = bool((result == STEPS).all())
         assert is_counted
 
 

@@ -138,8 +138,10 @@ async def test_gradients_are_on_the_device(pair: Pair) -> None:
             x = await hands.put(batch(group.rank, 0))
             loss = await hands.do(lambda: model(x).square().mean())
             await model.backward(loss)
-            gradients = [one.grad for one in module.parameters()]
-            found = {str(one.device) for one in gradients if one is not None}
+            gradients = [parameter.grad for parameter in module.parameters()]
+            found = {
+                str(gradient.device) for gradient in gradients if gradient is not None
+            }
             model.close()
             return found
 

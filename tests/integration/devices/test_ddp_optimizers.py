@@ -74,7 +74,7 @@ async def with_zero(
                 optimizer = made()
                 await hands.do(partial(optimizer.load_state_dict, state))
         found = await hands.do(
-            lambda: [one.detach().cpu() for one in module.parameters()]
+            lambda: [parameter.detach().cpu() for parameter in module.parameters()]
         )
         optimizer.close()
         model.close()
@@ -156,7 +156,7 @@ async def locally(worker: Worker, device: str) -> list[torch.Tensor]:
             await model.backward(await hands.do(loss))
             await optimizer.step()
         found = await hands.do(
-            lambda: [one.detach().cpu() for one in module.parameters()]
+            lambda: [parameter.detach().cpu() for parameter in module.parameters()]
         )
         averager.close()
         model.close()

@@ -139,7 +139,7 @@ def all_to_all(put: Put) -> Found:
     dist.all_to_all_single(uneven, given, [rank + 1] * size, rows)
     outs = [put(torch.zeros(rank + 1, 2)) for _ in range(size)]
     parts = torch.split(given.cpu(), rows)
-    dist.all_to_all(outs, [put(one) for one in parts])
+    dist.all_to_all(outs, [put(part) for part in parts])
     return [out, uneven, *outs]
 
 

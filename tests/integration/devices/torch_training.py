@@ -105,7 +105,7 @@ def exact_alone(dtype: torch.dtype, size: int) -> list[torch.Tensor]:
         for rank in range(size):
             torch.autograd.backward(exact_loss(model, "cpu", dtype, rank, step) / size)
         optimizer.step()
-    return [one.detach() for one in model.parameters()]
+    return [parameter.detach() for parameter in model.parameters()]
 
 
 def exact_together(dtype: torch.dtype, register: Register, **how: Any) -> Any:
@@ -120,7 +120,7 @@ def exact_together(dtype: torch.dtype, register: Register, **how: Any) -> Any:
         optimizer.zero_grad(set_to_none=step % 2 == 0)
         torch.autograd.backward(exact_loss(model, HOME, dtype, rank, step))
         optimizer.step()
-    return [one.detach().cpu() for one in model.parameters()]
+    return [parameter.detach().cpu() for parameter in model.parameters()]
 
 
 def digit_for_digit(rank: int, size: int, url: str, options: Options | None) -> str:
@@ -233,8 +233,8 @@ def unused(rank: int, size: int, url: str) -> str:
         )
         x = torch.ones(2, 4).to(device) * (rank + 1)
         torch.autograd.backward(model(x, "ab"[rank]).sum())
-        grads = [one.grad for one in model.parameters()]
-        return [one.cpu() for one in grads if one is not None]
+        grads = [parameter.grad for parameter in model.parameters()]
+        return [grad.cpu() for grad in grads if grad is not None]
 
     found, wanted = run(HOME), run("cpu")
     assert len(found) == 4

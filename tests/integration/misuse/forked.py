@@ -162,8 +162,10 @@ def _notice_touching(worker: Worker) -> list[str]:
     touched: list[str] = []
     gc.freeze()  # whatever of the parent's is garbage, is the parent's to collect
     # By their types: some objects lie of their class, or raise.
-    parents = [one for one in gc.get_objects() if issubclass(type(one), Transport)]
-    for kind in {type(one) for one in parents}:
+    parents = [
+        thing for thing in gc.get_objects() if issubclass(type(thing), Transport)
+    ]
+    for kind in {type(parent) for parent in parents}:
         _note(kind, "send", parents, touched)
     if isinstance(worker.loop, asyncio.BaseEventLoop):  # uvloop's is not to be changed
         _note(type(worker.loop), "call_soon_threadsafe", [worker.loop], touched)

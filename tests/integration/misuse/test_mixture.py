@@ -147,7 +147,9 @@ class Mixture(RuleBasedStateMachine):
             ]
             await asyncio.gather(*(group.barrier() for group in self.groups))
             self.links = {
-                link: None for one in self.workers for link in one.parts.directory.links
+                link: None
+                for worker in self.workers
+                for link in worker.parts.directory.links
             }
 
         self.run(all_to_all())

@@ -53,8 +53,8 @@ class OneStep:
 async def _batcher(world: World) -> None:
     """Keep a batcher that has been entered; it has nothing to close."""
     if "batcher" not in world.kept:
-        made = serving.Batcher(_give_back_all, 1, 0.0)
-        world.kept["batcher"] = await made.__aenter__()
+        batcher = serving.Batcher(_give_back_all, 1, 0.0)
+        world.kept["batcher"] = await batcher.__aenter__()
 
 
 async def _generate(world: World) -> list[Any]:

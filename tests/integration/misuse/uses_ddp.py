@@ -149,9 +149,11 @@ def _saved(of: Any) -> Mapping[str, Use]:
 
 
 async def _register(world: World) -> None:
-    made = ddp.DistributedDataParallel(torch.nn.Linear(3, 1), group(world))
-    made.register_comm_hook(None, ddp.allreduce_hook)
-    made.close()
+    distributed_data_parallel = ddp.DistributedDataParallel(
+        torch.nn.Linear(3, 1), group(world)
+    )
+    distributed_data_parallel.register_comm_hook(None, ddp.allreduce_hook)
+    distributed_data_parallel.close()
 
 
 async def _join(world: World) -> None:

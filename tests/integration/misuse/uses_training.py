@@ -50,7 +50,7 @@ def groups(world: World, name: str = "misuse") -> tuple[Group, Group]:
 
     def make() -> tuple[Group, Group]:
         workers = world.a, world.other
-        a, b = (Group(one, ["a", "b"], name=name) for one in workers)
+        a, b = (Group(worker, ["a", "b"], name=name) for worker in workers)
         return a, b
 
     found: tuple[Group, Group] = kept(world, f"group {name}", make)
@@ -95,7 +95,9 @@ EACH: Final = {"tensors": lambda _: [torch.ones(3), torch.ones(3)]}
 
 
 async def _empty(world: World) -> None:
-    await asyncio.gather(*(one.empty(3) for one in _own_groups(world, "empty")))
+    await asyncio.gather(
+        *(own_group.empty(3) for own_group in _own_groups(world, "empty"))
+    )
 
 
 async def _send(world: World) -> None:
@@ -264,7 +266,7 @@ def in_context(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
     @functools.wraps(function)
     async def within(*args: Any, **kwargs: Any) -> Any:
         async with autograd.context() as context:
-            given = [context if one is HERE else one for one in args]
+            given = [context if arg is HERE else arg for arg in args]
             return await function(*given, **kwargs)
 
     return within

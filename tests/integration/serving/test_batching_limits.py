@@ -85,7 +85,7 @@ async def test_bytes_of_a_batch_are_limited() -> None:
     async with Batcher(model, 9, FOREVER_S, max_bytes=100) as batched:
         rows = [{"row": torch.zeros(10), "name": "x"} for _ in range(5)]  # 40 bytes
         await asyncio.gather(*map(batched, rows[:4]), batched(bytes(100)))
-    assert [len(one) for one in model.batches] == [2, 2, 1]
+    assert [len(batch) for batch in model.batches] == [2, 2, 1]
 
 
 async def test_an_item_that_never_fits_is_refused() -> None:

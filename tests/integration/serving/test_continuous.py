@@ -313,7 +313,7 @@ async def test_a_block_that_raises_ends_everything() -> None:
     with pytest.raises(ZeroDivisionError):
         await block()
     errors = await asyncio.gather(*asked, return_exceptions=True)
-    outcomes = [one.outcome for one in errors if isinstance(one, RejectedError)]
+    outcomes = [error.outcome for error in errors if isinstance(error, RejectedError)]
     assert outcomes == [Outcome.UNKNOWN, Outcome.NOT_EXECUTED]
     assert model.left == ["a"]
     assert batcher.stats().requests.running == 0

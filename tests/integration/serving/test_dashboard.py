@@ -36,8 +36,8 @@ SECURED: Final = Options(secret=SECRET, drain_timeout_s=0.0)
 
 @pytest_asyncio.fixture
 async def workers() -> AsyncIterator[list[Worker]]:
-    async with Cluster(3, options=SECURED) as found:
-        yield list(found)
+    async with Cluster(3, options=SECURED) as cluster:
+        yield list(cluster)
 
 
 @asynccontextmanager
@@ -431,9 +431,9 @@ async def until_hang(browser: Browser) -> Any:
     """Return the look at the hang of the call that is planted."""
     async with browser.live("hangs/live", **BEARER) as events:
         while True:
-            found = await events.look()
-            if found["cycle"] and "task `asks`" in found["sentences"][0]:
-                return found
+            view = await events.look()
+            if view["cycle"] and "task `asks`" in view["sentences"][0]:
+                return view
 
 
 # --- streams -------------------------------------------------------------------------

@@ -163,7 +163,7 @@ class Decoder:
         """Write a token of each, and find the next one."""
         self.sizes.append(len(states))
         found = []
-        logits = self.model(torch.tensor([[one.next] for one in states]), states)
+        logits = self.model(torch.tensor([[state.next] for state in states]), states)
         for state, following in zip(states, logits.argmax(1).tolist(), strict=True):
             state.written += 1
             is_last = state.next == END or state.written >= state.length

@@ -66,8 +66,8 @@ class Served:
     def _transport_to(self, client: SlowReader) -> asyncio.Transport | None:
         server = self._runner.server
         assert server is not None
-        for one in server.connections:
-            transport = one.transport
+        for connection in server.connections:
+            transport = connection.transport
             if transport is None or transport.is_closing():
                 continue
             if transport.get_extra_info("peername")[1] == client.port:

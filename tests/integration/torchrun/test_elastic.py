@@ -51,12 +51,12 @@ class Fleet:
             options: of torchrun; a word without dashes is for the workers.
             has_own_stores: whether each round has a store of its own.
         """
-        extra = [one for one in options if not one.startswith("--")]
+        extra = [option for option in options if not option.startswith("--")]
         agent = subprocess.Popen(
             [
                 *(sys.executable, "-m", "torch.distributed.run"),
                 *("--nproc-per-node", "2"),
-                *(one for one in options if one.startswith("--")),
+                *(option for option in options if option.startswith("--")),
                 *(str(WORKING), str(self.notes_file), str(self.stop_file), *extra),
             ],
             env={
@@ -73,7 +73,7 @@ class Fleet:
 
     def notes(self) -> list[Note]:
         lines = self.notes_file.read_text().splitlines(keepends=True)
-        return [json.loads(one) for one in lines if one.endswith("\n")]
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def await_notes(self, are_enough: Callable[[list[Note]], bool]) -> list[Note]:
         """Wait until the notes are enough; return them."""
@@ -108,7 +108,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 
 def met(notes: list[Note], *, after: int = 0) -> dict[str, Note]:
-    return {one["met"]: one for one in notes[after:] if "met" in one}
+    return {note["met"]: note for note in notes[after:] if "met" in note}
 
 
 def names_with_answers(
@@ -159,7 +159,10 @@ def test_workers_of_a_lost_agent_come_back_as_new_incarnations(fleet: Fleet) -> 
         assert first[name]["restart"] == second[name]["restart"] == "0"
 
     fleet.stop_file.touch()
-    assert [one.wait(LIMIT_S) for one in fleet.agents if one is not lost] == [0, 0]
+    assert [agent.wait(LIMIT_S) for agent in fleet.agents if agent is not lost] == [
+        0,
+        0,
+    ]
 
 
 @pytest.mark.parametrize("has_own_stores", [True, False])

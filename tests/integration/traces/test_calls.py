@@ -24,9 +24,9 @@ from tests.integration.traces.conftest import Trio
 async def test_a_function_runs_in_its_span(
     a: Worker, spans: Spans, function: Callable[[], Any]
 ) -> None:
-    found = await a.peer("b").call(function)
+    result = await a.peer("b").call(function)
     client, server = spans.pair(function.__name__)
-    assert found == context_of(server)
+    assert result == context_of(server)
     assert client.parent_id is None
     about = {
         "rpc.system.name": "asyncrpc",
@@ -58,11 +58,11 @@ async def test_a_call_of_a_function_is_below_the_function(
     a: Worker, spans: Spans, through: Callable[..., Any]
 ) -> None:
     """On the loop, and in a thread of the pool."""
-    found = await a.peer("b").call(through, "c")
+    result = await a.peer("b").call(through, "c")
     _, outer = spans.pair(through.__name__)
     client, server = spans.pair("here_async")
     assert client.parent_id == outer.span_id
-    assert found == context_of(server)
+    assert result == context_of(server)
 
 
 async def test_call_of_programs_thread_is_in_its_span(a: Worker, spans: Spans) -> None:
@@ -102,13 +102,17 @@ async def test_remote_values_and_methods_have_spans(a: Worker, spans: Spans) -> 
 
 async def test_a_group_call_has_a_span_for_each_peer(a: Worker, spans: Spans) -> None:
     with spans.tracer().start_as_current_span("outer") as outer:
-        found = await a.group(["b", "c"]).call(remote.here_async)
+        result = await a.group(["b", "c"]).call(remote.here_async)
     clients = spans.named("here_async", "CLIENT")
     servers = spans.named("here_async", "SERVER")
-    assert {one.attributes["asyncrpc.callee"] for one in clients} == {"b", "c"}
-    assert {one.parent_id for one in clients} == {outer.get_span_context().span_id}
-    assert {one.parent_id for one in servers} == {one.span_id for one in clients}
-    assert set(found) == {context_of(one) for one in servers}
+    assert {client.attributes["asyncrpc.callee"] for client in clients} == {"b", "c"}
+    assert {client.parent_id for client in clients} == {
+        outer.get_span_context().span_id
+    }
+    assert {server.parent_id for server in servers} == {
+        client.span_id for client in clients
+    }
+    assert set(result) == {context_of(server) for server in servers}
 
 
 async def test_trace_is_not_among_the_arguments(a: Worker, spans: Spans) -> None:
@@ -126,9 +130,9 @@ async def test_call_to_the_own_worker_has_spans(a: Worker, spans: Spans) -> None
 
 
 async def test_codecs_and_options_keep_the_trace(a: Worker, spans: Spans) -> None:
-    found = await a.peer("b").using(codec="zstd").call(remote.here_async)
+    result = await a.peer("b").using(codec="zstd").call(remote.here_async)
     _, server = spans.pair("here_async")
-    assert found == context_of(server)
+    assert result == context_of(server)
 
 
 async def test_untraced_worker_ignores_traces(plain: Trio, spans: Spans) -> None:

@@ -18,8 +18,8 @@ from tests.integration.traces.collected import LIMIT_S, Spans
 
 @pytest.fixture
 def gate() -> Iterator[asyncio.Event]:
-    remote.gates["g"] = made = asyncio.Event()
-    yield made
+    remote.gates["g"] = event = asyncio.Event()
+    yield event
     del remote.gates["g"]
 
 

@@ -273,9 +273,9 @@ async def test_refused_websocket_has_a_403_span(trio: Trio, spans: Spans) -> Non
 async def through_all(request: web.Request) -> web.Response:
     """Go on over three workers, then read a stream of the last one to its end."""
     worker = asyncrpc.current_worker()
-    found = await worker.peer("b").call(remote.through, "b", "c", "d")
+    result = await worker.peer("b").call(remote.through, "b", "c", "d")
     items = [one async for one in worker.peer("d").stream(remote.positions, 20)]
-    return web.json_response({"calls": found, "stream": items})
+    return web.json_response({"calls": result, "stream": items})
 
 
 async def spans_of(a: Worker, *names: str) -> AsyncIterator[tuple[str, list[Shown]]]:

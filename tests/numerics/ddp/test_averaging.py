@@ -93,9 +93,9 @@ async def check_same_at(
     group: Group, ranks: Sequence[int], parameters: Sequence[torch.Tensor]
 ) -> None:
     """Find the same bits at some ranks."""
-    for one in parameters:
-        found = await group.all_gather(one.detach())
-        assert all(torch.equal(found[rank], one) for rank in ranks)
+    for parameter in parameters:
+        found = await group.all_gather(parameter.detach())
+        assert all(torch.equal(found[rank], parameter) for rank in ranks)
 
 
 async def compare_averagers(group: Group, case: Case) -> None:

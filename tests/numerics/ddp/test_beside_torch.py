@@ -69,7 +69,7 @@ def loss_of(model: nn.Module, options: dict[str, Any], rank: int, step: int) -> 
 
 
 def parameters_of(model: nn.Module) -> list[torch.Tensor]:
-    return [one.detach().clone() for one in model.parameters()]
+    return [parameter.detach().clone() for parameter in model.parameters()]
 
 
 def skip_unused_head(module: nn.Module, options: dict[str, Any]) -> nn.Module:

@@ -194,7 +194,7 @@ async def check_equal(groups: Groups, values: Sequence[Sequence[torch.Tensor]]) 
     flat = [torch.cat([one.flatten().double() for one in mine]) for mine in values]
     gathered = await asyncio.gather(*map(Group.all_gather, groups, flat))
     for ranks in gathered:
-        assert all(torch.equal(one, ranks[0]) for one in ranks)
+        assert all(torch.equal(rank, ranks[0]) for rank in ranks)
 
 
 async def collectives_have_the_defaults(groups: Groups, *, hold: Hold) -> None:
@@ -319,11 +319,11 @@ class Rank:
     def result(self) -> list[torch.Tensor]:
         """Return all that training has changed."""
         assert self.model is not None
-        grads = [one.grad for one in self.model.module.parameters()]
+        grads = [parameter.grad for parameter in self.model.module.parameters()]
         return [
             one.detach().to_dense().clone()
             for one in (
-                *(one for one in grads if one is not None),
+                *(grad for grad in grads if grad is not None),
                 *self.model.module.buffers(),
                 *self.sharded,
                 *self.averaged,
@@ -419,7 +419,9 @@ async def plain_backward_is_reduced(groups: Groups, *, name: str) -> None:
         passes = (partial(backward, at, syncs=syncs) for at in range(len(groups)))
         await asyncio.gather(*map(asyncio.to_thread, passes))
     assert seen[True] == seen[False]
-    grads = [[one.grad for one in model.module.parameters()] for model in models]
+    grads = [
+        [parameter.grad for parameter in model.module.parameters()] for model in models
+    ]
     await check_equal(
         groups,
         [[torch.zeros(1) if one is None else one for one in mine] for mine in grads],

@@ -63,7 +63,7 @@ class Rank:
             bucket = GradBucket(
                 index,
                 torch.cat(own),
-                [self.parameters[one] for one in numbers],
+                [self.parameters[number] for number in numbers],
                 is_last=index == len(layout) - 1,
             )
             bucket.set_buffer(await hook(self.state, bucket))
@@ -82,7 +82,7 @@ async def steps(
     """Make steps at all ranks; return what rank 0 has of each; all have the same."""
     found = []
     for number in numbers:
-        each = await asyncio.gather(*(one.step(hook, number, **how) for one in ranks))
+        each = await asyncio.gather(*(rank.step(hook, number, **how) for rank in ranks))
         for other in each[1:]:
             assert same(each[0], other)
         found.append(each[0])
@@ -124,9 +124,9 @@ def by_values(state: PowerSGDState) -> PowerSGDState:
     memory = io.BytesIO()
     torch.save(state.state_dict(), memory)
     memory.seek(0)
-    found = PowerSGDState(None)
-    found.load_state_dict(torch.load(memory, weights_only=True))
-    return found
+    power_sgdstate = PowerSGDState(None)
+    power_sgdstate.load_state_dict(torch.load(memory, weights_only=True))
+    return power_sgdstate
 
 
 WAYS = [by_pickle, by_torch, by_values, copy.deepcopy]
@@ -203,8 +203,8 @@ async def test_the_mean_of_all_errors_is_enough_for_any_number_of_ranks() -> Non
     async with Cluster(4) as four, Cluster(2) as two:
         ranks = ranks_of(four, "all")
         await steps(ranks, powerSGD_hook, range(5))
-        plainly = loaded(ranks, [copy.deepcopy(one.state) for one in ranks])
-        await asyncio.gather(*(one.state.average_errors() for one in ranks))
+        plainly = loaded(ranks, [copy.deepcopy(rank.state) for rank in ranks])
+        await asyncio.gather(*(rank.state.average_errors() for rank in ranks))
         saved = pickle.dumps(ranks[2].state)
         fewer = [Rank(Group(one), pickle.loads(saved)) for one in two]
         every = loaded(ranks, [pickle.loads(saved) for _ in ranks])

@@ -118,7 +118,9 @@ class Drawer:
 
     def where(self, fits: Callable[[Value], bool], home: str = "") -> list[Value]:
         """Return slots, the newest first."""
-        found = [one for one in self.values if fits(one) and home in {"", one.home}]
+        found = [
+            value for value in self.values if fits(value) and home in {"", value.home}
+        ]
         return found[::-1]
 
     def add(self, home: str, shape: tuple[int, ...] = SHAPE, **known: object) -> Value:
@@ -387,13 +389,13 @@ class Drawer:
 
     def go_backward(self, roots: Sequence[Value], *, retain_graph: bool) -> None:
         given = tuple(
-            (one.slot, bool(one.shape) or self.draw(st.booleans())) for one in roots
+            (root.slot, bool(root.shape) or self.draw(st.booleans())) for root in roots
         )
         self.steps.append(steps.Pass(roots[0].home, given, retain_graph))
 
     def finish(self) -> None:
         """Gather on one station, and go backward from what it has."""
-        if not any(one.needs_gradient for one in self.values):
+        if not any(value.needs_gradient for value in self.values):
             made = self.add(self.station(), needs_gradient=True, is_leaf=True)
             self.steps.append(steps.Parameter(made.home, made.slot, "double"))
         at = self.station()
@@ -454,7 +456,7 @@ def any_value(_: Value) -> bool:
 
 
 def slots_of(values: Sequence[Value]) -> tuple[int, ...]:
-    return tuple(one.slot for one in values)
+    return tuple(value.slot for value in values)
 
 
 def takes_clamp(value: Value) -> bool:

@@ -77,7 +77,7 @@ class Station:
     async def report(self) -> Report:
         """Say what the caller's context has, once no pass runs here."""
         service: Any = asyncrpc.current_worker().parts.service("autograd")
-        assert all(one.grad is None for one in self.parameters.values())
+        assert all(parameter.grad is None for parameter in self.parameters.values())
         return self.report_of(await service.gathered(current_context().id))
 
     def report_of(self, gathered: Mapping[torch.Tensor, torch.Tensor]) -> Report:
@@ -321,8 +321,8 @@ async def _to_here(at: Station, step: steps.ToHere) -> None:
 
 
 async def _method(at: Station, step: steps.Method) -> None:
-    found = await ask(at, at.boxes[step.box], "mul", at.slots[step.of])
-    at.slots[step.to] = found
+    answer = await ask(at, at.boxes[step.box], "mul", at.slots[step.of])
+    at.slots[step.to] = answer
 
 
 async def _pass(at: Station, step: steps.Pass) -> None:
@@ -419,10 +419,12 @@ class OneProcess:
         """Run a pass, whose hooks see its own gradients and not what was before."""
         torch.autograd.backward(roots, gradients, retain_graph=retain_graph)
         for station in self.stations.values():
-            for one in station.parameters.values():
-                gradient, one.grad = one.grad, None
+            for parameter in station.parameters.values():
+                gradient, parameter.grad = parameter.grad, None
                 if gradient is not None:
-                    self.gradients[one] = added(self.gradients.get(one), gradient)
+                    self.gradients[parameter] = added(
+                        self.gradients.get(parameter), gradient
+                    )
 
 
 def added(one: Maybe, other: torch.Tensor) -> torch.Tensor:

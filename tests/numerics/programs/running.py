@@ -62,7 +62,9 @@ class Counting:
 
     def __init__(self, worker: Worker) -> None:
         routes = routes_of(worker.parts.router, "autograd")
-        self._counted = [one for one in routes if one.method in {"advance", "close"}]
+        self._counted = [
+            route for route in routes if route.method in {"advance", "close"}
+        ]
         self._handles = [one.handle for one in self._counted]
         for route in self._counted:
             route.handle = partial(self._count, route.handle)
@@ -144,7 +146,9 @@ async def in_one_process(program: Program) -> tuple[Reports, Facts]:
         name: station.report_of(world.gradients)
         for name, station in world.stations.items()
     }
-    fired = sum(len(seen) for one in reports.values() for seen in one.seen.values())
+    fired = sum(
+        len(seen) for report in reports.values() for seen in report.seen.values()
+    )
     comes_back = has_circle(world.flows)
     return reports, Facts(world.crossed, world.travelled, comes_back, fired)
 
@@ -154,7 +158,8 @@ async def on_workers(program: Program, workers: list[Worker]) -> tuple[Reports, 
     first = workers[0]
     with acting_as(first):
         stations = {
-            one.name: first.peer(one.name).remote(Station, one.name) for one in workers
+            worker.name: first.peer(worker.name).remote(Station, worker.name)
+            for worker in workers
         }
         try:
             for station in stations.values():
@@ -171,14 +176,16 @@ async def on_workers(program: Program, workers: list[Worker]) -> tuple[Reports, 
         finally:
             for station in stations.values():
                 await station.rpc_async().part()
-    return found, sum(one.gradients for one in counters)
+    return found, sum(counter.gradients for counter in counters)
 
 
 async def released(workers: list[Worker]) -> None:
     """Wait until no worker knows of a context; its end goes from one to the next."""
     loop = asyncio.get_running_loop()
     end_s = loop.time() + RELEASED_S
-    while left := {one.name: known for one in workers if (known := contexts(one))}:
+    while left := {
+        worker.name: known for worker in workers if (known := contexts(worker))
+    }:
         assert loop.time() < end_s, f"contexts that have not ended: {left}"
         for worker in workers[1:]:
             await workers[0].peer(worker.name).call(int)

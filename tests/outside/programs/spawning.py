@@ -42,7 +42,9 @@ def run_ranks(rank_main: Callable[[int], None], world_size: int) -> None:
     for process in processes:
         process.join()
     if any(process.exitcode for process in processes):
-        raise SystemExit(f"ranks ended with {[one.exitcode for one in processes]}")
+        raise SystemExit(
+            f"ranks ended with {[process.exitcode for process in processes]}"
+        )
 
 
 def _rank(rank: int, rank_main: Callable[[int], None]) -> None:

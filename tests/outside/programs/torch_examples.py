@@ -225,8 +225,8 @@ class Agent:
             rpc.remote(name, Observer, args=(seed,))
             for seed, name in enumerate(("one", "two"))
         ]
-        self.log_odds = {one.owner().id: [] for one in self.observers}
-        self.rewards = {one.owner().id: [] for one in self.observers}
+        self.log_odds = {observer.owner().id: [] for observer in self.observers}
+        self.rewards = {observer.owner().id: [] for observer in self.observers}
 
     @staticmethod
     def select(agent_rref, observer, state):
@@ -241,7 +241,8 @@ class Agent:
 
     def run_episode(self, steps):
         futures = [
-            one.rpc_async().run_episode(self.rref, steps) for one in self.observers
+            observer.rpc_async().run_episode(self.rref, steps)
+            for observer in self.observers
         ]
         torch.futures.wait_all(futures)
 

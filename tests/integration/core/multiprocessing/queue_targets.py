@@ -114,7 +114,7 @@ def drain_async(rank: int, queue: Items) -> int:
                 task.cancel()
             found = await asyncio.gather(*tasks, return_exceptions=True)
             items = [one for one in found if not isinstance(one, BaseException)]
-            got += sum(one is not None for one in items)
+            got += sum(item is not None for item in items)
             if None in items:
                 return got
 

@@ -156,9 +156,11 @@ async def tell_pid_and_serve(rank: int) -> None:
 async def addresses(rank: int, secret: str | None) -> tuple[str, ...]:
     """Return where a worker with these options listens."""
     options = asyncrpc.Options(secret=secret)
-    async with asyncrpc.Worker(f"w{rank}", rendezvous="env://", options=options) as one:
-        await one.barrier()
-        return one.addresses
+    async with asyncrpc.Worker(
+        f"w{rank}", rendezvous="env://", options=options
+    ) as worker:
+        await worker.barrier()
+        return worker.addresses
 
 
 def tell_pid_and_hold_the_gil(rank: int) -> None:

@@ -198,6 +198,6 @@ def test_workers_with_a_secret_of_the_program_listen_everywhere(
     found = launch(
         targets.addresses, (own,), nprocs=2, method="forkserver", secret=given
     )
-    has_network = any(not one.is_loopback for one in host_addresses())
+    has_network = any(not host_address.is_loopback for host_address in host_addresses())
     for addresses in found:
         assert any(not is_local(address) for address in addresses) is has_network

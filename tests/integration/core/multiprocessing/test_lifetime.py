@@ -259,7 +259,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("arguments", [["-c", PROGRAM], ["-"], ["-i", "-q"]])
 def test_function_of_a_program_without_a_file_is_refused(arguments: list[str]) -> None:
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, *arguments],
         input=PROGRAM.replace("return rank\n", "return rank\n\n") + "\n",
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
@@ -268,5 +268,7 @@ def test_function_of_a_program_without_a_file_is_refused(arguments: list[str]) -
         timeout=LIMIT_S,
         check=False,
     )
-    assert "UsageError: fn must be in a file that new processes can imp" in found.stderr
-    assert "work.work" in found.stderr
+    assert (
+        "UsageError: fn must be in a file that new processes can imp" in result.stderr
+    )
+    assert "work.work" in result.stderr

@@ -49,7 +49,8 @@ def test_share_takes_the_gradients_of_a_module_along() -> None:
     model(torch.ones(1, 2)).sum().backward()
     asyncrpc.share(model)
     assert all(
-        one.grad is not None and one.grad.is_shared() for one in model.parameters()
+        parameter.grad is not None and parameter.grad.is_shared()
+        for parameter in model.parameters()
     )
 
 

@@ -244,8 +244,10 @@ async def test_failed_construction_is_explained_to_all_holders() -> None:
 async def test_values_move_to_the_device_and_back() -> None:
     """The path of modules on a device, taken with the only device there always is."""
     async with three_workers() as (a, _, _):
-        made = RemoteModule("b", Doubling)
-        module = RemoteModule.init_from_module_rref("b/cpu:0", made.module_rref)
+        remote_module = RemoteModule("b", Doubling)
+        module = RemoteModule.init_from_module_rref(
+            "b/cpu:0", remote_module.module_rref
+        )
         x = torch.ones(1, requires_grad=True)
         async with context() as ctx:
             result = await module.forward_async(x, more=1.0)
@@ -308,7 +310,10 @@ async def test_parameters_come_with_their_names() -> None:
             {"params": others},
         ]
         optimizer = await DistributedOptimizer("AdamW", groups, weight_decay=0.5)
-        decays = [one["weight_decay"] for one in optimizer.options.param_groups]
+        decays = [
+            param_group["weight_decay"]
+            for param_group in optimizer.options.param_groups
+        ]
         assert decays == [0.0, 0.5]
         del found, biases, others, groups
 

@@ -209,7 +209,7 @@ async def check_points(group: Group) -> None:
     evens = [await group.recv(before, tag=0) for _ in range(1)]
     odd = await group.recv(before, tag=1)
     evens.append(await group.recv(None, tag=0))
-    assert [len(one) for one in evens] == [0, 2]
+    assert [len(tensors) for tensors in evens] == [0, 2]
     assert odd.tolist() == [before]
     out = torch.zeros(3, dtype=torch.int64)
     assert await group.recv(before, tag=1, out=out) is out

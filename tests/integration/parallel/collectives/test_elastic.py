@@ -27,8 +27,8 @@ NAMES = ("a", "b", "c", "d")
 
 @pytest.fixture
 async def workers() -> AsyncIterator[list[Worker]]:
-    async with Cluster(4, options=OPTIONS) as found:
-        yield list(found)
+    async with Cluster(4, options=OPTIONS) as cluster:
+        yield list(cluster)
 
 
 async def join(
@@ -54,17 +54,17 @@ async def outcomes(coroutines: Any) -> list[Any]:
 async def works(groups: Sequence[ElasticGroup]) -> None:
     """They agree on everything, and can reduce."""
     first = groups[0]
-    assert [one.current.rank for one in groups] == list(range(first.current.size))
-    assert {(one.current.members, one.generation, one.steps) for one in groups} == {
-        (first.current.members, first.generation, first.steps)
-    }
-    found = await all_of(one.current.all_reduce(torch.ones(3)) for one in groups)
+    assert [group.current.rank for group in groups] == list(range(first.current.size))
+    assert {
+        (group.current.members, group.generation, group.steps) for group in groups
+    } == {(first.current.members, first.generation, first.steps)}
+    found = await all_of(group.current.all_reduce(torch.ones(3)) for group in groups)
     assert all((one == first.current.size).all() for one in found)
 
 
 async def renewed(groups: Sequence[ElasticGroup], **given: Any) -> None:
     """All of them come to a border."""
-    await all_of(one.reconfigure(**given) for one in groups)
+    await all_of(group.reconfigure(**given) for group in groups)
 
 
 async def test_the_first_members_are_ordered_by_rank(workers: list[Worker]) -> None:

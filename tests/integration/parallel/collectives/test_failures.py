@@ -38,7 +38,7 @@ async def outcomes(*coroutines: Awaitable[Any]) -> list[Any]:
 
 async def works(groups: list[Group]) -> None:
     """The next collective can be used."""
-    got = await asyncio.gather(*(one.all_reduce(torch.ones(4)) for one in groups))
+    got = await asyncio.gather(*(group.all_reduce(torch.ones(4)) for group in groups))
     assert all((one == len(groups)).all() for one in got)
 
 
@@ -307,7 +307,7 @@ class TestUsage:
 async def test_subgroups_work_beside_each_other(groups: list[Group]) -> None:
     pairs = [groups[0].subgroup([0, 2]), groups[2].subgroup([0, 2])]
     alone = groups[1].subgroup([1])
-    whole = asyncio.gather(*(one.all_reduce(torch.ones(2)) for one in groups))
+    whole = asyncio.gather(*(group.all_reduce(torch.ones(2)) for group in groups))
     found = await asyncio.gather(
         *(one.all_reduce(torch.full((2,), 5.0)) for one in (*pairs, alone))
     )

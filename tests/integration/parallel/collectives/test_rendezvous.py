@@ -49,7 +49,8 @@ async def all_meet(
     workers: Sequence[Worker], tag: str, members: Members = None
 ) -> Outcomes:
     calls = (
-        collectives.rendezvous(one, tag, one.name.encode(), members) for one in workers
+        collectives.rendezvous(worker, tag, worker.name.encode(), members)
+        for worker in workers
     )
     return await outcomes(*calls)
 
@@ -83,7 +84,7 @@ async def test_payloads_come_in_the_order_of_the_members(five: list[Worker]) -> 
     *others, last = five
     by_name = collectives.rendezvous(last, "tag", b"x", list("abcde"))
     found = await outcomes(
-        *(collectives.rendezvous(one, "tag", b"x") for one in others), by_name
+        *(collectives.rendezvous(other, "tag", b"x") for other in others), by_name
     )
     assert found == [[b"x"] * 5] * 5
 

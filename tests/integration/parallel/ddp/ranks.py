@@ -96,7 +96,8 @@ def loss_of(output: torch.Tensor) -> torch.Tensor:
 def grads_of(module: nn.Module) -> Grads:
     """Return copies of the gradients."""
     return [
-        None if one.grad is None else one.grad.clone() for one in module.parameters()
+        None if parameter.grad is None else parameter.grad.clone()
+        for parameter in module.parameters()
     ]
 
 

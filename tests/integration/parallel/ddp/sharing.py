@@ -36,10 +36,10 @@ def make_parameters(
 def give_gradients(parameters: Parameters, step: int = 0) -> None:
     """Give each that requires one the gradient that all ranks have at a step."""
     draw = torch.Generator().manual_seed(100 + step)
-    for one in parameters:
-        gradient = torch.randn(one.shape, generator=draw).to(one.dtype)
-        if one.requires_grad:
-            one.grad = gradient
+    for parameter in parameters:
+        gradient = torch.randn(parameter.shape, generator=draw).to(parameter.dtype)
+        if parameter.requires_grad:
+            parameter.grad = gradient
 
 
 def same_bits(all_: Sequence[Parameters]) -> bool:

@@ -196,7 +196,7 @@ def gradients_alone(make: Callable[[], nn.Module], program: Program) -> Any:
             strict=True,
         ):
             one.grad = grad / 2 if one.grad is None else one.grad + grad / 2
-    return [one.grad for one in module.parameters()]
+    return [parameter.grad for parameter in module.parameters()]
 
 
 class TestGraphsThatAreNeededAgain:

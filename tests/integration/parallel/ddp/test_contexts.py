@@ -63,7 +63,9 @@ async def at_ranks(rank: Ranks[T], size: int = 2) -> Sequence[T]:
                 return await rank(worker, group)
 
         pairs = zip(workers[:size], groups, strict=True)
-        return await asyncio.gather(*(asyncio.create_task(run(*one)) for one in pairs))
+        return await asyncio.gather(
+            *(asyncio.create_task(run(*pair)) for pair in pairs)
+        )
 
 
 async def outputs(
@@ -99,12 +101,12 @@ def alone(way: str, step: int, ranks: int = 2) -> Grads:
     for rank in range(ranks):
         output = outputs_alone(module, rows_of(rank, step), way)
         torch.autograd.backward(loss_of(output) / ranks)
-    return [one.grad for one in module.parameters()]
+    return [parameter.grad for parameter in module.parameters()]
 
 
 def gradients(context: autograd.Context, module: nn.Module) -> Grads:
     by_parameter = autograd.get_gradients(context)
-    return [by_parameter.get(one) for one in module.parameters()]
+    return [by_parameter.get(parameter) for parameter in module.parameters()]
 
 
 OPTIONS: dict[str, dict[str, bool]] = {
@@ -182,7 +184,7 @@ async def test_gradients_of_a_plain_pass_outlive_passes_of_contexts() -> None:
                 output = await outputs(worker, model, rows, "both sides")
                 await autograd.backward(context, [loss_of(output)])
                 assert same(gradients(context, module), alone("both sides", 7))
-        return [one.grad for one in module.parameters()]
+        return [parameter.grad for parameter in module.parameters()]
 
     for grads in await at_ranks(rank):
         assert same(grads, of_all_steps("without"))
@@ -252,7 +254,7 @@ async def test_a_parameter_that_some_ranks_use_has_its_gradient_in_all_contexts(
         output = outputs_alone(module, rows_of(number, 0), way)
         torch.autograd.backward(loss_of(output) / 2)
     for grads in await at_ranks(rank):
-        assert same(grads, [one.grad for one in module.parameters()])
+        assert same(grads, [parameter.grad for parameter in module.parameters()])
 
 
 @pytest.mark.parametrize("way", ["before", "behind"])
@@ -380,7 +382,7 @@ def check_replica(name: str, way: str) -> None:
             hidden = module(doubled(hidden), "head")
         torch.autograd.backward(loss_of(hidden) / 2)
     found = gradients(autograd.current_context(), REPLICAS[name].module)
-    assert same(found, [one.grad for one in module.parameters()])
+    assert same(found, [parameter.grad for parameter in module.parameters()])
 
 
 async def test_a_pass_that_ends_at_a_received_tensor_is_refused() -> None:

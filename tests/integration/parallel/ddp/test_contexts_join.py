@@ -123,13 +123,13 @@ async def train(
                 output = await outputs(worker, model, rows_of(group.rank, step), way)
                 await autograd.backward(context, [loss_of(output)])
                 gathered = autograd.get_gradients(context)
-                for one in module.parameters():
-                    one.grad = gathered[one].clone()
+                for parameter in module.parameters():
+                    parameter.grad = gathered[parameter].clone()
                     if is_inside:  # the context adds them up
-                        one.grad -= seen.get(one, 0.0)
-                        seen[one] = gathered[one].clone()
+                        parameter.grad -= seen.get(parameter, 0.0)
+                        seen[parameter] = gathered[parameter].clone()
             await optimizer.step()
-    return [one.detach().clone() for one in module.parameters()]
+    return [parameter.detach().clone() for parameter in module.parameters()]
 
 
 def trained_alone(way: str, *, divides_by_all: bool = True) -> list[torch.Tensor]:
@@ -143,10 +143,10 @@ def trained_alone(way: str, *, divides_by_all: bool = True) -> list[torch.Tensor
             output = outputs_alone(module, rows_of(rank, step), way)
             torch.autograd.backward(loss_of(output) / count)
         with torch.no_grad():
-            for one in module.parameters():
-                assert one.grad is not None
-                one.sub_(RATE * one.grad)
-    return [one.detach() for one in module.parameters()]
+            for parameter in module.parameters():
+                assert parameter.grad is not None
+                parameter.sub_(RATE * parameter.grad)
+    return [parameter.detach() for parameter in module.parameters()]
 
 
 WAYS = ("both sides", "without")

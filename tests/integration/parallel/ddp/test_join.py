@@ -50,9 +50,9 @@ async def train(rank: int, model: Model, **options: Any) -> None:
             model.zero_grad()
             await model.backward(loss_of(model(rows(rank, step))))
             with torch.no_grad():
-                for one in model.parameters():
-                    assert one.grad is not None
-                    one.sub_(RATE * one.grad)
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter.sub_(RATE * parameter.grad)
 
 
 def trained_here(*, divides_by_all: bool) -> nn.Module:
@@ -65,9 +65,9 @@ def trained_here(*, divides_by_all: bool) -> nn.Module:
             count = len(INPUTS) if divides_by_all else len(there)
             torch.autograd.backward(loss_of(module(rows(rank, step))).div(count))
         with torch.no_grad():
-            for one in module.parameters():
-                assert one.grad is not None
-                one.sub_(RATE * one.grad)
+            for parameter in module.parameters():
+                assert parameter.grad is not None
+                parameter.sub_(RATE * parameter.grad)
     return module
 
 

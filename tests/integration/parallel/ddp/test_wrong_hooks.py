@@ -187,7 +187,7 @@ async def step(kind: str, *, is_plain: bool = False) -> bool:
 
 
 async def has_gradients() -> bool:
-    return any(one.grad is not None for one in _here().model.parameters())
+    return any(parameter.grad is not None for parameter in _here().model.parameters())
 
 
 async def reduce() -> float:
@@ -221,7 +221,7 @@ NOT_OF_TORCH: Final = {"cancelled", "exit", "interrupt", "generator exit", "base
 
 async def everywhere(a: Worker, function: Any, *args: Any, **kwargs: Any) -> list[Any]:
     """Call a function at every rank, a among them; return what comes of each."""
-    members = sorted(one.name for one in a.known_members)
+    members = sorted(known_member.name for known_member in a.known_members)
     async with asyncio.timeout(LIMIT_S):
         return await outcomes(
             *(a.peer(name).call(function, *args, **kwargs) for name in members)
@@ -231,7 +231,7 @@ async def everywhere(a: Worker, function: Any, *args: Any, **kwargs: Any) -> lis
 @asynccontextmanager
 async def ranks(a: Worker, way: str) -> AsyncIterator[None]:
     """Train with a hook of this kind at every rank."""
-    members = sorted(one.name for one in a.known_members)
+    members = sorted(known_member.name for known_member in a.known_members)
     assert await everywhere(a, begin, members, way) == [None] * len(members)
     try:
         yield

@@ -21,8 +21,8 @@ HELD_MAX: Final = 100
 
 def kernel_bytes_max() -> int:
     """Return what the kernel buffers for a sender who sets no limit."""
-    found = Path("/proc/sys/net/ipv4/tcp_wmem")
-    return int(found.read_text("utf-8").split()[2]) if found.exists() else 4 << 20
+    path = Path("/proc/sys/net/ipv4/tcp_wmem")
+    return int(path.read_text("utf-8").split()[2]) if path.exists() else 4 << 20
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ async def client() -> AsyncIterator[aiohttp.ClientSession]:
     with forked(PROGRAM.format(port)) as program:
         assert await asyncio.to_thread(program.output.readline) == "ready\n"
         await listens(port)
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as made:
-            yield made
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client_session:
+            yield client_session
 
 
 async def listens(port: int, is_running: Callable[[], bool] = lambda: True) -> None:

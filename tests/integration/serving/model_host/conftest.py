@@ -21,11 +21,11 @@ from tests.integration.serving.model_host.web import WebWorker
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A directory for the files of a test; all model processes end before it goes."""
-    made = Path(tempfile.mkdtemp(prefix="mh-"))
-    yield made
-    end_all(made)
-    until_all_have_ended(made)
-    shutil.rmtree(made)
+    path = Path(tempfile.mkdtemp(prefix="mh-"))
+    yield path
+    end_all(path)
+    until_all_have_ended(path)
+    shutil.rmtree(path)
 
 
 @pytest.fixture

@@ -113,7 +113,7 @@ async def make_batched() -> AsyncIterator[BatchedModel]:
     """Make a model that gathers what three web workers ask."""
 
     async def double(items: list[float]) -> list[float]:
-        return [2 * one + 100 * len(items) for one in items]
+        return [2 * item + 100 * len(items) for item in items]
 
     async with Batcher(double, 3, 3600.0) as batched:
         yield BatchedModel(batched)

@@ -57,8 +57,8 @@ def test_the_verbs_find_a_model_and_its_web_workers(
         status, printed = run_verb("status", *chosen, "--json")
         workers = json.loads(printed)["workers"]
         assert status == 0
-        assert sorted(one["pid"] for one in workers) == sorted(pids)
-        assert {one["state"] for one in workers} == {"runs"}
+        assert sorted(worker["pid"] for worker in workers) == sorted(pids)
+        assert {worker["state"] for worker in workers} == {"runs"}
     status, printed = run_verb("stacks")
     assert status == 0
     for one in pids:
@@ -74,7 +74,7 @@ def test_the_verbs_find_a_model_and_its_web_workers(
     webs[0].kill()
     status, printed = run_verb("status", "--json")
     assert status == 0
-    left = {one["pid"] for one in json.loads(printed)["workers"]}
+    left = {load["pid"] for load in json.loads(printed)["workers"]}
     assert left == {pid, webs[1].pid}
 
 

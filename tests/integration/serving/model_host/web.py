@@ -112,16 +112,16 @@ async def _serve(pipe: Connection[Any, Any]) -> None:
 async def _do(hosts: list[ModelHost], what: str, told: Any) -> Any:
     if what == "enter":
         function, options = told
-        made = ModelHost(f"{models.__name__}:{function}", **options)
-        await made.__aenter__()
-        hosts.append(made)
+        model_host = ModelHost(f"{models.__name__}:{function}", **options)
+        await model_host.__aenter__()
+        hosts.append(model_host)
         return None
     if what == "enter_other":
         where, function = told
         sys.path[:] = [where, *(one for one in sys.path if one != where)]
-        made = ModelHost(function, linger_s=3600.0)
-        await made.__aenter__()
-        hosts.append(made)
+        model_host = ModelHost(function, linger_s=3600.0)
+        await model_host.__aenter__()
+        hosts.append(model_host)
         return None
     if what == "leave":
         await hosts.pop().__aexit__(None, None, None)

@@ -53,14 +53,14 @@ VERBS: Final[dict[str, tuple[tuple[str, ...], bool]]] = {
 def observing() -> dict[str, argparse.ArgumentParser]:
     """Return the verbs that take the address of a worker."""
     (commands,) = (
-        one
-        for one in make_parser()._actions  # noqa: SLF001  (argparse has no other way)
-        if isinstance(one, argparse._SubParsersAction)  # noqa: SLF001
+        action
+        for action in make_parser()._actions  # noqa: SLF001  (argparse has no other way)
+        if isinstance(action, argparse._SubParsersAction)  # noqa: SLF001
     )
     return {
         name: parser
         for name, parser in commands.choices.items()
-        if any(one.dest == "address" for one in parser._actions)  # noqa: SLF001
+        if any(action.dest == "address" for action in parser._actions)  # noqa: SLF001
     }
 
 

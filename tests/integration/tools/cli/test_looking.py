@@ -50,7 +50,7 @@ async def waits_for_table(worker: Worker) -> bool:
     async with Observer(OPTIONS) as observer:
         view = await view_of(observer, worker.addresses[0])
     actors = view.snapshots["ps"].actors
-    return any(one.wait.kind is WaitKind.LOCK for one in actors)
+    return any(actor.wait.kind is WaitKind.LOCK for actor in actors)
 
 
 class Command:

@@ -90,7 +90,7 @@ def shared() -> Iterator[Path]:
 
 def other_user(folder: Path, pids: list[int]) -> dict[str, Any]:
     """Return what another user could do."""
-    found = subprocess.run(
+    result = subprocess.run(
         [
             *(sys.executable, "-I", "-c", TRY_ALL, str(OTHER), str(folder)),
             *map(str, pids),
@@ -100,7 +100,7 @@ def other_user(folder: Path, pids: list[int]) -> dict[str, Any]:
         text=True,
         timeout=LIMIT_S,
     )
-    done: dict[str, Any] = json.loads(found.stdout)
+    done: dict[str, Any] = json.loads(result.stdout)
     return done
 
 

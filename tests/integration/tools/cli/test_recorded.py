@@ -89,24 +89,28 @@ async def run(
 def tracks_of(events: list[dict[str, Any]], who: str) -> dict[str, list[str]]:
     """Return the spans of each track of a worker, by the title of the track."""
     (pid,) = [
-        one["pid"]
-        for one in events
-        if one["name"] == "process_name" and one["args"]["name"].endswith(who)
+        event["pid"]
+        for event in events
+        if event["name"] == "process_name" and event["args"]["name"].endswith(who)
     ]
     found: dict[str, list[str]] = {}
-    for one in events:
-        if one["pid"] == pid and one["name"] == "thread_name":
+    for event in events:
+        if event["pid"] == pid and event["name"] == "thread_name":
             spans = [
                 span["name"]
                 for span in events
-                if span["ph"] == "X" and span["tid"] == one["tid"]
+                if span["ph"] == "X" and span["tid"] == event["tid"]
             ]
-            found[one["args"]["name"]] = spans
+            found[event["args"]["name"]] = spans
     return found
 
 
 def ends_of_arrows(events: list[dict[str, Any]], phase: str, name: str) -> set[int]:
-    found = [one["id"] for one in events if one["ph"] == phase and one["name"] == name]
+    found = [
+        event["id"]
+        for event in events
+        if event["ph"] == phase and event["name"] == name
+    ]
     assert len(found) == len(set(found))
     return set(found)
 
@@ -126,7 +130,7 @@ async def test_a_timeline_has_both_ends_and_arrows(
     read = gzip.decompress if name.endswith(".gz") else bytes
     events = json.loads(read(path.read_bytes()))["traceEvents"]
     check(events)
-    names = {one["name"] for one in events if one["ph"] == "X"}
+    names = {event["name"] for event in events if event["ph"] == "X"}
     assert {"twice on ps", "twice", "count on ps", "count"} <= names
     assert {"divmod on ps: ZeroDivisionError", "divmod: ZeroDivisionError"} <= names
     assert ends_of_arrows(events, "s", "call")
@@ -163,7 +167,7 @@ async def test_a_task_has_its_track_and_a_function_holds_what_it_calls(
     ]
     assert below == ["abs on trainer"] * 3
     # In threads of functions, and in tasks that a function gathers.
-    shown = [one for spans in there.values() for one in spans]
+    shown = [span for spans in there.values() for span in spans]
     assert shown.count("abs on trainer") == 9
 
 
@@ -195,13 +199,13 @@ async def test_a_timeline_goes_beside_a_profile(
     )
     merged = json.loads(both.read_text())
     spans = [one for one in merged["traceEvents"] if one["ph"] == "X"]
-    shown = [one for one in spans if "rpc_async#twice" in one["name"]]
-    ours = [one for one in spans if one["name"] == "twice on ps"]
+    shown = [span for span in spans if "rpc_async#twice" in span["name"]]
+    ours = [span for span in spans if span["name"] == "twice on ps"]
     assert len(shown) == 2
     # The profiler's own range of the same call lies where ours does.
     for its, one in zip(by_begin(shown), by_begin(ours)[-2:], strict=True):
         assert abs(its["ts"] - one["ts"]) < 60e6
-    assert not {one["pid"] for one in shown} & {one["pid"] for one in ours}
+    assert not {task["pid"] for task in shown} & {task["pid"] for task in ours}
     check(spans_of_calls(spans))
 
 
@@ -210,7 +214,7 @@ def by_begin(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def spans_of_calls(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return by_begin([one for one in spans if one["name"].startswith("rpc_")])
+    return by_begin([span for span in spans if span["name"].startswith("rpc_")])
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}"])
@@ -234,7 +238,7 @@ async def test_top_counts_calls_by_worker_and_by_function(
     assert status == 0
     heading, *rows = table.splitlines()
     assert heading.split()[:2] == ["worker", "made/s"]
-    assert [one.split()[0] for one in rows] == ["ps", "trainer"]
+    assert [row.split()[0] for row in rows] == ["ps", "trainer"]
     assert max(map(len, table.splitlines())) <= 80
     _, table, _ = await run(capsys, "top", address, "--once", "--functions")
     assert "twice" in table

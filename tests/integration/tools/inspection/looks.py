@@ -38,7 +38,7 @@ async def until_said(worker: Worker, wanted: str) -> GroupView:
                 view = await look(worker)
                 graph = view.graph
                 hangs = find_hangs(graph, after_s=AFTER_S)
-                said = [sentence(graph, one) for one in hangs]
+                said = [sentence(graph, hang) for hang in hangs]
                 if any(re.search(wanted, one) for one in said):
                     return view
                 await asyncio.sleep(PAUSE_S)

@@ -52,7 +52,7 @@ class Log(logging.Handler):
             pytest.fail(f"nothing reads like {wanted!r}; there is: {self.lines}")
 
     def like(self, wanted: str) -> list[str]:
-        return [one for one in self.lines if re.search(wanted, one)]
+        return [line for line in self.lines if re.search(wanted, line)]
 
 
 @contextmanager

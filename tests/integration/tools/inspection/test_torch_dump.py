@@ -93,8 +93,14 @@ class Ranks:
                     view = await self.view()
                     found = {
                         name: (
-                            sum(bool(one.outcome) for one in history.collectives),
-                            sum(not one.outcome for one in history.collectives),
+                            sum(
+                                bool(collective.outcome)
+                                for collective in history.collectives
+                            ),
+                            sum(
+                                not collective.outcome
+                                for collective in history.collectives
+                            ),
                         )
                         for name, history in view.collectives.items()
                         if name in ended
@@ -107,8 +113,8 @@ class Ranks:
         return await asyncio.gather(*self._parts, return_exceptions=True)
 
     async def end(self) -> None:
-        for one in self._parts:
-            one.cancel()
+        for part in self._parts:
+            part.cancel()
         await self.outcomes()
 
 
@@ -157,7 +163,7 @@ class Dump:
             main({arguments!r})
             print("analysed")
         """
-        with forked("\n".join(one.strip() for one in source.splitlines())) as program:
+        with forked("\n".join(line.strip() for line in source.splitlines())) as program:
             return program.output.read()
 
 

@@ -72,7 +72,7 @@ async def holding() -> RRef[Scale]:
 
 
 async def weights(module: RRef[Scale]) -> list[RRef[nn.Parameter]]:
-    return [RRef(one) for one in (await module.to_here()).parameters()]
+    return [RRef(parameter) for parameter in (await module.to_here()).parameters()]
 
 
 async def forward(module: RRef[Scale], x: torch.Tensor) -> torch.Tensor:

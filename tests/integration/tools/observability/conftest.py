@@ -24,15 +24,15 @@ class Scraped:
         """Return the sum of the samples of a name with these labels."""
         return float(
             sum(
-                one.value
-                for one in self.samples
-                if one.name == name and labels.items() <= one.labels.items()
+                sample.value
+                for sample in self.samples
+                if sample.name == name and labels.items() <= sample.labels.items()
             )
         )
 
     def labels(self, name: str, label: str) -> set[str]:
         """Return the values of a label of a name."""
-        return {one.labels[label] for one in self.samples if one.name == name}
+        return {sample.labels[label] for sample in self.samples if sample.name == name}
 
 
 async def scrape(url: str) -> Scraped:

@@ -55,9 +55,9 @@ def lose_in(rank: int, size: int, url: str, numel: int) -> tuple[str, tuple[str,
 def test_a_killed_rank_is_named(tmp_path: Path, numel: int) -> None:
     *others, dead = run_ranks(lose_in, tmp_path / "store", numel)
     assert dead.exit_code == -signal.SIGKILL
-    for one in others:
-        assert not one.problem
-        text, ranks = one.value
+    for other in others:
+        assert not other.problem
+        text, ranks = other.value
         assert "RankLostError: rank 2 ('rank2')" in text
         assert ranks == ("rank2",)
 

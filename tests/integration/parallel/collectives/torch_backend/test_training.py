@@ -134,7 +134,7 @@ def check_unused_and_uneven(gloo: dist.ProcessGroup) -> None:
             for _ in range(2 + rank):
                 even(torch.ones(2, 4) * (rank + 1)).sum().backward()
         grads = [one.grad for one in (*ddp.parameters(), *even.parameters())]
-        return [one for one in grads if one is not None]
+        return [grad for grad in grads if grad is not None]
 
     same(run(world()), run(gloo))
 

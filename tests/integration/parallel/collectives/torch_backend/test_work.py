@@ -123,7 +123,7 @@ def check_many(_gloo: dist.ProcessGroup) -> None:
     """Many under way at once are matched in the order in which they were begun."""
     size = dist.get_world_size()
     tensors = [torch.full((1 + 997 * n,), float(n)) for n in range(80)]
-    works: list[Any] = [dist.all_reduce(one, async_op=True) for one in tensors]
+    works: list[Any] = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     for work in reversed(works):
         work.wait()
     same(

@@ -206,17 +206,17 @@ class World:
         self.restarts -= 1
         life = self.members[rank].life + 1
         table = SeriesTable(rank, self.size, name_of)
-        one = Member(table, Termination(rank, self.size, table), life=life)
-        self.members[rank] = one
+        member = Member(table, Termination(rank, self.size, table), life=life)
+        self.members[rank] = member
         for known, its in self.members[by].machine.lives.items():
-            one.machine.on_life(known, its)
-        one.machine.on_life(rank, life)
+            member.machine.on_life(known, its)
+        member.machine.on_life(rank, life)
         missed = self.members[by].news  # comparing repairs that
-        one.news += [news for news in missed if news[0] != rank]
+        member.news += [news for news in missed if news[0] != rank]
         for to, other in enumerate(self.members):
             if to == rank:
                 continue
-            one.linked[to] = other.life
+            member.linked[to] = other.life
             self.links[to, rank][:] = [] if other.is_here else [("gone",)]
             if other.is_here:
                 self.links[rank, to].append(("hello", life))

@@ -93,7 +93,7 @@ def mismatch_is_found(world: World) -> None:
 def test_two_members_that_wait_for_each_other_are_told(
     replicas: list[tuple[int, ...] | None], ticks: int
 ) -> None:
-    programs: list[list[Call]] = [[call("tag", one)] for one in replicas]
+    programs: list[list[Call]] = [[call("tag", replica)] for replica in replicas]
     assert explore(World(programs, ticks=ticks), mismatch_is_found)
 
 
@@ -131,7 +131,7 @@ def test_no_deadlock_with_any_replicas(
     ]
     programs: list[list[Call]] = []
     for rank in range(size):
-        mine = [one for one in subsets if rank in one]
+        mine = [subset for subset in subsets if rank in subset]
         mine = choices.sample(mine, min(len(mine), choices.choice([0, 1, 1, 1])))
         programs.append([call("tag", one) for one in mine])
     world = World(programs, ticks=choices.randint(0, size))
@@ -154,8 +154,8 @@ class TestOneMember:
     """Rank 1 of four; the root is its neighbour, and 2 its child, in all of them."""
 
     def made(self) -> tuple[SeriesTable, Series]:
-        one = SeriesTable(1, 4, name_of)
-        return one, one.series(ALL)
+        series_table = SeriesTable(1, 4, name_of)
+        return series_table, series_table.series(ALL)
 
     def elsewhere(
         self, *replicas: int, at: int = 0, number: int = 0, of: int = 3

@@ -258,8 +258,8 @@ class TestOneMember:
     """The root of three, unless said otherwise; its children are 1 and 2."""
 
     def made(self, rank: int = 0, size: int = 3) -> tuple[SeriesTable, Series]:
-        one = SeriesTable(rank, size, name_of)
-        return one, one.series(ALL)
+        series_table = SeriesTable(rank, size, name_of)
+        return series_table, series_table.series(ALL)
 
     def messages(self, one: SeriesTable) -> list[tuple[int, SeriesNotice]]:
         return [

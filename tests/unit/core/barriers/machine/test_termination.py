@@ -39,10 +39,10 @@ def play(world: World, choices: random.Random, free: int = 40) -> None:
         if steps:
             world.take(choices.choice(steps))
             continue
-        if not any(one.is_here for one in world.members):
+        if not any(member.is_here for member in world.members):
             return
         world.be_silent()
-        assert list(world.steps()), [one.machine.missing for one in world.members]
+        assert list(world.steps()), [member.machine.missing for member in world.members]
     raise AssertionError("the end does not come")
 
 
@@ -54,7 +54,7 @@ class TestTheEnd:
     ) -> None:
         world = World(size, own_calls=2, depth=3)
         play(world, choices)
-        assert {one.machine.phase for one in world.members} == {Phase.ENDED}
+        assert {member.machine.phase for member in world.members} == {Phase.ENDED}
 
     @given(
         choices=st.randoms(use_true_random=False),
@@ -67,7 +67,9 @@ class TestTheEnd:
     ) -> None:
         world = World(size, own_calls=2, depth=3, deaths=deaths)
         play(world, choices)
-        phases = {one.machine.phase for one in world.members if not one.is_dead}
+        phases = {
+            member.machine.phase for member in world.members if not member.is_dead
+        }
         assert phases <= {Phase.ENDED}
 
     @given(
@@ -82,7 +84,9 @@ class TestTheEnd:
         """Who comes back before the others have seen the end sees it with them."""
         world = World(size, own_calls=2, depth=3, deaths=deaths, restarts=deaths)
         play(world, choices)
-        phases = {one.machine.phase for one in world.members if not one.is_dead}
+        phases = {
+            member.machine.phase for member in world.members if not member.is_dead
+        }
         assert phases <= {Phase.ENDED}
 
     @given(choices=st.randoms(use_true_random=False), size=st.integers(2, 5))
@@ -92,7 +96,9 @@ class TestTheEnd:
     ) -> None:
         world = World(size, own_calls=2, depth=3, deaths=1, doubts=2)
         play(world, choices)
-        assert all(one.machine.is_over for one in world.members if not one.is_dead)
+        assert all(
+            member.machine.is_over for member in world.members if not member.is_dead
+        )
 
     @pytest.mark.parametrize(
         "given",
@@ -114,7 +120,7 @@ class TestTheEnd:
                 world.be_silent()  # who waits for one that is gone finds out
                 steps = list(world.steps())
             if not steps:
-                assert not any(one.is_here for one in world.members)
+                assert not any(member.is_here for member in world.members)
                 ends += 1
             for step in steps:
                 after = world.copy()
@@ -232,5 +238,5 @@ def test_an_idle_group_ends_in_two_waves(size: int) -> None:
         for step in steps:
             messages += step[0] == "deliver"
             world.take(step)
-    assert {one.machine.phase for one in world.members} == {Phase.ENDED}
+    assert {member.machine.phase for member in world.members} == {Phase.ENDED}
     assert messages == 2 * 2 * (size - 1)

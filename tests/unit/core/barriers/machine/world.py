@@ -145,7 +145,9 @@ class World:
         raise AssertionError("they tell each other the same for ever")
 
     def deliver_all(self) -> None:
-        while moves := [one for one in self.steps() if one[0] in {"come", "deliver"}]:
+        while moves := [
+            step for step in self.steps() if step[0] in {"come", "deliver"}
+        ]:
             for step in moves:
                 self.take(step)
 
@@ -236,7 +238,11 @@ class World:
             self.passed[series.key] = series.number
             for rank in series.ranks:
                 theirs = series_of(self.members[rank].machine)
-                numbers = [one.number for one in theirs if one.key == series.key]
+                numbers = [
+                    series_there.number
+                    for series_there in theirs
+                    if series_there.key == series.key
+                ]
                 assert max(numbers, default=-1) >= series.number, f"{rank} is away"
         marks = (sets_mark(rank, series.number) for rank in series.ranks)
         assert series.is_marked == any(marks)
