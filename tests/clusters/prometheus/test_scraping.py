@@ -30,7 +30,7 @@ MAY_BE_EMPTY: Final = ("asyncrpc_client_peer_", "asyncrpc_server_peer_")
 
 def board_queries() -> list[tuple[str, str]]:
     """Return the queries of the board, by the titles of their panels."""
-    text = (files("asyncrpc.observability") / "grafana.json").read_text()
+    text = (files("asyncrpc.tools.observability") / "grafana.json").read_text()
     return [
         (panel["title"], target["expr"])
         for panel in json.loads(text)["panels"]

@@ -272,6 +272,15 @@ def board_queries() -> list[str]:
     return [target["expr"] for panel in panels for target in panel["targets"]]
 
 
+def test_the_command_of_the_page_prints_the_board(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = Path("docs/how-to/monitor.md").read_text("utf-8")
+    (command,) = re.findall(r'^\$ python -c "(.*)" > board\.json$', page, re.MULTILINE)
+    exec(command, {})  # noqa: S102  (the page's)
+    assert json.loads(capsys.readouterr().out)["panels"]
+
+
 @pytest.mark.parametrize("query", board_queries())
 def test_board_uses_existing_metrics_and_labels(query: str) -> None:
     of_the_process = {"process_resident_memory_bytes"}
