@@ -80,7 +80,7 @@ def loss_of(model: ActorCritic, steps: list[Step], rest: float) -> torch.Tensor:
 def act(
     rank: int,
     shared: tuple[ActorCritic, SharedAdam],
-    told: Queue[float | None],
+    results: Queue[float | None],
     options: argparse.Namespace,
 ) -> None:
     """Play and learn; put the return of every episode, and None at the end."""
@@ -99,7 +99,7 @@ def act(
             steps.append((seen, action, float(reward), fell or is_late))
             total += float(reward)
             if fell or is_late:
-                told.put(total)
+                results.put(total)
                 (state, _), total = environment.reset(), 0.0
         with torch.no_grad():
             rest = model(torch.from_numpy(state))[1].item()
@@ -109,11 +109,11 @@ def act(
             parameter.grad = gradient  # this process's own
         nn.utils.clip_grad_norm_(theirs.parameters(), 5.0)
         optimizer.step()  # on what all have
-    told.put(None)
+    results.put(None)
 
 
 def watch(
-    told: Queue[float | None], options: argparse.Namespace, console: Console
+    results: Queue[float | None], options: argparse.Namespace, console: Console
 ) -> list[float]:
     """Show the returns as they come, until all processes are done; return them."""
     returns: list[float] = []
@@ -122,10 +122,10 @@ def watch(
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
         bar = bars.add_task("playing", total=options.steps)
         while running:
-            if (found := told.get()) is None:
+            if (result := results.get()) is None:
                 running -= 1
                 continue
-            returns.append(found)
+            returns.append(result)
             text = f"{len(returns)} episodes, mean return {fmean(returns[-50:]):.1f}"
             bars.update(bar, completed=sum(returns), description=text)
             if not console.is_terminal and len(returns) % 100 == 0:
@@ -142,14 +142,14 @@ def main() -> None:
     options, console = parser.parse_args(), Console()
     torch.manual_seed(options.seed)
     model = asyncrpc.share(ActorCritic())
-    told: Queue[float | None] = Queue()
-    given = ((model, SharedAdam(model, options.lr)), told, options)
+    results: Queue[float | None] = Queue()
+    arguments = ((model, SharedAdam(model, options.lr)), results, options)
     multiprocessing.set_forkserver_preload(["torch", "gymnasium", "asyncrpc"])
     try:
         with launch(
-            act, given, options.processes, method="forkserver", join=False
+            act, arguments, options.processes, method="forkserver", join=False
         ) as processes:
-            returns = watch(told, options, console)
+            returns = watch(results, options, console)
             processes.wait()
     except ProcessFailedError as error:
         sys.exit(f"playing failed: {error}")

@@ -145,7 +145,7 @@ async def play(
 ) -> AsyncIterator[Played]:
     """Let a new agent learn from all observers; say after each episode how it goes."""
     agent = Agent(options)
-    given = (RRef(agent), options.num_steps)
+    arguments = (RRef(agent), options.num_steps)
     await asyncio.gather(
         *(observer.rpc_async().begin(options.seed) for observer in observers)
     )
@@ -155,7 +155,8 @@ async def play(
         for episode in range(1, options.num_episodes + 1):
             proxies = [observer.rpc_async() for observer in observers]
             calls = (
-                proxy.run_episode(*given, is_batched=is_batched) for proxy in proxies
+                proxy.run_episode(*arguments, is_batched=is_batched)
+                for proxy in proxies
             )
             played = await asyncio.gather(*calls)
             agent.learn(played)
@@ -193,14 +194,14 @@ def table_of(results: Mapping[str, Played]) -> Table:
     table = Table("answers")
     for title in ("time", "actions/s", "passes", "actions a pass", "mean reward"):
         table.add_column(title, justify="right")
-    for way, one in results.items():
+    for way, result in results.items():
         table.add_row(
             way,
-            f"{one.took_s:.2f} s",
-            f"{one.actions / one.took_s:,.0f}",
-            f"{one.passes:,}",
-            f"{one.actions / one.passes:.1f}",
-            f"{one.reward:.1f}",
+            f"{result.took_s:.2f} s",
+            f"{result.actions / result.took_s:,.0f}",
+            f"{result.passes:,}",
+            f"{result.actions / result.passes:.1f}",
+            f"{result.reward:.1f}",
         )
     return table
 
@@ -230,15 +231,15 @@ def main() -> None:
     option("--lr", type=float, default=0.01)
     option("--log-interval", "--log_interval", type=int, default=5)
     option("--quick", action="store_true", help="three observers, four episodes")
-    given = parser.parse_args()
-    if min(given.observers, given.num_episodes, given.num_steps) < 1:
+    options = parser.parse_args()
+    if min(options.observers, options.num_episodes, options.num_steps) < 1:
         parser.error("--observers, --num-episodes and --num-steps are at least 1")
-    if given.quick:
-        given.observers, given.num_episodes = 3, 4
+    if options.quick:
+        options.observers, options.num_episodes = 3, 4
     # Imported once, instead of in every process.
     multiprocessing.set_forkserver_preload(["torch", "gymnasium", "asyncrpc.serving"])
     try:
-        launch(work, args=(given,), nprocs=given.observers + 1, method="forkserver")
+        launch(work, args=(options,), nprocs=options.observers + 1, method="forkserver")
     except ProcessFailedError as error:
         sys.exit(f"playing failed: {error}")
     except KeyboardInterrupt:

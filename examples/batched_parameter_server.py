@@ -70,11 +70,11 @@ class Server:
             batch, self._waiting = self._waiting, []
             # On the loop itself: whoever could be kept waiting waits for this.
             self._update([sent for sent, _ in batch])
-            for _, one in batch:
-                if not one.done():  # its caller may have gone
+            for _, future in batch:
+                if not future.done():  # its caller may have gone
                     # The model itself, uncopied: it changes when all have called
                     # again, and so have got this.
-                    one.set_result(self._parameters())
+                    future.set_result(self._parameters())
         return await answer
 
     def update_alone(self, gradients: Tensors) -> Tensors:
@@ -106,9 +106,9 @@ class Server:
 
 def digits(trainers: int) -> list[Digits]:
     """Return the digits that are held out, then a share for each trainer."""
-    found = load_digits()
-    pixels = torch.tensor(found.data, dtype=torch.float32) / 16
-    labels = torch.tensor(found.target)
+    dataset = load_digits()
+    pixels = torch.tensor(dataset.data, dtype=torch.float32) / 16
+    labels = torch.tensor(dataset.target)
     mixed = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))
     shares = mixed[HELD_OUT:].tensor_split(trainers)
     return [(pixels[part], labels[part]) for part in (mixed[:HELD_OUT], *shares)]
@@ -171,21 +171,21 @@ async def drive(options: argparse.Namespace, console: Console) -> None:
         "held-out digits",
     )
     table = Table(*columns)
-    found: dict[str, list[Round]] = {"one by one": [], "batched": []}
+    results: dict[str, list[Round]] = {"one by one": [], "batched": []}
     shown = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*shown, console=console, disable=not console.is_terminal) as bars:
         bar = bars.add_task("warming up", total=options.rounds)
         await measure(options, "batched", WARM_STEPS)
         for number in range(1, options.rounds + 1):  # in turns: the host changes
-            for way, rounds in found.items():
+            for way, rounds in results.items():
                 bars.update(bar, description=f"round {number}, {way}")
                 rounds.append(await measure(options, way, options.steps))
             bars.advance(bar)
-    for way, rounds in found.items():
-        one = sorted(rounds)[len(rounds) // 2]
-        counts = (f"{one.gradients}", f"{one.updates}", f"{one.took_s:.2f} s")
-        speed = f"{one.gradients / one.took_s:,.0f}"
-        table.add_row(way, *counts, speed, f"{one.accuracy:.1%}")
+    for way, rounds in results.items():
+        middle = sorted(rounds)[len(rounds) // 2]
+        counts = (f"{middle.gradients}", f"{middle.updates}", f"{middle.took_s:.2f} s")
+        speed = f"{middle.gradients / middle.took_s:,.0f}"
+        table.add_row(way, *counts, speed, f"{middle.accuracy:.1%}")
     size = sum(parameter.numel() for parameter in Net(options.width).parameters())
     console.print(
         f"{options.trainers} trainers, a model of {size:,} parameters; median times"
@@ -211,14 +211,14 @@ if __name__ == "__main__":
     parser.add_argument("--width", type=int, default=512, help="of the hidden layers")
     parser.add_argument("--lr", type=float, default=0.001)
     parser.add_argument("--quick", action="store_true", help="one round")
-    given = parser.parse_args()
-    if given.quick:
-        given.rounds = 1
-    if given.trainers < 1 or given.rounds < 1:
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.rounds = 1
+    if arguments.trainers < 1 or arguments.rounds < 1:
         parser.error("--trainers and --rounds are at least 1")
     # One process imports this, the last with its first optimizer if nobody else did;
     # the others are forked from it.
     multiprocessing.set_forkserver_preload(
         ["asyncrpc", "rich.progress", "sklearn.datasets", "torch._dynamo"]
     )
-    launch(work, args=(given,), nprocs=1 + given.trainers, method="forkserver")
+    launch(work, args=(arguments,), nprocs=1 + arguments.trainers, method="forkserver")

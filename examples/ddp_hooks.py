@@ -50,11 +50,11 @@ def hooks(steps: int) -> dict[str, tuple[Any, Any]]:
 
 async def train(group: asyncrpc.Group, name: str, epochs: int) -> list[float]:
     """Train a new network with one hook; return the loss of each epoch."""
-    found = load_digits()
+    dataset = load_digits()
     draw = torch.Generator().manual_seed(0)
-    mixed = torch.randperm(len(found.target), generator=draw)
-    pixels = torch.tensor(found.data, dtype=torch.float32)[mixed] / 16
-    labels = torch.tensor(found.target)[mixed]
+    mixed = torch.randperm(len(dataset.target), generator=draw)
+    pixels = torch.tensor(dataset.data, dtype=torch.float32)[mixed] / 16
+    labels = torch.tensor(dataset.target)[mixed]
     torch.manual_seed(0)
     hidden = nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU()
     network = nn.Sequential(*hidden, nn.Linear(256, 10))
@@ -90,12 +90,12 @@ async def work(rank: int, options: argparse.Namespace) -> None:
     """Be one of the two ranks: what each process runs."""
     async with asyncrpc.init_rpc(f"worker{rank}"):
         group = asyncrpc.Group(asyncrpc.current_worker())
-        found = {name: await train(group, name, options.epochs) for name in hooks(0)}
+        curves = {name: await train(group, name, options.epochs) for name in hooks(0)}
         await asyncrpc.shutdown()
     if rank == 0:
         figure = Figure(figsize=(8, 5), layout="constrained")
         axes = figure.subplots()
-        for number, (name, losses) in enumerate(found.items()):
+        for number, (name, losses) in enumerate(curves.items()):
             style = ("-", "--", ":", "-.")[number % 4]
             axes.plot(range(1, len(losses) + 1), losses, style, label=name)
         axes.set(yscale="log", xlabel="epoch", ylabel="loss, mean over both ranks")

@@ -39,10 +39,10 @@ PAUSE_S = 0.01  # after each step: as if the network were larger
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
     """Return pixels and labels, mixed alike in every process."""
-    found, chance = load_digits(), torch.Generator().manual_seed(0)
-    order = torch.randperm(len(found.target), generator=chance)
-    pixels = torch.tensor(found.data, dtype=torch.float32) / 16
-    return pixels[order], torch.tensor(found.target)[order]
+    dataset, chance = load_digits(), torch.Generator().manual_seed(0)
+    order = torch.randperm(len(dataset.target), generator=chance)
+    pixels = torch.tensor(dataset.data, dtype=torch.float32) / 16
+    return pixels[order], torch.tensor(dataset.target)[order]
 
 
 class Trainer:
@@ -78,8 +78,8 @@ class Trainer:
         chance = torch.Generator().manual_seed(self.step)
         batch = torch.randint(TRAINING, (BATCH,), generator=chance)
         mine = batch.tensor_split(ranks.size)[ranks.rank]
-        found = self._model(self._pixels[mine])
-        loss = nn.functional.cross_entropy(found, self._labels[mine], reduction="sum")
+        scores = self._model(self._pixels[mine])
+        loss = nn.functional.cross_entropy(scores, self._labels[mine], reduction="sum")
         self._optimizer.zero_grad()
         # So the mean over the ranks is that over the batch, however it is divided.
         await self._model.backward(loss * ranks.size / BATCH)
@@ -105,8 +105,8 @@ class Trainer:
             else:
                 await first.call(tell, self.step, ())
                 await asyncio.sleep(PAUSE_S)
-        found = self._net(self._pixels[TRAINING:]).argmax(1)
-        return float((found == self._labels[TRAINING:]).float().mean())
+        guesses = self._net(self._pixels[TRAINING:]).argmax(1)
+        return float((guesses == self._labels[TRAINING:]).float().mean())
 
 
 async def work(name: str, contact: str, options: argparse.Namespace) -> None:

@@ -65,9 +65,9 @@ def dense(width: int) -> nn.Module:
 
 def digits() -> tuple[Batch, Batch]:
     """Return the digits to learn from, and those held out, as rows of the table."""
-    found = load_digits()
-    rows = torch.tensor(found.data).long() + LEVELS * torch.arange(PIXELS)
-    labels = torch.tensor(found.target)
+    dataset = load_digits()
+    rows = torch.tensor(dataset.data).long() + LEVELS * torch.arange(PIXELS)
+    labels = torch.tensor(dataset.target)
     mixed = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
     known, held_out = mixed[HELD_OUT:], mixed[:HELD_OUT]
     return (rows[known], labels[known]), (rows[held_out], labels[held_out])
@@ -152,7 +152,7 @@ def train_in_one_process(options: argparse.Namespace) -> list[torch.Tensor]:
 def apart(some: list[torch.Tensor], others: list[torch.Tensor]) -> float:
     """Return the largest difference of two lists of tensors."""
     pairs = zip(some, others, strict=True)
-    return max((one - other).abs().max().item() for one, other in pairs)
+    return max((tensor - other).abs().max().item() for tensor, other in pairs)
 
 
 async def drive(options: argparse.Namespace, console: Console) -> None:
@@ -216,14 +216,14 @@ if __name__ == "__main__":
     parser.add_argument("--width", type=int, default=32, help="of the embeddings")
     parser.add_argument("--lr", type=float, default=0.3)
     parser.add_argument("--quick", action="store_true", help="two epochs")
-    given = parser.parse_args()
-    if given.quick:
-        given.epochs = 2
-    if not 1 <= given.trainers <= given.batch_size:
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.epochs = 2
+    if not 1 <= arguments.trainers <= arguments.batch_size:
         parser.error("--trainers is at least 1, and at most --batch-size")
     # One process imports this, the last with its first optimizer if nobody else did;
     # the others are forked from it.
     multiprocessing.set_forkserver_preload(
         ["asyncrpc", "rich.progress", "sklearn.datasets", "torch._dynamo"]
     )
-    launch(work, args=(given,), nprocs=1 + given.trainers, method="forkserver")
+    launch(work, args=(arguments,), nprocs=1 + arguments.trainers, method="forkserver")

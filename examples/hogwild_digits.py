@@ -31,10 +31,10 @@ Queues = tuple[Queue[Any], Queue[Any], list[Queue[Any]]]  # to start, states, an
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
     """Return pixels and labels, mixed alike in every process."""
-    found, chance = load_digits(), torch.Generator().manual_seed(0)
-    order = torch.randperm(len(found.target), generator=chance)
-    pixels = torch.tensor(found.data, dtype=torch.float32) / 16
-    return pixels[order], torch.tensor(found.target)[order]
+    dataset, chance = load_digits(), torch.Generator().manual_seed(0)
+    order = torch.randperm(len(dataset.target), generator=chance)
+    pixels = torch.tensor(dataset.data, dtype=torch.float32) / 16
+    return pixels[order], torch.tensor(dataset.target)[order]
 
 
 def network() -> nn.Module:
@@ -69,12 +69,12 @@ def work(
 
 def average(model: nn.Module, states: Queue[Any], answers: list[Queue[Any]]) -> None:
     """Return to all processes the mean of what they have sent, until they are done."""
-    while (found := [states.get() for _ in answers])[0] is not None:
+    while (batch := [states.get() for _ in answers])[0] is not None:
         for name, own in model.state_dict().items():
-            own.copy_(torch.stack([state[name] for state in found]).mean(0))
-            for state in found:
+            own.copy_(torch.stack([state[name] for state in batch]).mean(0))
+            for state in batch:
                 state[name].copy_(own)
-        for queue, state in zip(answers, found, strict=True):
+        for queue, state in zip(answers, batch, strict=True):
             queue.put(state)  # in memory that is shared
 
 

@@ -108,9 +108,9 @@ class Model:
 
     async def parameters(self) -> list[RRef[nn.Parameter]]:
         """Return references to all parameters, here and there."""
-        found = [RRef(parameter) for parameter in self.lstm.parameters()]
-        found += await self.embedding.remote_parameters()
-        return found + await self.decoder.remote_parameters()
+        references = [RRef(parameter) for parameter in self.lstm.parameters()]
+        references += await self.embedding.remote_parameters()
+        return references + await self.decoder.remote_parameters()
 
     async def forward(
         self, codes: torch.Tensor, state: State
@@ -212,12 +212,12 @@ if __name__ == "__main__":
     parser.add_argument("--write", type=int, default=300, help="characters at the end")
     parser.add_argument("--start", default="Alice ", help="what it goes on from")
     parser.add_argument("--quick", action="store_true", help="two epochs")
-    given = parser.parse_args()
-    if given.quick:
-        given.epochs = 2
-    known_characters = set(given.text.read_text("utf-8"))
-    if not given.start or not known_characters.issuperset(given.start):
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.epochs = 2
+    known_characters = set(arguments.text.read_text("utf-8"))
+    if not arguments.start or not known_characters.issuperset(arguments.start):
         parser.error("--start is empty, or has characters that the text has not")
     # One process imports this; the others are forked from it.
     multiprocessing.set_forkserver_preload(["asyncrpc", "rich.progress"])
-    launch(work, args=(given,), nprocs=len(NAMES), method="forkserver")
+    launch(work, args=(arguments,), nprocs=len(NAMES), method="forkserver")

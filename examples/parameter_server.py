@@ -60,9 +60,9 @@ class Epoch:
 
 def digits(trainers: int) -> list[Digits]:
     """Return the digits that are held out, then a share for each trainer."""
-    found = load_digits()
-    pixels = torch.tensor(found.data, dtype=torch.float32) / 16
-    labels = torch.tensor(found.target)
+    dataset = load_digits()
+    pixels = torch.tensor(dataset.data, dtype=torch.float32) / 16
+    labels = torch.tensor(dataset.target)
     mixed = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))
     shares = mixed[HELD_OUT:].tensor_split(trainers)
     return [(pixels[part], labels[part]) for part in (mixed[:HELD_OUT], *shares)]
@@ -110,15 +110,15 @@ async def drive(options: argparse.Namespace, console: Console) -> None:
     with Progress(*shown, console=console, disable=not console.is_terminal) as bars:
         names = [f"trainer{index}" for index in range(options.trainers)]
         begun = time.perf_counter()
-        found = await asyncio.gather(*map(follow, names, range(options.trainers)))
+        results = await asyncio.gather(*map(follow, names, range(options.trainers)))
         took_s = time.perf_counter() - begun
-    for name, (last, speed) in zip(names, found, strict=True):
+    for name, (last, speed) in zip(names, results, strict=True):
         table.add_row(name, f"{speed:,.0f}", f"{last.steps}", f"{last.loss:.4f}")
     console.print(table)
     pixels, labels = digits(options.trainers)[0]
     scores = await net.forward_async(pixels)
     accuracy = (scores.argmax(1) == labels).float().mean().item()
-    steps = sum(last.steps for last, _ in found)
+    steps = sum(last.steps for last, _ in results)
     console.print(f"{steps} steps on one model in {took_s:.1f} s")
     console.print(f"{accuracy:.1%} of {HELD_OUT} held-out digits read")
 
@@ -139,14 +139,14 @@ if __name__ == "__main__":
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--quick", action="store_true", help="two epochs")
-    given = parser.parse_args()
-    if given.quick:
-        given.epochs = 2
-    if given.trainers < 1:
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.epochs = 2
+    if arguments.trainers < 1:
         parser.error("--trainers is at least 1")
     # One process imports this, the last with its first optimizer if nobody else did;
     # the others are forked from it.
     multiprocessing.set_forkserver_preload(
         ["asyncrpc", "rich.progress", "sklearn.datasets", "torch._dynamo"]
     )
-    launch(work, args=(given,), nprocs=1 + given.trainers, method="forkserver")
+    launch(work, args=(arguments,), nprocs=1 + arguments.trainers, method="forkserver")

@@ -65,12 +65,12 @@ class Back(nn.Sequential):
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
     """Return pixels and labels, mixed; the first are for training."""
-    found = load_digits()
+    dataset = load_digits()
     mixed = torch.randperm(
-        len(found.target), generator=torch.Generator().manual_seed(0)
+        len(dataset.target), generator=torch.Generator().manual_seed(0)
     )
-    pixels = torch.tensor(found.data, dtype=torch.float32) / 16
-    return pixels[mixed], torch.tensor(found.target)[mixed]
+    pixels = torch.tensor(dataset.data, dtype=torch.float32) / 16
+    return pixels[mixed], torch.tensor(dataset.target)[mixed]
 
 
 def drawn(report: PipelineReport) -> str:
@@ -82,8 +82,8 @@ def drawn(report: PipelineReport) -> str:
 def coloured(cells: str) -> str:
     colours = ["green" if cell.isupper() else "blue" for cell in cells]
     return "".join(
-        f"[{colour}]{one}[/]" if one.isalpha() else one
-        for colour, one in zip(colours, cells, strict=True)
+        f"[{colour}]{cell}[/]" if cell.isalpha() else cell
+        for colour, cell in zip(colours, cells, strict=True)
     )
 
 
@@ -153,7 +153,7 @@ async def train(
     speed = (options.epochs - 1) * TRAINING / (time.perf_counter() - begun)
     scores = await pipe.forward(pixels[TRAINING:])
     accuracy = (scores.argmax(1) == labels[TRAINING:]).float().mean().item()
-    reports.sort(key=lambda one: one.bubble)
+    reports.sort(key=lambda report: report.bubble)
     return Trained(schedule, loss, accuracy, speed, reports[len(reports) // 2])
 
 
@@ -184,12 +184,12 @@ if __name__ == "__main__":
     parser.add_argument("--batch-size", type=int, default=480)
     parser.add_argument("--chunks", type=int, default=8, help="micro-batches")
     parser.add_argument("--quick", action="store_true", help="three epochs")
-    given = parser.parse_args()
-    if given.quick:
-        given.epochs = 3
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.epochs = 3
     # One process imports this, the last with its first optimizer if nobody else did;
     # the others are forked from it.
     multiprocessing.set_forkserver_preload(
         ["asyncrpc", "rich.progress", "sklearn.datasets", "torch._dynamo"]
     )
-    launch(work, args=(given,), nprocs=len(NAMES), method="forkserver")
+    launch(work, args=(arguments,), nprocs=len(NAMES), method="forkserver")

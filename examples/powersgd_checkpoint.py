@@ -79,10 +79,10 @@ class Training:
         """Read all of it; the next module gives the state a group."""
         with torch.serialization.safe_globals([PowerSGDState, powerSGD_hook]):
             parts = torch.load(path, weights_only=True)
-        found = cls(rank, parts["comm_hook_state"], parts["comm_hook"])
-        found.model.load_state_dict(parts["model"])
-        found.optimizer.load_state_dict(parts["optimizer"])
-        return found
+        training = cls(rank, parts["comm_hook_state"], parts["comm_hook"])
+        training.model.load_state_dict(parts["model"])
+        training.optimizer.load_state_dict(parts["optimizer"])
+        return training
 
 
 async def work(rank: int, folder: str) -> None:

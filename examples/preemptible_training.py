@@ -27,12 +27,12 @@ TRAINING, BATCH, PRINTED_EVERY = 1440, 120, 50  # of the 1,797 digits; in a step
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
     """Return pixels and labels, mixed in the same way in every process."""
-    found = load_digits()
+    dataset = load_digits()
     mixed = torch.randperm(
-        len(found.target), generator=torch.Generator().manual_seed(0)
+        len(dataset.target), generator=torch.Generator().manual_seed(0)
     )
-    pixels = torch.tensor(found.data, dtype=torch.float32)[mixed] / 16
-    return pixels, torch.tensor(found.target)[mixed]
+    pixels = torch.tensor(dataset.data, dtype=torch.float32)[mixed] / 16
+    return pixels, torch.tensor(dataset.target)[mixed]
 
 
 def batch_of(step: int, rank: int, size: int) -> torch.Tensor:

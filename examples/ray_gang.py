@@ -104,8 +104,8 @@ def main() -> None:
     parser.add_argument("--address", help="of a Ray cluster; else it makes one")
     parser.add_argument("--rounds", type=int, default=3, help="of four epochs each")
     parser.add_argument("--kill-in", type=int, default=0, metavar="ROUND")
-    given = parser.parse_args()
-    address, nodes = given.address, None
+    options = parser.parse_args()
+    address, nodes = options.address, None
     if address is None:
         small = {"num_cpus": 2, "object_store_memory": 100_000_000}
         head = {**small, "include_dashboard": False}
@@ -114,7 +114,7 @@ def main() -> None:
         address = nodes.address
     ray.init(address=address, log_to_driver=False)
     try:
-        asyncrpc.run(drive(given.rounds, given.kill_in))
+        asyncrpc.run(drive(options.rounds, options.kill_in))
     finally:
         ray.shutdown()
         if nodes is not None:

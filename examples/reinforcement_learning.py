@@ -180,15 +180,15 @@ def main() -> None:
     option("--lr", type=float, default=0.01)
     option("--log-interval", "--log_interval", type=int, default=60)
     option("--quick", action="store_true", help="60 episodes")
-    given = parser.parse_args()
-    if given.world_size < 2 or given.num_episodes < 1:
+    options = parser.parse_args()
+    if options.world_size < 2 or options.num_episodes < 1:
         parser.error("it takes an agent and an observer, and an episode")
-    if given.quick:
-        given.num_episodes = 60
+    if options.quick:
+        options.num_episodes = 60
     # Imported once, instead of in every process.
     multiprocessing.set_forkserver_preload(["torch", "gymnasium", "asyncrpc"])
     try:
-        launch(work, args=(given,), nprocs=given.world_size, method="forkserver")
+        launch(work, args=(options,), nprocs=options.world_size, method="forkserver")
     except ProcessFailedError as error:
         sys.exit(f"learning failed: {error}")
     except KeyboardInterrupt:

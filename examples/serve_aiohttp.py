@@ -101,14 +101,14 @@ async def served(
 async def ask(url: str, pixels: torch.Tensor, digits: list[int]) -> None:
     """Be the clients: send every row at once, and print what comes back."""
 
-    async def one(row: torch.Tensor) -> tuple[int, float]:
+    async def predict(row: torch.Tensor) -> tuple[int, float]:
         start_s = time.perf_counter()
         async with client.post("/predict", json={"pixels": row.tolist()}) as response:
             digit: int = (await response.json())["digit"]
         return digit, (time.perf_counter() - start_s) * 1e3
 
     async with aiohttp.ClientSession(url) as client:
-        answers = await asyncio.gather(*map(one, pixels))
+        answers = await asyncio.gather(*map(predict, pixels))
     print(f"{'digit':>6} {'predicted':>10} {'latency, ms':>12}")
     for digit, (predicted, took_ms) in zip(digits[:8], answers, strict=False):
         print(f"{digit:>6} {predicted:>10} {took_ms:>12.1f}")

@@ -58,11 +58,11 @@ class Back(nn.Sequential):
 
 def digits() -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return pixels and labels: for each trainer, and those held out."""
-    found = load_digits()
-    pixels = torch.tensor(found.data, dtype=torch.float32) / 16
+    dataset = load_digits()
+    pixels = torch.tensor(dataset.data, dtype=torch.float32) / 16
     mixed = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))
     parts = torch.split(mixed, [EACH, EACH, HELD_OUT])
-    return [(pixels[part], torch.tensor(found.target)[part]) for part in parts]
+    return [(pixels[part], torch.tensor(dataset.target)[part]) for part in parts]
 
 
 async def parameters_of(module: RRef[nn.Module]) -> list[RRef[nn.Parameter]]:
@@ -151,16 +151,16 @@ if __name__ == "__main__":
     parser.add_argument(
         "--fail-at", type=int, metavar="STEP", help="see what a failure looks like"
     )
-    given = parser.parse_args()
-    if given.quick:
-        given.epochs = 3
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.epochs = 3
     # One process imports this, the last with its first optimizer if nobody else did;
     # the others are forked from it.
     multiprocessing.set_forkserver_preload(
         ["asyncrpc", "rich.progress", "sklearn.datasets", "torch._dynamo"]
     )
     try:
-        launch(work, args=(given,), nprocs=len(NAMES), method="forkserver")
+        launch(work, args=(arguments,), nprocs=len(NAMES), method="forkserver")
     except ProcessFailedError as error:
         sys.exit(f"training failed: {error}")
     except KeyboardInterrupt:

@@ -123,7 +123,7 @@ class Native:
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """Return the loss of a batch of the host; runs where devices may be used."""
-        images, labels = (one.to(self.device) for one in batch)
+        images, labels = (part.to(self.device) for part in batch)
         self.optimizer.zero_grad()
         return functional.cross_entropy(self.module(images), labels)
 
@@ -157,8 +157,8 @@ class Native:
             return float((guess == labels).sum())
 
         counted = torch.tensor([await devices.run(right), len(labels)])
-        found, total = (await self.group.all_reduce(counted)).tolist()
-        return float(found / total)
+        correct, total = (await self.group.all_reduce(counted)).tolist()
+        return float(correct / total)
 
 
 class Parallel(Native):
@@ -184,7 +184,7 @@ async def ways(
     program: Program, group: asyncrpc.Group, options: argparse.Namespace
 ) -> list[Native]:
     """Return the ways that are asked for, each with a network of the same start."""
-    found: list[Native] = []
+    chosen_ways: list[Native] = []
     for kind in (Native, Parallel) if options.ddp else (Native,):
 
         def make() -> nn.Module:
@@ -197,8 +197,8 @@ async def ways(
             await way.wrap()
         else:
             await xla.broadcast_master_param(module, group)
-        found.append(way)
-    return found
+        chosen_ways.append(way)
+    return chosen_ways
 
 
 # --- what they train on ---------------------------------------------------------------
@@ -246,20 +246,20 @@ def batches(
 
 
 async def measure(
-    found: list[Native],
+    chosen_ways: list[Native],
     batch: Batch,
     options: argparse.Namespace,
     advance: Callable[[], None],
 ) -> dict[str, list[float]]:
     """Return the images per second of each block of steps, by the way of the step."""
-    rates: dict[str, list[float]] = {way.label: [] for way in found}
-    for way in found:
+    rates: dict[str, list[float]] = {way.label: [] for way in chosen_ways}
+    for way in chosen_ways:
         for _ in range(WARM_UP):
             await way.step(batch)
         await way.settled()
     for block in range(_blocks(options)):
         # One goes first, then the other: what drifts is shared out.
-        for way in found if block % 2 else reversed(found):
+        for way in chosen_ways if block % 2 else reversed(chosen_ways):
             begun_s = time.perf_counter()
             for _ in range(options.log_steps):
                 await way.step(batch)
@@ -271,16 +271,16 @@ async def measure(
 
 
 async def learn(
-    found: list[Native],
+    chosen_ways: list[Native],
     program: Program,
     options: argparse.Namespace,
     advance: Callable[[], None],
 ) -> dict[str, list[float]]:
     """Return the accuracy after each epoch, by the way of the step."""
     training, tests = digits(program, options)
-    accuracies: dict[str, list[float]] = {way.label: [] for way in found}
+    accuracies: dict[str, list[float]] = {way.label: [] for way in chosen_ways}
     for epoch in range(options.num_epochs):
-        for way in found:
+        for way in chosen_ways:
             for batch in batches(training, way.group, epoch, options.batch_size):
                 await way.step(batch)
             accuracies[way.label].append(await way.accuracy(tests))
@@ -315,21 +315,21 @@ async def work(rank: int, program: Program, options: argparse.Namespace) -> None
     if options.device == "tpu":
         wake_tpu()
     async with worker, asyncrpc.Group(worker) as group:
-        found = await ways(program, group, options)
-        console.print(_description(program, found[0], options))
+        chosen_ways = await ways(program, group, options)
+        console.print(_description(program, chosen_ways[0], options))
         shown = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
         hidden = rank != 0 or not console.is_terminal
         with Progress(*shown, console=console, disable=hidden) as bars:
-            bar = bars.add_task("training", total=_parts(options) * len(found))
+            bar = bars.add_task("training", total=_parts(options) * len(chosen_ways))
 
             def advance() -> None:
                 bars.advance(bar)
 
             if options.fake_data:
                 batch = fake(program, options, group.rank)
-                rates = await measure(found, batch, options, advance)
+                rates = await measure(chosen_ways, batch, options, advance)
             else:
-                accuracies = await learn(found, program, options, advance)
+                accuracies = await learn(chosen_ways, program, options, advance)
     if rank == 0 and options.fake_data:
         show_rates(console, program, rates)
     elif rank == 0:
@@ -368,12 +368,12 @@ def show_rates(
 ) -> None:
     """Print torch_xla's table, and its gap beside this one."""
     table = Table("way", *COLUMNS, title="images per second of a rank")
-    found = {label: Rates.of(those) for label, those in rates.items()}
-    for label, one in found.items():
-        table.add_row(label, *(f"{figure:,.2f}" for figure in one))
+    summaries = {label: Rates.of(those) for label, those in rates.items()}
+    for label, summary in summaries.items():
+        table.add_row(label, *(f"{figure:,.2f}" for figure in summary))
     console.print(table)
-    if len(found) == 2:
-        native, ddp = found.values()
+    if len(summaries) == 2:
+        native, ddp = summaries.values()
         mine = gap(native, ddp, program.compared)
         console.print(
             f"DDP is behind by {mine:.2%} ({program.compared}); torch_xla's was by "

@@ -76,8 +76,8 @@ class ResNet50(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return scores `(batch, 1000)` of images `(batch, 3, size, size)`."""
-        found = functional.max_pool2d(self.stem(images).relu(), 3, 2, padding=1)
-        scores: torch.Tensor = self.out(self.blocks(found).mean((2, 3)))
+        features = functional.max_pool2d(self.stem(images).relu(), 3, 2, padding=1)
+        scores: torch.Tensor = self.out(self.blocks(features).mean((2, 3)))
         return scores
 
 

@@ -79,7 +79,7 @@ _OF_OTHERS: Final = (
     "coverage/inorout.py",
 )
 
-found: Final[list[str]] = []  # of the present test: what was called, and where
+blocking_calls: Final[list[str]] = []  # of the present test: what was called, and where
 
 
 def note(function: str) -> None:
@@ -92,7 +92,9 @@ def note(function: str) -> None:
         if path.startswith(_OURS):
             file = path.removeprefix(_OURS)
             if name not in ALLOWED.get(file, {}):
-                found.append(f"{function} in asyncrpc/{file}:{frame.f_lineno}, {name}")
+                blocking_calls.append(
+                    f"{function} in asyncrpc/{file}:{frame.f_lineno}, {name}"
+                )
             return
         frame = frame.f_back
 
@@ -134,6 +136,8 @@ def watched_calls() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nothing_blocks(watched_calls: None) -> Iterator[None]:
     """Fail a test in which asyncrpc has blocked an event loop."""
-    found.clear()
+    blocking_calls.clear()
     yield
-    assert not found, f"blocking calls on an event loop: {sorted(set(found))}"
+    assert not blocking_calls, (
+        f"blocking calls on an event loop: {sorted(set(blocking_calls))}"
+    )

@@ -332,11 +332,11 @@ class Dispatching(torch.Tensor):
 
     @staticmethod
     def __new__(cls, within: torch.Tensor, call: Call) -> Self:
-        made: Self = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001
+        wrapper: Self = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001
             cls, within.shape, dtype=within.dtype
         )
-        made.within, made.call = within, call
-        return made
+        wrapper.within, wrapper.call = within, call
+        return wrapper
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

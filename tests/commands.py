@@ -32,8 +32,8 @@ def run_to_end(
     )
 
 
-def printed_by(command: Sequence[str], **given: Any) -> str:
+def printed_by(command: Sequence[str], **options: Any) -> str:
     """Run a command, which must succeed, and return what it prints."""
-    done = run_to_end(command, **given)
+    done = run_to_end(command, **options)
     assert done.returncode == 0, done.stdout[-9000:] + done.stderr[-9000:]
     return done.stdout

@@ -46,23 +46,23 @@ def tallies(measured: dict[str, Any]) -> dict[str, Tally]:
     Args:
         measured: what `coverage json` writes.
     """
-    found: defaultdict[str, Tally] = defaultdict(Tally)
+    folders: defaultdict[str, Tally] = defaultdict(Tally)
     total = Tally()
     for path, of_file in measured["files"].items():
-        found[str(Path(path).parent)].add(of_file["summary"])
+        folders[str(Path(path).parent)].add(of_file["summary"])
         total.add(of_file["summary"])
-    return {**dict(sorted(found.items())), "all": total}
+    return {**dict(sorted(folders.items())), "all": total}
 
 
-def table(found: dict[str, Tally]) -> str:
+def table(folders: dict[str, Tally]) -> str:
     """Return the rows with their columns in line."""
-    width = max(map(len, found))
+    width = max(map(len, folders))
     heading = f"{'folder':{width}}  {'lines':>7}  {'missed':>7}  "
     rows = [f"{heading}{'branches':>8}  {'missed':>7}  covered"]
     rows += [
-        f"{name:{width}}  {one.lines:7,}  {one.lines_missed:7,}  "
-        f"{one.branches:8,}  {one.branches_missed:7,}  {one.percent:6.1f}%"
-        for name, one in found.items()
+        f"{name:{width}}  {tally.lines:7,}  {tally.lines_missed:7,}  "
+        f"{tally.branches:8,}  {tally.branches_missed:7,}  {tally.percent:6.1f}%"
+        for name, tally in folders.items()
     ]
     return "\n".join(rows)
 

@@ -69,7 +69,7 @@ class Facts:
         key = id(kind), len(self.numbers) + len(self.texts)
         if key not in self._fits:
             known = (*self.numbers, *EDGES, *self.texts, *HOSTILE, False, bytes(16))
-            self._fits[key] = [one for one in known if _is_fit(kind, one)] or [1]
+            self._fits[key] = [fact for fact in known if _is_fit(kind, fact)] or [1]
         return self._fits[key]
 
 
@@ -119,7 +119,7 @@ class Liar:
 
     def _fields(self, kind: schema.RecordSchema) -> list[Any]:
         """Return the fields of a record; the two numbers of an id belong together."""
-        fields = [self.value(one) for _, one in kind.places]
+        fields = [self.value(field_kind) for _, field_kind in kind.places]
         names = [name for name, _ in kind.places]
         for at, pair in enumerate(itertools.pairwise(names)):
             if pair in {("creator", "serial"), ("root", "number")}:

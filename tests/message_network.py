@@ -92,9 +92,9 @@ class MessageNetwork:
         """Forget `name`; messages that arrive for it are lost."""
         self._receivers.pop(name, None)
 
-    def between(self, one: str, other: str) -> MessageLink:
+    def between(self, first: str, second: str) -> MessageLink:
         """Return the rules between two names, in whichever order they are named."""
-        ends = (min(one, other), max(one, other))
+        ends = (min(first, second), max(first, second))
         return self._links.setdefault(ends, MessageLink())
 
     def send(self, sender: str, receiver: str, message: object) -> None:

@@ -48,8 +48,8 @@ class Part:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read `N/OF`."""
-        found = _PART.fullmatch(text)
-        number, of = map(int, found.groups()) if found else (0, 0)
+        match = _PART.fullmatch(text)
+        number, of = map(int, match.groups()) if match else (0, 0)
         if not 1 <= number <= of:
             raise ValueError(f"a part must be like 2/4, not {text!r}")
         return cls(number, of)
@@ -82,7 +82,7 @@ def quick_among(
     quick = set()
     for function, of_it in cases.items():
         below = share_of(function, shares) * _NUMBERS
-        chosen = [one for one in of_it if _number_of(one) < below]
+        chosen = [node_id for node_id in of_it if _number_of(node_id) < below]
         quick.update(chosen or [min(of_it, key=_number_of)])
     return quick
 

@@ -166,9 +166,9 @@ class ByKeyword:
     x: Any
 
     def __new__(cls, *, x: Any) -> Any:
-        made = super().__new__(cls)
-        made.x = x
-        return made
+        instance = super().__new__(cls)
+        instance.x = x
+        return instance
 
     def __getnewargs_ex__(self) -> Any:
         return (), {"x": self.x}

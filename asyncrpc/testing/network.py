@@ -294,9 +294,9 @@ class Network:
         """Make a connector that acts as `host`."""
         return SimConnector(self, host)
 
-    def between(self, one: str, other: str) -> HostLink:
+    def between(self, first: str, second: str) -> HostLink:
         """Return the rules between two hosts, in whichever order they are named."""
-        ends = (min(one, other), max(one, other))
+        ends = (min(first, second), max(first, second))
         if ends not in self._links:
             self._links[ends] = HostLink(self, ends)
         return self._links[ends]

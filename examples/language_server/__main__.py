@@ -98,7 +98,7 @@ async def joined(changes: asyncrpc.MemberChanges, name: str) -> None:
 
 async def serve(port: int) -> None:
     """Be the front until this process is told to end."""
-    told = told_to_end()
+    ending = told_to_end()
     with tempfile.TemporaryDirectory() as folder:
         contact = f"uds://{Path(folder) / 'front'}"
         network = asyncrpc.NetworkOptions(listen=(contact,))
@@ -122,7 +122,7 @@ async def serve(port: int) -> None:
                 async with listening(app, port) as url:
                     looking = asyncio.create_task(front.look())
                     print(f"serving {url}", flush=True)
-                    await told.wait()
+                    await ending.wait()
                     looking.cancel()
                     await asyncio.wait([looking])
             finally:
@@ -132,5 +132,5 @@ async def serve(port: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Serve a model that still learns.")
     parser.add_argument("--port", type=int, default=8080, help="0: one that is free")
-    given = parser.parse_args()
-    sys.exit(asyncrpc.run(serve(given.port)))
+    arguments = parser.parse_args()
+    sys.exit(asyncrpc.run(serve(arguments.port)))

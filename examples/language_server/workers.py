@@ -39,17 +39,17 @@ def new_model() -> Writer:
 
 def told_to_end() -> asyncio.Event:
     """Return an event that is set once this process is told to end."""
-    told, loop = asyncio.Event(), asyncio.get_running_loop()
+    ending, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
-    return told
+        loop.add_signal_handler(number, ending.set)
+    return ending
 
 
-async def left_by_front(worker: asyncrpc.Worker, told: asyncio.Event) -> None:
+async def left_by_front(worker: asyncrpc.Worker, ending: asyncio.Event) -> None:
     """Wait until the front is gone, which nobody else would tell; then end as well."""
     async for change in worker.members_changed():
         if change.member.name == FRONT and change.kind in {"left", "lost"}:
-            told.set()
+            ending.set()
 
 
 # --- a replica -----------------------------------------------------------------------
@@ -95,7 +95,7 @@ def figures() -> ReplicaFigures:
 
 async def replicate(name: str, where: asyncrpc.JoinRendezvous) -> None:
     """Be a replica until this process is told to end."""
-    told = told_to_end()
+    ending = told_to_end()
     served = serving.ServedModel(new_model())
     sequences = WriterSequences(served)
     Replica.batcher = serving.ContinuousBatcher(
@@ -112,10 +112,10 @@ async def replicate(name: str, where: asyncrpc.JoinRendezvous) -> None:
         Replica.batcher,
         serving.Replica(worker, model=served, ready=False) as replica,
     ):
-        watching = asyncio.create_task(left_by_front(worker, told))
+        watching = asyncio.create_task(left_by_front(worker, ending))
         await serving.catch_up(served, REPLICAS)
         replica.make_ready()
-        await told.wait()
+        await ending.wait()
         watching.cancel()
 
 
@@ -144,13 +144,13 @@ def let_publish(*, may: bool) -> None:
 
 async def train(name: str, where: asyncrpc.JoinRendezvous) -> None:
     """Learn, and publish what was learned, until this process is told to end."""
-    told = told_to_end()
+    ending = told_to_end()
     model = new_model()
     learner = Learner(model, Alphabet(text := ALICE.read_text("utf-8")).encode(text))
     async with asyncrpc.Worker(name, rendezvous=where) as worker:
         publisher = serving.Publisher(worker, REPLICAS)
-        watching = asyncio.create_task(left_by_front(worker, told))
-        while not told.is_set():
+        watching = asyncio.create_task(left_by_front(worker, ending))
+        while not ending.is_set():
             for _ in range(STEPS):
                 Training.perplexity = await asyncio.to_thread(learner.learn)
                 Training.steps = learner.steps

@@ -117,7 +117,7 @@ def rests(options: argparse.Namespace) -> Iterator[str]:
 
 async def rates(rounds: int, seconds: float) -> dict[tuple[str, int], list[Rate]]:
     """Measure each way with each number of peers, in turn."""
-    found: dict[tuple[str, int], list[Rate]] = defaultdict(list)
+    results: dict[tuple[str, int], list[Rate]] = defaultdict(list)
     async with ProcessCluster([CALLEE, "c"], method="forkserver") as worker:
         callers = worker.peer("c")
         addresses = worker.parts.directory.find(CALLEE).member.addresses
@@ -133,9 +133,9 @@ async def rates(rounds: int, seconds: float) -> dict[tuple[str, int], list[Rate]
                     rate = await callers.call(
                         side.keep_calling, active, outstanding, seconds
                     )
-                    found[way, peers].append(rate)
+                    results[way, peers].append(rate)
         await callers.call(side.dismiss_crowd)
-    return found
+    return results
 
 
 def calls(options: argparse.Namespace) -> Iterator[str]:
@@ -154,13 +154,13 @@ def calls(options: argparse.Namespace) -> Iterator[str]:
             value = result.get((way, peers))
             if not value:
                 continue
-            every = sorted(one.per_second for one in value)
-            callee_us = median(one.callee_us for one in value)
+            every = sorted(rate.per_second for rate in value)
+            callee_us = median(rate.callee_us for rate in value)
             first_us = first_us or callee_us
             yield (
                 f"{way:>10} {peers:>6} {median(every):>9,.0f} "
                 f"{f'{every[0]:,.0f} - {every[-1]:,.0f}':>19} {callee_us:>11.2f} "
-                f"{median(one.caller_us for one in value):>12.2f} "
+                f"{median(rate.caller_us for rate in value):>12.2f} "
                 f"{callee_us / first_us:>12.2f}"
             )
 

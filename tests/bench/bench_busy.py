@@ -25,12 +25,12 @@ MODULE: Final = "tests.bench.sides.busy_side"
 HEADS: Final = ("async def p50", "p99", "def p50", "p99", "load keeps, %")
 
 
-def table(found: Mapping[tuple[str, str], Sequence[Sequence[float]]]) -> str:
+def table(results: Mapping[tuple[str, str], Sequence[Sequence[float]]]) -> str:
     """Return a line per switch interval and load: medians over starts."""
     titles = ("switch, ms", "load")
     heads = "".join(f"{head:>15}" for head in HEADS)
     lines = [f"{titles[0]:<12}{titles[1]:<24}{heads}"]
-    for (interval, load), starts in found.items():
+    for (interval, load), starts in results.items():
         medians = [statistics.median(column) for column in zip(*starts, strict=True)]
         cells = "".join(f"{short(median):>15}" for median in medians)
         lines.append(f"{interval:<12}{load:<24}{cells}")
@@ -44,14 +44,14 @@ def main() -> None:
     options = parser.parse_args()
     intervals = [f"{switch_ms:g}" for switch_ms in options.switch_ms]
     arguments = ["--seconds", str(options.seconds), "--switch-ms", *intervals]
-    found: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
+    results: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
     for start in range(options.starts):
         say(f"start {start + 1} of {options.starts}")
         for interval, (load, figures, share) in reports(
             MODULE, arguments, limit_s=600.0
         ):
-            found[interval, load].append([*figures, 100 * share])
-    text = table(found)
+            results[interval, load].append([*figures, 100 * share])
+    text = table(results)
     pages.show("busy", text, options)
 
 

@@ -41,13 +41,13 @@ class Workload:
 
     def add_traced(self, marks: Sequence[int], mark_cost_us: float) -> None:
         calls = tracing.passages(marks)
-        found = tracing.stages(calls)
+        stages = tracing.stages(calls)
         total = [(call[Place.END] - call[Place.BEGIN]) / 1e3 for call in calls]
         self.traced_us.append(statistics.median(total))
         self.starts.append(
             {
                 place: [time - mark_cost_us for time in times]
-                for place, times in found.items()
+                for place, times in stages.items()
             }
         )
 
@@ -57,7 +57,7 @@ class Workload:
 
 def run_starts(starts: int, arguments: Sequence[str]) -> dict[str, Workload]:
     """Alternate traced and untraced starts."""
-    found: dict[str, Workload] = {}
+    workloads: dict[str, Workload] = {}
     for start in range(2 * starts):
         traced = bool(start % 2)
         cost_us = 0.0
@@ -69,42 +69,50 @@ def run_starts(starts: int, arguments: Sequence[str]) -> dict[str, Workload]:
                 if traced:
                     say(f"  a mark costs {cost_us:.2f} us; absent: {rest[0]}")
                 continue
-            workload = found.setdefault(name, Workload())
+            workload = workloads.setdefault(name, Workload())
             if traced:
                 workload.add_traced(first, cost_us)
             else:
-                workload.plain_us.append(p50_p99_us([one / 1e6 for one in first]))
-    return found
+                workload.plain_us.append(
+                    p50_p99_us([took_us / 1e6 for took_us in first])
+                )
+    return workloads
 
 
 def cells(pair: Sequence[float] | None) -> str:
     return f"{'-':>10}{'-':>8}" if pair is None else f"{pair[0]:>10.1f}{pair[1]:>8.1f}"
 
 
-def table(found: Mapping[str, Workload]) -> str:
+def table(workloads: Mapping[str, Workload]) -> str:
     """Return the stages of each workload side by side, and their sums."""
     head = f"{'stage, us':<36}"
     lines = [
-        " " * 36 + "".join(f"{name:>18}" for name in found),
-        head + f"{'p50':>10}{'p99':>8}" * len(found),
+        " " * 36 + "".join(f"{name:>18}" for name in workloads),
+        head + f"{'p50':>10}{'p99':>8}" * len(workloads),
     ]
     for place in list(Place)[1:]:
-        line = "".join(cells(one.stage(place)) for one in found.values())
+        line = "".join(cells(workload.stage(place)) for workload in workloads.values())
         lines.append(f"{place.text:<36}{line}")
     totals = {
         "sum of the medians": [
-            sum(pair[0] for place in Place if (pair := one.stage(place)) is not None)
-            for one in found.values()
+            sum(
+                pair[0]
+                for place in Place
+                if (pair := workload.stage(place)) is not None
+            )
+            for workload in workloads.values()
         ],
         "whole call, traced": [
-            statistics.median(one.traced_us) for one in found.values()
+            statistics.median(workload.traced_us) for workload in workloads.values()
         ],
     }
     lines += [
         f"{name:<36}" + "".join(f"{value:>10.1f}{'':>8}" for value in values)
         for name, values in totals.items()
     ]
-    plain = "".join(cells(tracing.middle(one.plain_us)) for one in found.values())
+    plain = "".join(
+        cells(tracing.middle(workload.plain_us)) for workload in workloads.values()
+    )
     lines.append(f"{'whole call, not traced':<36}{plain}")
     return "\n".join(line.rstrip() for line in lines)
 

@@ -93,7 +93,7 @@ async def take_turns(kinds: Mapping[str, Call], group: Group, *, rounds: int) ->
 
 async def beside_gloo(rank: int, rows: Sequence[Row], rounds: int) -> dict[str, Times]:
     dist.init_process_group("gloo")
-    found = {}
+    results = {}
     async with Worker(f"w{rank}", rendezvous="env://") as worker:
         for row in rows:
             async with Group(worker) as group:
@@ -106,10 +106,10 @@ async def beside_gloo(rank: int, rows: Sequence[Row], rounds: int) -> dict[str, 
                     "asyncrpc": lambda tensor=plain: group.all_reduce(tensor),
                     "in place": lambda tensor=seen: group.all_reduce(tensor),
                 }
-                found[row.name] = await take_turns(kinds, group, rounds=rounds)
+                results[row.name] = await take_turns(kinds, group, rounds=rounds)
                 await group.barrier()  # before the first one leaves
     dist.destroy_process_group()
-    return found
+    return results
 
 
 async def gloo(tensor: torch.Tensor) -> None:
@@ -126,7 +126,7 @@ async def ring_beside_tree(
         network=NetworkOptions(listen=("tcp://127.0.0.1:0",)),
         secret="known to all of a benchmark",  # which TCP needs
     )
-    found = {}
+    results = {}
     async with (
         Worker(f"w{rank}", rendezvous="env://", options=options) as worker,
         Group(worker) as group,
@@ -139,14 +139,14 @@ async def ring_beside_tree(
                 await group.all_reduce(tensor)
 
             kinds = {"tree": lambda by=by: by(math.inf), "ring": lambda by=by: by(0)}
-            found[row.name] = await take_turns(kinds, group, rounds=rounds)
+            results[row.name] = await take_turns(kinds, group, rounds=rounds)
         await group.barrier()
-    return found
+    return results
 
 
 def cells(times: Times, nbytes: int, base: str) -> str:
     """Return a line of the table."""
-    medians = {kind: statistics.median(one) for kind, one in times.items()}
+    medians = {kind: statistics.median(rounds_s) for kind, rounds_s in times.items()}
     text = ""
     for kind, median_s in medians.items():
         text += f"{median_s * 1e3:>14.3f}{nbytes / median_s / 1e9:>7.2f}"
@@ -156,15 +156,16 @@ def cells(times: Times, nbytes: int, base: str) -> str:
     return text
 
 
-def table(found: dict[str, Times], rows: Sequence[Row], ranks: int) -> str:
+def table(results: dict[str, Times], rows: Sequence[Row], ranks: int) -> str:
     """Return what is printed of so many ranks."""
-    kinds = list(next(iter(found.values())))
+    kinds = list(next(iter(results.values())))
     heads = "".join(
         f"{kind + ', ms':>14}{'GB/s':>7}" + (f"{'ratio':>7}" if at else "")
         for at, kind in enumerate(kinds)
     )
     lines = (
-        f"{row.name:<18}{cells(found[row.name], row.nbytes, kinds[0])}" for row in rows
+        f"{row.name:<18}{cells(results[row.name], row.nbytes, kinds[0])}"
+        for row in rows
     )
     return "\n".join([f"{f'{ranks} ranks':<18}{heads}", *lines])
 
@@ -176,20 +177,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", default="", help="rows with this in their names")
     parser.add_argument("--path", choices=["shared", "messages"], default="shared")
-    given = parser.parse_args()
+    options = parser.parse_args()
     measure: Any = beside_gloo
-    rows, ranks = ROWS, given.ranks or "2,4"
-    if given.path == "messages":
-        measure, rows, ranks = ring_beside_tree, FOR_MESSAGES, given.ranks or "2,3,4"
-    chosen = [row for row in rows if given.only in row.name]
+    rows, ranks = ROWS, options.ranks or "2,4"
+    if options.path == "messages":
+        measure, rows, ranks = ring_beside_tree, FOR_MESSAGES, options.ranks or "2,3,4"
+    chosen = [row for row in rows if options.only in row.name]
     tables = []
     for count in map(int, ranks.split(",")):
-        args = (chosen, given.rounds)
-        found = launch(measure, args, count, threads_per_process=1)[0]
-        tables.append(table(found, chosen, count))
+        args = (chosen, options.rounds)
+        results = launch(measure, args, count, threads_per_process=1)[0]
+        tables.append(table(results, chosen, count))
     about = "medians over rounds; ratio: times as fast as the first kind"
     text = "\n\n".join([*tables, about])
-    pages.show(f"collectives, {given.path}", text, given)
+    pages.show(f"collectives, {options.path}", text, options)
 
 
 if __name__ == "__main__":

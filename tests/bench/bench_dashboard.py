@@ -108,7 +108,7 @@ class ManyAnswers:
         for held in self.held:
             held.skip()
 
-    async def ask(self, member: Member, request: Request[Any], **given: Any) -> Any:
+    async def ask(self, member: Member, request: Request[Any], **options: Any) -> Any:
         key = repr(request)
         if key not in self._packed:
             self._pack(key, request)
@@ -226,8 +226,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=20, help="looks of each view")
     parser.add_argument("--views", nargs="*", choices=VIEWS, metavar="VIEW")
-    given = parser.parse_args()
-    asyncrpc.run(measure(given.workers, given.rounds, given.views or VIEWS))
+    options = parser.parse_args()
+    asyncrpc.run(measure(options.workers, options.rounds, options.views or VIEWS))
 
 
 if __name__ == "__main__":

@@ -179,11 +179,11 @@ def cell(times_ms: Sequence[float]) -> str:
     return f"{statistics.median(times_ms):.0f} ({least:.0f}-{most:.0f})"
 
 
-def table(found: dict[str, Any]) -> str:
+def table(rows: dict[str, Any]) -> str:
     """Return what is printed."""
     columns = "".join(f"{name + ', ms':>22}" for name in SIDES)
     lines = [f"{'hook':<16}{columns}{'ratio':>8}{'hidden':>9}"]
-    for name, row in found.items():
+    for name, row in rows.items():
         ours, theirs = row["asyncrpc"], row["torch"]
         ratio = statistics.median(theirs) / statistics.median(ours)
         cells = "".join(f"{cell(row[side]):>22}" for side in SIDES)
@@ -202,8 +202,8 @@ def main() -> None:
     parameters = sum(parameter.numel() for parameter in make()[0].parameters())
     about = f"{parameters / 1e6:.2f} million parameters, {options.ranks} ranks"
     args = (names, options.rounds)
-    found = launch(compare, args, options.ranks, threads_per_process=1)[0]
-    text = f"{about}\n\n{table(found)}"
+    rows = launch(compare, args, options.ranks, threads_per_process=1)[0]
+    text = f"{about}\n\n{table(rows)}"
     pages.show("ddp", text, options)
 
 

@@ -107,8 +107,8 @@ async def measure(transport: Wires, lanes: int | None) -> Figures:
         if ended_s:
             moved_bytes = 2 * tensor.nbytes * len(ended_s)
             both_gb_s = moved_bytes / (ended_s[-1] - start_s) / 1e9
-        for one in flows:
-            one.cancel()
+        for task in flows:
+            task.cancel()
         await asyncio.gather(*flows, return_exceptions=True)
         return Figures(gb_s, both_gb_s, idle_us, beside_us)
 

@@ -110,8 +110,8 @@ async def clients(port: int, path: str, seed: int) -> dict[str, float]:
         stdout=asyncio.subprocess.PIPE,
     )
     written, _ = await process.communicate()
-    found: dict[str, float] = json.loads(written)
-    return found
+    left_s: dict[str, float] = json.loads(written)
+    return left_s
 
 
 async def measure(door: BenchDoor, seed: int) -> dict[str, list[float]]:
@@ -167,19 +167,19 @@ def differences(
     return [after_s[name] - at_s for name, at_s in left_s.items() if name in after_s]
 
 
-def table(found: Mapping[tuple[str, str], list[list[float]]]) -> str:
+def table(results: Mapping[tuple[str, str], list[list[float]]]) -> str:
     """Return a line per door and thing."""
     heads = ("ms after the client left", "p50", "p99", "p99 of starts", "slowest")
     lines = [f"{heads[0]:44}{heads[1]:>8}{heads[2]:>8}{heads[3]:>16}{heads[4]:>9}"]
-    for (door, thing), starts in found.items():
-        together = [one for start in starts for one in start]
+    for (door, thing), starts in results.items():
+        together = [took_s for start in starts for took_s in start]
         p50, p99 = (figure / 1e3 for figure in p50_p99_us(together))
         of_starts = [p50_p99_us(start)[1] / 1e3 for start in starts]
         spread = f"{min(of_starts):.1f}-{max(of_starts):.1f}"
         slowest = max(together) * 1e3
         name = f"{door}: {thing}"
         lines.append(f"{name:44}{p50:>8.1f}{p99:>8.1f}{spread:>16}{slowest:>9.1f}")
-    count = statistics.median(len(starts) for starts in found.values())
+    count = statistics.median(len(starts) for starts in results.values())
     about = f"{CLIENTS} clients a start, starts: {count:g}; aim: p99 <= {AIM_MS:g} ms"
     return "\n".join([*lines, "", about])
 
@@ -187,14 +187,14 @@ def table(found: Mapping[tuple[str, str], list[list[float]]]) -> str:
 def main() -> None:
     parser = pages.parser(__doc__, 3)
     options = parser.parse_args()
-    found: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
+    results: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
     for start in range(options.starts):
         for name, door in DOORS.items():
             say(f"start {start + 1} of {options.starts}: {name}")
             figures = asyncrpc.run(measure(door, 2 * start))
             for thing, seconds in figures.items():
-                found[name, thing].append(seconds)
-    text = table(dict(sorted(found.items())))
+                results[name, thing].append(seconds)
+    text = table(dict(sorted(results.items())))
     pages.show("leaving", text, options)
 
 

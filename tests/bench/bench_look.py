@@ -81,8 +81,8 @@ async def look_at(folder: str, *, is_thorough: bool) -> tuple[GroupView, float, 
     begun_s = now_s()
     async with Observer(options_at(folder, 0)) as observer:
         view = await view_of(observer, f"uds://{folder}/w0", is_thorough=is_thorough)
-    found = find_hangs(view.graph, after_s=AFTER_S)
-    return view, now_s() - begun_s, len(found)
+    hangs = find_hangs(view.graph, after_s=AFTER_S)
+    return view, now_s() - begun_s, len(hangs)
 
 
 def used_s(pid: int) -> float:
@@ -98,11 +98,11 @@ async def measure(folder: str, pids: Sequence[int], size: int, rounds: int) -> N
         f"{'workers, s':>11} {'seen':>5} {'findings':>9}"
     )
     for is_thorough in (True, False):
-        took, seen, found = list[float](), 0, 0
+        took, seen, hang_count = list[float](), 0, 0
         begun = resource.getrusage(resource.RUSAGE_SELF)
         there = sum(map(used_s, pids))
         for _ in range(rounds):
-            view, one_s, found = await look_at(folder, is_thorough=is_thorough)
+            view, one_s, hang_count = await look_at(folder, is_thorough=is_thorough)
             took.append(one_s)
             seen = len(view.snapshots)
         ended = resource.getrusage(resource.RUSAGE_SELF)
@@ -111,7 +111,7 @@ async def measure(folder: str, pids: Sequence[int], size: int, rounds: int) -> N
         print(
             f"{'thorough' if is_thorough else 'status':>10} {median(took):>10.2f} "
             f"{f'{min(took):.2f} - {max(took):.2f}':>14} {own_s / rounds:>12.2f} "
-            f"{there / rounds:>11.2f} {seen:>2}/{size} {found:>9}"
+            f"{there / rounds:>11.2f} {seen:>2}/{size} {hang_count:>9}"
         )
 
 
@@ -121,8 +121,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=16)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=10)
-    given = parser.parse_args()
-    size = given.processes * given.workers
+    options = parser.parse_args()
+    size = options.processes * options.workers
     forking = multiprocessing.get_context("forkserver")
     # Not this module: each process runs it anew, as its main module, and Python warns
     # of one that is there already.
@@ -132,18 +132,18 @@ def main() -> None:
         processes = [
             forking.Process(
                 target=run_process,
-                args=(folder, range(first, size, given.processes), size, up),
+                args=(folder, range(first, size, options.processes), size, up),
                 daemon=True,
             )
-            for first in range(given.processes)
+            for first in range(options.processes)
         ]
         for process in processes:
             process.start()
         for _ in processes:
             assert up.acquire(timeout=READY_S)
         pids = [process.pid or 0 for process in processes]
-        print(f"{size} workers in {given.processes} processes")
-        asyncrpc.run(measure(folder, pids, size, given.rounds))
+        print(f"{size} workers in {options.processes} processes")
+        asyncrpc.run(measure(folder, pids, size, options.rounds))
         for process in processes:
             process.kill()
         for process in processes:

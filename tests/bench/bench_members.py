@@ -47,18 +47,18 @@ def show_processes(name: str, lives: Sequence[Life]) -> None:
     print(f"\n{name}, {len(lives)} processes")
     print(f"{'stage':>12} {'slowest, s':>11} {'median, s':>10} {'CPU each, ms':>13}")
     for stage in STAGES:
-        walls = [one.wall_s[stage] for one in lives]
-        cpus_ms = [1e3 * one.cpu_s[stage] for one in lives]
+        walls = [life.wall_s[stage] for life in lives]
+        cpus_ms = [1e3 * life.cpu_s[stage] for life in lives]
         print(
             f"{stage:>12} {max(walls):>11.2f} {median(walls):>10.2f} "
             f"{median(cpus_ms):>13.1f}"
         )
     private = [
-        one.memory["Private_Dirty"] + one.memory["Private_Clean"] for one in lives
+        life.memory["Private_Dirty"] + life.memory["Private_Clean"] for life in lives
     ]
     kinds = {
-        "RSS": [one.memory["Rss"] for one in lives],
-        "PSS": [one.memory["Pss"] for one in lives],
+        "RSS": [life.memory["Rss"] for life in lives],
+        "PSS": [life.memory["Pss"] for life in lives],
         "private": private,
     }
     for kind, values in kinds.items():
@@ -67,8 +67,8 @@ def show_processes(name: str, lives: Sequence[Life]) -> None:
             f"{max(values) / MIB:.1f} MiB, all {sum(values) / MIB:,.0f} MiB"
         )
     for kind, counts in (
-        ("descriptors", [one.descriptors for one in lives]),
-        ("threads", [one.threads for one in lives]),
+        ("descriptors", [life.descriptors for life in lives]),
+        ("threads", [life.threads for life in lives]),
     ):
         print(f"{kind}: median {median(counts):.0f}, most {max(counts)}")
 
@@ -143,10 +143,10 @@ def run_records() -> None:
 
 def _hold(packed: Sequence[bytes]) -> tuple[object, int]:
     """Return what a worker has of others; and the bytes of the records among it."""
-    read = [Member.decode(one) for one in packed]
+    read = [Member.decode(packed_member) for packed_member in packed]
     records_bytes = tracemalloc.get_traced_memory()[0]
     table = Membership(Record(read[0], 1))
-    table.begin((Record(one, 1) for one in read), 0.0)
+    table.begin((Record(member, 1) for member in read), 0.0)
     peers = PeerTable(_Myself())  # type: ignore[arg-type]
     peers.add(read)
     return (table, peers), records_bytes
@@ -156,10 +156,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.bench_members")
     parser.add_argument("--processes", type=int, default=16)
     parser.add_argument("--torch", action="store_true", help="torch's rpc, too")
-    given = parser.parse_args()
+    options = parser.parse_args()
     print(f"{machine.describe()}; load {machine.load():g}\n")
     run_records()
-    run_processes(given.processes, beside_torch=given.torch)
+    run_processes(options.processes, beside_torch=options.torch)
     print(f"load after the run: {machine.load():g}")
 
 

@@ -68,20 +68,23 @@ class OverloadRow(NamedTuple):
 
 
 def rows_of(
-    policy: str, door: str, alone: LoadResult, found: dict[float, LoadResult]
+    policy: str, door: str, alone: LoadResult, results: dict[float, LoadResult]
 ) -> list[OverloadRow]:
-    peak = max(one.goodput for one in found.values())
+    peak = max(result.goodput for result in results.values())
     alone_ms = 1e3 * quantile(alone.answered_s, 0.99)
     rows = []
-    for load, one in found.items():
-        p99_ms = 1e3 * quantile(one.answered_s, 0.99)
+    for load, result in results.items():
+        p99_ms = 1e3 * quantile(result.answered_s, 0.99)
         rows.append(
             OverloadRow(
-                *(policy, door, load, one.goodput, one.goodput / peak),
-                *(1e3 * quantile(one.answered_s, 0.5), p99_ms, p99_ms / alone_ms),
-                len(one.refused_s) / one.seconds,
-                *(1e3 * quantile(one.refused_s, 0.99), one.given_up / one.seconds),
-                1e3 * one.late_s,
+                *(policy, door, load, result.goodput, result.goodput / peak),
+                *(1e3 * quantile(result.answered_s, 0.5), p99_ms, p99_ms / alone_ms),
+                len(result.refused_s) / result.seconds,
+                *(
+                    1e3 * quantile(result.refused_s, 0.99),
+                    result.given_up / result.seconds,
+                ),
+                1e3 * result.late_s,
             )
         )
     return rows
@@ -119,12 +122,12 @@ async def measure(
         for door in doors:
             ask = asks[door]
             alone[door] = await one_at_a_time(ask, ALONE)
-            found = {}
+            results = {}
             for load in LOADS:
                 say(f"  {policy}, {door}: {load:g} times the capacity")
                 seed = int(10 * load)
-                found[load] = await offer(ask, load * CAPACITY_PER_S, seconds, seed)
-            rows += rows_of(policy, door, alone[door], found)
+                results[load] = await offer(ask, load * CAPACITY_PER_S, seconds, seed)
+            rows += rows_of(policy, door, alone[door], results)
         client.close()
         await worker.barrier()
     return rows, alone
@@ -142,8 +145,8 @@ def measure_all(
         arguments += ["--http", str(http_port), "--meeting", str(meeting_port)]
         with process("tests.bench.overload_server", arguments, {}) as server:
             ports = (http_port, meeting_port)
-            found, alone = asyncrpc.run(measure(policy, doors, seconds, ports))
-            rows += found
+            policy_rows, alone = asyncrpc.run(measure(policy, doors, seconds, ports))
+            rows += policy_rows
             server.wait(30)
     return rows, alone
 
@@ -156,22 +159,22 @@ def cell(value: float, form: str) -> str:
 def table(rows: Sequence[OverloadRow], alone: dict[str, LoadResult]) -> str:
     """Return the rows, as the page has them."""
     lines = [f"| {' | '.join(HEADS)} |", f"| {' | '.join(RULES)} |"]
-    for one in rows:
+    for row in rows:
         cells = (
-            *(one.policy, one.door, f"{one.load:g}x", f"{one.goodput:.1f}"),
-            *(f"{one.of_peak:.0%}", cell(one.p50_ms, ",.0f"), cell(one.p99_ms, ",.0f")),
-            *(cell(one.ratio, ".2f"), f"{one.refused:,.0f}"),
-            "" if not one.refused else f"{one.refused_p99_ms:,.0f}",
-            f"{one.given_up:,.0f}" if one.given_up else "",
-            f"{one.late_ms:,.0f}",
+            *(row.policy, row.door, f"{row.load:g}x", f"{row.goodput:.1f}"),
+            *(f"{row.of_peak:.0%}", cell(row.p50_ms, ",.0f"), cell(row.p99_ms, ",.0f")),
+            *(cell(row.ratio, ".2f"), f"{row.refused:,.0f}"),
+            "" if not row.refused else f"{row.refused_p99_ms:,.0f}",
+            f"{row.given_up:,.0f}" if row.given_up else "",
+            f"{row.late_ms:,.0f}",
         )
         lines.append(f"| {' | '.join(cells)} |")
-    told = ", ".join(
-        f"{1e3 * quantile(one.answered_s, 0.5):.1f} ms in the median and "
-        f"{1e3 * quantile(one.answered_s, 0.99):.1f} ms at p99 by {door}"
-        for door, one in alone.items()
+    latencies = ", ".join(
+        f"{1e3 * quantile(result.answered_s, 0.5):.1f} ms in the median and "
+        f"{1e3 * quantile(result.answered_s, 0.99):.1f} ms at p99 by {door}"
+        for door, result in alone.items()
     )
-    lines += ["", f"A request that is alone takes {told}."]
+    lines += ["", f"A request that is alone takes {latencies}."]
     return "\n".join(lines)
 
 
@@ -191,9 +194,9 @@ def draw(rows: Sequence[OverloadRow], path: Path) -> None:
                 "markersize": 3,
                 "label": f"{policy}, {door}",
             }
-            loads = [one.load for one in own]
-            left.plot(loads, [one.goodput for one in own], **style)
-            right.plot(loads, [one.p99_ms for one in own], **style)
+            loads = [row.load for row in own]
+            left.plot(loads, [row.goodput for row in own], **style)
+            right.plot(loads, [row.p99_ms for row in own], **style)
     left.set_title("answers a second", loc="left", fontsize=10)
     right.set_title("p99 of what is answered, ms", loc="left", fontsize=10)
     left.set_ylim(bottom=0)
@@ -217,12 +220,12 @@ def main() -> None:
     parser.add_argument("--policies", nargs="+", default=list(POLICIES))
     parser.add_argument("--doors", nargs="+", default=list(DOORS))
     parser.add_argument("--quick", action="store_true", help="3 s of each load")
-    given = parser.parse_args()
-    seconds = 3.0 if given.quick else given.seconds
-    rows, alone = measure_all(given.policies, given.doors, seconds)
+    options = parser.parse_args()
+    seconds = 3.0 if options.quick else options.seconds
+    rows, alone = measure_all(options.policies, options.doors, seconds)
     text = table(rows, alone)
     print(text)
-    if given.update_docs:
+    if options.update_docs:
         pages.renew("overload", f"{pages.about()}\n\n{text}", PAGE)
         draw(rows, PICTURE)
 

@@ -41,10 +41,10 @@ def ratio(row: Row, figures: Figures) -> float | None:
     return times_as_good(row, ours, others)
 
 
-def table(found: Sequence[tuple[Row, Figures]]) -> str:
+def table(results: Sequence[tuple[Row, Figures]]) -> str:
     """Return the rows: text to the left, numbers to the right."""
     lines = [["workload", "unit", *w.ALL, "ratio"]]
-    for row, figures in found:
+    for row, figures in results:
         times = ratio(row, figures)
         lines.append(
             [
@@ -85,11 +85,11 @@ def main() -> None:
     load = machine.load()
     comparison = Comparison(WORKLOADS, seconds=options.seconds, sides=w.ALL)
     comparison.run(options.starts)
-    found = [
+    results = [
         (row, {side: comparison.figure(side, row) for side in w.ALL})
         for row in w.rows_of(WORKLOADS)
     ]
-    text = f"{table(found)}\n\n{about(options.starts, options.seconds)}"
+    text = f"{table(results)}\n\n{about(options.starts, options.seconds)}"
     print(f"{machine.describe()}, load {load:g} before the run\n\n{text}")
     for side, reasons in comparison.failures.items():
         for name, reason in reasons.items():

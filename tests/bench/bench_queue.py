@@ -58,17 +58,17 @@ def measure(side: str) -> dict[tuple[str, str], float]:
         inbox, outbox = Queue[Any](), Queue[Any]()
     process = context.Process(target=answer, args=(inbox, outbox))
     process.start()
-    found = {}
+    rates = {}
     for kind, (make, count) in ITEMS.items():
         there_and_back(make, WARM_UP, inbox, outbox)
-        found[kind, "there and back"] = there_and_back(make, count, inbox, outbox)
-        found[kind, "stream"] = stream(make, count, inbox, outbox)
+        rates[kind, "there and back"] = there_and_back(make, count, inbox, outbox)
+        rates[kind, "stream"] = stream(make, count, inbox, outbox)
     inbox.put(None)
     process.join()
     process.close()
     inbox.close()
     outbox.close()
-    return found
+    return rates
 
 
 def there_and_back(
@@ -96,7 +96,7 @@ def stream(make: Callable[[], Any], count: int, inbox: Any, outbox: Any) -> floa
     return (now_s() - begun_s) / count * 1e6
 
 
-def table(found: dict[str, list[dict[tuple[str, str], float]]]) -> str:
+def table(results: dict[str, list[dict[tuple[str, str], float]]]) -> str:
     """Return what is printed.
 
     Args:
@@ -108,7 +108,7 @@ def table(found: dict[str, list[dict[tuple[str, str], float]]]) -> str:
         for way in ("there and back", "stream"):
             cells, medians = [], []
             for side in SIDES:
-                values = sorted(one[kind, way] for one in found[side])
+                values = sorted(rates[kind, way] for rates in results[side])
                 medians.append(statistics.median(values))
                 spread = f"({values[0]:,.0f}-{values[-1]:,.0f})"
                 cells.append(f"{medians[-1]:,.0f} {spread}")
@@ -124,11 +124,13 @@ def main() -> None:
     parser = pages.parser(__doc__)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, list[dict[tuple[str, str], float]]] = {side: [] for side in SIDES}
+    results: dict[str, list[dict[tuple[str, str], float]]] = {
+        side: [] for side in SIDES
+    }
     for start in range(STARTS):
         for side in SIDES if start % 2 == 0 else SIDES[::-1]:
-            found[side].append(measure(side))
-    text = table(found)
+            results[side].append(measure(side))
+    text = table(results)
     pages.show("queue", text, options)
 
 

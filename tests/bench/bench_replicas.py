@@ -42,8 +42,8 @@ def table(calls: int, seed: int) -> str:
             "| --- " + 5 * "| ---: " + "|",
         ]
         for policy in POLICIES:
-            found = play(policy, traffic, calls=calls, seed=seed)
-            lines.append(f"| {policy.name} | {' | '.join(cells(found))} |")
+            outcome = play(policy, traffic, calls=calls, seed=seed)
+            lines.append(f"| {policy.name} | {' | '.join(cells(outcome))} |")
     return "\n".join(lines)
 
 
@@ -53,12 +53,12 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=CALLS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--update-docs", action="store_true")
-    given = parser.parse_args()
-    found = table(given.calls, given.seed)
-    print(found)
-    if given.update_docs:
+    options = parser.parse_args()
+    tables = table(options.calls, options.seed)
+    print(tables)
+    if options.update_docs:
         text = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(replaced(text, "replicas", found), encoding="utf-8")
+        PAGE.write_text(replaced(text, "replicas", tables), encoding="utf-8")
 
 
 if __name__ == "__main__":

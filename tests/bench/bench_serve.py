@@ -122,16 +122,16 @@ class RunningSide:
         self, mode: str, path: str, body: str, /, **options: float
     ) -> dict[str, Any]:
         """Let the client do something; return what it found."""
-        given = [f"--{name}={value}" for name, value in options.items()]
+        flags = [f"--{name}={value}" for name, value in options.items()]
         command = [sys.executable, "-m", "tests.bench.sides.serve_client", mode]
-        command += [f"--port={self.port}", f"--path={path}", f"--body={body}", *given]
+        command += [f"--port={self.port}", f"--path={path}", f"--body={body}", *flags]
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, cwd=ROOT
         )
         if done.returncode:
             raise RuntimeError(f"the client failed: {done.stderr.strip()[-300:]}")
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
+        report: dict[str, Any] = json.loads(done.stdout)
+        return report
 
     def pss_mib(self) -> float:
         """Return the memory of all of its processes, what they share counted once."""
@@ -263,77 +263,79 @@ def _pss_kib(pid: int) -> int:
 # --- what is measured ----------------------------------------------------------------
 
 
-def answered(row: Row, one: RunningSide, *load: str, **given: float) -> dict[str, Any]:
+def answered(
+    row: Row, side: RunningSide, *load: str, **options: float
+) -> dict[str, Any]:
     """Return what the load of a row found, if every request of it was answered."""
-    found = one.load(*load, **given)
-    if found["failed"]:
-        raise RuntimeError(f"{row.name}: {found['failed']} requests failed")
-    return found
+    report = side.load(*load, **options)
+    if report["failed"]:
+        raise RuntimeError(f"{row.name}: {report['failed']} requests failed")
+    return report
 
 
-def measure_alone(one: RunningSide, seconds: float, model_ms: float) -> Found:
+def measure_alone(side: RunningSide, seconds: float, model_ms: float) -> Found:
     """Return the figures of one request at a time."""
-    one.load("closed", "/predict", PREDICT, connections=CONNECTIONS, seconds=2.0)
+    side.load("closed", "/predict", PREDICT, connections=CONNECTIONS, seconds=2.0)
     load = ("closed", "/predict", PREDICT)
-    found = answered(P50_ALONE, one, *load, connections=1, seconds=seconds)
-    return {P50_ALONE: found["p50_ms"], ADDED: found["p50_ms"] - model_ms}
+    report = answered(P50_ALONE, side, *load, connections=1, seconds=seconds)
+    return {P50_ALONE: report["p50_ms"], ADDED: report["p50_ms"] - model_ms}
 
 
-def measure_light(one: RunningSide, seconds: float) -> Found:
+def measure_light(side: RunningSide, seconds: float) -> Found:
     """Return the figures of so few requests that nothing waits for another."""
     load = ("open", "/predict", PREDICT)
-    found = answered(P50_LIGHT, one, *load, rate=LIGHT_RATE, seconds=seconds)
+    report = answered(P50_LIGHT, side, *load, rate=LIGHT_RATE, seconds=seconds)
     rows = {P50_LIGHT: "p50_ms", P99_LIGHT: "p99_ms", P999_LIGHT: "p999_ms"}
-    return {row: found[name] for row, name in rows.items()}
+    return {row: report[name] for row, name in rows.items()}
 
 
-def measure_rates(one: RunningSide, effort: Effort) -> Found:
+def measure_rates(side: RunningSide, effort: Effort) -> Found:
     """Return the figures of as many requests as are answered."""
     load = ("closed", "/predict", PREDICT)
     times = {"connections": CONNECTIONS, "seconds": effort.seconds}
-    found = answered(RATE_CLOSED, one, *load, **times)
+    report = answered(RATE_CLOSED, side, *load, **times)
     return {
-        RATE_CLOSED: found["rate"],
-        P50_CLOSED: found["p50_ms"],
-        P99_CLOSED: found["p99_ms"],
-        P999_CLOSED: found["p999_ms"],
-        RATE_AT_P99: highest_rate(one, effort, found["rate"]),
+        RATE_CLOSED: report["rate"],
+        P50_CLOSED: report["p50_ms"],
+        P99_CLOSED: report["p99_ms"],
+        P999_CLOSED: report["p999_ms"],
+        RATE_AT_P99: highest_rate(side, effort, report["rate"]),
     }
 
 
-def highest_rate(one: RunningSide, effort: Effort, closed_rate: float) -> float:
+def highest_rate(side: RunningSide, effort: Effort, closed_rate: float) -> float:
     """Return the highest rate at which p99 is within the limit, by bisection."""
     low, high = 0.0, 1.2 * closed_rate
     for _ in range(effort.steps):
         rate = (low + high) / 2
-        found = one.load(
+        report = side.load(
             "open", "/predict", PREDICT, rate=rate, seconds=effort.seconds * 0.6
         )
-        is_within = not found["failed"] and found["p99_ms"] <= LIMIT_P99_MS
+        is_within = not report["failed"] and report["p99_ms"] <= LIMIT_P99_MS
         low, high = (rate, high) if is_within else (low, rate)
     return low
 
 
-def measure_streams(one: RunningSide, effort: Effort) -> Found:
+def measure_streams(side: RunningSide, effort: Effort) -> Found:
     """Return the figures of streams of tokens."""
     load = ("closed", "/generate", GENERATE)
-    one.load(*load, connections=STREAMS, seconds=0.5)
-    found = one.load(*load, connections=STREAMS, seconds=2 * effort.seconds)
-    if found["failed"] or not found["events_rate"]:
-        raise RuntimeError(f"{found['failed']} streams failed")
+    side.load(*load, connections=STREAMS, seconds=0.5)
+    report = side.load(*load, connections=STREAMS, seconds=2 * effort.seconds)
+    if report["failed"] or not report["events_rate"]:
+        raise RuntimeError(f"{report['failed']} streams failed")
     return {
-        TOKENS_RATE: found["events_rate"],
-        FIRST_P50: found["first_p50_ms"],
-        FIRST_P99: found["first_p99_ms"],
+        TOKENS_RATE: report["events_rate"],
+        FIRST_P50: report["first_p50_ms"],
+        FIRST_P99: report["first_p99_ms"],
     }
 
 
-def measure_leaving(one: RunningSide) -> Found:
+def measure_leaving(side: RunningSide) -> Found:
     """Return how long a model works on for a client that has gone."""
     times_ms = []
     for _ in range(LEAVES):
-        found = one.load("leave", "/generate", GENERATE_LONG, events=5)
-        times_ms.append(one.work_ends(found["left_s"]))
+        report = side.load("leave", "/generate", GENERATE_LONG, events=5)
+        times_ms.append(side.work_ends(report["left_s"]))
         if times_ms[-1] >= NEVER_MS:
             break
     return {FREED: sorted(times_ms)[len(times_ms) // 2]}
@@ -343,9 +345,9 @@ def measure_memory(side: str, row: Row, server: str = "") -> Found:
     """Return the memory of a side with several web workers, after some requests."""
     with running(
         side, web_workers=WEB_WORKERS, ballast_mib=BALLAST_MIB, server=server
-    ) as one:
-        found_mib = one.settled_pss_mib()
-        say(f"  {side:>8}  {one.processes()} processes, {found_mib:.0f} MiB")
+    ) as running_side:
+        found_mib = running_side.settled_pss_mib()
+        say(f"  {side:>8}  {running_side.processes()} processes, {found_mib:.0f} MiB")
         return {row: found_mib}
 
 
@@ -367,7 +369,7 @@ class ServeComparison:
         self._sides = sides
         self._effort = effort
         # By side, one for each round.
-        self.found: dict[str, list[Found]] = {side: [] for side in sides}
+        self.rounds: dict[str, list[Found]] = {side: [] for side in sides}
         # By side, why something is missing.
         self.failures: dict[str, list[str]] = {side: [] for side in sides}
 
@@ -378,42 +380,44 @@ class ServeComparison:
             first = number % len(sides)
             for side in sides[first:] + sides[:first]:
                 say(f"round {number + 1} of {rounds}: {TITLES[side]}")
-                self.found[side].append(self._measure(side))
+                self.rounds[side].append(self._measure(side))
 
     def _measure(self, side: str) -> Found:
-        found: Found = {}
+        round_figures: Found = {}
         model_ms = model_alone_ms()
         try:
-            with running(side) as one:
+            with running(side) as running_side:
                 for part in (
-                    lambda: measure_alone(one, self._effort.seconds, model_ms),
-                    lambda: measure_light(one, self._effort.seconds),
-                    lambda: measure_rates(one, self._effort),
-                    lambda: measure_streams(one, self._effort),
-                    lambda: measure_leaving(one),
+                    lambda: measure_alone(running_side, self._effort.seconds, model_ms),
+                    lambda: measure_light(running_side, self._effort.seconds),
+                    lambda: measure_rates(running_side, self._effort),
+                    lambda: measure_streams(running_side, self._effort),
+                    lambda: measure_leaving(running_side),
                 ):
-                    self._take(side, found, part)
+                    self._take(side, round_figures, part)
         except RuntimeError as error:
             self.failures[side].append(str(error))
-        self._take(side, found, lambda: measure_memory(side, MEMORY))
+        self._take(side, round_figures, lambda: measure_memory(side, MEMORY))
         if side in ASGI_SIDES:
-            self._take(side, found, lambda: measure_memory(side, PRELOADED, "gunicorn"))
-        return found
+            self._take(
+                side, round_figures, lambda: measure_memory(side, PRELOADED, "gunicorn")
+            )
+        return round_figures
 
-    def _take(self, side: str, found: Found, part: Any) -> None:
+    def _take(self, side: str, round_figures: Found, part: Any) -> None:
         try:
             figures = part()
         except RuntimeError as error:
             say(f"  {side:>8}  failed: {error}")
             self.failures[side].append(str(error))
             return
-        found |= figures
+        round_figures |= figures
         for row, value in figures.items():
             say(f"  {side:>8}  {row.name.strip():<42} {short(value)} {row.unit}")
 
     def figure(self, side: str, row: Row) -> Figure | None:
         """Return what the rounds of a side gave for a row."""
-        values = [one[row] for one in self.found[side] if row in one]
+        values = [figures[row] for figures in self.rounds[side] if row in figures]
         values = [value for value in values if not math.isnan(value)]
         return Figure(tuple(values)) if values else None
 
@@ -434,8 +438,8 @@ def table(comparison: ServeComparison, sides: Sequence[str]) -> str:
         ]
         ours = figures[0] if sides[0] == "asyncrpc" else None
         ratio = times_as_good(row, ours, figures[1:])
-        told = "-" if ratio is None else f"{ratio:.2f}"
-        lines.append([row.name, row.unit, *cells, told])
+        ratio_text = "-" if ratio is None else f"{ratio:.2f}"
+        lines.append([row.name, row.unit, *cells, ratio_text])
     return aligned(lines)
 
 
@@ -453,10 +457,12 @@ def about(effort: Effort) -> str:
 
 
 def missing() -> list[str]:
-    return [one for one in PACKAGES if importlib.util.find_spec(one) is None]
+    return [
+        package for package in PACKAGES if importlib.util.find_spec(package) is None
+    ]
 
 
-def told(failures: Mapping[str, Sequence[str]]) -> str:
+def failure_text(failures: Mapping[str, Sequence[str]]) -> str:
     """Return why something is missing, a line for each failure."""
     lines = [
         f"failed: {TITLES[side]}: {reason}"
@@ -478,7 +484,7 @@ def main() -> None:
     comparison = ServeComparison(options.sides, effort)
     comparison.run()
     text = f"{table(comparison, options.sides)}\n\n{about(effort)}"
-    text += told(comparison.failures)
+    text += failure_text(comparison.failures)
     print(f"{machine.describe()}, load {load:g} before the run\n\n{text}")
     if options.update_docs:
         pages.renew("serve", pages.as_block(text), pages.SERVING)

@@ -63,8 +63,8 @@ def median_of(action: Callable[[], object], nbytes: int) -> float:
 def sender(nbytes: int) -> Iterator[tuple[int, int, socket.socket]]:
     """Start the other process; give its id, where its memory is, and a socket to it."""
     ours, theirs = socket.socketpair()
-    for one in (ours, theirs):
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
+    for sock in (ours, theirs):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
     command = [sys.executable, "-c", SENDER, str(nbytes), str(theirs.fileno())]
     with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()]) as process:
         theirs.close()
@@ -114,7 +114,7 @@ def row(nbytes: int) -> list[str]:
         except PermissionError:
             pull_s = float("inf")
         socket_s = median_of(lambda: receive(sock, mine), nbytes)
-    rates = [nbytes / one / 1e9 for one in (copy_s, pull_s, socket_s, read_s)]
+    rates = [nbytes / took_s / 1e9 for took_s in (copy_s, pull_s, socket_s, read_s)]
     return [*(f"{rate:.1f}" for rate in rates), f"{made_s * 1e3:.1f}",
             f"{attached_s * 1e3:.2f}"]  # fmt: skip
 

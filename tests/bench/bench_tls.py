@@ -130,8 +130,8 @@ async def with_cpu(
     return times_s, (time.process_time() - begun_s) / len(times_s)
 
 
-def show(name: str, found: Sequence[Figures]) -> None:
-    medians = [statistics.median(column) for column in zip(*found, strict=True)]
+def show(name: str, figures: Sequence[Figures]) -> None:
+    medians = [statistics.median(column) for column in zip(*figures, strict=True)]
     print(f"{name:>6}" + "".join(f"{median:>13.2f}" for median in medians))
 
 
@@ -139,22 +139,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--starts", type=int, default=3)
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.serve:
-        asyncrpc.run(serve(*given.serve))
+    options = parser.parse_args()
+    if options.serve:
+        asyncrpc.run(serve(*options.serve))
         return
     with tempfile.TemporaryDirectory() as folder:
         authority = Authority(Path(folder))
         sides = {"tcp": "", "tls": str(authority.issue())}
-        found: dict[str, list[Figures]] = {name: [] for name in sides}
-        for _ in range(given.starts):
+        results: dict[str, list[Figures]] = {name: [] for name in sides}
+        for _ in range(options.starts):
             for name, certificate in sides.items():
                 measured = asyncrpc.run(measure(certificate, str(authority.path)))
-                found[name].append(measured)
-    print(f"{ssl.OPENSSL_VERSION}; median of {given.starts} starts")
+                results[name].append(measured)
+    print(f"{ssl.OPENSSL_VERSION}; median of {options.starts} starts")
     heads = ("p50, us", "p99, us", "CPU, us", "GB/s", "CPU, ms")
     print(" " * 6 + "".join(f"{head:>13}" for head in heads))
-    for name, figures in found.items():
+    for name, figures in results.items():
         show(name, figures)
 
 

@@ -49,15 +49,15 @@ class Side:
         self.plain_us: list[list[float]] = []  # of each other one
         self.usage: list[list[list[float]]] = []  # of both processes, not traced
 
-    def add(self, name: str, found: list[Any], *, traced: bool) -> None:
+    def add(self, name: str, values: list[Any], *, traced: bool) -> None:
         """Take up what one process has reported."""
         if name == "marks" and traced:
-            self.stages.append(tracing.stages(tracing.cut(found[0], Place)))
+            self.stages.append(tracing.stages(tracing.cut(values[0], Place)))
         elif name == "times":
             times = self.traced_us if traced else self.plain_us
-            times.append(p50_p99_us([one / 1e6 for one in found[0]]))
+            times.append(p50_p99_us([took_us / 1e6 for took_us in values[0]]))
         elif name == "usage" and not traced:
-            self.usage.append(found)
+            self.usage.append(values)
 
     def stage(self, place: Place) -> list[float] | None:
         return tracing.stage_of(self.stages, place)
@@ -69,24 +69,24 @@ class Side:
 
 def run_starts(starts: int, arguments: Sequence[str]) -> dict[str, Side]:
     """Let the libraries take turns, traced and not."""
-    found = {side: Side() for side in SIDES}
+    sides = {side: Side() for side in SIDES}
     for start in range(2 * starts):
         traced = bool(start % 2)
-        for name, side in found.items():
+        for name, side in sides.items():
             how = "traced" if traced else "plain"
             say(f"start {start + 1} of {2 * starts}: {name}, {how}")
             flags = ["--side", name, *(["--traced"] if traced else [])]
             for what, values in reports(MODULE, [*arguments, *flags]):
                 side.add(what, values, traced=traced)
-    return found
+    return sides
 
 
-def table(found: Mapping[str, Side]) -> str:
+def table(results: Mapping[str, Side]) -> str:
     """Return the stages side by side, their sums, and what else a step takes."""
     width = 42
     lines = [
-        " " * width + "".join(f"{name:>18}" for name in found),
-        f"{'where     stage, us':<{width}}" + f"{'p50':>10}{'p99':>8}" * len(found),
+        " " * width + "".join(f"{name:>18}" for name in results),
+        f"{'where     stage, us':<{width}}" + f"{'p50':>10}{'p99':>8}" * len(results),
     ]
 
     def row(
@@ -101,7 +101,7 @@ def table(found: Mapping[str, Side]) -> str:
         )
         lines.append(f"{text:<{width}}{cells}".rstrip())
 
-    sides = found.values()
+    sides = results.values()
     for place in list(Place)[1:]:
         row(f"{place.at:<10}{place.text}", [side.stage(place) for side in sides])
     row("sum of the medians", [[sum_of(side)] for side in sides])
@@ -121,15 +121,15 @@ def sum_of(side: Side) -> float:
     return sum(pair[0] for pair in pairs)
 
 
-def draw(found: Mapping[str, Side], path: Path, *, subtitle: str) -> None:
+def draw(results: Mapping[str, Side], path: Path, *, subtitle: str) -> None:
     """Draw the median step of each: what the trainer does, what the owner, and when."""
     from matplotlib.figure import Figure  # noqa: PLC0415  (half a second, only here)
 
-    figure = Figure(figsize=(11, 1.4 + 1.2 * len(found)))
-    panels = figure.subplots(len(found), sharex=True, squeeze=False)[:, 0]
-    for axes, (name, side) in zip(panels, found.items(), strict=True):
+    figure = Figure(figsize=(11, 1.4 + 1.2 * len(results)))
+    panels = figure.subplots(len(results), sharex=True, squeeze=False)[:, 0]
+    for axes, (name, side) in zip(panels, results.items(), strict=True):
         at = 0.0
-        known = [one for one in Place if side.stage(one) is not None]
+        known = [place for place in Place if side.stage(place) is not None]
         for place in known:
             pair = side.stage(place)
             assert pair is not None  # it is known
@@ -183,15 +183,15 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE.png")
     options = parser.parse_args()
     arguments = ["--steps", str(options.steps), "--cores", options.cores]
-    found = run_starts(options.starts, [*arguments, "--spin", options.spin])
-    text = table(found)
+    results = run_starts(options.starts, [*arguments, "--spin", options.spin])
+    text = table(results)
     print(text)
     about = textwrap.fill(pages.about(), 150)
     if options.plot:
-        draw(found, options.plot, subtitle=about)
+        draw(results, options.plot, subtitle=about)
     if options.update_docs:
         pages.renew("training path", pages.as_block(text))
-        draw(found, PICTURE, subtitle=about)
+        draw(results, PICTURE, subtitle=about)
 
 
 if __name__ == "__main__":

@@ -102,12 +102,14 @@ class Comparison:
                 self._fail(side, name, failure)
                 continue
             rows = w.WORKLOADS[name].rows
-            values |= {row.name: one for row, one in zip(rows, figures, strict=True)}
-            told = ", ".join(
-                f"{short(one)} {row.unit}"
-                for row, one in zip(rows, figures, strict=True)
+            values |= {
+                row.name: value for row, value in zip(rows, figures, strict=True)
+            }
+            shown = ", ".join(
+                f"{short(value)} {row.unit}"
+                for row, value in zip(rows, figures, strict=True)
             )
-            say(f"  {side:>8}  {name:<12} {told}")
+            say(f"  {side:>8}  {name:<12} {shown}")
 
     def _fail(self, side: str, name: str, reason: str) -> None:
         say(f"  {side:>8}  {name:<12} failed: {reason}")

@@ -96,22 +96,22 @@ def calls(asked: ListCalls, number: int, count: int) -> CallsSeen:
     half = asked.oldest_max // 2
     after, before = (number + 1) % count, (number - 1) % count
 
-    def one(caller: int, place: int, *, is_served: bool) -> CallSeen:
+    def call_seen(caller: int, place: int, *, is_served: bool) -> CallSeen:
         callee = (caller + 1) % count
         other, state = (caller, RUNS) if is_served else (after, SENT)
         key = CallKey(caller + 1, callee + 1, place)
         name = f"module:function_{place}"
         return CallSeen(key, is_served, name_of(other), name, 1.25, state, False)  # noqa: FBT003
 
-    made = [one(number, place, is_served=False) for place in range(half)]
-    served = [one(before, place, is_served=True) for place in range(half)]
-    return CallsSeen([*made, *served], 3)
+    outgoing = [call_seen(number, place, is_served=False) for place in range(half)]
+    served = [call_seen(before, place, is_served=True) for place in range(half)]
+    return CallsSeen([*outgoing, *served], 3)
 
 
 def references(asked: ListReferences, number: int, count: int) -> ReferencesSeen:
     """All are owned here, and held by eight others."""
     holders = [name_of((number + more) % count) for more in range(8)]
-    found = [
+    seen = [
         ReferenceSeen(
             RRefId(Incarnation(number + 1), serial),
             name_of(number),
@@ -126,7 +126,7 @@ def references(asked: ListReferences, number: int, count: int) -> ReferencesSeen
         )
         for serial in range(asked.oldest_max)
     ]
-    return ReferencesSeen(found, 3)
+    return ReferencesSeen(seen, 3)
 
 
 def training(asked: TellTraining, number: int, count: int) -> TrainingSeen:
@@ -164,14 +164,14 @@ def collectives(
     ended = min(asked.ended_max, COLLECTIVES)
     began_ns = 1_700_000_000_000_000_000
     frames = tuple(StackFrame("step", "/app/train.py", at) for at in range(FRAMES))
-    found = [
+    noted = [
         NotedCollective(
             0, at, "all_reduce", "float32", (1024, 1024), began_ns, began_ns + 7, OK, ()
         )
         for at in range(ended)
     ]
     if number % 4:
-        found.append(
+        noted.append(
             NotedCollective(
                 *(0, ended, "all_reduce", "float32", (1024,), began_ns, UNDER_WAY, ""),
                 frames,
@@ -179,7 +179,7 @@ def collectives(
         )
     group = KnownGroup(1, "group 'all'", names, ended + bool(number % 4))
     return CollectiveHistory(
-        name_of(number), number, 1000 + number, (group,), tuple(found), is_whole=False
+        name_of(number), number, 1000 + number, (group,), tuple(noted), is_whole=False
     )
 
 

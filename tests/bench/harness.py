@@ -77,8 +77,8 @@ class Result(NamedTuple):
         if ours is None or self.rival is None:
             return []
         pairs = zip(ours.values, self.rival.values, strict=False)
-        found = [self._ratio(one, other) for one, other in pairs]
-        return [ratio for ratio in found if ratio is not None]
+        ratios = [self._ratio(value, other) for value, other in pairs]
+        return [ratio for ratio in ratios if ratio is not None]
 
     def _ratio(self, ours: float, theirs: float) -> float | None:
         if not ours or not theirs:
@@ -287,20 +287,20 @@ def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
 def from_json(written: Sequence[Mapping[str, Any]]) -> list[Result]:
     """Read what `as_json` wrote."""
 
-    def figure(found: Mapping[str, Any] | None) -> Figure | None:
-        return None if found is None else Figure(tuple(found["values"]))
+    def figure(record: Mapping[str, Any] | None) -> Figure | None:
+        return None if record is None else Figure(tuple(record["values"]))
 
     return [
         Result(
             Row(
-                **{name: one[name] for name in Row._fields if name != "against"},
-                against=tuple(one["against"]) if one["against"] else None,
+                **{name: record[name] for name in Row._fields if name != "against"},
+                against=tuple(record["against"]) if record["against"] else None,
             ),
-            {side: figure(one[side]) for side in SIDES},
-            figure(one["rival"]),
-            one["failure"],
+            {side: figure(record[side]) for side in SIDES},
+            figure(record["rival"]),
+            record["failure"],
         )
-        for one in written
+        for record in written
     ]
 
 

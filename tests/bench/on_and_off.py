@@ -19,7 +19,7 @@ def row(name: str, starts: Sequence[Start], figure: int) -> str:
     """Return a line of the table."""
     medians = [
         {
-            wanted: statistics.median(one[figure] for one in rounds)
+            wanted: statistics.median(figures[figure] for figures in rounds)
             for wanted, rounds in start.items()
         }
         for start in starts
@@ -32,11 +32,11 @@ def row(name: str, starts: Sequence[Start], figure: int) -> str:
     return f"{name:<36}{short(off):>10}{short(on):>10}{ratio:>22}"
 
 
-def table(found: Mapping[str, Sequence[Start]]) -> str:
+def table(results: Mapping[str, Sequence[Start]]) -> str:
     """Return two lines for each kind of calls."""
     lines = [f"{'calls':<36}{'off':>10}{'on':>10}{'on / off':>22}"]
-    alone = found.get("one process", ())
-    for name, starts in found.items():
+    alone = results.get("one process", ())
+    for name, starts in results.items():
         if starts is not alone:
             lines.append(row(f"{name}, 1/s", starts, 0))
             lines.append(row(f"{name}, us of processor time", starts, 1))
@@ -57,12 +57,12 @@ def compare(what: str, description: str | None, *, rounds: int, seconds: float) 
     parser.add_argument("--seconds", type=float, default=seconds, help="per round")
     options = parser.parse_args()
     module = "tests.bench.sides.on_and_off"
-    found: dict[str, list[Start]] = defaultdict(list)
+    results: dict[str, list[Start]] = defaultdict(list)
     for start in range(options.starts):
         say(f"start {start + 1} of {options.starts}")
         arguments = [f"--what={what}", f"--rounds={options.rounds}"]
         arguments.append(f"--seconds={options.seconds}")
         for name, figures in reports(module, arguments):
-            found[name] += figures
-    text = table(found)
+            results[name] += figures
+    text = table(results)
     pages.show(what, text, options)

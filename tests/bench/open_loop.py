@@ -67,7 +67,7 @@ async def offer(ask: Ask, per_s: float, seconds: float, seed: int) -> LoadResult
     chance = random.Random(seed)
     result = LoadResult(seconds)
 
-    async def one(due_s: float, *, counts: bool) -> None:
+    async def request(due_s: float, *, counts: bool) -> None:
         try:
             async with asyncio.timeout(due_s + PATIENCE_S - now_s()):
                 is_answered = await ask()
@@ -78,8 +78,8 @@ async def offer(ask: Ask, per_s: float, seconds: float, seed: int) -> LoadResult
         if is_answered and begun_s + SETTLING_S <= ended_s < end_s:
             result.in_time += 1
         if counts:
-            found = result.answered_s if is_answered else result.refused_s
-            found.append(ended_s - due_s)
+            latencies_s = result.answered_s if is_answered else result.refused_s
+            latencies_s.append(ended_s - due_s)
 
     begun_s = due_s = now_s()
     end_s = begun_s + SETTLING_S + seconds
@@ -91,7 +91,7 @@ async def offer(ask: Ask, per_s: float, seconds: float, seed: int) -> LoadResult
             counts = due_s >= begun_s + SETTLING_S
             if counts:
                 result.late_s = max(result.late_s, now_s() - due_s)
-            tasks.create_task(one(due_s, counts=counts))
+            tasks.create_task(request(due_s, counts=counts))
     return result
 
 
@@ -136,28 +136,32 @@ class HttpClient:
         """Return the status of the answer to a GET."""
         loop = asyncio.get_running_loop()
         async with self._free:
-            one = await self._connection()
-            one.answer = loop.create_future()
-            one.transport.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            connection = await self._connection()
+            connection.answer = loop.create_future()
+            connection.transport.write(
+                f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+            )
             try:
-                status = await one.answer
+                status = await connection.answer
             except asyncio.CancelledError:
-                one.transport.close()  # so the server learns that nobody waits
+                connection.transport.close()  # so the server learns that nobody waits
                 raise
-            self._idle.append(one)
+            self._idle.append(connection)
         return status
 
     async def _connection(self) -> _Connection:
         while self._idle:
-            found = self._idle.pop()
-            if found.transport is not None:
-                return found
+            connection = self._idle.pop()
+            if connection.transport is not None:
+                return connection
         loop = asyncio.get_running_loop()
-        _, made = await loop.create_connection(_Connection, "127.0.0.1", self._port)
-        self._all.append(made)
-        return made
+        _, connection = await loop.create_connection(
+            _Connection, "127.0.0.1", self._port
+        )
+        self._all.append(connection)
+        return connection
 
     def close(self) -> None:
-        for one in self._all:
-            if one.transport is not None:
-                one.transport.close()
+        for connection in self._all:
+            if connection.transport is not None:
+                connection.transport.close()

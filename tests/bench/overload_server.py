@@ -81,6 +81,6 @@ if __name__ == "__main__":
     parser.add_argument("--policy", choices=POLICIES, required=True)
     parser.add_argument("--http", type=int, required=True)
     parser.add_argument("--meeting", type=int, required=True)
-    given = parser.parse_args()
+    options = parser.parse_args()
     # Not as `__main__`: calls come by the module's name.
-    asyncrpc.run(overload_server.serve(given.policy, given.http, given.meeting))
+    asyncrpc.run(overload_server.serve(options.policy, options.http, options.meeting))

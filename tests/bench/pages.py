@@ -29,7 +29,7 @@ def section(written: Mapping[str, Any]) -> str:
     missed = [result.row.name for result in results if result.verdict == "short"]
     failed = harness.failures_of(results)
     aimed = [result for result in results if result.verdict]
-    reached = sum(one.verdict == "ok" for one in aimed)
+    reached = sum(result.verdict == "ok" for result in aimed)
     lines = [
         f"{written['date']}, starts of each side: {written['starts']}, seconds per",
         f"workload and start: {written['seconds']:g}.  Load before the run:",

@@ -32,7 +32,7 @@ def draw(results: Sequence[Result], path: Path, *, subtitle: str) -> None:
     for at, result in enumerate(shown):
         _bar(axes, at, result)
     _scale(axes, shown)
-    axes.set_yticks(range(len(shown)), [one.row.name for one in shown])
+    axes.set_yticks(range(len(shown)), [result.row.name for result in shown])
     axes.set_ylim(-0.7, len(shown) - 0.3)
     axes.set_title(
         "asyncrpc against torch.distributed.rpc, times as good (asyncrpc : torch)\n",
@@ -95,13 +95,17 @@ def _bar(axes: Any, at: int, result: Result) -> None:
 
 def _figures(result: Result) -> str:
     ours = result.figures[SIDES[0]]
-    both = [short(one.median) for one in (ours, result.rival) if one is not None]
+    both = [
+        short(figure.median) for figure in (ours, result.rival) if figure is not None
+    ]
     return f"({' : '.join(both)} {result.row.unit})"
 
 
 def _scale(axes: Any, shown: Sequence[Result]) -> None:
     axes.set_xscale("log", base=2)
-    ends = [value for one in shown for value in (*one.ratios, one.row.target or 1)]
+    ends = [
+        value for result in shown for value in (*result.ratios, result.row.target or 1)
+    ]
     least, most = min(*ends, 1) / 1.15, max(*ends, 2)
     # A quarter of the width is for the text behind the longest bar.
     axes.set_xlim(least, most * max(3.2, (most / least) ** (1 / 3)))

@@ -73,8 +73,8 @@ def reports(
             assert reporter.stdout is not None
             for line in reporter.stdout:
                 if line.startswith("["):
-                    name, *found = json.loads(line)
-                    yield name, found
+                    name, *values = json.loads(line)
+                    yield name, values
             status = reporter.wait()
         finally:
             watchdog.cancel()
@@ -86,16 +86,16 @@ def reports(
 def _let_end(started: Sequence[subprocess.Popen[str]]) -> None:
     """Give the others a moment to end by themselves."""
     end_s = time.monotonic() + ENDING_S
-    for one in started:
+    for worker in started:
         try:
-            one.wait(max(0.0, end_s - time.monotonic()))
+            worker.wait(max(0.0, end_s - time.monotonic()))
         except subprocess.TimeoutExpired:
             return
 
 
-def report(name: str, *found: object) -> None:
+def report(name: str, *values: object) -> None:
     """Tell the parent what was found; for rank 0."""
-    print(json.dumps([name, *found]), flush=True)
+    print(json.dumps([name, *values]), flush=True)
 
 
 def choose_core(rank: int, cores: str) -> None:

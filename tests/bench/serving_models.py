@@ -100,11 +100,11 @@ class LanguageModel(nn.Module):
         caches = torch.stack([sequence.cache for sequence in sequences], 1)
         for number, layer in enumerate(self.layers):
             hidden, entries = layer(hidden, caches[number])
-            for one, entry in zip(sequences, entries, strict=True):
-                one.cache[number, :, one.position] = entry
+            for sequence, entry in zip(sequences, entries, strict=True):
+                sequence.cache[number, :, sequence.position] = entry
         tokens: list[int] = self.head(hidden).argmax(-1).tolist()
-        for one, token in zip(sequences, tokens, strict=True):
-            one.take(token)
+        for sequence, token in zip(sequences, tokens, strict=True):
+            sequence.take(token)
         return tokens
 
     def generate(self, tokens: int) -> Iterator[int]:
@@ -138,10 +138,10 @@ class DecoderLayer(nn.Module):
         """
         query, key, value = self.query_key_value(hidden).chunk(3, -1)
         heads = (len(hidden), CONTEXT, HEADS, DIMENSIONS // HEADS)
-        keys, values = (one.reshape(heads).transpose(1, 2) for one in cache.unbind(1))
+        keys, values = (part.reshape(heads).transpose(1, 2) for part in cache.unbind(1))
         asked = query.reshape(len(hidden), HEADS, 1, DIMENSIONS // HEADS)
-        found = nn.functional.scaled_dot_product_attention(asked, keys, values)
-        hidden = hidden + self.out(found.reshape(hidden.shape))
+        attended = nn.functional.scaled_dot_product_attention(asked, keys, values)
+        hidden = hidden + self.out(attended.reshape(hidden.shape))
         hidden = hidden + self.down(torch.relu(self.up(hidden)))
         return hidden, torch.stack((key, value), 1)
 
@@ -175,11 +175,12 @@ class BatchedLanguageModel(LanguageModel):
 
     def step(self, states: list[Sequence]) -> list[tuple[list[int], bool]]:
         """Make one token of each."""
-        for one in states:
-            one.note.worked()
+        for state in states:
+            state.note.worked()
         tokens = self.decode(states)
         return [
-            ([token], not one.left) for token, one in zip(tokens, states, strict=True)
+            ([token], not state.left)
+            for token, state in zip(tokens, states, strict=True)
         ]
 
     def leave(self, state: Sequence) -> None:

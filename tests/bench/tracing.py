@@ -210,12 +210,12 @@ def cut(marks_of_both: Iterable[int], places: type[P]) -> list[dict[P, int]]:
     by_number = {int(place): place for place in places}
     (first, *_, last), mask = by_number.values(), (1 << PLACE_BITS) - 1
     actions: list[list[tuple[P, int]]] = []
-    for one in sorted(marks_of_both):
-        place = by_number[one & mask]
+    for packed_mark in sorted(marks_of_both):
+        place = by_number[packed_mark & mask]
         if place is first:
             actions.append([])
         if actions and (not actions[-1] or actions[-1][-1][0] is not last):
-            actions[-1].append((place, one >> PLACE_BITS))
+            actions[-1].append((place, packed_mark >> PLACE_BITS))
     # A write returns at one side while the other side wakes: these two may swap.
     orders = [tuple(sorted(place for place, _ in action)) for action in actions]
     if not orders:
@@ -253,7 +253,7 @@ def stage_of(
 ) -> list[float] | None:
     """Return the medians over starts of a stage's p50 and p99; None: there is none."""
     times_us = [start[place] for start in starts if place in start]
-    pairs = [p50_p99_us([one / 1e6 for one in times]) for times in times_us]
+    pairs = [p50_p99_us([took_us / 1e6 for took_us in times]) for times in times_us]
     return middle(pairs) if pairs else None
 
 

@@ -69,8 +69,8 @@ class _Marked(torch.autograd.Function):
 
 def marked(tensor: torch.Tensor, place: Place) -> torch.Tensor:
     """Return a tensor whose gradient leaves a mark."""
-    found: torch.Tensor = _Marked.apply(tensor, place)  # type: ignore[no-untyped-call]
-    return found
+    output: torch.Tensor = _Marked.apply(tensor, place)  # type: ignore[no-untyped-call]
+    return output
 
 
 class TracedLayer(nn.Module):
@@ -84,10 +84,10 @@ class TracedLayer(nn.Module):
         """Map `(BATCH, FEATURES)` to the same shape."""
         mark(Place.FORWARD)
         weight = marked(self.linear.weight, Place.COMPUTED)
-        found = nn.functional.linear(rows, weight, self.linear.bias)
-        found = marked(found, Place.ARRIVED)
+        output = nn.functional.linear(rows, weight, self.linear.bias)
+        output = marked(output, Place.ARRIVED)
         mark(Place.FORWARDED)
-        return found
+        return output
 
 
 class TracedSGD(torch.optim.SGD):
@@ -95,6 +95,6 @@ class TracedSGD(torch.optim.SGD):
 
     def step(self, closure: Any = None) -> Any:
         mark(Place.STEP)
-        found = super().step(closure)
+        loss = super().step(closure)
         mark(Place.APPLIED)
-        return found
+        return loss

@@ -17,22 +17,22 @@ def run(
     module: str, option: str, ways: Sequence[str], starts: int, *more: str
 ) -> Found:
     """Let the ways of an option take turns; a start that fails is left out."""
-    found: Found = defaultdict(dict)
+    results: Found = defaultdict(dict)
     for start in range(starts):
         for way in ways:
             say(f"start {start + 1} of {starts}: {way}")
             try:
                 for name, figures in reports(module, [*more, option, way]):
-                    found[name].setdefault(way, []).append(figures)
+                    results[name].setdefault(way, []).append(figures)
             except RuntimeError as error:
                 say(f"  failed: {error}")
-    return found
+    return results
 
 
-def table(found: Found, ways: Sequence[str], width: int, about: str) -> str:
+def table(results: Found, ways: Sequence[str], width: int, about: str) -> str:
     """Return medians over starts."""
     lines = [" " * width + "".join(f"{way:>18}" for way in ways)]
-    for name, by_way in found.items():
+    for name, by_way in results.items():
         cells = [_cell(by_way[way]) if way in by_way else "-" for way in ways]
         lines.append(f"{name:<{width}}" + "".join(f"{cell:>18}" for cell in cells))
     return "\n".join([*lines, "", f"{about}; medians over starts"])

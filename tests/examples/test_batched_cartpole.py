@@ -22,8 +22,8 @@ OPTIONS = argparse.Namespace(seed=0, gamma=0.9, lr=0.01, observers=OBSERVERS)
 
 @pytest.mark.slow
 def test_gathered_answers_need_a_pass_for_all_observers() -> None:
-    given = ("--observers", "3", "--num-episodes", "2", "--num-steps", "120")
-    printed = run("batched_cartpole.py", *given)
+    arguments = ("--observers", "3", "--num-episodes", "2", "--num-steps", "120")
+    printed = run("batched_cartpole.py", *arguments)
     alone = row("one by one", printed)
     gathered = row("gathered", printed)
     actions = 3 * 2 * 120
@@ -35,12 +35,12 @@ def test_gathered_answers_need_a_pass_for_all_observers() -> None:
 
 def row(way: str, output: str) -> dict[str, float]:
     """Return what the table at the end says of a way to answer."""
-    found = re.search(
+    match = re.search(
         rf"{way} +│ +([\d.]+) s │ +([\d,]+) │ +([\d,]+) │ +([\d.]+) │ +([\d.]+)", output
     )
-    assert found is not None, output
+    assert match is not None, output
     names = ("time", "actions/s", "passes", "actions a pass", "mean reward")
-    values = (float(value.replace(",", "")) for value in found.groups())
+    values = (float(value.replace(",", "")) for value in match.groups())
     return dict(zip(names, values, strict=True))
 
 

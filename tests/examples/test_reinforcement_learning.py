@@ -21,9 +21,9 @@ STATE = torch.tensor([0.0, 0.1, 0.2, -0.1])
 
 def reward(which: str, output: str) -> float:
     """Return what the table at the end says of some episodes."""
-    found = re.search(rf"{which} +│ +[\d,]+ │ +([\d.]+)", output)
-    assert found is not None, output
-    return float(found[1])
+    match = re.search(rf"{which} +│ +[\d,]+ │ +([\d.]+)", output)
+    assert match is not None, output
+    return float(match[1])
 
 
 @pytest.mark.slow

@@ -31,8 +31,8 @@ def test_shared_model_reads_unseen_digits(trainers: int) -> None:
 
 @pytest.mark.slow
 def test_a_batched_server_updates_once_for_all_trainers() -> None:
-    given = ("--quick", "--trainers", "3", "--steps", "50")
-    alone, batched = rows(run("batched_parameter_server.py", *given))
+    arguments = ("--quick", "--trainers", "3", "--steps", "50")
+    alone, batched = rows(run("batched_parameter_server.py", *arguments))
     assert alone[:3] == ["one by one", "150", "150"]
     assert batched[:3] == ["batched", "150", "50"]
     # The same sums in every run but for their order: 94.2 % was seen each time.
@@ -45,8 +45,8 @@ def test_a_batched_server_updates_once_for_all_trainers() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["shared", "periodic"])
 def test_processes_learn_together(mode: str) -> None:
-    given = ("--mode", mode, "--processes", "2", "--epochs", "4")
-    printed = run("hogwild_digits.py", *given)
+    arguments = ("--mode", mode, "--processes", "2", "--epochs", "4")
+    printed = run("hogwild_digits.py", *arguments)
     ((threads, _time, _rate, accuracy),) = rows(printed)
     assert threads == str(max(1, (os.cpu_count() or 1) // 2))
     assert float(accuracy.rstrip("%")) > 85.0
@@ -54,8 +54,8 @@ def test_processes_learn_together(mode: str) -> None:
 
 @pytest.mark.slow
 def test_oversubscribed_run_prints_both_times() -> None:
-    given = ("--processes", "2", "--epochs", "1", "--oversubscribe")
-    printed = run("hogwild_digits.py", *given)
+    arguments = ("--processes", "2", "--epochs", "1", "--oversubscribe")
+    printed = run("hogwild_digits.py", *arguments)
     shared, too_many = rows(printed)
     cores = os.cpu_count() or 1
     assert (shared[0], too_many[0]) == (str(max(1, cores // 2)), str(cores))
@@ -167,9 +167,9 @@ CLOSE = 2.0  # percent of 357 digits: sums in another order flip one or two
 
 
 def accuracy_of(printed: str, workers: int) -> float:
-    found = re.search(rf"accuracy at {workers} workers: ([\d.]+)%", printed)
-    assert found, printed
-    return float(found[1])
+    match = re.search(rf"accuracy at {workers} workers: ([\d.]+)%", printed)
+    assert match, printed
+    return float(match[1])
 
 
 @pytest.mark.slow

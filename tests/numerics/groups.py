@@ -39,8 +39,8 @@ class Group:
         return x
 
     async def weights(self) -> Tensors:
-        found = [await module.rpc_async().weights() for module in self.modules]
-        return [weight for weights in found for weight in weights]
+        by_module = [await module.rpc_async().weights() for module in self.modules]
+        return [weight for weights in by_module for weight in weights]
 
 
 async def make(
@@ -49,10 +49,12 @@ async def make(
     """Make a module on each of the workers `on`."""
     modules = []
     for number, name in enumerate(on):
-        given = args[number] if args else ()
-        modules.append(workers[0].peer(name).remote(module, *given))
-    found = [await parameters_there(module) for module in modules]
-    return Group(workers, modules, [one for group in found for one in group])
+        arguments = args[number] if args else ()
+        modules.append(workers[0].peer(name).remote(module, *arguments))
+    by_module = [await parameters_there(module) for module in modules]
+    return Group(
+        workers, modules, [reference for group in by_module for reference in group]
+    )
 
 
 @asynccontextmanager
@@ -110,9 +112,9 @@ async def remote_step(
         return await optimizer.step(ctx, **options)
 
 
-def assert_same(found: Tensors, model: nn.Module) -> None:
-    for one, wanted in zip(found, model.parameters(), strict=True):
-        assert torch.equal(one, wanted)
+def assert_same(weights: Tensors, model: nn.Module) -> None:
+    for weight, wanted in zip(weights, model.parameters(), strict=True):
+        assert torch.equal(weight, wanted)
 
 
 async def step_on_ones(
@@ -126,9 +128,9 @@ async def step_on_ones(
 
 
 def optimizers_of(worker: Worker) -> OptimizerService:
-    found = worker.parts.service("optim")
-    assert isinstance(found, OptimizerService)
-    return found
+    service = worker.parts.service("optim")
+    assert isinstance(service, OptimizerService)
+    return service
 
 
 def turns_in(workers: list[Worker]) -> list[int]:

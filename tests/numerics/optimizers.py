@@ -108,13 +108,15 @@ class Lookahead(PlainSGD):
     def step(self, closure: Any) -> torch.Tensor:  # type: ignore[override]
         with torch.enable_grad():
             loss: torch.Tensor = closure()
-        listed = [one for group in self.param_groups for one in group["params"]]
-        before = [one.clone() for one in listed]
+        listed = [
+            parameter for group in self.param_groups for parameter in group["params"]
+        ]
+        before = [parameter.clone() for parameter in listed]
         super().step()
         with torch.enable_grad():
             closure()
-        for one, value in zip(listed, before, strict=True):
-            one.copy_(value)
+        for parameter, value in zip(listed, before, strict=True):
+            parameter.copy_(value)
         super().step()
         return loss
 
@@ -144,13 +146,15 @@ async def step_and_wait(parameters: list[RRef[Any]], module: RRef[nn.Module]) ->
     await DistributedOptimizer("LBFGS", parameters).step(closure=closure)
 
 
-def same(one: Any, other: Any) -> bool:
+def same(state: Any, other: Any) -> bool:
     """Say whether two states are equal, bit for bit."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        pairs = zip(one, other, strict=True)
-        return len(one) == len(other) and all(same(*pair) for pair in pairs)
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    return bool(one == other)
+    if isinstance(state, dict) and isinstance(other, dict):
+        return state.keys() == other.keys() and all(
+            same(state[k], other[k]) for k in state
+        )
+    if isinstance(state, list | tuple) and isinstance(other, list | tuple):
+        pairs = zip(state, other, strict=True)
+        return len(state) == len(other) and all(same(*pair) for pair in pairs)
+    if isinstance(state, torch.Tensor) and isinstance(other, torch.Tensor):
+        return state.dtype == other.dtype and torch.equal(state, other)
+    return bool(state == other)

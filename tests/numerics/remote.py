@@ -86,8 +86,10 @@ async def grads(module: RRef[nn.Module]) -> list[torch.Tensor | None]:
 
 async def gathered(module: RRef[nn.Module]) -> list[torch.Tensor | None]:
     """Return the gradients of the caller's context, in the parameters' order."""
-    found = get_gradients(current_context())
-    return [found.get(parameter) for parameter in (await module.to_here()).parameters()]
+    gradients = get_gradients(current_context())
+    return [
+        gradients.get(parameter) for parameter in (await module.to_here()).parameters()
+    ]
 
 
 async def total(module: RRef[nn.Module], x: torch.Tensor) -> torch.Tensor:
@@ -97,10 +99,10 @@ async def total(module: RRef[nn.Module], x: torch.Tensor) -> torch.Tensor:
 
 
 async def parameters_there(module: RRef[nn.Module]) -> list[RRef[nn.Parameter]]:
-    found: list[RRef[nn.Parameter]] = await asyncrpc.rpc_async(
+    references: list[RRef[nn.Parameter]] = await asyncrpc.rpc_async(
         module.owner_name(), parameters, (module,)
     )
-    return found
+    return references
 
 
 class Trainer:
@@ -113,8 +115,8 @@ class Trainer:
     async def step(self, x: torch.Tensor, y: torch.Tensor) -> tuple[float, Tensors]:
         """Return the loss and the gradients of one batch, after a step by them."""
         if self.optimizer is None:
-            found = [await parameters_there(stage) for stage in self.stages]
-            flat = [one for stage in found for one in stage]
+            by_stage = [await parameters_there(stage) for stage in self.stages]
+            flat = [reference for stage in by_stage for reference in stage]
             self.optimizer = await DistributedOptimizer(
                 torch.optim.SGD, flat, lr=0.1, momentum=0.9
             )
@@ -126,10 +128,10 @@ class Trainer:
             await backward(ctx, [loss])
             gradients = [await self._gathered(stage) for stage in self.stages]
             await self.optimizer.step(ctx)
-        return loss.item(), [one for stage in gradients for one in stage]
+        return loss.item(), [gradient for stage in gradients for gradient in stage]
 
     async def _gathered(self, stage: RRef[nn.Module]) -> Tensors:
-        found: Tensors = await asyncrpc.rpc_async(
+        gradients: Tensors = await asyncrpc.rpc_async(
             stage.owner_name(), gathered, (stage,)
         )
-        return found
+        return gradients

@@ -38,8 +38,8 @@ def in_one_process(
 ) -> tuple[torch.Tensor, Tensors]:
     loss = loss_fn(module(*x) if isinstance(x, tuple) else module(x), target)
     loss.backward()
-    found = [parameter.grad for parameter in module.parameters()]
-    return loss.detach(), [one for one in found if one is not None]
+    gradients = [parameter.grad for parameter in module.parameters()]
+    return loss.detach(), [gradient for gradient in gradients if gradient is not None]
 
 
 def stages_on(where: str, kind: Any = Layer, *more: Any) -> list[RRef[Any]]:
@@ -59,7 +59,7 @@ class Graph:
         self.stage = stage
         with self.lock:
             self.alive.add(self)
-            now = sum(one.stage == stage for one in list(self.alive))
+            now = sum(graph.stage == stage for graph in list(self.alive))
             self.most[stage] = max(now, self.most.get(stage, 0))
 
 
@@ -144,9 +144,13 @@ class Front(nn.Module):
     def forward(
         self, words: torch.Tensor, options: dict[str, Any]
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        found = self.table[words]
-        more = {"mask": options["mask"], "unused": found * 2, "scale": options["scale"]}
-        return found.sin(), more
+        embedded = self.table[words]
+        more = {
+            "mask": options["mask"],
+            "unused": embedded * 2,
+            "scale": options["scale"],
+        }
+        return embedded.sin(), more
 
 
 class Middle(nn.Module):
@@ -168,9 +172,9 @@ class Back(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(3, dtype=torch.float64))
 
-    def forward(self, given: dict[str, Any]) -> torch.Tensor:
-        y: torch.Tensor = given["y"].mul_(2.0)
-        cosine, mask = given["pair"]
+    def forward(self, inputs: dict[str, Any]) -> torch.Tensor:
+        y: torch.Tensor = inputs["y"].mul_(2.0)
+        cosine, mask = inputs["pair"]
         result: torch.Tensor = (y + cosine) * self.weight * mask[:, None]
         return result
 
@@ -183,16 +187,16 @@ class Calling(nn.Module):
         self.to_worker = to
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = asyncrpc.rpc_sync(self.to_worker, torch.sin, (x,))
-        return found
+        sine: torch.Tensor = asyncrpc.rpc_sync(self.to_worker, torch.sin, (x,))
+        return sine
 
 
 class Recomputing(Layer):
     """Keeps no activations: they are computed again."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = checkpoint(super().forward, x, use_reentrant=False)
-        return found
+        output: torch.Tensor = checkpoint(super().forward, x, use_reentrant=False)
+        return output
 
 
 class _Nap(torch.autograd.Function):
@@ -221,16 +225,16 @@ class Napping(nn.Module):
         self.weight = nn.Parameter(torch.ones((), dtype=torch.float64))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = _Nap.apply(x * self.weight, self.seconds)  # type: ignore[no-untyped-call]
-        return found
+        output: torch.Tensor = _Nap.apply(x * self.weight, self.seconds)  # type: ignore[no-untyped-call]
+        return output
 
 
 class Endless(nn.Module):
     """Raises what no future can hold."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = next(iter([x][:0]))
-        return found
+        output: torch.Tensor = next(iter([x][:0]))
+        return output
 
 
 def squared(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -262,8 +266,8 @@ def failing_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 async def held(stage: RRef[Any]) -> int:
     """Return how many micro-batches a stage holds; called on its worker."""
-    found: int = (await stage.to_here()).held
-    return found
+    held_count: int = (await stage.to_here()).held
+    return held_count
 
 
 async def call_from(to: str, function: Any, *args: Any) -> Any:
@@ -280,5 +284,7 @@ async def waiting(stage: RRef[Any]) -> int:
 async def settled(module: RRef[nn.Module]) -> list[torch.Tensor | None]:
     """Return the gradients of the caller's context, when its passes here have ended."""
     ctx = asyncrpc.autograd.current_context()
-    found = await ctx.service.gathered(ctx.id)
-    return [found.get(parameter) for parameter in (await module.to_here()).parameters()]
+    gradients = await ctx.service.gathered(ctx.id)
+    return [
+        gradients.get(parameter) for parameter in (await module.to_here()).parameters()
+    ]

@@ -48,8 +48,8 @@ class Keeper:
         """Return two tensors in one message."""
         return value * self.weights[0], value.cos() * self.weights[1]
 
-    def join(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        return one.sin() * other * self.weights[0]
+    def join(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return left.sin() * right * self.weights[0]
 
     async def join_references(self, *values: Any) -> torch.Tensor:
         return self.join(*[await v if isinstance(v, RRef) else v for v in values])
@@ -110,9 +110,9 @@ class Keeper:
 
     async def later(self, to: Any, gate: str, value: torch.Tensor) -> None:
         """Go on when the caller may have left: ask another worker for something."""
-        found = Gate.open_ones[gate]
-        found.reached.set()
-        await found.opened.wait()
+        open_gate = Gate.open_ones[gate]
+        open_gate.reached.set()
+        await open_gate.opened.wait()
         await ask(to, "times", value * self.weights[0])
 
     async def relay(self, to: Any, method: str, *args: Any) -> Any:
@@ -123,9 +123,9 @@ class Keeper:
         weight = self.weights[0]
         node = get_gradient_edge(weight).node
 
-        def on_accumulated(one: torch.Tensor) -> None:
-            assert one.grad is not None
-            self.seen.append(("accumulated", one.grad.clone()))
+        def on_accumulated(parameter: torch.Tensor) -> None:
+            assert parameter.grad is not None
+            self.seen.append(("accumulated", parameter.grad.clone()))
 
         def on_gradient(gradient: torch.Tensor) -> torch.Tensor | None:
             self.seen.append(("tensor", gradient.clone()))
@@ -145,8 +145,8 @@ class Keeper:
     async def report(self) -> Report:
         """Say what the caller's context has, once no pass runs here."""
         service: Any = asyncrpc.current_worker().parts.service("autograd")
-        found = await service.gathered(current_context().id)
-        return self._report([found.get(weight) for weight in self.weights])
+        gradients = await service.gathered(current_context().id)
+        return self._report([gradients.get(weight) for weight in self.weights])
 
     def report_plain(self) -> Report:
         return self._report([weight.grad for weight in self.weights])
@@ -155,7 +155,7 @@ class Keeper:
         return [weight.grad for weight in self.weights]
 
     def _report(self, gradients: list[Maybe]) -> Report:
-        seen = [(name, one.detach().clone()) for name, one in self.seen]
+        seen = [(name, tensor.detach().clone()) for name, tensor in self.seen]
         return Report(
             [
                 gradient if gradient is None else gradient.clone()
@@ -174,7 +174,7 @@ class Report:
 
     @property
     def tensors(self) -> list[Maybe]:
-        return [*self.gradients, *(one for _, one in self.seen)]
+        return [*self.gradients, *(tensor for _, tensor in self.seen)]
 
 
 class Deaf(torch.autograd.Function):
@@ -250,8 +250,8 @@ class Gate:
 async def ask(keeper: Any, method: str, *args: Any) -> Any:
     """Call a method, wherever the keeper is."""
     target = keeper.rpc_async() if isinstance(keeper, RRef) else keeper
-    found = getattr(target, method)(*args)
-    return await found if inspect.isawaitable(found) else found
+    result = getattr(target, method)(*args)
+    return await result if inspect.isawaitable(result) else result
 
 
 Keepers = Mapping[str, Any]
@@ -269,15 +269,15 @@ def keepers_on(workers: list[Worker]) -> dict[str, RRef[Keeper]]:
 
 def leaf(seed: int = 100) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    made = torch.randn(SHAPE, dtype=torch.float64, generator=generator)
-    return made.requires_grad_()
+    tensor = torch.randn(SHAPE, dtype=torch.float64, generator=generator)
+    return tensor.requires_grad_()
 
 
 async def reports(keepers: Keepers, ctx: Context, x: torch.Tensor) -> Results:
     """Return what every keeper has, and `x` under its own name."""
-    found = {name: await ask(one, "report") for name, one in keepers.items()}
+    by_name = {name: await ask(keeper, "report") for name, keeper in keepers.items()}
     own = get_gradients(ctx).get(x)
-    return {**found, "x": Report([None if own is None else own.clone()])}
+    return {**by_name, "x": Report([None if own is None else own.clone()])}
 
 
 async def in_one_process(program: Program, names: str, passes: int = 1) -> Results:
@@ -288,8 +288,8 @@ async def in_one_process(program: Program, names: str, passes: int = 1) -> Resul
         torch.autograd.backward(
             roots, [torch.ones_like(root) for root in roots], retain_graph=passes > 1
         )
-    found = {name: one.report_plain() for name, one in keepers.items()}
-    return {**found, "x": Report([x.grad])}
+    by_name = {name: keeper.report_plain() for name, keeper in keepers.items()}
+    return {**by_name, "x": Report([x.grad])}
 
 
 async def distributed(program: Program, names: str, passes: int = 1) -> Results:
@@ -301,12 +301,12 @@ async def distributed(program: Program, names: str, passes: int = 1) -> Results:
             ones = [torch.ones_like(root) for root in roots]
             for _ in range(passes):
                 await backward(ctx, roots, passes > 1, gradients=ones)
-            found = await reports(keepers, ctx, x)
+            results = await reports(keepers, ctx, x)
         assert x.grad is None
         for keeper in keepers.values():
             assert await ask(keeper, "grads") == [None, None]
         await all_released(workers)
-    return found
+    return results
 
 
 @asynccontextmanager
@@ -334,15 +334,15 @@ def open_contexts(worker: Worker) -> int:
     return int(service.open_contexts)
 
 
-def assert_equal(found: Results, wanted: Results) -> None:
+def assert_equal(actual: Results, wanted: Results) -> None:
     """Compare values, which gradients are none, and what hooks saw, in order."""
     for name, report in wanted.items():
-        here, there = found[name], report
+        here, there = actual[name], report
         present = [gradient is not None for gradient in here.gradients]
         assert present == [gradient is not None for gradient in there.gradients], name
         assert [kind for kind, _ in here.seen] == [kind for kind, _ in there.seen]
     torch.testing.assert_close(
-        [found[name].tensors for name in wanted],
+        [actual[name].tensors for name in wanted],
         [report.tensors for report in wanted.values()],
         rtol=1e-12,
         atol=1e-12,

@@ -281,8 +281,8 @@ async def test_a_nil_gradient_goes_on_through_workers_in_a_cycle() -> None:
         real = await ask(k["b"], "times", torch.ones_like(x))
         return [await ask(k["b"], "deaf", nil, real)]
 
-    found = await check(program, "ab")
-    assert found["b"].gradients[1] is None
+    results = await check(program, "ab")
+    assert results["b"].gradients[1] is None
 
 
 @pytest.mark.parametrize("names", ["a", "ab"])

@@ -325,5 +325,5 @@ async def test_a_pass_may_start_where_the_context_was_not_opened() -> None:
 
 
 async def total_of_use(keeper: Any, value: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = await ask(keeper, "use", 0, value)
-    return found.sum()
+    output: torch.Tensor = await ask(keeper, "use", 0, value)
+    return output.sum()

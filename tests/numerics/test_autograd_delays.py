@@ -93,7 +93,7 @@ class TestDelays:
             await ask(keepers["b"], "relay", keepers["c"], "times", leaf())
             service: Any = c.parts.service("autograd")
             sent = service.state(ctx).sent
-            message = next(one for one, about in sent.items() if about.to == b.id)
+            message = next(key for key, about in sent.items() if about.to == b.id)
             link = await b.parts.link_to("c")
             begun: list[object] = [
                 *ctx.id,

@@ -61,8 +61,8 @@ async def test_a_node_that_fails_changes_nothing_anywhere(
         good = await sum_by_way_of_b(keepers, x)
         await backward(ctx, good, retain_graph=True)
         before = await reports(keepers, ctx, x)
-        given = x if needs_gradient or where == "a" else x.detach()
-        bad = await failing_on(keepers, where, given, error)
+        value = x if needs_gradient or where == "a" else x.detach()
+        bad = await failing_on(keepers, where, value, error)
         with pytest.raises(asyncrpc.errors.BackwardFailedError) as caught:
             await backward(ctx, [bad, good], retain_graph=True)
         assert caught.value.worker == where
@@ -74,10 +74,10 @@ async def test_a_node_that_fails_changes_nothing_anywhere(
         await backward(ctx, good)
         after = await reports(keepers, ctx, x)
     for name, report in before.items():
-        for one, twice in zip(report.gradients, after[name].gradients, strict=True):
-            assert (one is None) == (twice is None)
-            if one is not None:
-                torch.testing.assert_close(2 * one, twice)
+        for once, twice in zip(report.gradients, after[name].gradients, strict=True):
+            assert (once is None) == (twice is None)
+            if once is not None:
+                torch.testing.assert_close(2 * once, twice)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)

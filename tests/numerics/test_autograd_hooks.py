@@ -24,8 +24,8 @@ async def straight(k: Keepers, x: torch.Tensor) -> Roots:
     The input needs no gradient: else the pass would come back to where it began.
     """
     x = x.detach()
-    one, other = await ask(k["b"], "times", x), await ask(k["b"], "times", x.cos())
-    return [one * other]
+    left, right = await ask(k["b"], "times", x), await ask(k["b"], "times", x.cos())
+    return [left * right]
 
 
 async def to_and_fro(k: Keepers, x: torch.Tensor) -> Roots:
@@ -64,11 +64,11 @@ def watched(program: Program, clamp: float) -> Program:
 async def test_hooks_of_a_parameter_see_its_whole_gradient_once(
     program: Program, clamp: float
 ) -> None:
-    found = (await check(watched(program, clamp), "ab"))["b"]
-    assert sorted(kind for kind, _ in found.seen) == sorted(KINDS)
+    report = (await check(watched(program, clamp), "ab"))["b"]
+    assert sorted(kind for kind, _ in report.seen) == sorted(KINDS)
     if clamp:
-        assert found.gradients[0] is not None
-        assert found.gradients[0].abs().max() <= clamp
+        assert report.gradients[0] is not None
+        assert report.gradients[0].abs().max() <= clamp
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -82,8 +82,8 @@ async def test_hooks_fire_in_every_pass(program: Program) -> None:
     assert len(report.seen) == 2 * len(KINDS)
     first, second = report.seen[: len(KINDS)], report.seen[len(KINDS) :]
     assert [kind for kind, _ in first] == [kind for kind, _ in second]
-    for (_, one), (_, other) in zip(first, second, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    for (_, gradient), (_, other) in zip(first, second, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-12, atol=1e-12)
     accumulated = dict(second)["accumulated"]
     torch.testing.assert_close(report.gradients[0], 2 * accumulated)
 
@@ -186,8 +186,8 @@ async def test_a_node_runs_once_where_a_pass_goes_through_once() -> None:
         (there,) = await ask(k["b"], "relay", k["c"], "give", 0)
         return [here * await ask(k["b"], "times", there.detach()) + there.sin()]
 
-    found = await check(program, "abc")
-    assert [kind for kind, _ in found["c"].seen] == ["kept"]
+    results = await check(program, "abc")
+    assert [kind for kind, _ in results["c"].seen] == ["kept"]
 
 
 async def test_hook_may_change_existing_gradients() -> None:

@@ -26,8 +26,8 @@ from tests.numerics.stateful_objects import (
 async def there_and_back(k: Keepers, x: torch.Tensor) -> list[torch.Tensor]:
     """Pass through every worker more than once, and use all that comes."""
     y = await ask(k["b"], "relay", k["c"], "times", x)
-    one, other = await ask(k["c"], "both", y)
-    z = await ask(k["b"], "join", one, other)
+    left, right = await ask(k["c"], "both", y)
+    z = await ask(k["b"], "join", left, right)
     return [await ask(k["c"], "join", z, y)]
 
 
@@ -80,8 +80,8 @@ async def by_b(k: Keepers, x: torch.Tensor) -> torch.Tensor:
 
 async def by_b_and_c(k: Keepers, x: torch.Tensor) -> torch.Tensor:
     y = await ask(k["b"], "relay", k["c"], "times", x * x)
-    one, other = await ask(k["c"], "both", y)
-    root: torch.Tensor = (one * other * x).sum()
+    left, right = await ask(k["c"], "both", y)
+    root: torch.Tensor = (left * right * x).sum()
     return root
 
 
@@ -112,13 +112,13 @@ async def test_a_gradient_can_be_differentiated(program: Penalized) -> None:
         await all_released(workers)
     for name, report in wanted.items():
         for at, gradient in enumerate(report.gradients):
-            one, two = before[name].gradients[at], after[name].gradients[at]
+            earlier, later = before[name].gradients[at], after[name].gradients[at]
             if gradient is None:
-                assert two is one is None or torch.equal(two, one)  # type: ignore[arg-type]
+                assert later is earlier is None or torch.equal(later, earlier)  # type: ignore[arg-type]
                 continue
-            assert two is not None
+            assert later is not None
             # Both passes of the context add up.
-            added = two if one is None else two - one
+            added = later if earlier is None else later - earlier
             torch.testing.assert_close(added, gradient, rtol=1e-10, atol=1e-10)
 
 

@@ -164,12 +164,12 @@ async def test_callbacks_of_a_pass_may_wait(make: Way) -> None:
 
 
 weight = nn.Parameter(torch.ones(3))
-made: list[torch.optim.Optimizer] = []
+optimizers: list[torch.optim.Optimizer] = []
 
 
 def make_sgd(parameters: Any) -> torch.optim.Optimizer:
-    made.append(torch.optim.SGD(parameters, lr=0.1))
-    return made[-1]
+    optimizers.append(torch.optim.SGD(parameters, lr=0.1))
+    return optimizers[-1]
 
 
 def weight_reference() -> Any:
@@ -204,7 +204,7 @@ async def test_callbacks_of_a_step_may_wait(make: Step) -> None:
             optimizer = await DistributedOptimizer(make_sgd, [reference])
             for _ in range(2):
                 await one_step(optimizer)
-            with make(callback, made[-1]):
+            with make(callback, optimizers[-1]):
                 for act in ACTS:
                     callback.begin(act)
                     check(await one_step(optimizer))
@@ -244,11 +244,11 @@ class Wrapping(torch.Tensor):
 
     @staticmethod
     def __new__(cls, within: torch.Tensor) -> Self:
-        made: Self = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001
+        wrapper: Self = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001
             cls, within.shape, dtype=within.dtype
         )
-        made.within = within
-        return made
+        wrapper.within = within
+        return wrapper
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -395,7 +395,7 @@ ASKS: Final[list[tuple[Asks, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("what", "kind"), ASKS, ids=[one.__name__ for one, _ in ASKS])
+@pytest.mark.parametrize(("what", "kind"), ASKS, ids=[ask.__name__ for ask, _ in ASKS])
 async def test_tensor_subclass_code_does_not_run_on_the_loop(
     what: Asks, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,11 +37,11 @@ def on_loop() -> Seen:
 
 async def coroutine() -> Seen:
     """Say what all steps have had, if it is the same."""
-    found = [seen()]
+    modes = [seen()]
     for _ in range(3):
         await asyncio.sleep(0)
-        found.append(seen())
-    return same(found)
+        modes.append(seen())
+    return same(modes)
 
 
 @asyncrpc.functions.async_execution
@@ -68,13 +68,13 @@ def items(count: int) -> Iterator[Seen]:
 async def nested(to: str) -> Seen:
     """Say what a call of this one has, started in a later step."""
     await asyncio.sleep(0)
-    found: Seen = await asyncrpc.rpc_async(to, coroutine)
-    return found
+    modes: Seen = await asyncrpc.rpc_async(to, coroutine)
+    return modes
 
 
 def nested_in_thread(to: str) -> Seen:
-    found: Seen = asyncrpc.rpc_sync(to, seen)
-    return found
+    modes: Seen = asyncrpc.rpc_sync(to, seen)
+    return modes
 
 
 @asyncrpc.idempotent
@@ -85,8 +85,8 @@ def twice() -> Seen:
 def nested_under(to: str, name: str) -> Seen:
     """Call under a mode, in a thread."""
     with torch.enable_grad(), torch.inference_mode(mode=False), MODES[name]():
-        found: Seen = asyncrpc.rpc_sync(to, seen)
-    return found
+        modes: Seen = asyncrpc.rpc_sync(to, seen)
+    return modes
 
 
 def made_in_thread(to: str) -> Any:
@@ -96,8 +96,8 @@ def made_in_thread(to: str) -> Any:
 
 def without_gradients(to: str) -> Seen:
     with torch.no_grad():
-        found: Seen = asyncrpc.rpc_sync(to, seen)
-    return found
+        modes: Seen = asyncrpc.rpc_sync(to, seen)
+    return modes
 
 
 class Thing:
@@ -115,13 +115,13 @@ class Thing:
 
 async def changing() -> list[Seen]:
     """Change the modes for a while, in which others run."""
-    found = [seen()]
+    modes = [seen()]
     with torch.enable_grad(), torch.autocast("cpu", torch.float16):
         await asyncio.sleep(0)
-        found.append(seen())
+        modes.append(seen())
     await asyncio.sleep(0)
-    found.append(seen())
-    return found
+    modes.append(seen())
+    return modes
 
 
 def careless() -> Seen:
@@ -165,10 +165,10 @@ def product(x: torch.Tensor) -> torch.Tensor:
     return x @ x
 
 
-def same(found: list[Seen]) -> Seen:
-    assert found, "nothing was seen"
-    assert all(one == found[0] for one in found), found
-    return found[0]
+def same(modes: list[Seen]) -> Seen:
+    assert modes, "nothing was seen"
+    assert all(mode == modes[0] for mode in modes), modes
+    return modes[0]
 
 
 Mode = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -205,26 +205,26 @@ async def a() -> AsyncIterator[Worker]:
 
 
 async def by_stream(a: Worker, function: Any) -> Seen:
-    return same([one async for one in a.peer("b").stream(function, 3)])
+    return same([mode async for mode in a.peer("b").stream(function, 3)])
 
 
 async def by_reference(a: Worker, method: str) -> Seen:
     """Call a method of an object that is there, by a call made under the mode."""
     thing = a.peer("b").remote(Thing)
-    found: Seen = await getattr(thing.rpc_async(), method)()
-    return found
+    modes: Seen = await getattr(thing.rpc_async(), method)()
+    return modes
 
 
 async def by_result_of_method(a: Worker) -> Seen:
     thing = a.peer("b").remote(Thing)
-    found: Seen = await thing.remote().seen().to_here()
-    return found
+    modes: Seen = await thing.remote().seen().to_here()
+    return modes
 
 
 async def by_reference_of_a_thread(a: Worker) -> Seen:
     result = await a.peer("b").call(made_in_thread, "c")
-    found: Seen = await result.to_here()
-    return found
+    modes: Seen = await result.to_here()
+    return modes
 
 
 async def by_group(a: Worker) -> Seen:
@@ -381,11 +381,14 @@ async def test_torchs_own_functions_are_cast(a: Worker) -> None:
     x = torch.rand(4, 4)
     with torch.autocast("cpu", torch.bfloat16):
         wanted = torch.mm(x, x)
-        calls = [asyncrpc.rpc_async("b", one, (x, x)) for one in (torch.mm, torch.mul)]
+        calls = [
+            asyncrpc.rpc_async("b", function, (x, x))
+            for function in (torch.mm, torch.mul)
+        ]
         calls.append(asyncrpc.rpc_async("b", product, (x,)))
-    found, elementwise, other = await asyncio.gather(*calls)
-    assert found.dtype == torch.bfloat16
-    assert torch.equal(found, wanted)
+    multiplied, elementwise, other = await asyncio.gather(*calls)
+    assert multiplied.dtype == torch.bfloat16
+    assert torch.equal(multiplied, wanted)
     assert torch.equal(other, wanted)
     assert elementwise.dtype == torch.float32
 

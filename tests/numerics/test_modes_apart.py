@@ -173,9 +173,9 @@ async def at_once() -> bool:
 
 
 async def in_steps() -> bool:
-    found = state() == DEFAULT
+    is_default = state() == DEFAULT
     await asyncio.sleep(0)
-    return found and state() == DEFAULT
+    return is_default and state() == DEFAULT
 
 
 @asyncrpc.on_loop
@@ -221,8 +221,8 @@ VALUES: dict[str, Callable[[], torch.Tensor]] = {
 }
 
 
-def is_plain(found: Any, like: torch.Tensor) -> bool:
-    tensor = found.tensor if type(found) is Box else found
+def is_plain(value: Any, like: torch.Tensor) -> bool:
+    tensor = value.tensor if type(value) is Box else value
     same = tensor.to_dense() if tensor.layout is torch.sparse_coo else tensor
     return (
         type(tensor) is torch.Tensor
@@ -237,7 +237,7 @@ async def check_calls(a: Worker) -> None:
     peer = a.peer("b")
     for function in (in_thread, at_once, in_steps, on_loop):
         assert await peer.call(function), function.__name__
-    assert all([one async for one in peer.stream(later_items)])
+    assert all([item async for item in peer.stream(later_items)])
     assert await peer.remote(torch.ones, 2).to_here() is not None
     for name, make in VALUES.items():
         value = make()
@@ -289,7 +289,9 @@ async def test_a_served_coroutine_holds_its_modes_alone(name: str, a: Worker) ->
         assert state() == DEFAULT
 
 
-@pytest.mark.parametrize("name", [one for one in MODES if one != "set_default_device"])
+@pytest.mark.parametrize(
+    "name", [name for name in MODES if name != "set_default_device"]
+)
 async def test_modes_of_a_task_of_the_program_reach_no_call(
     name: str, a: Worker
 ) -> None:
@@ -335,14 +337,14 @@ async def test_a_call_made_under_a_mode_carries_plain_tensors(
 ) -> None:
     """Whatever the caller has, what it sends and what comes back are not touched."""
     values = {label: make() for label, make in VALUES.items()}
-    found = {}
+    echoed = {}
     with MODES[name]():
         for label, value in values.items():
-            found[label] = await a.peer("b").call(identity, value)
-            found[label + " in a box"] = await a.peer("b").call(identity, Box(value))
+            echoed[label] = await a.peer("b").call(identity, value)
+            echoed[label + " in a box"] = await a.peer("b").call(identity, Box(value))
     for label, value in values.items():
-        assert is_plain(found[label], value), label
-        assert is_plain(found[label + " in a box"], value), label
+        assert is_plain(echoed[label], value), label
+        assert is_plain(echoed[label + " in a box"], value), label
 
 
 @pytest.mark.parametrize("function", [items_held, items_held_in_thread])
@@ -350,12 +352,12 @@ async def test_a_call_made_under_a_mode_carries_plain_tensors(
 async def test_a_stream_keeps_its_modes_between_items(
     function: Any, name: str, a: Worker
 ) -> None:
-    found = []
+    answers = []
     async for was_there in a.peer("b").stream(function, name):
-        found.append(was_there)
+        answers.append(was_there)
         assert state() == DEFAULT
         assert await a.peer("b").call(in_thread)
-    assert found == [True] * 3
+    assert answers == [True] * 3
 
 
 @each_held

@@ -229,9 +229,9 @@ async def test_trainers_with_opposite_owner_orders_all_complete() -> None:
 async def test_an_owner_takes_the_steps_of_many_trainers_one_at_a_time() -> None:
     steps = 25
     async with group_of("b") as group:
-        given = group.modules, group.parameters, Crowded, steps
-        own = train(*given)
-        others = [group.workers[0].peer(name).call(train, *given) for name in "abc"]
+        arguments = group.modules, group.parameters, Crowded, steps
+        own = train(*arguments)
+        others = [group.workers[0].peer(name).call(train, *arguments) for name in "abc"]
         assert await asyncio.gather(own, *others) == [steps] * 4
         assert (await group.weights())[0].tolist() == [1.0 - 4 * steps] * 3
 
@@ -261,8 +261,8 @@ class Between:
         return result
 
     async def gathered(self) -> list[list[float]]:
-        found = await asyncrpc.rpc_async("c", gathered, (self.module,))
-        return [one.tolist() for one in found]
+        gradients = await asyncrpc.rpc_async("c", gathered, (self.module,))
+        return [gradient.tolist() for gradient in gradients]
 
 
 # --- lifetime, and what is refused ---------------------------------------------------

@@ -275,8 +275,8 @@ async def test_gradients_that_are_not_finite_skip_the_step() -> None:
         x = torch.full((2, 5), torch.nan, dtype=torch.float64)
         result = await optimizer.step(closure=closure_of(group, x), skip_nonfinite=True)
         assert not result.is_applied
-        for one, other in zip(await group.weights(), before, strict=True):
-            assert torch.equal(one, other)
+        for weight, other in zip(await group.weights(), before, strict=True):
+            assert torch.equal(weight, other)
 
 
 async def test_step_with_a_closure_delays_other_trainers() -> None:

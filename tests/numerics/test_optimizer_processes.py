@@ -43,8 +43,8 @@ class Training:
         self.stages = [RemoteModule(to, Layer, shape) for to, shape in placed]
 
     async def prepare(self) -> None:
-        found = [await stage.remote_parameters() for stage in self.stages]
-        flat = [one for stage in found for one in stage]
+        by_stage = [await stage.remote_parameters() for stage in self.stages]
+        flat = [reference for stage in by_stage for reference in stage]
         self.optimizer = await DistributedOptimizer("AdamW", flat, lr=0.1)
         self.schedule = schedule_of(self.optimizer.options)
 
@@ -122,15 +122,15 @@ class TestProcesses:
         async with processes("bct") as worker:
             with acting_as(worker):
                 modules = [worker.peer(name).remote(Scale) for name in "bc"]
-                found = [await parameters_there(module) for module in modules]
-                flat = [one for group in found for one in group]
-                given = modules, flat, "SGD", steps
-                others = [worker.peer(name).call(train, *given) for name in "tb"]
-                assert await asyncio.gather(train(*given), *others) == [steps] * 3
+                by_module = [await parameters_there(module) for module in modules]
+                flat = [reference for group in by_module for reference in group]
+                arguments = modules, flat, "SGD", steps
+                others = [worker.peer(name).call(train, *arguments) for name in "tb"]
+                assert await asyncio.gather(train(*arguments), *others) == [steps] * 3
                 for module in modules:
                     (weights,) = await module.rpc_async().weights()
                     assert weights.tolist() == [1.0 - 3 * steps] * 3
-                del modules, module, found, flat, given
+                del modules, module, by_module, flat, arguments
 
     async def test_step_of_a_killed_trainer_is_undone(self) -> None:
         cluster = ProcessCluster(["b", "t"], method="forkserver")

@@ -280,10 +280,10 @@ async def test_a_rate_is_set_by_hand_and_may_be_a_tensor() -> None:
             2, lambda it: torch.optim.Adam(it.parameters(), lr=torch.tensor(0.1))
         )
         for step in range(3):
-            for one in (local, optimizer.options):
-                one.param_groups[0]["lr"].fill_(0.1 / (step + 1))
-                one.param_groups[0]["weight_decay"] = 0.1 * step
-                one.param_groups[0]["maximize"] = step == 1
+            for target in (local, optimizer.options):
+                target.param_groups[0]["lr"].fill_(0.1 / (step + 1))
+                target.param_groups[0]["weight_decay"] = 0.1 * step
+                target.param_groups[0]["maximize"] = step == 1
             local_step(model, local, step)
             await remote_step(group, optimizer, step)
         assert_same(await group.weights(), model)
@@ -313,8 +313,8 @@ async def test_options_that_an_owner_refuses_are_applied_nowhere() -> None:
         optimizer.options.param_groups[0]["amsgrad"] = True
         with pytest.raises(OptimizerError, match="nothing was applied anywhere"):
             await remote_step(group, optimizer, 1)
-        for one, other in zip(await group.weights(), before, strict=True):
-            assert torch.equal(one, other)
+        for weight, other in zip(await group.weights(), before, strict=True):
+            assert torch.equal(weight, other)
         optimizer.options.param_groups[0]["amsgrad"] = False
         assert (await remote_step(group, optimizer, 1)).is_applied
 

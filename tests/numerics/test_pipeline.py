@@ -62,23 +62,27 @@ async def gradients_of(
     modules: Sequence[RRef[Any]], read: Callable[..., Any] = gathered
 ) -> Tensors:
     """Return the gradients of the current context, in the order of the parameters."""
-    found = [
+    by_stage = [
         await asyncrpc.rpc_async(module.owner_name(), read, (module,))
         for module in modules
     ]
-    return [one for stage in found for one in stage]
+    return [gradient for stage in by_stage for gradient in stage]
 
 
-def assert_close(found: Any, wanted: Any) -> None:
-    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+def assert_close(actual: Any, wanted: Any) -> None:
+    torch.testing.assert_close(actual, wanted, rtol=1e-12, atol=1e-12)
 
 
 async def check_step(
-    pipe: Pipeline, stages: list[Any], given: tuple[Any, Any], wanted: Any, **how: Any
+    pipe: Pipeline,
+    stages: list[Any],
+    arguments: tuple[Any, Any],
+    wanted: Any,
+    **how: Any,
 ) -> PipelineResult:
     """Take a step in a context of its own; compare its loss and gradients."""
     async with context():
-        result = await pipe.forward_backward(*given, **{"loss_fn": squared, **how})
+        result = await pipe.forward_backward(*arguments, **{"loss_fn": squared, **how})
         assert_close((result.loss, await gradients_of(stages)), wanted)
         return result
 
@@ -150,9 +154,9 @@ async def test_a_stage_may_be_given_as_a_module_of_any_kind() -> None:
         pipe = Pipeline([here, there, rref], chunks=4)
         async with context() as ctx:
             result = await pipe.forward_backward(x, y, loss_fn=squared)
-            found = get_gradients(ctx)
+            gradients = get_gradients(ctx)
             assert_close(
-                [found[parameter] for parameter in here.parameters()], wanted[1][:2]
+                [gradients[parameter] for parameter in here.parameters()], wanted[1][:2]
             )
             assert_close(await gradients_of([there.module_rref, rref]), wanted[1][2:])
         assert_close(result.loss, wanted[0])
@@ -209,7 +213,9 @@ async def test_reduction_of_the_loss_is_declared(loss_fn: Any, reduction: str) -
 async def test_gradients_of_several_steps_add_up_in_their_context() -> None:
     """Of two pipelines that share modules, at the same time; not in another context."""
     (x1, y1), (x2, y2) = batch(7, seed=1), batch(5, seed=2)
-    one, other = (in_one_process(model(), *b, squared)[1] for b in ((x1, y1), (x2, y2)))
+    first, second = (
+        in_one_process(model(), *b, squared)[1] for b in ((x1, y1), (x2, y2))
+    )
     async with four_workers():
         stages = stages_on("bcd")
         pipes = [Pipeline(stages, chunks=3), Pipeline(stages, chunks=2)]
@@ -227,9 +233,9 @@ async def test_gradients_of_several_steps_add_up_in_their_context() -> None:
                 )
                 return await gradients_of(stages)
 
-        found = await asyncio.gather(alone(), both())
-    assert_close(found[0], one)
-    assert_close(found[1], [a + b for a, b in zip(one, other, strict=True)])
+        results = await asyncio.gather(alone(), both())
+    assert_close(results[0], first)
+    assert_close(results[1], [a + b for a, b in zip(first, second, strict=True)])
 
 
 # --- what is held --------------------------------------------------------------------
@@ -282,8 +288,8 @@ async def test_an_inference_inside_a_context_is_differentiable() -> None:
         async with context() as ctx:
             loss = squared(await pipe.forward(here), y)
             await backward(ctx, loss)
-            found = await gradients_of(stages, settled)
-            assert_close((loss.detach(), found), wanted)
+            gradients = await gradients_of(stages, settled)
+            assert_close((loss.detach(), gradients), wanted)
             assert_close(get_gradients(ctx)[here], wanted_x.grad)
 
 
@@ -308,8 +314,8 @@ async def test_many_inferences_run_at_once() -> None:
     async with four_workers():
         pipe = Pipeline(stages_on("bcd"), chunks=3)
         inputs = [batch(seed=seed)[0] for seed in range(8)]
-        found = await asyncio.gather(*(pipe.forward(x) for x in inputs))
-    assert_close(list(found), [model()(x).detach() for x in inputs])
+        outputs = await asyncio.gather(*(pipe.forward(x) for x in inputs))
+    assert_close(list(outputs), [model()(x).detach() for x in inputs])
 
 
 # --- modules of all sorts ------------------------------------------------------------
@@ -378,13 +384,13 @@ async def test_autocast_around_a_step_holds_for_its_forward_passes() -> None:
             assert (await pipe.forward(x)).dtype is torch.bfloat16
             async with context() as ctx:
                 await pipe.forward_backward(x, y, loss_fn=squared)
-                found = get_gradients(ctx)
+                gradients = get_gradients(ctx)
                 whole = squared(modules[1](modules[0](x)), y)
         wanted = torch.autograd.grad(whole, modules[0].weight)[0]
-        assert found[modules[0].weight].dtype is torch.float32
+        assert gradients[modules[0].weight].dtype is torch.float32
         # Half precision has 8 bits; sums of a few products of it.
         torch.testing.assert_close(
-            found[modules[0].weight], wanted, rtol=0.05, atol=0.05
+            gradients[modules[0].weight], wanted, rtol=0.05, atol=0.05
         )
         assert (await pipe.forward(x)).dtype is torch.float32
 

@@ -51,11 +51,11 @@ async def pipeline_on(
 
 
 async def gradients_of(modules: list[RRef[Any]]) -> list[Any]:
-    found = [
+    by_stage = [
         await asyncrpc.rpc_async(module.owner_name(), gathered, (module,))
         for module in modules
     ]
-    return [one for stage in found for one in stage]
+    return [gradient for stage in by_stage for gradient in stage]
 
 
 async def then_infer(step: asyncio.Task[Any], pipe: Pipeline) -> None:
@@ -75,16 +75,16 @@ class TestDelays:
     ) -> None:
         network, rng = Network(seed), random.Random(seed)
         async with pipeline_on(network, schedule) as (_, pipe, modules), context():
-            for one, other in combinations("abcd", 2):
-                network.between(one, other).delay(rng.choice([0.0, 0.01, 0.3]))
+            for first, second in combinations("abcd", 2):
+                network.between(first, second).delay(rng.choice([0.0, 0.01, 0.3]))
             step = asyncio.create_task(pipe.forward_backward(*batch(), loss_fn=squared))
             for _ in range(4):
                 await asyncio.sleep(rng.uniform(0.0, 0.5))
                 network.between(*rng.sample("abcd", 2)).drop_connections()
             result = await step
-            found = result.loss, await gradients_of(modules)
+            outcome = result.loss, await gradients_of(modules)
         torch.testing.assert_close(
-            found, in_one_process(model(), *batch(), squared), rtol=1e-12, atol=1e-12
+            outcome, in_one_process(model(), *batch(), squared), rtol=1e-12, atol=1e-12
         )
 
     @pytest.mark.parametrize("seed", range(20))
@@ -118,15 +118,15 @@ class TestDelays:
     ) -> None:
         network, rng = Network(seed), random.Random(seed)
         async with pipeline_on(network, schedule) as (_, pipe, modules), context():
-            for one, other in combinations("abcd", 2):
-                network.between(one, other).delay(0.1)
+            for first, second in combinations("abcd", 2):
+                network.between(first, second).delay(0.1)
             step = asyncio.create_task(pipe.forward_backward(*batch(), loss_fn=squared))
             await asyncio.sleep(rng.uniform(0.0, 3.0))
             step.cancel()
             await asyncio.wait([step])
             await asyncio.sleep(30.0)  # virtual: whatever is under way arrives
-            found = [one is None for one in await gradients_of(modules)]
-            assert all(found) or not any(found)
+            are_missing = [gradient is None for gradient in await gradients_of(modules)]
+            assert all(are_missing) or not any(are_missing)
             for stage in pipe._stages:  # noqa: SLF001
                 to = stage.owner_name()
                 assert await asyncrpc.rpc_async(to, held, (stage,)) == 0

@@ -63,12 +63,12 @@ class Group:
         self.workers = workers
         self.modules: list[RRef[Any]] = []
         for index, (name, shape) in enumerate(zip(WORKERS, SHAPES, strict=True)):
-            given = (*shape, name)
+            arguments = (*shape, name)
             if index == special:
-                made = asyncrpc.remote(name, Failing, (given, *args))
+                module = asyncrpc.remote(name, Failing, (arguments, *args))
             else:
-                made = asyncrpc.remote(name, Tracked, given)
-            self.modules.append(made)
+                module = asyncrpc.remote(name, Tracked, arguments)
+            self.modules.append(module)
         self.pipe = Pipeline(self.modules, schedule=schedule, chunks=CHUNKS)
 
     async def step(self, loss_fn: Any = squared) -> torch.Tensor:
@@ -76,12 +76,14 @@ class Group:
 
     async def gradients(self, but: str = "") -> list[Any]:
         """Return what there is in the current context."""
-        found = [
+        by_stage = [
             await asyncrpc.rpc_async(module.owner_name(), gathered, (module,))
             for module in self.modules
             if module.owner_name() != but
         ]
-        return [one for stage in found for one in stage if one is not None]
+        return [
+            gradient for stage in by_stage for gradient in stage if gradient is not None
+        ]
 
     async def nothing_is_held(self, but: str = "") -> None:
         """Wait until no stage has anything of a step, nor a thread runs for one."""

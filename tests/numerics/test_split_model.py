@@ -64,7 +64,7 @@ async def distributed(worker: Worker) -> tuple[Records, Tensors]:
         turn = there.rpc_async().step if number % 2 else here.step
         records.append(await turn(x, y))
     weights = [await stage.rpc_async().weights() for stage in stages]
-    return records, [one for stage in weights for one in stage]
+    return records, [weight for stage in weights for weight in stage]
 
 
 @asynccontextmanager

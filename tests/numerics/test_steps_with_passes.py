@@ -150,8 +150,8 @@ async def test_gradients_are_in_the_context_at_both_ends() -> None:
             await optimizer.backward_and_step(ctx, loss)
             # The gradient of the leaf comes back with the answer, so the step follows.
             assert get_gradients(ctx)[leaf].tolist() == [1.0] * 3
-            found = await asyncrpc.rpc_async("b", gathered, (group.modules[0],))
-            assert [one.tolist() for one in found] == [[1.0] * 3]
+            gradients = await asyncrpc.rpc_async("b", gathered, (group.modules[0],))
+            assert [gradient.tolist() for gradient in gradients] == [[1.0] * 3]
 
 
 # --- messages ------------------------------------------------------------------------
@@ -242,8 +242,8 @@ async def test_an_owner_without_a_part_in_the_pass_is_asked() -> None:
     async with group_of("bc") as group:
         optimizer = DistributedOptimizer("SGD", group.parameters, lr=1.0)
         unused = group.modules.pop()
-        found = await sent_for(group, optimizer)
-        assert (found["optim.prepare"], found["optim.commit"]) == (1, 2)
+        counts = await sent_for(group, optimizer)
+        assert (counts["optim.prepare"], counts["optim.commit"]) == (1, 2)
         assert (await unused.rpc_async().weights())[0].tolist() == [1.0] * 3
 
 
@@ -307,8 +307,8 @@ async def test_the_last_vote_of_an_owner_counts() -> None:
                 await optimizer.backward_and_step(ctx, x.sum())
         assert counts["optim.commit"] == 1
         assert not counts["optim.prepare"]
-        for one, wanted in zip(await group.weights(), before, strict=True):
-            assert torch.equal(one, wanted)
+        for weight, wanted in zip(await group.weights(), before, strict=True):
+            assert torch.equal(weight, wanted)
         group.modules.append(looked.modules.pop())
 
 
@@ -324,8 +324,8 @@ async def test_a_step_that_fails_is_applied_nowhere_and_the_pass_has_succeeded()
             loss = (await group.forward(ONES)).sum()
             with pytest.raises(OptimizerError, match=r"'b'.*applied.*fails here"):
                 await optimizer.backward_and_step(ctx, loss)
-            found = await asyncrpc.rpc_async("b", gathered, (group.modules[0],))
-            assert [one.tolist() for one in found] == [[1.0] * 3]
+            gradients = await asyncrpc.rpc_async("b", gathered, (group.modules[0],))
+            assert [gradient.tolist() for gradient in gradients] == [[1.0] * 3]
             assert (await group.weights())[0].tolist() == [1.0] * 3
             other = DistributedOptimizer("SGD", group.parameters, lr=1.0)
             assert (await other.step(ctx)).is_applied

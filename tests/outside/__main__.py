@@ -108,8 +108,8 @@ def main() -> int:
         wrong += outcome != "equal"
         seconds = [
             f"{s:.1f} s"
-            for one in (theirs, ours)
-            for s in (one.seconds, one.cpu_seconds)
+            for side in (theirs, ours)
+            for s in (side.seconds, side.cpu_seconds)
         ]
         rows.append((name, program.does, *seconds, outcome))
         if outcome != "equal":

@@ -112,8 +112,8 @@ async def collect() -> int:
     async with Group(worker, list(NAMES), name="soak", timeout_s=None) as group:
         while True:
             # All stop at the same round: when the first of them is to.
-            told = await group.all_reduce(torch.tensor([float(bool(_stopping))]))
-            if told.item():
+            votes = await group.all_reduce(torch.tensor([float(bool(_stopping))]))
+            if votes.item():
                 _stopping.clear()
                 return rounds
             await group.all_gather(torch.ones(100))
@@ -134,10 +134,12 @@ class Training:
         """Take the first step, for which all load what they need."""
         worker = self._worker
         self._layers = [worker.peer(name).remote(Layer) for name in NAMES[1:]]
-        found: list[RRef[nn.Parameter]] = []
+        references: list[RRef[nn.Parameter]] = []
         for name, layer in zip(NAMES[1:], self._layers, strict=True):
-            found += await worker.peer(name).call(parameters, layer)
-        self._optimizer = await DistributedOptimizer(torch.optim.SGD, found, lr=0.01)
+            references += await worker.peer(name).call(parameters, layer)
+        self._optimizer = await DistributedOptimizer(
+            torch.optim.SGD, references, lr=0.01
+        )
         await self._step()
 
     async def _step(self) -> None:
@@ -159,7 +161,7 @@ class Training:
 
 async def call(worker: Worker, is_over: asyncio.Event, seed: int) -> int:
     """Make calls of every kind."""
-    rng, weights, uses = random.Random(seed), [one.weight for one in KINDS], 0
+    rng, weights, uses = random.Random(seed), [kind.weight for kind in KINDS], 0
     while not is_over.is_set():
         (kind,) = rng.choices(KINDS, weights)
         uses += 1
@@ -191,9 +193,9 @@ async def ask_why(worker: Worker, quiet: Quiet, is_over: asyncio.Event) -> int:
         async with Observer(OPTIONS) as observer:
             view = await view_of(observer, worker.addresses[0])
         graph = view.graph
-        found = find_hangs(graph, after_s=AFTER_S)
-        quiet.said += [sentence(graph, one) for one in found]
-        quiet.said += unnamed_troubles(graph, found)
+        hangs = find_hangs(graph, after_s=AFTER_S)
+        quiet.said += [sentence(graph, hang) for hang in hangs]
+        quiet.said += unnamed_troubles(graph, hangs)
         quiet.looks += 1
         await asyncio.sleep(LOOK_EVERY_S)
     return quiet.looks
@@ -224,7 +226,9 @@ async def soak(
             **{f"calls {seed}": call(worker, is_over, seed) for seed in range(AT_ONCE)},
         }
         async with asyncio.TaskGroup() as group:
-            tasks = {name: group.create_task(one) for name, one in work.items()}
+            tasks = {
+                name: group.create_task(coroutine) for name, coroutine in work.items()
+            }
             group.create_task(_tell(seconds, quiet, is_over, on_second))
         quiet.rounds = {name: task.result() for name, task in tasks.items()}
         for peer in everybody:
@@ -250,8 +254,8 @@ def main() -> int:
     """Run the soak; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
-    given = parser.parse_args()
-    quiet = asyncrpc.run(soak(60 * given.minutes))
+    options = parser.parse_args()
+    quiet = asyncrpc.run(soak(60 * options.minutes))
     sys.stdout.write(f"{quiet.looks} looks; {quiet.rounds}\n")
     sys.stdout.writelines(f"{line}\n" for line in quiet.said)
     return 1 if quiet.said else 0

@@ -89,14 +89,14 @@ async def _use(
 ) -> Counter[str]:
     """Make calls of every kind, `AT_ONCE` uses at a time."""
     uses: Counter[str] = Counter()
-    made = serial = 0
+    call_count = serial = 0
     weights = [kind.weight for kind in KINDS]
 
     async def use_on() -> None:
-        nonlocal made, serial
-        while made < calls:
+        nonlocal call_count, serial
+        while call_count < calls:
             (kind,) = rng.choices(KINDS, weights)
-            made, serial = made + kind.calls, serial + 1
+            call_count, serial = call_count + kind.calls, serial + 1
             uses[kind.name] += 1
             await kind.run(Use(worker, rng, serial))
             on_progress(kind.calls)
@@ -156,11 +156,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=200_000)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    options = parser.parse_args()
     console = Console()
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("calls", total=given.calls)
+        bar = progress.add_task("calls", total=options.calls)
 
         def on_progress(calls: int) -> None:
             before = int(progress.tasks[bar].completed)
@@ -170,7 +170,7 @@ def main() -> int:
                 console.print(f"{before + calls} calls")
 
         outcome = asyncio.run(
-            soak(given.calls, seed=given.seed, on_progress=on_progress)
+            soak(options.calls, seed=options.seed, on_progress=on_progress)
         )
     console.print(", ".join(f"{n} x {name}" for name, n in outcome.uses.most_common()))
     console.print(table_of(outcome))

@@ -31,15 +31,15 @@ class Reading:
 
     def leaks_since(self, before: Reading) -> list[str]:
         """Name what there is more of than before."""
-        found = [
+        leaks = [
             f"{name}: {before.counts[name]} -> {count}"
             for name, count in self.counts.items()
             if count > before.counts[name]
         ]
         if self.rss_bytes - before.rss_bytes > GROWTH_BYTES_MAX:
             grown = (self.rss_bytes - before.rss_bytes) / MIB
-            found.append(f"memory: {grown:.0f} MiB more")
-        return found
+            leaks.append(f"memory: {grown:.0f} MiB more")
+        return leaks
 
 
 @asyncrpc.on_loop

@@ -116,13 +116,13 @@ class Use:
         return torch.full((elements,), float(self.serial % 1000))
 
 
-def check(found: object, expected: object) -> None:
-    if found != expected:
-        raise AssertionError(f"{found!r:.80} is not {expected!r:.80}")
+def check(actual: object, expected: object) -> None:
+    if actual != expected:
+        raise AssertionError(f"{actual!r:.80} is not {expected!r:.80}")
 
 
-def check_doubled(found: torch.Tensor, given: torch.Tensor) -> None:
-    check((found.shape, float(found[0])), (given.shape, 2 * float(given[0])))
+def check_doubled(doubled: torch.Tensor, tensor: torch.Tensor) -> None:
+    check((doubled.shape, float(doubled[0])), (tensor.shape, 2 * float(tensor[0])))
 
 
 async def plain(use: Use) -> None:
@@ -134,19 +134,19 @@ async def in_thread(use: Use) -> None:
 
 
 async def small_tensor(use: Use) -> None:
-    given = use.tensor(SMALL)
-    check_doubled(await use.to.call(double, given), given)
+    tensor = use.tensor(SMALL)
+    check_doubled(await use.to.call(double, tensor), tensor)
 
 
 async def large_tensor(use: Use) -> None:
-    given = use.tensor(LARGE)
-    check_doubled(await use.to.call(double, given), given)
+    tensor = use.tensor(LARGE)
+    check_doubled(await use.to.call(double, tensor), tensor)
 
 
 async def nested_tensor(use: Use) -> None:
-    given = use.tensor(LARGE // 8)
-    result = await use.to.call(by_way_of, use.third.name, given)
-    check_doubled(result, given)
+    tensor = use.tensor(LARGE // 8)
+    result = await use.to.call(by_way_of, use.third.name, tensor)
+    check_doubled(result, tensor)
 
 
 async def error(use: Use) -> None:
@@ -203,7 +203,7 @@ async def kept_reference(use: Use) -> None:
 
 
 async def stream(use: Use) -> None:
-    check([one async for one in use.to.stream(numbers, 5)], [0, 1, 2, 3, 4])
+    check([number async for number in use.to.stream(numbers, 5)], [0, 1, 2, 3, 4])
 
 
 async def closed_stream(use: Use) -> None:

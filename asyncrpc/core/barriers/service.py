@@ -189,9 +189,11 @@ class BarrierService:
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         """Fail every round that waits for the worker."""
         rank = self.rank_of(peer.name)
-        for one in tuple(self._participants.values()):
-            if rank in one.series.neighbours and one.relies_on(rank, peer):
-                one.on_gone(rank, reason)
+        for participant in tuple(self._participants.values()):
+            if rank in participant.series.neighbours and participant.relies_on(
+                rank, peer
+            ):
+                participant.on_gone(rank, reason)
         if self.shutdown is not None and rank >= 0:
             self.shutdown.on_peer_lost(rank)
 
@@ -309,7 +311,7 @@ class BarrierParticipant:
                 await self._until_over()
                 if series.has_passed:  # neighbours still rely on our messages
                     while self._unsent:  # each dial has a limit
-                        await asyncio.wait([self._dials[one] for one in self._unsent])
+                        await asyncio.wait([self._dials[rank] for rank in self._unsent])
                     for dial in self._dials.values():
                         dial.cancel()
                     self._dials.clear()

@@ -69,7 +69,7 @@ class ThreadStack:
 
 def stacks() -> list[ThreadStack]:
     """Return the stacks of all threads but this one."""
-    names = {one.ident: one.name for one in threading.enumerate()}
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
     own = threading.get_ident()
     return [
         ThreadStack(ident, names.get(ident, f"thread {ident}"), frame)

@@ -89,10 +89,10 @@ def fan_out(worker: asyncrpc.Worker, mib: int) -> Measured:
         peers = [name_of(rank) for rank in (1, 2, 3)]
         group: Any = worker.group(peers)  # type: ignore[attr-defined,unused-ignore]
 
-        async def one() -> None:
+        async def call_group() -> None:
             await group.call(w.shape_of, tensor)
 
-        times_s = await measure_async(one, budget, warm_ups=warm_ups_for(0))
+        times_s = await measure_async(call_group, budget, warm_ups=warm_ups_for(0))
         return [gb_per_second(times_s, len(peers) * tensor.nbytes)]
 
     return run
@@ -119,21 +119,21 @@ def fan_in(worker: asyncrpc.Worker, callers: int) -> Measured:
 
 
 async def references(budget: Budget) -> list[float]:
-    async def one() -> None:
+    async def use_reference() -> None:
         rref = asyncrpc.remote(w.CALLEE, w.Counter)
         assert await rref.rpc_async().add(2) == 2
         await rref.to_here()
 
-    return [per_second(await measure_async(one, budget))]
+    return [per_second(await measure_async(use_reference, budget))]
 
 
 async def kept_reference(budget: Budget) -> list[float]:
     rref = asyncrpc.remote(w.CALLEE, w.Counter)
 
-    async def one() -> None:
+    async def add() -> None:
         await rref.rpc_async().add(1)
 
-    return [per_second(await measure_async(one, budget))]
+    return [per_second(await measure_async(add, budget))]
 
 
 def measured(worker: asyncrpc.Worker) -> Mapping[str, Measured]:
@@ -141,7 +141,7 @@ def measured(worker: asyncrpc.Worker) -> Mapping[str, Measured]:
     call, kib = peer.call, torch.ones(w.KIB_FLOATS)
     trivial = partial(awaiting.latency, partial(call, w.nothing_async))
     shape_of, echo = partial(call, w.shape_of), partial(call, w.echo)
-    found: dict[str, Measured] = {
+    workloads: dict[str, Measured] = {
         "call_async": trivial,
         "call_polling": trivial,
         "call_def": partial(awaiting.latency, partial(call, w.nothing)),
@@ -162,9 +162,9 @@ def measured(worker: asyncrpc.Worker) -> Mapping[str, Measured]:
         **training.measured(),
     }
     for size in w.TCP_SIZES_MIB:
-        found[f"tcp_{size}"] = partial(awaiting.bandwidth, shape_of, size << 20)
-        found[f"tcp_echo_{size}"] = partial(awaiting.bandwidth, echo, size << 20)
-    return found
+        workloads[f"tcp_{size}"] = partial(awaiting.bandwidth, shape_of, size << 20)
+        workloads[f"tcp_echo_{size}"] = partial(awaiting.bandwidth, echo, size << 20)
+    return workloads
 
 
 def options_for(kind: str, spin: str = "") -> asyncrpc.Options:
@@ -173,11 +173,13 @@ def options_for(kind: str, spin: str = "") -> asyncrpc.Options:
     Args:
         spin: `NetworkOptions.spin`; empty: the default.
     """
-    given: Any = {"spin": spin} if spin else {}
+    network_options: Any = {"spin": spin} if spin else {}
     if kind in w.TCP_KINDS:
         return asyncrpc.Options(
             secret=SECRET,
-            network=asyncrpc.NetworkOptions(listen=("tcp://127.0.0.1:0",), **given),
+            network=asyncrpc.NetworkOptions(
+                listen=("tcp://127.0.0.1:0",), **network_options
+            ),
         )
     if kind == "polling":
         return with_spin(POLLING)
@@ -188,8 +190,8 @@ def with_spin(spin: object) -> asyncrpc.Options:
     """Return options that let the loop poll."""
     if not hasattr(asyncrpc, "NetworkOptions"):
         raise LookupError("there are no NetworkOptions")
-    given: dict[str, Any] = {"spin": spin}
-    return asyncrpc.Options(network=asyncrpc.NetworkOptions(**given))
+    network_options: dict[str, Any] = {"spin": spin}
+    return asyncrpc.Options(network=asyncrpc.NetworkOptions(**network_options))
 
 
 def names_of(arguments: Arguments) -> list[str]:
@@ -226,15 +228,15 @@ async def main(arguments: Arguments) -> None:
     ]
     first, *others = windows.workers
     async with asyncio.TaskGroup() as starting:
-        for one in windows.workers:
-            starting.create_task(one.__aenter__())
+        for worker in windows.workers:
+            starting.create_task(worker.__aenter__())
     try:
         with acting_as(first):
             if arguments.rank == 0:
                 await awaiting.lead(measured(first), arguments)
         await asyncio.gather(*(worker.barrier() for worker in windows.workers))
     finally:
-        await asyncio.gather(*(one.shutdown() for one in (first, *others)))
+        await asyncio.gather(*(worker.shutdown() for worker in (first, *others)))
 
 
 if __name__ == "__main__":

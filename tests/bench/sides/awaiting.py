@@ -38,24 +38,26 @@ def measured(call: Call) -> dict[str, Measured]:
     nothing, shape_of, echo = (
         partial(call, name) for name in ("nothing_async", "shape_of", "echo")
     )
-    found: dict[str, Measured] = {
+    workloads: dict[str, Measured] = {
         "call_async": partial(latency, nothing),
         "many_async": partial(outstanding, nothing),
         "at_once_16": partial(at_once, shape_of),
     }
-    found |= bandwidths(shape_of, echo)
+    workloads |= bandwidths(shape_of, echo)
     for size in w.TCP_SIZES_MIB:
-        found[f"tcp_{size}"] = found[f"send_{size}"]
-    return found
+        workloads[f"tcp_{size}"] = workloads[f"send_{size}"]
+    return workloads
 
 
 def bandwidths(shape_of: Call, echo: Call) -> dict[str, Measured]:
     """Return the workloads with tensors, one after the other."""
-    found: dict[str, Measured] = {"send_64k": partial(bandwidth, shape_of, 64 << 10)}
+    workloads: dict[str, Measured] = {
+        "send_64k": partial(bandwidth, shape_of, 64 << 10)
+    }
     for size in w.SIZES_MIB:
-        found[f"send_{size}"] = partial(bandwidth, shape_of, size << 20)
-        found[f"echo_{size}"] = partial(bandwidth, echo, size << 20)
-    return found
+        workloads[f"send_{size}"] = partial(bandwidth, shape_of, size << 20)
+        workloads[f"echo_{size}"] = partial(bandwidth, echo, size << 20)
+    return workloads
 
 
 async def latency(start: Call, budget: Budget) -> list[float]:
@@ -105,12 +107,12 @@ async def window(
     return times_s
 
 
-async def lead(found: Mapping[str, Measured], arguments: Arguments) -> None:
+async def lead(workloads: Mapping[str, Measured], arguments: Arguments) -> None:
     """Measure one workload after the other; one that fails leaves the rest."""
     for name in arguments.workloads:
         try:
             async with asyncio.timeout(LIMIT_S):
-                values = await found[name](arguments.budget_for(name))
+                values = await workloads[name](arguments.budget_for(name))
         except Exception as error:  # noqa: BLE001  (it is reported)
             traceback.print_exc(file=sys.stderr)
             report(name, [], reason_of(error))

@@ -61,12 +61,12 @@ def window(start: Callable[[], Any], budget: Budget, count: int) -> list[float]:
 
 def references(rpc: Any) -> Measured:
     def run(budget: Budget) -> list[float]:
-        def one() -> None:
+        def use_reference() -> None:
             rref = rpc.remote(w.CALLEE, w.Counter)
             assert rref.rpc_sync().add(2) == 2
             rref.to_here()
 
-        return [per_second(measure(one, budget))]
+        return [per_second(measure(use_reference, budget))]
 
     return run
 
@@ -105,11 +105,11 @@ def measured(names: Any) -> Mapping[str, Measured]:
     }
 
 
-def lead(found: Mapping[str, Measured], arguments: Arguments) -> None:
+def lead(workloads: Mapping[str, Measured], arguments: Arguments) -> None:
     """Measure one workload after the other; one that fails leaves the rest."""
     for name in arguments.workloads:
         try:
-            values = found[name](arguments.budget_for(name))
+            values = workloads[name](arguments.budget_for(name))
         except Exception as error:  # noqa: BLE001  (it is reported)
             report(name, [], reason_of(error))
         else:

@@ -28,11 +28,13 @@ FUNCTIONS: Final = (w.nothing_async, w.nothing)
 
 async def calls(peer: asyncrpc.Peer, seconds: float) -> list[float]:
     """Return p50 and p99 of calls to an `async def` and to a `def`."""
-    found: list[float] = []
+    times_us: list[float] = []
     for function in FUNCTIONS:
         call = partial(peer.call, function)
-        found += p50_p99_us(await measure_async(call, Budget(seconds, 20), warm_ups=5))
-    return found
+        times_us += p50_p99_us(
+            await measure_async(call, Budget(seconds, 20), warm_ups=5)
+        )
+    return times_us
 
 
 async def lead(peer: asyncrpc.Peer, options: argparse.Namespace) -> None:
@@ -53,9 +55,11 @@ async def lead(peer: asyncrpc.Peer, options: argparse.Namespace) -> None:
             await asyncio.sleep(options.seconds / 2)
             alone = await set_both("")
             await set_both(load)
-            found = await calls(peer, options.seconds)
+            times_us = await calls(peer, options.seconds)
             beside = await set_both("")
-            report(f"{interval_ms:g}", title, found, beside / alone if alone else 0.0)
+            report(
+                f"{interval_ms:g}", title, times_us, beside / alone if alone else 0.0
+            )
 
 
 if __name__ == "__main__":

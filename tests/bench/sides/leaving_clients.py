@@ -29,7 +29,7 @@ async def read_all(reader: asyncio.StreamReader) -> None:
         pass
 
 
-async def one(port: int, client: Client) -> float:
+async def leave(port: int, client: Client) -> float:
     """Ask, read for so many seconds, and leave; return when that was."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(f"GET {client.path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
@@ -52,7 +52,7 @@ async def main(port: int, path: str, count: int, seed: int) -> dict[str, float]:
     draw = random.Random(seed)
     names = [f"{seed}-{number}" for number in range(count)]
     leaving = [
-        one(
+        leave(
             port,
             Client(
                 f"{path}?name={name}",
@@ -63,8 +63,8 @@ async def main(port: int, path: str, count: int, seed: int) -> dict[str, float]:
         )
         for name in names
     ]
-    found = await asyncio.gather(*leaving)
-    return dict(zip(names, found, strict=True))
+    left_s = await asyncio.gather(*leaving)
+    return dict(zip(names, left_s, strict=True))
 
 
 if __name__ == "__main__":

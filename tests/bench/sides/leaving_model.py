@@ -61,10 +61,10 @@ async def tokens(name: str) -> AsyncIterator[int]:
 
 async def end() -> tuple[dict[str, float], dict[str, float]]:
     """Return what was noted, and forget it."""
-    found = dict(closed_s), dict(freed_s)
+    noted_s = dict(closed_s), dict(freed_s)
     closed_s.clear()
     freed_s.clear()
-    return found
+    return noted_s
 
 
 async def unload() -> None:

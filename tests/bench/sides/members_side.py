@@ -73,7 +73,7 @@ async def live(rank: int, size: int) -> Life:
     worker = asyncrpc.Worker(f"w{rank}", options=options)
     async with worker:
         life.end("join")
-        others = [f"w{one}" for one in range(size) if one != rank]
+        others = [f"w{other}" for other in range(size) if other != rank]
         for stage in ("calls", "calls again"):
             await worker.barrier()
             life.begin()
@@ -108,7 +108,7 @@ def live_in_torch(rank: int, size: int) -> Life:
         f"w{rank}", rank=rank, world_size=size, rpc_backend_options=options
     )
     life.end("join")
-    others = [f"w{one}" for one in range(size) if one != rank]
+    others = [f"w{other}" for other in range(size) if other != rank]
     for stage in ("calls", "calls again"):
         _wait_for_all()
         life.begin()

@@ -122,13 +122,13 @@ async def measure(
     """
     for name, work in works.items():
         await work(peer, 4 * seconds)
-        found: dict[str, list[list[float]]] = {wanted: [] for wanted in BOTH}
+        figures: dict[str, list[list[float]]] = {wanted: [] for wanted in BOTH}
         for number in range(2 * rounds):
             wanted = BOTH[(number + number // 2) % 2]  # off on, on off, off on
             switch(wanted)
             await peer.call(switch, wanted)
-            found[wanted].append(await rates(work, peer, seconds))
-        report(name, found)
+            figures[wanted].append(await rates(work, peer, seconds))
+        report(name, figures)
     switch("off")
     await peer.call(switch, "off")
 
@@ -196,7 +196,7 @@ async def measure_alone(blocks: int) -> None:
     async with Cluster(2, network="uds") as (a, b):
         peer = a.peer(1)
         await at_once(peer, 0.5)
-        found: dict[str, list[list[float]]] = {wanted: [] for wanted in BOTH}
+        figures: dict[str, list[list[float]]] = {wanted: [] for wanted in BOTH}
         for number in range(2 * blocks):
             wanted = BOTH[(number + number // 2) % 2]
             with contextlib.ExitStack() as stack:
@@ -208,8 +208,8 @@ async def measure_alone(blocks: int) -> None:
                     calls = (peer.call(add, 1, 2) for _ in range(AT_ONCE))
                     await asyncio.gather(*calls)
                 took_s = time.process_time() - begun_s
-                found[wanted].append([took_s / (4 * AT_ONCE) * 1e6])
-        report("one process", {wanted: [min(one)] for wanted, one in found.items()})
+                figures[wanted].append([took_s / (4 * AT_ONCE) * 1e6])
+        report("one process", {wanted: [min(rows)] for wanted, rows in figures.items()})
 
 
 SWITCHES: Final[Mapping[str, Switch]] = {

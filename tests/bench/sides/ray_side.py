@@ -108,8 +108,8 @@ async def main(arguments: Arguments) -> None:
             times_s = measure(lambda: ray.get(counter.add.remote(1)), budget)
             return [per_second(times_s)]
 
-        found = awaiting.measured(call) | {"rref_method": kept_actor}
-        await awaiting.lead(found, arguments)
+        workloads = awaiting.measured(call) | {"rref_method": kept_actor}
+        await awaiting.lead(workloads, arguments)
 
 
 if __name__ == "__main__":

@@ -141,11 +141,11 @@ class OpenLoop:
             self._failed = self._total - len(self._times_s)
         for connection in self._free:
             connection.abort()
-        found = {
+        report = {
             "rate": len(self._times_s) / (now_s() - begin_s),
             "failed": self._failed,
         }
-        return {**found, **percentiles("", self._times_s)}
+        return {**report, **percentiles("", self._times_s)}
 
     def _start(self) -> None:
         while self._due and self._free:
@@ -179,8 +179,10 @@ class Load:
 
     async def connect(self) -> HttpConnection:
         loop = asyncio.get_running_loop()
-        _, made = await loop.create_connection(HttpConnection, "127.0.0.1", self._port)
-        return made
+        _, connection = await loop.create_connection(
+            HttpConnection, "127.0.0.1", self._port
+        )
+        return connection
 
     async def once(self, connection: HttpConnection) -> Answer:
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()

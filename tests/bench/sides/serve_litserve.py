@@ -25,8 +25,8 @@ class ClassifierAPI(litserve.LitAPI):
         return self.model(x)
 
     def unbatch(self, output: torch.Tensor) -> list[list[float]]:
-        found: list[list[float]] = output.tolist()
-        return found
+        scores: list[list[float]] = output.tolist()
+        return scores
 
     def encode_response(self, output: list[float]) -> dict[str, list[float]]:
         return {"scores": output}

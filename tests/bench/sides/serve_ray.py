@@ -25,8 +25,8 @@ class ClassifierDeployment:
 
     @serve.batch(max_batch_size=m.BATCH_MAX, batch_wait_timeout_s=m.BATCH_WAIT_S)
     async def classify(self, rows: list[list[float]]) -> list[list[float]]:
-        found: list[list[float]] = self.model(torch.tensor(rows)).tolist()
-        return found
+        scores: list[list[float]] = self.model(torch.tensor(rows)).tolist()
+        return scores
 
     async def __call__(self, request: Request) -> dict[str, Any]:
         body = await request.json()

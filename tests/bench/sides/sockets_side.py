@@ -55,12 +55,12 @@ def bandwidth(sock: socket.socket, nbytes: int, *, is_echo: bool) -> Measured:
         payload, task = memory(nbytes), TASK.pack(nbytes, is_echo)
         answer = memory(nbytes if is_echo else 1)
 
-        def one() -> None:
+        def exchange() -> None:
             sock.sendall(task)
             sock.sendall(payload)
             assert read_all(sock, answer)
 
-        times_s = measure(one, budget, warm_ups=warm_ups_for(nbytes))
+        times_s = measure(exchange, budget, warm_ups=warm_ups_for(nbytes))
         return [gb_per_second(times_s, nbytes)]
 
     return run

@@ -107,5 +107,5 @@ if __name__ == "__main__":
     parser = parser_of_process()
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--spin", type=setting, required=True)
-    given = parser.parse_args()
-    pair.run(given, lead, of_worker=with_spin(given.spin))
+    options = parser.parse_args()
+    pair.run(options, lead, of_worker=with_spin(options.spin))

@@ -47,12 +47,12 @@ def fan_out(mib: int, budget: Budget) -> list[float]:
     tensor = torch.ones((mib << 20) // 4)
     peers = [name_of(rank) for rank in (1, 2, 3)]
 
-    def one() -> None:
+    def call_all() -> None:
         calls = [rpc.rpc_async(peer, w.shape_of, args=(tensor,)) for peer in peers]
         for call in calls:
             call.wait()
 
-    times_s = measure(one, budget, warm_ups=warm_ups_for(0))
+    times_s = measure(call_all, budget, warm_ups=warm_ups_for(0))
     return [gb_per_second(times_s, len(peers) * tensor.nbytes)]
 
 
@@ -73,7 +73,7 @@ def kept_reference(budget: Budget) -> list[float]:
 def measured() -> Mapping[str, Measured]:
     call = blocking.latency(rpc, w.nothing)
     many = blocking.outstanding(rpc, w.nothing, w.OUTSTANDING)
-    found: dict[str, Measured] = {
+    workloads: dict[str, Measured] = {
         "call_async": call,
         "call_def": call,
         "tensor_add": blocking.latency(rpc, w.add_one, (torch.ones(w.KIB_FLOATS),)),
@@ -90,13 +90,13 @@ def measured() -> Mapping[str, Measured]:
         **blocking.measured(blocking.torch_names()),
     }
     for size in w.SIZES_MIB:
-        found[f"send_{size}"] = bandwidth(w.shape_of, size << 20)
-        found[f"echo_{size}"] = bandwidth(w.echo, size << 20)
-    found["huge_256"] = found["send_256"]
+        workloads[f"send_{size}"] = bandwidth(w.shape_of, size << 20)
+        workloads[f"echo_{size}"] = bandwidth(w.echo, size << 20)
+    workloads["huge_256"] = workloads["send_256"]
     for size in w.TCP_SIZES_MIB:
-        found[f"tcp_{size}"] = bandwidth(w.shape_of, size << 20)
-        found[f"tcp_echo_{size}"] = bandwidth(w.echo, size << 20)
-    return found
+        workloads[f"tcp_{size}"] = bandwidth(w.shape_of, size << 20)
+        workloads[f"tcp_echo_{size}"] = bandwidth(w.echo, size << 20)
+    return workloads
 
 
 def backend_options(arguments: Arguments) -> rpc.TensorPipeRpcBackendOptions:

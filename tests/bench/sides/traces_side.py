@@ -60,12 +60,12 @@ async def processor_times_us(peer: asyncrpc.Peer) -> list[float]:
         for _ in range(CALLS_EACH):
             await peer.call(w.nothing_async)
 
-    found = []
+    times_s = []
     for _ in range(RUNS):
         work = asyncio.gather(*(calls() for _ in range(w.OUTSTANDING)))
-        found.append(await used_by(peer, work))
+        times_s.append(await used_by(peer, work))
     count = CALLS_EACH * w.OUTSTANDING
-    return [min(one) / count * 1e6 for one in zip(*found, strict=True)]
+    return [min(column) / count * 1e6 for column in zip(*times_s, strict=True)]
 
 
 async def lead(peer: asyncrpc.Peer, options: argparse.Namespace) -> None:
@@ -91,5 +91,5 @@ if __name__ == "__main__":
     parser = parser_of_process()
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--way", required=True)
-    given = parser.parse_args()
-    pair.run(given, lead, prepare=lambda worker: turn_on(worker, given.way))
+    options = parser.parse_args()
+    pair.run(options, lead, prepare=lambda worker: turn_on(worker, options.way))

@@ -71,9 +71,9 @@ def steps(
     """Measure training steps of layers on workers."""
 
     async def run(budget: Budget) -> list[float]:
-        made = [asyncrpc.remote(worker, kind) for worker, kind in layers]
-        optimizer = await optimizer_of(made)
-        times_s = await measure_async(lambda: take(made, optimizer, rows), budget)
+        references = [asyncrpc.remote(worker, kind) for worker, kind in layers]
+        optimizer = await optimizer_of(references)
+        times_s = await measure_async(lambda: take(references, optimizer, rows), budget)
         return [per_second(times_s)]
 
     return run

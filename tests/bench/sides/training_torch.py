@@ -48,9 +48,9 @@ def steps(rows: torch.Tensor, *layers: tuple[str, type[nn.Module]]) -> Measured:
     """Measure training steps of layers on workers."""
 
     def run(budget: Budget) -> list[float]:
-        made = [rpc.remote(worker, kind) for worker, kind in layers]
-        optimizer = optimizer_of(made)
-        return [per_second(measure(lambda: step(made, optimizer, rows), budget))]
+        references = [rpc.remote(worker, kind) for worker, kind in layers]
+        optimizer = optimizer_of(references)
+        return [per_second(measure(lambda: step(references, optimizer, rows), budget))]
 
     return run
 

@@ -112,9 +112,9 @@ def buckets_of(
 
 async def theirs(hook: Any, state: Any, bucket: GradBucket) -> torch.Tensor:
     """Run one of torch's hooks; it waits, so in a thread."""
-    found = await asyncio.to_thread(lambda: hook(state, bucket).wait())
-    assert isinstance(found, torch.Tensor)
-    return found
+    gradient = await asyncio.to_thread(lambda: hook(state, bucket).wait())
+    assert isinstance(gradient, torch.Tensor)
+    return gradient
 
 
 def relative(ours: torch.Tensor, wanted: torch.Tensor) -> float:

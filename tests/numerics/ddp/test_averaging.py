@@ -83,10 +83,10 @@ def check_close(
     if case.units == 0.0:
         assert_equal(list(ours), list(theirs), f"{case}: {where}")
         return
-    for one, other in zip(ours, theirs, strict=True):
-        assert one.dtype == other.dtype
-        unit = torch.finfo(one.dtype).eps * float(other.abs().max())
-        assert float((one - other).abs().max()) <= case.units * unit, where
+    for mine, its in zip(ours, theirs, strict=True):
+        assert mine.dtype == its.dtype
+        unit = torch.finfo(mine.dtype).eps * float(its.abs().max())
+        assert float((mine - its).abs().max()) <= case.units * unit, where
 
 
 async def check_same_at(
@@ -94,28 +94,30 @@ async def check_same_at(
 ) -> None:
     """Find the same bits at some ranks."""
     for parameter in parameters:
-        found = await group.all_gather(parameter.detach())
-        assert all(torch.equal(found[rank], parameter) for rank in ranks)
+        gathered = await group.all_gather(parameter.detach())
+        assert all(torch.equal(gathered[rank], parameter) for rank in ranks)
 
 
 async def compare_averagers(group: Group, case: Case) -> None:
     """Step by step, with parameters of several dtypes, one without a gradient."""
     draw = torch.Generator().manual_seed(group.rank)
     shapes = ((3, 5), (40, 30), (7,), (), (300, 290), (2, 2))
-    made = [
+    tensors = [
         torch.randn(shape, generator=draw).to(MIXED[place % 3])
         for place, shape in enumerate(shapes)
     ]
-    ours, theirs = ([nn.Parameter(one.clone()) for one in made] for _ in range(2))
+    ours, theirs = (
+        [nn.Parameter(tensor.clone()) for tensor in tensors] for _ in range(2)
+    )
     mine, other = averagers(group, case)
     for step in range(STEPS):
-        for place, (one, same) in enumerate(zip(ours, theirs, strict=True)):
-            change = torch.randn(one.shape, generator=draw).to(one.dtype)
+        for place, (parameter, same) in enumerate(zip(ours, theirs, strict=True)):
+            change = torch.randn(parameter.shape, generator=draw).to(parameter.dtype)
             with torch.no_grad():
-                one.add_(change)
+                parameter.add_(change)
                 same.add_(change)
             if place != 2:
-                one.grad = same.grad = change
+                parameter.grad = same.grad = change
         groups = [{"params": ours[:2]}, {"params": ours[2:]}]
         await mine.average_parameters(groups if step % 2 else ours)
         await asyncio.to_thread(other.average_parameters, theirs)

@@ -85,14 +85,14 @@ async def ours(
     model = await DistributedDataParallel(module, group, **options)
     if hook is not None:
         model.register_comm_hook(dist.group.WORLD, hook)
-    optimizer, found = optimizer_of(model), []
+    optimizer, snapshots = optimizer_of(model), []
     for step in range(STEPS):
         optimizer.zero_grad()
         await model.backward(loss_of(model, options, rank, step))
         optimizer.step()
-        found.append(parameters_of(model))
+        snapshots.append(parameters_of(model))
     model.close()
-    return found
+    return snapshots
 
 
 def theirs(rank: int, options: dict[str, Any], hook: Any) -> list[Any]:
@@ -100,13 +100,13 @@ def theirs(rank: int, options: dict[str, Any], hook: Any) -> list[Any]:
     model = nn.parallel.DistributedDataParallel(module, **options)
     if hook is not None:
         model.register_comm_hook(dist.group.WORLD, hook)
-    optimizer, found = optimizer_of(model), []
+    optimizer, snapshots = optimizer_of(model), []
     for step in range(STEPS):
         optimizer.zero_grad()
         torch.autograd.backward(loss_of(model, options, rank, step))
         optimizer.step()
-        found.append(parameters_of(model))
-    return found
+        snapshots.append(parameters_of(model))
+    return snapshots
 
 
 async def compare(rank: int, size: int, options: dict[str, Any], hook: Any) -> float:
@@ -117,15 +117,15 @@ async def compare(rank: int, size: int, options: dict[str, Any], hook: Any) -> f
             Worker(f"w{rank}", rendezvous="env://") as worker,
             Group(worker) as group,
         ):
-            one = await ours(rank, group, options, hook)
+            our_snapshots = await ours(rank, group, options, hook)
             # In a thread: our loop has to answer the other ranks meanwhile.
-            other = await asyncio.to_thread(theirs, rank, options, hook)
+            their_snapshots = await asyncio.to_thread(theirs, rank, options, hook)
     finally:
         dist.destroy_process_group()
     assert size == group.size
     return max(
         float((a - b).abs().max())
-        for mine, its in zip(one, other, strict=True)
+        for mine, its in zip(our_snapshots, their_snapshots, strict=True)
         for a, b in zip(mine, its, strict=True)
     )
 

@@ -20,7 +20,7 @@ def tolerance(hook: str, dtype: torch.dtype, size: int) -> float:
     if size == 2:
         return 0.0
     added_in = ADDED_IN.get(hook[:4], dtype)
-    return UNITS * max(torch.finfo(one).eps for one in (added_in, dtype))
+    return UNITS * max(torch.finfo(kind).eps for kind in (added_in, dtype))
 
 
 @pytest.mark.slow

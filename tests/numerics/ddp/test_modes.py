@@ -100,14 +100,14 @@ def numbers(rank: int) -> torch.Tensor:
     return torch.full((3,), float(rank + 1))
 
 
-def are_plain(found: list[torch.Tensor], wanted: list[int]) -> bool:
-    return len(found) == len(wanted) and all(
-        type(one) is torch.Tensor
-        and one.device.type == "cpu"
-        and one.dtype == torch.float32
-        and not one.is_inference()
-        and one.tolist() == [float(value)] * 3
-        for one, value in zip(found, wanted, strict=True)
+def are_plain(tensors: list[torch.Tensor], wanted: list[int]) -> bool:
+    return len(tensors) == len(wanted) and all(
+        type(tensor) is torch.Tensor
+        and tensor.device.type == "cpu"
+        and tensor.dtype == torch.float32
+        and not tensor.is_inference()
+        and tensor.tolist() == [float(value)] * 3
+        for tensor, value in zip(tensors, wanted, strict=True)
     )
 
 
@@ -191,7 +191,9 @@ async def at_all(count: int, hold: Hold, run: Callable[[int], Ran]) -> list[Any]
 
 async def check_equal(groups: Groups, values: Sequence[Sequence[torch.Tensor]]) -> None:
     """Check that all ranks, also of other processes, have the same values."""
-    flat = [torch.cat([one.flatten().double() for one in mine]) for mine in values]
+    flat = [
+        torch.cat([tensor.flatten().double() for tensor in mine]) for mine in values
+    ]
     gathered = await asyncio.gather(*map(Group.all_gather, groups, flat))
     for ranks in gathered:
         assert all(torch.equal(rank, ranks[0]) for rank in ranks)
@@ -202,8 +204,8 @@ async def collectives_have_the_defaults(groups: Groups, *, hold: Hold) -> None:
     for label, (collective, wanted) in COLLECTIVES.items():
         inputs = [numbers(group.rank) for group in groups]
         run = partial(_collective, collective, groups, inputs)
-        for group, found in zip(groups, await at_all(count, hold, run), strict=True):
-            assert are_plain(found, wanted[group.rank]), label
+        for group, outputs in zip(groups, await at_all(count, hold, run), strict=True):
+            assert are_plain(outputs, wanted[group.rank]), label
     for memory in await at_all(count, hold, lambda at: groups[at].empty(3)):
         assert memory.zero_().tolist() == [0.0] * 3  # it is no inference tensor
 
@@ -223,7 +225,7 @@ async def inference_tensors_are_reduced(groups: Groups, *, within: bool) -> None
         await asyncio.gather(*(group.broadcast(x, 0) for group, x in sends))
     plain = [numbers(group.rank) for group in groups]
     await asyncio.gather(*map(Group.all_reduce, groups, plain))
-    assert all(one.tolist() == [3.0] * 3 for one in (*inputs, *plain))
+    assert all(tensor.tolist() == [3.0] * 3 for tensor in (*inputs, *plain))
 
 
 async def fakes_are_refused(groups: Groups) -> None:
@@ -299,8 +301,8 @@ class Rank:
     def loss(self) -> torch.Tensor:
         """Compute a loss, and give the parameters of the optimizers gradients."""
         assert self.model is not None
-        for one in (*self.sharded, *self.averaged):
-            one.grad = torch.ones_like(one)
+        for parameter in (*self.sharded, *self.averaged):
+            parameter.grad = torch.ones_like(parameter)
         result: torch.Tensor = self.model(words_of(self.group.rank))
         return result
 
@@ -321,8 +323,8 @@ class Rank:
         assert self.model is not None
         grads = [parameter.grad for parameter in self.model.module.parameters()]
         return [
-            one.detach().to_dense().clone()
-            for one in (
+            tensor.detach().to_dense().clone()
+            for tensor in (
                 *(grad for grad in grads if grad is not None),
                 *self.model.module.buffers(),
                 *self.sharded,
@@ -353,13 +355,13 @@ def _train(ranks: list[Rank], losses: list[torch.Tensor], at: int) -> Ran:
 
 async def training_has_the_defaults(groups: Groups, *, kind: str, hold: Hold) -> None:
     wanted = await trained(groups, kind, at_once)
-    found = await trained(groups, kind, hold)
+    results = await trained(groups, kind, hold)
     assert state() == DEFAULT
-    for mine, theirs in zip(found, wanted, strict=True):
-        for one, other in zip(mine, theirs, strict=True):
-            assert one.dtype == other.dtype
-            assert torch.equal(one, other)
-            assert not one.is_inference()
+    for mine, theirs in zip(results, wanted, strict=True):
+        for tensor, other in zip(mine, theirs, strict=True):
+            assert tensor.dtype == other.dtype
+            assert torch.equal(tensor, other)
+            assert not tensor.is_inference()
 
 
 class Passing(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -424,7 +426,7 @@ async def plain_backward_is_reduced(groups: Groups, *, name: str) -> None:
     ]
     await check_equal(
         groups,
-        [[torch.zeros(1) if one is None else one for one in mine] for mine in grads],
+        [[torch.zeros(1) if grad is None else grad for grad in mine] for mine in grads],
     )
 
 

@@ -124,7 +124,7 @@ def prepare(module: nn.Module, words: str) -> None:
 
 
 def dense_grads_of(module: nn.Module) -> Grads:
-    return [None if one is None else one.to_dense() for one in grads_of(module)]
+    return [None if grad is None else grad.to_dense() for grad in grads_of(module)]
 
 
 async def ours(
@@ -132,7 +132,7 @@ async def ours(
 ) -> list[Grads]:
     module = Branches(is_sparse=case.is_sparse)
     model = await DistributedDataParallel(module, group, **options)
-    found = []
+    synced_grads = []
     for number, step in enumerate(program):
         if isinstance(step, str):
             prepare(module, step)
@@ -145,16 +145,16 @@ async def ours(
                 else:
                     await model.backward(loss)
         if step.is_synced:
-            found.append(dense_grads_of(module))
+            synced_grads.append(dense_grads_of(module))
     model.close()
-    return found
+    return synced_grads
 
 
 def theirs(rank: int, program: Program, **options: Any) -> list[Grads]:
     """Run a program on torch's module, which can leave no sparse gradient unused."""
     module = Branches()
     model = nn.parallel.DistributedDataParallel(module, **options)
-    found = []
+    synced_grads = []
     for number, step in enumerate(program):
         if isinstance(step, str):
             prepare(module, step)
@@ -163,8 +163,8 @@ def theirs(rank: int, program: Program, **options: Any) -> list[Grads]:
             if uses := step.uses[rank]:
                 torch.autograd.backward(model(row(rank, number), uses))
         if step.is_synced:
-            found.append(dense_grads_of(module))
-    return found
+            synced_grads.append(dense_grads_of(module))
+    return synced_grads
 
 
 async def compare(rank: int, folder: str) -> list[str]:
@@ -203,7 +203,9 @@ async def test_gathered_gradients_that_were_dropped_are_unused(
     """torch raises an internal error here."""
     program: Program = [Step(("b", "")), "drop", synced("a", "a")]
     for case in CASES:
-        runs = [ours(one, case, program, find_unused_parameters=True) for one in pair]
+        runs = [
+            ours(group, case, program, find_unused_parameters=True) for group in pair
+        ]
         for (values,) in await asyncio.gather(*runs):
             assert [value is None for value in values] == [False] * 2 + [True] * 3
 
@@ -217,7 +219,7 @@ async def test_gradients_of_one_rank_within_no_sync_are_reduced_for_all(
     alone = Branches()
     torch.autograd.backward(alone(row(0, 0), "b") / 2)
     for case in CASES:
-        runs = [ours(one, case, program, **{mode: True}) for one in pair]
+        runs = [ours(group, case, program, **{mode: True}) for group in pair]
         for rank in await asyncio.gather(*runs):
             for grads in rank:
                 assert same(grads[2:], grads_of(alone)[2:])
@@ -227,7 +229,7 @@ async def test_a_static_graph_that_changes_within_no_sync_is_refused(
     pair: list[Group],
 ) -> None:
     program: Program = [synced("a", "a"), Step(("b", "")), synced("a", "a")]
-    runs = [ours(one, CASES[0], program, static_graph=True) for one in pair]
+    runs = [ours(group, CASES[0], program, static_graph=True) for group in pair]
     first, second = await outcomes(*runs)
     assert isinstance(first, UsageError)
     assert "'b.weight' took part in this backward pass differently" in str(first)

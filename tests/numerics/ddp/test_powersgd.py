@@ -24,8 +24,8 @@ HALF = {"fp16(powerSGD)": 0.05, "bf16(powerSGD)": 0.25}
 
 def check(size: int, tmp_path: Path, *cases: Case) -> list[float]:
     """Return the largest difference of each case, over all ranks."""
-    given = (str(tmp_path), "power", cases)
-    by_rank = launch(play, given, size, method="forkserver")
+    arguments = (str(tmp_path), "power", cases)
+    by_rank = launch(play, arguments, size, method="forkserver")
     largest = [max(each) for each in zip(*by_rank, strict=True)]
     if size == 2:
         assert largest == [0.0] * len(cases)

@@ -57,9 +57,9 @@ class Rank:
         self, hook: Hook, number: int, layout: Numbers = LAYOUT, *, same: bool = False
     ) -> list[torch.Tensor]:
         """Make a step; return the gradient of each parameter."""
-        found: dict[int, torch.Tensor] = {}
+        gradients: dict[int, torch.Tensor] = {}
         for index, numbers in enumerate(layout):
-            own = [self.gradient(number, one, same=same) for one in numbers]
+            own = [self.gradient(number, place, same=same) for place in numbers]
             bucket = GradBucket(
                 index,
                 torch.cat(own),
@@ -67,8 +67,8 @@ class Rank:
                 is_last=index == len(layout) - 1,
             )
             bucket.set_buffer(await hook(self.state, bucket))
-            found |= dict(zip(numbers, bucket.gradients(), strict=True))
-        return [found[one] for one in range(len(SHAPES))]
+            gradients |= dict(zip(numbers, bucket.gradients(), strict=True))
+        return [gradients[place] for place in range(len(SHAPES))]
 
     def gradient(self, step: int, parameter: int, *, same: bool) -> torch.Tensor:
         seed = 1000 * step + 10 * parameter + (0 if same else self.group.rank)
@@ -80,13 +80,13 @@ async def steps(
     ranks: Sequence[Rank], hook: Hook, numbers: range, **how: Any
 ) -> list[list[torch.Tensor]]:
     """Make steps at all ranks; return what rank 0 has of each; all have the same."""
-    found = []
+    gradients = []
     for number in numbers:
         each = await asyncio.gather(*(rank.step(hook, number, **how) for rank in ranks))
         for other in each[1:]:
             assert same(each[0], other)
-        found.append(each[0])
-    return found
+        gradients.append(each[0])
+    return gradients
 
 
 def same(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> bool:
@@ -101,13 +101,13 @@ def ranks_of(workers: Sequence[Any], name: str, **options: Any) -> list[Rank]:
 
 
 def loaded(ranks: Sequence[Rank], states: Sequence[PowerSGDState]) -> list[Rank]:
-    return [Rank(one.group, state) for one, state in zip(ranks, states, strict=True)]
+    return [Rank(rank.group, state) for rank, state in zip(ranks, states, strict=True)]
 
 
 def by_pickle(state: PowerSGDState) -> PowerSGDState:
-    found = pickle.loads(pickle.dumps(state))
-    assert isinstance(found, PowerSGDState)
-    return found
+    restored = pickle.loads(pickle.dumps(state))
+    assert isinstance(restored, PowerSGDState)
+    return restored
 
 
 def by_torch(state: PowerSGDState) -> PowerSGDState:
@@ -115,9 +115,9 @@ def by_torch(state: PowerSGDState) -> PowerSGDState:
     torch.save({"hook": state}, memory)
     memory.seek(0)
     with torch.serialization.safe_globals([PowerSGDState]):
-        found = torch.load(memory, weights_only=True)["hook"]
-    assert isinstance(found, PowerSGDState)
-    return found
+        restored = torch.load(memory, weights_only=True)["hook"]
+    assert isinstance(restored, PowerSGDState)
+    return restored
 
 
 def by_values(state: PowerSGDState) -> PowerSGDState:
@@ -206,7 +206,7 @@ async def test_the_mean_of_all_errors_is_enough_for_any_number_of_ranks() -> Non
         plainly = loaded(ranks, [copy.deepcopy(rank.state) for rank in ranks])
         await asyncio.gather(*(rank.state.average_errors() for rank in ranks))
         saved = pickle.dumps(ranks[2].state)
-        fewer = [Rank(Group(one), pickle.loads(saved)) for one in two]
+        fewer = [Rank(Group(worker), pickle.loads(saved)) for worker in two]
         every = loaded(ranks, [pickle.loads(saved) for _ in ranks])
         # The means of the gradients are the same, as all ranks have the same ones.
         wanted = await steps(plainly, powerSGD_hook, range(5, 9), same=True)
@@ -219,8 +219,8 @@ async def test_the_mean_of_all_errors_is_enough_for_any_number_of_ranks() -> Non
         resumed = await steps(fewer, powerSGD_hook, range(5, 9), same=True)
         for others in (went_on, resumed):
             for left, right in zip(others, wanted, strict=True):
-                for one, other in zip(left, right, strict=True):
-                    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+                for gradient, expected in zip(left, right, strict=True):
+                    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
 
 
 async def test_state_of_a_single_rank_does_not_fit_all_ranks() -> None:
@@ -320,10 +320,10 @@ class Trainer:
     @classmethod
     def load(cls, group: Group, saved: bytes) -> Trainer:
         model, optimizer, state = pickle.loads(saved)
-        found = cls(group, state)
-        found.model.module.load_state_dict(model)
-        found.optimizer.load_state_dict(optimizer)
-        return found
+        trainer = cls(group, state)
+        trainer.model.module.load_state_dict(model)
+        trainer.optimizer.load_state_dict(optimizer)
+        return trainer
 
 
 async def test_new_module_continues_bitwise_from_a_state() -> None:

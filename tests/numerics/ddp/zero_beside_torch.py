@@ -50,27 +50,27 @@ def grouped(parameters: Sequence[torch.Tensor], scale: float) -> list[dict[str, 
 def give_gradients(parameters: Sequence[torch.Tensor], step: int) -> None:
     """Give each its gradient of a step, but one none at first."""
     draw = torch.Generator().manual_seed(1000 + step)
-    for place, one in enumerate(parameters):
-        gradient = torch.randn(one.shape, generator=draw).to(one.dtype)
-        one.grad = None if place == 4 and step < 2 else gradient
+    for place, parameter in enumerate(parameters):
+        gradient = torch.randn(parameter.shape, generator=draw).to(parameter.dtype)
+        parameter.grad = None if place == 4 and step < 2 else gradient
 
 
-def assert_equal(found: Any, wanted: Any, where: str = "") -> None:
+def assert_equal(actual: Any, wanted: Any, where: str = "") -> None:
     """Compare trees of tensors and values, bit by bit."""
     if isinstance(wanted, torch.Tensor):
-        assert isinstance(found, torch.Tensor), where
-        assert found.dtype == wanted.dtype, where
-        assert torch.equal(found, wanted), where
+        assert isinstance(actual, torch.Tensor), where
+        assert actual.dtype == wanted.dtype, where
+        assert torch.equal(actual, wanted), where
     elif isinstance(wanted, dict):
-        assert found.keys() == wanted.keys(), where
+        assert actual.keys() == wanted.keys(), where
         for key, value in wanted.items():
-            assert_equal(found[key], value, f"{where}[{key!r}]")
+            assert_equal(actual[key], value, f"{where}[{key!r}]")
     elif isinstance(wanted, list | tuple):
-        assert len(found) == len(wanted), where
-        for place, (one, other) in enumerate(zip(found, wanted, strict=True)):
-            assert_equal(one, other, f"{where}[{place}]")
+        assert len(actual) == len(wanted), where
+        for place, (element, other) in enumerate(zip(actual, wanted, strict=True)):
+            assert_equal(element, other, f"{where}[{place}]")
     else:
-        assert found == wanted, where
+        assert actual == wanted, where
 
 
 class Sides:
@@ -113,16 +113,16 @@ class Sides:
         await self.zero.consolidate_state_dict(to)
         if self.zero.group.rank != to:
             return None
-        found = self.zero.state_dict()
-        assert_equal(found, self.alone.state_dict(), "state of one rank")
-        return found
+        state = self.zero.state_dict()
+        assert_equal(state, self.alone.state_dict(), "state of one rank")
+        return state
 
     async def torchs_states(self, to: int) -> None:
         """Find that the states are those which torch's brings together."""
-        found = await self.states(to)
+        state = await self.states(to)
         await asyncio.to_thread(self.torch_zero.consolidate_state_dict, to)
-        if found is not None:
-            assert_equal(found, self.torch_zero.state_dict(), "torch's state")
+        if state is not None:
+            assert_equal(state, self.torch_zero.state_dict(), "torch's state")
 
 
 async def compare(group: Group, case: Case) -> None:
@@ -142,8 +142,8 @@ async def compare(group: Group, case: Case) -> None:
     again.torch_zero.load_state_dict(copy.deepcopy(saved))
     with torch.no_grad():
         for parameters in (again.ours, again.torchs, again.plain):
-            for one, value in zip(parameters, sides.plain, strict=True):
-                one.copy_(value)
+            for parameter, value in zip(parameters, sides.plain, strict=True):
+                parameter.copy_(value)
     for step in range(3, 6):
         await again.step(step)
     if not case.as_views:  # it takes torch a second and a half

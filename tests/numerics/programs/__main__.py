@@ -97,8 +97,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.numerics.programs")
     parser.add_argument("--programs", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    return run(given.programs, given.seed, Console(highlight=False))
+    options = parser.parse_args()
+    return run(options.programs, options.seed, Console(highlight=False))
 
 
 if __name__ == "__main__":

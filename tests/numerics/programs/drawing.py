@@ -81,7 +81,7 @@ class Value:
 
     @property
     def takes_sparse(self) -> bool:
-        return self.is_table and not any(one.has_clamp for one in self.chain)
+        return self.is_table and not any(value.has_clamp for value in self.chain)
 
 
 @dataclass(eq=False)
@@ -118,10 +118,10 @@ class Drawer:
 
     def where(self, fits: Callable[[Value], bool], home: str = "") -> list[Value]:
         """Return slots, the newest first."""
-        found = [
+        fitting = [
             value for value in self.values if fits(value) and home in {"", value.home}
         ]
-        return found[::-1]
+        return fitting[::-1]
 
     def add(self, home: str, shape: tuple[int, ...] = SHAPE, **known: object) -> Value:
         value = Value(len(self.values), home, shape, **known)  # type: ignore[arg-type]
@@ -132,19 +132,19 @@ class Drawer:
 
     def parameter(self) -> bool:
         kind = self.one_of(KINDS)
-        made = self.add(
+        value = self.add(
             self.station(),
             kind=kind,
             needs_gradient=True,
             is_leaf=True,
             is_table=kind == "double",
         )
-        self.steps.append(steps.Parameter(made.home, made.slot, kind))
+        self.steps.append(steps.Parameter(value.home, value.slot, kind))
         return True
 
     def constant(self) -> bool:
-        made = self.add(self.station(), kind=self.one_of(KINDS))
-        self.steps.append(steps.Constant(made.home, made.slot, made.kind))
+        value = self.add(self.station(), kind=self.one_of(KINDS))
+        self.steps.append(steps.Constant(value.home, value.slot, value.kind))
         return True
 
     def mix(self) -> bool:
@@ -153,12 +153,12 @@ class Drawer:
         first = self.one_of(self.values[::-1])
         others = self.some_of(self.where(any_value, first.home), MESSAGE_MAX)
         of = [first, *others]
-        made = self.computed(first.home, of)
-        self.steps.append(steps.Mix(first.home, made.slot, slots_of(of)))
+        value = self.computed(first.home, of)
+        self.steps.append(steps.Mix(first.home, value.slot, slots_of(of)))
         return True
 
     def computed(self, home: str, of: Sequence[Value], **known: object) -> Value:
-        needs = any(one.needs_gradient for one in of)
+        needs = any(value.needs_gradient for value in of)
         return self.add(home, needs_gradient=needs, has_own_node=needs, **known)  # type: ignore[arg-type]
 
     def turn(self) -> bool:
@@ -168,19 +168,19 @@ class Drawer:
         into = self.one_of(["sum", "complex", "bfloat16"])
         shape = () if into == "sum" else SHAPE
         kind = "double" if into == "sum" else into
-        made = self.computed(of.home, [of], shape=shape, kind=kind)
-        self.steps.append(steps.Turn(of.home, made.slot, of.slot, into))
+        value = self.computed(of.home, [of], shape=shape, kind=kind)
+        self.steps.append(steps.Turn(of.home, value.slot, of.slot, into))
         return True
 
     def rows(self) -> bool:
-        tables = self.where(lambda one: one.takes_sparse)
+        tables = self.where(lambda value: value.takes_sparse)
         if not tables:
             return False
         of = self.one_of(tables)
-        for one in of.chain:
-            one.gets_sparse = True
-        made = self.computed(of.home, [of], shape=(3, 3))
-        self.steps.append(steps.Rows(of.home, made.slot, of.slot))
+        for value in of.chain:
+            value.gets_sparse = True
+        result = self.computed(of.home, [of], shape=(3, 3))
+        self.steps.append(steps.Rows(of.home, result.slot, of.slot))
         return True
 
     def deaf(self) -> bool:
@@ -188,8 +188,8 @@ class Drawer:
             return False
         value = self.one_of(self.values[::-1])
         other = self.one_of(self.where(any_value, value.home))
-        made = self.computed(value.home, [value, other])
-        step = steps.Deaf(value.home, made.slot, value.slot, other.slot)
+        result = self.computed(value.home, [value, other])
+        step = steps.Deaf(value.home, result.slot, value.slot, other.slot)
         self.steps.append(step)
         return True
 
@@ -197,8 +197,8 @@ class Drawer:
         if not self.values:
             return False
         of = self.one_of(self.values[::-1])
-        made = self.add(of.home, of.shape, kind=of.kind)
-        self.steps.append(steps.Detach(of.home, made.slot, of.slot))
+        value = self.add(of.home, of.shape, kind=of.kind)
+        self.steps.append(steps.Detach(of.home, value.slot, of.slot))
         return True
 
     def view(self) -> bool:
@@ -209,7 +209,7 @@ class Drawer:
         if not ways:
             return False
         how = self.one_of(sorted(ways))
-        made = self.add(
+        value = self.add(
             of.home,
             ways[how],
             kind="double" if how in ("real", "imag") else of.kind,
@@ -217,14 +217,14 @@ class Drawer:
             needs_gradient=of.needs_gradient,
             has_own_node=of.needs_gradient,
         )
-        self.steps.append(steps.View(of.home, made.slot, of.slot, how))
+        self.steps.append(steps.View(of.home, value.slot, of.slot, how))
         return True
 
     def change(self) -> bool:
         may_change = self.where(
-            lambda one: (
-                not one.memory.is_fixed
-                and not any(each.is_leaf for each in one.memory.values)
+            lambda value: (
+                not value.memory.is_fixed
+                and not any(each.is_leaf for each in value.memory.values)
             )
         )
         if not may_change:
@@ -232,15 +232,15 @@ class Drawer:
         of = self.one_of(may_change)
         by = self.one_of(self.where(any_value, of.home))
         how = self.one_of(["mul", "add", "part"] if of.shape else ["mul", "add"])
-        for one in of.memory.values:
-            one.needs_gradient |= by.needs_gradient
-            one.has_own_node = one.needs_gradient
-            one.is_table = False
+        for value in of.memory.values:
+            value.needs_gradient |= by.needs_gradient
+            value.has_own_node = value.needs_gradient
+            value.is_table = False
         self.steps.append(steps.Change(of.home, of.slot, by.slot, how))
         return True
 
     def hook(self) -> bool:
-        may_hook = self.where(lambda one: one.needs_gradient)
+        may_hook = self.where(lambda value: value.needs_gradient)
         if not may_hook:
             return False
         of = self.one_of(may_hook)
@@ -258,23 +258,23 @@ class Drawer:
 
     def arrived(self, at: str, of: Sequence[Value]) -> tuple[int, ...]:
         """Add what a message brings."""
-        shared = Counter(id(one.memory) for one in of)
+        shared = Counter(id(value.memory) for value in of)
         memories = {key: Memory(is_fixed=times > 1) for key, times in shared.items()}
-        found = []
-        for one in of:
+        arrivals = []
+        for value in of:
             # Twice in a message, it arrives as one: hooks of either are the other's.
-            is_table = one.is_table and shared[id(one.memory)] == 1
+            is_table = value.is_table and shared[id(value.memory)] == 1
             received = self.add(
                 at,
-                one.shape,
-                kind=one.kind,
-                memory=memories[id(one.memory)],
-                needs_gradient=one.needs_gradient,
+                value.shape,
+                kind=value.kind,
+                memory=memories[id(value.memory)],
+                needs_gradient=value.needs_gradient,
                 is_table=is_table,
-                sent_from=one if is_table else None,
+                sent_from=value if is_table else None,
             )
-            found.append(received)
-        return slots_of(found)
+            arrivals.append(received)
+        return slots_of(arrivals)
 
     def fetch(self) -> bool:
         if not self.values:
@@ -307,12 +307,12 @@ class Drawer:
         first = self.one_of(self.values[::-1])
         of = self.some_of(self.where(any_value, first.home), 2)
         way = self.some_of(self.values[::-1], 4)
-        needs = any(one.needs_gradient for one in way)
+        needs = any(value.needs_gradient for value in way)
         to = [
-            self.add(first.home, needs_gradient=needs or one.needs_gradient)
-            for one in of
+            self.add(first.home, needs_gradient=needs or value.needs_gradient)
+            for value in of
         ]
-        through = tuple((one.home, one.slot) for one in way)
+        through = tuple((value.home, value.slot) for value in way)
         step = steps.Relay(first.home, slots_of(to), through, slots_of(of))
         self.steps.append(step)
         return True
@@ -325,7 +325,7 @@ class Drawer:
         owner = self.one_of(self.names[::-1])
         local = self.where(any_value, owner)
         own = self.some_of(local, 2) if local else []
-        needs = any(one.needs_gradient for one in [*of, *own])
+        needs = any(value.needs_gradient for value in [*of, *own])
         box = Box(len(self.boxes), owner, needs, [first.home])
         self.boxes.append(box)
         step = steps.Remote(first.home, box.number, owner, slots_of(own), slots_of(of))
@@ -350,13 +350,13 @@ class Drawer:
         box = self.one_of(self.boxes[::-1])
         at = self.one_of(box.holders[::-1])
         is_here = at == box.owner
-        made = self.add(
+        value = self.add(
             at,
             needs_gradient=box.needs_gradient,
             has_own_node=is_here and box.needs_gradient,
             memory=box.memory if is_here else Memory(),
         )
-        self.steps.append(steps.ToHere(at, made.slot, box.number))
+        self.steps.append(steps.ToHere(at, value.slot, box.number))
         return True
 
     def method(self) -> bool:
@@ -371,39 +371,41 @@ class Drawer:
             return False
         box, of = self.one_of(pairs)
         needs = box.needs_gradient or of.needs_gradient
-        made = self.add(of.home, needs_gradient=needs)
-        self.steps.append(steps.Method(of.home, made.slot, box.number, of.slot))
+        result = self.add(of.home, needs_gradient=needs)
+        self.steps.append(steps.Method(of.home, result.slot, box.number, of.slot))
         return True
 
     # --- passes ----------------------------------------------------------------------
 
     def backward(self) -> bool:
-        may_be_root = self.where(lambda one: one.needs_gradient)
+        may_be_root = self.where(lambda value: value.needs_gradient)
         if not may_be_root:
             return False
         first = self.one_of(may_be_root)
-        others = self.where(lambda one: one.needs_gradient, first.home)
+        others = self.where(lambda value: value.needs_gradient, first.home)
         more = self.draw(st.lists(st.sampled_from(others), max_size=2))
         self.go_backward([first, *more], retain_graph=True)
         return True
 
     def go_backward(self, roots: Sequence[Value], *, retain_graph: bool) -> None:
-        given = tuple(
+        seeded_roots = tuple(
             (root.slot, bool(root.shape) or self.draw(st.booleans())) for root in roots
         )
-        self.steps.append(steps.Pass(roots[0].home, given, retain_graph))
+        self.steps.append(steps.Pass(roots[0].home, seeded_roots, retain_graph))
 
     def finish(self) -> None:
         """Gather on one station, and go backward from what it has."""
         if not any(value.needs_gradient for value in self.values):
-            made = self.add(self.station(), needs_gradient=True, is_leaf=True)
-            self.steps.append(steps.Parameter(made.home, made.slot, "double"))
+            value = self.add(self.station(), needs_gradient=True, is_leaf=True)
+            self.steps.append(steps.Parameter(value.home, value.slot, "double"))
         at = self.station()
-        chosen = self.some_of(self.where(lambda one: one.needs_gradient), 3)
-        of = [self.values[slot] for one in chosen for slot in self.fetch_to(at, one)]
-        made = self.computed(at, of)
-        self.steps.append(steps.Mix(at, made.slot, slots_of(of)))
-        self.go_backward([made], retain_graph=self.draw(st.booleans()))
+        chosen = self.some_of(self.where(lambda value: value.needs_gradient), 3)
+        of = [
+            self.values[slot] for value in chosen for slot in self.fetch_to(at, value)
+        ]
+        value = self.computed(at, of)
+        self.steps.append(steps.Mix(at, value.slot, slots_of(of)))
+        self.go_backward([value], retain_graph=self.draw(st.booleans()))
 
 
 KINDS: Final = ("double", "double", "double", "complex", "bfloat16")
@@ -466,13 +468,13 @@ def takes_clamp(value: Value) -> bool:
 def views_of(value: Value) -> dict[str, tuple[int, ...]]:
     """Return the views that there are of a slot, and their shapes."""
     *before, last = value.shape or (0,)
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     if len(value.shape) > 1:
-        found["transpose"] = (last, *before)
+        shapes["transpose"] = (last, *before)
     if value.shape:
-        found["row"] = value.shape[1:]
+        shapes["row"] = value.shape[1:]
     if last > 1:
-        found["columns"] = (*before, last - 1)
+        shapes["columns"] = (*before, last - 1)
     if value.kind == "complex":
-        found |= dict.fromkeys(("conj", "imag", "real"), value.shape)
-    return found
+        shapes |= dict.fromkeys(("conj", "imag", "real"), value.shape)
+    return shapes

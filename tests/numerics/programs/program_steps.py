@@ -82,10 +82,13 @@ class Station:
 
     def report_of(self, gathered: Mapping[torch.Tensor, torch.Tensor]) -> Report:
         return Report(
-            {slot: gathered.get(one) for slot, one in self.parameters.items()},
+            {
+                slot: gathered.get(parameter)
+                for slot, parameter in self.parameters.items()
+            },
             self.seen,
-            {slot: one.detach() for slot, one in self.slots.items()},
-            {slot: one.requires_grad for slot, one in self.slots.items()},
+            {slot: value.detach() for slot, value in self.slots.items()},
+            {slot: value.requires_grad for slot, value in self.slots.items()},
         )
 
     # --- what others ask for ---------------------------------------------------------
@@ -106,10 +109,10 @@ class Station:
         self, way: Sequence[tuple[str, int]], values: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         (_, slot), *rest = way
-        found = [mix([self.slots[slot], value]) for value in values]
+        mixed = [mix([self.slots[slot], value]) for value in values]
         if rest:
-            found = await ask(self, self.others[rest[0][0]], "pass_on", rest, found)
-        return [mix([value, self.slots[slot]]) for value in found]
+            mixed = await ask(self, self.others[rest[0][0]], "pass_on", rest, mixed)
+        return [mix([value, self.slots[slot]]) for value in mixed]
 
 
 # --- the functions of a program ------------------------------------------------------
@@ -120,10 +123,10 @@ def fit(value: torch.Tensor) -> torch.Tensor:
 
     It is made of a copy, so that the slot may be changed in place later.
     """
-    one = value.clone()
-    if one.is_complex():
-        one = one.real + one.imag.cos()
-    flat = one.to(torch.float64).reshape(-1)
+    copied = value.clone()
+    if copied.is_complex():
+        copied = copied.real + copied.imag.cos()
+    flat = copied.to(torch.float64).reshape(-1)
     repeats = -(-6 // flat.numel())
     return flat.repeat(repeats)[:6].reshape(steps.SHAPE)
 
@@ -132,26 +135,28 @@ def mix(values: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return something of all values that is never large, nor saved by its own node."""
     result = torch.full(steps.SHAPE, 0.5, dtype=torch.float64)
     for place, value in enumerate(values):
-        one = fit(value)
-        result = torch.tanh(result * one.cos() + (1 + place) / 2 * one)
+        fitted = fit(value)
+        result = torch.tanh(result * fitted.cos() + (1 + place) / 2 * fitted)
     return result.clone()
 
 
 def turned(value: torch.Tensor, into: str) -> torch.Tensor:
-    one = fit(value)
+    fitted = fit(value)
     if into == "sum":
-        return one.sum()
+        return fitted.sum()
     if into == "complex":
-        return torch.complex(one, one.cos())
-    return (one.to(DTYPES[into]) * 1.5).clone()
+        return torch.complex(fitted, fitted.cos())
+    return (fitted.to(DTYPES[into]) * 1.5).clone()
 
 
 def like(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Return `value` in the shape and dtype of `other`."""
-    one = fit(value).reshape(-1)
-    repeats = -(-other.numel() // one.numel())
-    one = one.repeat(repeats)[: other.numel()].reshape(other.shape)
-    return torch.complex(one, one.cos()) if other.is_complex() else one.to(other.dtype)
+    flat = fit(value).reshape(-1)
+    repeats = -(-other.numel() // flat.numel())
+    flat = flat.repeat(repeats)[: other.numel()].reshape(other.shape)
+    return (
+        torch.complex(flat, flat.cos()) if other.is_complex() else flat.to(other.dtype)
+    )
 
 
 def drawn(slot: int, kind: str) -> torch.Tensor:
@@ -160,8 +165,8 @@ def drawn(slot: int, kind: str) -> torch.Tensor:
 
 
 def gradient_for(root: torch.Tensor) -> torch.Tensor:
-    one = torch.linspace(0.5, 1.5, root.numel(), dtype=torch.float64)
-    return like(one, root.detach())
+    ramp = torch.linspace(0.5, 1.5, root.numel(), dtype=torch.float64)
+    return like(ramp, root.detach())
 
 
 class DeafSum(torch.autograd.Function):
@@ -181,8 +186,8 @@ class DeafSum(torch.autograd.Function):
 
 
 def _parameter(at: Station, step: steps.Parameter) -> None:
-    made = drawn(step.to, step.kind).requires_grad_()
-    at.slots[step.to] = at.parameters[step.to] = made
+    parameter = drawn(step.to, step.kind).requires_grad_()
+    at.slots[step.to] = at.parameters[step.to] = parameter
 
 
 def _constant(at: Station, step: steps.Constant) -> None:
@@ -198,16 +203,16 @@ def _turn(at: Station, step: steps.Turn) -> None:
 
 
 def _rows(at: Station, step: steps.Rows) -> None:
-    found = torch.nn.functional.embedding(
+    rows = torch.nn.functional.embedding(
         torch.tensor([1, 0, 1]), at.slots[step.of], sparse=True
     )
-    at.slots[step.to] = found.sin().clone()
+    at.slots[step.to] = rows.sin().clone()
 
 
 def _deaf(at: Station, step: steps.Deaf) -> None:
     value, other = fit(at.slots[step.value]), fit(at.slots[step.other])
-    made: torch.Tensor = DeafSum.apply(value, other)  # type: ignore[no-untyped-call]
-    at.slots[step.to] = made.clone()
+    total: torch.Tensor = DeafSum.apply(value, other)  # type: ignore[no-untyped-call]
+    at.slots[step.to] = total.clone()
 
 
 def _detach(at: Station, step: steps.Detach) -> None:
@@ -215,12 +220,12 @@ def _detach(at: Station, step: steps.Detach) -> None:
 
 
 VIEWS: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
-    "transpose": lambda one: one.mT,
-    "row": lambda one: one[0],
-    "columns": lambda one: one[..., 1:],
+    "transpose": lambda value: value.mT,
+    "row": lambda value: value[0],
+    "columns": lambda value: value[..., 1:],
     "conj": torch.conj,
-    "real": lambda one: one.real,
-    "imag": lambda one: one.imag,
+    "real": lambda value: value.real,
+    "imag": lambda value: value.imag,
 }
 
 
@@ -278,9 +283,9 @@ def _hook_accumulated(tensor: torch.Tensor, seen: Gradients, how: str) -> None:
 
 def _hook_node(tensor: torch.Tensor, seen: Gradients, how: str) -> Node:
     def on_node(*gradients: Sequence[Maybe]) -> None:
-        (found,) = gradients[-1]
-        if found is not None:
-            seen.append(found.clone())
+        (gradient,) = gradients[-1]
+        if gradient is not None:
+            seen.append(gradient.clone())
 
     node = get_gradient_edge(tensor).node
     if how == "before":
@@ -370,9 +375,9 @@ async def remote(at: Station, other: Any, method: str, *args: Any) -> Any:
     """Have a method called there, and refer to its result once it is made."""
     if not isinstance(other, RRef):
         return await other.remote(at, method, args)
-    made = getattr(other.remote(), method)(*args)
-    await made.rpc_async().dim()
-    return made
+    reference = getattr(other.remote(), method)(*args)
+    await reference.rpc_async().dim()
+    return reference
 
 
 async def fetched(at: Station, box: Any) -> Any:
@@ -427,11 +432,11 @@ class OneProcess:
                     )
 
 
-def added(one: Maybe, other: torch.Tensor) -> torch.Tensor:
-    if one is None:
+def added(gradient: Maybe, other: torch.Tensor) -> torch.Tensor:
+    if gradient is None:
         return other
     # A dense tensor can be added to a sparse one only from this side.
-    return other + one if one.is_sparse else one + other
+    return other + gradient if gradient.is_sparse else gradient + other
 
 
 class Message:
@@ -445,14 +450,14 @@ class Message:
     def arrived(self, value: Any) -> Any:
         """Return what the target gets."""
         if isinstance(value, list | tuple):
-            return [self.arrived(one) for one in value]
+            return [self.arrived(item) for item in value]
         if not isinstance(value, torch.Tensor):
             return value
-        found = self._memo.get(id(value))
-        if found is None:
-            found = self._copy(value) if value.requires_grad else value.clone()
-            self._memo[id(value)] = found
-        return found
+        arrival = self._memo.get(id(value))
+        if arrival is None:
+            arrival = self._copy(value) if value.requires_grad else value.clone()
+            self._memo[id(value)] = arrival
+        return arrival
 
     def _copy(self, value: torch.Tensor) -> torch.Tensor:
         self.world.crossed += 1
@@ -492,8 +497,8 @@ class Here:
     value: Any
 
     async def ask(self, at: Station, method: str, args: Any) -> Any:
-        found = await self._call(at, method, args)
-        return Message(self.owner, at).arrived(found)
+        result = await self._call(at, method, args)
+        return Message(self.owner, at).arrived(result)
 
     async def remote(self, at: Station, method: str, args: Any) -> Here:
         return Here(self.owner, await self._call(at, method, args))
@@ -504,6 +509,6 @@ class Here:
         return Message(self.owner, at).arrived(self.value)
 
     async def _call(self, at: Station, method: str, args: Any) -> Any:
-        given = Message(at, self.owner).arrived(args)
-        found = getattr(self.value, method)(*given)
-        return await found if inspect.isawaitable(found) else found
+        arguments = Message(at, self.owner).arrived(args)
+        result = getattr(self.value, method)(*arguments)
+        return await result if inspect.isawaitable(result) else result

@@ -65,7 +65,7 @@ class Counting:
         self._counted = [
             route for route in routes if route.method in {"advance", "close"}
         ]
-        self._handles = [one.handle for one in self._counted]
+        self._handles = [route.handle for route in self._counted]
         for route in self._counted:
             route.handle = partial(self._count, route.handle)
         self.gradients = 0
@@ -126,8 +126,8 @@ class Comparison:
     async def _check(self, program: Program) -> Facts:
         wanted, facts = await in_one_process(program)
         workers = self._cluster.workers[: program.workers]
-        found, travelled = await on_workers(program, workers)
-        assert_same(found, wanted, ROUNDED if program.is_rounded else EXACT)
+        reports, travelled = await on_workers(program, workers)
+        assert_same(reports, wanted, ROUNDED if program.is_rounded else EXACT)
         assert travelled == facts.travelled, (
             f"{travelled} gradients travelled; {facts.travelled} crossings take part"
         )
@@ -137,7 +137,7 @@ class Comparison:
 async def in_one_process(program: Program) -> tuple[Reports, Facts]:
     world = OneProcess()
     world.stations = {name: Station(name, world) for name in program.names}
-    others = {name: Here(one, one) for name, one in world.stations.items()}
+    others = {name: Here(station, station) for name, station in world.stations.items()}
     for station in world.stations.values():
         station.meet(others)
     for step in program.steps:
@@ -168,7 +168,7 @@ async def on_workers(program: Program, workers: list[Worker]) -> tuple[Reports, 
                 with counting(workers) as counters:
                     for step in program.steps:
                         await stations[step.on].rpc_async().do(step)
-                found = {
+                reports = {
                     name: await station.rpc_async().report()
                     for name, station in stations.items()
                 }
@@ -176,7 +176,7 @@ async def on_workers(program: Program, workers: list[Worker]) -> tuple[Reports, 
         finally:
             for station in stations.values():
                 await station.rpc_async().part()
-    return found, sum(counter.gradients for counter in counters)
+    return reports, sum(counter.gradients for counter in counters)
 
 
 async def released(workers: list[Worker]) -> None:
@@ -211,34 +211,34 @@ def has_circle(flows: set[tuple[str, str]]) -> bool:
 # --- what is compared ----------------------------------------------------------------
 
 
-def assert_same(found: Reports, wanted: Reports, tolerance: float) -> None:
-    for name, one in wanted.items():
-        other = found[name]
-        assert other.are_needed == one.are_needed, f"slots of {name!r} differ"
-        for slot, value in one.values.items():
-            assert_close(other.values[slot], value, f"slot {slot}", tolerance)
-        for slot, gradient in one.gradients.items():
+def assert_same(reports: Reports, wanted: Reports, tolerance: float) -> None:
+    for name, expected in wanted.items():
+        report = reports[name]
+        assert report.are_needed == expected.are_needed, f"slots of {name!r} differ"
+        for slot, value in expected.values.items():
+            assert_close(report.values[slot], value, f"slot {slot}", tolerance)
+        for slot, gradient in expected.gradients.items():
             what = f"the gradient of slot {slot} of {name!r}"
-            assert_close(other.gradients[slot], gradient, what, tolerance)
-        for number, seen in one.seen.items():
+            assert_close(report.gradients[slot], gradient, what, tolerance)
+        for number, seen in expected.seen.items():
             what = f"what hook {number} of {name!r} saw"
-            times = len(other.seen[number])
+            times = len(report.seen[number])
             assert times == len(seen), f"{what}: {times} times instead of {len(seen)}"
-            for theirs, ours in zip(other.seen[number], seen, strict=True):
+            for theirs, ours in zip(report.seen[number], seen, strict=True):
                 assert_close(theirs, ours, what, tolerance)
 
 
-def assert_close(found: Maybe, wanted: Maybe, what: str, tolerance: float) -> None:
-    if found is None or wanted is None:
-        assert found is wanted, f"{what}: {found} instead of {wanted}"
+def assert_close(actual: Maybe, wanted: Maybe, what: str, tolerance: float) -> None:
+    if actual is None or wanted is None:
+        assert actual is wanted, f"{what}: {actual} instead of {wanted}"
         return
-    assert found.layout == wanted.layout, f"{what}: {found} instead of {wanted}"
+    assert actual.layout == wanted.layout, f"{what}: {actual} instead of {wanted}"
     torch.testing.assert_close(
-        found.to_dense(),
+        actual.to_dense(),
         wanted.to_dense(),
         rtol=tolerance,
         atol=tolerance,
-        msg=lambda text: f"{what}: {found} instead of {wanted}. {text}",
+        msg=lambda text: f"{what}: {actual} instead of {wanted}. {text}",
     )
 
 

@@ -126,7 +126,7 @@ def modules():
     output = there.rpc_sync().forward(tokens)
     show(type(output).__name__, torch.allclose(output.last_hidden_state, here))
     copied = there.to_here()
-    same = [one(tokens).pooler_output for one in (copied, model)]
+    same = [module(tokens).pooler_output for module in (copied, model)]
     show(type(copied).__name__, torch.equal(*same))
     layer = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["a"], out_keys=["c"])
     rows = tensordict(torch.ones(2, 3))

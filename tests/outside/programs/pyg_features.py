@@ -34,8 +34,13 @@ def main(rank):
     call_id = pyg.rpc_register(RPCCallFeatureLookup(store))
     pyg.global_barrier()
     wanted = torch.randperm(NODES)
-    found = store.lookup_features(wanted, is_node_feat=True).wait()
-    show("features", bool((found[:, 0] == wanted).all()), tuple(found.shape), call_id)
+    features = store.lookup_features(wanted, is_node_feat=True).wait()
+    show(
+        "features",
+        bool((features[:, 0] == wanted).all()),
+        tuple(features.shape),
+        call_id,
+    )
     gathered = pyg.global_all_gather({"rank": rank})
     show("gathered", sorted(value["rank"] for value in gathered.values()))
     pyg.shutdown_rpc(id=context.worker_name, graceful=True)

@@ -313,8 +313,8 @@ class Recurrent(nn.Module):
     def rrefs(self):
         here = [rpc.RRef(parameter) for parameter in self.cell.parameters()]
         there = [
-            rpc.rpc_sync("ps", parameter_rrefs, args=(one,))
-            for one in (self.table, self.decoder)
+            rpc.rpc_sync("ps", parameter_rrefs, args=(module,))
+            for module in (self.table, self.decoder)
         ]
         return [*there[0], *here, *there[1]]
 
@@ -326,7 +326,7 @@ def recurrent():
     hidden = (torch.zeros(1, 3, 5), torch.zeros(1, 3, 5))
     losses = []
     for _ in range(STEPS):
-        hidden = tuple(one.detach() for one in hidden)
+        hidden = tuple(state.detach() for state in hidden)
         with dist_autograd.context() as context_id:
             output, hidden = model(tokens[:-1], hidden)
             loss = nn.functional.cross_entropy(

@@ -123,7 +123,7 @@ def tree_position(place: int, size: int) -> tuple[int | None, tuple[range, ...]]
 class Neighbour:
     """What this worker and a neighbour know of each other in round `latest`."""
 
-    told: int = 0  # arrivals that it knows
+    known_arrivals: int = 0  # arrivals that it knows
     elsewhere_told: int = 0  # how many members that wait elsewhere
     is_waiting: bool = False
     mark: bool | None = None  # of its branch; None: it has not reported
@@ -150,7 +150,9 @@ class Series:
         self.parent = None if above is None else self.ranks[above]
         self._below = {self.ranks[branch.start]: branch for branch in below}
         upwards = () if self.parent is None else (self.parent,)
-        self.neighbours = {one: Neighbour() for one in (*upwards, *self._below)}
+        self.neighbours = {
+            neighbour: Neighbour() for neighbour in (*upwards, *self._below)
+        }
         self._table = table
         self._me = 1 << place
         self._whole = (1 << count) - 1
@@ -331,7 +333,9 @@ class Series:
 
     def overdue(self) -> list[int]:
         """Return the ranks that must be told of arrivals after a silence."""
-        return [one for one in self.neighbours if self.is_waiting and self._lacks(one)]
+        return [
+            rank for rank in self.neighbours if self.is_waiting and self._lacks(rank)
+        ]
 
     def notices_for(self, rank: int) -> list[SeriesNotice]:
         """Return the messages for a neighbour now, and record them as sent."""
@@ -354,7 +358,7 @@ class Series:
             notices.append(KnownArrivals(self.key, self.number, self.passed, *latest))
         notices += self.elsewhere[neighbour.elsewhere_told :]
         neighbour.elsewhere_told = len(self.elsewhere)
-        neighbour.told |= self._known
+        neighbour.known_arrivals |= self._known
         return notices
 
     # --- helpers ---------------------------------------------------------------------
@@ -398,7 +402,7 @@ class Series:
 
     def _learn(self, rank: int, known: int) -> None:
         self._known |= known & self._whole
-        self.neighbours[rank].told |= known
+        self.neighbours[rank].known_arrivals |= known
 
     def _answer_waiting(self, rank: int, number: int, *, lacks: bool) -> None:
         """Decide whether a neighbour that waits at a round must be told something."""
@@ -424,7 +428,7 @@ class Series:
     def _lacks(self, rank: int) -> bool:
         """Return whether a neighbour has not been told of all arrivals."""
         is_open = not self._is_over(self.latest)
-        return is_open and bool(self._known & ~self.neighbours[rank].told)
+        return is_open and bool(self._known & ~self.neighbours[rank].known_arrivals)
 
     @property
     def _is_branch_here(self) -> bool:
@@ -433,7 +437,7 @@ class Series:
 
     @property
     def _branch_mark(self) -> bool:
-        return self._own_mark or any(self.neighbours[one].mark for one in self._below)
+        return self._own_mark or any(self.neighbours[rank].mark for rank in self._below)
 
     def _look(self) -> None:
         """Pass the round, or report, if this worker's branch has come."""

@@ -77,13 +77,17 @@ class SeriesTable:
         if surplus <= 0:
             return []
         series = self._all.values()
-        idle = [one for one in series if not (one.is_busy or one is used)][:surplus]
-        for one in idle:
-            tag = one.key[:2]
-            del self._all[one.key], self._alike[tag][one.key.replicas]
+        idle = [
+            candidate
+            for candidate in series
+            if not (candidate.is_busy or candidate is used)
+        ][:surplus]
+        for forgotten in idle:
+            tag = forgotten.key[:2]
+            del self._all[forgotten.key], self._alike[tag][forgotten.key.replicas]
             if not self._alike[tag]:
                 del self._alike[tag]
-            if self._last.get(tag) is one:
+            if self._last.get(tag) is forgotten:
                 del self._last[tag]
         return idle
 

@@ -140,7 +140,9 @@ class Termination:
 
         def present(ranks: Iterable[int]) -> set[int]:
             """Return the ranks of which the sender means the present life."""
-            return {one for one in ranks if lives.get(one, 1) == self.lives.get(one, 1)}
+            return {
+                rank for rank in ranks if lives.get(rank, 1) == self.lives.get(rank, 1)
+            }
 
         if key.replicas is not None:
             lost = set(range(self._size)).difference(key.replicas)
