@@ -116,7 +116,7 @@ class DistributedDataParallel(ddp.DistributedDataParallel):
         self.process_group = process_group
         self.device_mesh = device_mesh
         self.forward_sync_buffers = options.get("broadcast_buffers", True)
-        self._options = options
+        self._keywords = options
         self._join: Any = None
 
     def join(self, *, enable: bool = True, **options: bool) -> Any:
@@ -157,7 +157,7 @@ class DistributedDataParallel(ddp.DistributedDataParallel):
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
         """Save the module inside; whoever loads it wraps it again."""
-        return _wrapped, (self.module, self._options)
+        return _wrapped, (self.module, self._keywords)
 
 
 def _wrapped(module: nn.Module, options: dict[str, Any]) -> DistributedDataParallel:
