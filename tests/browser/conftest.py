@@ -71,10 +71,10 @@ def open_page(browser: Browser) -> Iterator[Open]:
     with ExitStack() as stack:
 
         def open_page(
-            group: ShownGroup | str, *, is_signed_in: bool = True, **given: Any
+            group: ShownGroup | str, *, is_signed_in: bool = True, **options: Any
         ) -> DashboardPage:
             url = group if isinstance(group, str) else group.url
-            context = browser.new_context(**given)
+            context = browser.new_context(**options)
             stack.callback(context.close)
             if is_signed_in:
                 sign_in(context, url)

@@ -33,10 +33,10 @@ def running(kind: str, folder: Path) -> Iterator[ShownGroup]:
     """Start a group, and end it."""
     command = [sys.executable, "-m", "tests.browser.programs", kind, str(folder)]
     with started(command) as process:
-        told = folder / "told.json"
-        while_it_runs(process, told.exists)
-        found = json.loads(told.read_text(encoding="utf-8"))
-        yield ShownGroup(found["url"], found["address"], found["pids"])
+        path = folder / "told.json"
+        while_it_runs(process, path.exists)
+        report = json.loads(path.read_text(encoding="utf-8"))
+        yield ShownGroup(report["url"], report["address"], report["pids"])
 
 
 @contextlib.contextmanager

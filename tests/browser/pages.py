@@ -30,8 +30,8 @@ globalThis.looks = [];
 globalThis.violations = [];
 const Source = EventSource;
 globalThis.EventSource = class extends Source {
-  constructor(...given) {
-    super(...given);
+  constructor(...args) {
+    super(...args);
     this.addEventListener("look", (event) => {
       looks.push(JSON.parse(event.data));
       dispatchEvent(new Event("look"));
@@ -127,16 +127,16 @@ class DashboardPage:
         """Return the rows of a table, as texts by the names of its columns."""
         table = self.table(name)
         heads = [
-            one.strip()
-            for one in table.locator("thead th").evaluate_all(
+            text.strip()
+            for text in table.locator("thead th").evaluate_all(
                 "heads => heads.map((head) => head.querySelector('.unseen')"
                 "?.textContent ?? head.textContent)"
             )
         ]
-        found = table.locator("tbody tr").evaluate_all(
+        rows = table.locator("tbody tr").evaluate_all(
             "rows => rows.map((row) => [...row.cells].map((cell) => cell.innerText))"
         )
-        return [dict(zip(heads, row, strict=True)) for row in found]
+        return [dict(zip(heads, row, strict=True)) for row in rows]
 
 
 def sign_in(context: BrowserContext, url: str) -> None:

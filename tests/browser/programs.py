@@ -246,8 +246,8 @@ class OverError(Exception):
 def tell(folder: Path, url: str, worker: Worker, pids: dict[str, int]) -> None:
     """Write what the tests need to know, as a whole."""
     writing = folder / "writing"
-    found = {"url": url, "address": worker.addresses[0], "pids": pids}
-    writing.write_text(json.dumps(found), encoding="utf-8")
+    report = {"url": url, "address": worker.addresses[0], "pids": pids}
+    writing.write_text(json.dumps(report), encoding="utf-8")
     writing.rename(folder / "told.json")
 
 

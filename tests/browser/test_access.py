@@ -72,8 +72,8 @@ def test_the_link_of_a_terminal_signs_in_one_browser_once(
         other.troubles.clear()
         sign_in(other, SECRET)  # which is as good as ever
         expect(other.page.locator("h1")).to_have_text("Overview")
-        for one in (page, other):  # they would miss the server
-            one.page.goto("about:blank")
+        for tab in (page, other):  # they would miss the server
+            tab.page.goto("about:blank")
 
 
 def test_signing_out_ends_the_session(busy: ShownGroup, open_page: Open) -> None:

@@ -30,10 +30,10 @@ TEXTS = """() => {
     return [...brush.getImageData(0, 0, 1, 1).data].slice(0, 3);
   };
   const grounds = (node) => {
-    const found = [];
+    const colours = [];
     for (let at = node; at; at = at.parentElement)
-      found.unshift(getComputedStyle(at).backgroundColor);
-    return found;
+      colours.unshift(getComputedStyle(at).backgroundColor);
+    return colours;
   };
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   const texts = [];
@@ -55,7 +55,7 @@ TEXTS = """() => {
 
 def luminance(colour: list[int]) -> float:
     """Return the relative luminance of a colour of sRGB, as WCAG has it."""
-    parts = [one / 255 for one in colour]
+    parts = [value / 255 for value in colour]
     red, green, blue = (
         part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
         for part in parts

@@ -21,7 +21,7 @@ VIEWS_OF_CROWD = [view if view != "worker/ps" else "worker/w01" for view in VIEW
 
 def cells(page: DashboardPage) -> list[dict[str, Any]]:
     """Return the cells of the matrix, row by row."""
-    found: list[dict[str, Any]] = page.page.locator(".matrix [data-at]").evaluate_all(
+    drawn: list[dict[str, Any]] = page.page.locator(".matrix [data-at]").evaluate_all(
         "cells => cells.map((cell) => ({"
         "label: cell.getAttribute('aria-label'), text: cell.innerText.trim(),"
         "level: cell.dataset.level ?? null, isSelf: 'self' in cell.dataset,"
@@ -29,7 +29,7 @@ def cells(page: DashboardPage) -> list[dict[str, Any]]:
         "height: cell.getBoundingClientRect().height,"
         "}))"
     )
-    return found
+    return drawn
 
 
 # --- more than 8 ---------------------------------------------------------------------
@@ -44,17 +44,18 @@ def test_the_matrix_of_a_dozen_has_shades_and_no_numbers(
     look = page.stop()
     names = look["links"]["workers"]
     assert len(names) == 12
-    found = cells(page)
-    assert len(found) == 12 * 12
-    assert {one["text"] for one in found} == {""}
-    assert len({(one["width"], one["height"]) for one in found}) == 1  # all alike
-    for place, one in enumerate(found):
+    drawn_cells = cells(page)
+    assert len(drawn_cells) == 12 * 12
+    assert {cell["text"] for cell in drawn_cells} == {""}
+    sizes = {(cell["width"], cell["height"]) for cell in drawn_cells}
+    assert len(sizes) == 1  # all alike
+    for place, cell in enumerate(drawn_cells):
         row, column = divmod(place, 12)
-        told = look["links"]["cells"][row][column]
-        assert one["isSelf"] == (row == column)
-        assert (one["level"] is None) == (told is None)
+        link = look["links"]["cells"][row][column]
+        assert cell["isSelf"] == (row == column)
+        assert (cell["level"] is None) == (link is None)
         start = f"{names[row]} itself" if row == column else f"{names[row]} to "
-        assert one["label"].startswith(start)
+        assert cell["label"].startswith(start)
     expect(page.page.locator(".matrix.wide")).to_have_count(0)
     expect(page.page.locator(".links .note")).to_be_hidden()
 
@@ -118,16 +119,16 @@ def test_arrows_go_through_the_large_matrix_and_tab_past_it(
     page.open("overview")
     page.stop()
     page.page.locator(".matrix [data-at='0 1']").focus()
-    told = page.page.locator("#link-told")
+    caption = page.page.locator("#link-told")
     page.page.keyboard.press("Control+End")
-    expect(told).to_have_text("w31 itself")
+    expect(caption).to_have_text("w31 itself")
     assert focused(page) == "w31 itself"
     expect(page.page.locator(":focus")).to_be_in_viewport()
     page.page.keyboard.press("PageUp")
     page.page.keyboard.press("ArrowRight")  # at the edge it stays
-    expect(told).to_have_text(re.compile("^w00 to w31: "))
+    expect(caption).to_have_text(re.compile("^w00 to w31: "))
     page.page.keyboard.press("Home")
-    expect(told).to_have_text("w00 itself")
+    expect(caption).to_have_text("w00 itself")
     expect(page.page.locator(".matrix [tabindex='0']")).to_have_count(1)
     page.page.keyboard.press("Tab")
     outside = "document.activeElement.closest('.matrix tbody [data-at]') === null"

@@ -22,12 +22,12 @@ NAMED = {
 
 def focused(page: DashboardPage) -> str:
     """Return what has the focus, by its text or its label."""
-    found: str = page.page.evaluate(
+    text: str = page.page.evaluate(
         "document.activeElement.getAttribute('aria-label') ||"
         "document.activeElement.labels?.[0]?.textContent ||"
         "document.activeElement.textContent"
     )
-    return found.strip()
+    return text.strip()
 
 
 def test_tab_goes_from_the_top_to_the_table(busy: ShownGroup, open_page: Open) -> None:
@@ -46,8 +46,8 @@ def test_tab_goes_from_the_top_to_the_table(busy: ShownGroup, open_page: Open) -
     ]  # fmt: skip
     assert way[: len(expected)] == expected
     after = way[len(expected) :]
-    for one in ("Calls made per second, over the last minutes", "Find", "State"):
-        assert one in after
+    for stop in ("Calls made per second, over the last minutes", "Find", "State"):
+        assert stop in after
     assert way[-1].startswith("web to "), "the matrix is one stop"
 
 
@@ -108,10 +108,10 @@ def test_arrows_go_from_cell_to_cell(busy: ShownGroup, open_page: Open) -> None:
     page.open("overview")
     names = page.stop()["links"]["workers"]
     page.page.locator(".matrix [data-at='0 1']").focus()
-    told = page.page.locator("#link-told")
-    expect(told).to_have_text(re.compile(f"^{re.escape(names[0])} to {names[1]}: "))
+    caption = page.page.locator("#link-told")
+    expect(caption).to_have_text(re.compile(f"^{re.escape(names[0])} to {names[1]}: "))
     page.page.keyboard.press("ArrowDown")
-    expect(told).to_have_text(f"{names[1]} itself")
+    expect(caption).to_have_text(f"{names[1]} itself")
     page.page.keyboard.press("ArrowDown")
     page.page.keyboard.press("ArrowLeft")
     assert focused(page).startswith(f"{names[2]} to {names[0]}")
@@ -167,14 +167,14 @@ def accessibility_tree(page: DashboardPage) -> list[tuple[str, str, Any]]:
     session = page.page.context.new_cdp_session(page.page)
     nodes = session.send("Accessibility.getFullAXTree")["nodes"]
     session.detach()
-    found = []
+    entries = []
     for node in nodes:
         if node.get("ignored"):
             continue
-        more = {one["name"]: one["value"].get("value") for one in node["properties"]}
+        more = {item["name"]: item["value"].get("value") for item in node["properties"]}
         name = node.get("name", {}).get("value", "")
-        found.append((node["role"]["value"], name, more.get("level")))
-    return found
+        entries.append((node["role"]["value"], name, more.get("level")))
+    return entries
 
 
 def test_rows_and_columns_have_headers(busy: ShownGroup, open_page: Open) -> None:

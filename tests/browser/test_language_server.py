@@ -34,15 +34,15 @@ class LanguageServer:
         """Wait until it prints a line of this form."""
         while line := self._stdout.readline():
             self.printed.append(line)
-            if found := re.match(pattern, line):
-                return found
+            if match := re.match(pattern, line):
+                return match
         raise AssertionError("the program has ended:\n" + "".join(self.printed))
 
     def pid(self, name: str) -> int:
         """Return the process of a worker, the last one that was started."""
         pattern = re.compile(rf"{name}: process (\d+)")
-        found = [match[1] for line in self.printed if (match := pattern.match(line))]
-        return int(found[-1])
+        pids = [match[1] for line in self.printed if (match := pattern.match(line))]
+        return int(pids[-1])
 
     def end(self) -> int:
         """End it as a supervisor does; return its exit code."""
@@ -70,8 +70,8 @@ def open_tab(browser: Browser, server: LanguageServer) -> Iterator[OpenTab]:
     troubles: list[str] = []
     contexts = []
 
-    def open_tab(**given: Any) -> Page:
-        context = browser.new_context(**given)
+    def open_tab(**options: Any) -> Page:
+        context = browser.new_context(**options)
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: troubles.append(str(error)))

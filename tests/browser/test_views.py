@@ -30,14 +30,14 @@ NUMBERS = {
 def test_the_overview_shows_each_worker(busy: ShownGroup, open_page: Open) -> None:
     page = open_page(busy)
     page.open("overview")
-    told = {row["worker"]: row for row in page.stop()["rows"]}
+    expected = {row["worker"]: row for row in page.stop()["rows"]}
     shown = {row["Worker"]: row for row in page.rows("Workers")}
-    assert set(shown) == set(told) == set(busy.pids)
+    assert set(shown) == set(expected) == set(busy.pids)
     for name, row in shown.items():
         assert row["Process"] == str(busy.pids[name])
-        assert row["State"] == told[name]["state"]
+        assert row["State"] == expected[name]["state"]
         for key, (column, how) in NUMBERS.items():
-            assert row[column] == page.written(how, told[name][key])
+            assert row[column] == page.written(how, expected[name][key])
     expect(page.page.locator("#group-words")).to_have_text(
         f"All {len(busy.pids)} workers answer"
     )
@@ -72,12 +72,12 @@ def test_the_overview_shows_links(busy: ShownGroup, open_page: Open) -> None:
     look = page.stop()
     names = look["links"]["workers"]
     web, ps = names.index("web"), names.index("ps")
-    told = look["links"]["cells"][web][ps]
+    link = look["links"]["cells"][web][ps]
     cell = page.page.get_by_role("gridcell", name=re.compile("^web to ps: open"))
     words = cell.get_attribute("aria-label")
     assert words is not None
-    assert f"traffic {page.written('traffic', told['bytes_per_s'])}" in words
-    assert f"calls in flight {page.written('count', told['in_flight'])}" in words
+    assert f"traffic {page.written('traffic', link['bytes_per_s'])}" in words
+    assert f"calls in flight {page.written('count', link['in_flight'])}" in words
 
 
 def test_worker_view_shows_its_details(busy: ShownGroup, open_page: Open) -> None:

@@ -63,24 +63,24 @@ def lay_out(page: DashboardPage, nodes: list[Any], edges: list[Any]) -> Any:
         """async ([nodes, edges]) => {
           const layers = new URL("static/layers.js", document.baseURI);
           const { layOut } = await import(layers);
-          const found = layOut(nodes, edges, { gapX: 20, gapY: 30 });
+          const drawing = layOut(nodes, edges, { gapX: 20, gapY: 30 });
           return {
-            ...found,
-            places: Object.fromEntries(found.places),
-            turned: edges.flatMap((edge, at) => (found.turned.has(edge) ? [at] : [])),
-            ways: edges.map((edge) => found.ways.get(edge) ?? null),
+            ...drawing,
+            places: Object.fromEntries(drawing.places),
+            turned: edges.flatMap((edge, at) => (drawing.turned.has(edge) ? [at] : [])),
+            ways: edges.map((edge) => drawing.ways.get(edge) ?? null),
           };
         }""",
         [nodes, edges],
     )
 
 
-def is_apart(one: dict[str, float], other: dict[str, float]) -> bool:
+def is_apart(box: dict[str, float], other: dict[str, float]) -> bool:
     return (
-        one["x"] + one["width"] <= other["x"]
-        or other["x"] + other["width"] <= one["x"]
-        or one["y"] + one["height"] <= other["y"]
-        or other["y"] + other["height"] <= one["y"]
+        box["x"] + box["width"] <= other["x"]
+        or other["x"] + other["width"] <= box["x"]
+        or box["y"] + box["height"] <= other["y"]
+        or other["y"] + other["height"] <= box["y"]
     )
 
 
@@ -104,21 +104,23 @@ def test_drawing_leads_down_without_overlaps(busy: ShownGroup, open_page: Open) 
         check_drawing(nodes, edges, lay_out(page, nodes, edges))
 
 
-def check_drawing(nodes: list[Any], edges: list[Any], found: Any) -> None:
-    places = [found["places"][node["id"]] for node in nodes]
+def check_drawing(nodes: list[Any], edges: list[Any], drawing: Any) -> None:
+    places = [drawing["places"][node["id"]] for node in nodes]
     for place in places:
-        assert 0 <= place["x"] <= place["x"] + place["width"] <= found["width"] + 1e-6
-        assert 0 <= place["y"] <= place["y"] + place["height"] <= found["height"] + 1e-6
-    assert all(is_apart(one, other) for one, other in combinations(places, 2))
+        assert 0 <= place["x"] <= place["x"] + place["width"] <= drawing["width"] + 1e-6
+        assert (
+            0 <= place["y"] <= place["y"] + place["height"] <= drawing["height"] + 1e-6
+        )
+    assert all(is_apart(box, other) for box, other in combinations(places, 2))
     for at, edge in enumerate(edges):
-        if edge["from"] == edge["to"] or at in found["turned"]:
+        if edge["from"] == edge["to"] or at in drawing["turned"]:
             continue
-        above, below = found["places"][edge["from"]], found["places"][edge["to"]]
+        above, below = drawing["places"][edge["from"]], drawing["places"][edge["to"]]
         assert above["y"] + above["height"] < below["y"]
-        for bend in found["ways"][at] or []:
+        for bend in drawing["ways"][at] or []:
             assert all(is_apart(bend, place) for place in places)
     assert_no_cycle(
-        [edge for at, edge in enumerate(edges) if at not in found["turned"]]
+        [edge for at, edge in enumerate(edges) if at not in drawing["turned"]]
     )
 
 

@@ -34,7 +34,7 @@ http {{
 
 def missing_programs(*names: str) -> list[str]:
     """Return what this machine lacks; empty: the tests can run."""
-    return [one for one in (*names, "setpriv") if shutil.which(one) is None]
+    return [program for program in (*names, "setpriv") if shutil.which(program) is None]
 
 
 def nginx_command(top: Path, http: str) -> list[str]:
@@ -47,8 +47,8 @@ def nginx_command(top: Path, http: str) -> list[str]:
 def page_of(url: str) -> tuple[int, str] | None:
     """Return the status and the text of a page; None: there is no such page now."""
     try:
-        with urllib.request.urlopen(url, timeout=HANGS_S) as found:  # noqa: S310
-            return found.status, found.read().decode()
+        with urllib.request.urlopen(url, timeout=HANGS_S) as answer:  # noqa: S310
+            return answer.status, answer.read().decode()
     except (OSError, urllib.error.URLError):
         return None
 
@@ -76,12 +76,12 @@ class ServerProcess:
     def wait_until(self, condition: Callable[[], Any], what: str = "") -> Any:
         """Look until a condition holds, and return what it has returned."""
         end_s = time.monotonic() + HANGS_S
-        while not (found := condition()):
+        while not (value := condition()):
             assert self._process.poll() is None, self.said()
             late = f"not within {HANGS_S} s: {what}\n{self.said()}"
             assert time.monotonic() < end_s, late
             time.sleep(POLL_S)
-        return found
+        return value
 
     def said(self) -> str:
         """Return the end of what it has logged."""

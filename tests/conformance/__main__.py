@@ -55,37 +55,35 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--logs", type=Path, metavar="DIR", help="keep what every test prints")
     add("--list", action="store_true", help="print the tests' names, and stop")
     add("--page", type=Path, metavar="FILE.json", help="renew the page, and stop")
-    given = parser.parse_args(arguments)
-    if given.jobs < 1 or given.timeout < 1 or given.retries < 0:
+    args = parser.parse_args(arguments)
+    if args.jobs < 1 or args.timeout < 1 or args.retries < 0:
         parser.error("--jobs and --timeout are 1 or more, --retries 0 or more")
-    return given
+    return args
 
 
-def chosen(known: Mapping[str, Known], given: argparse.Namespace) -> list[str]:
+def chosen(known: Mapping[str, Known], args: argparse.Namespace) -> list[str]:
     """Return the tests that are asked for, in the order of a run."""
-    only = known.keys() if given.only is None else set(lists.names_in(given.only))
+    only = known.keys() if args.only is None else set(lists.names_in(args.only))
     if unknown := only - known.keys():
-        raise ValueError(
-            f"{given.only}: {len(unknown)} unknown, first {min(unknown)!r}"
-        )
-    classes = set(given.classes.split(","))
-    found = [
+        raise ValueError(f"{args.only}: {len(unknown)} unknown, first {min(unknown)!r}")
+    classes = set(args.classes.split(","))
+    names = [
         name
         for name, test in known.items()
-        if name in only and test.of_class in classes and re.search(given.filter, name)
+        if name in only and test.of_class in classes and re.search(args.filter, name)
     ]
-    if not found:
+    if not names:
         raise ValueError("no test is of these classes and has such a name")
-    return found
+    return names
 
 
 class Run:
     """Tests once, then those that fail again; the results as far as there are any."""
 
-    def __init__(self, given: argparse.Namespace, console: Console) -> None:
+    def __init__(self, args: argparse.Namespace, console: Console) -> None:
         self.results: dict[str, Result] = {}
         self.noticed: Mapping[str, list[str]] = {}
-        self._given = given
+        self._args = args
         self._console = console
         self._begun_s = time.monotonic()
 
@@ -97,14 +95,14 @@ class Run:
     ) -> Report:
         """Run tests; those that are listed once only."""
         self._check_threads()
-        given, bar = self._given, showing.Bar(self._console)
+        args, bar = self._args, showing.Bar(self._console)
         try:
             with bar.progress:
-                self._some("tests", names, given.jobs, bar)
-                for number in range(1, given.retries + 1):
+                self._some("tests", names, args.jobs, bar)
+                for number in range(1, args.retries + 1):
                     poor = [
                         name
-                        for name in sorted(names, key=lambda one: known[one].of_class)
+                        for name in sorted(names, key=lambda test: known[test].of_class)
                         if name not in listed and running.again(self.results[name])
                     ]
                     if poor:
@@ -116,8 +114,8 @@ class Run:
     def _some(
         self, title: str, names: Sequence[str], jobs: int, bar: showing.Bar
     ) -> None:
-        given = self._given
-        options = running.Options(jobs, given.timeout, given.logs)
+        args = self._args
+        options = running.Options(jobs, args.timeout, args.logs)
         bar.begin(title, len(names))
         with closing(running.run(names, options, bar.poll)) as results:
             for name, result in results:
@@ -128,23 +126,23 @@ class Run:
                     self._report()
 
     def _report(self) -> Report:
-        given = self._given
+        args = self._args
         about: dict[str, Any] = {
-            "implementation": given.impl,
+            "implementation": args.impl,
             "date": dt.datetime.now(dt.UTC).date().isoformat(),
             "torch": version("torch"),
             "python": platform.python_version(),
             "cpus": os.cpu_count(),
-            "jobs": given.jobs,
-            "timeout_s": given.timeout,
-            "retries": given.retries,
-            "start": given.start,
+            "jobs": args.jobs,
+            "timeout_s": args.timeout,
+            "retries": args.retries,
+            "start": args.start,
             "seconds": round(time.monotonic() - self._begun_s, 1),
             **self.noticed,
         }
         report = Report(about, dict(self.results))
-        if given.out is not None:
-            report.write(given.out)
+        if args.out is not None:
+            report.write(args.out)
         return report
 
     def _check_threads(self) -> None:
@@ -157,7 +155,7 @@ class Run:
 
 
 def import_suites(
-    given: argparse.Namespace, known: Mapping[str, Known]
+    args: argparse.Namespace, known: Mapping[str, Known]
 ) -> Mapping[str, list[str]]:
     """Import torch and the test modules, with the implementation in torch's place."""
     # Before torch is imported: its libraries start no threads here, where tests fork.
@@ -165,26 +163,26 @@ def import_suites(
         os.environ.setdefault(name, "1")
     # Asking for GPUs must not start CUDA, which a fork of this process could not use.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    os.environ["CONFORMANCE_IMPL"] = given.impl
-    os.environ["CONFORMANCE_START"] = given.start
-    os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(given.timeout)
+    os.environ["CONFORMANCE_IMPL"] = args.impl
+    os.environ["CONFORMANCE_START"] = args.start
+    os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(args.timeout)
     from tests.conformance import suites  # noqa: PLC0415  (now it is prepared)
 
     return suites.noticed(known)
 
 
-def run(names: Sequence[str], given: argparse.Namespace, console: Console) -> int:
+def run(names: Sequence[str], args: argparse.Namespace, console: Console) -> int:
     """Run tests, say what they found, and return the exit status."""
     known = lists.classified()
-    listed = {} if given.impl == "torch" else lists.not_expected(known)
-    made = Run(given, console)
+    listed = {} if args.impl == "torch" else lists.not_expected(known)
+    test_run = Run(args, console)
     try:
-        made.noticed = import_suites(given, known)
+        test_run.noticed = import_suites(args, known)
     except ImportError as error:
-        why = Result(Status.FAIL, f"{given.impl} does not import: {error}")
-        made.results.update(dict.fromkeys(names, why))
+        why = Result(Status.FAIL, f"{args.impl} does not import: {error}")
+        test_run.results.update(dict.fromkeys(names, why))
         names = ()
-    report = made.all(names, known, listed)
+    report = test_run.all(names, known, listed)
     verdict = judge(report.results, known, listed)
     showing.conclude(report, known, listed, verdict, console)
     return 0 if verdict.is_good else 1
@@ -193,24 +191,24 @@ def run(names: Sequence[str], given: argparse.Namespace, console: Console) -> in
 def main() -> int:
     """Do what is asked for; a run that is told to end ends its tests, too."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    given, console = parsed(), Console(highlight=False)
+    args, console = parsed(), Console(highlight=False)
     if not console.is_terminal:
         console.width = LOG_CHARACTERS
     known = lists.classified()
-    if given.page is not None:
+    if args.page is not None:
         from tests.conformance import page  # noqa: PLC0415  (imports torch)
 
-        page.renew(Report.read(given.page), known, lists.not_expected(known))
+        page.renew(Report.read(args.page), known, lists.not_expected(known))
         return 0
     try:
-        names = chosen(known, given)
+        names = chosen(known, args)
     except ValueError as error:
         sys.exit(f"conformance: {error}")
-    if given.list:
+    if args.list:
         for name in names:
             console.print(known[name].of_class, name, soft_wrap=True)
         return 0
-    return run(names, given, console)
+    return run(names, args, console)
 
 
 if __name__ == "__main__":

@@ -67,8 +67,8 @@ def put_in_place(backend: str = "asyncrpc", names: Iterable[str] = STAND_INS) ->
     def asked(function: Any) -> Any:
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            given = [ours(arg) for arg in args]
-            return function(*given, **{name: ours(v) for name, v in kwargs.items()})
+            values = [ours(arg) for arg in args]
+            return function(*values, **{name: ours(v) for name, v in kwargs.items()})
 
         return call
 
@@ -146,16 +146,16 @@ def set_environment(suites: str, timeout_s: int) -> None:
     os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(timeout_s)
 
 
-def _prepare(given: argparse.Namespace) -> None:
-    set_environment("tests.conformance.c10d", given.timeout)
+def _prepare(args: argparse.Namespace) -> None:
+    set_environment("tests.conformance.c10d", args.timeout)
     os.environ["WORLD_SIZE"] = RANKS
     os.environ["TEMP_DIR"] = os.environ.get("TMPDIR", "/tmp")  # noqa: S108  (the suite asks)
-    if given.impl == "asyncrpc":
+    if args.impl == "asyncrpc":
         put_in_place()
-    if given.ddp:
+    if args.ddp:
         from tests.conformance import ddp, hosted  # noqa: PLC0415  (late, as in `main`)
 
-        if given.impl == "asyncrpc":
+        if args.impl == "asyncrpc":
             ddp.put_in_place()
         hosted.put_in_place()
 
@@ -199,31 +199,33 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run tests; return the exit status."""
-    given = _parsed(arguments)
-    _prepare(given)
+    args = _parsed(arguments)
+    _prepare(args)
     # Now the environment is prepared.
     from tests.conformance import running  # noqa: PLC0415
 
-    of_suite = _ddp_names() if given.ddp else _names()
-    names = [name for name in of_suite if re.search(given.filter, name)]
+    of_suite = _ddp_names() if args.ddp else _names()
+    names = [name for name in of_suite if re.search(args.filter, name)]
     results: dict[str, Any] = {}
-    known = ddp_expected() if given.ddp else expected()
-    listed = {} if given.impl == "torch" else known
-    for jobs, some in ((given.jobs, names), (1, None)):
-        again = [n for n, one in results.items() if not one.is_good and n not in listed]
-        options = running.Options(jobs, given.timeout)
+    known = ddp_expected() if args.ddp else expected()
+    listed = {} if args.impl == "torch" else known
+    for jobs, some in ((args.jobs, names), (1, None)):
+        again = [
+            n for n, test in results.items() if not test.is_good and n not in listed
+        ]
+        options = running.Options(jobs, args.timeout)
         with closing(running.run(again if some is None else some, options)) as ended:
             for name, result in ended:
                 results[name] = result
                 print(f"{result.status:<8}{name}  {result.message[:200]}", flush=True)
-                if given.out is not None:
-                    about = {"implementation": given.impl, "torch": version("torch")}
-                    Report(about, results).write(given.out)
-    poor = [n for n, one in results.items() if not one.is_good and n not in listed]
+                if args.out is not None:
+                    about = {"implementation": args.impl, "torch": version("torch")}
+                    Report(about, results).write(args.out)
+    poor = [n for n, test in results.items() if not test.is_good and n not in listed]
     outdated = [n for n in listed if n in results and results[n].status is Status.PASS]
     print(json.dumps(summary(results.values())))
     print(f"did not pass, and must: {poor}; listed, and passed: {outdated}")
-    if given.page and not poor and names == of_suite:
+    if args.page and not poor and names == of_suite:
         from tests.bench.pages import replaced  # noqa: PLC0415
 
         text = table(results, listed)

@@ -52,17 +52,17 @@ _cases: Final[dict[str, TestCase]] = {}  # of this process, which runs one file
 
 def case(name: str) -> TestCase:
     """Return the test "CLASS.TEST"; `child` calls this."""
-    found = _cases[name]
-    type(found).setUpClass()
-    return found
+    test_case = _cases[name]
+    type(test_case).setUpClass()
+    return test_case
 
 
-def _run_file(given: argparse.Namespace, file: str) -> int:
+def _run_file(args: argparse.Namespace, file: str) -> int:
     """Run one file, and write how each of its tests ended."""
-    _prepare(given.impl, FILES[file])
+    _prepare(args.impl, FILES[file])
     from tests.conformance import running  # noqa: PLC0415  (after the environment is set)
 
-    module = _module(given.pytorch, file)
+    module = _module(args.pytorch, file)
     kinds = [
         var
         for var in vars(module).values()
@@ -73,12 +73,12 @@ def _run_file(given: argparse.Namespace, file: str) -> int:
             for test in TestLoader().getTestCaseNames(kind):
                 _cases[f"{kind.__name__}.{test}"] = kind(test)
     ended: dict[str, str] = {}
-    options = running.Options(given.jobs, TIMEOUT_S)
+    options = running.Options(args.jobs, TIMEOUT_S)
     with closing(running.run(_cases, options)) as results:
         for name, result in results:
             ended[name] = str(result.status)
             print(f"{result.status:<8}{name}  {result.message[:200]}", flush=True)
-    given.out.write_text(json.dumps(ended), "utf-8")
+    args.out.write_text(json.dumps(ended), "utf-8")
     return 0
 
 
@@ -156,24 +156,24 @@ def expected() -> dict[str, str]:
     return {test: why for why, tests in written.items() for test in tests}
 
 
-def _ended(given: argparse.Namespace, file: str, impl: str) -> Mapping[str, str]:
+def _ended(args: argparse.Namespace, file: str, impl: str) -> Mapping[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "ended.json"
         command = [sys.executable, "-m", "tests.conformance.c10d_files"]
-        command += [str(given.pytorch), "--file", file, "--impl", impl]
-        command += ["--jobs", str(given.jobs), "--out", str(out)]
+        command += [str(args.pytorch), "--file", file, "--impl", impl]
+        command += ["--jobs", str(args.jobs), "--out", str(out)]
         subprocess.run(command, check=True)
         ended: dict[str, str] = json.loads(out.read_text("utf-8"))
         return ended
 
 
-def _compare(given: argparse.Namespace) -> int:
+def _compare(args: argparse.Namespace) -> int:
     listed, poor = expected(), []
     rows: list[tuple[str, Any, int]] = []
     for file in FILES:
-        if given.filter not in file:
+        if args.filter not in file:
             continue
-        torchs, ours = (_ended(given, file, impl) for impl in ("torch", "asyncrpc"))
+        torchs, ours = (_ended(args, file, impl) for impl in ("torch", "asyncrpc"))
         passed = [name for name, status in torchs.items() if status == PASSES]
         short = [name for name in passed if ours[name] != PASSES]
         poor += [name for name in short if name not in listed]
@@ -181,7 +181,7 @@ def _compare(given: argparse.Namespace) -> int:
         rows.append((file, len(passed), len(passed) - len(short)))
         rows += [
             (f"- do not: they {why}", "", count)
-            for why, count in Counter(listed.get(one, "?") for one in short).items()
+            for why, count in Counter(listed.get(name, "?") for name in short).items()
         ]
     print("| file | pass on torch | of these on asyncrpc |\n| --- | ---: | ---: |")
     for row in rows:
@@ -200,8 +200,8 @@ def main(arguments: list[str] | None = None) -> int:
     add("--file", help=argparse.SUPPRESS)
     add("--impl", default="asyncrpc", help=argparse.SUPPRESS)
     add("--out", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
-    return _run_file(given, given.file) if given.file else _compare(given)
+    args = parser.parse_args(arguments)
+    return _run_file(args, args.file) if args.file else _compare(args)
 
 
 if __name__ == "__main__":

@@ -50,14 +50,14 @@ def run(name: str, folder: Path) -> None:
     os.environ["TMPDIR"] = os.environ[_suites().MARKS] = tempfile.tempdir = str(folder)
     begun_s = time.monotonic()
     try:
-        found = _result(name)
+        result = _result(name)
     except Exception as error:  # noqa: BLE001  (whatever it is, it fails this test)
-        found = Result(Status.FAIL, f"not run: {type(error).__name__}: {error}")
-    found = replace(
-        _with_marks(found, folder), seconds=round(time.monotonic() - begun_s, 2)
+        result = Result(Status.FAIL, f"not run: {type(error).__name__}: {error}")
+    result = replace(
+        _with_marks(result, folder), seconds=round(time.monotonic() - begun_s, 2)
     )
     part = folder / f"{RESULT}.part"
-    part.write_text(json.dumps(shortened(found)), "utf-8")
+    part.write_text(json.dumps(shortened(result)), "utf-8")
     part.replace(folder / RESULT)
 
 
@@ -68,10 +68,10 @@ def _suites() -> Any:
 
 
 def _result(name: str) -> Result:
-    test, told = _suites().case(name), unittest.TestResult()
-    test.run(told)
+    test, result = _suites().case(name), unittest.TestResult()
+    test.run(result)
     exit_codes: tuple[int | None, ...] = getattr(test, "exit_codes", ())
-    if failures := told.errors + told.failures:
+    if failures := result.errors + result.failures:
         text = failures[0][1]
         late = "terminated or timed out after" in text
         return Result(
@@ -80,27 +80,27 @@ def _result(name: str) -> Result:
             exit_codes=exit_codes,
             detail=text[-DETAIL_CHARACTERS_MAX:],
         )
-    if told.skipped:
-        return Result(Status.SKIP, told.skipped[0][1])
+    if result.skipped:
+        return Result(Status.SKIP, result.skipped[0][1])
     message = ""
     if any(exit_codes):
         message = f"passes by PyTorch's rule, but exit codes {exit_codes}"
     return Result(Status.PASS, message, exit_codes=exit_codes)
 
 
-def _with_marks(found: Result, folder: Path) -> Result:
+def _with_marks(result: Result, folder: Path) -> Result:
     """Fail a test for what any rank noticed, though an exception was swallowed."""
     for kind, says in ((LEAKED, "reached torch's own RPC"), (MISSING, "not provided")):
         if names := read_marks(folder, kind):
-            message = f"{says}: {', '.join(names)} | {found.message}"
-            found = replace(
-                found,
+            message = f"{says}: {', '.join(names)} | {result.message}"
+            result = replace(
+                result,
                 status=Status.FAIL,
                 message=message[:MESSAGE_CHARACTERS_MAX],
-                missing=names if kind == MISSING else found.missing,
-                leaked=names if kind == LEAKED else found.leaked,
+                missing=names if kind == MISSING else result.missing,
+                leaked=names if kind == LEAKED else result.leaked,
             )
-    return found
+    return result
 
 
 def last_line(text: str) -> str:

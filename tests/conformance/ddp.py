@@ -63,9 +63,9 @@ def _thread() -> Any:
     return world.participant.thread
 
 
-def _translated(given: Any) -> Any:
+def _translated(value: Any) -> Any:
     """Return asyncrpc's group of torch's process group; else what is given."""
-    return given.group if isinstance(given, AsyncRpcProcessGroup) else given
+    return value.group if isinstance(value, AsyncRpcProcessGroup) else value
 
 
 @contextmanager
@@ -116,7 +116,7 @@ class DistributedDataParallel(ddp.DistributedDataParallel):
         self.process_group = process_group
         self.device_mesh = device_mesh
         self.forward_sync_buffers = options.get("broadcast_buffers", True)
-        self._given = options
+        self._keywords = options
         self._join: Any = None
 
     def join(self, *, enable: bool = True, **options: bool) -> Any:
@@ -157,7 +157,7 @@ class DistributedDataParallel(ddp.DistributedDataParallel):
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
         """Save the module inside; whoever loads it wraps it again."""
-        return _wrapped, (self.module, self._given)
+        return _wrapped, (self.module, self._keywords)
 
 
 def _wrapped(module: nn.Module, options: dict[str, Any]) -> DistributedDataParallel:
@@ -172,16 +172,16 @@ def _adapted(base: Any) -> type:
     """Return a class that takes torch's arguments, and whose coroutines block."""
     takes_group = "group" in inspect.signature(base).parameters
 
-    def init(self: Any, *args: Any, **given: Any) -> None:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
         if takes_group:  # torch's default is all ranks
-            given["group"] = given.pop("process_group", None) or dist.group.WORLD
+            kwargs["group"] = kwargs.pop("process_group", None) or dist.group.WORLD
         args = tuple(map(_translated, args))
-        given = {name: _translated(value) for name, value in given.items()}
+        kwargs = {name: _translated(value) for name, value in kwargs.items()}
         with _errors():
-            _thread().do_at_once(lambda: base.__init__(self, *args, **given))
+            _thread().do_at_once(lambda: base.__init__(self, *args, **kwargs))
 
     coroutines = inspect.getmembers(base, inspect.iscoroutinefunction)
-    methods = {name: _on_loop(one) for name, one in coroutines if name[0] != "_"}
+    methods = {name: _on_loop(method) for name, method in coroutines if name[0] != "_"}
     return type(base.__name__, (base,), {"__init__": init, **methods})
 
 
@@ -189,8 +189,8 @@ def _on_loop(method: Any) -> Any:
     """Return a method that waits for a coroutine; on the loop, the coroutine."""
 
     @functools.wraps(method)
-    def call(*args: Any, **given: Any) -> Any:
-        work = method(*args, **given)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        work = method(*args, **kwargs)
         if _thread().is_here:
             return work
         with _errors():

@@ -365,12 +365,12 @@ def _outline(target: Any, values: Values, meta: Any) -> bytes:
 
     All calls of a function whose arguments cannot be pickled have the same identity.
     """
-    made = list(meta["r"]) if meta and "r" in meta else None  # differs each time
+    members = list(meta["r"]) if meta and "r" in meta else None  # differs each time
     written = io.BytesIO()
     try:
-        _Outliner(written).dump((target, made, values))
+        _Outliner(written).dump((target, members, values))
     except Exception:  # noqa: BLE001  (whatever the code of an argument raises)
-        written = io.BytesIO(repr((target, made)).encode())
+        written = io.BytesIO(repr((target, members)).encode())
     return hashlib.blake2b(written.getvalue(), digest_size=16).digest()
 
 

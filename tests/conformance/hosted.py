@@ -34,10 +34,12 @@ class HostMode(TorchFunctionMode):
         return func(*moved, **named)
 
 
-def _hosted(args: Any, given: Any, at: int) -> Any:
+def _hosted(args: Any, kwargs: Any, at: int) -> Any:
     """Return arguments with the host for GPUs; number `at` may be a GPU's number."""
-    moved = [_host(one, number == at) for number, one in enumerate(args)]
-    return moved, {name: _host(one, name == "device") for name, one in given.items()}
+    moved = [_host(value, number == at) for number, value in enumerate(args)]
+    return moved, {
+        name: _host(value, name == "device") for name, value in kwargs.items()
+    }
 
 
 def _host(value: Any, is_device: bool) -> Any:  # noqa: FBT001
@@ -69,8 +71,8 @@ def put_in_place() -> None:
 
 def _moving(method: Any) -> Any:
     @wraps(method)
-    def to(self: Any, *args: Any, **given: Any) -> Any:
-        moved, named = _hosted(args, given, 0)
+    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+        moved, named = _hosted(args, kwargs, 0)
         return method(self, *moved, **named)
 
     return to
@@ -78,9 +80,9 @@ def _moving(method: Any) -> Any:
 
 def _without_devices(method: Any) -> Any:
     @wraps(method)
-    def init(self: Any, *args: Any, **given: Any) -> None:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
         for name in ("device_ids", "output_device"):
-            given.pop(name, None)
-        method(self, *args, **given)
+            kwargs.pop(name, None)
+        method(self, *args, **kwargs)
 
     return init

@@ -46,13 +46,13 @@ def classified() -> dict[str, Known]:
     written: dict[str, dict[str, str]] = json.loads(
         (HERE / "classification.json").read_text("utf-8")
     )
-    found: dict[str, Known] = {}
+    known: dict[str, Known] = {}
     for suite, tests in written.items():
         for test, said in tests.items():
             of_class, _, kind = said.partition(" ")
             name = f"{suite}.{test}"
-            found[name] = Known(name, suite, Class(of_class), kind)
-    return found
+            known[name] = Known(name, suite, Class(of_class), kind)
+    return known
 
 
 def not_expected(

@@ -60,7 +60,7 @@ class Report:
         written = {
             "about": self.about,
             "summary": summary(self.results.values()),
-            "tests": {name: shortened(one) for name, one in self.results.items()},
+            "tests": {name: shortened(result) for name, result in self.results.items()},
         }
         part = path.with_name(path.name + ".part")
         part.write_text(json.dumps(written, indent=1) + "\n", "utf-8")
@@ -71,7 +71,7 @@ class Report:
         written = json.loads(path.read_text("utf-8"))
         tests = written["tests"].items()
         return cls(
-            written["about"], {name: Result.from_json(one) for name, one in tests}
+            written["about"], {name: Result.from_json(result) for name, result in tests}
         )
 
 
@@ -82,6 +82,6 @@ def shortened(result: Result) -> dict[str, Any]:
 def summary(results: Iterable[Result]) -> dict[str, int]:
     """Count results by status; `flaky` ones are among those that pass."""
     kept = list(results)
-    counted = Counter(str(one.status) for one in kept)
-    flaky = sum(one.flaky for one in kept)
+    counted = Counter(str(result.status) for result in kept)
+    flaky = sum(result.flaky for result in kept)
     return {**dict(sorted(counted.items())), "flaky": flaky, "total": len(kept)}

@@ -56,10 +56,10 @@ def run(
                     running[pid] = started
                 time.sleep(POLL_S)
                 poll()
-                for pid, one in list(running.items()):
-                    if (result := _ended(pid, one, options)) is not None:
+                for pid, test in list(running.items()):
+                    if (result := _ended(pid, test, options)) is not None:
                         del running[pid]
-                        yield one.name, result
+                        yield test.name, result
         finally:
             for pid in running:
                 _end(pid)
@@ -95,10 +95,10 @@ def _start(name: str, folder: Path) -> tuple[int, Running]:
     return pid, Running(name, own, time.monotonic())
 
 
-def _ended(pid: int, one: Running, options: Options) -> Result | None:
+def _ended(pid: int, test: Running, options: Options) -> Result | None:
     """Return a test's result if it has ended, or has to be ended now."""
     has_ended, _ = os.waitpid(pid, os.WNOHANG)
-    took_s = time.monotonic() - one.begun_s
+    took_s = time.monotonic() - test.begun_s
     is_late = took_s > options.timeout_s + GRACE_S
     if not has_ended and not is_late:
         return None
@@ -106,14 +106,14 @@ def _ended(pid: int, one: Running, options: Options) -> Result | None:
     if not has_ended:
         os.waitpid(pid, 0)
     try:
-        result = Result.from_json(json.loads((one.folder / child.RESULT).read_text()))
+        result = Result.from_json(json.loads((test.folder / child.RESULT).read_text()))
     except (OSError, ValueError):
         status = Status.TIMEOUT if is_late else Status.FAIL
         message = "killed: it was late" if is_late else "the test's process died"
         result = Result(status, message, round(took_s, 2))
     if options.logs is not None:
-        _keep(one, options.logs)
-    shutil.rmtree(one.folder, ignore_errors=True)
+        _keep(test, options.logs)
+    shutil.rmtree(test.folder, ignore_errors=True)
     return result
 
 
@@ -123,8 +123,8 @@ def _end(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _keep(one: Running, logs: Path) -> None:
+def _keep(test: Running, logs: Path) -> None:
     logs.mkdir(parents=True, exist_ok=True)
-    number = len(list(logs.glob(f"{one.name}.*.log")))
+    number = len(list(logs.glob(f"{test.name}.*.log")))
     with suppress(OSError):
-        shutil.copy(one.folder / child.LOG, logs / f"{one.name}.{number}.log")
+        shutil.copy(test.folder / child.LOG, logs / f"{test.name}.{number}.log")

@@ -83,8 +83,8 @@ def conclude(
         console.print(text, markup=False, soft_wrap=True)
 
     console.print(tables.table(report.results, known))
-    for name, one in report.results.items():
-        if one.flaky:
+    for name, result in report.results.items():
+        if result.flaky:
             say(f"passed when it was run again: {name}")
     for name in verdict.excused:
         say(f"listed: {name}: {listed[name]}")

@@ -79,7 +79,7 @@ HOLDERS: Final = (
     RPC,
     AUTOGRAD,
     "asyncrpc.compat",
-    *(one for one in POISONED if "._C." in one),
+    *(name for name in POISONED if "._C." in name),
 )
 
 
@@ -104,19 +104,19 @@ def install(implementation: str, marks: Marks) -> Substitution:
         marks.importing = False
         return Substitution()
     _import_torch()
-    found = {name: _facade(name, facade) for name, facade in MODULES.items()}
+    by_name = {name: _facade(name, facade) for name, facade in MODULES.items()}
     for below in SUBMODULES:
-        found[f"{RPC}.{below}"] = _facade(f"{RPC}.{below}", f"{MODULES[RPC]}.{below}")
-        found[f"{RPC}.{below}"] += found[RPC]
-    found[f"{RPC}._testing"] = [_faulty_backend(), *found[RPC]]
+        by_name[f"{RPC}.{below}"] = _facade(f"{RPC}.{below}", f"{MODULES[RPC]}.{below}")
+        by_name[f"{RPC}.{below}"] += by_name[RPC]
+    by_name[f"{RPC}._testing"] = [_faulty_backend(), *by_name[RPC]]
     attributes = {
-        place: [one for one in map(_module, names) if one is not None]
+        place: [module for module in map(_module, names) if module is not None]
         for place, names in ATTRIBUTES.items()
     }
     for name, names in LENT.items():
-        found[name] = [*found[name], _lent(name, names)]
+        by_name[name] = [*by_name[name], _lent(name, names)]
     _poison(marks)
-    _put_modules(found, marks)
+    _put_modules(by_name, marks)
     _put_attributes(attributes, marks)
     done = Substitution()
     _forgive_scripts(done, marks)
@@ -162,7 +162,9 @@ def _faulty_backend() -> types.ModuleType:
 
 def _lent(name: str, names: Sequence[str]) -> types.ModuleType:
     lent = types.ModuleType(f"lent by {name}")
-    vars(lent).update({one: getattr(sys.modules[name], one) for one in names})
+    vars(lent).update(
+        {attribute: getattr(sys.modules[name], attribute) for attribute in names}
+    )
     return lent
 
 
@@ -186,9 +188,11 @@ def _bitter(name: str, marks: Marks) -> Callable[..., Any]:
     return leaked
 
 
-def _put_modules(found: Mapping[str, Sequence[types.ModuleType]], marks: Marks) -> None:
+def _put_modules(
+    by_name: Mapping[str, Sequence[types.ModuleType]], marks: Marks
+) -> None:
     proxies: dict[str, types.ModuleType] = {}
-    for name, modules in found.items():
+    for name, modules in by_name.items():
         proxies[name] = sys.modules[name] = Proxy(name, modules, proxies, marks)
     for name, proxy in proxies.items():
         parent, _, leaf = name.rpartition(".")
@@ -217,11 +221,11 @@ def _forgive_scripts(done: Substitution, marks: Marks) -> None:
     torch = sys.modules["torch"]
     compiler: Callable[..., Any] = torch.jit.script
 
-    def script(one: Any, *args: Any, **kwargs: Any) -> Any:
+    def script(target: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return compiler(one, *args, **kwargs)
+            return compiler(target, *args, **kwargs)
         except Exception:  # noqa: BLE001  (whatever a compiler says about a foreign class)
-            name = getattr(one, "__qualname__", repr(one))
+            name = getattr(target, "__qualname__", repr(target))
             done.not_compiled.append(name)
             return lambda *_args, **_kwargs: marks.missing(f"TorchScript {name}")
 

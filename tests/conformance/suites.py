@@ -65,8 +65,8 @@ def _fixture() -> type:
         module = importlib.import_module(
             f"{FOLDER}.rpc.tensorpipe_rpc_agent_test_fixture"
         )
-        found: type = module.TensorPipeRpcAgentTestFixture
-        return found
+        fixture: type = module.TensorPipeRpcAgentTestFixture
+        return fixture
     base: type = importlib.import_module(
         f"{FOLDER}.rpc.rpc_agent_test_fixture"
     ).RpcAgentTestFixture
@@ -85,8 +85,8 @@ def _fixture() -> type:
 def _faulty_fixture() -> type:
     """Return PyTorch's fixture for suites that lose messages."""
     module = importlib.import_module(f"{FOLDER}.rpc.faulty_rpc_agent_test_fixture")
-    found: type = module.FaultyRpcAgentTestFixture
-    return found
+    fixture: type = module.FaultyRpcAgentTestFixture
+    return fixture
 
 
 def _starter() -> type:
@@ -119,14 +119,16 @@ def _starter() -> type:
 
 def _imported(suites: Mapping[str, str]) -> tuple[dict[str, type], dict[str, str]]:
     """Return the suites as torch has them, and why the others do not import."""
-    found: dict[str, type] = {}
+    imported: dict[str, type] = {}
     why: dict[str, str] = {}
     for name, module in suites.items():
         try:
-            found[name] = getattr(importlib.import_module(f"{FOLDER}.{module}"), name)
+            imported[name] = getattr(
+                importlib.import_module(f"{FOLDER}.{module}"), name
+            )
         except Exception as error:  # noqa: BLE001  (what a suite says is shown)
             why[name] = f"{module} does not import: {type(error).__name__}: {error}"
-    return found, why
+    return imported, why
 
 
 def _case_class(name: str, raw: type, fixture: type) -> type[TestCase]:
@@ -149,8 +151,8 @@ def __getattr__(name: str) -> type[TestCase]:
     """Make a suite that loses messages, when it is asked for."""
     if name not in FAULTY_SUITES or name not in RAW:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    made = globals()[name] = _case_class(name, RAW[name], _faulty_fixture())
-    return made
+    case_class = globals()[name] = _case_class(name, RAW[name], _faulty_fixture())
+    return case_class
 
 
 def noticed(known: Container[str]) -> dict[str, list[str]]:
@@ -175,5 +177,5 @@ def case(name: str) -> TestCase:
     suite, _, test = name.partition(".")
     if suite not in RAW:
         raise LookupError(NOT_IMPORTED.get(suite, f"there is no suite {suite}"))
-    made: type[TestCase] = getattr(sys.modules[__name__], suite)
-    return made(test)
+    case_class: type[TestCase] = getattr(sys.modules[__name__], suite)
+    return case_class(test)

@@ -15,11 +15,11 @@ Shown = tuple[Class, ...]
 def classes_of(results: Mapping[str, Result], known: Mapping[str, Known]) -> Shown:
     """Return the classes that tests of a run are of, in their order."""
     met = {known[name].of_class for name in results}
-    return tuple(one for one in Class if one in met)
+    return tuple(of_class for of_class in Class if of_class in met)
 
 
 def headings(shown: Shown) -> tuple[str, ...]:
-    return ("suite", *(f"class {one}" for one in shown), "all", "skipped")
+    return ("suite", *(f"class {of_class}" for of_class in shown), "all", "skipped")
 
 
 def rows(
@@ -34,15 +34,15 @@ def rows(
 
 
 def table(results: Mapping[str, Result], known: Mapping[str, Known]) -> Table:
-    made = Table(*headings(classes_of(results, known)))
-    for column in made.columns[1:]:
+    grid = Table(*headings(classes_of(results, known)))
+    for column in grid.columns[1:]:
         column.justify = "right"
     *suites, total = rows(results, known)
     for row in suites:
-        made.add_row(*row)
-    made.add_section()
-    made.add_row(*total)
-    return made
+        grid.add_row(*row)
+    grid.add_section()
+    grid.add_row(*total)
+    return grid
 
 
 def markdown(results: Mapping[str, Result], known: Mapping[str, Known]) -> str:

@@ -16,8 +16,8 @@ from tests.conformance.faulty import (
 PYTHON, SCRIPT = MessageType.PYTHON_CALL, MessageType.SCRIPT_CALL
 
 
-def sends(one: Faults, kind: MessageType, *messages: bytes) -> list[bool]:
-    return [not one.is_lost(kind, partial(bytes, said)) for said in messages]
+def sends(faults: Faults, kind: MessageType, *messages: bytes) -> list[bool]:
+    return [not faults.is_lost(kind, partial(bytes, said)) for said in messages]
 
 
 # --- the machine ---------------------------------------------------------------------
@@ -113,11 +113,11 @@ def test_impossible_options_are_refused(
 
 
 @pytest.mark.parametrize(
-    "given", [{"messages_to_fail": "PYTHON_CALL"}, {"num_fail_sends": 1.5}]
+    "options", [{"messages_to_fail": "PYTHON_CALL"}, {"num_fail_sends": 1.5}]
 )
-def test_options_of_other_types_are_refused(given: dict[str, object]) -> None:
+def test_options_of_other_types_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(TypeError, match="list of names"):
-        options_with(**given)
+        options_with(**options)
 
 
 def test_backends_are_found_by_their_options() -> None:

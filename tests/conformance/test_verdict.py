@@ -25,7 +25,9 @@ KNOWN = lists.classified()
 A = "RpcTest.test_add"
 B = "RpcTest.test_wait_all"
 C = "DistAutogradTest.test_backward_unused_send_function"
-PASS, FAIL, SKIP = (Result(one) for one in (Status.PASS, Status.FAIL, Status.SKIP))
+PASS, FAIL, SKIP = (
+    Result(status) for status in (Status.PASS, Status.FAIL, Status.SKIP)
+)
 LISTED = {B: "a reason", C: "another"}
 
 
@@ -110,8 +112,8 @@ def test_results_are_read_back_unchanged(tmp_path: Path) -> None:
 
 
 def test_passes_are_counted_by_suite_and_class() -> None:
-    found = list(tables.rows({A: PASS, B: SKIP, C: FAIL}, KNOWN))
-    assert found == [
+    rows = list(tables.rows({A: PASS, B: SKIP, C: FAIL}, KNOWN))
+    assert rows == [
         ("RpcTest", "1 of 1", "", "", "1 of 1", "1"),
         ("DistAutogradTest", "", "", "0 of 1", "0 of 1", ""),
         ("all", "1 of 1", "", "0 of 1", "1 of 2", "1"),

@@ -28,12 +28,14 @@ def judge(
     results: Mapping[str, Result], known: Mapping[str, Known], listed: Mapping[str, str]
 ) -> Verdict:
     """Compare what was found with what is expected."""
-    poor = [name for name, one in results.items() if not _is_enough(known[name], one)]
+    poor = [
+        name for name, result in results.items() if not _is_enough(known[name], result)
+    ]
     unexpected = tuple(name for name in poor if name not in listed)
     outdated = tuple(
         name
-        for name, one in results.items()
-        if name in listed and one.status is Status.PASS
+        for name, result in results.items()
+        if name in listed and result.status is Status.PASS
     )
     return Verdict(
         unexpected=unexpected,

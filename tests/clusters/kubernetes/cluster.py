@@ -85,16 +85,18 @@ class Output:
         """Wait for a line; return what follows its beginning."""
 
         def matching() -> str | None:
-            found = (line for line in self._lines[since:] if line.startswith(beginning))
-            return next(found, None)
+            matches = (
+                line for line in self._lines[since:] if line.startswith(beginning)
+            )
+            return next(matches, None)
 
         with self._changed:
             self._changed.wait_for(
                 lambda: matching() is not None or self._is_over, GENEROUS_S
             )
-            found = matching()
-        assert found is not None, f"{beginning!r} never came: {self.text}"
-        return found.removeprefix(beginning).strip()
+            heard = matching()
+        assert heard is not None, f"{beginning!r} never came: {self.text}"
+        return heard.removeprefix(beginning).strip()
 
     @property
     def count(self) -> int:
@@ -233,7 +235,7 @@ class SimulatedCluster:
         search = f"{DOMAIN} svc.cluster.local cluster.local"
         lines = [f"nameserver {_SERVER}", f"search {search}", "options ndots:5"]
         (folder / "resolv.conf").write_text("\n".join(lines) + "\n")
-        volumes = {one["name"]: one for one in plan.spec["volumes"]}
+        volumes = {volume["name"]: volume for volume in plan.spec["volumes"]}
         size = volumes["shared-memory"]["emptyDir"]["sizeLimit"].removesuffix("i")
         mounts = {m["name"]: m["mountPath"] for m in plan.container["volumeMounts"]}
         command = ["nsenter", "-t", str(host.pid), "-n"]
@@ -292,9 +294,9 @@ class SimulatedCluster:
         """
         asked = pod.plan.container[which]["httpGet"]
         (port,) = (
-            one["containerPort"]
-            for one in pod.plan.container["ports"]
-            if one["name"] == asked["port"]
+            entry["containerPort"]
+            for entry in pod.plan.container["ports"]
+            if entry["name"] == asked["port"]
         )
         url = f"http://{pod.address}:{port}{asked['path']}"
         command = ["nsenter", "-t", str(self._node.pid), "-n", sys.executable, "-c"]
@@ -313,15 +315,15 @@ def _child(parent: int) -> int:
         text=True,
         check=False,
     )
-    (found,) = done.stdout.split()
-    return int(found)
+    (child,) = done.stdout.split()
+    return int(child)
 
 
 @contextlib.contextmanager
 def simulated_cluster(net: Network, folder: Path) -> Iterator[SimulatedCluster]:
     """Return a cluster that ends with the block."""
-    made = SimulatedCluster(net, folder)
+    cluster = SimulatedCluster(net, folder)
     try:
-        yield made
+        yield cluster
     finally:
-        made.close()
+        cluster.close()

@@ -15,5 +15,5 @@ from tests.clusters.network.hosts import network, why_not
 def cluster(tmp_path: Path) -> Iterator[SimulatedCluster]:
     if why := why_not():
         pytest.skip(why)
-    with network(tmp_path) as net, simulated_cluster(net, tmp_path) as made:
-        yield made
+    with network(tmp_path) as net, simulated_cluster(net, tmp_path) as simulated:
+        yield simulated

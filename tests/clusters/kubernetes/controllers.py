@@ -32,8 +32,8 @@ class PodPlan:
 
     @property
     def container(self) -> Object:
-        (found,) = self.spec["containers"]
-        return dict(found)
+        (container,) = self.spec["containers"]
+        return dict(container)
 
     @property
     def full_name(self) -> str:
@@ -42,7 +42,7 @@ class PodPlan:
 
 def plans(objects: list[Object], attempt: int = 0) -> list[PodPlan]:
     """Return the pods of a manifest, in the order of their indices."""
-    by_kind = {one["kind"]: one for one in objects}
+    by_kind = {resource["kind"]: resource for resource in objects}
     (kind,) = by_kind.keys() & CONTROLLERS.keys()
     return CONTROLLERS[kind](by_kind, attempt)
 
@@ -71,8 +71,8 @@ def _job(by_kind: Mapping[str, Object], _: int) -> list[PodPlan]:
 
 
 def _job_set(by_kind: Mapping[str, Object], attempt: int) -> list[PodPlan]:
-    found = by_kind["JobSet"]
-    return _of_jobs(found["metadata"]["name"], found["spec"], {}, attempt)
+    job_set = by_kind["JobSet"]
+    return _of_jobs(job_set["metadata"]["name"], job_set["spec"], {}, attempt)
 
 
 def _train_job(by_kind: Mapping[str, Object], attempt: int) -> list[PodPlan]:
@@ -90,11 +90,11 @@ def _train_job(by_kind: Mapping[str, Object], attempt: int) -> list[PodPlan]:
         "PET_MASTER_ADDR": f"{name}-node-0-0.{name}",
         "PET_MASTER_PORT": "29500",
     }
-    found = _of_jobs(name, spec, variables, attempt)
-    for index, one in enumerate(found):
-        assert isinstance(one.variables, dict)
-        one.variables["PET_NODE_RANK"] = str(index)
-    return found
+    pods = _of_jobs(name, spec, variables, attempt)
+    for index, pod in enumerate(pods):
+        assert isinstance(pod.variables, dict)
+        pod.variables["PET_NODE_RANK"] = str(index)
+    return pods
 
 
 def _of_jobs(
@@ -119,8 +119,9 @@ def _of_jobs(
 
 
 def _leader_worker_set(by_kind: Mapping[str, Object], _: int) -> list[PodPlan]:
-    found = by_kind["LeaderWorkerSet"]
-    name, group = found["metadata"]["name"], found["spec"]["leaderWorkerTemplate"]
+    worker_set = by_kind["LeaderWorkerSet"]
+    name = worker_set["metadata"]["name"]
+    group = worker_set["spec"]["leaderWorkerTemplate"]
     return [
         _plan(
             f"{name}-0-{index}" if index else f"{name}-0",
@@ -161,14 +162,16 @@ def _plan(
     publishes: bool,
 ) -> PodPlan:
     (container,) = template["spec"]["containers"]
-    given = {one["name"]: one["value"] for one in container["env"] if "value" in one}
-    # Kubernetes replaces $(NAME), and takes two dollars for one.
-    plain = {name: text.replace("$$(", "$(") for name, text in given.items()}
-    # What the downward API tells of the pod; an unknown field keeps it from starting.
-    asked = {one["name"]: one for one in container["env"] if "valueFrom" in one}
-    told = {
-        name: fields[one["valueFrom"]["fieldRef"]["fieldPath"]]
-        for name, one in asked.items()
+    values = {
+        entry["name"]: entry["value"] for entry in container["env"] if "value" in entry
     }
-    variables = {**plain, **told, **added}
+    # Kubernetes replaces $(NAME), and takes two dollars for one.
+    plain = {name: text.replace("$$(", "$(") for name, text in values.items()}
+    # What the downward API tells of the pod; an unknown field keeps it from starting.
+    asked = {entry["name"]: entry for entry in container["env"] if "valueFrom" in entry}
+    pod_values = {
+        name: fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
+        for name, entry in asked.items()
+    }
+    variables = {**plain, **pod_values, **added}
     return PodPlan(hostname, subdomain, template["spec"], variables, publishes)

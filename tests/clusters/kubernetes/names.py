@@ -25,11 +25,11 @@ _TTL_S: Final = 1
 
 def records(path: Path) -> dict[str, list[str]]:
     """Return the addresses of each name."""
-    found: dict[str, list[str]] = {}
+    addresses: dict[str, list[str]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         name, address = line.split()
-        found.setdefault(name, []).append(address)
-    return found
+        addresses.setdefault(name, []).append(address)
+    return addresses
 
 
 def question(packet: bytes) -> tuple[str, int, int]:
@@ -68,8 +68,8 @@ def main(address: str, file: str) -> None:
             known = records(Path(file))
             server.sendto(answer(packet, known), client)
             if kind == _A:
-                found = " ".join(known.get(name, ["nothing"]))
-                sys.stdout.write(f"asked {name}: {found}\n")
+                listed = " ".join(known.get(name, ["nothing"]))
+                sys.stdout.write(f"asked {name}: {listed}\n")
                 sys.stdout.flush()
 
 

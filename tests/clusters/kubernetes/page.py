@@ -19,14 +19,14 @@ _COMMAND: Final = re.compile(r"^\$ asyncrpc (manifest k8s .*) > \S+$", re.MULTIL
 
 def program() -> str:
     """Return the source of the page's program."""
-    (found,) = _PROGRAM.findall(_PAGE.read_text("utf-8"))
-    return str(found)
+    (source,) = _PROGRAM.findall(_PAGE.read_text("utf-8"))
+    return str(source)
 
 
 def command() -> list[str]:
     """Return the arguments of the page's command."""
-    (found,) = _COMMAND.findall(_PAGE.read_text("utf-8"))
-    return shlex.split(found)
+    (text,) = _COMMAND.findall(_PAGE.read_text("utf-8"))
+    return shlex.split(text)
 
 
 def objects_of(arguments: Sequence[str], folder: Path) -> list[dict[str, Any]]:

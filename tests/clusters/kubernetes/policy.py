@@ -32,7 +32,7 @@ def rules(
         f"ip saddr {node} accept",
     ]
     for rule in policy["ingress"]:
-        ports = ", ".join(str(one["port"]) for one in rule.get("ports", ()))
+        ports = ", ".join(str(entry["port"]) for entry in rule.get("ports", ()))
         limit = f" tcp dport {{ {ports} }}" if ports else ""
         for source in rule["from"]:
             lines += [

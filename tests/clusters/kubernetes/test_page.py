@@ -19,8 +19,8 @@ SAVED = 75
 
 def planned(folder: Path) -> list[PodPlan]:
     """Return the pods of the page's command; the program is not in an image here."""
-    found = plans(objects_of(command(), folder))
-    return [dataclasses.replace(plan, spec=_local(plan)) for plan in found]
+    pod_plans = plans(objects_of(command(), folder))
+    return [dataclasses.replace(plan, spec=_local(plan)) for plan in pod_plans]
 
 
 def _local(plan: PodPlan) -> dict[str, object]:

@@ -56,14 +56,14 @@ def test_members_meet_behind_the_policy_and_strangers_are_kept_out(
     (policy,) = [
         manifest["spec"] for manifest in ours if manifest["kind"] == "NetworkPolicy"
     ]
-    found = []
+    started = []
     for each in (ours, others):
-        (job,) = [one for one in each if one["kind"] == "Job"]
+        (job,) = [resource for resource in each if resource["kind"] == "Job"]
         labels = job["spec"]["template"]["metadata"]["labels"]
-        found += [(cluster.start(plan), labels) for plan in plans(each)]
-        enforce(policy, found, cluster.node_address)
-    members = [pod for pod, _ in found[:2]]
-    strangers = [pod for pod, _ in found[2:]]
+        started += [(cluster.start(plan), labels) for plan in plans(each)]
+        enforce(policy, started, cluster.node_address)
+    members = [pod for pod, _ in started[:2]]
+    strangers = [pod for pod, _ in started[2:]]
     for pod in [*members, *strangers]:
         pod.hears("has called all")
     assert "let in" in knock(members[1], members[0])

@@ -15,9 +15,9 @@ import asyncrpc
 async def main():
     async with asyncrpc.Worker() as worker:
         rank = (worker.rank + 1) % worker.world_size
-        told = await worker.peer(rank).call(os.getenv, "GROUP_OF_TEST")
+        value = await worker.peer(rank).call(os.getenv, "GROUP_OF_TEST")
         mine = os.environ["GROUP_OF_TEST"]
-        line = f"{worker.name} of {worker.world_size}: {mine} hears {told}\\n"
+        line = f"{worker.name} of {worker.world_size}: {mine} hears {value}\\n"
         os.write(1, line.encode())  # whole: all write to one pipe
         await worker.barrier()
 

@@ -64,10 +64,10 @@ def test_the_doctor_names_the_launcher(launcher: str) -> None:
     doctor = (sys.executable, "-m", "asyncrpc", "doctor", "--json")
     code, said, errors = ended(started(launcher, "-n", "1", *doctor))
     assert code == 0, said + errors
-    found = json.loads(said)
+    report = json.loads(said)
     name = {"mpirun.openmpi": "Open MPI", "mpirun.mpich": "MPICH"}[launcher]
-    assert (found["launcher"], found["problems"]) == (name, [])
-    values = {one["field"]: one["value"] for one in found["values"]}
+    assert (report["launcher"], report["problems"]) == (name, [])
+    values = {entry["field"]: entry["value"] for entry in report["values"]}
     assert (values["rank"], values["world_size"], values["host"]) == (0, 1, "127.0.0.1")
 
 

@@ -14,8 +14,8 @@ from asyncrpc.compat import rpc
 
 rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
 rpc.init_rpc(f"trainer{rank}", rank=rank, world_size=2)
-found = rpc.rpc_sync(f"trainer{1 - rank}", max, args=(rank, 5))
-os.write(1, f"trainer{rank} hears {found}\\n".encode())
+largest = rpc.rpc_sync(f"trainer{1 - rank}", max, args=(rank, 5))
+os.write(1, f"trainer{rank} hears {largest}\\n".encode())
 rpc.shutdown()
 """
 BACKEND = """

@@ -35,7 +35,9 @@ def why_not() -> str:
         return "network namespaces are Linux's"
     if os.geteuid() != 0:
         return "only root can make network namespaces"
-    missing = [one for one in ("ip", "unshare", "nsenter") if not shutil.which(one)]
+    missing = [
+        program for program in ("ip", "unshare", "nsenter") if not shutil.which(program)
+    ]
     if missing:
         return f"this host has no {', '.join(missing)}"
     tried = subprocess.run(
@@ -76,7 +78,7 @@ class Program:
             if line.startswith(beginning):
                 return line.removeprefix(beginning).strip()
             self.unheard.append(line)
-        raise AssertionError(f"{beginning!r} never came: {self.told}")
+        raise AssertionError(f"{beginning!r} never came: {self.output}")
 
     def say(self, line: str) -> None:
         """Write a line to its standard input."""
@@ -85,7 +87,7 @@ class Program:
         self.process.stdin.flush()
 
     @property
-    def told(self) -> str:
+    def output(self) -> str:
         return "".join(self.lines)
 
     def ends(self) -> str:
@@ -93,8 +95,8 @@ class Program:
         assert self.process.stdout is not None
         self.lines += self.process.stdout
         code = self.process.wait(GENEROUS_S)
-        assert code == 0, self.told
-        return self.told
+        assert code == 0, self.output
+        return self.output
 
     def kill(self) -> None:
         """End it by SIGKILL."""
@@ -219,5 +221,5 @@ class Network:
 
 @contextmanager
 def network(folder: Path) -> Iterator[Network]:
-    with Network(folder) as made:
-        yield made
+    with Network(folder) as net:
+        yield net

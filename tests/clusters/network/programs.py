@@ -87,7 +87,7 @@ async def _use(peer: Peer, command: str, *more: str) -> object:
     if command == "reference":
         return "".join(await peer.remote(list, "abc").to_here())
     assert command == "stream"
-    return sum([one async for one in peer.stream(count_to, 100)])
+    return sum([number async for number in peer.stream(count_to, 100)])
 
 
 async def _tell_changes(worker: Worker) -> None:

@@ -49,8 +49,8 @@ class World:
         self.beyond = net.host("beyond", beyond="10.3.0.9")
         self.door = self.gateway.start(SERVE, "gateway", "0", "2", MEET, *liveness)
         self.far = self.other.start(SERVE, "other", "1", "2", MEET, *liveness)
-        for one in (self.door, self.far):
-            one.hears("ready")
+        for program in (self.door, self.far):
+            program.hears("ready")
 
     def token(self, name: str = "laptop", valid_s: float = 600.0) -> str:
         return reply_to(self.door, f"token {name} {valid_s}")
@@ -108,9 +108,11 @@ def test_calls_go_both_ways_and_the_guest_leaves(world: World) -> None:
     laptop.hears("ready")
     assert listening(world.outside) == set()
     from_outside = [
-        one for one in listening(world.gateway) if not one.startswith("0100010A")
+        address
+        for address in listening(world.gateway)
+        if not address.startswith("0100010A")
     ]
-    assert [one.partition(":")[2] for one in from_outside] == ["1B58"]  # 7000
+    assert [address.partition(":")[2] for address in from_outside] == ["1B58"]  # 7000
     for member in ("gateway", "other"):
         assert reply_to(laptop, f"call {member}") == member
         assert reply_to(laptop, f"tensor {member} 2000000") == "True"

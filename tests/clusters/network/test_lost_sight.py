@@ -39,8 +39,8 @@ class Pair:
         far = net.host("far", inside="10.1.0.2")
         self.near = self.host.start(SERVE, "near", "0", "2", MEET, *HOW)
         self.far = far.start(SERVE, "far", "1", "2", MEET, *HOW)
-        for one in (self.near, self.far):
-            one.hears("ready")
+        for program in (self.near, self.far):
+            program.hears("ready")
         self.near.say("call far")
         self.near.hears("done far")
 

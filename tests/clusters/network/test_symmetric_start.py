@@ -21,8 +21,8 @@ PLACE = "tcp://head:29500"
 
 @pytest.fixture
 def net(tmp_path: Path) -> Iterator[Network]:
-    with network(tmp_path) as made:
-        yield made
+    with network(tmp_path) as created:
+        yield created
 
 
 def meet(host: Host, name: str, rank: int, place: str = PLACE, **more: str) -> Program:
@@ -56,9 +56,9 @@ def test_a_name_that_resolves_late_is_waited_for(net: Network) -> None:
 
 def test_a_name_that_never_resolves_is_named_with_its_reason(net: Network) -> None:
     other = net.host("other", a="10.1.0.2")
-    told = meet(other, "w1", 1, limit_s="1").ends()
-    assert "missing the meeting place head:29500 cannot be reached in 1 s: " in told
-    assert "the name does not resolve" in told
+    output = meet(other, "w1", 1, limit_s="1").ends()
+    assert "missing the meeting place head:29500 cannot be reached in 1 s: " in output
+    assert "the name does not resolve" in output
 
 
 def test_absent_host_and_refused_port_are_reported_differently(net: Network) -> None:
@@ -122,9 +122,9 @@ def test_an_interface_can_be_chosen_by_the_environment(net: Network) -> None:
         meet(host, f"w{rank}", rank, ASYNCRPC_INTERFACE="10.2.0.0/16,ethz*")
         for rank, host in enumerate((head, other))
     ]
-    told = "".join(program.ends() for program in programs)
-    assert "by tcp://10.2.0." in told
-    assert "by tcp://10.1.0." not in told
+    output = "".join(program.ends() for program in programs)
+    assert "by tcp://10.2.0." in output
+    assert "by tcp://10.1.0." not in output
 
 
 def test_a_bridge_of_containers_is_tried_last(net: Network) -> None:
@@ -136,6 +136,6 @@ def test_a_bridge_of_containers_is_tried_last(net: Network) -> None:
         host.run("ip", "address", "add", "172.17.0.1/16", "dev", "docker0")
         host.run("ip", "link", "set", "docker0", "up")
     programs = [meet(head, "w0", 0), meet(other, "w1", 1)]
-    told = "".join(program.ends() for program in programs)
-    assert "by tcp://192.168.1." in told
-    assert "by tcp://172.17" not in told
+    output = "".join(program.ends() for program in programs)
+    assert "by tcp://192.168.1." in output
+    assert "by tcp://172.17" not in output

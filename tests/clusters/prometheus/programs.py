@@ -94,7 +94,7 @@ async def queues(
 async def until_told(worker: asyncrpc.Worker) -> None:
     """Work; all ranks end with the same round, when the first is told to."""
     loop = asyncio.get_running_loop()
-    told = loop.run_in_executor(None, sys.stdin.read)
+    ended = loop.run_in_executor(None, sys.stdin.read)
     names = [f"w{rank}" for rank in range(WORLD)]
     split = SplitModel() if worker.rank == 0 else None
     async with (
@@ -109,10 +109,10 @@ async def until_told(worker: asyncrpc.Worker) -> None:
                 await use_peers(worker)
                 await split.step()
             await model.backward(model(torch.ones(2, 4)).sum())
-            is_over.fill_(float(told.done() and worker.rank == 0))
+            is_over.fill_(float(ended.done() and worker.rank == 0))
             await group.all_reduce(is_over, "max")
             await asyncio.sleep(0.01)  # it is not a benchmark
-    await told
+    await ended
 
 
 async def main(rank: int, folder: Path) -> None:

@@ -57,28 +57,28 @@ class Prometheus:
         url = f"http://127.0.0.1:{self._port}/api/v1/{path}{words}"
         try:
             with urllib.request.urlopen(url, timeout=HANGS_S) as answer:
-                found = json.load(answer)
+                reply = json.load(answer)
         except urllib.error.HTTPError as error:
             if error.code == 503:  # it starts
                 return None
             raise AssertionError(f"{path} {query}: {error.read()!r}") from error
         except OSError:
             return None
-        assert found["status"] == "success", found
-        return found["data"]
+        assert reply["status"] == "success", reply
+        return reply["data"]
 
     def wait_scraped(self) -> None:
         """Wait until all targets are up."""
 
         def are_up() -> bool:
             value = (self.asked("targets") or {}).get("activeTargets", [])
-            return [one["health"] for one in value] == ["up"] * len(self._ports)
+            return [target["health"] for target in value] == ["up"] * len(self._ports)
 
         self.wait_until(are_up, "all targets are up")
 
     def query(self, words: str) -> list[Any]:
         """Return the result of a query now."""
-        found: list[Any] = (self.asked("query", query=words) or {"result": []})[
+        result: list[Any] = (self.asked("query", query=words) or {"result": []})[
             "result"
         ]
-        return found
+        return result

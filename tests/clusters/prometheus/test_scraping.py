@@ -79,20 +79,20 @@ def ports(
     ]
     try:
         yield [_port(folder / f"port{rank}", started) for rank in range(WORLD)]
-        errors = [_ended(one) for one in started]
+        errors = [_ended(process) for process in started]
         assert errors == [""] * WORLD
     finally:
-        for one in started:
-            one.kill()
+        for process in started:
+            process.kill()
             with contextlib.suppress(ValueError):  # its pipes are closed
-                one.communicate()
+                process.communicate()
 
 
 def _port(path: Path, started: list[subprocess.Popen[str]]) -> int:
     end_s = time.monotonic() + HANGS_S
     while not path.exists():
-        for one in started:
-            assert one.poll() is None, one.communicate()[1]
+        for process in started:
+            assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < end_s, "the workers do not start"
         time.sleep(POLL_S)
     return int(path.read_text())

@@ -88,6 +88,6 @@ class FrontProxy:
             return False
         if self._kind != "haproxy":  # it asks whoever is there
             return True
-        found = page_of(f"{self.url}/stats;csv")
-        rows = [line.split(",") for line in found[1].splitlines()] if found else []
+        page = page_of(f"{self.url}/stats;csv")
+        rows = [line.split(",") for line in page[1].splitlines()] if page else []
         return [row[17] for row in rows if row[1].startswith("front-")] == ["UP", "UP"]

@@ -18,14 +18,14 @@ class Ending:
     """The end of a web worker: first the proxy is told, then it stops to listen."""
 
     def __init__(self, checks: int) -> None:
-        self.told = asyncio.Event()
+        self.requested = asyncio.Event()
         self.seen = asyncio.Event()
         self._checks = checks
         if not checks:
             self.seen.set()
 
     async def readyz(self, _: web.Request) -> web.Response:
-        if not self.told.is_set():
+        if not self.requested.is_set():
             return web.Response()
         self._checks -= 1
         if self._checks < 0:  # the answer before this one has been taken in
@@ -37,7 +37,7 @@ async def serve(name: str, folder: str, port: int, checks: int) -> None:
     """Serve until SIGTERM; then end without a failed request."""
     ending = Ending(checks)
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, ending.told.set)
+    loop.add_signal_handler(signal.SIGTERM, ending.requested.set)
     worker = asyncrpc.Worker(
         name,
         rendezvous=f"join://{folder}/web",
@@ -61,7 +61,7 @@ async def serve(name: str, folder: str, port: int, checks: int) -> None:
         await runner.setup()
         try:
             await web.TCPSite(runner, "127.0.0.1", port, reuse_port=True).start()
-            await ending.told.wait()
+            await ending.requested.wait()
             await ending.seen.wait()  # the proxy's checks, ten a second, set it
         finally:
             await runner.cleanup()

@@ -52,7 +52,7 @@ async def measure(worker: asyncrpc.Worker, other: Any) -> dict[str, list[list[fl
         "16 MiB": torch.ones(1 << 22),
     }
     peer = worker.peer("g-1")
-    found: dict[str, list[list[float]]] = {what: [[], [], []] for what in values}
+    latencies: dict[str, list[list[float]]] = {what: [[], [], []] for what in values}
     for _ in range(ROUNDS):
         for what, value in values.items():
             array = None if value is None else value.numpy()
@@ -61,15 +61,15 @@ async def measure(worker: asyncrpc.Worker, other: Any) -> dict[str, list[list[fl
                 partial(other.run.remote, echo, value),
                 partial(other.run.remote, echo, array),
             )
-            for times, way in zip(found[what], ways, strict=True):
+            for times, way in zip(latencies[what], ways, strict=True):
                 times.append(await timed(CALLS[what], way))
-    return found
+    return latencies
 
 
 async def measure_store() -> dict[str, list[float]]:
     """Put and get a tensor of 16 MiB; return the times of each way."""
     value = torch.ones(1 << 22)
-    found: dict[str, list[float]] = {
+    latencies: dict[str, list[float]] = {
         "asyncrpc.ray.put": [],
         "ray.put": [],
         "asyncrpc.ray.get": [],
@@ -90,22 +90,22 @@ async def measure_store() -> dict[str, list[float]]:
             partial(asyncrpc.ray.get, stored),
             partial(by_await, ref),
         )
-        for times, way in zip(found.values(), ways, strict=True):
+        for times, way in zip(latencies.values(), ways, strict=True):
             times.append(await timed(1, way))
-    return found
+    return latencies
 
 
 async def main() -> None:
     async with Gang([{"CPU": 1}] * 2, name="g") as gang:
         first, second = gang.actors
-        found = await first.run.remote(measure, second)
+        latencies = await first.run.remote(measure, second)
     print(f"ray {ray.__version__}, torch {torch.__version__}; us a call, median (best)")
     for what, times in (await measure_store()).items():
         print(f"{what:20}{statistics.median(times):>10,.0f} ({min(times):,.0f})")
     print(f"{'':10}{'asyncrpc':>20}{'Ray, tensor':>20}{'Ray, numpy':>20}")
-    for what, ways in found.items():
+    for what, ways in latencies.items():
         shown = [f"{statistics.median(way):,.0f} ({min(way):,.0f})" for way in ways]
-        print(f"{what:10}" + "".join(f"{one:>20}" for one in shown))
+        print(f"{what:10}" + "".join(f"{text:>20}" for text in shown))
 
 
 def start() -> None:

@@ -70,6 +70,6 @@ class Session:
 
 @pytest.fixture(scope="session")
 def session() -> Iterator[Session]:
-    found = Session()
-    yield found
-    found.close()
+    created = Session()
+    yield created
+    created.close()

@@ -57,8 +57,8 @@ DRAIN_S: Final = 600.0  # more than all attempts take together
 
 
 def _gang(world: World) -> Gang:
-    found: Gang = world.kept["gang"]
-    return found
+    gang: Gang = world.kept["gang"]
+    return gang
 
 
 def _changes(world: World) -> GangChanges:
@@ -177,8 +177,8 @@ async def a_mistake_costs_its_own_call_only(_: Nodes) -> None:
             assert not problems, f"{name}\n{listed(problems)}"
             async with traffic(_gang(world)):
                 again = await mistakes(use, name, world)
-            assert {at: one.words for at, one in again.items()} == {
-                at: one.words for at, one in first.items()
+            assert {at: mistake.words for at, mistake in again.items()} == {
+                at: mistake.words for at, mistake in first.items()
             }
             assert await use.outcome(world) == NOTHING_RAISED, name
         assert _gang(world).workers == before

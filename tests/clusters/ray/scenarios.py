@@ -54,7 +54,7 @@ scenario: Final = SCENARIOS.add
 
 async def placement_groups() -> list[str]:
     table = await asyncio.to_thread(ray.util.placement_group_table)
-    return [one["state"] for one in table.values() if one["state"] != "REMOVED"]
+    return [row["state"] for row in table.values() if row["state"] != "REMOVED"]
 
 
 async def until_dead(handle: Any) -> None:
@@ -151,8 +151,8 @@ async def a_killed_worker_restarts_alone(_: Nodes) -> None:
             await gang.peer(2).call(functions.last_words)
         assert await gang.changed(1) == 2
         after = gang.workers
-        assert [one.incarnation for one in after[:2]] == [
-            one.incarnation for one in before[:2]
+        assert [member.incarnation for member in after[:2]] == [
+            member.incarnation for member in before[:2]
         ]
         assert after[2].incarnation != before[2].incarnation
         assert after[2].generation == 2
@@ -348,7 +348,7 @@ async def each_gang_has_a_secret_that_is_not_shown(_: Nodes) -> None:
             process = Path(f"/proc/{gang.workers[0].pid}")
             for file in ("environ", "cmdline"):
                 assert secret not in (process / file).read_bytes()
-            told = [gang, gang.workers, gang.worker, gang.worker.options]
+            shown = [gang, gang.workers, gang.worker, gang.worker.options]
             order = WorkerOrder(
                 name="g",
                 rank=0,
@@ -358,7 +358,7 @@ async def each_gang_has_a_secret_that_is_not_shown(_: Nodes) -> None:
                 main={},
                 secret=secret,
             )
-            assert secret.decode() not in repr([*told, vars(gang), order])
+            assert secret.decode() not in repr([*shown, vars(gang), order])
     assert secrets[0] != secrets[1]
 
 
@@ -423,14 +423,14 @@ async def every_kind_of_value_comes_back_as_it_was(_: Nodes) -> None:
         nn.Parameter(torch.ones(2)),
     ]
     value = {"tensors": tensors, "pair": (tensors[0], 7), "text": "as Ray has it"}
-    found = await asyncrpc.ray.get(await asyncrpc.ray.put(value))
-    assert found.keys() == value.keys()
-    for before, after in zip(tensors, found["tensors"], strict=True):
+    fetched = await asyncrpc.ray.get(await asyncrpc.ray.put(value))
+    assert fetched.keys() == value.keys()
+    for before, after in zip(tensors, fetched["tensors"], strict=True):
         assert after.dtype == before.dtype
         assert after.shape == before.shape
         assert torch.equal(after, before.detach().resolve_conj())
-    assert found["pair"][1] == 7
-    assert found["text"] == "as Ray has it"
+    assert fetched["pair"][1] == 7
+    assert fetched["text"] == "as Ray has it"
 
 
 @scenario

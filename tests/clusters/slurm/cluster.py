@@ -64,7 +64,9 @@ _NODE: Final = "NodeName={name} NodeHostname={name} NodeAddr={address} Port=1700
 def missing_programs() -> list[str]:
     """Return what this machine lacks; empty: a cluster can be started."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    missing = [one for one in PROGRAMS if shutil.which(one, path=path) is None]
+    missing = [
+        program for program in PROGRAMS if shutil.which(program, path=path) is None
+    ]
     return missing if os.geteuid() == 0 else [*missing, "the user root"]
 
 
@@ -297,8 +299,10 @@ class SlurmCluster:
 
     def logs(self) -> str:
         """Return the ends of all logs."""
-        found = sorted((self.top / "log").iterdir())
-        return "\n".join(f"--- {one.name}\n{one.read_text()[-2000:]}" for one in found)
+        paths = sorted((self.top / "log").iterdir())
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text()[-2000:]}" for path in paths
+        )
 
 
 @contextlib.contextmanager
@@ -310,10 +314,10 @@ def running_cluster(top: Path, nodes: int = 3) -> Iterator[SlurmCluster]:
 def end_left_over() -> None:
     """End the nodes of runs that were killed; their other daemons died with them."""
     for line in _ip("netns", "list").splitlines():
-        found = re.match(r"slurm(\d+)-\d+\b", line)
-        if found and not Path(f"/proc/{found[1]}").exists():
-            _end_namespace(found[0])
-            _ip("link", "del", f"slb{found[1]}", check=False)
+        match = re.match(r"slurm(\d+)-\d+\b", line)
+        if match and not Path(f"/proc/{match[1]}").exists():
+            _end_namespace(match[0])
+            _ip("link", "del", f"slb{match[1]}", check=False)
 
 
 def _end_namespace(namespace: str) -> None:
@@ -324,8 +328,8 @@ def _end_namespace(namespace: str) -> None:
 
 
 def _kill_in(namespace: str) -> list[int]:
-    found = _ip("netns", "pids", namespace, check=False)
-    pids = [int(pid) for pid in found.split()]
+    listing = _ip("netns", "pids", namespace, check=False)
+    pids = [int(pid) for pid in listing.split()]
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -25,8 +25,8 @@ class Job:
         self, cluster: SlurmCluster, folder: Path, options: list[str], *program: str
     ) -> None:
         script = folder / "job.sbatch"
-        made = ["manifest", "slurm", "--file", str(script), "--output", "job.out"]
-        assert main([*made, *options, sys.executable, *program]) == 0
+        command = ["manifest", "slurm", "--file", str(script), "--output", "job.out"]
+        assert main([*command, *options, sys.executable, *program]) == 0
         self.cluster, self.output = cluster, folder / "job.out"
         where = f"--chdir={folder}"
         cluster.run("sbatch", "--test-only", where, str(script))

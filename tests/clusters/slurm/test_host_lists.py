@@ -36,11 +36,11 @@ def configuration(tmp_path_factory: pytest.TempPathFactory) -> Path:
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(made=host_lists(has_suffixes=False))
+@given(host_list=host_lists(has_suffixes=False))
 def test_host_list_is_expanded_as_by_scontrol(
-    configuration: Path, made: tuple[str, list[str]]
+    configuration: Path, host_list: tuple[str, list[str]]
 ) -> None:
-    text, _ = made
+    text, _ = host_list
     done = subprocess.run(
         [str(shutil.which("scontrol")), "show", "hostnames", text],
         env={**os.environ, "SLURM_CONF": str(configuration)},

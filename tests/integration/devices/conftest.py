@@ -44,7 +44,7 @@ def device_kept_for_life() -> None:
             pytest.exit(f"run these tests by themselves, as `make test` does: {error}")
 
 
-@pytest.fixture(params=EXCLUSIVE, ids=lambda one: "exclusive" if one else "threads")
+@pytest.fixture(params=EXCLUSIVE, ids=lambda value: "exclusive" if value else "threads")
 def is_exclusive(request: pytest.FixtureRequest) -> bool:
     chosen: bool = request.param
     return chosen
@@ -53,15 +53,15 @@ def is_exclusive(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture
 def ledger(is_exclusive: bool) -> Iterator[fake_device.Ledger | None]:  # noqa: FBT001
     """Who used the devices; where they are exclusive, no two at once, nor the loop."""
-    found = set_up()
-    if found is None:
+    record = set_up()
+    if record is None:
         yield None
         return
-    found.clear()
-    yield found
+    record.clear()
+    yield record
     if is_exclusive:
-        assert found.overlaps == []
-        assert found.on_loop == []
+        assert record.overlaps == []
+        assert record.on_loop == []
 
 
 @pytest.fixture

@@ -25,10 +25,10 @@ def double(tensor: torch.Tensor) -> torch.Tensor:
 
 def counted_up(tensor: torch.Tensor, steps: int) -> torch.Tensor:
     """Return a tensor that goes on counting for a while after this returns."""
-    found = tensor.clone()
+    clone = tensor.clone()
     for _ in range(steps):
-        found.add_(1)
-    return found
+        clone.add_(1)
+    return clone
 
 
 @asyncrpc.async_execution
@@ -58,8 +58,8 @@ def zeros(shape: list[int], device: str) -> torch.Tensor:
 
 
 async def fetched(reference: Any) -> torch.Tensor:
-    found: torch.Tensor = await reference.to_here()
-    return found
+    tensor: torch.Tensor = await reference.to_here()
+    return tensor
 
 
 async def double_awaited(tensor: torch.Tensor) -> torch.Tensor:

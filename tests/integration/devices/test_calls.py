@@ -39,9 +39,9 @@ async def test_a_tensor_arrives_on_its_device_and_comes_back(
     pair: Pair, hands: Hands
 ) -> None:
     there = pair[0].peer("b")
-    given = await hands.put(X)
-    assert await there.call(remote.where, given) == [HOME]
-    result = await there.call(remote.double, given)
+    sent = await hands.put(X)
+    assert await there.call(remote.where, sent) == [HOME]
+    result = await there.call(remote.double, sent)
     assert str(result.device) == HOME
     assert torch.equal(await hands.take(result), X * 2)
 
@@ -249,10 +249,10 @@ async def test_compressing_needs_no_device(pair: Pair, hands: Hands) -> None:
     """It is done in threads, and touches no device; as is passing on a first slab."""
     ended = threading.Event()
     using = asyncio.ensure_future(hands.do(lambda: ended.wait(10)))
-    given = torch.ones(1 << 20)
+    sent = torch.ones(1 << 20)
     for codec in ("zstd", ""):
         there = pair[0].peer("b").using(codec=codec)
-        assert torch.equal(await there.call(remote.same_awaited, given), given)
+        assert torch.equal(await there.call(remote.same_awaited, sent), sent)
     ended.set()
     assert await using  # it held the device all the time
 
@@ -413,9 +413,9 @@ async def test_tensors_do_not_move_on_the_loop(
 ) -> None:
     if ledger is None:
         pytest.skip("only the device of host memory tells which thread has used it")
-    given = await hands.put(torch.ones(1 << 20))
+    sent = await hands.put(torch.ones(1 << 20))
     before = ledger.operations
-    result = await pair[0].peer("b").call(remote.same, given)
+    result = await pair[0].peer("b").call(remote.same, sent)
     assert torch.equal(await hands.take(result), torch.ones(1 << 20))
     assert ledger.operations > before
     assert ledger.on_loop == []

@@ -28,22 +28,23 @@ class Net(nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
 
-        def made(*shape: int) -> nn.Parameter:
+        def parameter(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.randn(shape, generator=generator))
 
-        self.one, self.two, self.three = made(6, 8), made(8, 8), made(8, 2)
+        self.first, self.second = parameter(6, 8), parameter(8, 8)
+        self.third = parameter(8, 2)
         self.mean: torch.Tensor
         self.register_buffer("mean", torch.zeros(8))
 
     def forward(self, inputs: torch.Tensor, *, skips: bool = False) -> torch.Tensor:
-        hidden = torch.tanh(inputs @ self.one)
+        hidden = torch.tanh(inputs @ self.first)
         if self.training:
             with torch.no_grad():
                 self.mean.mul_(0.9).add_(hidden.mean(0))
         if not skips:
-            hidden = torch.tanh(hidden @ self.two)
-        found: torch.Tensor = hidden @ self.three
-        return found
+            hidden = torch.tanh(hidden @ self.second)
+        output: torch.Tensor = hidden @ self.third
+        return output
 
 
 def batch(rank: int, step: int) -> torch.Tensor:
@@ -76,8 +77,8 @@ async def train(
             skips = bool(options.get("find_unused_parameters")) and step == 1
 
             def forward(x: torch.Tensor = x, skips: bool = skips) -> torch.Tensor:  # noqa: FBT001
-                found: torch.Tensor = model(x.to(device), skips=skips).square().mean()
-                return found
+                loss: torch.Tensor = model(x.to(device), skips=skips).square().mean()
+                return loss
 
             await hands.do(lambda: optimizer.zero_grad(set_to_none=True))
             if step == 2:
@@ -85,11 +86,11 @@ async def train(
                     await model.backward(await hands.do(forward))
             await model.backward(await hands.do(forward))
             await hands.do(optimizer.step)
-        found = await hands.do(
-            lambda: [one.detach().cpu() for one in module.state_dict().values()]
+        values = await hands.do(
+            lambda: [tensor.detach().cpu() for tensor in module.state_dict().values()]
         )
         model.close()
-        return found
+        return values
 
 
 async def at_both(pair: Pair, run: Callable[[Worker], Awaitable[Any]]) -> list[Any]:
@@ -139,11 +140,11 @@ async def test_gradients_are_on_the_device(pair: Pair) -> None:
             loss = await hands.do(lambda: model(x).square().mean())
             await model.backward(loss)
             gradients = [parameter.grad for parameter in module.parameters()]
-            found = {
+            device_names = {
                 str(gradient.device) for gradient in gradients if gradient is not None
             }
             model.close()
-            return found
+            return device_names
 
     assert await at_both(pair, run) == [{HOME}, {HOME}]
 
@@ -183,17 +184,17 @@ async def plainly(worker: Worker, *, is_refused: bool = False) -> torch.Tensor |
 
         def step() -> torch.Tensor:
             model(x).square().mean().backward()
-            assert module.one.grad is not None
-            return module.one.grad.cpu()
+            assert module.first.grad is not None
+            return module.first.grad.cpu()
 
-        found = None
+        gradient = None
         if is_refused:
             with pytest.raises(UsageError, match=r"await module\.backward"):
                 await hands.do(step)
         else:
-            found = await hands.do(step)
+            gradient = await hands.do(step)
         model.close()
-        return found
+        return gradient
 
 
 async def plainly_there() -> torch.Tensor | None:

@@ -52,16 +52,16 @@ async def with_zero(
     async with Group(worker, ["a", "b"], name=f"zero on {device}") as group:
         module = await hands.do(lambda: make().to(device))
         model = await DistributedDataParallel(module, group)
-        made = partial(
+        new_optimizer = partial(
             ZeroRedundancyOptimizer, [*module.parameters()], kind, group, **options
         )
-        optimizer, state = made(), None
+        optimizer, state = new_optimizer(), None
         for step in range(STEPS):
             x = batch(group.rank, step)
 
             def loss(x: torch.Tensor = x) -> torch.Tensor:
-                found: torch.Tensor = model(x.to(device)).square().mean()
-                return found
+                value: torch.Tensor = model(x.to(device)).square().mean()
+                return value
 
             await hands.do(optimizer.zero_grad)
             await model.backward(await hands.do(loss))
@@ -71,14 +71,14 @@ async def with_zero(
                 state = optimizer.state_dict() if group.rank == 0 else None
                 (state,) = await _same(group, state)
                 optimizer.close()
-                optimizer = made()
+                optimizer = new_optimizer()
                 await hands.do(partial(optimizer.load_state_dict, state))
-        found = await hands.do(
+        weights = await hands.do(
             lambda: [parameter.detach().cpu() for parameter in module.parameters()]
         )
         optimizer.close()
         model.close()
-        return found, state
+        return weights, state
 
 
 _SAVED: list[Any] = []
@@ -149,22 +149,22 @@ async def locally(worker: Worker, device: str) -> list[torch.Tensor]:
             x = batch(group.rank, step)
 
             def loss(x: torch.Tensor = x) -> torch.Tensor:
-                found: torch.Tensor = model(x.to(device)).square().mean()
-                return found
+                value: torch.Tensor = model(x.to(device)).square().mean()
+                return value
 
             await hands.do(optimizer.zero_grad)
             await model.backward(await hands.do(loss))
             await optimizer.step()
-        found = await hands.do(
+        weights = await hands.do(
             lambda: [parameter.detach().cpu() for parameter in module.parameters()]
         )
         averager.close()
         model.close()
-        return found
+        return weights
 
 
 async def test_parameters_are_averaged_as_on_the_host(pair: Pair) -> None:
-    found, other = await at_both(pair, lambda worker: locally(worker, HOME))
+    weights, other = await at_both(pair, lambda worker: locally(worker, HOME))
     wanted, its = await at_both(pair, lambda worker: locally(worker, "cpu"))
-    for one, plain in zip([*found, *other], [*wanted, *its], strict=True):
-        assert torch.allclose(one, plain, rtol=1e-4, atol=1e-5)
+    for tensor, plain in zip([*weights, *other], [*wanted, *its], strict=True):
+        assert torch.allclose(tensor, plain, rtol=1e-4, atol=1e-5)

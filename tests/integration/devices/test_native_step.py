@@ -75,18 +75,20 @@ async def train(
             await hands.do(optimizer.step)
         if model is not None:
             model.close()
-        found = list(module.parameters())
-        return await hands.do(lambda: [one.detach().cpu() for one in found])
+        parameters = list(module.parameters())
+        return await hands.do(
+            lambda: [parameter.detach().cpu() for parameter in parameters]
+        )
 
 
-def assert_same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
-    for one, other in zip(found, wanted, strict=True):
+def assert_same(actual: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
+    for tensor, other in zip(actual, wanted, strict=True):
         if IS_FAKE:
-            assert torch.equal(one, other)
+            assert torch.equal(tensor, other)
         else:
             # XLA fuses what one graph has, and rounds bfloat16 elsewhere then.
-            near = 0.02 if one.dtype == torch.bfloat16 else 1e-3
-            assert torch.allclose(one, other, rtol=near, atol=near)
+            near = 0.02 if tensor.dtype == torch.bfloat16 else 1e-3
+            assert torch.allclose(tensor, other, rtol=near, atol=near)
 
 
 async def test_training_matches_ddp_and_the_host(pair: Pair) -> None:
@@ -141,20 +143,23 @@ async def with_gradients(
     async with Group(worker, ["a", "b"], name=name) as group:
 
         def make() -> list[nn.Parameter]:
-            made = []
+            created = []
             for values in gradients(group.rank):
                 parameter = nn.Parameter(torch.zeros(2, device=HOME))
                 if values is not None:
                     parameter.grad = torch.tensor(values).to(HOME)
-                made.append(parameter)
-            return made
+                created.append(parameter)
+            return created
 
-        made = await hands.do(make)
-        optimizer = torch.optim.SGD(made, lr=0.1)
+        parameters = await hands.do(make)
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
         await xla.reduce_gradients(optimizer, group)
 
         def read() -> list[list[float] | None]:
-            return [None if one.grad is None else one.grad.tolist() for one in made]
+            return [
+                None if parameter.grad is None else parameter.grad.tolist()
+                for parameter in parameters
+            ]
 
         return await hands.do(read)
 
@@ -175,20 +180,22 @@ async def test_memory_is_kept_for_the_next_step(pair: Pair) -> None:
     async def run(worker: Worker) -> None:
         hands = Hands(worker)
         group = Group(worker, ["a", "b"], name="kept")
-        made = await hands.do(
+        parameters = await hands.do(
             lambda: [nn.Parameter(torch.zeros(2, device=HOME)) for _ in range(2)]
         )
-        optimizer = torch.optim.SGD(made, lr=0.1)
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
 
         async def step(*values: float | None) -> torch.Tensor:
-            for one, value in zip(made, values, strict=True):
-                found = None if value is None else torch.full((2,), value + group.rank)
-                one.grad = None if found is None else await hands.put(found)
+            for parameter, value in zip(parameters, values, strict=True):
+                gradient = (
+                    None if value is None else torch.full((2,), value + group.rank)
+                )
+                parameter.grad = None if gradient is None else await hands.put(gradient)
             await xla.reduce_gradients(optimizer, group)
-            for one, value in zip(made, values, strict=True):
-                if one.grad is not None:
+            for parameter, value in zip(parameters, values, strict=True):
+                if parameter.grad is not None:
                     assert value is not None
-                    assert await hands.do(one.grad.tolist) == [value + 0.5] * 2
+                    assert await hands.do(parameter.grad.tolist) == [value + 0.5] * 2
             memory: torch.Tensor = group.kept[optimizer][torch.float32]
             return memory
 

@@ -30,13 +30,13 @@ HOME = f"{TYPE}:0"
 def met(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The marks that calls have carried to where they are encoded."""
     accelerators.set_up()
-    found: list[Any] = []
+    marks: list[Any] = []
 
     def mark(_backend: Any, device: torch.device) -> None:
-        found.append(carried_mark(device))
+        marks.append(carried_mark(device))
 
     monkeypatch.setattr(backends.Backend, "mark", mark)
-    return found
+    return marks
 
 
 def choose(monkeypatch: pytest.MonkeyPatch, mark: str) -> None:

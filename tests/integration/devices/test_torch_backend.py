@@ -37,12 +37,12 @@ def run(function: Callable[..., Any], path: Path, *args: Any) -> list[Outcome]:
     return run_ranks(function, path / "store", *args, size=2, method=method)
 
 
-def values(found: list[Outcome]) -> list[Any]:
+def values(outcomes: list[Outcome]) -> list[Any]:
     """Return what both ranks returned."""
-    for one in found:
-        assert not one.problem, one.problem
-        assert one.exit_code == 0
-    return [one.value for one in found]
+    for outcome in outcomes:
+        assert not outcome.problem, outcome.problem
+        assert outcome.exit_code == 0
+    return [outcome.value for outcome in outcomes]
 
 
 @with_options

@@ -26,13 +26,13 @@ def inputs(seed: int = 7) -> torch.Tensor:
     return torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))
 
 
-def close(found: torch.Tensor | None, wanted: torch.Tensor | None) -> bool:
+def close(actual: torch.Tensor | None, wanted: torch.Tensor | None) -> bool:
     """Compare: to the last bit where the device is the host in disguise."""
-    if found is None or wanted is None:
-        return found is wanted
+    if actual is None or wanted is None:
+        return actual is wanted
     if IS_FAKE:
-        return torch.equal(found, wanted)
-    return torch.allclose(found, wanted, rtol=1e-5, atol=1e-6)
+        return torch.equal(actual, wanted)
+    return torch.allclose(actual, wanted, rtol=1e-5, atol=1e-6)
 
 
 class Net:
@@ -63,9 +63,9 @@ class Net:
 
 @pytest.fixture
 async def net(pair: Pair, hands: Hands) -> Net:
-    made = Net(pair, hands)
-    await made.put_second()
-    return made
+    built = Net(pair, hands)
+    await built.put_second()
+    return built
 
 
 async def leaf(hands: Hands, x: torch.Tensor) -> torch.Tensor:
@@ -287,9 +287,9 @@ async def collectives(group: asyncrpc.Group, hands: Hands) -> None:
     async def put(tensor: torch.Tensor) -> torch.Tensor:
         return await hands.put(tensor)
 
-    async def same(found: torch.Tensor, wanted: torch.Tensor) -> None:
-        assert str(found.device) == HOME
-        assert torch.equal(await hands.take(found), wanted)
+    async def same(actual: torch.Tensor, wanted: torch.Tensor) -> None:
+        assert str(actual.device) == HOME
+        assert torch.equal(await hands.take(actual), wanted)
 
     total = sum((mine(of) for of in range(size)), torch.zeros(6))
     await same(await group.all_reduce(await put(mine(rank))), total)
@@ -297,20 +297,22 @@ async def collectives(group: asyncrpc.Group, hands: Hands) -> None:
     reduced = await group.reduce(await put(mine(rank)), 1)
     await same(reduced, total if rank == 1 else mine(rank))
     await same(await group.broadcast(await put(mine(rank)), 1), mine(1))
-    for of, one in enumerate(await group.all_gather(await put(mine(rank)[: 3 + rank]))):
-        await same(one, mine(of)[: 3 + of])
+    for of, received in enumerate(
+        await group.all_gather(await put(mine(rank)[: 3 + rank]))
+    ):
+        await same(received, mine(of)[: 3 + of])
     gathered = await group.gather(await put(mine(rank)), 0)
     assert (gathered is None) == (rank != 0)
-    for of, one in enumerate(gathered or ()):
-        await same(one, mine(of))
+    for of, received in enumerate(gathered or ()):
+        await same(received, mine(of))
     parts = [await put(mine(of)) for of in range(size)] if rank == 0 else None
     await same(await group.scatter(parts, 0, device=HOME), mine(rank))
     rows = await put(torch.ones(2 * size, 3) * (rank + 1))
     wanted = torch.ones(2, 3) * sum(range(1, size + 1))
     await same(await group.reduce_scatter(rows), wanted)
-    given = [await put(mine(rank) + of) for of in range(size)]
-    for of, one in enumerate(await group.all_to_all(given)):
-        await same(one, mine(of) + rank)
+    sent = [await put(mine(rank) + of) for of in range(size)]
+    for of, received in enumerate(await group.all_to_all(sent)):
+        await same(received, mine(of) + rank)
     if rank == 0:
         await group.send(await put(mine(5)), 1)
     elif rank == 1:

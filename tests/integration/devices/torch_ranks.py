@@ -68,18 +68,18 @@ def alternating() -> Put:
 
 
 def all_reduce(put: Put) -> Found:
-    found = []
+    results = []
     for dtype in DTYPES:
         for shape in ((), (0,), (5,), (3, 4), (50_000,)):
             for op in (ReduceOp.SUM, ReduceOp.MAX):
-                one = put(drawn(*shape).to(dtype))
-                dist.all_reduce(one, op)
-                found.append(one)
+                tensor = put(drawn(*shape).to(dtype))
+                dist.all_reduce(tensor, op)
+                results.append(tensor)
     average = put(drawn(7))
     dist.all_reduce(average, ReduceOp.AVG)
     leaf = put(drawn(7)).requires_grad_()
     dist.all_reduce(leaf)
-    return [*found, average, leaf]
+    return [*results, average, leaf]
 
 
 def strided(put: Put) -> Found:
@@ -96,81 +96,81 @@ def strided(put: Put) -> Found:
 
 def roots(put: Put) -> Found:
     """Functions of which one rank is special."""
-    found: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     size, rank = dist.get_world_size(), dist.get_rank()
     for root in range(size):
         for dtype in MOVED:
-            told, mine = put(drawn(3, 2).to(dtype)), put(drawn(3, 2).to(dtype))
-            dist.broadcast(told, root)
+            shared, mine = put(drawn(3, 2).to(dtype)), put(drawn(3, 2).to(dtype))
+            dist.broadcast(shared, root)
             outs = [put(torch.zeros(3, 2).to(dtype)) for _ in range(size)]
             dist.gather(mine, outs if rank == root else None, dst=root)
             part = put(torch.zeros(3, 2).to(dtype))
-            given = [put(drawn(3, 2, seed=one).to(dtype)) for one in range(size)]
-            dist.scatter(part, given if rank == root else None, src=root)
-            found += [told, mine, part, *outs, *given]
+            parts = [put(drawn(3, 2, seed=peer).to(dtype)) for peer in range(size)]
+            dist.scatter(part, parts if rank == root else None, src=root)
+            results += [shared, mine, part, *outs, *parts]
         total = put(drawn(40_000))
         dist.reduce(total, root)
-        found.append(total)
-    return found
+        results.append(total)
+    return results
 
 
 def gathers(put: Put) -> Found:
     size = dist.get_world_size()
-    found: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     for numel in (5, 40_000):
         mine = put(drawn(numel))
         outs = [put(torch.zeros(numel)) for _ in range(size)]
         flat = put(torch.zeros(size * numel))
         dist.all_gather(outs, mine)
         dist.all_gather_into_tensor(flat, mine)
-        part, one = put(torch.zeros(numel)), put(torch.zeros(numel))
+        part, other = put(torch.zeros(numel)), put(torch.zeros(numel))
         dist.reduce_scatter(part, outs)
-        dist.reduce_scatter_tensor(one, flat)
-        found += [*outs, flat, part, one]
-    return found
+        dist.reduce_scatter_tensor(other, flat)
+        results += [*outs, flat, part, other]
+    return results
 
 
 def all_to_all(put: Put) -> Found:
     size, rank = dist.get_world_size(), dist.get_rank()
     even, out = put(drawn(2 * size, 3)), put(torch.zeros(2 * size, 3))
     dist.all_to_all_single(out, even)
-    rows = [one + 1 for one in range(size)]  # rank r sends s + 1 rows to rank s
-    uneven, given = put(torch.zeros((rank + 1) * size, 2)), put(drawn(sum(rows), 2))
-    dist.all_to_all_single(uneven, given, [rank + 1] * size, rows)
+    rows = [peer + 1 for peer in range(size)]  # rank r sends s + 1 rows to rank s
+    uneven, source = put(torch.zeros((rank + 1) * size, 2)), put(drawn(sum(rows), 2))
+    dist.all_to_all_single(uneven, source, [rank + 1] * size, rows)
     outs = [put(torch.zeros(rank + 1, 2)) for _ in range(size)]
-    parts = torch.split(given.cpu(), rows)
+    parts = torch.split(source.cpu(), rows)
     dist.all_to_all(outs, [put(part) for part in parts])
     return [out, uneven, *outs]
 
 
 def coalesced(put: Put) -> Found:
     size, rank = dist.get_world_size(), dist.get_rank()
-    found: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     device = torch.device("cpu")
     for how in (None, device):
         several = [put(torch.full((n,), float(rank))) for n in (1, 40_000, 3)]
         with _coalescing_manager(device=how):
-            for one in several:
-                dist.all_reduce(one)
+            for tensor in several:
+                dist.all_reduce(tensor)
         outs = [put(torch.zeros(size * n)) for n in (1, 4)]
         with _coalescing_manager(device=how, async_ops=True) as begun:
             for n, out in zip((1, 4), outs, strict=True):
                 dist.all_gather_into_tensor(out, put(drawn(n)))
         begun.wait()
-        found += [*several, *outs]
+        results += [*several, *outs]
     tensors = [put(drawn(2)), put(drawn(3))]
     lists = [[put(torch.zeros(2)), put(torch.zeros(3))] for _ in range(size)]
     work = world().allgather_coalesced(lists, tensors)
     assert work is not None
     work.wait()
-    return [*found, *(one for its in lists for one in its)]
+    return [*results, *(tensor for its in lists for tensor in its)]
 
 
 def points(put: Put) -> Found:
     """Every rank sends before it receives: nobody may wait for the other in that."""
     size, rank = dist.get_world_size(), dist.get_rank()
     after, before = (rank + 1) % size, (rank - 1) % size
-    found = []
+    results = []
     for numel in (3, 300_000):
         got, batched = put(torch.zeros(numel)), put(torch.zeros(numel))
         works: list[Any] = [
@@ -185,22 +185,22 @@ def points(put: Put) -> Found:
         ]
         for work in dist.batch_isend_irecv(operations):
             work.wait()
-        found += [got, batched]
+        results += [got, batched]
     anyones = put(torch.zeros(4))
     sending: Any = dist.isend(put(drawn(4)), after, tag=3)
     assert dist.recv(anyones, tag=3) == before
     sending.wait()
-    return [*found, anyones]
+    return [*results, anyones]
 
 
 def subgroups(put: Put) -> Found:
     group = dist.new_group([1, 0])
     total = put(drawn(9))
     dist.all_reduce(total, group=group)
-    told = put(drawn(9))
-    dist.broadcast(told, 1, group=group)
+    shared = put(drawn(9))
+    dist.broadcast(shared, 1, group=group)
     dist.destroy_process_group(group)
-    return [total, told]
+    return [total, shared]
 
 
 def functional(put: Put) -> Found:
@@ -214,7 +214,7 @@ def functional(put: Put) -> Found:
     every = functions.wait_tensor(functions.all_gather_tensor(mine, 0, group))
     part = functions.reduce_scatter_tensor(every, "sum", 0, group)
     several = functions.all_reduce_coalesced([mine, mine * 2], "sum", group)
-    rest = [functions.wait_tensor(one) for one in (part, *several)]
+    rest = [functions.wait_tensor(tensor) for tensor in (part, *several)]
     return [total, every, *rest]
 
 
@@ -243,12 +243,12 @@ def as_on_the_host(
     done = []
     for name in names:
         case = CASES[name]
-        wanted = [one.detach() for one in case(on_host)]
+        wanted = [tensor.detach() for tensor in case(on_host)]
         for put in (on_device, alternating()):
-            found = case(put)
+            results = case(put)
             if put is on_device:
-                assert {one.device.type for one in found} == {TYPE}
-            same([one.detach().cpu() for one in found], wanted)
+                assert {tensor.device.type for tensor in results} == {TYPE}
+            same([tensor.detach().cpu() for tensor in results], wanted)
         done.append(name)
     check_hands_off(ledger)
     dist.destroy_process_group()
@@ -270,12 +270,12 @@ def objects_and_barriers(rank: int, size: int, url: str) -> str:
     """torch puts what it sends for them where it asks the group to."""
     begin(rank, size, url)
     dist.all_reduce(on_device(torch.ones(2)))
-    found: list[Any] = [None] * size
-    dist.all_gather_object(found, {"rank": rank})
-    assert found == [{"rank": one} for one in range(size)]
-    told = ["told"] if rank == 1 else [None]
-    dist.broadcast_object_list(told, src=1)
-    assert told == ["told"]
+    objects: list[Any] = [None] * size
+    dist.all_gather_object(objects, {"rank": rank})
+    assert objects == [{"rank": peer} for peer in range(size)]
+    shared = ["told"] if rank == 1 else [None]
+    dist.broadcast_object_list(shared, src=1)
+    assert shared == ["told"]
     dist.barrier()
     world().monitored_barrier()
     assert dist.get_backend() == "asyncrpc"
@@ -300,9 +300,9 @@ def every_way_to_start(rank: int, size: int, url: str) -> str:
             init_method=f"{url}{turn}", rank=rank, world_size=size, **way
         )
         for put in (on_host, on_device):
-            one = put(torch.ones(3))
-            dist.all_reduce(one)
-            same(one.cpu(), torch.full((3,), float(size)))
+            tensor = put(torch.ones(3))
+            dist.all_reduce(tensor)
+            same(tensor.cpu(), torch.full((3,), float(size)))
         dist.barrier()
         dist.destroy_process_group()
     return "done"
@@ -313,29 +313,29 @@ def work_and_futures(rank: int, size: int, url: str, options: Options | None) ->
     ledger = begin(rank, size, url, pg_options=options)
     is_exclusive = TYPE == "xla" if options is None else options.devices.exclusive
     total = torch.full((3,), float(size))
-    one = on_device(torch.ones(3))
-    work: Any = dist.all_reduce(one, async_op=True)
+    tensor = on_device(torch.ones(3))
+    work: Any = dist.all_reduce(tensor, async_op=True)
     while not work.is_completed():
         pass
     assert work.is_success()
-    same(one.cpu(), total)
-    one = on_device(torch.ones(3))
-    work = dist.all_reduce(one, async_op=True)
+    same(tensor.cpu(), total)
+    tensor = on_device(torch.ones(3))
+    work = dist.all_reduce(tensor, async_op=True)
     future = work.get_future()
     assert future.done() or not is_exclusive
-    [found] = future.wait()
-    assert found is one
-    same(one.cpu(), total)
-    one.fill_(9.0)  # what comes once does not come again
+    [result] = future.wait()
+    assert result is tensor
+    same(tensor.cpu(), total)
+    tensor.fill_(9.0)  # what comes once does not come again
     work.wait()
     work.synchronize()
-    assert work.result()[0] is one
-    same(one.cpu(), torch.full((3,), 9.0))
+    assert work.result()[0] is tensor
+    same(tensor.cpu(), torch.full((3,), 9.0))
     # What was given is what is reduced, whatever becomes of it.
-    given = on_device(torch.ones(3))
+    source = on_device(torch.ones(3))
     outs = [on_device(torch.zeros(3)) for _ in range(size)]
-    work = dist.all_gather(outs, given, async_op=True)
-    given.fill_(5.0)
+    work = dist.all_gather(outs, source, async_op=True)
+    source.fill_(5.0)
     work.wait()
     same([each.cpu() for each in outs], [torch.ones(3)] * size)
     many_waiters()
@@ -352,14 +352,14 @@ def work_and_futures(rank: int, size: int, url: str, options: Options | None) ->
 
 def many_waiters() -> None:
     """Any number of threads may wait for one work; one of them uses the device."""
-    one = on_device(torch.ones(3))
-    work: Any = dist.all_reduce(one, async_op=True)
+    tensor = on_device(torch.ones(3))
+    work: Any = dist.all_reduce(tensor, async_op=True)
     threads = [threading.Thread(target=work.wait) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    same(one.cpu(), torch.full((3,), float(dist.get_world_size())))
+    same(tensor.cpu(), torch.full((3,), float(dist.get_world_size())))
 
 
 def wrong_and_unlike(rank: int, size: int, url: str) -> str:
@@ -368,10 +368,10 @@ def wrong_and_unlike(rank: int, size: int, url: str) -> str:
     outs = [on_device(torch.full((2,), 7.0)) for _ in range(size)]
     with pytest.raises(dist.DistBackendError, match="output 0 is"):
         dist.all_gather(outs, on_device(torch.ones(3)))
-    one = on_device(torch.ones(5 if rank == 1 else 4))
+    tensor = on_device(torch.ones(5 if rank == 1 else 4))
     with pytest.raises(dist.DistBackendError, match="do not agree"):
-        dist.all_reduce(one)
-    assert bool((one == 1.0).all())
+        dist.all_reduce(tensor)
+    assert bool((tensor == 1.0).all())
     same([each.cpu() for each in outs], [torch.full((2,), 7.0)] * size)
     with pytest.raises(ValueError, match="'meta'"):
         dist.broadcast(torch.ones(2, device="meta"), 0)
@@ -410,21 +410,21 @@ def sparse(rank: int, size: int, url: str) -> str:
     """Sums of sparse tensors, on devices that hold them."""
     begin(rank, size, url)
 
-    def made(put: Put) -> torch.Tensor:
+    def build(put: Put) -> torch.Tensor:
         indices = torch.tensor([[rank, 5, 5], [0, rank, rank]])
         values = torch.tensor([1.0, 2.0, 3.0])
         return put(torch.sparse_coo_tensor(indices, values, (7, 4)))
 
     outcome = "summed"
-    wanted = made(on_host)
+    wanted = build(on_host)
     dist.all_reduce(wanted)
     try:
-        one = made(on_device)
+        tensor = build(on_device)
     except (RuntimeError, NotImplementedError):
         outcome = "there are none"
     else:
-        dist.all_reduce(one)
-        same(one.cpu().to_dense(), wanted.to_dense())
+        dist.all_reduce(tensor)
+        same(tensor.cpu().to_dense(), wanted.to_dense())
     dist.destroy_process_group()
     return outcome
 
@@ -435,14 +435,14 @@ def in_other_modes(rank: int, size: int, url: str) -> str:
     total = torch.full((3,), float(size))
 
     def run() -> list[torch.Tensor]:
-        one = torch.ones(3).to(HOME)
-        dist.all_reduce(one)
+        tensor = torch.ones(3).to(HOME)
+        dist.all_reduce(tensor)
         outs = [torch.zeros(3).to(HOME) for _ in range(size)]
-        dist.all_gather(outs, one)
-        work: Any = dist.all_gather(outs, one, async_op=True)
+        dist.all_gather(outs, tensor)
+        work: Any = dist.all_gather(outs, tensor, async_op=True)
         work.get_future().wait()
-        dist.send(one, 1) if rank == 0 else dist.recv(one, 0)
-        return [each.cpu() for each in (one, *outs)]
+        dist.send(tensor, 1) if rank == 0 else dist.recv(tensor, 0)
+        return [each.cpu() for each in (tensor, *outs)]
 
     with torch.inference_mode():
         same(run(), [total] * (size + 1))
@@ -463,14 +463,14 @@ def refused_functional(rank: int, size: int, url: str) -> str:
     functions: Any = importlib.import_module(
         "torch.distributed._functional_collectives"
     )
-    one, group = on_device(torch.ones(2)), world()
+    tensor, group = on_device(torch.ones(2)), world()
     calls: list[Callable[[], Any]] = [
-        lambda: functions.all_reduce(one, "sum", group),
-        lambda: functions.all_reduce_coalesced([one], "sum", group),
-        lambda: functions.all_gather_tensor(one, 0, group),
-        lambda: functions.reduce_scatter_tensor(one, "sum", 0, group),
-        lambda: functions.broadcast(one, 0, group),
-        lambda: functions.all_to_all_single(one, [1, 1], [1, 1], group),
+        lambda: functions.all_reduce(tensor, "sum", group),
+        lambda: functions.all_reduce_coalesced([tensor], "sum", group),
+        lambda: functions.all_gather_tensor(tensor, 0, group),
+        lambda: functions.reduce_scatter_tensor(tensor, "sum", 0, group),
+        lambda: functions.broadcast(tensor, 0, group),
+        lambda: functions.all_to_all_single(tensor, [1, 1], [1, 1], group),
     ]
     for call in calls:
         with pytest.raises(ValueError, match="does not use the process group"):
@@ -482,7 +482,9 @@ def refused_functional(rank: int, size: int, url: str) -> str:
     dist.init_process_group(
         "gloo", init_method=f"{url}gloo", rank=rank, world_size=size
     )
-    found = functions.wait_tensor(functions.all_reduce(one, "sum", dist.group.WORLD))
-    same(found.cpu(), torch.ones(2))  # by torch_xla, which knows one replica
+    reduced = functions.wait_tensor(
+        functions.all_reduce(tensor, "sum", dist.group.WORLD)
+    )
+    same(reduced.cpu(), torch.ones(2))  # by torch_xla, which knows one replica
     dist.destroy_process_group()
     return "refused"

@@ -75,20 +75,20 @@ class Exact(nn.Module):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self.one = nn.Parameter(coarse(seed, 6, 8))
-        self.two = nn.Parameter(coarse(seed + 1, 8, 2))
+        self.first = nn.Parameter(coarse(seed, 6, 8))
+        self.second = nn.Parameter(coarse(seed + 1, 8, 2))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = torch.relu(inputs @ self.one) @ self.two
-        return found
+        output: torch.Tensor = torch.relu(inputs @ self.first) @ self.second
+        return output
 
 
 def exact_loss(
     model: nn.Module, device: str, dtype: torch.dtype, rank: int, step: int
 ) -> torch.Tensor:
     inputs, weights = coarse(90 * step + rank, 4, 6), coarse(40 * step + rank, 4, 2)
-    given = inputs.to(dtype).to(device)
-    loss: torch.Tensor = (model(given) * weights.to(dtype).to(device)).sum()
+    moved = inputs.to(dtype).to(device)
+    loss: torch.Tensor = (model(moved) * weights.to(dtype).to(device)).sum()
     return loss
 
 
@@ -136,14 +136,14 @@ def digit_for_digit(rank: int, size: int, url: str, options: Options | None) -> 
 def check_digits(size: int) -> None:
     wanted = exact_alone(torch.float32, size)
     assert all(
-        torch.equal(one.double(), other)
-        for one, other in zip(wanted, exact_alone(torch.float64, size), strict=True)
+        torch.equal(grad.double(), other)
+        for grad, other in zip(wanted, exact_alone(torch.float64, size), strict=True)
     )  # there was nothing to round
     for dtype in (torch.float32, torch.float64):
         for views in (True, False):
             for register in (plain, allreduce, twice):
-                found = exact_together(dtype, register, gradient_as_bucket_view=views)
-                same(found, [one.to(dtype) for one in wanted])
+                grads = exact_together(dtype, register, gradient_as_bucket_view=views)
+                same(grads, [grad.to(dtype) for grad in wanted])
 
 
 # --- a model like others -------------------------------------------------------------
@@ -187,27 +187,29 @@ def trained(device: str, register: Register, **how: Any) -> list[torch.Tensor]:
             loss = model(x).square().mean()
         torch.autograd.backward(loss)
         optimizer.step()
-    return [one.detach().cpu() for one in model.module.state_dict().values()]
+    return [tensor.detach().cpu() for tensor in model.module.state_dict().values()]
 
 
 def as_on_the_host(rank: int, size: int, url: str, options: Options | None) -> str:
     """A model with buffers, hooks, steps without a sum; the ranks have the same."""
     begin(rank, size, url, pg_options=options)
-    cases: list[tuple[Register, dict[str, Any]]] = [(one, {}) for one in HOOKS]
+    cases: list[tuple[Register, dict[str, Any]]] = [(hook, {}) for hook in HOOKS]
     if TYPE not in CANNOT_FIND_UNUSED:
         cases.append((plain, {"find_unused_parameters": True}))
         cases.append((plain, {"static_graph": True}))
     for register, how in cases:
         wanted = trained("cpu", register, **how)
-        found = trained(HOME, register, **how)
-        for one, other in zip(found, wanted, strict=True):
+        state = trained(HOME, register, **how)
+        for tensor, other in zip(state, wanted, strict=True):
             if IS_FAKE:
-                same(one, other)
+                same(tensor, other)
             else:
                 tolerance = 1e-2 if register is fp16 else 1e-4
-                torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+                torch.testing.assert_close(
+                    tensor, other, rtol=tolerance, atol=tolerance
+                )
         all_: list[Any] = [None] * size
-        dist.all_gather_object(all_, found[:2])
+        dist.all_gather_object(all_, state[:2])
         same(all_[0], all_[1])
     dist.destroy_process_group()
     return "equal"
@@ -223,8 +225,8 @@ def unused(rank: int, size: int, url: str) -> str:
             self.parts = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
 
         def forward(self, x: torch.Tensor, which: str) -> torch.Tensor:
-            found: torch.Tensor = self.parts[which](x)
-            return found
+            output: torch.Tensor = self.parts[which](x)
+            return output
 
     def run(device: str) -> list[torch.Tensor]:
         torch.manual_seed(1)
@@ -236,9 +238,9 @@ def unused(rank: int, size: int, url: str) -> str:
         grads = [parameter.grad for parameter in model.parameters()]
         return [grad.cpu() for grad in grads if grad is not None]
 
-    found, wanted = run(HOME), run("cpu")
-    assert len(found) == 4
-    same(found, wanted)
+    actual, wanted = run(HOME), run("cpu")
+    assert len(actual) == 4
+    same(actual, wanted)
     dist.destroy_process_group()
     return "equal"
 
@@ -246,13 +248,13 @@ def unused(rank: int, size: int, url: str) -> str:
 def lose(rank: int, size: int, url: str) -> str:
     """Rank 1 dies; the other learns of it where it waits, and keeps its tensors."""
     begin(rank, size, url)
-    one = torch.ones(3).to(HOME)
-    dist.all_reduce(one)
+    tensor = torch.ones(3).to(HOME)
+    dist.all_reduce(tensor)
     if rank == 1:
         dist.recv(torch.zeros(1), 0)
         os.kill(os.getpid(), signal.SIGKILL)
     outs = [torch.full((3,), 7.0).to(HOME) for _ in range(size)]
-    work: Any = dist.all_gather(outs, one, async_op=True)
+    work: Any = dist.all_gather(outs, tensor, async_op=True)
     dist.isend(torch.zeros(1), 1)
     with pytest.raises(RuntimeError, match="RankLostError: rank 1"):
         work.get_future().wait()

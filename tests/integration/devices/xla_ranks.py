@@ -38,14 +38,16 @@ async def train(group: Group, device: str, module: nn.Module) -> list[torch.Tens
 
         def loss(step: int = step) -> torch.Tensor:
             optimizer.zero_grad(set_to_none=True)
-            found: torch.Tensor = model(batch(group.rank, step).to(device))
-            return found.square().mean()
+            output: torch.Tensor = model(batch(group.rank, step).to(device))
+            return output.square().mean()
 
         await model.backward(await devices.run(loss))
         await devices.run(optimizer.step)
     model.close()
-    found = list(module.parameters())
-    return await devices.run(lambda: [one.detach().cpu() for one in found])
+    parameters = list(module.parameters())
+    return await devices.run(
+        lambda: [parameter.detach().cpu() for parameter in parameters]
+    )
 
 
 async def check(worker: asyncrpc.Worker) -> None:
@@ -60,9 +62,9 @@ async def check(worker: asyncrpc.Worker) -> None:
         module = net()
         await xla.broadcast_master_param(module, group)
         plain = await train(group, "cpu", copy.deepcopy(module))
-        found = await train(group, xla.device(), module)
-        for one, other in zip(found, plain, strict=True):
-            assert torch.allclose(one, other, rtol=1e-5, atol=1e-6), (one, other)
+        weights = await train(group, xla.device(), module)
+        for mine, other in zip(weights, plain, strict=True):
+            assert torch.allclose(mine, other, rtol=1e-5, atol=1e-6), (mine, other)
         await refused_where_it_would_diverge(module, size)
         sys.stdout.write(f"rank {rank} of {size}: as on the host\n")
 

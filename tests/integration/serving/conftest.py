@@ -58,9 +58,9 @@ class Group:
 
 @pytest.fixture
 async def group(request: pytest.FixtureRequest) -> AsyncIterator[Group]:
-    made = Group(request.node.name)
-    remote.watches[made.name] = remote.Watch()
-    made.back = Worker("back", rank=0, rendezvous=made.meeting, options=QUICK)
-    async with made.back:
-        yield made
-    del remote.watches[made.name]
+    created = Group(request.node.name)
+    remote.watches[created.name] = remote.Watch()
+    created.back = Worker("back", rank=0, rendezvous=created.meeting, options=QUICK)
+    async with created.back:
+        yield created
+    del remote.watches[created.name]

@@ -54,9 +54,9 @@ class Browser:
 
     async def look(self, path: str, **headers: str) -> Any:
         """Return a look that must be there."""
-        status, found = await self.get(f"api/{path}", **headers)
-        assert status == 200, found
-        return found
+        status, look = await self.get(f"api/{path}", **headers)
+        assert status == 200, look
+        return look
 
     async def post(self, path: str, content: Any) -> tuple[int, Any]:
         async with self.session.post(self.url(path), json=content) as answer:
@@ -97,9 +97,9 @@ class Events:
 
     async def look(self) -> Any:
         """Return the next look, which must be one."""
-        name, found = await self.next()
-        assert name == "look", (name, found)
-        return found
+        name, look = await self.next()
+        assert name == "look", (name, look)
+        return look
 
     async def until_end(self) -> None:
         """Read on until the stream ends."""

@@ -62,8 +62,8 @@ async def fail() -> None:
 
 
 async def count_to(number: int) -> AsyncIterator[int]:
-    for one in range(number):
-        yield one
+    for value in range(number):
+        yield value
 
 
 async def give_and_wait(name: str, *items: str) -> AsyncIterator[str]:

@@ -37,9 +37,10 @@ class Model:
 
 async def ends(*asked: Any) -> list[Any]:
     """Return how requests end: answers, and the names of errors."""
-    found = await asyncio.gather(*asked, return_exceptions=True)
+    outcomes = await asyncio.gather(*asked, return_exceptions=True)
     return [
-        type(one).__name__ if isinstance(one, BaseException) else one for one in found
+        type(outcome).__name__ if isinstance(outcome, BaseException) else outcome
+        for outcome in outcomes
     ]
 
 

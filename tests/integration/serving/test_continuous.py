@@ -79,9 +79,9 @@ class AsyncCounter(Counter):
         return Counter.step(self, states)
 
 
-def batcher_of(model: Counter, slots: int = 2, **given: Any) -> Any:
-    given.setdefault("in_thread", False)
-    return ContinuousBatcher[Any, Any, str](model, slots, **given)
+def batcher_of(model: Counter, slots: int = 2, **options: Any) -> Any:
+    options.setdefault("in_thread", False)
+    return ContinuousBatcher[Any, Any, str](model, slots, **options)
 
 
 async def take(stream: AsyncGenerator[str, None], count: int = 1000) -> list[str]:
@@ -241,10 +241,10 @@ async def test_sequence_cancelled_while_waiting_never_enters() -> None:
 
 async def test_memory_is_reserved_for_the_longest() -> None:
     model = Counter()
-    given = {"memory_max": 10, "memory_of": lambda request: request[1]}
-    async with batcher_of(model, 4, **given) as batcher:
+    options = {"memory_max": 10, "memory_of": lambda request: request[1]}
+    async with batcher_of(model, 4, **options) as batcher:
         asked = [("a", 4), ("b", 4), ("c", 6), ("d", 1)]
-        await asyncio.gather(*(take(batcher.generate(one)) for one in asked))
+        await asyncio.gather(*(take(batcher.generate(request)) for request in asked))
     assert model.steps[:4] == ["ab"] * 4, "c waits for memory, and d for its turn"
     assert model.steps[4] == "cd"
 

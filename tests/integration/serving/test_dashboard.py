@@ -87,8 +87,10 @@ async def test_secret_signs_in_and_logout_ends_the_session(
 
 async def test_the_cookie_is_for_the_directory_alone(workers: list[Worker]) -> None:
     async with served_dashboard(workers[0]) as browser:
-        given = {"token": token_of(SECRET)}
-        async with browser.session.post(browser.url("login"), json=given) as answer:
+        credentials = {"token": token_of(SECRET)}
+        async with browser.session.post(
+            browser.url("login"), json=credentials
+        ) as answer:
             cookie = answer.headers["Set-Cookie"].lower()
         assert "httponly" in cookie
         assert "samesite=strict" in cookie
@@ -392,13 +394,13 @@ def check_overview(look: Any) -> None:
 
 
 def check_training(look: Any) -> None:
-    assert [one["worker"] for one in look["pipeline"]] == ["b", "c"]
+    assert [entry["worker"] for entry in look["pipeline"]] == ["b", "c"]
     for stage in look["pipeline"]:
-        assert [one["kind"] for one in stage["spans"]].count("forward") == 2
-        assert all(0 <= one["start_s"] <= one["end_s"] for one in stage["spans"])
+        assert [span["kind"] for span in stage["spans"]].count("forward") == 2
+        assert all(0 <= span["start_s"] <= span["end_s"] for span in stage["spans"])
     assert 0 <= look["pipeline_step"]["bubble"] < 1
-    assert {one["state"] for one in look["passes"]} == {"committed"}
-    assert [one["owners"] for one in look["steps"]] == [["b", "c"]]
+    assert {entry["state"] for entry in look["passes"]} == {"committed"}
+    assert [entry["owners"] for entry in look["steps"]] == [["b", "c"]]
 
 
 async def test_hang_is_drawn_as_stated_by_why() -> None:
@@ -494,9 +496,9 @@ async def test_streams_are_limited(workers: list[Worker]) -> None:
     ):
         for _ in range(STREAMS_OF_ONE_MAX):
             await stack.enter_async_context(browser.live("overview/live", **BEARER))
-        status, found = await browser.get("api/overview/live", **BEARER)
+        status, answer = await browser.get("api/overview/live", **BEARER)
         assert status == 429
-        assert "the limit" in found["error"]
+        assert "the limit" in answer["error"]
 
 
 # --- workers in processes ------------------------------------------------------------

@@ -61,8 +61,10 @@ class Site:
 
     async def get(self, path: str, **headers: str) -> tuple[int, str, Any]:
         """Return the status, the text and the headers of a page."""
-        given = {name.replace("_", "-"): value for name, value in headers.items()}
-        async with self._session.get(self._url + path, headers=given) as answer:
+        http_headers = {
+            name.replace("_", "-"): value for name, value in headers.items()
+        }
+        async with self._session.get(self._url + path, headers=http_headers) as answer:
             return answer.status, await answer.text(), answer.headers
 
     async def until_up(self) -> None:
@@ -107,9 +109,9 @@ async def site(trainer: Worker, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     )
     try:
         async with aiohttp.ClientSession() as session:
-            found = Site(port, session)
-            await found.until_up()
-            yield found
+            opened = Site(port, session)
+            await opened.until_up()
+            yield opened
     finally:
         await asyncio.to_thread(stop_debug_server)
         del store

@@ -57,8 +57,8 @@ class Block(nn.Module):
 
     def queries(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return queries, keys and values of each token."""
-        found: torch.Tensor = self.project(self.first(hidden))
-        return found.chunk(3, dim=-1)
+        projected: torch.Tensor = self.project(self.first(hidden))
+        return projected.chunk(3, dim=-1)
 
     def after(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """Return what comes after what was attended to."""
@@ -91,7 +91,7 @@ class LanguageModel(nn.Module):
         """
         new = tokens.shape[1]
         begun = [len(state.cache[0][0]) if state.cache else 0 for state in states]
-        at = torch.stack([torch.arange(one, one + new) for one in begun])
+        at = torch.stack([torch.arange(start, start + new) for start in begun])
         hidden = self.embedding(tokens) + self.places(at)
         for index, block in enumerate(self.blocks):
             assert isinstance(block, Block)
@@ -109,7 +109,7 @@ class LanguageModel(nn.Module):
         index: int, state: Written, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
         new = len(q)
-        q, k, v = (one.view(new, HEADS, -1) for one in (q, k, v))
+        q, k, v = (tensor.view(new, HEADS, -1) for tensor in (q, k, v))
         if index < len(state.cache):
             keys, values = state.cache[index]
             keys, values = torch.cat([keys, k]), torch.cat([values, v])
@@ -144,33 +144,33 @@ class Decoder:
     @torch.inference_mode()
     def enter(self, prompts: list[Prompt]) -> list[Written | Exception]:
         """Read the prompts; one without a token fails."""
-        found: list[Written | Exception] = []
+        results: list[Written | Exception] = []
         for prompt in prompts:
             if not prompt.tokens:
-                found.append(ValueError("a prompt has at least one token"))
+                results.append(ValueError("a prompt has at least one token"))
                 continue
             state = Written(prompt.length)
             logits = self.model(torch.tensor([prompt.tokens]), [state])
             state.next = int(logits[0].argmax())
             self.inside.add(state)
             self.is_empty.clear()
-            found.append(state)
+            results.append(state)
         self._count()
-        return found
+        return results
 
     @torch.inference_mode()
     def step(self, states: list[Written]) -> list[tuple[list[int], bool]]:
         """Write a token of each, and find the next one."""
         self.sizes.append(len(states))
-        found = []
+        results = []
         logits = self.model(torch.tensor([[state.next] for state in states]), states)
         for state, following in zip(states, logits.argmax(1).tolist(), strict=True):
             state.written += 1
             is_last = state.next == END or state.written >= state.length
-            found.append(([state.next], is_last))
+            results.append(([state.next], is_last))
             state.next = following
         self._count()
-        return found
+        return results
 
     def leave(self, state: Written) -> None:
         """Forget a cache."""
@@ -179,7 +179,7 @@ class Decoder:
             self.is_empty.set()
 
     def _count(self) -> None:
-        held = sum(one.tokens for one in self.inside)
+        held = sum(state.tokens for state in self.inside)
         self.tokens_max = max(self.tokens_max, held)
 
     def alone(self, prompt: Prompt) -> list[int]:

@@ -22,17 +22,17 @@ class Blocks:
         self.ends: dict[str, asyncio.Event] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def block(self, name: str, **given: Any) -> None:
-        async with self.limiter.turn(**given):
+    async def block(self, name: str, **options: Any) -> None:
+        async with self.limiter.turn(**options):
             self.running.append(name)
             try:
                 await self.ends[name].wait()
             finally:
                 self.running.remove(name)
 
-    async def start(self, name: str, **given: Any) -> None:
+    async def start(self, name: str, **options: Any) -> None:
         self.ends[name] = asyncio.Event()
-        self.tasks[name] = asyncio.ensure_future(self.block(name, **given))
+        self.tasks[name] = asyncio.ensure_future(self.block(name, **options))
         await asyncio.sleep(0)
 
     async def end(self, name: str) -> None:

@@ -64,8 +64,8 @@ async def fleet_of(folder: Path, names: list[str]) -> AsyncIterator[Fleet]:
 
 @pytest_asyncio.fixture
 async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
-    async with fleet_of(tmp_path, ["model-0", "model-1", "model-2"]) as made:
-        yield made
+    async with fleet_of(tmp_path, ["model-0", "model-1", "model-2"]) as running:
+        yield running
 
 
 async def test_calls_survive_a_rolling_replacement(fleet: Fleet) -> None:

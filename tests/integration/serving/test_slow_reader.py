@@ -124,19 +124,19 @@ async def many_references() -> AsyncIterator[Worker]:
     """A worker of a group, whose looks are large."""
     async with Cluster(2, options=SECURED) as (a, b):
         held = [a.peer(b.name).remote(Held) for _ in range(REFERENCES)]
-        await asyncio.gather(*(one.rpc_async().rows() for one in held))
+        await asyncio.gather(*(reference.rpc_async().rows() for reference in held))
         yield a
-        for one in held:
-            one.release()
+        for reference in held:
+            reference.release()
 
 
 @asynccontextmanager
 async def reader(served: Served, **headers: str) -> AsyncIterator[SlowReader]:
-    made = await asyncio.to_thread(SlowReader, served.port, headers)
+    slow_reader = await asyncio.to_thread(SlowReader, served.port, headers)
     try:
-        yield made
+        yield slow_reader
     finally:
-        made.close()
+        slow_reader.close()
 
 
 async def until(served: Served, is_so: Callable[[], bool]) -> list[Any]:

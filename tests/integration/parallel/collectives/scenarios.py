@@ -43,9 +43,10 @@ BITS: dict[str, Function] = {
 def tensors(group: Group, numel: int, dtype: torch.dtype) -> list[torch.Tensor]:
     """The tensors of all ranks, the same at every rank."""
     draw = torch.Generator().manual_seed(numel)
-    made = [torch.randn(numel, generator=draw) * 9 for _ in range(group.size)]
+    drawn = [torch.randn(numel, generator=draw) * 9 for _ in range(group.size)]
     return [
-        one.abs().to(dtype) if not dtype.is_signed else one.to(dtype) for one in made
+        tensor.abs().to(dtype) if not dtype.is_signed else tensor.to(dtype)
+        for tensor in drawn
     ]
 
 
@@ -61,8 +62,8 @@ def same(left: torch.Tensor, right: torch.Tensor) -> bool:
     )
 
 
-def in_order(function: Function, given: list[torch.Tensor]) -> torch.Tensor:
-    return functools.reduce(function, given)
+def in_order(function: Function, operands: list[torch.Tensor]) -> torch.Tensor:
+    return functools.reduce(function, operands)
 
 
 async def check_moves(group: Group) -> None:
@@ -77,11 +78,11 @@ async def check_moves(group: Group) -> None:
             assert (gathered is None) == (mine != root)
             if gathered is not None:
                 assert all(map(same, gathered, all_))
-            given = all_ if mine == root else None
-            assert same(await group.scatter(given, root), all_[mine])
+            inputs = all_ if mine == root else None
+            assert same(await group.scatter(inputs, root), all_[mine])
         assert all(map(same, await group.all_gather(all_[mine]), all_))
         parts = [all_[mine][: max(numel - peer, 0)] for peer in range(group.size)]
-        wanted = [one[: max(numel - mine, 0)] for one in all_]
+        wanted = [tensor[: max(numel - mine, 0)] for tensor in all_]
         assert all(map(same, await group.all_to_all(parts), wanted))
 
 
@@ -90,16 +91,16 @@ async def check_uneven(group: Group) -> None:
     for rows in (2, 40_000):
         mine = torch.full((group.rank * rows, 3), float(group.rank))
         got = await group.all_gather(mine)
-        assert [one.shape for one in got] == [
+        assert [tensor.shape for tensor in got] == [
             (rank * rows, 3) for rank in range(group.size)
         ]
-        assert all((one == rank).all() for rank, one in enumerate(got))
-        given = None
+        assert all((tensor == rank).all() for rank, tensor in enumerate(got))
+        inputs = None
         if group.rank == 1:
-            given = [
+            inputs = [
                 torch.ones(peer, 2, dtype=torch.int16) for peer in range(group.size)
             ]
-        part = await group.scatter(given if group.rank == 1 else None, 1)
+        part = await group.scatter(inputs if group.rank == 1 else None, 1)
         assert part.shape == (group.rank, 2)
         assert part.dtype == torch.int16
         assert (part == 1).all()
@@ -118,7 +119,7 @@ async def check_sums(group: Group, *, in_rank_order: bool) -> None:
     for numel, dtype in itertools.product(SIZES, DTYPES):
         all_ = tensors(group, numel, dtype)
         for op, function in reductions(dtype):
-            wanted = in_order(function, [countable(one) for one in all_]).to(dtype)
+            wanted = in_order(function, [countable(part) for part in all_]).to(dtype)
             got = all_[group.rank].clone()
             assert await group.all_reduce(got, op) is got
             close(got, wanted, exactly=in_rank_order)
@@ -129,7 +130,7 @@ async def check_sums(group: Group, *, in_rank_order: bool) -> None:
                     close(got, wanted, exactly=in_rank_order)
                 else:
                     assert same(got, all_[group.rank])
-            parts = [one.clone() for one in all_]
+            parts = [tensor.clone() for tensor in all_]
             got = await group.reduce_scatter(parts, op)
             mine = [countable(all_[group.rank])] * group.size
             close(got, in_order(function, mine).to(dtype), exactly=in_rank_order)
@@ -158,7 +159,7 @@ async def check_bits(group: Group) -> None:
     for numel in (*SIZES, 1_000_003):
         mine = torch.randn(numel, generator=torch.Generator().manual_seed(group.rank))
         got = await group.all_reduce(mine)
-        assert all(same(one, got) for one in await group.all_gather(got))
+        assert all(same(other, got) for other in await group.all_gather(got))
 
 
 async def check_layouts(group: Group) -> None:
@@ -187,13 +188,13 @@ async def check_layouts(group: Group) -> None:
 async def check_many(group: Group) -> None:
     """Several at once are matched by the order in which they began."""
     sizes = [1, 200_000, 3, 500_000, 70, 100_000] * 8  # more than may run at a time
-    given = [torch.full((size,), float(number)) for number, size in enumerate(sizes)]
+    inputs = [torch.full((size,), float(number)) for number, size in enumerate(sizes)]
     async with asyncio.TaskGroup() as tasks:
-        for tensor in given:
+        for tensor in inputs:
             tasks.create_task(group.all_reduce(tensor))
         barrier = tasks.create_task(group.barrier())
     assert barrier.done()
-    for number, tensor in enumerate(given):
+    for number, tensor in enumerate(inputs):
         assert (tensor == number * group.size).all()
 
 

@@ -58,13 +58,13 @@ async def works(groups: Sequence[ElasticGroup]) -> None:
     assert {
         (group.current.members, group.generation, group.steps) for group in groups
     } == {(first.current.members, first.generation, first.steps)}
-    found = await all_of(group.current.all_reduce(torch.ones(3)) for group in groups)
-    assert all((one == first.current.size).all() for one in found)
+    sums = await all_of(group.current.all_reduce(torch.ones(3)) for group in groups)
+    assert all((total == first.current.size).all() for total in sums)
 
 
-async def renewed(groups: Sequence[ElasticGroup], **given: Any) -> None:
+async def renewed(groups: Sequence[ElasticGroup], **options: Any) -> None:
     """All of them come to a border."""
-    await all_of(group.reconfigure(**given) for group in groups)
+    await all_of(group.reconfigure(**options) for group in groups)
 
 
 async def test_the_first_members_are_ordered_by_rank(workers: list[Worker]) -> None:

@@ -39,7 +39,7 @@ async def outcomes(*coroutines: Awaitable[Any]) -> list[Any]:
 async def works(groups: list[Group]) -> None:
     """The next collective can be used."""
     got = await asyncio.gather(*(group.all_reduce(torch.ones(4)) for group in groups))
-    assert all((one == len(groups)).all() for one in got)
+    assert all((total == len(groups)).all() for total in got)
 
 
 def say_left(group: Group, *, ahead: int) -> None:
@@ -308,11 +308,11 @@ async def test_subgroups_work_beside_each_other(groups: list[Group]) -> None:
     pairs = [groups[0].subgroup([0, 2]), groups[2].subgroup([0, 2])]
     alone = groups[1].subgroup([1])
     whole = asyncio.gather(*(group.all_reduce(torch.ones(2)) for group in groups))
-    found = await asyncio.gather(
-        *(one.all_reduce(torch.full((2,), 5.0)) for one in (*pairs, alone))
+    sums = await asyncio.gather(
+        *(group.all_reduce(torch.full((2,), 5.0)) for group in (*pairs, alone))
     )
-    assert [one[0].item() for one in found] == [10.0, 10.0, 5.0]
-    assert all((one == 3).all() for one in await whole)
+    assert [total[0].item() for total in sums] == [10.0, 10.0, 5.0]
+    assert all((total == 3).all() for total in await whole)
     with pytest.raises(UsageError, match="ranks must include rank 1"):
         groups[1].subgroup([0, 2])
 

@@ -78,15 +78,15 @@ async def test_payloads_come_in_the_order_of_the_members(five: list[Worker]) -> 
     for _ in range(2):
         await settled(five, "tag")
     order = [4, 1, 3]
-    found = await all_meet([five[rank] for rank in order], "tag", order)
-    assert found == [[b"e", b"b", b"d"]] * 3
+    payloads = await all_meet([five[rank] for rank in order], "tag", order)
+    assert payloads == [[b"e", b"b", b"d"]] * 3
     assert await collectives.rendezvous(five[2], "tag", b"alone", [2]) == [b"alone"]
     *others, last = five
     by_name = collectives.rendezvous(last, "tag", b"x", list("abcde"))
-    found = await outcomes(
+    payloads = await outcomes(
         *(collectives.rendezvous(other, "tag", b"x") for other in others), by_name
     )
-    assert found == [[b"x"] * 5] * 5
+    assert payloads == [[b"x"] * 5] * 5
 
 
 async def test_late_member_gets_all_payloads(five: list[Worker]) -> None:
@@ -351,16 +351,16 @@ def release_payloads(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Hold up the exchange of payloads at each parent; return what lets it go on."""
     gate, collect = asyncio.Event(), vars(RendezvousService)["_collect"]
 
-    async def collect_later(*given: Any) -> Any:
+    async def collect_later(*args: Any) -> Any:
         await gate.wait()
-        return await collect(*given)
+        return await collect(*args)
 
     monkeypatch.setattr(RendezvousService, "_collect", collect_later)
     return gate.set
 
 
 def has_passed(worker: Worker) -> bool:
-    return any(one.passed >= 0 for one in series_of(worker.parts.barriers.table))
+    return any(series.passed >= 0 for series in series_of(worker.parts.barriers.table))
 
 
 async def test_call_cancelled_after_all_arrived_fails_no_other(

@@ -27,14 +27,14 @@ def worker(name: str, where: Mapping[str, str]) -> Worker:
     return Worker(name, rendezvous=where, options=options)
 
 
-async def reduce_at(one: Worker, name: str) -> float:
-    async with Group(one, NAMES, name=name) as group:
+async def reduce_at(member: Worker, name: str) -> float:
+    async with Group(member, NAMES, name=name) as group:
         return float((await group.all_reduce(torch.ones(1)))[0])
 
 
 async def reduce_in(workers: tuple[Worker, Worker], name: str) -> list[float]:
     async with asyncio.timeout(LIMIT_S):
-        return await asyncio.gather(*(reduce_at(one, name) for one in workers))
+        return await asyncio.gather(*(reduce_at(member, name) for member in workers))
 
 
 @pytest.fixture

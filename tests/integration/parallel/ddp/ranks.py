@@ -111,21 +111,21 @@ def mean_grads(
     return grads_of(module)
 
 
-def same(found: Grads, wanted: Grads) -> bool:
+def same(actual: Grads, wanted: Grads) -> bool:
     """Say whether gradients are the same, but for the order of sums."""
-    return len(found) == len(wanted) and all(
-        one is other
-        if one is None or other is None
-        else torch.allclose(one, other, rtol=1e-5, atol=1e-7)
-        for one, other in zip(found, wanted, strict=True)
+    return len(actual) == len(wanted) and all(
+        grad is other
+        if grad is None or other is None
+        else torch.allclose(grad, other, rtol=1e-5, atol=1e-7)
+        for grad, other in zip(actual, wanted, strict=True)
     )
 
 
 def identical(all_: Sequence[Grads]) -> bool:
     """Say whether all ranks have the same bits."""
     return all(
-        (one is None and other is None)
-        or (one is not None and other is not None and torch.equal(one, other))
+        (grad is None and other is None)
+        or (grad is not None and other is not None and torch.equal(grad, other))
         for grads in all_[1:]
-        for one, other in zip(grads, all_[0], strict=True)
+        for grad, other in zip(grads, all_[0], strict=True)
     )

@@ -24,13 +24,13 @@ def make_parameters(
 ) -> Parameters:
     """Make parameters, of the given dtypes in turn."""
     draw = torch.Generator().manual_seed(3)
-    found = []
+    parameters = []
     for place, shape in enumerate(shapes):
         value = torch.randn(shape, generator=draw).to(dtypes[place % len(dtypes)])
         if len(shape) == 4:
             value = value.to(memory_format=torch.channels_last)
-        found.append(torch.nn.Parameter(value))
-    return found
+        parameters.append(torch.nn.Parameter(value))
+    return parameters
 
 
 def give_gradients(parameters: Parameters, step: int = 0) -> None:
@@ -45,9 +45,9 @@ def give_gradients(parameters: Parameters, step: int = 0) -> None:
 def same_bits(all_: Sequence[Parameters]) -> bool:
     """Say whether several sets of parameters have the same bits."""
     return all(
-        one.dtype == first.dtype and torch.equal(one, first)
+        tensor.dtype == first.dtype and torch.equal(tensor, first)
         for other in all_[1:]
-        for one, first in zip(other, all_[0], strict=True)
+        for tensor, first in zip(other, all_[0], strict=True)
     )
 
 
@@ -107,5 +107,5 @@ class Ranks:
         """Set all parameters."""
         with torch.no_grad():
             for parameters in (self.wanted, *self.parameters):
-                for one, value in zip(parameters, values, strict=True):
-                    one.copy_(value)
+                for parameter, value in zip(parameters, values, strict=True):
+                    parameter.copy_(value)

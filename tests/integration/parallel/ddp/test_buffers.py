@@ -190,12 +190,12 @@ def gradients_alone(make: Callable[[], nn.Module], program: Program) -> Any:
         outputs = [alone(rows_of(rank))]
         outputs.append(alone(rows_of(rank)) if program is two_graphs else outputs[0])
         loss = outputs[0].square().mean() + outputs[1].sin().mean()
-        for one, grad in zip(
+        for weight, grad in zip(
             module.parameters(),
             torch.autograd.grad(loss, list(alone.parameters())),
             strict=True,
         ):
-            one.grad = grad / 2 if one.grad is None else one.grad + grad / 2
+            weight.grad = grad / 2 if weight.grad is None else weight.grad + grad / 2
     return [parameter.grad for parameter in module.parameters()]
 
 

@@ -222,17 +222,17 @@ async def test_a_hook_is_called_once_for_each_bucket_of_a_distributed_pass(
             async with autograd.context() as context:
                 output = await outputs(worker, model, rows_of(group.rank, step), way)
                 await autograd.backward(context, [loss_of(output)])
-                found = gradients(context, module)
-        return found
+                grads = gradients(context, module)
+        return grads
 
     first, second = await at_ranks(rank)
     assert len(calls) == 2 * STEPS
-    for one, other, exact in zip(first, second, alone(way, STEPS - 1), strict=True):
-        assert one is not None
+    for grad, other, exact in zip(first, second, alone(way, STEPS - 1), strict=True):
+        assert grad is not None
         assert other is not None
         assert exact is not None
-        assert torch.equal(one, other)
-        assert torch.allclose(one, exact, rtol=1e-2, atol=1e-2)
+        assert torch.equal(grad, other)
+        assert torch.allclose(grad, exact, rtol=1e-2, atol=1e-2)
 
 
 async def test_a_parameter_that_some_ranks_use_has_its_gradient_in_all_contexts() -> (
@@ -381,8 +381,8 @@ def check_replica(name: str, way: str) -> None:
         if way == "two calls":
             hidden = module(doubled(hidden), "head")
         torch.autograd.backward(loss_of(hidden) / 2)
-    found = gradients(autograd.current_context(), REPLICAS[name].module)
-    assert same(found, [parameter.grad for parameter in module.parameters()])
+    grads = gradients(autograd.current_context(), REPLICAS[name].module)
+    assert same(grads, [parameter.grad for parameter in module.parameters()])
 
 
 async def test_a_pass_that_ends_at_a_received_tensor_is_refused() -> None:

@@ -182,8 +182,8 @@ async def test_the_mean_may_be_over_the_ranks_with_inputs() -> None:
 
     wanted = trained_alone("both sides", divides_by_all=False)
     for mine in await at_ranks(rank):
-        for one, other in zip(mine, wanted, strict=True):
-            assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
+        for grad, other in zip(mine, wanted, strict=True):
+            assert torch.allclose(grad, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", OPTIONS)
@@ -208,7 +208,7 @@ async def test_a_rank_that_had_no_input_at_all_trains_on_after_the_join(
             output = await outputs(worker, model, rows_of(group.rank, 5), "both sides")
             await autograd.backward(context, [loss_of(output)])
             gathered = autograd.get_gradients(context)
-            return [gathered[one] for one in used]
+            return [gathered[parameter] for parameter in used]
 
     first, second = await at_ranks(rank)
     for mine, other in zip(first, second, strict=True):

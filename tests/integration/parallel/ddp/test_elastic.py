@@ -86,8 +86,8 @@ async def members(workers: Sequence[Worker]) -> list[ElasticGroup]:
 
 
 def same(left: nn.Module, right: nn.Module) -> None:
-    for one, other in zip(left.parameters(), right.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    for parameter, other in zip(left.parameters(), right.parameters(), strict=True):
+        torch.testing.assert_close(parameter, other, rtol=1e-12, atol=1e-12)
 
 
 async def test_training_with_changing_members_equals_one_process() -> None:

@@ -459,5 +459,5 @@ async def test_killed_rank_fails_the_pass_and_survivors_train_on() -> None:
 
 async def outcomes_of_first(models: list[Model]) -> None:
     """Raise what rank 0 comes to."""
-    found = await outcomes(*(backward(r, m) for r, m in enumerate(models)))
-    raise next(one for one in found if isinstance(one, UsageError))
+    results = await outcomes(*(backward(r, m) for r, m in enumerate(models)))
+    raise next(result for result in results if isinstance(result, UsageError))

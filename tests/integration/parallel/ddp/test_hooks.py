@@ -198,8 +198,10 @@ class TestHooks:
                     )
                     for group in groups
                 ]
-                found = await asyncio.gather(*map(hook, states, buckets))
-                assert all(torch.allclose(one, torch.tensor(0.5)) for one in found)
+                reduced = await asyncio.gather(*map(hook, states, buckets))
+                assert all(
+                    torch.allclose(tensor, torch.tensor(0.5)) for tensor in reduced
+                )
 
     async def test_zero_gradient_stays_zero_and_is_logged_once(
         self, caplog: pytest.LogCaptureFixture

@@ -35,15 +35,15 @@ async def groups() -> AsyncIterator[list[Group]]:
 
 def of_rank(rank: int, *, shape: tuple[int, ...] = (3, 4)) -> Parameters:
     """Return parameters with gradients: those of rank 2 are full of twos."""
-    found = [nn.Parameter(torch.full(size, float(rank))) for size in (shape, (2,))]
-    for one in found:
-        one.grad = torch.ones_like(one)
-    return found
+    parameters = [nn.Parameter(torch.full(size, float(rank))) for size in (shape, (2,))]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    return parameters
 
 
 def values(all_: list[Parameters]) -> list[set[float]]:
     """Return what the parameters of each rank are full of."""
-    return [{one.detach().mean().item() for one in mine} for mine in all_]
+    return [{parameter.detach().mean().item() for parameter in mine} for mine in all_]
 
 
 def averaging(averagers: Sequence[Averager], all_: list[Any]) -> list[Any]:

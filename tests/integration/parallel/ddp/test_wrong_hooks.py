@@ -71,8 +71,8 @@ async def in_coroutine(rank: Rank, group: Group, bucket: GradBucket) -> Any:
 
 
 async def after_a_collective(rank: Rank, group: Group, bucket: GradBucket) -> Any:
-    found = await mean(group, bucket)
-    return give(rank.kind) if rank.kind else found
+    reduced = await mean(group, bucket)
+    return give(rank.kind) if rank.kind else reduced
 
 
 async def in_second_bucket(rank: Rank, group: Group, bucket: GradBucket) -> Any:
@@ -125,8 +125,8 @@ async def by_cancelling_itself(rank: Rank, group: Group, bucket: GradBucket) -> 
 
 Way = Callable[[Rank, Group, GradBucket], Any]
 WAYS: Final[dict[str, Way]] = {
-    one.__name__: one
-    for one in (
+    way.__name__: way
+    for way in (
         in_coroutine,
         after_a_collective,
         in_second_bucket,
@@ -136,8 +136,8 @@ WAYS: Final[dict[str, Way]] = {
     )
 }
 OTHERS: Final[dict[str, Way]] = {
-    one.__name__: one
-    for one in (in_another_group, by_cancelled_future, by_cancelling_itself)
+    way.__name__: way
+    for way in (in_another_group, by_cancelled_future, by_cancelling_itself)
 }
 
 
@@ -192,8 +192,8 @@ async def has_gradients() -> bool:
 
 async def reduce() -> float:
     """Use the group that the module was made over."""
-    found = await _here().group.all_reduce(torch.ones(3))
-    return float(found[0])
+    total = await _here().group.all_reduce(torch.ones(3))
+    return float(total[0])
 
 
 @asyncrpc.on_loop
@@ -247,9 +247,9 @@ async def steps(a: Worker, kinds: Sequence[str], **how: Any) -> list[Any]:
         )
 
 
-def is_heard(found: list[Any], kind: str) -> None:
+def is_heard(errors: list[Any], kind: str) -> None:
     """Rank 1 is told what its hook raised; the others who it was."""
-    own, others = found[1], [found[0], *found[2:]]
+    own, others = errors[1], [errors[0], *errors[2:]]
     assert isinstance(own, RemoteError), (kind, own)
     name = NAMES.get(kind, kind)
     if kind in misbehaving.ERRORS:
@@ -266,8 +266,8 @@ async def misuse(a: Worker, kinds: Sequence[str], **how: Any) -> None:
     """Have the hook of rank 1 do so; each pass afterwards goes well."""
     size = len(a.known_members)
     for kind in kinds:
-        given = ["", kind, *[""] * (size - 2)]
-        is_heard(await steps(a, given, **how), kind)
+        own_kinds = ["", kind, *[""] * (size - 2)]
+        is_heard(await steps(a, own_kinds, **how), kind)
         assert await everywhere(a, has_gradients) == [False] * size
         assert await everywhere(a, reduce) == [float(size)] * size
         assert await steps(a, [""] * size, **how) == [True] * size

@@ -34,8 +34,8 @@ class AiohttpAsked:
     response: web.StreamResponse | None = None
 
     async def body(self) -> bytes:
-        found: bytes = await self.request.read()
-        return found
+        body: bytes = await self.request.read()
+        return body
 
     async def begin(self, data: bytes) -> Callable[[bytes], Awaitable[None]]:
         self.response = web.StreamResponse()
@@ -52,8 +52,8 @@ def aiohttp_app(neutral: NeutralApp) -> web.Application:
 
         async def handle(request: web.Request, answer: Any = answer) -> Any:
             asked = AiohttpAsked(request)
-            found = await answer(asked)
-            return asked.response or web.json_response(found)
+            result = await answer(asked)
+            return asked.response or web.json_response(result)
 
         app.router.add_get(path, handle)
         app.router.add_post(path, handle)
@@ -87,13 +87,13 @@ class AsgiAsked:
     has_begun: bool = False
 
     async def body(self) -> bytes:
-        found = b""
+        body = b""
         while True:
             message = await self.receive()
             assert message["type"] == "http.request"
-            found += message.get("body", b"")
+            body += message.get("body", b"")
             if not message.get("more_body"):
-                return bytes(found)
+                return bytes(body)
 
     async def begin(self, data: bytes) -> Callable[[bytes], Awaitable[None]]:
         self.has_begun = True
@@ -178,9 +178,9 @@ def fastapi_app(neutral: NeutralApp) -> AsgiApplication:
             answer = neutral.answers[request.scope["path"]]
             scope, receive, send = request.scope, request.receive, request._send  # noqa: SLF001
             asked = AsgiAsked(scope, receive, send)
-            found = await answer(asked)
+            result = await answer(asked)
             if not asked.has_begun:
-                return JSONResponse(found)
+                return JSONResponse(result)
             await send({"type": "http.response.body", "body": b""})
             raise AssertionError("it has been answered")
 

@@ -56,7 +56,7 @@ async def events_of(response: aiohttp.ClientResponse) -> list[dict[str, str]]:
 
 def parsed(text: str) -> list[dict[str, str]]:
     """Parse events as a browser does; comments are left out."""
-    found = []
+    events = []
     for block in text.split("\n\n"):
         fields: dict[str, list[str]] = {}
         for line in block.split("\n"):
@@ -64,5 +64,5 @@ def parsed(text: str) -> list[dict[str, str]]:
             if name:
                 fields.setdefault(name, []).append(value.removeprefix(" "))
         if fields:
-            found.append({name: "\n".join(values) for name, values in fields.items()})
-    return found
+            events.append({name: "\n".join(values) for name, values in fields.items()})
+    return events

@@ -67,5 +67,5 @@ DOORS: Final = (
 
 @pytest.fixture(params=DOORS, ids=lambda door: door.name)
 def door(request: pytest.FixtureRequest) -> Door:
-    found: Door = request.param
-    return found
+    chosen: Door = request.param
+    return chosen

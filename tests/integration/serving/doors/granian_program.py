@@ -121,15 +121,15 @@ def application() -> AsgiApplication:
 async def main(port: int) -> None:
     app = application()
 
-    async def told(scope: Any, receive: Any, send: Any) -> None:
-        async def send_told(message: Any) -> None:
+    async def announcing(scope: Any, receive: Any, send: Any) -> None:
+        async def send_announcing(message: Any) -> None:
             await send(message)
             if message["type"] == "lifespan.startup.complete":
                 print("ready", flush=True)  # noqa: T201  (for who has started it)
 
-        await app(scope, receive, send_told)
+        await app(scope, receive, send_announcing)
 
-    server = Server(told, port=port, interface=Interfaces.ASGI, log_enabled=False)
+    server = Server(announcing, port=port, interface=Interfaces.ASGI, log_enabled=False)
     await server.serve()
 
 

@@ -29,12 +29,12 @@ async def run_aiohttp(app: web.Application) -> AsyncIterator[int]:
 
 
 def listener() -> socket.socket:
-    made = socket.create_server(("127.0.0.1", 0))
+    server_socket = socket.create_server(("127.0.0.1", 0))
     # Of each connection; so that a client which does not read is soon noticed.
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
-    made.settimeout(0)
-    return made
+    server_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+    server_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+    server_socket.settimeout(0)
+    return server_socket
 
 
 class UvicornServer(uvicorn.Server):

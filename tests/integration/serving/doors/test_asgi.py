@@ -93,8 +93,8 @@ async def test_the_deadline_ends_with_the_complete_response(group: Group) -> Non
             assert await response.text() == "answered"
         asyncio.get_running_loop().call_later(0.4, is_over.set)  # past the deadline
         async with asyncio.timeout(30):
-            found = [await ended.get(), await ended.get()]
-        assert sorted(found) == [("after", [2]), ("left", [2])]
+            outcomes = [await ended.get(), await ended.get()]
+        assert sorted(outcomes) == [("after", [2]), ("left", [2])]
         await asyncio.gather(*left)
 
 
@@ -323,13 +323,13 @@ async def test_expect_continue_is_answered_when_the_body_is_read(group: Group) -
 
 async def test_the_application_has_a_lifespan_inside_the_workers(group: Group) -> None:
     states: list[bool] = []
-    made = group.front()
+    front = group.front()
 
     @asynccontextmanager
     async def own(_: Starlette) -> AsyncIterator[dict[str, str]]:
-        states.append(made.is_closed)
+        states.append(front.is_closed)
         yield {"own": "kept"}
-        states.append(made.is_closed)
+        states.append(front.is_closed)
 
     async def handle(request: Request) -> Response:
         return JSONResponse([request.state.own, current_worker().name])
@@ -337,12 +337,12 @@ async def test_the_application_has_a_lifespan_inside_the_workers(group: Group) -
     inner = Starlette(lifespan=own)
     inner.add_route("/", handle)
     async with (
-        served(asgi.WorkerMiddleware(inner, made)) as client,
+        served(asgi.WorkerMiddleware(inner, front)) as client,
         client.get("/") as response,
     ):
         assert await response.json() == ["kept", "front"]
     assert states == [False, False]
-    assert made.is_closed
+    assert front.is_closed
 
 
 async def lifespan_of(app: AsgiApplication) -> list[dict[str, Any]]:

@@ -151,9 +151,9 @@ async def test_a_later_error_is_the_last_event(group: Group, door: Door) -> None
     async with door.serve(app) as client, client.get("/") as response:
         first, last = await events_of(response)
     assert (first, last["event"]) == ({"data": '"one"'}, "error")
-    told = json.loads(last["data"])
-    assert told["error"] == "OverloadedError"
-    assert "32 items wait" in told["message"]
+    error = json.loads(last["data"])
+    assert error["error"] == "OverloadedError"
+    assert "32 items wait" in error["message"]
 
 
 async def test_internal_error_is_hidden_from_the_client(
@@ -211,10 +211,10 @@ async def test_the_deadline_of_the_request_ends_the_stream(
     app.options = {"timeout_s": 0.2}
     async with door.serve(app) as client, client.get("/") as response:
         if response.status == 504:
-            told = await response.json()
+            error = await response.json()
         else:
-            told = json.loads((await events_of(response))[-1]["data"])
-    assert told["error"] == "DeadlineExceededError"
+            error = json.loads((await events_of(response))[-1]["data"])
+    assert error["error"] == "DeadlineExceededError"
 
 
 # --- clients that leave, or do not read ----------------------------------------------

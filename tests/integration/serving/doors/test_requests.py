@@ -49,8 +49,8 @@ async def test_the_body_reaches_the_handler_whole(group: Group, door: Door) -> N
 
     async def answer(asked: Asked) -> Any:
         await asyncrpc.rpc_async("back", remote.double, args=([1],))
-        found = await asked.body()
-        return found == sent
+        body = await asked.body()
+        return body == sent
 
     async with (
         door.serve(one_answer(group, answer)) as client,
@@ -60,17 +60,17 @@ async def test_the_body_reaches_the_handler_whole(group: Group, door: Door) -> N
 
 
 async def test_the_worker_ends_with_the_application(group: Group, door: Door) -> None:
-    made: list[Worker] = []
+    workers: list[Worker] = []
 
     def make() -> Worker:
-        made.append(group.front())
-        return made[0]
+        workers.append(group.front())
+        return workers[0]
 
     async with door.serve(NeutralApp(make)) as client:
         async with client.get("/readyz") as response:
             assert response.status == 200
-        assert not made[0].is_closed
-    assert made[0].is_closed
+        assert not workers[0].is_closed
+    assert workers[0].is_closed
 
 
 async def test_running_worker_outlives_the_application(

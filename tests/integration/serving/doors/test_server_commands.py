@@ -55,8 +55,8 @@ async def ask(port: int, server: subprocess.Popen[bytes]) -> dict[str, Any]:
         aiohttp.ClientSession() as client,
         client.get(f"http://127.0.0.1:{port}/work") as response,
     ):
-        told: dict[str, Any] = await response.json()
-    return told
+        report: dict[str, Any] = await response.json()
+    return report
 
 
 def is_there(pid: int) -> bool:

@@ -66,8 +66,8 @@ async def test_unsendable_text_is_named(
 async def test_a_stream_is_sent_and_ends(group: Group, door: Door) -> None:
     app = one_socket(group, lambda _: there(remote.count_to, 40))
     async with door.serve(app) as client, client.ws_connect("/") as websocket:
-        found = [await websocket.receive_json() for _ in range(40)]
-        assert found == list(range(40))
+        numbers = [await websocket.receive_json() for _ in range(40)]
+        assert numbers == list(range(40))
         assert await closed(websocket) == (1000, "")
 
 
@@ -90,8 +90,8 @@ async def test_messages_are_answered(group: Group, door: Door) -> None:
         async for message in messages:
             if message == "end":
                 return
-            async for one in there(remote.count_to, 2):
-                yield [message, one] if isinstance(message, str) else message * 2
+            async for number in there(remote.count_to, 2):
+                yield [message, number] if isinstance(message, str) else message * 2
 
     async with (
         door.serve(one_socket(group, answer)) as client,
@@ -189,8 +189,8 @@ async def test_a_client_that_leaves_runs_the_remote_finally(
     async def answer(messages: AsyncIterator[str | bytes]) -> AsyncIterator[Any]:
         if is_heard:
             await anext(messages)
-        async for one in there(remote.give_and_wait, group.name, "one"):
-            yield one
+        async for value in there(remote.give_and_wait, group.name, "one"):
+            yield value
 
     async with door.serve(one_socket(group, answer)) as client:
         websocket = await client.ws_connect("/")

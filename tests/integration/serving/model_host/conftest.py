@@ -31,17 +31,17 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 def new_web(folder: Path) -> Iterator[Callable[[], WebWorker]]:
     """Make web workers; whatever happens, they end."""
-    made: list[WebWorker] = []
+    web_workers: list[WebWorker] = []
     environ = {"ASYNCRPC_RUN_DIR": str(folder / "runs"), FOLDER: str(folder)}
 
     def make() -> WebWorker:
-        made.append(WebWorker(**environ))
-        return made[-1]
+        web_workers.append(WebWorker(**environ))
+        return web_workers[-1]
 
     yield make
-    for one in made:
-        if not one.is_over:
-            one.end()
+    for web_worker in web_workers:
+        if not web_worker.is_over:
+            web_worker.end()
 
 
 def end_all(folder: Path) -> None:

@@ -28,8 +28,8 @@ def run_verb(
     def tell(*arguments: str) -> tuple[int, str]:
         capsys.readouterr()
         status = main(arguments)
-        found = capsys.readouterr()
-        return status, found.out + found.err
+        printed = capsys.readouterr()
+        return status, printed.out + printed.err
 
     return tell
 
@@ -51,7 +51,7 @@ def test_the_verbs_find_a_model_and_its_web_workers(
     assert model["command"] == ["ModelHost", f"{models.__name__}:make_model"]
     pids = [pid, *(web.pid for web in webs)]
     assert model["workers"][0]["pid"] == pid
-    assert sorted(one["pid"] for one in model["workers"]) == sorted(pids)
+    assert sorted(worker["pid"] for worker in model["workers"]) == sorted(pids)
 
     for chosen in ((), ("--run", "model-"), ("--run", str(pid))):
         status, printed = run_verb("status", *chosen, "--json")
@@ -61,8 +61,8 @@ def test_the_verbs_find_a_model_and_its_web_workers(
         assert {worker["state"] for worker in workers} == {"runs"}
     status, printed = run_verb("stacks")
     assert status == 0
-    for one in pids:
-        assert f"process {one}" in printed
+    for web_pid in pids:
+        assert f"process {web_pid}" in printed
     status, printed = run_verb("refs")
     assert status == 0
     for web in webs:

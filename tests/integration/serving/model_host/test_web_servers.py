@@ -59,18 +59,18 @@ class Server:
     def get(self) -> dict[str, Any]:
         url = f"http://127.0.0.1:{self.port}/"
         with urllib.request.urlopen(url, timeout=ANSWER_S) as answer:
-            found: dict[str, Any] = json.load(answer)
-        return found
+            reply: dict[str, Any] = json.load(answer)
+        return reply
 
     def get_until(self, attached: int, webs: int) -> list[dict[str, Any]]:
         """Ask until so many are attached, and so many web workers have answered."""
-        found: dict[int, dict[str, Any]] = {}
+        answers: dict[int, dict[str, Any]] = {}
         while True:
             answer = self.get()
             if answer["inside"]["attached"] == attached:
-                found[answer["web"]] = answer
-            if len(found) >= webs:
-                return list(found.values())
+                answers[answer["web"]] = answer
+            if len(answers) >= webs:
+                return list(answers.values())
 
 
 @pytest.fixture(params=[_uvicorn, _gunicorn], ids=["uvicorn", "gunicorn"])
@@ -91,10 +91,10 @@ def server(folder: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
         start_new_session=True,
     )
     with process:
-        made = Server(process, port)
+        running = Server(process, port)
         try:
-            made.until(READY, WORKERS)
-            yield made
+            running.until(READY, WORKERS)
+            yield running
         finally:
             if process.poll() is None:
                 process.terminate()
@@ -118,18 +118,20 @@ def test_web_workers_share_a_model_and_come_and_go(
     At the end the port is free: the model's process has not inherited it.
     """
     before = server.get_until(WORKERS, WORKERS)
-    (model,) = {one["model"] for one in before}
-    assert model not in {one["web"] for one in before}
-    for one in before:
-        os.kill(one["web"], signal.SIGKILL)
+    (model,) = {answer["model"] for answer in before}
+    assert model not in {answer["web"] for answer in before}
+    for answer in before:
+        os.kill(answer["web"], signal.SIGKILL)
     server.until(READY, WORKERS)  # the server has started others
     after = server.get_until(WORKERS, WORKERS)
-    assert {one["model"] for one in after} == {model}
-    assert not {one["web"] for one in after} & {one["web"] for one in before}
+    assert {answer["model"] for answer in after} == {model}
+    assert not {answer["web"] for answer in after} & {
+        answer["web"] for answer in before
+    }
     server.process.send_signal(signal.SIGHUP)
     server.until(READY, WORKERS)
     reloaded = server.get_until(WORKERS, WORKERS)
-    assert {one["model"] for one in reloaded} == {model}
+    assert {answer["model"] for answer in reloaded} == {model}
     assert lines_of(folder / "made") == [str(model)]
     most = [max(counts) for counts in zip(*map(_counts_of, before), strict=True)]
     # What the old ones had ends by itself.

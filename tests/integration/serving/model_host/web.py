@@ -48,22 +48,22 @@ class WebWorker:
         assert self._process.pid is not None
         return self._process.pid
 
-    def begin(self, what: str, told: Any = None) -> None:
+    def begin(self, what: str, value: Any = None) -> None:
         """Let it do something; `result` returns what came of it."""
-        self._pipe.send((what, told))
+        self._pipe.send((what, value))
 
     def result(self) -> Any:
         """Return what it answers to the oldest thing, or raise what it raised there."""
         if not self._pipe.poll(ANSWER_S):
             raise TimeoutError("the web worker does not answer")
-        is_error, found = self._pipe.recv()
+        is_error, result = self._pipe.recv()
         if is_error:
-            raise found
-        return found
+            raise result
+        return result
 
-    def do(self, what: str, told: Any = None) -> Any:
+    def do(self, what: str, value: Any = None) -> Any:
         """Let it do something, and return what came of it."""
-        self.begin(what, told)
+        self.begin(what, value)
         return self.result()
 
     def enter(self, function: str = "make_model", **options: Any) -> None:
@@ -95,30 +95,30 @@ async def _serve(pipe: Connection[Any, Any]) -> None:
     try:
         while True:
             try:
-                what, told = await asyncio.to_thread(pipe.recv)
+                what, value = await asyncio.to_thread(pipe.recv)
             except EOFError:
                 return
             try:
-                found = await _do(hosts, what, told)
+                result = await _do(hosts, what, value)
             except Exception as error:  # noqa: BLE001  (the test's)
                 pipe.send((True, error))
             else:
-                pipe.send((False, found))
+                pipe.send((False, result))
     finally:
         for host in hosts:
             await host.__aexit__(None, None, None)
 
 
-async def _do(hosts: list[ModelHost], what: str, told: Any) -> Any:
+async def _do(hosts: list[ModelHost], what: str, value: Any) -> Any:
     if what == "enter":
-        function, options = told
+        function, options = value
         model_host = ModelHost(f"{models.__name__}:{function}", **options)
         await model_host.__aenter__()
         hosts.append(model_host)
         return None
     if what == "enter_other":
-        where, function = told
-        sys.path[:] = [where, *(one for one in sys.path if one != where)]
+        where, function = value
+        sys.path[:] = [where, *(path for path in sys.path if path != where)]
         model_host = ModelHost(function, linger_s=3600.0)
         await model_host.__aenter__()
         hosts.append(model_host)
@@ -126,11 +126,11 @@ async def _do(hosts: list[ModelHost], what: str, told: Any) -> Any:
     if what == "leave":
         await hosts.pop().__aexit__(None, None, None)
         return None
-    return await DOINGS[what](hosts[-1], told)
+    return await DOINGS[what](hosts[-1], value)
 
 
-async def _call(host: ModelHost, told: Any) -> Any:
-    method, *args = told
+async def _call(host: ModelHost, value: Any) -> Any:
+    method, *args = value
     return await getattr(host.model.rpc_async(), method)(*args)
 
 
@@ -155,9 +155,9 @@ async def _send(host: ModelHost, megabytes: int) -> tuple[float, int]:
 async def _until_attached(host: ModelHost, count: int) -> models.Inside:
     """Return what the model's process has once so many are attached."""
     while True:
-        found: models.Inside = await host.peer.call(models.look_inside)
-        if found.attached == count and found.links == count:
-            return found
+        inside: models.Inside = await host.peer.call(models.look_inside)
+        if inside.attached == count and inside.links == count:
+            return inside
 
 
 async def _status(host: ModelHost, _: Any) -> Any:

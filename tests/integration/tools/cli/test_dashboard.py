@@ -68,8 +68,8 @@ def options_at(address: str, secret: str | None) -> Options:
 
 @pytest_asyncio.fixture
 async def workers() -> AsyncIterator[list[Worker]]:
-    async with group(SECRET) as found:
-        yield found
+    async with group(SECRET) as members:
+        yield members
 
 
 @asynccontextmanager
@@ -221,9 +221,9 @@ async def refused(
     """Run the command in a thread; return its exit status, and its words."""
     printed.readouterr()
     status = await asyncio.to_thread(status_of, arguments)
-    found = printed.readouterr()
-    assert found.out == ""
-    return status, found.err
+    output = printed.readouterr()
+    assert output.out == ""
+    return status, output.err
 
 
 class TestRefusals:

@@ -125,8 +125,8 @@ async def run_verb(
     """Return the status of a command, its output, and its errors."""
     printed.readouterr()
     status = await asyncio.to_thread(main, arguments)
-    found = printed.readouterr()
-    return status, found.out, found.err
+    output = printed.readouterr()
+    return status, output.out, output.err
 
 
 async def test_verb_fits_80_columns_and_filters_json_by_worker(
@@ -184,7 +184,7 @@ def read_terminal(address: str, arguments: tuple[str, ...], until: bytes) -> lis
                 theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, COLUMNS, 0, 0)
             )
             environment = {
-                one: it for one, it in os.environ.items() if one != "COLUMNS"
+                name: it for name, it in os.environ.items() if name != "COLUMNS"
             }
             process = subprocess.Popen(
                 [sys.executable, "-m", "asyncrpc", *arguments, address],

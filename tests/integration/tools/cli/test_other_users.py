@@ -58,7 +58,7 @@ def connect(path):
 for folder, folders, files in os.walk(base):
     for name in folders:
         tries("entered", os.path.join(folder, name), os.listdir)
-        tries("entered", os.path.join(folder, name), lambda one: not os.chdir(one))
+        tries("entered", os.path.join(folder, name), lambda path: not os.chdir(path))
     for name in files:
         tries("read", os.path.join(folder, name), read)
         tries("connected", os.path.join(folder, name), connect)
@@ -107,7 +107,10 @@ def other_user(folder: Path, pids: list[int]) -> dict[str, Any]:
 def processes_of(pid: int) -> list[int]:
     """Return a process, and all that it has started."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *(one for child in children for one in processes_of(int(child)))]
+    return [
+        pid,
+        *(descendant for child in children for descendant in processes_of(int(child))),
+    ]
 
 
 @pytest.mark.parametrize("secret", ["", "a secret of sixteen letters and more"])

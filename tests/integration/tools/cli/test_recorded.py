@@ -28,8 +28,8 @@ def twice(value: torch.Tensor) -> torch.Tensor:
 
 
 def relay_here(value: int) -> int:
-    found: int = asyncrpc.rpc_sync("trainer", abs, args=(value,))
-    return found
+    result: int = asyncrpc.rpc_sync("trainer", abs, args=(value,))
+    return result
 
 
 async def relay(value: int) -> int:
@@ -73,7 +73,7 @@ async def train(worker: Worker) -> None:
         await autograd.backward(context, [loss])
     with pytest.raises(ZeroDivisionError):
         await peer.call(divmod, 1, 0)
-    assert [one async for one in peer.stream(count, 3)] == [0, 1, 2]
+    assert [number async for number in peer.stream(count, 3)] == [0, 1, 2]
 
 
 async def run(
@@ -82,8 +82,8 @@ async def run(
     """Run the command in a thread; return its status, and what it printed."""
     printed.readouterr()
     status = await asyncio.to_thread(main, arguments)
-    told = printed.readouterr()
-    return status, told.out, told.err
+    output = printed.readouterr()
+    return status, output.out, output.err
 
 
 def tracks_of(events: list[dict[str, Any]], who: str) -> dict[str, list[str]]:
@@ -93,7 +93,7 @@ def tracks_of(events: list[dict[str, Any]], who: str) -> dict[str, list[str]]:
         for event in events
         if event["name"] == "process_name" and event["args"]["name"].endswith(who)
     ]
-    found: dict[str, list[str]] = {}
+    tracks: dict[str, list[str]] = {}
     for event in events:
         if event["pid"] == pid and event["name"] == "thread_name":
             spans = [
@@ -101,18 +101,18 @@ def tracks_of(events: list[dict[str, Any]], who: str) -> dict[str, list[str]]:
                 for span in events
                 if span["ph"] == "X" and span["tid"] == event["tid"]
             ]
-            found[event["args"]["name"]] = spans
-    return found
+            tracks[event["args"]["name"]] = spans
+    return tracks
 
 
 def ends_of_arrows(events: list[dict[str, Any]], phase: str, name: str) -> set[int]:
-    found = [
+    ids = [
         event["id"]
         for event in events
         if event["ph"] == phase and event["name"] == name
     ]
-    assert len(found) == len(set(found))
-    return set(found)
+    assert len(ids) == len(set(ids))
+    return set(ids)
 
 
 @pytest.mark.parametrize("name", ["timeline.json", "timeline.json.gz"])
@@ -120,13 +120,13 @@ async def test_a_timeline_has_both_ends_and_arrows(
     trainer: Worker, capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
 ) -> None:
     path = tmp_path / name
-    status, _, told = await run(
+    status, _, message = await run(
         capsys, "timeline", trainer.addresses[0], "-o", str(path)
     )
     assert status == 0
-    assert "2 workers" in told
-    assert "one clock" in told
-    assert "apart" not in told
+    assert "2 workers" in message
+    assert "one clock" in message
+    assert "apart" not in message
     read = gzip.decompress if name.endswith(".gz") else bytes
     events = json.loads(read(path.read_bytes()))["traceEvents"]
     check(events)
@@ -198,19 +198,19 @@ async def test_a_timeline_goes_beside_a_profile(
         *("--profile", str(source)),
     )
     merged = json.loads(both.read_text())
-    spans = [one for one in merged["traceEvents"] if one["ph"] == "X"]
+    spans = [event for event in merged["traceEvents"] if event["ph"] == "X"]
     shown = [span for span in spans if "rpc_async#twice" in span["name"]]
     ours = [span for span in spans if span["name"] == "twice on ps"]
     assert len(shown) == 2
     # The profiler's own range of the same call lies where ours does.
-    for its, one in zip(by_begin(shown), by_begin(ours)[-2:], strict=True):
-        assert abs(its["ts"] - one["ts"]) < 60e6
+    for its, call_span in zip(by_begin(shown), by_begin(ours)[-2:], strict=True):
+        assert abs(its["ts"] - call_span["ts"]) < 60e6
     assert not {task["pid"] for task in shown} & {task["pid"] for task in ours}
     check(spans_of_calls(spans))
 
 
 def by_begin(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(spans, key=lambda one: (one["ts"], -one["dur"]))
+    return sorted(spans, key=lambda span: (span["ts"], -span["dur"]))
 
 
 def spans_of_calls(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -244,8 +244,8 @@ async def test_top_counts_calls_by_worker_and_by_function(
     assert "twice" in table
     _, table, _ = await run(capsys, "top", address, "--once", "--training")
     assert "passes/s" in table
-    _, told, _ = await run(capsys, "top", address, "--json")
-    served = json.loads(told)["workers"]["ps"]
+    _, output, _ = await run(capsys, "top", address, "--json")
+    served = json.loads(output)["workers"]["ps"]
     assert served["functions"]["divmod"]["failed_per_s"] > 0
     assert served["served"]["per_s"] > 0
 
@@ -261,11 +261,11 @@ async def test_refs_names_owner_and_holders(
     (row,) = table.splitlines()[1:]
     assert row.split()[:4] == ["ps", "ps", "Tensor", "live"]
     assert "trainer" in row
-    _, told, _ = await run(capsys, "refs", address, "--held", "--json")
-    listed = json.loads(told)["references"]
-    assert {one["seen_by"] for one in listed} == {"ps", "trainer"}
-    status, _, told = await run(capsys, "refs", address, "--max", "0")
-    assert (status, "--max" in told) == (2, True)
+    _, output, _ = await run(capsys, "refs", address, "--held", "--json")
+    listed = json.loads(output)["references"]
+    assert {entry["seen_by"] for entry in listed} == {"ps", "trainer"}
+    status, _, output = await run(capsys, "refs", address, "--max", "0")
+    assert (status, "--max" in output) == (2, True)
     del rref
 
 
@@ -275,9 +275,9 @@ async def test_a_dump_has_tasks_and_events(
     path = tmp_path / "dump.json"
     status, _, _ = await run(capsys, "dump", trainer.addresses[0], "-o", str(path))
     assert status == 0
-    told = json.loads(path.read_text())["workers"]["ps"]
-    assert told["snapshot"]["name"] == "ps"
-    assert [one["function"] for one in told["events"]["sent"]] == ["count"]
+    dumped = json.loads(path.read_text())["workers"]["ps"]
+    assert dumped["snapshot"]["name"] == "ps"
+    assert [event["function"] for event in dumped["events"]["sent"]] == ["count"]
     _, told_alone, _ = await run(
         capsys, "dump", trainer.addresses[0], "--kind", "links", "--worker", "ps"
     )
@@ -290,17 +290,17 @@ async def test_a_dump_has_tasks_and_events(
 async def test_an_unknown_worker_is_refused(
     trainer: Worker, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, _, told = await run(
+    status, _, message = await run(
         capsys, "top", trainer.addresses[0], "--once", "--worker", "nobody"
     )
     assert status == 2
-    assert "there is no worker 'nobody'; known: " in told
+    assert "there is no worker 'nobody'; known: " in message
 
 
 async def test_events_of_both_ends_belong_together(trainer: Worker) -> None:
     recent = trainer.subscribe(trace.CallEnded, with_recent=True)
     recent.close()
-    call = next(one for one in recent.take() if one.function == "twice")
+    call = next(event for event in recent.take() if event.function == "twice")
     assert call.to.name == "ps"
     assert call.outcome == trace.OK
     served = await trainer.peer("ps").call(served_here)
@@ -311,4 +311,4 @@ async def served_here() -> list[int]:
     with asyncrpc.current_worker().subscribe(
         trace.CallServed, with_recent=True
     ) as events:
-        return [one.call_id for one in events.take()]
+        return [event.call_id for event in events.take()]

@@ -76,8 +76,8 @@ class VerbRunner:
     def __call__(self, *arguments: str) -> tuple[int, str]:
         self._printed.readouterr()
         status = main(arguments)
-        found = self._printed.readouterr()
-        return status, found.out + found.err
+        output = self._printed.readouterr()
+        return status, output.out + output.err
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ async def until_said(worker: Worker, wanted: str) -> GroupView:
                 graph = view.graph
                 hangs = find_hangs(graph, after_s=AFTER_S)
                 said = [sentence(graph, hang) for hang in hangs]
-                if any(re.search(wanted, one) for one in said):
+                if any(re.search(wanted, text) for text in said):
                     return view
                 await asyncio.sleep(PAUSE_S)
     except TimeoutError:

@@ -28,9 +28,9 @@ async def checkup_of(options: Options) -> WorkerCheckup:
         Worker("ps", rank=0, world_size=1, rendezvous=alone, options=options) as w,
         Observer(OPTIONS) as observer,
     ):
-        found = await checkups_of(observer, w.addresses[0])
-    assert found.silent == {}
-    return found.answers["ps"]
+        checkups = await checkups_of(observer, w.addresses[0])
+    assert checkups.silent == {}
+    return checkups.answers["ps"]
 
 
 async def test_checkup_shows_options_and_event_loop() -> None:
@@ -50,9 +50,9 @@ async def test_the_clock_of_another_host_is_compared(
 ) -> None:
     """As from another host: by round trips, though the clock is that of this one."""
     monkeypatch.setattr(group_answers, "HOST_ID", "another")
-    found = await checkup_of(OPTIONS)
-    assert found.error_s > 0
-    assert math.isfinite(found.ahead_s)
+    checkup = await checkup_of(OPTIONS)
+    assert checkup.error_s > 0
+    assert math.isfinite(checkup.ahead_s)
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,8 @@ def listening() -> Iterator[Log]:
 
 @pytest_asyncio.fixture
 async def log() -> AsyncIterator[Log]:
-    with listening() as found:
-        yield found
+    with listening() as listened:
+        yield listened
 
 
 @pytest_asyncio.fixture

@@ -85,13 +85,13 @@ class Ranks:
 
         The first of a group is that in which its ranks agree on the way.
         """
-        found: dict[str, tuple[int, int]] = {}
+        states: dict[str, tuple[int, int]] = {}
         try:
             async with asyncio.timeout(GENEROUS_S):
-                while found != dict(ended):
+                while states != dict(ended):
                     await asyncio.sleep(PAUSE_S)
                     view = await self.view()
-                    found = {
+                    states = {
                         name: (
                             sum(
                                 bool(collective.outcome)
@@ -106,7 +106,7 @@ class Ranks:
                         if name in ended
                     }
         except TimeoutError:
-            pytest.fail(f"not {ended}: {found}")
+            pytest.fail(f"not {ended}: {states}")
 
     async def outcomes(self) -> list[BaseException | None]:
         """Return how the ranks have ended."""
@@ -124,11 +124,11 @@ async def ranks(names: Sequence[str]) -> AsyncIterator[Ranks]:
         names[1:], name=names[0], method="forkserver", options=OPTIONS
     )
     async with cluster:
-        found = Ranks(cluster, names)
+        members = Ranks(cluster, names)
         try:
-            yield found
+            yield members
         finally:
-            await found.end()
+            await members.end()
 
 
 class Dump:
@@ -141,8 +141,8 @@ class Dump:
     async def __call__(self, address: str, *arguments: str) -> tuple[int, str, str]:
         """Return the exit code, and what was written to the output and the error."""
         self._printed.readouterr()
-        given = ["torch-dump", address, "--to", str(self.folder), *arguments]
-        status = await asyncio.to_thread(main, given)
+        command = ["torch-dump", address, "--to", str(self.folder), *arguments]
+        status = await asyncio.to_thread(main, command)
         printed = self._printed.readouterr()
         return status, printed.out, printed.err
 

@@ -91,10 +91,10 @@ async def forward_over(
 
 async def module_on(worker: Worker, name: str, *, holds: bool = False) -> RRef[Scale]:
     if holds:
-        found: RRef[Scale] = await worker.peer(name).call(holding)
-        return found
-    made: RRef[Scale] = worker.peer(name).remote(Scale)
-    return made
+        reference: RRef[Scale] = await worker.peer(name).call(holding)
+        return reference
+    created: RRef[Scale] = worker.peer(name).remote(Scale)
+    return created
 
 
 # --- backward passes -----------------------------------------------------------------
@@ -149,7 +149,7 @@ async def a_turn_that_another_step_has(worker: Worker) -> None:
     """The step of two owners is kept on `cache`, while `ps` does not end its part."""
     ours, other = await module_on(worker, "ps"), await module_on(worker, "cache")
     both = await stepping(worker, other, ours, holds=("ps",))
-    one = await stepping(worker, other)
+    single = await stepping(worker, other)
     x = torch.ones(3)
     async with context() as stuck:
         y = await worker.peer("ps").call(forward, ours, x)
@@ -158,7 +158,7 @@ async def a_turn_that_another_step_has(worker: Worker) -> None:
         step = asyncio.create_task(both.step(stuck), name="step")
         try:
             await worker.peer("ps").call(until_held)
-            await second_step(worker, one, other)
+            await second_step(worker, single, other)
         finally:
             step.cancel()
 

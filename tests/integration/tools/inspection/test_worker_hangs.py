@@ -121,10 +121,10 @@ async def keep_more(_: torch.Tensor) -> None:
 async def a_large_request_that_waits_for_room(worker: Worker) -> None:
     """Not from a function of a call: such a one may go beyond the limit."""
     tensor = torch.zeros(LARGE_BYTES, dtype=torch.uint8)
-    made = worker.peer("ps").remote(keep, tensor)  # for which nobody waits
+    reference = worker.peer("ps").remote(keep, tensor)  # for which nobody waits
     await worker.peer("ps").call(until_kept)
     await worker.peer("ps").call(keep_more, tensor)
-    del made
+    del reference
 
 
 Program = Callable[[Worker], Awaitable[None]]

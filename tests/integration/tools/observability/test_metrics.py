@@ -30,9 +30,9 @@ async def pair() -> AsyncIterator[tuple[Worker, Worker]]:
 async def until(read: Callable[[], Any], holds: Callable[[Scraped], bool]) -> Scraped:
     """Scrape until something is told."""
     for _ in range(ROUND_MAX):
-        found: Scraped = await read()
-        if holds(found):
-            return found
+        scraped: Scraped = await read()
+        if holds(scraped):
+            return scraped
     raise AssertionError("it was never told")
 
 
@@ -320,8 +320,8 @@ async def test_requests_at_once_are_answered_in_turn(
 ) -> None:
     async with observability.serve_metrics(pair[0], port=0) as port:
         url = f"http://127.0.0.1:{port}/metrics"
-        found = await asyncio.gather(*(scrape(url) for _ in range(20)))
-    assert all(one.value("asyncrpc_worker_running") == 1 for one in found)
+        pages = await asyncio.gather(*(scrape(url) for _ in range(20)))
+    assert all(page.value("asyncrpc_worker_running") == 1 for page in pages)
 
 
 async def test_three_processes_have_a_route_each() -> None:

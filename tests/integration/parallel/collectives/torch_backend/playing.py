@@ -29,9 +29,9 @@ def play(_rank: int, scenario: Scenario, *args: Any) -> None:
 
 def world() -> AsyncRpcProcessGroup:
     """The default process group."""
-    found = dist.group.WORLD
-    assert isinstance(found, AsyncRpcProcessGroup)
-    return found
+    group = dist.group.WORLD
+    assert isinstance(group, AsyncRpcProcessGroup)
+    return group
 
 
 def drawn(*shape: int, seed: int | None = None) -> torch.Tensor:
@@ -51,5 +51,5 @@ def same(left: Any, right: Any) -> None:
         ), (left, right)
         return
     assert len(left) == len(right)
-    for one, other in zip(left, right, strict=True):
-        same(one, other)
+    for value, other in zip(left, right, strict=True):
+        same(value, other)

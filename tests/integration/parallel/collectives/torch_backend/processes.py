@@ -55,7 +55,7 @@ def run_ranks(
         process.start()
         theirs.close()
         ranks.append((process, ours))
-    found = []
+    outcomes = []
     for process, ours in ranks:
         value, problem = None, ""
         try:
@@ -69,9 +69,9 @@ def run_ranks(
             process.kill()
             process.join()
             problem = f"it hung; {problem}"
-        found.append(Outcome(value, problem, process.exitcode))
+        outcomes.append(Outcome(value, problem, process.exitcode))
         process.close()
-    return found
+    return outcomes
 
 
 def _run(out: Connection, function: Callable[..., Any], *args: Any) -> None:

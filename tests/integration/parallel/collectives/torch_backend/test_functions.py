@@ -107,18 +107,18 @@ def check_resizing(_gloo: dist.ProcessGroup) -> None:
     size = dist.get_world_size()
     in_place: list[Callable[[torch.Tensor], Any]] = [
         dist.all_reduce,
-        lambda one: dist.broadcast(one, 0),
-        lambda one: dist.reduce(one, 0),
+        lambda tensor: dist.broadcast(tensor, 0),
+        lambda tensor: dist.reduce(tensor, 0),
     ]
     for numel in (10, 50_000):
         for function in in_place:
-            one = torch.ones(numel)
-            function(one)
-            one.untyped_storage().resize_(0)
-        given, part = torch.ones(size * numel), torch.ones(numel)
-        dist.reduce_scatter_tensor(part, given)
-        dist.all_gather_into_tensor(given, part)
-        given.resize_(3 * given.numel())
+            tensor = torch.ones(numel)
+            function(tensor)
+            tensor.untyped_storage().resize_(0)
+        whole, part = torch.ones(size * numel), torch.ones(numel)
+        dist.reduce_scatter_tensor(part, whole)
+        dist.all_gather_into_tensor(whole, part)
+        whole.resize_(3 * whole.numel())
         part.resize_(3 * numel)
 
 
@@ -138,10 +138,10 @@ def check_roots(gloo: dist.ProcessGroup) -> None:
     """Functions of which one rank is special; gloo lacks some dtypes."""
     for root in range(dist.get_world_size()):
         for dtype in MOVED:
-            found = move(None, root, dtype)
-            same(found, moved(root, dtype))
+            received = move(None, root, dtype)
+            same(received, moved(root, dtype))
             if dtype in DTYPES:
-                same(found, move(gloo, root, dtype))
+                same(received, move(gloo, root, dtype))
         reduced = reduce_to(None, root)
         if dist.get_rank() == root:
             same(reduced, reduce_to(gloo, root))
@@ -157,15 +157,15 @@ def move(group: Group, root: int, dtype: torch.dtype) -> list[torch.Tensor]:
     outs = [torch.zeros_like(mine) for _ in range(size if is_root else 0)]
     dist.gather(mine, outs or None, dst=root, group=group)
     part = torch.zeros_like(mine)
-    given = [drawn(3, 2, seed=one + 7).to(dtype) for one in range(size)]
-    dist.scatter(part, given if is_root else None, src=root, group=group)
+    parts = [drawn(3, 2, seed=peer + 7).to(dtype) for peer in range(size)]
+    dist.scatter(part, parts if is_root else None, src=root, group=group)
     return [got, *outs, part]
 
 
 def moved(root: int, dtype: torch.dtype) -> list[torch.Tensor]:
     """What `move` has to return."""
     size, rank = dist.get_world_size(), dist.get_rank()
-    all_ = [drawn(3, 2, seed=one).to(dtype) for one in range(size)]
+    all_ = [drawn(3, 2, seed=peer).to(dtype) for peer in range(size)]
     outs = all_ if rank == root else []
     return [all_[root], *outs, drawn(3, 2, seed=rank + 7).to(dtype)]
 
@@ -181,7 +181,7 @@ def check_gathers(gloo: dist.ProcessGroup) -> None:
     for dtype in MOVED:
         for shape in ((5,), (3, 4), (40_000,)):
             outs, flat = gathered(None, shape, dtype)
-            wanted = [drawn(*shape, seed=one).to(dtype) for one in range(size)]
+            wanted = [drawn(*shape, seed=peer).to(dtype) for peer in range(size)]
             same(outs, wanted)
             same(list(flat.chunk(size)), wanted)
             if dtype in DTYPES:
@@ -189,7 +189,7 @@ def check_gathers(gloo: dist.ProcessGroup) -> None:
                 same([*outs, flat], [*beside[0], beside[1]])
     stacked = torch.zeros(size, 3, 4)  # which gloo does not take
     dist.all_gather_into_tensor(stacked, drawn(3, 4))
-    same(list(stacked), [drawn(3, 4, seed=one) for one in range(size)])
+    same(list(stacked), [drawn(3, 4, seed=peer) for peer in range(size)])
 
 
 def gathered(
@@ -209,12 +209,12 @@ def check_reduce_scatters(gloo: dist.ProcessGroup) -> None:
 
         def run(group: Group) -> list[torch.Tensor]:
             parts = list(drawn(size, 3, 5).unbind())
-            one, other = torch.zeros(3, 5), torch.zeros(3, 5)
-            dist.reduce_scatter(one, parts, op, group=group)  # noqa: B023  (at once)
+            part, other = torch.zeros(3, 5), torch.zeros(3, 5)
+            dist.reduce_scatter(part, parts, op, group=group)  # noqa: B023  (at once)
             dist.reduce_scatter_tensor(other, torch.cat(parts), op, group=group)  # noqa: B023
             large = torch.zeros(30_000)
             dist.reduce_scatter_tensor(large, drawn(size * 30_000), op, group=group)  # noqa: B023
-            return [one, other, large]
+            return [part, other, large]
 
         both(gloo, run)
 
@@ -224,28 +224,28 @@ def check_all_to_all(gloo: dist.ProcessGroup) -> None:
     mine = drawn(2 * size, 3)
     out = torch.zeros_like(mine)
     dist.all_to_all_single(out, mine)
-    all_ = [drawn(2 * size, 3, seed=one) for one in range(size)]
-    wanted = torch.cat([one[2 * rank : 2 * rank + 2] for one in all_])
+    all_ = [drawn(2 * size, 3, seed=peer) for peer in range(size)]
+    wanted = torch.cat([tensor[2 * rank : 2 * rank + 2] for tensor in all_])
     same(out, wanted)
     dist.all_to_all_single(out.zero_(), mine, group=gloo)
     same(out, wanted)
     # Rank r sends s + 1 rows to rank s.
-    rows = [one + 1 for one in range(size)]
-    given = drawn(sum(rows), 2)
+    rows = [peer + 1 for peer in range(size)]
+    source = drawn(sum(rows), 2)
     uneven = torch.zeros((rank + 1) * size, 2)
-    dist.all_to_all_single(uneven, given, [rank + 1] * size, rows)
+    dist.all_to_all_single(uneven, source, [rank + 1] * size, rows)
     starts = sum(rows[:rank])
     same(
         uneven,
         torch.cat(
             [
-                drawn(sum(rows), 2, seed=one)[starts : starts + rank + 1]
-                for one in range(size)
+                drawn(sum(rows), 2, seed=peer)[starts : starts + rank + 1]
+                for peer in range(size)
             ]
         ),
     )
     outs = [torch.zeros(rank + 1, 2) for _ in range(size)]
-    dist.all_to_all(outs, list(torch.split(given, rows)))
+    dist.all_to_all(outs, list(torch.split(source, rows)))
     same(torch.cat(outs), uneven)
 
 
@@ -253,24 +253,26 @@ def check_objects(gloo: dist.ProcessGroup) -> None:
     size, rank = dist.get_world_size(), dist.get_rank()
     mine = {"rank": rank, "long": "x" * rank * 1000}
     for group in (None, gloo):
-        found: list[Any] = [None] * size
-        dist.all_gather_object(found, mine, group=group)
-        assert found == [{"rank": one, "long": "x" * one * 1000} for one in range(size)]
-        told = [mine, rank] if rank == 1 else [None, None]
-        dist.broadcast_object_list(told, src=1, group=group)
-        assert told == [{"rank": 1, "long": "x" * 1000}, 1]
+        objects: list[Any] = [None] * size
+        dist.all_gather_object(objects, mine, group=group)
+        assert objects == [
+            {"rank": peer, "long": "x" * peer * 1000} for peer in range(size)
+        ]
+        received = [mine, rank] if rank == 1 else [None, None]
+        dist.broadcast_object_list(received, src=1, group=group)
+        assert received == [{"rank": 1, "long": "x" * 1000}, 1]
         gathered: list[Any] | None = [None] * size if rank == 0 else None
         dist.gather_object(mine, gathered, dst=0, group=group)
-        assert gathered == (found if rank == 0 else None)
+        assert gathered == (objects if rank == 0 else None)
         part: list[Any] = [None]
-        dist.scatter_object_list(part, found if rank == 0 else None, 0, group=group)
+        dist.scatter_object_list(part, objects if rank == 0 else None, 0, group=group)
         assert part == [mine]
     if rank == 0:
         dist.send_object_list([mine, "more"], dst=1)
     elif rank == 1:
-        told = [None, None]
-        dist.recv_object_list(told, src=0)
-        assert told == [{"rank": 0, "long": ""}, "more"]
+        received = [None, None]
+        dist.recv_object_list(received, src=0)
+        assert received == [{"rank": 0, "long": ""}, "more"]
 
 
 def check_points(gloo: dist.ProcessGroup) -> None:
@@ -323,10 +325,10 @@ def check_coalesced(_gloo: dist.ProcessGroup) -> None:
     for how in (None, device):
         several = [torch.full((n,), float(rank)) for n in (1, 40_000, 3)]
         with _coalescing_manager(device=how):
-            for one in several:
-                dist.all_reduce(one)
+            for tensor in several:
+                dist.all_reduce(tensor)
         total = float(sum(range(size)))
-        same(several, [torch.full_like(one, total) for one in several])
+        same(several, [torch.full_like(tensor, total) for tensor in several])
         outs = [torch.zeros(size * n) for n in (1, 4)]
         with _coalescing_manager(device=how, async_ops=True) as coalesced:
             for n, out in zip((1, 4), outs, strict=True):
@@ -341,8 +343,8 @@ def check_coalesced(_gloo: dist.ProcessGroup) -> None:
     once, memory = torch.full((3,), float(rank)), torch.full((4,), float(rank))
     for how in (None, device):
         with _coalescing_manager(device=how):  # one twice, and parts that overlap
-            for one in (once, once, memory[:3], memory[1:]):
-                dist.all_reduce(one)
+            for tensor in (once, once, memory[:3], memory[1:]):
+                dist.all_reduce(tensor)
         same([once, memory], [once * 0 + total, memory * 0 + total])
         once.fill_(rank)
         memory.fill_(rank)
@@ -379,17 +381,17 @@ def check_former_names(_gloo: dist.ProcessGroup) -> None:
 def check_short_forms(gloo: dist.ProcessGroup) -> None:
     """What torch's own groups take: a tensor for a list of one, options by name."""
     size, rank, ours = dist.get_world_size(), dist.get_rank(), world()
-    found = []
+    results = []
     for group in (gloo, ours):
         mine, out = torch.full((3,), float(rank)), torch.zeros(3)
-        reduced, largest, rooted, told = (mine.clone() for _ in range(4))
-        parts = [torch.full((3,), float(rank + one)) for one in range(size)]
+        reduced, largest, rooted, shared = (mine.clone() for _ in range(4))
+        parts = [torch.full((3,), float(rank + peer)) for peer in range(size)]
         gathered, at_root = ([torch.zeros(3) for _ in range(size)] for _ in range(2))
         for work in (
             group.allreduce(reduced),
             group.allreduce(tensor=largest, op=dist.ReduceOp.MAX),
             group.reduce(rooted, 1, dist.ReduceOp.SUM),
-            group.broadcast(told, root=1),
+            group.broadcast(shared, root=1),
             group.allgather(gathered, mine, timedelta(seconds=60)),
             group.gather(at_root if rank == 0 else [], input_tensor=mine, root=0),
             group.scatter(out, parts if rank == 1 else [], 1),
@@ -397,14 +399,14 @@ def check_short_forms(gloo: dist.ProcessGroup) -> None:
             work.wait()
         if rank != 1:
             rooted = out  # only the root's counts
-        found.append([reduced, largest, rooted, told, gathered, at_root, out])
-    same(found[1], found[0])
-    one = torch.ones(1)
+        results.append([reduced, largest, rooted, shared, gathered, at_root, out])
+    same(results[1], results[0])
+    tensor = torch.ones(1)
     wrongs: list[Callable[[], Any]] = [
-        lambda: ours.allreduce([one, one]),
-        lambda: ours.broadcast(one, root=size),
-        lambda: ours.allreduce(one, root=0),
-        lambda: ours.allreduce(one, [0]),
+        lambda: ours.allreduce([tensor, tensor]),
+        lambda: ours.broadcast(tensor, root=size),
+        lambda: ours.allreduce(tensor, root=0),
+        lambda: ours.allreduce(tensor, [0]),
         ours.broadcast,
     ]
     for wrong in wrongs:
@@ -429,17 +431,17 @@ def check_functional(_gloo: dist.ProcessGroup) -> None:
         functional.wait_tensor(functional.all_reduce(mine, "avg", group)), total / size
     )
     gathered = functional.wait_tensor(functional.all_gather_tensor(mine, 0, group))
-    same(gathered, torch.cat([torch.full((2, 2), float(one)) for one in group]))
+    same(gathered, torch.cat([torch.full((2, 2), float(peer)) for peer in group]))
     part = functional.reduce_scatter_tensor(gathered, "sum", 0, group)
     same(functional.wait_tensor(part), torch.full((2, 2), float(rank * size)))
-    told = functional.wait_tensor(functional.broadcast(mine, 1, group))
-    same(told, torch.full((2, 2), 1.0))
-    given = torch.arange(float(size))
+    shared = functional.wait_tensor(functional.broadcast(mine, 1, group))
+    same(shared, torch.full((2, 2), 1.0))
+    source = torch.arange(float(size))
     rows = [1] * size
-    moved = functional.all_to_all_single(given, rows, rows, group)
+    moved = functional.all_to_all_single(source, rows, rows, group)
     same(functional.wait_tensor(moved), torch.full((size,), float(rank)))
     several = functional.all_reduce_coalesced([mine, mine * 2], "sum", group)
-    same([functional.wait_tensor(one) for one in several], [total, total * 2])
+    same([functional.wait_tensor(tensor) for tensor in several], [total, total * 2])
 
 
 def check_subgroups(_gloo: dist.ProcessGroup) -> None:
@@ -462,14 +464,14 @@ def check_subgroups(_gloo: dist.ProcessGroup) -> None:
             work.wait()
         same(first, torch.full((3,), float(size - 1)))
         same(second, torch.full((3,), 10.0 * (size - 1)))
-        told = torch.full((1,), float(rank))
-        dist.broadcast(told, src=size - 1, group=reverse)
-        same(told, torch.full((1,), float(size - 1)))
+        received = torch.full((1,), float(rank))
+        dist.broadcast(received, src=size - 1, group=reverse)
+        same(received, torch.full((1,), float(size - 1)))
         assert dist.get_group_rank(reverse, 0) == dist.get_rank(reverse) or rank != 0
         if rank == 0:
             dist.send(torch.ones(1), size - 1, group=reverse)
         else:
-            assert dist.recv(told, group=reverse) == 0
+            assert dist.recv(received, group=reverse) == 0
         dist.destroy_process_group(again)
         dist.barrier(reverse)
     _alone, groups = dist.new_subgroups(1)  # type: ignore[no-untyped-call]  # torch's

@@ -72,11 +72,11 @@ def check_hooks(_rank: int) -> None:
         before.clear()
         after.clear()
         call()
-        assert [getattr(one.name, "name", one.name) for one in before] == [name]
+        assert [getattr(info.name, "name", info.name) for info in before] == [name]
         assert len(before[0].input_tensors) == inputs, name
         assert len(before[0].output_tensors) == outputs, name
         assert before[0].root == (1 if name == "BROADCAST" else before[0].root)
-        assert [one.op_id for one in after] == [before[0].op_id]
+        assert [info.op_id for info in after] == [before[0].op_id]
         assert after[0].work.is_completed()
     group.unregister_pre_hook(5)
     group.unregister_post_hook(5)
@@ -118,9 +118,9 @@ def test_options_the_backend_lacks_are_refused_by_name() -> None:
     class Given:
         enable_reconfigure = True
 
-    given: Any = Given()
+    options: Any = Given()
     with pytest.raises(ValueError, match="leave out enable_reconfigure=True"):
-        registration._create(given, None)  # noqa: SLF001
+        registration._create(options, None)  # noqa: SLF001
     kind = AsyncRpcProcessGroup
     assert not kind.supports_reconfigure
     assert not kind.supports_window
@@ -159,7 +159,7 @@ def miss(rank: int, size: int, url: str, folder: str) -> list[int]:
 def test_torchfrtrace_names_a_rank_that_is_late(tmp_path: Path) -> None:
     folder = str(tmp_path / "dumps")
     first, *others = run_ranks(miss, tmp_path / "store", folder)
-    assert not any(one.problem for one in (first, *others))
+    assert not any(outcome.problem for outcome in (first, *others))
     assert first.value == [0, 1, 0]
     with forked(ANALYSE.format(folder)) as program:
         said = program.output.read()

@@ -122,11 +122,11 @@ def beside_gloo(rank: int) -> None:
         assert isinstance(first, AsyncRpcProcessGroup)
         assert first.participant is not second.participant
         assert first.participant.names == ("rank0", "rank2")
-        told = torch.full((2,), float(rank))
-        dist.broadcast(told, 2, group=first)
-        assert told.tolist() == [2.0, 2.0]
-        dist.all_reduce(told, group=second)
-        assert told.tolist() == [4.0, 4.0]
+        tensor = torch.full((2,), float(rank))
+        dist.broadcast(tensor, 2, group=first)
+        assert tensor.tolist() == [2.0, 2.0]
+        dist.all_reduce(tensor, group=second)
+        assert tensor.tolist() == [4.0, 4.0]
     dist.barrier()
     dist.destroy_process_group()
 

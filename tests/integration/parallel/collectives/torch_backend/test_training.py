@@ -92,16 +92,16 @@ def trained(group: dist.ProcessGroup, register: Register) -> list[torch.Tensor]:
             optimizer.zero_grad()
             torch.autograd.backward(nn.functional.mse_loss(ddp(x), y))
             optimizer.step()
-    return [one.detach().clone() for one in ddp.module.state_dict().values()]
+    return [tensor.detach().clone() for tensor in ddp.module.state_dict().values()]
 
 
 def check_hook(gloo: dist.ProcessGroup, register: Register) -> None:
     """Two ranks: no sum depends on an order, so it is the same to the last bit."""
     ours = trained(world(), register)
     same(ours, trained(gloo, register))
-    found: list[Any] = [None, None]
-    dist.all_gather_object(found, ours)
-    same(found[0][0], found[1][0])  # the weights; of BatchNorm each has its own
+    gathered: list[Any] = [None, None]
+    dist.all_gather_object(gathered, ours)
+    same(gathered[0][0], gathered[1][0])  # the weights; of BatchNorm each has its own
 
 
 def check_unused_and_uneven(gloo: dist.ProcessGroup) -> None:
@@ -117,8 +117,8 @@ def check_unused_and_uneven(gloo: dist.ProcessGroup) -> None:
                 self.parts = parts
 
             def forward(self, x: torch.Tensor, which: str) -> torch.Tensor:
-                found: torch.Tensor = self.parts[which](x)
-                return found
+                output: torch.Tensor = self.parts[which](x)
+                return output
 
         ddp = DistributedDataParallel(
             Either(), process_group=group, find_unused_parameters=True
@@ -133,7 +133,9 @@ def check_unused_and_uneven(gloo: dist.ProcessGroup) -> None:
         with Join([even]):
             for _ in range(2 + rank):
                 even(torch.ones(2, 4) * (rank + 1)).sum().backward()
-        grads = [one.grad for one in (*ddp.parameters(), *even.parameters())]
+        grads = [
+            parameter.grad for parameter in (*ddp.parameters(), *even.parameters())
+        ]
         return [grad for grad in grads if grad is not None]
 
     same(run(world()), run(gloo))
@@ -165,8 +167,11 @@ def check_fully_sharded(_gloo: dist.ProcessGroup) -> None:
         fully_shard(layer, mesh=mesh)
     fully_shard(sharded, mesh=mesh)
     steps = [
-        (one, torch.optim.SGD(one.parameters(), lr=0.05, momentum=0.9))
-        for one in (whole, sharded)
+        (
+            trained_module,
+            torch.optim.SGD(trained_module.parameters(), lr=0.05, momentum=0.9),
+        )
+        for trained_module in (whole, sharded)
     ]
     size, rank = dist.get_world_size(), dist.get_rank()
     for step in range(STEPS):
@@ -176,10 +181,10 @@ def check_fully_sharded(_gloo: dist.ProcessGroup) -> None:
             optimizer.zero_grad()
             module(mine).square().mean().backward()
             optimizer.step()
-    for one, shard in zip(whole.parameters(), sharded.parameters(), strict=True):
-        assert shard.to_local().numel() < one.numel()  # type: ignore[attr-defined]  # a DTensor
+    for parameter, shard in zip(whole.parameters(), sharded.parameters(), strict=True):
+        assert shard.to_local().numel() < parameter.numel()  # type: ignore[attr-defined]  # a DTensor
         full = shard.full_tensor()  # type: ignore[attr-defined]  # likewise
-        torch.testing.assert_close(full, one, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(full, parameter, rtol=1e-5, atol=1e-6)
     check_saving(sharded)
 
 
@@ -188,11 +193,11 @@ def check_saving(sharded: nn.Module) -> None:
     where: list[Any] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(where, src=0)
     state: dict[str, Any] = get_model_state_dict(sharded)
-    kept = {name: one.full_tensor().clone() for name, one in state.items()}
+    kept = {name: tensor.full_tensor().clone() for name, tensor in state.items()}
     checkpoint.save({"model": state}, checkpoint_id=where[0])
     with torch.no_grad():
-        for one in sharded.parameters():
-            one.zero_()
+        for parameter in sharded.parameters():
+            parameter.zero_()
     fresh: dict[str, Any] = {"model": get_model_state_dict(sharded)}
     checkpoint.load(fresh, checkpoint_id=where[0])
     set_model_state_dict(sharded, fresh["model"])

@@ -30,7 +30,7 @@ def others() -> bool:
     return dist.get_rank() != 0
 
 
-def told() -> None:
+def release() -> None:
     """Let rank 0 go on: what it waits for begins after it has looked."""
     if others():
         dist.recv(torch.zeros(1), 0, tag=99)
@@ -43,7 +43,7 @@ def check_asking(_gloo: dist.ProcessGroup) -> None:
     size = dist.get_world_size()
     mine = torch.ones(3)
     if others():
-        told()
+        release()
     work: Any = dist.all_reduce(mine, async_op=True)
     if not others():
         assert not work.is_completed()
@@ -54,7 +54,7 @@ def check_asking(_gloo: dist.ProcessGroup) -> None:
             work.result()
         with pytest.raises(RuntimeError, match=r"all_reduce has not ended in 0\.01 s"):
             work.wait(timedelta(seconds=0.01))
-        told()
+        release()
     assert work.wait() is True
     assert work.wait(timedelta(seconds=5)) is True
     work.synchronize()
@@ -68,13 +68,13 @@ def check_asking(_gloo: dist.ProcessGroup) -> None:
 def check_waiting_in_threads(_gloo: dist.ProcessGroup) -> None:
     """Any number of threads may wait for one work."""
     if others():
-        told()
+        release()
     work: Any = dist.all_reduce(torch.ones(3), async_op=True)
     threads = [threading.Thread(target=work.wait) for _ in range(4)]
     for thread in threads:
         thread.start()
     if not others():
-        told()
+        release()
     for thread in threads:
         thread.join()
     assert work.is_success()
@@ -85,10 +85,10 @@ def check_chaining(_gloo: dist.ProcessGroup) -> None:
     size = dist.get_world_size()
 
     def again(future: Any) -> torch.Tensor:
-        [one] = future.value()
-        following: Any = dist.all_reduce(one, async_op=True)
-        found: torch.Tensor = following.get_future().wait()[0]
-        return found
+        [tensor] = future.value()
+        following: Any = dist.all_reduce(tensor, async_op=True)
+        total: torch.Tensor = following.get_future().wait()[0]
+        return total
 
     late: Any = dist.all_reduce(torch.ones(2), async_op=True)
     late.wait()
@@ -106,8 +106,8 @@ def check_chaining(_gloo: dist.ProcessGroup) -> None:
             following: Any = dist.all_reduce(
                 future.value()[0], group=group, async_op=True
             )
-            found: torch.Tensor = following.get_future().wait()[0]
-            return found
+            total: torch.Tensor = following.get_future().wait()[0]
+            return total
 
         return chained
 
@@ -115,8 +115,8 @@ def check_chaining(_gloo: dist.ProcessGroup) -> None:
     for group in groups:
         work = dist.all_reduce(torch.ones(2), group=group, async_op=True)
         futures.append(work.get_future().then(again_in(group)))
-    for found in torch.futures.wait_all(futures):
-        same(found, torch.full((2,), float(size**2)))
+    for total in torch.futures.wait_all(futures):
+        same(total, torch.full((2,), float(size**2)))
 
 
 def check_many(_gloo: dist.ProcessGroup) -> None:
@@ -128,7 +128,7 @@ def check_many(_gloo: dist.ProcessGroup) -> None:
         work.wait()
     same(
         tensors,
-        [torch.full_like(one, float(size * n)) for n, one in enumerate(tensors)],
+        [torch.full_like(tensor, float(size * n)) for n, tensor in enumerate(tensors)],
     )
 
 
@@ -243,9 +243,9 @@ def check_timeouts(_gloo: dist.ProcessGroup) -> None:
             dist.DistBackendError, match=r"exceeded its timeout of 0\.2 s"
         ):
             work.wait()
-        told()
+        release()
     else:
-        told()
+        release()
         with pytest.raises(dist.DistBackendError, match=r"rank 0 .* cancelled it"):
             dist.barrier()
     world().set_timeout(timedelta(seconds=77))
