@@ -133,7 +133,7 @@ EXCLUSIVE: Final = replace(OPTIONS, devices=DeviceOptions(exclusive=True))
 SMALL: Final = replace(OPTIONS, limits=LimitOptions(inbound_bytes_max=1 << 20))
 # Of those who wait for the same one is told.
 FIRST: Final = r"^(trainer task `train`|\S+ task `ending`) waits [\d.]+ s for "
-HELD: Final = r"which runs `let_go.wait\(\)` \(py:\d+ in hold_"
+HELD: Final = r"which runs `let_go.wait\(\)` \(test_worker_hangs\.py:\d+ in hold_"
 
 HANGS: Final[dict[Program, tuple[Options, str]]] = {
     an_end_to_which_one_does_not_come: (
