@@ -50,7 +50,7 @@ class Unreadable:
         return refuse_to_be_read, ()
 
 
-def take(*_given: Any) -> None:
+def take(*_values: Any) -> None:
     """Take anything, and keep nothing."""
 
 
