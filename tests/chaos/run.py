@@ -84,14 +84,9 @@ async def _go(settings: Settings, room: Path) -> Report:
     (settings.folder / FAULTS).write_text("\n".join(history.lines()), encoding="utf-8")
     verdict.leaks += _left(before, left_behind(room), killed=len(fleet.dead))
     return Report(
-        *(
-            settings,
-            wires.kind,
-            Wires.faults - wires.faults,
-            chaos.injected,
-            len(lives),
-        ),
-        *(len(story.calls), count_mistakes(story), now_s() - begun_s, verdict),
+        *(settings, wires.kind, Wires.faults - wires.faults, chaos.injected),
+        *(len(lives), len(story.calls), count_mistakes(story)),
+        *(now_s() - begun_s, verdict),
     )
 
 
@@ -100,13 +95,9 @@ def _left(before: list[str], after: list[str], *, killed: int) -> list[str]:
 
     A process that was killed leaves its private folder: nobody is there to remove it.
     """
-    new = [leftover for leftover in after if leftover not in before]
-    folders = [
-        leftover for leftover in new if leftover.startswith(tempfile.gettempdir())
-    ]
-    return [
-        leftover for leftover in new if leftover not in folders or len(folders) > killed
-    ]
+    new = [trace for trace in after if trace not in before]
+    folders = [trace for trace in new if trace.startswith(tempfile.gettempdir())]
+    return [trace for trace in new if trace not in folders or len(folders) > killed]
 
 
 async def choose(wanted: str, names: str) -> Wires:

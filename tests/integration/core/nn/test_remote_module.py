@@ -300,11 +300,8 @@ async def test_parameters_come_with_their_names() -> None:
     async with three_workers():
         module = RemoteModule("b", Doubling, (5.0,))
         parameters = await module.named_remote_parameters()
-        assert [name for name, _ in parameters] == [
-            "factor",
-            "inner.weight",
-            "inner.bias",
-        ]
+        names = [name for name, _ in parameters]
+        assert names == ["factor", "inner.weight", "inner.bias"]
         assert (await parameters[0][1].to_here()).item() == 5.0
         assert len(await module.named_remote_parameters(recurse=False)) == 1
         biases = [parameter for name, parameter in parameters if name.endswith("bias")]
