@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.chaos.fleet import Given
+from tests.chaos.fleet import Settings
 from tests.chaos.run import go
 from tests.chaos.tables import show
 
@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="name each fault")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="asyncrpc-chaos-") as folder:
-        given = Given(
+        settings = Settings(
             seconds=60 * asked.minutes,
             seed=asked.seed,
             workers=asked.workers,
@@ -41,7 +41,7 @@ def main() -> int:
             folder=asked.keep or Path(folder),
             is_verbose=asked.verbose,
         )
-        report = asyncio.run(go(given))
+        report = asyncio.run(go(settings))
     show(report)
     again = f"make chaos MINUTES={asked.minutes:g} SEED={asked.seed}"
     print(f"{'good' if report.verdict.is_good else 'BAD'}: {again}")

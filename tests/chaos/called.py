@@ -19,13 +19,13 @@ from tests.chaos.log import Log, now_s
 class ChaosWorker(Worker):
     """A worker with logs."""
 
-    def __init__(self, name: str, ran: Log, told: Log, **given: Any) -> None:
-        super().__init__(name, **given)
+    def __init__(self, name: str, ran: Log, event_log: Log, **arguments: Any) -> None:
+        super().__init__(name, **arguments)
         self.ran = ran
-        self.told = told
+        self.event_log = event_log
         self.kept: list[RRef[Counter]] = []
-        told.write("I", f"{self.incarnation:016x}")
-        chronicle = Chronicle(told)
+        event_log.write("I", f"{self.incarnation:016x}")
+        chronicle = Chronicle(event_log)
         self.parts.extensions.append(lambda parts: parts.services.add(chronicle))
 
 
@@ -35,8 +35,8 @@ class Chronicle:
     name = "chronicle"
     routes = ()  # nobody asks or tells it anything
 
-    def __init__(self, told: Log) -> None:
-        self._told = told
+    def __init__(self, event_log: Log) -> None:
+        self._event_log = event_log
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None:
         self._enter("L", peer, " ".join(reason.split()))
@@ -46,7 +46,7 @@ class Chronicle:
 
     def _enter(self, word: str, peer: WorkerId, why: str) -> None:
         life = f"{peer.incarnation:016x}"
-        self._told.write(word, peer.name, life, f"{now_s():.4f}", why)
+        self._event_log.write(word, peer.name, life, f"{now_s():.4f}", why)
 
     async def close(self) -> None:
         """It has nothing."""

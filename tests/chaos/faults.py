@@ -87,8 +87,8 @@ class Chaos:
 
     def pair(self) -> tuple[str, str]:
         """Choose two workers."""
-        one, other = self.rng.sample(self.wires.names, 2)
-        return one, other
+        worker, other = self.rng.sample(self.wires.names, 2)
+        return worker, other
 
 
 async def kill(chaos: Chaos) -> None:
@@ -122,28 +122,28 @@ async def stop(chaos: Chaos) -> None:
 
 async def cut(chaos: Chaos) -> None:
     """Break the connections between two workers, once or in a row."""
-    one, other = chaos.pair()
+    worker, other = chaos.pair()
     for _ in range(chaos.rng.choice([1, 1, 5])):
-        end = chaos.begin(CUT, one, other)
-        await chaos.wires.cut(one, other)
+        end = chaos.begin(CUT, worker, other)
+        await chaos.wires.cut(worker, other)
         end()
         await asyncio.sleep(chaos.rng.uniform(0.0, 0.5))
 
 
 async def partition(chaos: Chaos) -> None:
     """Part two workers, for less time than makes them lost, or more."""
-    one, other = chaos.pair()
+    worker, other = chaos.pair()
     is_long = chaos.rng.random() < 1 / 3
     kind = "partition, long" if is_long else "partition, short"
-    end = chaos.begin(kind, *chaos.wires.parted(one, other))
+    end = chaos.begin(kind, *chaos.wires.parted(worker, other))
     lasts_s = chaos.rng.uniform(0.2, 0.5 * chaos.lost_after_s)
     if is_long:
         lasts_s = chaos.lost_after_s + chaos.rng.uniform(3.0, 6.0)
-    await chaos.wires.partition(one, other)
+    await chaos.wires.partition(worker, other)
     await asyncio.sleep(lasts_s)
     if chaos.rng.random() < 0.5:  # what is left of the connection is no use either
-        await chaos.wires.cut(one, other)
-    await chaos.wires.heal(one, other)
+        await chaos.wires.cut(worker, other)
+    await chaos.wires.heal(worker, other)
     end()
 
 

@@ -28,7 +28,7 @@ ERRORS: Final = "stderr.txt"  # of all of them
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Settings:
     """What a run is to be."""
 
     seconds: float  # how long things are broken
@@ -56,21 +56,21 @@ class Life:
         """Take what it says, to its end."""
         assert self.process.stdout is not None
         async for line in self.process.stdout:
-            told = json.loads(line)
-            if told["what"] == SAMPLE:
-                self.samples.append(told)
+            message = json.loads(line)
+            if message["what"] == SAMPLE:
+                self.samples.append(message)
             else:
-                self.said.put_nowait(told)
+                self.said.put_nowait(message)
         self.said.put_nowait({"what": ENDED})
 
     async def expect(self, what: str, limit_s: float) -> dict[str, Any]:
         """Wait until it says something."""
         async with asyncio.timeout(limit_s):
-            while (told := await self.said.get())["what"] != what:
-                if told["what"] == ENDED:
-                    self.said.put_nowait(told)
+            while (message := await self.said.get())["what"] != what:
+                if message["what"] == ENDED:
+                    self.said.put_nowait(message)
                     raise ProcessLookupError(f"{self.label} has ended")
-            return told
+            return message
 
     def tell(self, command: str) -> None:
         assert self.process.stdin is not None
@@ -88,7 +88,7 @@ class Fleet:
     def __init__(
         self,
         wires: Wires,
-        given: Given,
+        settings: Settings,
         room: Path,
         history: History,
         options: dict[str, Any],
@@ -97,15 +97,15 @@ class Fleet:
         self.dead: list[Life] = []  # labels of the processes that were killed
         self.problems: list[str] = []  # what went wrong with processes
         self._wires = wires
-        self._folder = given.folder
-        self._seed = given.seed
+        self._folder = settings.folder
+        self._seed = settings.seed
         self._room = room
         self._history = history
         self._options = options
         self._strict = list(wires.names[-1:])
         self._starts: defaultdict[str, int] = defaultdict(int)
         self._tasks = asyncio.TaskGroup()
-        self._errors = (given.folder / ERRORS).open("ab")
+        self._errors = (settings.folder / ERRORS).open("ab")
 
     async def __aenter__(self) -> Self:
         """Start every worker."""
@@ -183,13 +183,13 @@ class Fleet:
         answers = await asyncio.gather(
             *(life.expect(answer, ANSWER_S) for life in lives), return_exceptions=True
         )
-        found = {}
-        for life, told in zip(lives, answers, strict=True):
-            if isinstance(told, BaseException):
-                self.problems.append(f"{life.label} on {command!r}: {told!r}")
+        replies = {}
+        for life, reply in zip(lives, answers, strict=True):
+            if isinstance(reply, BaseException):
+                self.problems.append(f"{life.label} on {command!r}: {reply!r}")
             else:
-                found[life.name] = told
-        return found
+                replies[life.name] = reply
+        return replies
 
     async def leave(self) -> None:
         """Have every worker end in order."""

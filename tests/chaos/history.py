@@ -36,8 +36,8 @@ class Fault:
     def is_down(self) -> bool:
         return bool(self.life) or self.kind == START
 
-    def touches(self, one: str, other: str) -> bool:
-        return self.names <= {one, other}
+    def touches(self, worker: str, other: str) -> bool:
+        return self.names <= {worker, other}
 
     def overlaps(self, begun_s: float, ended_s: float) -> bool:
         """Say whether it lasts at some time between these two."""
@@ -78,21 +78,25 @@ class History:
             for fault in self.faults
         )
 
-    def parted(self, one: str, other: str, begun_s: float, ended_s: float) -> bool:
+    def parted(self, worker: str, other: str, begun_s: float, ended_s: float) -> bool:
         """Say whether two workers were silent for too long, at some time between."""
         return any(
             end - begin >= self.silence_s and begin <= ended_s and begun_s <= end
-            for begin, end in self._silences(one, other)
+            for begin, end in self._silences(worker, other)
         )
 
-    def disturbed(self, one: str, other: str, begun_s: float, ended_s: float) -> bool:
+    def disturbed(
+        self, worker: str, other: str, begun_s: float, ended_s: float
+    ) -> bool:
         """Say whether there was any fault between two workers, at some time between."""
         return any(
-            fault.touches(one, other) and fault.overlaps(begun_s, ended_s)
+            fault.touches(worker, other) and fault.overlaps(begun_s, ended_s)
             for fault in self.faults
         )
 
-    def unreachable(self, one: str, other: str, begun_s: float, ended_s: float) -> bool:
+    def unreachable(
+        self, worker: str, other: str, begun_s: float, ended_s: float
+    ) -> bool:
         """Say whether a dial that ended between may have failed for a fault.
 
         A dial that began before, and meets silence, fails late; one that meets nobody,
@@ -100,7 +104,7 @@ class History:
         """
         return any(
             (fault.is_silence or fault.is_down)
-            and fault.touches(one, other)
+            and fault.touches(worker, other)
             and fault.overlaps(begun_s - self.dial_s * fault.is_silence, ended_s)
             for fault in self.faults
         )
@@ -113,11 +117,11 @@ class History:
             for fault in self.faults
         ]
 
-    def _silences(self, one: str, other: str) -> Iterator[tuple[float, float]]:
+    def _silences(self, worker: str, other: str) -> Iterator[tuple[float, float]]:
         """Return from when to when two workers could not hear each other."""
         begin = end = -inf
         for fault in sorted(self.faults, key=lambda fault: fault.begun_s):
-            if not (fault.is_silence and fault.touches(one, other)):
+            if not (fault.is_silence and fault.touches(worker, other)):
                 continue
             if fault.begun_s > end + APART_S:
                 yield begin, end

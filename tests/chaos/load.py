@@ -85,7 +85,7 @@ def end_of(error: BaseException, wanted: Wanted | None) -> End:
 def in_one_line(text: str) -> str:
     """Return a text in one line that a terminal can show."""
     line = " ".join(text.split())
-    return "".join(one if one.isprintable() else "?" for one in line)
+    return "".join(character if character.isprintable() else "?" for character in line)
 
 
 class Load:
@@ -102,7 +102,7 @@ class Load:
         self.rng = random.Random(seed)  # what is called when, by the seed
         self.peers = tuple(peers)  # names of the others
         self.strict = frozenset(strict)  # names of the workers whose policy is STRICT
-        self._told = worker.told
+        self._event_log = worker.event_log
         self._numbers = itertools.count()
         self._stopping = asyncio.Event()
         self._awake_s = 0.0
@@ -171,13 +171,15 @@ class Load:
             claimed = outcome if claims else Outcome.UNKNOWN
             took_s = f"{self._awake_s - begun_s:.2f}"
             at_s = f"{now_s():.4f}"
-            self._told.write("C", call_id, claimed.name, at_s, took_s, end.name, *error)
+            self._event_log.write(
+                "C", call_id, claimed.name, at_s, took_s, end.name, *error
+            )
 
         try:
             async with asyncrpc.deadline(limit_s):
                 result = await make(call_id)
         except asyncio.CancelledError:
-            self._told.write("X", call_id)
+            self._event_log.write("X", call_id)
             raise
         except Exception as caught:
             is_call = isinstance(caught, CallError)
@@ -199,7 +201,7 @@ class Load:
 
     def find(self, problem: str) -> None:
         """Enter a finding, so that it is known even if this worker is killed."""
-        self._told.write("F", in_one_line(problem))
+        self._event_log.write("F", in_one_line(problem))
 
     def _find(
         self, what: str, call_id: str, parties: tuple[str, ...], problem: str
@@ -216,7 +218,7 @@ class Load:
     ) -> None:
         at_s = now_s()
         since_s = at_s if since_s is None else since_s
-        self._told.write(
+        self._event_log.write(
             *("M", call_id, f"{at_s:.4f}", f"{since_s:.4f}", limit_s),
             *(",".join(parties), what),
         )
@@ -254,7 +256,7 @@ class Load:
         """Enter a call of which nobody is told how it ends."""
         call_id = self.new_id()
         self._write_made(call_id, 0.0, (to,), what)
-        self._told.write("X", call_id)
+        self._event_log.write("X", call_id)
         return call_id
 
 
@@ -318,9 +320,9 @@ async def reference(load: Load, to: str) -> None:
     """Make a value, use it, pass it on, use it again, and let go."""
     third = load.rng.choice(load.peers)
     peer, since_s, limit_s = load.worker.peer(third), now_s(), load.rng.choice(LIMITS_S)
-    made = load.excused("remote", to)
+    call_id = load.excused("remote", to)
     async with asyncrpc.deadline(limit_s):
-        rref = load.worker.peer(to).remote(Counter, made)
+        rref = load.worker.peer(to).remote(Counter, call_id)
 
     async def add_here(call_id: str) -> str:
         try:

@@ -39,21 +39,21 @@ class Losses:
 
 def judge_losses(story: Story, history: History) -> Losses:
     """Find the cause of every lost call, and of every link that was given up."""
-    found = Losses()
+    report = Losses()
     for loss in story.losses:
         if loss.at_s < history.left_s and not cause_of_loss(loss, story, history):
-            found.lines.append(f"{_said(loss)}, which no fault explains")
+            report.lines.append(f"{_said(loss)}, which no fault explains")
     for call_id, call in story.calls.items():
         if call.end is End.LATE and _waited_in_vain(call, history):
-            _add(found, call_id, call, "it waited for all of its time, undisturbed")
+            _add(report, call_id, call, "it waited for all of its time, undisturbed")
         elif call.end is End.LOST:
             cause, losses = cause_of(call, story, history)
             if cause:
-                found.causes[cause] += 1
+                report.causes[cause] += 1
             else:
                 said = "; ".join(map(_said, losses)) or "no link was given up"
-                _add(found, call_id, call, said)
-    return found
+                _add(report, call_id, call, said)
+    return report
 
 
 def cause_of(call: Call, story: Story, history: History) -> tuple[str, list[Loss]]:
@@ -73,8 +73,8 @@ def cause_of(call: Call, story: Story, history: History) -> tuple[str, list[Loss
             return cause, losses
     # No link was lost, so there was none.  If the function may have run there was.
     if not losses and call.outcome is not Outcome.EXECUTED:
-        for one, other in _pairs(call):
-            if history.unreachable(one, other, call.since_s, call.ended_s):
+        for worker, other in _pairs(call):
+            if history.unreachable(worker, other, call.since_s, call.ended_s):
                 return UNREACHABLE, losses
     return NONE, losses
 
@@ -113,8 +113,8 @@ def cause_of_loss(loss: Loss, story: Story, history: History) -> str:
 def _waited_in_vain(call: Call, history: History) -> bool:
     is_patient = call.limit_s >= PATIENT_S and call.took_s >= call.limit_s
     return is_patient and not any(
-        history.disturbed(one, other, call.since_s, call.ended_s)
-        for one, other in _pairs(call)
+        history.disturbed(worker, other, call.since_s, call.ended_s)
+        for worker, other in _pairs(call)
     )
 
 
@@ -122,10 +122,10 @@ def _pairs(call: Call) -> Iterator[tuple[str, str]]:
     yield from combinations(sorted({_name(call.caller), *call.parties}), 2)
 
 
-def _add(found: Losses, call_id: str, call: Call, why: str) -> None:
+def _add(report: Losses, call_id: str, call: Call, why: str) -> None:
     pair = f"{_name(call.caller)} -> {', '.join(call.parties)}"
-    found.innocent[pair, call.what, call.error] += 1
-    found.lines.append(
+    report.innocent[pair, call.what, call.error] += 1
+    report.lines.append(
         f"{call_id} ({call.what}; {call.error}) {pair}, "
         f"{call.begun_s:.2f} to {call.ended_s:.2f} s: {call.text!r}; {why}"
     )

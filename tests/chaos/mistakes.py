@@ -244,14 +244,14 @@ NO_TIMES: Final[tuple[Any, ...]] = ("a", float("nan"), [1], b"1", {})
 
 
 async def no_time(load: Load, to: str) -> None:
-    peer, given = load.worker.peer(to), load.rng.choice(NO_TIMES)
+    peer, timeout_s = load.worker.peer(to), load.rng.choice(NO_TIMES)
 
     async def within(call_id: str) -> Any:
-        async with asyncrpc.deadline(given):
+        async with asyncrpc.deadline(timeout_s):
             return await peer.call(run, call_id)
 
     async def using(call_id: str) -> Any:
-        return await peer.using(timeout_s=given).call(run, call_id)
+        return await peer.using(timeout_s=timeout_s).call(run, call_id)
 
     wanted = Wanted((UsageError,), ("number of seconds",))
     make = load.rng.choice([within, using])
@@ -280,8 +280,8 @@ async def no_time_left(load: Load, to: str) -> None:
 
 
 async def released(load: Load, to: str) -> None:
-    since_s, made = now_s(), load.excused("remote", to)
-    rref: RRef[Counter] = load.worker.peer(to).remote(Counter, made)
+    since_s, call_id = now_s(), load.excused("remote", to)
+    rref: RRef[Counter] = load.worker.peer(to).remote(Counter, call_id)
     await load.expect(
         "add", (to,), lambda it: rref.rpc_async().add(it), since_s=since_s
     )
@@ -391,11 +391,11 @@ async def odd_shape(load: Load, to: str) -> None:
         return [str(end) for end in ends]
 
     parties = (to, *(name for name in members if name not in (to, load.worker.name)))
-    call_id, told = await load.enter(
+    call_id, answers = await load.enter(
         f"{MISTAKE} collective: two shapes", parties, reduce, claims=False
     )
-    if set(told) != {f"CollectiveError, then {len(members)}"}:
-        load.find(f"a collective of two shapes {call_id}: {told}")
+    if set(answers) != {f"CollectiveError, then {len(members)}"}:
+        load.find(f"a collective of two shapes {call_id}: {answers}")
 
 
 async def cut_short(load: Load, to: str) -> None:

@@ -10,7 +10,7 @@ from tests.chaos.log import Call, End, Story
 
 @dataclass(slots=True)
 class Mistakes:
-    made: Counter[str] = field(default_factory=Counter)  # how many, by kind
+    counts: Counter[str] = field(default_factory=Counter)  # how many, by kind
     # How many of a kind ended in a way; those given up are in none.
     ends: Counter[tuple[str, End]] = field(default_factory=Counter)
     workers: set[str] = field(default_factory=set)  # names of those who made them
@@ -21,7 +21,7 @@ def count_mistakes(story: Story) -> Mistakes:
     mistakes = Mistakes()
     wrong = [call for call in story.calls.values() if call.kind]
     for call in wrong:
-        mistakes.made[call.kind] += 1
+        mistakes.counts[call.kind] += 1
         mistakes.workers.add(call.caller.partition(".")[0])
         if call.outcome is not None:
             mistakes.ends[call.kind, call.end] += 1

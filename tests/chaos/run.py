@@ -13,7 +13,7 @@ from typing import Final
 from asyncrpc import LivenessOptions, NetworkOptions
 from asyncrpc.testing.leaks import child_processes
 from tests.chaos.faults import Chaos
-from tests.chaos.fleet import ERRORS, Fleet, Given
+from tests.chaos.fleet import ERRORS, Fleet, Settings
 from tests.chaos.history import History
 from tests.chaos.log import now_s, read_all
 from tests.chaos.losses import judge_losses
@@ -37,7 +37,7 @@ SHARED_MEMORY: Final = Path("/dev") / "shm"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    given: Given
+    settings: Settings
     wires: str
     lacking: frozenset[str]
     injected: Counter[str]
@@ -48,7 +48,7 @@ class Report:
     verdict: Verdict
 
 
-async def go(given: Given) -> Report:
+async def go(settings: Settings) -> Report:
     """Run it.
 
     Raises:
@@ -58,34 +58,35 @@ async def go(given: Given) -> Report:
         Processes, proxies and namespaces are ended.
     """
     with tempfile.TemporaryDirectory(prefix="chaos-") as room:
-        return await _go(given, Path(room))
+        return await _go(settings, Path(room))
 
 
-async def _go(given: Given, room: Path) -> Report:
+async def _go(settings: Settings, room: Path) -> Report:
     """Run it; all that the workers put into a temporary directory is in `room`."""
     before, begun_s = left_behind(room), now_s()
     verdict = Verdict()
     history = History(silence_s=SILENCE_S, dial_s=NetworkOptions().connect_timeout_s)
     async with (
-        await choose(given.wires, NAMES[: given.workers]) as wires,
-        Fleet(wires, given, room, history, OPTIONS) as fleet,
+        await choose(settings.wires, NAMES[: settings.workers]) as wires,
+        Fleet(wires, settings, room, history, OPTIONS) as fleet,
     ):
-        chaos = Chaos(fleet, wires, given.seed, history, lost_after_s=LOST_AFTER_S)
-        await _break(given, fleet, chaos)
+        chaos = Chaos(fleet, wires, settings.seed, history, lost_after_s=LOST_AFTER_S)
+        await _break(settings, fleet, chaos)
         await _end(fleet, history, verdict)
     lives = [*fleet.dead, *fleet.alive.values()]
     for life in lives:
         judge_memory(life.label, life.samples, verdict)
-    verdict.others += [*fleet.problems, *unhandled(given.folder / ERRORS)]
-    story = read_all(given.folder, {life.label for life in fleet.dead})
+    verdict.others += [*fleet.problems, *unhandled(settings.folder / ERRORS)]
+    story = read_all(settings.folder, {life.label for life in fleet.dead})
     verdict.others += story.findings
     judge_calls(story.calls, verdict)
     verdict.losses = judge_losses(story, history)
-    (given.folder / FAULTS).write_text("\n".join(history.lines()), encoding="utf-8")
+    (settings.folder / FAULTS).write_text("\n".join(history.lines()), encoding="utf-8")
     verdict.leaks += _left(before, left_behind(room), killed=len(fleet.dead))
     return Report(
-        *(given, wires.kind, Wires.faults - wires.faults, chaos.injected, len(lives)),
-        *(len(story.calls), count_mistakes(story), now_s() - begun_s, verdict),
+        *(settings, wires.kind, Wires.faults - wires.faults, chaos.injected),
+        *(len(lives), len(story.calls), count_mistakes(story)),
+        *(now_s() - begun_s, verdict),
     )
 
 
@@ -94,9 +95,9 @@ def _left(before: list[str], after: list[str], *, killed: int) -> list[str]:
 
     A process that was killed leaves its private folder: nobody is there to remove it.
     """
-    new = [one for one in after if one not in before]
-    folders = [one for one in new if one.startswith(tempfile.gettempdir())]
-    return [one for one in new if one not in folders or len(folders) > killed]
+    new = [trace for trace in after if trace not in before]
+    folders = [trace for trace in new if trace.startswith(tempfile.gettempdir())]
+    return [trace for trace in new if trace not in folders or len(folders) > killed]
 
 
 async def choose(wanted: str, names: str) -> Wires:
@@ -108,16 +109,16 @@ async def choose(wanted: str, names: str) -> Wires:
     return Proxies(names)
 
 
-async def _break(given: Given, fleet: Fleet, chaos: Chaos) -> None:
+async def _break(settings: Settings, fleet: Fleet, chaos: Chaos) -> None:
     begun_s = now_s()
 
     def said(what: str) -> None:
-        if given.is_verbose:
+        if settings.is_verbose:
             at_s = now_s() - begun_s
             print(f"{at_s:8.1f} s  {what}", file=sys.stderr, flush=True)
 
     await asyncio.sleep(WARM_UP_S)
-    await chaos.run(given.seconds, said)
+    await chaos.run(settings.seconds, said)
     await asyncio.sleep(WARM_UP_S)
 
 
@@ -145,7 +146,7 @@ def unhandled(errors: Path) -> list[str]:
 
 def left_behind(room: Path) -> list[str]:
     """Return what the workers could leave on this host."""
-    found = [str(path) for path in SHARED_MEMORY.glob("asyncrpc*")]
-    found += [str(path) for path in room.iterdir()]
-    found += [f"process {pid}: {what}" for pid, what in child_processes().items()]
-    return sorted(found)
+    leftovers = [str(path) for path in SHARED_MEMORY.glob("asyncrpc*")]
+    leftovers += [str(path) for path in room.iterdir()]
+    leftovers += [f"process {pid}: {what}" for pid, what in child_processes().items()]
+    return sorted(leftovers)

@@ -23,7 +23,7 @@ def show(report: Report) -> None:
     console = Console(highlight=False)
     console.print(
         f"{report.calls:,} calls, {report.lives} processes, {report.took_s:.0f} s, "
-        f"seed {report.given.seed}, over {report.wires}"
+        f"seed {report.settings.seed}, over {report.wires}"
         + (f" (without: {', '.join(sorted(report.lacking))})" if report.lacking else "")
     )
     console.print(_injected(report))
@@ -34,8 +34,8 @@ def show(report: Report) -> None:
     if report.verdict.losses.innocent:
         console.print(_innocent(report))
     console.print(_verdict(report))
-    for name, found in report.verdict.lines.items():
-        for words in found[:EXAMPLES_MAX]:
+    for name, lines in report.verdict.lines.items():
+        for words in lines[:EXAMPLES_MAX]:
             console.print(f"- {name}: {words}", markup=False)
 
 
@@ -72,14 +72,14 @@ def _errors(report: Report) -> Table:
 
 def _mistakes(report: Report) -> Table:
     """Of each kind: how many, and how they ended; the last column is a finding."""
-    made = report.mistakes
-    by = ", ".join(sorted(made.workers)) or "nobody"
+    mistakes = report.mistakes
+    by = ", ".join(sorted(mistakes.workers)) or "nobody"
     table = _table(
         *("mistake", "made", "own error", "late", "fault", "given up", "else"),
-        title=f"Mistakes, by {by}; by up to {made.at_once} at once",
+        title=f"Mistakes, by {by}; by up to {mistakes.at_once} at once",
     )
-    for kind, count in sorted(made.made.items()):
-        ends = [made.ends[kind, end] for end in End]
+    for kind, count in sorted(mistakes.counts.items()):
+        ends = [mistakes.ends[kind, end] for end in End]
         expected, late, lost, strange = ends
         given_up = count - sum(ends)
         numbers = (count, expected, late, lost, given_up, strange)
@@ -110,7 +110,7 @@ def _innocent(report: Report) -> Table:
 
 def _verdict(report: Report) -> Table:
     table = _table("must be 0", "is", title="Verdict")
-    for name, found in report.verdict.lines.items():
-        style = "bold red" if found else "green"
-        table.add_row(name, f"[{style}]{len(found)}[/]")
+    for name, lines in report.verdict.lines.items():
+        style = "bold red" if lines else "green"
+        table.add_row(name, f"[{style}]{len(lines)}[/]")
     return table

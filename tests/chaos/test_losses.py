@@ -61,10 +61,10 @@ def judged(call: Call, history: History, *losses: Loss) -> Losses:
 
 
 def history(*faults: tuple[str, tuple[str, ...], float, float, str]) -> History:
-    found = History(silence_s=SILENCE_S, dial_s=DIAL_S)
+    record = History(silence_s=SILENCE_S, dial_s=DIAL_S)
     for kind, names, begun_s, ended_s, life in faults:
-        found.begin(kind, *names, at_s=begun_s, life=life)(ended_s)
-    return found
+        record.begin(kind, *names, at_s=begun_s, life=life)(ended_s)
+    return record
 
 
 KILL = ("SIGKILL", ("b",), 100.2, 108.0, LIFE)
@@ -264,7 +264,7 @@ def test_log_is_read_whole(tmp_path: Path) -> None:
     assert [loss.linked_s for loss in story.losses] == [0.0, 103.0]
     assert story.findings == ["a.10: relay a.10.1 returned 'b'"]
     mistakes = count_mistakes(story)
-    assert mistakes.made == {"no function": 2}
+    assert mistakes.counts == {"no function": 2}
     assert mistakes.ends == {("no function", End.LOST): 1}
     assert (mistakes.workers, mistakes.at_once) == ({"a"}, 1)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from asyncrpc import Outcome
-from tests.chaos.fleet import Given
+from tests.chaos.fleet import Settings
 from tests.chaos.heap import Heap, allocated_blocks
 from tests.chaos.log import Call
 from tests.chaos.run import go
@@ -24,7 +24,7 @@ class TestShort:
     loops: ClassVar = {"asyncio": asyncio.SelectorEventLoop}
 
     async def test_short_run_has_no_unexplained_losses(self, tmp_path: Path) -> None:
-        report = await go(Given(SECONDS, 5, 3, "auto", tmp_path))
+        report = await go(Settings(SECONDS, 5, 3, "auto", tmp_path))
         problems = {
             name: lines for name, lines in report.verdict.lines.items() if lines
         }
@@ -33,7 +33,7 @@ class TestShort:
         assert report.verdict.outcomes["EXECUTED", True] > 100
         assert report.mistakes.workers == {"a", "b", "c"}
         assert report.mistakes.at_once >= 2
-        assert len(report.mistakes.made) >= 8  # kinds
+        assert len(report.mistakes.counts) >= 8  # kinds
 
 
 def call(outcome: Outcome | None, *ran: str, took_s: float = 0.1) -> Call:

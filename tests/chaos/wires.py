@@ -57,23 +57,23 @@ class Wires(ABC):
         return []
 
     @abstractmethod
-    async def cut(self, one: str, other: str) -> None:
+    async def cut(self, worker: str, other: str) -> None:
         """Break every connection between two workers."""
 
     @abstractmethod
-    async def partition(self, one: str, other: str) -> None:
+    async def partition(self, worker: str, other: str) -> None:
         """Let nothing pass between two workers, and tell nobody."""
 
-    def parted(self, one: str, other: str) -> tuple[str, ...]:
+    def parted(self, worker: str, other: str) -> tuple[str, ...]:
         """Return whom a partition of two workers is between; of one: it and all."""
-        return one, other
+        return worker, other
 
     @abstractmethod
     async def delay(self, name: str, seconds: float) -> None:
         """Delay what goes to or from a worker."""
 
     @abstractmethod
-    async def heal(self, one: str, other: str) -> None:
+    async def heal(self, worker: str, other: str) -> None:
         """End a partition."""
 
 
@@ -109,19 +109,19 @@ class Proxies(Wires):
     def listen(self, name: str) -> str:
         return str(self._proxies[name].target)
 
-    async def cut(self, one: str, other: str) -> None:
-        for name in (one, other):
+    async def cut(self, worker: str, other: str) -> None:
+        for name in (worker, other):
             self._proxies[name].cut()
 
-    async def partition(self, one: str, other: str) -> None:
-        self._proxies[one].partition()
+    async def partition(self, worker: str, other: str) -> None:
+        self._proxies[worker].partition()
 
-    def parted(self, one: str, other: str) -> tuple[str, ...]:
+    def parted(self, worker: str, other: str) -> tuple[str, ...]:
         """Return the first: nobody's dials get through to it."""
-        return (one,)
+        return (worker,)
 
-    async def heal(self, one: str, other: str) -> None:
-        self._proxies[one].heal()
+    async def heal(self, worker: str, other: str) -> None:
+        self._proxies[worker].heal()
 
     async def delay(self, name: str, seconds: float) -> None:
         """Delay what was dialed to the worker, both ways."""
@@ -209,26 +209,26 @@ class Namespaces(Wires):
     def command(self, name: str) -> list[str]:
         return ["ip", "netns", "exec", self._namespace(name)]
 
-    async def cut(self, one: str, other: str) -> None:
+    async def cut(self, worker: str, other: str) -> None:
         """Have the kernel end the sockets between two workers, as by a reset."""
-        inside = self.command(one)
+        inside = self.command(worker)
         await run_command(*inside, "ss", "-K", "dst", self._addresses[other])
 
-    async def partition(self, one: str, other: str) -> None:
+    async def partition(self, worker: str, other: str) -> None:
         """Send what goes between two workers to nobody."""
-        for here, there in ((one, other), (other, one)):
+        for here, there in ((worker, other), (other, worker)):
             await ip(
                 *("-n", self._namespace(here), "neigh", "replace"),
                 *(self._addresses[there], "lladdr", _NOBODY),
                 *("dev", "eth0", "nud", "permanent"),
             )
 
-    async def heal(self, one: str, other: str) -> None:
+    async def heal(self, worker: str, other: str) -> None:
         """Let the neighbour tables learn the truth again.
 
         If two partitions of the same workers overlap, the first to heal ends both.
         """
-        for here, there in ((one, other), (other, one)):
+        for here, there in ((worker, other), (other, worker)):
             await ip(
                 *("-n", self._namespace(here), "neigh", "flush"),
                 *("to", self._addresses[there], "dev", "eth0", "nud", "permanent"),

@@ -108,8 +108,10 @@ async def main(seat: Seat) -> None:
         drain_timeout_s=seat.options["drain_timeout_s"],
         liveness=LivenessOptions(lost_after_s=seat.options["lost_after_s"]),
     )
-    ran, told = (Log(folder, kind, seat.name) for kind in (RAN, TOLD))
-    worker = ChaosWorker(seat.name, ran, told, rendezvous=seat.where, options=options)
+    ran, event_log = (Log(folder, kind, seat.name) for kind in (RAN, TOLD))
+    worker = ChaosWorker(
+        seat.name, ran, event_log, rendezvous=seat.where, options=options
+    )
     peers = [name for name in seat.where if name != seat.name]
     async with all_end(within_s=ENDED_S), Commands() as commands, worker:
         load = Load(worker, peers, seat.strict, seat.seed)
@@ -130,7 +132,7 @@ async def main(seat: Seat) -> None:
         say(seat.name, "left", holdings(worker))
         await next_command(commands, "leave")
     ran.close()
-    told.close()
+    event_log.close()
 
 
 async def next_command(commands: asyncio.StreamReader, expected: str) -> None:

@@ -75,7 +75,7 @@ def run_one(scenario: str, seed: int, workers: int | None) -> int:
     result = play(scenario, seed, workers)
     world = result.world
     print(
-        f"{scenario}, seed {seed}: {len(world.ledger.made):,} calls of "
+        f"{scenario}, seed {seed}: {len(world.ledger.calls):,} calls of "
         f"{len(world.neighbours):,} workers, {world.network.loop.time():.0f} s of "
         f"virtual time in {time.monotonic() - begun_s:.1f} s"
     )
@@ -94,7 +94,7 @@ def run_many(names: list[str], seeds: range) -> int:
     for seed in track(seeds, description="seeds", console=console):
         scenario = names[seed % len(names)]
         result = play(scenario, seed)
-        calls += len(result.world.ledger.made)
+        calls += len(result.world.ledger.calls)
         if result.problems:
             failures.append(command(scenario, seed, None))
             if len(failures) <= FAILURES_MAX:

@@ -16,9 +16,9 @@ def simulated(
     """Make a test of a scenario, whose other parameters are fixtures as ever."""
 
     def of(scenario: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-        def test(**given: Any) -> None:
+        def test(**fixtures: Any) -> None:
             for seed in seeds:
-                play(partial(scenario, **given), seed, limit_s)
+                play(partial(scenario, **fixtures), seed, limit_s)
 
         signature = inspect.signature(scenario)
         _, *others = signature.parameters.values()  # the network is the first

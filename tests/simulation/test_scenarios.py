@@ -31,7 +31,7 @@ def test_scenarios_keep_their_invariants_for_every_seed(seed: int) -> None:
     scenario = SMALL[seed % len(SMALL)]
     result = play(scenario, seed)
     assert result.problems == [], command(scenario, seed, None)
-    assert len(result.world.ledger.made) > 10
+    assert len(result.world.ledger.calls) > 10
 
 
 @pytest.mark.slow

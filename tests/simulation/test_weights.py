@@ -312,9 +312,9 @@ async def test_floats_are_converted_and_tied_weights_stay_tied(
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.one = nn.Linear(4, 4, bias=False)
+            self.layer = nn.Linear(4, 4, bias=False)
             self.other = nn.Linear(4, 4, bias=False)
-            self.other.weight = self.one.weight
+            self.other.weight = self.layer.weight
             self.scale = nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
 
     async with Cluster(names=["trainer", "model"], network=network) as (a, b):
@@ -322,11 +322,11 @@ async def test_floats_are_converted_and_tied_weights_stay_tied(
         async with serving.Replica(b, model=model):
             new = Tied()
             with torch.no_grad():
-                new.one.weight.fill_(3.0)
+                new.layer.weight.fill_(3.0)
             new.scale = nn.Parameter(torch.ones(4))
             await serving.Publisher(a, "model").publish(new)
             with model.batch() as current:
-                assert current.model.one.weight is current.model.other.weight
+                assert current.model.layer.weight is current.model.other.weight
                 assert current.model.scale.dtype is torch.bfloat16
                 assert isinstance(current.model.scale, nn.Parameter)
                 assert current.model.scale.tolist() == [1.0] * 4

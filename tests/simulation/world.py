@@ -40,7 +40,7 @@ class Ledger:
     """The calls of one run.
 
     Attributes:
-        made: who made each call, and what it was.
+        calls: who made each call, and what it was.
         ran: on which worker each call ran, as often as it did.
         claims: how each call ended, for who made it.
         reasons: the errors among them.
@@ -48,7 +48,7 @@ class Ledger:
         excused: calls of which nobody was told how they ended.
     """
 
-    made: dict[int, str] = field(default_factory=dict)
+    calls: dict[int, str] = field(default_factory=dict)
     ran: dict[int, list[str]] = field(default_factory=dict)
     claims: dict[int, Outcome] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
@@ -57,8 +57,8 @@ class Ledger:
 
     def new(self, what: str) -> int:
         """Enter a call that is about to be made; return its number."""
-        number = len(self.made)
-        self.made[number] = what
+        number = len(self.calls)
+        self.calls[number] = what
         return number
 
     def begin(self, number: int, where: str) -> None:
@@ -82,7 +82,7 @@ class Ledger:
     def problems(self) -> list[str]:
         """Return every disagreement, in words."""
         wrongs = []
-        for number, what in self.made.items():
+        for number, what in self.calls.items():
             ran = self.ran.get(number, [])
             outcome = self.claims.get(number)
             why = self.reasons.get(number, "")

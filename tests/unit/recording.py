@@ -32,7 +32,7 @@ class RecordingLink:
         self.peer = peer
         self.is_guest = self.is_lost = self.is_draining = False
         self.room_bytes = sys.maxsize
-        self.told: list[Notice] = []
+        self.notices: list[Notice] = []
         self.asked: list[tuple[Request[Any], asyncio.Future[Any]]] = []
 
     def check_room(self, nbytes: int) -> None:
@@ -40,7 +40,7 @@ class RecordingLink:
             raise OverloadedError("there is no room", retry_after_s=1.0)
 
     def tell(self, notice: Notice, *, at_once: bool = False) -> None:
-        self.told.append(notice)
+        self.notices.append(notice)
 
     def ask(
         self,

@@ -28,7 +28,7 @@ from tests.ports import free_port
 LIMIT_S: Final = 60.0  # which only a hang takes
 
 
-def take_part(rank: int, store: str, told: Connection, waits: Event) -> None:
+def take_part(rank: int, store: str, reports: Connection, waits: Event) -> None:
     """Gather with another; rank 0 dies when the other waits for what it passes on."""
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{store}")
     rpc.init_rpc(f"w{rank}", None, rank, 2, rpc_backend_options=options)
@@ -47,7 +47,7 @@ def take_part(rank: int, store: str, told: Connection, waits: Event) -> None:
     try:
         api._all_gather("mine")  # noqa: SLF001  (as torch calls it)
     except RuntimeError as error:
-        told.send(str(error))
+        reports.send(str(error))
     rpc.shutdown(graceful=False)
 
 
@@ -97,7 +97,7 @@ async def test_future_completes_although_its_worker_ends() -> None:
 
 
 def end_together(
-    rank: int, store: str, roles: dict[str, int], told: Connection
+    rank: int, store: str, roles: dict[str, int], reports: Connection
 ) -> None:
     """One dies; one is in `shutdown` and serves the one that goes on calling it."""
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{store}")
@@ -106,15 +106,15 @@ def end_together(
         threading.Event().wait(LIMIT_S)  # the caller ends it
     elif rank == roles["serves"]:
         rpc.shutdown()
-        told.send("served")
+        reports.send("served")
     else:
         server = f"w{roles['serves']}"
         rpc.rpc_sync(server, abs, (-1,))
         with pytest.raises(RuntimeError, match="exit"):
             rpc.rpc_sync(f"w{roles['dies']}", os._exit, (1,))
-        told.send([rpc.rpc_sync(server, abs, (-number,)) for number in range(20)])
+        reports.send([rpc.rpc_sync(server, abs, (-number,)) for number in range(20)])
         rpc.shutdown()
-        told.send("done")
+        reports.send("done")
 
 
 @pytest.mark.parametrize("roles", list(itertools.permutations(range(3))), ids=str)

@@ -75,22 +75,22 @@ class Doubler:
         return rpc.rpc_async("worker0", double, (x,))
 
 
-def wait_for(made: rpc.RRef[Any]) -> None:
+def wait_for(rref: rpc.RRef[Any]) -> None:
     """Wait until all that `remote` brings is there."""
-    made._get_profiling_future().wait()  # noqa: SLF001
+    rref._get_profiling_future().wait()  # noqa: SLF001
 
 
 def events_of(ended: Any) -> list[Any]:
-    found = ended.events() if hasattr(ended, "events") else ended.function_events
-    return list(found)
+    events = ended.events() if hasattr(ended, "events") else ended.function_events
+    return list(events)
 
 
 def remote_of(ended: Any) -> list[Any]:
-    return [one for one in events_of(ended) if one.is_remote]
+    return [event for event in events_of(ended) if event.is_remote]
 
 
 def names_of(ended: Any) -> list[str]:
-    return [one.name for one in remote_of(ended)]
+    return [event.name for event in remote_of(ended)]
 
 
 def parents_of(event: Any) -> Iterator[str]:
@@ -106,10 +106,10 @@ def gather_each_kind(make: Callable[..., Any]) -> None:
     with make(record_shapes=True, profile_memory=True) as ended:
         assert rpc.rpc_sync("worker1", double, (X,)).tolist() == [2] * 4
         assert rpc.rpc_async("worker1", torch.add, (X, 1)).wait().tolist() == [2] * 4
-        made = rpc.remote("worker1", double, (X,))
-        assert made.to_here().tolist() == [2] * 4
-        wait_for(made)
-    events = {one.name: one for one in events_of(ended)}
+        rref = rpc.remote("worker1", double, (X,))
+        assert rref.to_here().tolist() == [2] * 4
+        wait_for(rref)
+    events = {event.name: event for event in events_of(ended)}
     for call, inner in (
         ("rpc_sync#double(worker0 -> worker1)", "doubling"),
         ("rpc_async#aten::add(worker0 -> worker1)", "aten::add"),
@@ -143,7 +143,7 @@ def gather_nested() -> None:
         outer = f"rpc_sync#{function.__name__}(worker0 -> worker1)#remote_op: "
         how = "sync" if function is double_on else "async"
         inner = f"{outer}rpc_{how}#double(worker1 -> worker2)"
-        ranks = {one.name: one.node_id for one in remote_of(ended)}
+        ranks = {event.name: event.node_id for event in remote_of(ended)}
         assert ranks[inner] == 1
         assert ranks[f"{inner}#remote_op: doubling"] == 2
         assert ranks[f"{inner}#remote_op: aten::mul"] == 2
@@ -161,7 +161,10 @@ def gather_steps() -> None:
         assert [future.wait().tolist() for future in futures] == [[1] * 4] * 3
     key = "rpc_async#double_in_steps(worker0 -> worker1)#remote_op: "
     names = names_of(ended)
-    assert [names.count(f"{key}aten::{one}") for one in ("mul", "sub")] == [3, 3]
+    assert [names.count(f"{key}aten::{operation}") for operation in ("mul", "sub")] == [
+        3,
+        3,
+    ]
 
 
 def test_profile_of_a_coroutine_has_its_own_steps_only() -> None:
@@ -173,9 +176,9 @@ def gather_methods() -> None:
     with profiling.legacy_profile() as ended:
         assert doubler.rpc_sync().double(X).tolist() == [2] * 4
         assert doubler.rpc_async().double_later(X).wait().tolist() == [2] * 4
-        made = doubler.remote().double(X)
-        wait_for(made)
-    assert made.to_here().tolist() == [2] * 4
+        rref = doubler.remote().double(X)
+        wait_for(rref)
+    assert rref.to_here().tolist() == [2] * 4
     names = names_of(ended)
     place = "(worker0 -> worker1)#remote_op: "
     assert f"rpc_sync#_local_invoke{place}aten::mul" in names
@@ -215,10 +218,10 @@ def fail_profiled() -> None:
     for make in PROFILERS:
         with make() as ended:
             assert [error_of(call) for call in FAILING] == plain
-            told = error_of(make_and_fail)
+            message = error_of(make_and_fail)
         assert names_of(ended) == []
-        assert told.startswith("<class 'KeyError'>")
-        assert "On WorkerInfo(id=1, name=worker1)" in told
+        assert message.startswith("<class 'KeyError'>")
+        assert "On WorkerInfo(id=1, name=worker1)" in message
 
 
 def test_failed_call_brings_no_events() -> None:
@@ -227,15 +230,15 @@ def test_failed_call_brings_no_events() -> None:
 
 def gather_in_cycles() -> None:
     schedule = torch.profiler.schedule(wait=1, warmup=1, active=1, repeat=2)
-    found: list[list[str]] = []
+    cycles: list[list[str]] = []
     with profiling.profile(
-        schedule=schedule, on_trace_ready=lambda ended: found.append(names_of(ended))
+        schedule=schedule, on_trace_ready=lambda ended: cycles.append(names_of(ended))
     ) as accumulating:
         for number in range(6):
             rpc.rpc_sync("worker1", (torch.neg, torch.exp)[number > 2], (X,))
             accumulating.step()
     key = "rpc_sync#aten::{0}(worker0 -> worker1)#remote_op: aten::{0}".format
-    assert [set(one) for one in found] == [{key("neg")}, {key("exp")}]
+    assert [set(names) for names in cycles] == [{key("neg")}, {key("exp")}]
     with profiling.profile(schedule=schedule, acc_events=True) as accumulating:
         for number in range(6):
             rpc.rpc_sync("worker1", (torch.neg, torch.exp)[number > 2], (X,))
@@ -254,12 +257,12 @@ def ask_for_nothing() -> None:
             with pytest.raises(ValueError, match="invalid literal"):
                 rpc.rpc_async("worker1", int, ("x",)).wait()
             assert not rpc.rpc_sync("worker1", is_profiled)
-            made = rpc.remote("worker1", double, (X,))
-        found = events_of(ended)
-        assert "rpc_sync#double(worker0 -> worker1)" in {one.name for one in found}
-        assert [one for one in found if one.is_remote] == []
+            rref = rpc.remote("worker1", double, (X,))
+        events = events_of(ended)
+        assert "rpc_sync#double(worker0 -> worker1)" in {event.name for event in events}
+        assert [event for event in events if event.is_remote] == []
         with pytest.raises(RuntimeError, match="has not been set"):
-            wait_for(made)
+            wait_for(rref)
     with profiling.profile() as ended:
         assert rpc.rpc_sync("worker1", is_profiled)
         late = rpc.rpc_async("worker1", wait_and_double, (X,))

@@ -23,13 +23,13 @@ def names_after(node: Any) -> list[str]:
 
 
 def names_in(nodes: dict[int, Any]) -> dict[int, tuple[str, list[str]]]:
-    return {key: (one.name(), names_after(one)) for key, one in nodes.items()}
+    return {key: (node.name(), names_after(node)) for key, node in nodes.items()}
 
 
 def graph_of(context_id: int) -> tuple[dict[int, Any], list[int]]:
     """Return what was sent from here, with names, and the ids of what has come."""
-    found = autograd._retrieve_context(context_id)  # noqa: SLF001
-    return names_in(found._send_functions()), list(found._recv_functions())  # noqa: SLF001
+    context = autograd._retrieve_context(context_id)  # noqa: SLF001
+    return names_in(context._send_functions()), list(context._recv_functions())  # noqa: SLF001
 
 
 def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -66,8 +66,8 @@ def nodes_of_a_call() -> None:
         assert came == [request]  # a message has the same id at both ends
         assert there == {response: (SENT, ["MulBackward0"])}
         autograd.backward(context_id, [z.sum()])
-        found = autograd.get_gradients(context_id)
-        assert found[x].tolist() == found[y].tolist() == [2.0, 2.0]
+        gradients = autograd.get_gradients(context_id)
+        assert gradients[x].tolist() == gradients[y].tolist() == [2.0, 2.0]
     assert here._recv_functions() == {}  # noqa: SLF001
 
 
@@ -91,14 +91,14 @@ def gradients_past_one_node() -> None:
     with autograd.context() as context_id:
         (z, w), _ = rpc.rpc_sync("worker1", on_the_way, (x, y * y, unused))
         autograd.backward(context_id, [(z * w).sum()])
-        found = autograd.get_gradients(context_id)
-    here = [one.detach().requires_grad_() for one in (x, y)]
+        gradients = autograd.get_gradients(context_id)
+    here = [tensor.detach().requires_grad_() for tensor in (x, y)]
     square = here[1] * here[1]
     z, w = here[0] * (here[0] + square) + square, here[0] + 1
     expected = torch.autograd.grad((z * w).sum(), here)
-    assert set(found) == {x, y}
-    assert torch.equal(found[x], expected[0])
-    assert torch.equal(found[y], expected[1])
+    assert set(gradients) == {x, y}
+    assert torch.equal(gradients[x], expected[0])
+    assert torch.equal(gradients[y], expected[1])
 
 
 def test_a_call_has_a_node_for_each_message_at_both_ends() -> None:

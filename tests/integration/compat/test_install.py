@@ -305,8 +305,8 @@ def test_missing_name_is_refused_with_the_reason(script: Path) -> None:
 
 def test_install_is_refused_while_torchs_agent_runs(script: Path, meeting: str) -> None:
     script.write_text(TOO_LATE, encoding="utf-8")
-    (told,) = output_of(str(script), meeting)
-    assert told.startswith("torch's own RPC is running in this process: call")
+    (line,) = output_of(str(script), meeting)
+    assert line.startswith("torch's own RPC is running in this process: call")
 
 
 def test_install_names_modules_imported_too_early(script: Path) -> None:

@@ -91,7 +91,7 @@ class Served:
 
 served = Served()
 weight = nn.Parameter(torch.ones(3))
-made: list[torch.optim.Optimizer] = []
+optimizers: list[torch.optim.Optimizer] = []
 
 
 def a_pass(to: str, function: Any) -> None:
@@ -120,7 +120,7 @@ def begin_way(name: str) -> None:
 
 
 def begin_step(name: str) -> None:
-    served.begin(STEPS[name](served.callback, made[-1]))
+    served.begin(STEPS[name](served.callback, optimizers[-1]))
 
 
 def begin_act(act: str) -> None:
@@ -132,8 +132,8 @@ def end() -> list[tuple[bool, str, int]]:
 
 
 def make_sgd(parameters: Any) -> torch.optim.Optimizer:
-    made.append(torch.optim.SGD(parameters, lr=0.1))
-    return made[-1]
+    optimizers.append(torch.optim.SGD(parameters, lr=0.1))
+    return optimizers[-1]
 
 
 def weighed(x: torch.Tensor) -> torch.Tensor:

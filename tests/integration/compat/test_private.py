@@ -161,13 +161,13 @@ def calls_by_torchs_bindings() -> None:
     assert _invoke_rpc_builtin(to, add, no, x, other=1).wait().tolist() == [2, 2]
     assert _invoke_remote_builtin(to, add, no, x, 1).to_here().tolist() == [2, 2]
     assert _invoke_rpc_python_udf(to, *call, no, False).wait().tolist() == [2, 2]  # noqa: FBT003
-    made = _invoke_remote_python_udf(to, *call, no, False)  # noqa: FBT003
-    assert made.to_here().tolist() == [2, 2]
+    rref = _invoke_remote_python_udf(to, *call, no, False)  # noqa: FBT003
+    assert rref.to_here().tolist() == [2, 2]
     assert _invoke_rpc_python_udf(to, *marked, no, True).wait() == 2  # noqa: FBT003
     with pytest.raises(RuntimeError, match=r"'absent.f' is compiled here: import"):
         _invoke_rpc_torchscript(OTHER, "absent.f", (), {}, no, False).wait()  # noqa: FBT003
     assert bindings._is_current_rpc_agent_set()  # noqa: SLF001
-    assert isinstance(made, bindings.PyRRef)
+    assert isinstance(rref, bindings.PyRRef)
 
 
 def test_torchs_bindings_call_by_name_and_by_pickle() -> None:

@@ -165,8 +165,8 @@ def wait_until_freed() -> bool:
 def run_forward() -> None:
     module = RemoteModule("worker1/cpu", Scaling, (3.0,), {"width": 2})
     assert isinstance(module, nn.Module)
-    found = module.forward(torch.ones(2), more=1.0)
-    assert (found["out"].tolist(), found["where"]) == ([4.0, 4.0], "worker1")
+    result = module.forward(torch.ones(2), more=1.0)
+    assert (result["out"].tolist(), result["where"]) == ([4.0, 4.0], "worker1")
     future = module.forward_async(torch.ones(2))
     assert future.then(lambda done: done.value()["where"]).wait() == "worker1"
     assert module(torch.zeros(2))["out"].tolist() == [0.0, 0.0]
@@ -198,8 +198,8 @@ def train_once() -> None:
     loss.backward()
     with autograd.context() as context_id:
         autograd.backward(context_id, [hybrid(x).sum()])
-        found = autograd.get_gradients(context_id)[hybrid.local.weight]
-        torch.testing.assert_close(found, hybrid.local.weight.grad)
+        gradient = autograd.get_gradients(context_id)[hybrid.local.weight]
+        torch.testing.assert_close(gradient, hybrid.local.weight.grad)
         there = rpc.rpc_sync("worker1", gradient_of, (context_id, weight))
         torch.testing.assert_close(there, hidden.detach().sum(0, keepdim=True))
         DistributedOptimizer(torch.optim.SGD, [weight, bias], lr=0.5).step(context_id)
@@ -309,8 +309,8 @@ def test_methods_that_need_the_module_here_are_refused_by_name() -> None:
 
 def pass_on() -> None:
     module, x = RemoteModule("worker1", Scaling, (5.0,)), torch.ones(3)
-    found = rpc.rpc_sync("worker2", forward_of, (module, x))
-    assert (found["out"].tolist(), found["where"]) == ([5.0] * 3, "worker1")
+    result = rpc.rpc_sync("worker2", forward_of, (module, x))
+    assert (result["out"].tolist(), result["where"]) == ([5.0] * 3, "worker1")
     assert rpc.rpc_sync("worker1", forward_of, (module, x))["where"] == "worker1"
     held = {"first": [module], "more": [module, RemoteModule("worker2", Scaling)]}
     places = rpc.rpc_sync("worker2", forward_of_all, (held, x))
@@ -330,15 +330,15 @@ def look_at_what_travels() -> None:
     module.eval()
     names = [*_REMOTE_MODULE_PICKLED_ATTRIBUTES, "forward_async", "forward"]
     with contextlib.redirect_stderr(said):
-        found = rpc.rpc_sync("worker1", attributes_of, (module,))
+        attributes = rpc.rpc_sync("worker1", attributes_of, (module,))
         assert said.getvalue() == ""
         vars(module)["extra"] = 1
         assert "extra" not in rpc.rpc_sync("worker1", attributes_of, (module,))
     assert "The new attribute ``extra`` of RemoteModule is ignored" in said.getvalue()
-    assert list(found) == names
-    assert (found["on"], found["device"]) == ("worker1", "cpu")
-    assert not found["is_scriptable"]
-    assert not found["is_device_map_set"]
+    assert list(attributes) == names
+    assert (attributes["on"], attributes["device"]) == ("worker1", "cpu")
+    assert not attributes["is_scriptable"]
+    assert not attributes["is_device_map_set"]
 
 
 def test_extra_attributes_do_not_travel() -> None:
@@ -351,8 +351,8 @@ def pickle_elsewhere() -> None:
         pickle.dumps,
         copy.copy,
         copy.deepcopy,
-        lambda one: torch.save(one, io.BytesIO()),
-        lambda one: pickle.dumps(nn.Sequential(one)),
+        lambda original: torch.save(original, io.BytesIO()),
+        lambda original: pickle.dumps(nn.Sequential(original)),
     ):
         with pytest.raises(RuntimeError, match=CANNOT_PICKLE):
             copies(module)
@@ -414,8 +414,8 @@ def test_tensors_are_moved_to_the_modules_device() -> None:
     args, kwargs = (torch.ones(3),), {"more": torch.ones(3)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rpc, "get_worker_info", lambda: rpc.WorkerInfo("worker1", 1))
-        found = _remote_forward(here, "meta", True, args, kwargs)  # noqa: FBT003
-    assert found["out"].device == place
+        result = _remote_forward(here, "meta", True, args, kwargs)  # noqa: FBT003
+    assert result["out"].device == place
 
 
 def keep_meta() -> None:

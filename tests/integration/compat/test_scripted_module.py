@@ -79,8 +79,11 @@ def run_from_python_and_from_compiled_code() -> None:
 
     @torch.jit.script
     def run_later(module: ScalesLater, x: Tensor) -> tuple[Tensor, str]:
-        one, other = module.forward_async(x, 1.0, "b"), module.forward_async(x, 2.0, "")
-        return one.wait()[0] + other.wait()[0], one.wait()[1]
+        future, other = (
+            module.forward_async(x, 1.0, "b"),
+            module.forward_async(x, 2.0, ""),
+        )
+        return future.wait()[0] + other.wait()[0], future.wait()[1]
 
     x = torch.ones(2)
     for make in (Scaling, compiled):
@@ -88,12 +91,14 @@ def run_from_python_and_from_compiled_code() -> None:
         assert module.is_scriptable
         assert module.forward(x, 3.0, where="p")[0].tolist() == [3.0, 3.0]
         script = torch.jit.script(module)
-        found = [
+        results = [
             script.forward(x, 2.0, "a"),
             script.forward_async(x, 2.0, "a").wait(),
             run(script, x),
         ]
-        assert [(one.tolist(), word) for one, word in found] == [([2.0, 2.0], "a!")] * 3
+        assert [(tensor.tolist(), word) for tensor, word in results] == [
+            ([2.0, 2.0], "a!")
+        ] * 3
         later, word = run_later(script, x)
         assert (later.tolist(), word) == ([3.0, 3.0], "b!")
 
@@ -243,8 +248,8 @@ def test_a_compiled_function_runs_without_the_interpreter_s_lock() -> None:
 def functions_and_modules() -> None:
     x = torch.ones(2)
     assert rpc.rpc_sync("worker1", scaled, (x, 3.0)).tolist() == [3.0, 3.0]
-    made = rpc.remote("worker1", scaled, (x, 0.5))
-    assert made.to_here().tolist() == [0.5, 0.5]
+    rref = rpc.remote("worker1", scaled, (x, 0.5))
+    assert rref.to_here().tolist() == [0.5, 0.5]
     layer = torch.jit.script(Layer())
     assert rpc.rpc_sync("worker1", apply, (layer, x)).tolist() == [2.0, 3.0]
     assert rpc.rpc_sync("worker1", layer, (x,)).tolist() == [2.0, 3.0]

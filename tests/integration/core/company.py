@@ -63,7 +63,7 @@ def tables() -> dict[str, int]:
 def calls_over(link: Link) -> list[OutboundCall]:
     """Return the program's calls that wait for answers: members ask each other, too."""
     waiting = link.pending
-    return [one for one in waiting if not one.function.startswith("membership.")]
+    return [call for call in waiting if not call.function.startswith("membership.")]
 
 
 def tables_of(worker: Worker, *, served: int = 0) -> dict[str, int]:

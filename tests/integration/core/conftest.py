@@ -53,7 +53,7 @@ async def wired(wires: Wires) -> AsyncIterator[Trio]:
 @pytest.fixture
 def watch() -> Iterator[remote.Watch]:
     """What functions here note, and wait for, under the name `w`."""
-    remote.watches["w"] = made = remote.Watch()
-    yield made
-    made.gate.set()
+    remote.watches["w"] = watcher = remote.Watch()
+    yield watcher
+    watcher.gate.set()
     del remote.watches["w"]

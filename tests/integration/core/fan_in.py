@@ -43,13 +43,13 @@ class Memory:
 
 def memory_of(pid: int | str = "self") -> Memory:
     """Return what the kernel says of a process."""
-    found: dict[str, int] = {}
+    sizes_bytes: dict[str, int] = {}
     for name in ("smaps_rollup", "status"):
         for line in Path(f"/proc/{pid}/{name}").read_text("utf-8").splitlines():
             words = line.split()
             if words[-1] == "kB":
-                found[words[0]] = int(words[1]) << 10
-    return Memory(found["Rss:"], found["Pss:"], found["VmHWM:"])
+                sizes_bytes[words[0]] = int(words[1]) << 10
+    return Memory(sizes_bytes["Rss:"], sizes_bytes["Pss:"], sizes_bytes["VmHWM:"])
 
 
 async def settled_memory() -> Memory:
@@ -71,7 +71,7 @@ async def calls_in_hand() -> int:
 async def threads_of_functions() -> int:
     """Return how many threads this worker has for plain functions."""
     prefix = f"asyncrpc-{asyncrpc.current_worker().name}-"
-    return sum(one.name.startswith(prefix) for one in threading.enumerate())
+    return sum(thread.name.startswith(prefix) for thread in threading.enumerate())
 
 
 async def nothing() -> None:

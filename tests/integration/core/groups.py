@@ -76,9 +76,9 @@ async def started(*workers: Worker) -> AsyncIterator[None]:
 async def outcomes(*workers: Worker) -> list[BaseException | Worker]:
     """Start workers at once, end them; return the error of each, or the worker."""
     starting = (worker.__aenter__() for worker in workers)
-    found = await asyncio.gather(*starting, return_exceptions=True)
+    results = await asyncio.gather(*starting, return_exceptions=True)
     await asyncio.gather(*(worker.shutdown() for worker in workers))
-    return found
+    return results
 
 
 @contextlib.contextmanager

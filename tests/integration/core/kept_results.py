@@ -70,20 +70,20 @@ def autograd_context() -> Any:
 
 def group() -> Any:
     """Return a group, which is made and closed on the worker's loop."""
-    made: concurrent.futures.Future[Group] = concurrent.futures.Future()
+    future: concurrent.futures.Future[Group] = concurrent.futures.Future()
     me = _me()
 
     def make() -> None:
         with acting_as(me):
-            found = Group(me, ["b"], name="returned")
-        me.loop.call_soon(found.close)
-        made.set_result(found)
+            created = Group(me, ["b"], name="returned")
+        me.loop.call_soon(created.close)
+        future.set_result(created)
 
     if running_loop() is me.loop:
         make()
     else:
         me.loop.call_soon_threadsafe(make)
-    return made.result()
+    return future.result()
 
 
 def proxy() -> Any:
@@ -137,9 +137,9 @@ _kept: Final[list[Any]] = []  # whatever nobody would keep
 
 @asyncrpc.on_loop
 def let_go() -> None:
-    for one in _kept:
-        if isinstance(one, tuple):
-            one[0].close()
+    for value in _kept:
+        if isinstance(value, tuple):
+            value[0].close()
     _kept.clear()
 
 

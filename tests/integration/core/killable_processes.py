@@ -82,17 +82,17 @@ class Survivor:
 
 
 def live(
-    rank: int, point: Point, folder: str, told: connection.Connection[Any, Any]
+    rank: int, point: Point, folder: str, reports: connection.Connection[Any, Any]
 ) -> None:
     """Be one worker, until all end."""
     os.environ["TMPDIR"] = folder
     torch.set_num_threads(1)
-    asyncrpc.run(_live(rank, point, folder, told))
-    told.close()
+    asyncrpc.run(_live(rank, point, folder, reports))
+    reports.close()
 
 
 async def _live(
-    rank: int, point: Point, folder: str, told: connection.Connection[Any, Any]
+    rank: int, point: Point, folder: str, reports: connection.Connection[Any, Any]
 ) -> None:
     options = Options(
         drain_timeout_s=DRAIN_S,
@@ -105,18 +105,18 @@ async def _live(
     )
     await worker.__aenter__()
     await worker.barrier(START_S)
-    told.send("ready")
+    reports.send("ready")
     doing = _barriers(worker) if point.phase == "barriers" else _load(worker, point)
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(doing, LOAD_S)
     start_chains(worker)
     began_s, late = time.monotonic(), ""
-    told.send(began_s)
+    reports.send(began_s)
     try:
         await worker.shutdown(graceful=True, timeout_s=DRAIN_S)
     except TimeoutError as error:
         late = str(error)
-    told.send((time.monotonic() - began_s, late))
+    reports.send((time.monotonic() - began_s, late))
 
 
 async def _barriers(worker: Worker) -> None:

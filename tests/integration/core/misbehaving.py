@@ -171,22 +171,22 @@ def _closed_file() -> io.StringIO:
 
 
 def _closed_socket() -> socket.socket:
-    with socket.socket() as one:
-        return one
+    with socket.socket() as endpoint:
+        return endpoint
 
 
 def _future_of_another_loop() -> asyncio.Future[Any]:
-    made: list[asyncio.Future[Any]] = []
+    futures: list[asyncio.Future[Any]] = []
 
     def make() -> None:
         loop = asyncio.SelectorEventLoop()
-        made.append(loop.create_future())
+        futures.append(loop.create_future())
         loop.close()
 
     thread = threading.Thread(target=make)
     thread.start()
     thread.join()
-    return made[0]
+    return futures[0]
 
 
 def _nonsense_sparse() -> torch.Tensor:

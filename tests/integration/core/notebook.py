@@ -24,7 +24,9 @@ def main(cells: list[str]) -> list[str]:
         for cell in cells:
             parts: list[str] = []
             client.execute_interactive(
-                cell, timeout=HANGS_S, output_hook=lambda one, to=parts: keep(one, to)
+                cell,
+                timeout=HANGS_S,
+                output_hook=lambda message, to=parts: keep(message, to),
             )
             outputs.append("".join(parts))
     finally:

@@ -43,14 +43,14 @@ class Trace:
 
     def of(self, start: str = "rpc_") -> list[Range]:
         """Return those whose names begin so."""
-        return [one for one in self._ranges if one.name.startswith(start)]
+        return [span for span in self._ranges if span.name.startswith(start)]
 
     def names(self, start: str = "rpc_") -> list[str]:
-        return [one.name for one in self.of(start)]
+        return [span.name for span in self.of(start)]
 
     def named(self, name: str) -> Range:
-        (one,) = [one for one in self._ranges if one.name == name]
-        return one
+        (span,) = [span for span in self._ranges if span.name == name]
+        return span
 
 
 def _exported(profile: torch.profiler.profile) -> list[Range]:
@@ -58,12 +58,12 @@ def _exported(profile: torch.profiler.profile) -> list[Range]:
         file = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(file))
         events = json.loads(file.read_text())["traceEvents"]
-    found = [
+    ranges = [
         Range(event["name"], float(event["ts"]), float(event["dur"]), str(event["tid"]))
         for event in events
         if event.get("ph") == "X"
     ]
-    return sorted(found, key=lambda one: one.begin_us)
+    return sorted(ranges, key=lambda span: span.begin_us)
 
 
 def add(x: torch.Tensor, y: float) -> torch.Tensor:
@@ -96,9 +96,9 @@ class Gate:
 
 
 async def wait(gate: str) -> None:
-    found = Gate.open_ones.pop(gate)
-    found.reached.set()
-    await found.opened.wait()
+    entry = Gate.open_ones.pop(gate)
+    entry.reached.set()
+    await entry.opened.wait()
 
 
 class Adder:

@@ -25,7 +25,7 @@ async def proxied(
 
     The first is connected to the others, through their proxies.
     """
-    given = options or Options(drain_timeout_s=1.0)
+    base_options = options or Options(drain_timeout_s=1.0)
     proxies = {name: Proxy(f"tcp://127.0.0.1:{free_port()}") for name in names}
     workers = {}
     try:
@@ -34,10 +34,10 @@ async def proxied(
         where = {name: proxy.address for name, proxy in proxies.items()}
         for name, proxy in proxies.items():
             own = replace(
-                given,
+                base_options,
                 secret=SECRET,
                 network=replace(
-                    given.network,
+                    base_options.network,
                     listen=(str(proxy.target),),
                     advertise=(proxy.address,),
                 ),

@@ -82,21 +82,21 @@ class Calls:
     """The numbers of the calls that were made, each of which must run once."""
 
     def __init__(self) -> None:
-        self.made: list[int] = []
+        self.numbers: list[int] = []
 
     def new(self) -> int:
         number = next(_numbers)
-        self.made.append(number)
+        self.numbers.append(number)
         return number
 
     def forgive(self, number: int) -> None:
         """Let a call run once or not at all: it was cancelled."""
-        self.made.remove(number)
+        self.numbers.remove(number)
         assert ran[number] <= 1
 
     def check(self) -> None:
         """Assert that each ran exactly once."""
-        assert {call: ran[call] for call in self.made if ran[call] != 1} == {}
+        assert {call: ran[call] for call in self.numbers if ran[call] != 1} == {}
 
 
 async def play(a: Worker, b: Worker) -> Calls:
@@ -111,30 +111,30 @@ async def play(a: Worker, b: Worker) -> Calls:
 
 
 def small_calls(a: Worker, b: Worker, calls: Calls) -> Iterator[Any]:
-    for one, other in ((a, b), (b, a), (a, b)):
+    for caller, other in ((a, b), (b, a), (a, b)):
         for function in (run, run_plain):
-            yield expect_number(one, other, function, calls)
+            yield expect_number(caller, other, function, calls)
 
 
 async def expect_number(
-    one: Worker, other: Worker, function: Any, calls: Calls
+    caller: Worker, other: Worker, function: Any, calls: Calls
 ) -> None:
     number = calls.new()
-    assert await one.peer(other.name).call(function, number) == number
+    assert await caller.peer(other.name).call(function, number) == number
 
 
 async def large_calls(a: Worker, b: Worker, calls: Calls) -> None:
-    for one, other in ((a, b), (b, a)):
+    for caller, other in ((a, b), (b, a)):
         number = calls.new()
         value = torch.full((ELEMENTS,), float(number))
-        result = await one.peer(other.name).call(double, number, value)
+        result = await caller.peer(other.name).call(double, number, value)
         assert torch.equal(result, value * 2)
 
 
-async def read_stream(one: Worker, other: Worker, calls: Calls) -> None:
+async def read_stream(caller: Worker, other: Worker, calls: Calls) -> None:
     seen = [
         float(item[0])
-        async for item in one.peer(other.name).stream(count_to, calls.new(), STREAM)
+        async for item in caller.peer(other.name).stream(count_to, calls.new(), STREAM)
     ]
     assert seen == [float(number) for number in range(STREAM)]
 
@@ -149,12 +149,12 @@ async def references(a: Worker, b: Worker, calls: Calls) -> None:
     assert (await again.to_here()).calls == (await rref.to_here()).calls
 
 
-async def cancel(one: Worker, other: Worker, calls: Calls) -> None:
+async def cancel(caller: Worker, other: Worker, calls: Calls) -> None:
     """Cancel a call: if it began, it is cancelled, once."""
     number = calls.new()
     cancelled[number] = asyncio.Event()
-    task = asyncio.create_task(one.peer(other.name).call(wait_for_ever, number))
-    await one.peer(other.name).call(run, calls.new())  # the other was sent before it
+    task = asyncio.create_task(caller.peer(other.name).call(wait_for_ever, number))
+    await caller.peer(other.name).call(run, calls.new())  # the other was sent before it
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task

@@ -464,8 +464,8 @@ def let_go() -> None:
 
 async def counts() -> dict[str, int]:
     service: Any = asyncrpc.current_worker().parts.references
-    found: dict[str, int] = service.counts()
-    return found
+    totals: dict[str, int] = service.counts()
+    return totals
 
 
 async def sleep_long() -> None:

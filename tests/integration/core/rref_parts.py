@@ -21,8 +21,8 @@ SIM_OPTIONS = Options(
 
 def counts(worker: Worker) -> dict[str, int]:
     service: Any = worker.parts.references
-    found: dict[str, int] = service.counts()
-    return found
+    totals: dict[str, int] = service.counts()
+    return totals
 
 
 async def all_freed(*workers: Worker) -> None:
@@ -154,9 +154,9 @@ async def wait_for(rref: RRef[Any]) -> None:
 
 async def fetched() -> list[str]:
     """Return what has come of the values that were waited for; wait for no more."""
-    found = await asyncio.wait_for(asyncio.gather(*waiting), 30.0)
+    values = await asyncio.wait_for(asyncio.gather(*waiting), 30.0)
     waiting.clear()
-    return found
+    return values
 
 
 async def never() -> Counter:

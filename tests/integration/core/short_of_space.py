@@ -96,7 +96,7 @@ def log(_: Path, run: Run) -> Iterator[str]:
 
 
 CASES: dict[str, Callable[[Path, Run], Iterator[str]]] = {
-    one.__name__: one for one in (no_inode, nowhere, shared_memory, log)
+    function.__name__: function for function in (no_inode, nowhere, shared_memory, log)
 }
 
 if __name__ == "__main__":

@@ -67,7 +67,8 @@ async def train(peer: Peer) -> None:
 
 
 KINDS: Final[dict[str, Callable[[Peer], Awaitable[None]]]] = {
-    one.__name__: one for one in (call, limited, large, stream, reference, train)
+    function.__name__: function
+    for function in (call, limited, large, stream, reference, train)
 }
 
 

@@ -151,10 +151,10 @@ def changing_list() -> list[Any]:
     return changed
 
 
-def changing_tensor(given: torch.Tensor) -> torch.Tensor:
+def changing_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return what was given, and write to it from then on."""
-    _keep_changing(given.fill_)
-    return given
+    _keep_changing(tensor.fill_)
+    return tensor
 
 
 class Adding:

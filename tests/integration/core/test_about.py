@@ -83,13 +83,15 @@ class World:
         parts = self.receiver.parts
         references, optim = parts.references, parts.service("optim")
         table = parts.service("membership").table
-        names = [one.name for one in self.honest.all]
+        names = [worker.name for worker in self.honest.all]
         records = [table.get(name) for name in names]
         held = [value.rref_id for value in self.values]
         groups = parts.service("collectives")._groups.values()  # noqa: SLF001
         return {
-            "values": [self._holders(references.holders(one)) for one in held],
-            "held": [references.user.get(one) is not None for one in held],
+            "values": [
+                self._holders(references.holders(reference)) for reference in held
+            ],
+            "held": [references.user.get(reference) is not None for reference in held],
             "contexts": [
                 parts.service("autograd").contexts.open.get(ctx.id) is not None
                 for _, ctx, *_ in self.contexts
@@ -97,7 +99,7 @@ class World:
             "optimizers": sorted(
                 (maker, number)
                 for maker, number in optim._optimizers  # noqa: SLF001
-                if maker in {one.incarnation for one in self.honest.all}
+                if maker in {worker.incarnation for worker in self.honest.all}
             ),
             "kept steps": list(optim._kept),  # noqa: SLF001
             "members": [
@@ -121,8 +123,8 @@ class World:
 
     async def end(self) -> None:
         """Do with everything what it is for."""
-        for made, optimizer in zip(self.contexts, self.optimizers, strict=True):
-            worker, ctx, x, y = made
+        for entry, optimizer in zip(self.contexts, self.optimizers, strict=True):
+            worker, ctx, x, y = entry
             with acting_as(worker):
                 await backward(ctx, [y.sum()])
                 assert get_gradients(ctx)[x].tolist() == [1.0] * 3

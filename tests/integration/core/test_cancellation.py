@@ -20,8 +20,8 @@ MIB = 1 << 20
 
 @pytest.fixture
 def watch() -> Iterator[Watch]:
-    remote.watches["w"] = made = Watch()
-    yield made
+    remote.watches["w"] = watcher = Watch()
+    yield watcher
     del remote.watches["w"]
 
 

@@ -62,8 +62,8 @@ class Rank:
             self._heard.append(line)
             if line == wanted:
                 return
-        told = "\n".join(self._heard)
-        raise AssertionError(f"{wanted!r} never came:\n{told}")
+        output = "\n".join(self._heard)
+        raise AssertionError(f"{wanted!r} never came:\n{output}")
 
     def kill(self) -> None:
         """Let it end at once."""
@@ -95,9 +95,9 @@ class Job:
     def start(self, rank: int, **more: str) -> Rank:
         """Start a rank."""
         variables = self._variables | {"JOB_COMPLETION_INDEX": str(rank)} | more
-        made = Rank(self._stack.enter_context(forked(RANK, **variables)))
-        self._stack.callback(made.close)
-        return made
+        process = Rank(self._stack.enter_context(forked(RANK, **variables)))
+        self._stack.callback(process.close)
+        return process
 
     def start_all(self) -> list[Rank]:
         """Start every rank; return once each has called all."""

@@ -316,7 +316,7 @@ class TestHolding:
                 assert await anext(items) == 0
                 assert use_of(b).held_bytes == BYTES
             await nothing_is_held(b)
-            again = [one async for one in a.peer("b").stream(count, block(), 3)]
+            again = [item async for item in a.peer("b").stream(count, block(), 3)]
             assert again == [0, 1, 2]
             await nothing_is_held(b)
 

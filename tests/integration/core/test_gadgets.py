@@ -82,14 +82,14 @@ class Peer:
         Until the PONG, or until the worker closes the connection.
         """
         self._writer.write(message + prefix(FrameKind.PING))
-        found = []
+        frames = []
         try:
             async with asyncio.timeout(LIMIT_S):
-                while (one := await self.read())[0] != FrameKind.PONG:
-                    found.append(one)
+                while (frame := await self.read())[0] != FrameKind.PONG:
+                    frames.append(frame)
         except (asyncio.IncompleteReadError, ConnectionError):
-            found.append((0, b"", b""))
-        return found
+            frames.append((0, b"", b""))
+        return frames
 
     async def answer_to(self, message: bytes) -> tuple[int, bytes, bytes]:
         """Send a request; return its answer."""

@@ -44,7 +44,7 @@ async def garbage_of(work: Work, peer: asyncrpc.Peer) -> dict[str, int]:
             await peer.call(remote.add_async, 1)
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
-        return dict(Counter(type(one).__qualname__ for one in gc.garbage))
+        return dict(Counter(type(leaked).__qualname__ for leaked in gc.garbage))
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
@@ -72,8 +72,8 @@ async def _reads_all_of_a_thread(peer: asyncrpc.Peer) -> None:
 
 
 async def _leaves(peer: asyncrpc.Peer) -> None:
-    made: Any = peer.stream(remote.count_to, 100)
-    async with contextlib.aclosing(made) as items:
+    stream: Any = peer.stream(remote.count_to, 100)
+    async with contextlib.aclosing(stream) as items:
         async for _ in items:
             break
 

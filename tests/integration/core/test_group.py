@@ -67,14 +67,14 @@ async def in_turn(turns: list[str]) -> str:
 
 def encodings(worker: Worker) -> list[Any]:
     """Note every value that a worker encodes from now on, in whichever way."""
-    found: list[Any] = []
+    values: list[Any] = []
     codec: Any = worker.parts.codec
 
     def noting(encode: Callable[..., Any], value_at: int) -> Callable[..., Any]:
         def note(*args: Any, **options: Any) -> Any:
             encoded = encode(*args, **options)
             if encoded is not None:
-                found.append(args[value_at])
+                values.append(args[value_at])
             return encoded
 
         return note
@@ -82,7 +82,7 @@ def encodings(worker: Worker) -> list[Any]:
     codec.encode_slowly = noting(codec.encode_slowly, 0)
     codec.encode_quickly = noting(codec.encode_quickly, 0)
     codec.encode_for = noting(codec.encode_for, 1)
-    return found
+    return values
 
 
 # --- results -------------------------------------------------------------------------
@@ -93,20 +93,20 @@ async def test_results_come_in_the_order_of_the_group(network: Wires) -> None:
     async with Cluster(4, network=network) as (a, *_):
         group = a.group(["d", "b", a.peer("c"), 0])
         assert group.names == ("d", "b", "c", "a")
-        found = [where[0] for where in await group.call(remote.where)]
-        assert found == ["d", "b", "c", "a"]
+        names = [where[0] for where in await group.call(remote.where)]
+        assert names == ["d", "b", "c", "a"]
         assert await group.call(remote.add, 2, y=3) == [5] * 4
 
 
 async def test_replies_arrive_one_by_one(
     four: list[Worker], watches: dict[str, Watch]
 ) -> None:
-    found = []
+    names = []
     async for reply in four[0].group(OTHERS).call(in_turn, ["c", "d", "b"]):
         assert reply.result() == reply.peer
-        found.append(reply.peer)
+        names.append(reply.peer)
         watches[reply.peer].ended.set()  # lets the next one end
-    assert found == ["c", "d", "b"]
+    assert names == ["c", "d", "b"]
 
 
 async def test_empty_group_has_no_results(four: list[Worker]) -> None:
@@ -141,10 +141,10 @@ async def test_arguments_coded_once(four: list[Worker], *, is_connected: bool) -
     group = a.group(OTHERS)
     if is_connected:
         await group.call(remote.add, 1)
-    found = encodings(a)
+    encoded = encodings(a)
     tensor = torch.arange(MIB, dtype=torch.float32)
     assert await group.call(remote.total, tensor) == [tensor.double().sum()] * 3
-    assert len(found) == 1
+    assert len(encoded) == 1
 
 
 async def test_strided_argument_is_gathered_once(four: list[Worker]) -> None:
@@ -166,11 +166,11 @@ async def test_a_codec_is_applied_once(
     group = a.group(OTHERS).using(codec="bf16")
     if is_connected:
         await group.call(remote.add, 1)
-    found = encodings(a)
+    encoded = encodings(a)
     tensor = torch.arange(mib * MIB + 64).remainder(256).float()
     calls = group.call(remote.total, tensor)
     assert await calls == [tensor.double().sum()] * 3  # small whole numbers are exact
-    assert len(found) == 1
+    assert len(encoded) == 1
     stats = [future.stats for future in calls.futures.values()]
     assert {stat.bytes_sent for stat in stats} == {tensor.nbytes // 2}
     if mib:
@@ -191,9 +191,9 @@ async def test_references_are_counted_for_each_peer(four: list[Worker]) -> None:
     a = four[0]
     with acting_as(a):
         rref = asyncrpc.RRef(remote.Counter(7))
-    found = encodings(a)
+    encoded = encodings(a)
     assert await a.group(OTHERS).call(remote.value_of, rref) == [7, 7, 7]
-    assert len([value for value in found if value == [[rref], {}]]) == 3
+    assert len([value for value in encoded if value == [[rref], {}]]) == 3
     added = await a.group(["a", "b"]).call(remote.add_through, rref, 1)
     assert sorted(added) == [8, 9]
 
@@ -203,10 +203,10 @@ async def test_gradients_come_back_from_every_peer(four: list[Worker]) -> None:
     x = torch.randn(64, requires_grad=True)
     with acting_as(a):
         async with asyncrpc.autograd.context() as context:
-            found = encodings(a)
+            encoded = encodings(a)
             doubled = await a.group(OTHERS).call(remote.double, x)
-            assert len([one for one in found if type(one) is list]) == 1
-            loss = sum((one.pow(2).sum() for one in doubled), torch.zeros(()))
+            assert len([value for value in encoded if type(value) is list]) == 1
+            loss = sum((result.pow(2).sum() for result in doubled), torch.zeros(()))
             await asyncrpc.autograd.backward(context, [loss])
             gradient = asyncrpc.autograd.get_gradients(context)[x]
     assert torch.allclose(gradient, 3 * 8 * x.detach())
@@ -388,7 +388,7 @@ async def test_tensors_reach_every_process() -> None:
             sums = await group.call(remote.total, tensor)
             assert sums == [float(tensor.double().sum())] * 3
         back = await group.call(remote.double, tensor)
-        assert all(torch.equal(one, tensor * 2) for one in back)
+        assert all(torch.equal(result, tensor * 2) for result in back)
 
 
 async def test_killed_process_fails_alone() -> None:

@@ -227,12 +227,12 @@ async def guests(gateway: Worker, *names: str) -> AsyncIterator[list[Worker]]:
         options = replace(OPTIONS, token=token)
         return Worker(name, rendezvous=door_of(gateway), options=options)
 
-    found = [seat(name) for name in names]
-    async with started(*found):
-        for guest in found:
+    workers = [seat(name) for name in names]
+    async with started(*workers):
+        for guest in workers:
             for name in names:
                 await guest.find(name, timeout_s=LIMIT_S)
-        yield found
+        yield workers
 
 
 async def test_guest_stays_a_guest_to_other_guests(
@@ -273,7 +273,7 @@ async def test_guests_call_each_other_through_their_gateway(gateway: Worker) -> 
             assert await peer.call(len, "abc") == 3
             assert torch.equal(await peer.call(fill, 2.0), fill(2.0))
             assert torch.equal(await peer.call(torch.neg, fill(1.0)), fill(-1.0))
-            assert [one async for one in peer.stream(count_to, 100)] == [*range(100)]
+            assert [item async for item in peer.stream(count_to, 100)] == [*range(100)]
             assert await peer.remote(list, "abc").to_here() == [*"abc"]
         links = a.parts.directory.link_to("b"), b.parts.directory.link_to("a")
         assert len({link.connection.token for link in links if link is not None}) == 1
@@ -283,15 +283,15 @@ async def test_guests_that_call_each_other_at_once_share_a_connection(
     gateway: Worker,
 ) -> None:
     names = ("a", "b", "c", "d")
-    async with guests(gateway, *names) as found:
+    async with guests(gateway, *names) as workers:
         calls = [
             guest.peer(name).call(len, name)
-            for guest in found
+            for guest in workers
             for name in names
             if name != guest.name
         ]
         assert await asyncio.gather(*calls) == [1] * 12
-        for guest in found:
+        for guest in workers:
             peers = [link.peer.name for link in guest.parts.directory.links]
             assert sorted(set(peers) & set(names)) == sorted(set(names) - {guest.name})
 

@@ -67,9 +67,9 @@ async def trio(request: pytest.FixtureRequest) -> AsyncIterator[Trio]:
     """Two honest members and one that is to lie, all connected."""
     ps, member, liar = group("ps", "m", "liar", policy=request.param)
     async with started(ps, member, liar):
-        for one in (ps, member, liar):
+        for worker in (ps, member, liar):
             for other in ("ps", "m"):
-                assert await one.peer(other).call(add, 1, 1) == 2
+                assert await worker.peer(other).call(add, 1, 1) == 2
         yield ps, member, liar
 
 
@@ -91,7 +91,7 @@ def record(of: Worker, **other: Any) -> list[Any]:
 
 async def say(liar: Worker, to: Worker, *records: list[Any]) -> None:
     link: Any = await liar.parts.directory.open_link(to.name)
-    tell(link, "membership", "news", [[[-1, one] for one in records]])
+    tell(link, "membership", "news", [[[-1, entry] for entry in records]])
     await request(link, "membership", "ping", [])  # by then the news has been taken
 
 

@@ -46,9 +46,9 @@ async def holes(elements: int) -> torch.Tensor:
 
 def status(key: str) -> int:
     """Return a figure of this process's memory, in bytes."""
-    found = re.search(rf"^{key}:\s+(\d+) kB", _status.read_text(), re.MULTILINE)
-    assert found is not None
-    return int(found[1]) * 1024
+    match = re.search(rf"^{key}:\s+(\d+) kB", _status.read_text(), re.MULTILINE)
+    assert match is not None
+    return int(match[1]) * 1024
 
 
 def forget_peak() -> int:

@@ -85,8 +85,8 @@ async def use(a: Worker, way: Any) -> None:
             assert not isinstance(caught.value, RemoteError) or (
                 caught.value.worker == owner
             )
-    for (one,) in (await way(a, results.references_of_all)).values():
-        assert await one.to_here() == 3
+    for (reference,) in (await way(a, results.references_of_all)).values():
+        assert await reference.to_here() == 3
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -107,7 +107,7 @@ async def test_references_of_a_cancelled_call_are_released() -> None:
 
 
 async def streamed(a: Worker, kind: str) -> list[Any]:
-    return [one async for one in a.peer("b").stream(results.in_generator, kind)]
+    return [item async for item in a.peer("b").stream(results.in_generator, kind)]
 
 
 @pytest.mark.parametrize("kind", results.BELONGING)

@@ -79,8 +79,8 @@ def numbers(count: int) -> torch.Tensor:
 
 
 def both_ways(a: Worker, b: Worker, large: list[torch.Tensor]) -> list[Any]:
-    calls = [a.parts.start_call("b", remote.echo, (one,)) for one in large]
-    return calls + [b.parts.start_call("a", remote.echo, (one,)) for one in large]
+    calls = [a.parts.start_call("b", remote.echo, (tensor,)) for tensor in large]
+    return calls + [b.parts.start_call("a", remote.echo, (tensor,)) for tensor in large]
 
 
 class TestOpening:
@@ -191,13 +191,13 @@ class TestOpening:
                 def on_hello(connection: Connection, _: object) -> None:
                     connection.open_to(SILENT)
 
-                made = a.parts.directory.connections.make(
+                connection = a.parts.directory.connections.make(
                     Role.DIALER, introduce, on_hello
                 )
                 (address, *_) = a.parts.directory.routes.to(member)
-                await a.parts.connectors["tcp"].connect(address, made)
-                hello = await made.opened
-                made.close()
+                await a.parts.connectors["tcp"].connect(address, connection)
+                hello = await connection.opened
+                connection.close()
                 return hello.verdict
 
             assert await dial(control.token ^ 2) == "no such connection"

@@ -41,14 +41,14 @@ LIARS = ("member", "guest", "observer", "unjoined")
 
 
 @asyncrpc.expose
-def add(one: int, other: int) -> int:
-    return one + other
+def add(number: int, other: int) -> int:
+    return number + other
 
 
 @asyncrpc.expose
 async def count_to(number: int) -> AsyncIterator[int]:
-    for one in range(number):
-        yield one
+    for item in range(number):
+        yield item
 
 
 @asyncrpc.expose
@@ -84,12 +84,14 @@ class Honest:
             self.layer: Any = self.ps.peer("m").remote(Layer)
             parameter = await self.layer.rpc_async().parameter()
             self.optimizer = DistributedOptimizer(torch.optim.SGD, [parameter], lr=0.5)
-        names = [one.name for one in self.all]
-        self.groups = [Group(one, members=names, timeout_s=LIMIT_S) for one in self.all]
+        names = [worker.name for worker in self.all]
+        self.groups = [
+            Group(worker, members=names, timeout_s=LIMIT_S) for worker in self.all
+        ]
         self.facts = Facts(self.all)
         self.facts.numbers += [
-            *(group_id("", names, made) for made in range(3)),
-            *(group_id("", names[:2], made) for made in range(3)),
+            *(group_id("", names, serial) for serial in range(3)),
+            *(group_id("", names[:2], serial) for serial in range(3)),
         ]
         self.facts.ids += [self.layer.rref_id, parameter.rref_id]
         await self.work()
@@ -102,15 +104,15 @@ class Honest:
                     assert await caller.peer(callee.name).call(add, 1, 2) == 3
             assert await self.ps.peer(1).call(add, 3, 4) == 7
             assert await self.m.peer(0).call(add, 3, 4) == 7
-            items = [one async for one in self.m.peer("ps").stream(count_to, 5)]
+            items = [item async for item in self.m.peer("ps").stream(count_to, 5)]
             assert items == list(range(5))
             await self._train()
             await self._reduce(self.groups)
             early = [Group(self.ps, members=["ps", "m"], timeout_s=LIMIT_S)]
             early.append(Group(self.m, members=["ps", "m"], timeout_s=LIMIT_S))
             await self._reduce(early)
-            for one in early:
-                one.close()
+            for group in early:
+                group.close()
             if self.is_whole:
                 await asyncio.gather(self.ps.barrier(), self.m.barrier())
 
@@ -129,14 +131,15 @@ class Honest:
     async def _reduce(self, groups: list[Group]) -> None:
         tensors = [torch.ones(4) for _ in groups]
         pairs = zip(groups, tensors, strict=True)
-        await asyncio.gather(*(one.all_reduce(each) for one, each in pairs))
+        await asyncio.gather(*(group.all_reduce(each) for group, each in pairs))
         assert all(each.tolist() == [float(len(groups))] * 4 for each in tensors)
 
     def knows_each_other(self) -> bool:
         """Whether the records of the honest ones are true, and there are no others."""
-        lives = {one.name: one.incarnation for one in self.all}
+        lives = {worker.name: worker.incarnation for worker in self.all}
         return all(
-            {one.name: one.member.incarnation for one in _alive(worker)} == lives
+            {record.name: record.member.incarnation for record in _alive(worker)}
+            == lives
             for worker in self.all
         )
 
@@ -208,8 +211,8 @@ async def _looking(honest: Honest) -> AsyncIterator[Say]:
     """Give how an observer of the members asks something; it leaves with the block."""
     async with Observer(INSIDE) as observer:
         observed = {
-            one.name: await observer.connect(one.addresses[0])
-            for one in (honest.ps, honest.m)
+            worker.name: await observer.connect(worker.addresses[0])
+            for worker in (honest.ps, honest.m)
         }
 
         async def ask(liar: Liar, to: Worker) -> None:

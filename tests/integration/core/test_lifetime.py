@@ -153,5 +153,5 @@ async def test_tensors_cross_processes() -> None:
     async with processes("b", transport="tcp") as a:
         large = torch.arange(1 << 21, dtype=torch.float32)
         assert torch.equal(await a.peer("b").call(remote.double, large), large * 2)
-        items = [one async for one in a.peer("b").stream(remote.count_to, 50)]
+        items = [item async for item in a.peer("b").stream(remote.count_to, 50)]
         assert items == list(range(50))

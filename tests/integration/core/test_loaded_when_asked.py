@@ -32,8 +32,8 @@ INSPECTION = (
 async def has_inspection(peer: Peer) -> bool:
     """Return whether the process of a peer has loaded what answers a look."""
     program = f"{INSPECTION!r} in __import__('sys').modules"
-    found: bool = await peer.call(eval, program, {})  # noqa: S307  (text of ours)
-    return found
+    is_loaded: bool = await peer.call(eval, program, {})  # noqa: S307  (text of ours)
+    return is_loaded
 
 
 async def test_process_with_the_core_alone_answers(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ async def next_changes(changes: Sequence[MemberChanges]) -> Counter[tuple[str, s
     """Wait until everyone has heard of one change; return what they heard."""
     async with asyncio.timeout(LONG_S):
         received = await asyncio.gather(*(anext(change) for change in changes))
-    return Counter((one.kind.value, one.member.name) for one in received)
+    return Counter((change.kind.value, change.member.name) for change in received)
 
 
 def messages(workers: Sequence[Worker]) -> list[int]:
@@ -153,15 +153,17 @@ async def churn(network: Network) -> None:
                 await asyncio.sleep(network.rng.expovariate(1.0))
             await agreed(world)
             some = network.rng.sample(sorted(world.running), 10)
-            for one, other in itertools.pairwise(some):
-                assert await world.running[one].peer(other).call(remote.add, 1) == 2
+            for name, other in itertools.pairwise(some):
+                assert await world.running[name].peer(other).call(remote.add, 1) == 2
         finally:
-            await asyncio.gather(*(one.shutdown() for one in world.running.values()))
+            await asyncio.gather(
+                *(worker.shutdown() for worker in world.running.values())
+            )
 
 
 async def agreed(world: Churn) -> None:
     """Wait until all who run know of each other, and of nobody else."""
-    truth = {(name, one.incarnation) for name, one in world.running.items()}
+    truth = {(name, worker.incarnation) for name, worker in world.running.items()}
     async with asyncio.timeout(LONG_S):
         while True:
             known = [
@@ -171,7 +173,7 @@ async def agreed(world: Churn) -> None:
                 }
                 for worker in world.running.values()
             ]
-            if all(one == truth for one in known):
+            if all(view == truth for view in known):
                 return
             await asyncio.sleep(1.0)
 
@@ -195,16 +197,16 @@ async def cut_in_two(network: Network) -> None:
     async with Cluster(names=names, network=network, options=OPTIONS) as workers:
         by_name = {worker.name: worker for worker in workers}
         await asyncio.sleep(10.0)
-        for one in left:
+        for name in left:
             for other in right:
-                network.between(one, other).partition()
+                network.between(name, other).partition()
         await all_know(6, workers)
         with pytest.raises(WorkerLostError):
             await by_name["w0"].peer("w11").call(remote.add, 1)
         changes = by_name["w0"].members_changed()
-        for one in left:
+        for name in left:
             for other in right:
-                network.between(one, other).heal()
+                network.between(name, other).heal()
         async with asyncio.timeout(LONG_S):
             missing = set(right)
             while (

@@ -149,11 +149,11 @@ def produced_items() -> int:
 
 async def flood(worker: Worker, to: str, calls: int, function: Any) -> int:
     """Make so many calls at once; return how many of the answers were right."""
-    given = tensors(REQUEST_BYTES)
-    sums = [float(one[:: 1 << 10].double().sum()) for one in given]
+    values = tensors(REQUEST_BYTES)
+    sums = [float(tensor[:: 1 << 10].double().sum()) for tensor in values]
     answers = await asyncio.gather(
         *(
-            worker.peer(to).call(function, given[index % KINDS], index)
+            worker.peer(to).call(function, values[index % KINDS], index)
             for index in range(calls)
         )
     )

@@ -219,7 +219,7 @@ async def reduce(workers: list[Worker]) -> None:
     groups = [Group(worker, members=names, timeout_s=LIMIT_S) for worker in workers]
     tensors = [torch.ones(2) for _ in workers]
     pairs = zip(groups, tensors, strict=True)
-    await asyncio.gather(*(one.all_reduce(each) for one, each in pairs))
+    await asyncio.gather(*(own_group.all_reduce(each) for own_group, each in pairs))
     for each in tensors:
         assert each.tolist() == [float(len(workers))] * 2
     for group in groups:

@@ -304,8 +304,8 @@ async def test_value_raising_when_encoded_fails_its_call(a: Worker, kind: str) -
     await around(a, wrong)
 
 
-def needs_two(one: int, two: int) -> int:
-    return one + two
+def needs_two(first: int, second: int) -> int:
+    return first + second
 
 
 async def counts(to: int) -> Any:
@@ -361,8 +361,8 @@ def in_a_forked_child(attempt: Callable[[], Awaitable[Any]]) -> str:
         finally:
             os._exit(0)
     os.close(writer)
-    with os.fdopen(reader) as told:
-        text = told.read()
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
     os.waitpid(pid, 0)
     return text
 
@@ -384,7 +384,7 @@ async def test_a_forked_child_has_no_worker(wired: Trio) -> None:
         lambda: a.find("b"),
     ]
     for attempt in attempts:
-        told = in_a_forked_child(attempt)
-        assert told.startswith(NotStartedError.__name__), told
-        assert "forked" in told
+        report = in_a_forked_child(attempt)
+        assert report.startswith(NotStartedError.__name__), report
+        assert "forked" in report
         assert await peer.call(len, "abc") == 3

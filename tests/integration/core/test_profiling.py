@@ -39,8 +39,8 @@ async def test_calls_are_named_as_torch_names_them(a: Worker) -> None:
         await adder.rpc_async().add(1.0)
         await adder.remote().add(1.0).to_here()
         await a.peer("b").using(idempotent=True).call(profiled.add_later, X, 1.0)
-    found = [name for name in Trace(profile).names() if "_run#" not in name]
-    assert found == [
+    names = [name for name in Trace(profile).names() if "_run#" not in name]
+    assert names == [
         "rpc_async#add(a -> b)",
         "rpc_async#add(a -> b)",
         "rpc_async#int(a -> b)",
@@ -129,8 +129,8 @@ async def test_calls_that_fail_or_are_cancelled_end_their_ranges(a: Worker) -> N
     after = trace.named("aten::neg")
     for name in ("fail", "wait", "int"):
         for kind in ("async", "run"):
-            one = trace.named(f"rpc_{kind}#{name}(a -> b)")
-            assert one.end_us < after.begin_us, one
+            span = trace.named(f"rpc_{kind}#{name}(a -> b)")
+            assert span.end_us < after.begin_us, span
 
 
 async def test_autograd_profiler_shows_calls(a: Worker) -> None:
@@ -161,6 +161,6 @@ async def test_a_worker_may_profile_its_own_process() -> None:
         recorder = a.peer("b").remote(profiled.Recorder)
         await recorder.rpc_async().begin()
         await a.peer("b").call(profiled.add_later, X, 1.0)
-        found = await recorder.rpc_async().end()
-    assert "rpc_run#add_later(a -> b)" in found
-    assert not any(name.startswith("rpc_async#") for name in found)
+        names = await recorder.rpc_async().end()
+    assert "rpc_run#add_later(a -> b)" in names
+    assert not any(name.startswith("rpc_async#") for name in names)

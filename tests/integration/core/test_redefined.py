@@ -38,8 +38,9 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
         present = sys.modules.get(name)
         if present is None:
             return importlib.import_module(name)
-        for one in ("answer", "Answer"):  # a reload keeps what is not defined again
-            vars(present).pop(one, None)
+        # A reload keeps what is not defined again.
+        for attribute in ("answer", "Answer"):
+            vars(present).pop(attribute, None)
         return importlib.reload(present)
 
     yield write
@@ -49,11 +50,11 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 async def answers(worker: Worker, module: Any) -> list[Any]:
     """Return what every way to name a function leads to."""
     peer = worker.peer("b")
-    found = [await peer.call(module.answer)]
-    found.append(await peer.remote(module.Answer).rpc_async().get())
-    found.append(await peer.call(module.Answer.of_class))
-    found.append(await peer.remote(module.answer))
-    return found
+    results = [await peer.call(module.answer)]
+    results.append(await peer.remote(module.Answer).rpc_async().get())
+    results.append(await peer.call(module.Answer.of_class))
+    results.append(await peer.remote(module.answer))
+    return results
 
 
 SOURCE = """

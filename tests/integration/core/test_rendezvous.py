@@ -115,19 +115,19 @@ async def test_missing_worker_is_named_to_the_present_ones(seat: Seat) -> None:
 
 async def refusal_of_one(*both: Worker) -> str:
     """Start workers at once; return what one is told, while the other goes on."""
-    starting = [asyncio.ensure_future(one.__aenter__()) for one in both]
+    starting = [asyncio.ensure_future(worker.__aenter__()) for worker in both]
     try:
         async with asyncio.timeout(LIMIT_S):
-            told, _ = await asyncio.wait(starting, return_when=asyncio.FIRST_COMPLETED)
-        (one,) = told
+            done, _ = await asyncio.wait(starting, return_when=asyncio.FIRST_COMPLETED)
+        (task,) = done
         with pytest.raises(UsageError) as caught:
-            await one
+            await task
         return str(caught.value)
     finally:
         for start in starting:
             start.cancel()
         await asyncio.gather(*starting, return_exceptions=True)
-        await asyncio.gather(*(one.shutdown() for one in both))
+        await asyncio.gather(*(worker.shutdown() for worker in both))
 
 
 @pytest.mark.parametrize(
@@ -268,9 +268,9 @@ def test_missing_arguments_are_named_before_the_start(
 ) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    given = zip(("rendezvous", "rank", "world_size"), arguments, strict=False)
+    keywords = zip(("rendezvous", "rank", "world_size"), arguments, strict=False)
     with pytest.raises(UsageError, match=re.escape(words)):
-        Worker("a", **dict(given))
+        Worker("a", **dict(keywords))
 
 
 # --- a static list -------------------------------------------------------------------

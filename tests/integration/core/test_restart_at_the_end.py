@@ -20,7 +20,7 @@ LIMIT_S: Final = 120.0  # only a failure reaches it
 OPTIONS: Final = Options(secret="of a test, and long enough to be one")
 
 
-def serve(rank: int, store: str, told: Connection) -> None:
+def serve(rank: int, store: str, reports: Connection) -> None:
     """Have no main line but the end of the group."""
 
     async def main() -> None:
@@ -34,7 +34,7 @@ def serve(rank: int, store: str, told: Connection) -> None:
             await worker.shutdown(graceful=True)
 
     asyncio.run(main())
-    told.send("ended")
+    reports.send("ended")
 
 
 @pytest.mark.parametrize("killed", [1, 2])

@@ -69,12 +69,12 @@ async def test_thread_waits_for_an_unfinished_value(wired: Trio) -> None:
 async def test_the_loop_never_waits_for_a_local_value(wired: Trio) -> None:
     a, *_ = wired
     watch = remote.watches["here"] = remote.Watch()
-    made = a.peer("a").remote(remote.pass_gate, "here")
+    rref = a.peer("a").remote(remote.pass_gate, "here")
     await watch.begun.wait()
     with pytest.raises(UsageError, match=r"stop the event loop; `await rref\.to_here"):
-        made.local_value()
+        rref.local_value()
     watch.gate.set()
-    assert await made == "through"
+    assert await rref == "through"
     del remote.watches["here"]
 
 

@@ -130,7 +130,7 @@ async def test_user_to_third_kept_costs_three(trio: Trio) -> None:
     await until(lambda: a.rrefs()[0].lent == 0)
     notices = (("c", "returned"), ("c", "register"), ("b", "registered"))
     assert seen == [{notice: 1} for notice in notices]
-    assert sum(one.total() for one in seen) < TORCH
+    assert sum(counter.total() for counter in seen) < TORCH
 
 
 async def test_releases_of_one_turn_share_a_message(trio: Trio) -> None:

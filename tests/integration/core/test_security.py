@@ -90,9 +90,9 @@ async def test_a_flooded_callee_rejects_and_recovers() -> None:
     limits = asyncrpc.LimitOptions(inbound_calls_max=4)
     async with Cluster(2, options=Options(limits=limits)) as (a, _):
         calls = [a.parts.start_call("b", remote.slow_one) for _ in range(10)]
-        found = await asyncio.gather(*calls, return_exceptions=True)
-        assert found.count(1) == 4
-        rejected = [one for one in found if isinstance(one, RejectedError)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert results.count(1) == 4
+        rejected = [result for result in results if isinstance(result, RejectedError)]
         assert len(rejected) == 6
         assert rejected[0].outcome is asyncrpc.Outcome.NOT_EXECUTED
         assert await a.peer("b").call(remote.add, 1) == 2

@@ -109,7 +109,9 @@ def test_a_module_keeps_its_parameters_and_shares_all_state() -> None:
     assert asyncrpc.share(model) is model
     assert all(a is b for a, b in zip(model.parameters(), before, strict=True))
     assert all(map(is_shared, [*model.parameters(), *model.buffers()]))
-    assert all(one.grad is not None and is_shared(one.grad) for one in before)
+    assert all(
+        parameter.grad is not None and is_shared(parameter.grad) for parameter in before
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,11 +130,11 @@ class Wrapper(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Self:
-        made: Self = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001  how torch's are made
+        wrapper: Self = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001  how torch's are made
             cls, inner.shape, dtype=inner.dtype, device=inner.device
         )
-        made.held = inner
-        return made
+        wrapper.held = inner
+        return wrapper
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch's type is a stub's
@@ -222,7 +224,7 @@ def test_a_module_takes_one_descriptor_and_every_view_goes_along() -> None:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(1)
-    assert [one.flatten().tolist() for one in state.values()] == values_of(module)
+    assert [tensor.flatten().tolist() for tensor in state.values()] == values_of(module)
     assert all(
         is_shared(parameter) for parameter in module.parameters() if parameter.numel()
     )
@@ -453,9 +455,9 @@ async def test_sharing_without_common_memory_is_explained(network: Any) -> None:
     async with Cluster(2, network=network) as (a, _):
         value = asyncrpc.share(torch.zeros(5))
         calls: list[tuple[Any, Any]] = [(remote.echo, value), (two_of_one, 10)]
-        for function, given in calls:
+        for function, argument in calls:
             with pytest.raises(EncodeError, match=r"send tensor\.clone\(\)"):
-                await a.peer("b").call(function, given)
+                await a.peer("b").call(function, argument)
         assert (await a.peer("b").call(remote.echo, value.clone())).sum() == 0
 
 
@@ -474,9 +476,9 @@ async def test_refusal_of_shared_memory_fails_its_call_alone(
     await a.peer("b").call(remote.echo, first)
     a.parts.memory.regions._kept.regions.clear()  # noqa: SLF001  (only b is to be full)
     calls: list[tuple[Any, Any]] = [(remote.echo, second), (two_of_one, 10)]
-    for function, given in calls:
+    for function, argument in calls:
         with pytest.raises(EncodeError, match=refusal):
-            await a.peer("b").call(function, given)
+            await a.peer("b").call(function, argument)
     assert await a.peer("b").call(remote.add, 1) == 2
 
 

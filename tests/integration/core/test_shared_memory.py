@@ -67,13 +67,13 @@ def mapped_slabs() -> int:
 
 def open_slabs() -> int:
     """Count the descriptors of slabs of this process."""
-    found = 0
+    count = 0
     for entry in Path("/proc/self/fd").iterdir():
         try:
-            found += "memfd:asyncrpc-slab" in str(entry.readlink())
+            count += "memfd:asyncrpc-slab" in str(entry.readlink())
         except FileNotFoundError:
             continue
-    return found
+    return count
 
 
 async def numbers(count: int, size: int) -> AsyncIterator[torch.Tensor]:
@@ -85,9 +85,9 @@ async def numbers(count: int, size: int) -> AsyncIterator[torch.Tensor]:
 
 
 async def mover_to(worker: Worker, name: str) -> moving.SlabMover:
-    found = (await worker.parts.link_to(name)).connection.payloads.mover
-    assert isinstance(found, moving.SlabMover)
-    return found
+    mover = (await worker.parts.link_to(name)).connection.payloads.mover
+    assert isinstance(mover, moving.SlabMover)
+    return mover
 
 
 async def warm(worker: Worker, name: str, nbytes: int) -> moving.SlabMover:
@@ -146,18 +146,18 @@ VALUES = {
 }
 
 
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, torch.Tensor):
-        if one.is_sparse:
-            one, other = one.to_dense(), other.to_dense()
-        if one.dtype is torch.float8_e4m3fn:
-            one, other = one.view(torch.uint8), other.view(torch.uint8)
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, np.ndarray):
-        return np.array_equal(one, other)
-    return bool(one == other)
+def same(value: Any, other: Any) -> bool:
+    if isinstance(value, list):
+        return len(value) == len(other) and all(map(same, value, other))
+    if isinstance(value, torch.Tensor):
+        if value.is_sparse:
+            value, other = value.to_dense(), other.to_dense()
+        if value.dtype is torch.float8_e4m3fn:
+            value, other = value.view(torch.uint8), other.view(torch.uint8)
+        return value.dtype == other.dtype and torch.equal(value, other)
+    if isinstance(value, np.ndarray):
+        return np.array_equal(value, other)
+    return bool(value == other)
 
 
 @pytest.mark.parametrize("make", VALUES.values(), ids=VALUES)
@@ -525,8 +525,8 @@ async def test_return_of_a_slab_never_lent_ends_the_connection(wire: Any) -> Non
             await a.peer("b").call(remote.sleep_long)
 
 
-def note(told: list[Any], method: str, _link: PeerLink, value: Any) -> None:
-    told.append((method, value))
+def note(notices: list[Any], method: str, _link: PeerLink, value: Any) -> None:
+    notices.append((method, value))
 
 
 @pytest.mark.parametrize("token", [bytes(16), b"short"])

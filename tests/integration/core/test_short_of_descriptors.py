@@ -265,10 +265,10 @@ class Exhausted(socket.socket):
 
     is_full: ClassVar[bool] = False
 
-    def __init__(self, *given: Any, **more: Any) -> None:
+    def __init__(self, *args: Any, **more: Any) -> None:
         if self.is_full:
             raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
-        super().__init__(*given, **more)
+        super().__init__(*args, **more)
 
     def accept(self) -> Any:
         if self.is_full:

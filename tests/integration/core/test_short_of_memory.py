@@ -184,9 +184,9 @@ async def reduce(peer: Peer) -> object:
     both = short.reduce(128 * MIB), peer.call(short.reduce, 128 * MIB)
     heard = await asyncio.gather(*both, return_exceptions=True)
     # The other rank hears that the group is closed.
-    for one in reversed(heard):
-        if isinstance(one, BaseException):
-            raise one
+    for result in reversed(heard):
+        if isinstance(result, BaseException):
+            raise result
     return heard[0]
 
 

@@ -19,15 +19,15 @@ class TestSoak:
 
     @pytest.mark.slow
     async def test_mixed_calls_leave_nothing_behind(self) -> None:
-        made: list[int] = []
+        counts: list[int] = []
         outcome = await soak(
             3000,
             warm_up_calls=1500,
             settle_s=1.0,
             method="forkserver",
-            on_progress=made.append,
+            on_progress=counts.append,
         )
-        assert sum(made) >= 3000
+        assert sum(counts) >= 3000
         assert set(outcome.uses) == {kind.name for kind in KINDS}
         assert outcome.leaks == []
 

@@ -77,14 +77,14 @@ class Group:
 
 async def until(changes: MemberChanges, kind: str, name: str) -> list[str]:
     """Take changes up to one; return the kinds of all that are about its member."""
-    found: list[str] = []
+    kinds: list[str] = []
     async with asyncio.timeout(LIMIT_S):
         async for change in changes:
             if change.member.name == name:
-                found.append(change.kind.value)
+                kinds.append(change.kind.value)
                 if change.kind.value == kind:
-                    return found
-    return found
+                    return kinds
+    return kinds
 
 
 @pytest.mark.slow

@@ -33,9 +33,9 @@ async def test_items_come_in_order(wired: Trio, function: Any) -> None:
 
 
 async def test_large_and_small_items_keep_their_order(wired: Trio) -> None:
-    found = [item async for item in stream(wired, remote.tensors, 12, 200_000)]
-    assert [float(item[0]) for item in found] == list(range(12))
-    assert [len(item) for item in found[:2]] == [4, 200_000]
+    items = [item async for item in stream(wired, remote.tensors, 12, 200_000)]
+    assert [float(item[0]) for item in items] == list(range(12))
+    assert [len(item) for item in items[:2]] == [4, 200_000]
 
 
 @pytest.mark.parametrize("function", GENERATORS)

@@ -50,7 +50,7 @@ class Unreadable:
         return refuse_to_be_read, ()
 
 
-def take(*_given: Any) -> None:
+def take(*_values: Any) -> None:
     """Take anything, and keep nothing."""
 
 
@@ -65,8 +65,8 @@ async def unreadable_items() -> AsyncIterator[Any]:
     yield RRef(Counter(4))
 
 
-def unreadable_result(*given: Any) -> list[Any]:
-    return [RRef(Counter(1)), *given, Unreadable(), RRef(Counter(2)), *given]
+def unreadable_result(*values: Any) -> list[Any]:
+    return [RRef(Counter(1)), *values, Unreadable(), RRef(Counter(2)), *values]
 
 
 def raise_with(rref: RRef[Any]) -> None:
@@ -77,26 +77,26 @@ async def references_of(trio: Trio) -> list[RRef[Counter]]:
     """Return references of `a`: of a value of its own, of b's (home) and of c's."""
     a, _, _ = trio
     with acting_as(a):
-        found = [RRef(Counter(0)), a.peer("b").remote(Counter, 1)]
-    found.append(a.peer("c").remote(Counter, 2))
-    for one in found[1:]:
-        await one
-    await a.peer("b").call(take, *found)
-    return found
+        rrefs = [RRef(Counter(0)), a.peer("b").remote(Counter, 1)]
+    rrefs.append(a.peer("c").remote(Counter, 2))
+    for rref in rrefs[1:]:
+        await rref
+    await a.peer("b").call(take, *rrefs)
+    return rrefs
 
 
 ORDERS = ["first", "last", "between", "within"]
 
 
-def arranged(order: str, found: list[RRef[Counter]]) -> list[Any]:
+def arranged(order: str, rrefs: list[RRef[Counter]]) -> list[Any]:
     wrong = Unreadable()
     if order == "first":
-        return [wrong, *found]
+        return [wrong, *rrefs]
     if order == "last":
-        return [*found, wrong]
+        return [*rrefs, wrong]
     if order == "between":
-        return [found[0], wrong, *found[1:], found]
-    return [{"a": [found, wrong, (found[1], {"b": found[2]})]}]
+        return [rrefs[0], wrong, *rrefs[1:], rrefs]
+    return [{"a": [rrefs, wrong, (rrefs[1], {"b": rrefs[2]})]}]
 
 
 @pytest.fixture

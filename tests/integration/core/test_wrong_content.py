@@ -61,7 +61,7 @@ class Training:
             self.layer = self.a.peer("b").remote(Layer)
             parameter = await self.layer.rpc_async().parameter()
             self.optimizer = DistributedOptimizer(torch.optim.SGD, [parameter], lr=0.5)
-        self.groups = [Group(one, timeout_s=LIMIT_S) for one in (self.a, self.b)]
+        self.groups = [Group(worker, timeout_s=LIMIT_S) for worker in (self.a, self.b)]
         await self.go_on()
 
     async def go_on(self) -> None:
@@ -77,8 +77,8 @@ class Training:
         tensors = [torch.full((5,), 1.0), torch.full((5,), 2.0)]
         await asyncio.gather(
             *(
-                one.all_reduce(each)
-                for one, each in zip(self.groups, tensors, strict=True)
+                group.all_reduce(each)
+                for group, each in zip(self.groups, tensors, strict=True)
             )
         )
         assert all(each.tolist() == [3.0] * 5 for each in tensors)

@@ -28,7 +28,7 @@ from tests.integration.core.wrong_graphs import RAISING
 OPTIONS: Final = Options(drain_timeout_s=2.0, liveness=PATIENT)
 NAMES: Final = {"sys.exit": "SystemExit", "endless recursion": "RecursionError"}
 # Who runs a hook has no call, and so no worker that it could ask for.
-RAISED: Final = [one for one in misbehaving.RAISED if one != "worker inside"]
+RAISED: Final = [kind for kind in misbehaving.RAISED if kind != "worker inside"]
 # Of what says that it is a tensor and is none torch takes the memory for one's.
 GIVEN: Final = ["text", "number", "deep", "emptied tensor", "meta tensor"]
 EXITS: Final = {"exit", "interrupt", "base", "sys.exit"}
@@ -41,8 +41,8 @@ def at(worker: Worker, to: str, name: str) -> Make:
     """Return what has another worker compute something that misbehaves."""
 
     async def make(x: torch.Tensor, kind: str) -> torch.Tensor:
-        found: torch.Tensor = await worker.peer(to).call(RAISING[name], x, kind)
-        return found
+        result: torch.Tensor = await worker.peer(to).call(RAISING[name], x, kind)
+        return result
 
     return make
 
@@ -50,8 +50,8 @@ def at(worker: Worker, to: str, name: str) -> Make:
 def through(worker: Worker, by: str, to: str, name: str) -> Make:
     async def make(x: torch.Tensor, kind: str) -> torch.Tensor:
         peer = worker.peer(by)
-        found: torch.Tensor = await peer.call(graphs.through, to, name, x, kind)
-        return found
+        result: torch.Tensor = await peer.call(graphs.through, to, name, x, kind)
+        return result
 
     return make
 
@@ -180,5 +180,5 @@ async def failed(a: Worker, where: str) -> list[weakref.ref[Any]]:
             out = graphs.by_tensor_hook(out, "value")
         with pytest.raises(BackwardFailedError):
             await backward(ctx, [out.sum()])
-        made, graphs.made[:] = graphs.made[:], []
-        return [*made, *(weakref.ref(one) for one in (leaf, inside, out))]
+        inner_refs, graphs.inner_refs[:] = graphs.inner_refs[:], []
+        return [*inner_refs, *(weakref.ref(tensor) for tensor in (leaf, inside, out))]

@@ -29,7 +29,7 @@ from tests.integration.core.wrong_optimizers import Wrong
 OPTIONS: Final = Options(drain_timeout_s=2.0, liveness=PATIENT)
 NAMES: Final = {"sys.exit": "SystemExit", "endless recursion": "RecursionError"}
 # Its thread has no call, and so no worker that it could ask for.
-RAISED: Final = [one for one in misbehaving.RAISED if one != "worker inside"]
+RAISED: Final = [kind for kind in misbehaving.RAISED if kind != "worker inside"]
 FEW: Final = ["value", "exit", "generator exit", "cancelled", "stop", "exiting"]
 STEPS: Final = ["step", "step's end", "zero_grad", "group"]
 OWNERS: Final = [("b", "b"), ("a", "a"), ("ab", "a"), ("ab", "b"), ("abc", "c")]
@@ -49,14 +49,14 @@ class Trainer:
 
     async def values(self) -> list[torch.Tensor]:
         pairs = zip(self.owners, self.rrefs, strict=True)
-        return [await self.a.peer(name).call(wrong.value, one) for name, one in pairs]
+        return [await self.a.peer(name).call(wrong.value, rref) for name, rref in pairs]
 
     async def step(self, **how: Any) -> bool:
         async with asyncio.timeout(LIMIT_S), context() as ctx:
             pairs = zip(self.owners, self.rrefs, strict=True)
             losses = [
-                await self.a.peer(name).call(wrong.product, one, X)
-                for name, one in pairs
+                await self.a.peer(name).call(wrong.product, rref, X)
+                for name, rref in pairs
             ]
             await backward(ctx, losses)
             return (await self.optimizer.step(ctx, **how)).is_applied
@@ -67,9 +67,9 @@ class Trainer:
         for _ in range(2):
             with pytest.raises(OptimizerError) as caught:
                 await attempt()
-            told = str(caught.value)
-            assert f"worker {at!r}" in told, (kind, told)
-            is_told(told, kind)
+            message = str(caught.value)
+            assert f"worker {at!r}" in message, (kind, message)
+            is_told(message, kind)
         await self.a.peer(at).call(wrong.go_wrong)
 
 
@@ -85,9 +85,9 @@ def is_told(text: str, kind: str) -> None:
     assert name in text or said in text, (kind, text)
 
 
-def same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
+def same(values: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
     return all(
-        torch.equal(one, other) for one, other in zip(found, wanted, strict=True)
+        torch.equal(value, other) for value, other in zip(values, wanted, strict=True)
     )
 
 
@@ -108,7 +108,7 @@ async def misuse(
                 assert repr(again) == repr(state), (where, kind)
                 assert await trainer.step(**how)
                 velocity = velocity * 0.5 + X
-                wanted = [one - 0.5 * velocity for one in wanted]
+                wanted = [value - 0.5 * velocity for value in wanted]
                 assert same(await trainer.values(), wanted), (where, kind)
 
 

@@ -162,6 +162,6 @@ def spoiled(value: Any, depth: int = 3) -> Iterator[Any]:
         for wrong in WRONG_FIELDS:
             yield [*value[:index], wrong, *value[index + 1 :]]
         inner = part["fields"] if type(part) is dict and "fields" in part else part
-        for one in spoiled(inner, depth - 1):
-            changed = {"fields": one} if inner is not part else one
+        for variant in spoiled(inner, depth - 1):
+            changed = {"fields": variant} if inner is not part else variant
             yield [*value[:index], changed, *value[index + 1 :]]

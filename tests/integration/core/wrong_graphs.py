@@ -35,12 +35,12 @@ def by_function(x: torch.Tensor, kind: str) -> torch.Tensor:
     return result
 
 
-made: Final[list[weakref.ref[torch.Tensor]]] = []  # inside of a graph here
+inner_refs: Final[list[weakref.ref[torch.Tensor]]] = []  # inside of a graph here
 
 
 def by_tensor_hook(x: torch.Tensor, kind: str) -> torch.Tensor:
     inside = x * 2
-    made[:] = [*made[-9:], weakref.ref(inside)]
+    inner_refs[:] = [*inner_refs[-9:], weakref.ref(inside)]
     inside.register_hook(lambda _: give(kind))  # type: ignore[no-untyped-call]
     return inside * 3
 
@@ -98,7 +98,7 @@ def by_accumulating_hook(x: torch.Tensor, kind: str) -> torch.Tensor:
 
 def by_saved_tensor(x: torch.Tensor, kind: str) -> torch.Tensor:
     with torch.autograd.graph.saved_tensors_hooks(
-        lambda one: one, lambda _: give(kind)
+        lambda tensor: tensor, lambda _: give(kind)
     ):
         return x.exp()
 
@@ -125,8 +125,8 @@ def double(x: torch.Tensor) -> torch.Tensor:
 async def through(to: str, name: str, x: torch.Tensor, kind: str) -> torch.Tensor:
     """Have another worker misbehave in this one's graph."""
     peer = asyncrpc.current_worker().peer(to)
-    found: torch.Tensor = await peer.call(RAISING[name], x * 2, kind)
-    return found * 2
+    result: torch.Tensor = await peer.call(RAISING[name], x * 2, kind)
+    return result * 2
 
 
 def well(x: torch.Tensor) -> torch.Tensor:

@@ -54,8 +54,8 @@ async def in_a_forked_child(
     os.close(writer)
     outcomes: dict[str, list[Outcome]] = {name: [] for name in uses}
     try:
-        async with _lines(reader) as told:
-            while line := await told():
+        async with _lines(reader) as read_line:
+            while line := await read_line():
                 name, kinds, text = json.loads(line)
                 outcomes[name].append(_outcome(uses[name], kinds, text))
     finally:
@@ -93,7 +93,7 @@ def _outcome(use: Use, kinds: list[str], text: str) -> Outcome:
     if not kinds:
         return NOTHING_RAISED
     errors = [getattr(asyncrpc.errors, name) for name in asyncrpc.errors.__all__]
-    known = {one.__name__: one for one in (*use.refusals, *errors)}
+    known = {error.__name__: error for error in (*use.refusals, *errors)}
     kind = next((known[kind] for kind in kinds if kind in known), None)
     return Outcome(kind or type(kinds[0], (Exception,), {}), text)
 
@@ -117,7 +117,7 @@ def _attempt_all(
                 if touched:
                     kind, text = TouchedError, f"it touched {touched.pop()}"
                     touched.clear()
-                kinds = [one.__name__ for one in kind.__mro__] if kind else []
+                kinds = [base.__name__ for base in kind.__mro__] if kind else []
                 line = json.dumps([name, kinds, text[:_TEXT_MAX]])
                 os.write(writer, line.encode() + b"\n")
     finally:
@@ -176,9 +176,9 @@ def _note(kind: type, name: str, parents: list[Any], touched: list[str]) -> None
     """Take note of each use of a method of what is the parent's."""
     original = getattr(kind, name)
 
-    def noted(one: Any, *args: Any, **kwargs: Any) -> Any:
-        if not any(one is parents_own for parents_own in parents):
-            return original(one, *args, **kwargs)
+    def noted(instance: Any, *args: Any, **kwargs: Any) -> Any:
+        if not any(instance is parents_own for parents_own in parents):
+            return original(instance, *args, **kwargs)
         touched.append(f"the parent's {kind.__name__}, by {name}{args!r:.200}")
         return None
 

@@ -88,9 +88,9 @@ async def while_it_closes(uses: Uses, world: World) -> Outcomes:
     await asyncio.sleep(0)
     assert world.a.is_draining
     try:
-        found = await _tried(uses, world, calls)
+        outcomes = await _tried(uses, world, calls)
         assert not closing.done(), "it has ended meanwhile"
-        return found
+        return outcomes
     finally:
         with acting_as(world.a):
             let_go()
@@ -116,11 +116,11 @@ async def forked(uses: Uses, world: World) -> Outcomes:
 async def _each(
     uses: Uses, attempt: Callable[[Use], Awaitable[Outcome]]
 ) -> dict[str, list[Outcome]]:
-    found: dict[str, list[Outcome]] = {}
+    outcomes: dict[str, list[Outcome]] = {}
     for name, use in uses.items():
         logger.warning("%s", name)  # the last of them is in hand when the traffic ends
-        found[name] = [await attempt(use) for _ in range(TRIES)]
-    return found
+        outcomes[name] = [await attempt(use) for _ in range(TRIES)]
+    return outcomes
 
 
 async def _made_ready(
@@ -144,11 +144,11 @@ async def _tried(
         with acting_as(world.a):
             return await outcome_of(lambda: use.finished(call()))
 
-    found: dict[str, list[Outcome]] = {}
+    outcomes: dict[str, list[Outcome]] = {}
     for name, use in uses.items():
         logger.warning("%s", name)
-        found[name] = [await attempt(use, call) for call in calls[name]]
-    return found
+        outcomes[name] = [await attempt(use, call) for call in calls[name]]
+    return outcomes
 
 
 Place = Callable[[Uses, World], Awaitable[Outcomes]]

@@ -17,14 +17,16 @@ import asyncrpc
 from asyncrpc.core.options import CallOptions
 from tests.architecture.public import MODULES as PUBLIC_MODULES
 
-MODULES: Final = tuple(one for one in PUBLIC_MODULES if one != "asyncrpc.errors")
+MODULES: Final = tuple(
+    module for module in PUBLIC_MODULES if module != "asyncrpc.errors"
+)
 # Methods that are no names, and are used as such.
 _SPECIAL: Final = ("__init__", "__call__", "__aenter__", "__anext__", "__getitem__")
 
 
 def surface() -> Mapping[str, tuple[str, ...]]:
     """Return every public function and method with the names of its parameters."""
-    found: dict[str, tuple[str, ...]] = {}
+    parameters: dict[str, tuple[str, ...]] = {}
     for module_name in MODULES:
         module = importlib.import_module(module_name)
         for name in module.__all__:
@@ -33,10 +35,10 @@ def surface() -> Mapping[str, tuple[str, ...]]:
                 continue  # it is at the top level, too
             prefix = module_name.removeprefix("asyncrpc").removeprefix(".")
             for use, function in _uses(f"{prefix}.{name}" if prefix else name, public):
-                found[use] = _parameters(function)
+                parameters[use] = _parameters(function)
     for use, function in _uses("CallOptions", CallOptions):
-        found[use] = _parameters(function)
-    return found
+        parameters[use] = _parameters(function)
+    return parameters
 
 
 def _uses(shown: str, public: Any) -> Iterator[tuple[str, Any]]:

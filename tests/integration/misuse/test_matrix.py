@@ -48,10 +48,10 @@ def test_uses_name_existing_parameters(name: str) -> None:
 
 async def kept_by(world: World) -> dict[str, int]:
     """Count what the workers `a` and `b` keep, when what is over has been let go."""
-    found: dict[str, int] = {}
-    while found != (found := await _kept_now(world)):
+    counts: dict[str, int] = {}
+    while counts != (counts := await _kept_now(world)):
         pass
-    return found
+    return counts
 
 
 async def _kept_now(world: World) -> dict[str, int]:
@@ -59,9 +59,9 @@ async def _kept_now(world: World) -> dict[str, int]:
     await world.peer.call(len, "ab")  # what is let go is told
     await asyncio.sleep(0)
     with acting_as(world.a):
-        found = {f"{what} of a": count for what, count in tables().items()}
+        counts = {f"{what} of a": count for what, count in tables().items()}
     there = await world.peer.call(tables_there)
-    return found | {f"{what} of b": count for what, count in there.items()}
+    return counts | {f"{what} of b": count for what, count in there.items()}
 
 
 async def more_than(kept: dict[str, int], world: World) -> dict[str, int]:
@@ -81,14 +81,14 @@ async def more_than(kept: dict[str, int], world: World) -> dict[str, int]:
 
 async def mistakes(use: Use, name: str, world: World) -> Outcomes:
     """Make every mistake of one use; return what came of each."""
-    found = {}
+    outcomes = {}
     for parameter in surface()[name]:
         fitting = use.fits.get(parameter, ())
         for kind in WRONG:
             if kind not in fitting:
-                found[parameter, kind] = await use.outcome(world, parameter, kind)
+                outcomes[parameter, kind] = await use.outcome(world, parameter, kind)
                 await asyncio.sleep(0)
-    return found
+    return outcomes
 
 
 def listed(problems: Iterable[tuple[str, str, str]]) -> str:
@@ -121,8 +121,8 @@ async def make_mistakes(world: World, sent: Sent, name: str, use: Use) -> None:
     link = world.a.parts.directory.find("b").link
     async with Traffic(world.a).flowing():
         again = await mistakes(use, name, world)
-    assert {at: one.words for at, one in again.items()} == {
-        at: one.words for at, one in first.items()
+    assert {at: outcome.words for at, outcome in again.items()} == {
+        at: outcome.words for at, outcome in first.items()
     }
     assert world.a.parts.directory.find("b").link is link
     assert await use.outcome(world) == NOTHING_RAISED, "used rightly again, it failed"

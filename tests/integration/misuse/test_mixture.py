@@ -139,9 +139,9 @@ class Mixture(RuleBasedStateMachine):
     @initialize()
     def connect(self) -> None:
         async def all_to_all() -> None:
-            for one in self.workers:
+            for worker in self.workers:
                 for other in self.workers:
-                    assert await one.peer(other.name).call(len, "ab") == 2
+                    assert await worker.peer(other.name).call(len, "ab") == 2
             self.groups = [
                 asyncrpc.Group(worker, name="mixture") for worker in self.workers
             ]
@@ -174,13 +174,13 @@ class Mixture(RuleBasedStateMachine):
 
         async def work() -> None:
             stream = peer.stream(count_up, items)
-            found = []
+            received = []
             async for item in stream:
-                found.append(item)
-                if len(found) >= taken:
+                received.append(item)
+                if len(received) >= taken:
                     break
             await stream.aclose()
-            assert found == list(range(min(items, max(taken, 1))))
+            assert received == list(range(min(items, max(taken, 1))))
 
         self.run(work())
 
@@ -226,8 +226,8 @@ class Mixture(RuleBasedStateMachine):
             reduced = await asyncio.gather(
                 *(group.all_reduce(torch.full((3,), 1.0)) for group in self.groups)
             )
-            for one in reduced:
-                assert one.tolist() == [float(len(self.groups))] * 3
+            for tensor in reduced:
+                assert tensor.tolist() == [float(len(self.groups))] * 3
 
         self.run(work())
 
@@ -354,7 +354,7 @@ class Mixture(RuleBasedStateMachine):
                 ),
                 return_exceptions=True,
             )
-            assert {type(one) for one in done} == {CollectiveError}
+            assert {type(result) for result in done} == {CollectiveError}
 
         self.run(work())
         self.reduce()
@@ -457,13 +457,13 @@ class Mixture(RuleBasedStateMachine):
 
     async def _kept(self) -> dict[str, int]:
         gc.collect()
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for worker in self.workers:
             for what, count in (
                 await worker.peer(worker.name).call(tables_there)
             ).items():
-                found[what] = found.get(what, 0) + count
-        return found
+                counts[what] = counts.get(what, 0) + count
+        return counts
 
 
 class MixtureOfFour(Mixture):

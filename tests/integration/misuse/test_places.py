@@ -26,11 +26,11 @@ from tests.integration.misuse.wrong import World
 
 def families() -> Mapping[str, Mapping[str, Use]]:
     """Return all uses by what they are of: a package, or a class at the top level."""
-    found: dict[str, dict[str, Use]] = defaultdict(dict)
+    uses: dict[str, dict[str, Use]] = defaultdict(dict)
     for name, use in USES.items():
         first, dot, _ = name.partition(".")
-        found[first if dot else "functions"][name] = use
-    return found
+        uses[first if dot else "functions"][name] = use
+    return uses
 
 
 FAMILIES: Final = families()

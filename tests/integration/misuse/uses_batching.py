@@ -59,9 +59,9 @@ async def _batcher(world: World) -> None:
 
 async def _generate(world: World) -> list[Any]:
     """Generate with a batcher that is entered for it."""
-    made: serving.ContinuousBatcher[Any, Any, Any]
-    async with serving.ContinuousBatcher(OneStep(), 1, in_thread=False) as made:
-        return [item async for item in made.generate(1)]
+    batcher: serving.ContinuousBatcher[Any, Any, Any]
+    async with serving.ContinuousBatcher(OneStep(), 1, in_thread=False) as batcher:
+        return [item async for item in batcher.generate(1)]
 
 
 class _Entered:
@@ -70,10 +70,10 @@ class _Entered:
     async def generate(
         self, request: Any, *, priority: Any = 0, client: Any = None
     ) -> list[Any]:
-        made: serving.ContinuousBatcher[Any, Any, Any]
-        async with serving.ContinuousBatcher(OneStep(), 1, in_thread=False) as made:
-            given = made.generate(request, priority=priority, client=client)
-            return [item async for item in given]
+        batcher: serving.ContinuousBatcher[Any, Any, Any]
+        async with serving.ContinuousBatcher(OneStep(), 1, in_thread=False) as batcher:
+            items = batcher.generate(request, priority=priority, client=client)
+            return [item async for item in items]
 
 
 USES: Final[Mapping[str, Use]] = {

@@ -99,7 +99,7 @@ OPTIONS_FIT: Final[Mapping[str, set[str]]] = {
     "exclusive": {"none", "true"},
     "bulk_lanes": {"none", "an integer"},
     "spin": set(),
-    **{one: set() for one in ("network", "liveness", "limits", "devices", "message")},
+    **{name: set() for name in ("network", "liveness", "limits", "devices", "message")},
     "on_loop_bytes_max": {"an integer", "an integer of 70 bits"},
     "lost_after_s": {"an integer", "infinite", "an integer of 70 bits"},
     "heartbeat_s": {"an integer", "a fraction"},
@@ -133,7 +133,9 @@ async def _meet(world: World) -> None:
 
 
 async def _meet_at(world: World) -> None:
-    await asyncio.gather(*(rendezvous(one, "tag") for one in (world.a, world.other)))
+    await asyncio.gather(
+        *(rendezvous(worker, "tag") for worker in (world.a, world.other))
+    )
 
 
 def _using(make: Callable[[World], Any]) -> Use:

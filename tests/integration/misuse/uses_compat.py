@@ -48,10 +48,10 @@ class Use:
 
     def attempt(self, parameter: str = "", kind: str = "") -> Any:
         """Use it once, rightly or with one argument of a kind."""
-        given = {name: make() for name, make in self.right.items()}
+        arguments = {name: make() for name, make in self.right.items()}
         if parameter:
-            given[parameter] = KINDS[kind]()
-        return finished(self.make()(**given))
+            arguments[parameter] = KINDS[kind]()
+        return finished(self.make()(**arguments))
 
     def mistakes(self) -> list[tuple[str, str]]:
         """Return what can be done wrongly: parameters and kinds."""
@@ -84,38 +84,38 @@ def loss() -> torch.Tensor:
     return doubled.sum()
 
 
-def _backward(**given: Any) -> None:
+def _backward(**arguments: Any) -> None:
     with autograd.context() as context:
-        autograd.backward(**{"context_id": context, "roots": [loss()], **given})
+        autograd.backward(**{"context_id": context, "roots": [loss()], **arguments})
 
 
-def _gradients(**given: Any) -> None:
+def _gradients(**arguments: Any) -> None:
     with autograd.context() as context:
-        autograd.get_gradients(**{"context_id": context, **given})
+        autograd.get_gradients(**{"context_id": context, **arguments})
 
 
-def _rref_backward(**given: Any) -> None:
+def _rref_backward(**arguments: Any) -> None:
     with autograd.context() as context:
-        rpc.RRef(loss()).backward(**{"dist_autograd_ctx_id": context, **given})
+        rpc.RRef(loss()).backward(**{"dist_autograd_ctx_id": context, **arguments})
 
 
 def parameter() -> rpc.RRef[Any]:
     return rpc.remote(PEER, nn.Parameter, (torch.ones(3),))
 
 
-def _optimizer(optimizer_class: Any, params_rref: Any, **given: Any) -> None:
-    DistributedOptimizer(optimizer_class, params_rref, **{"lr": 0.1, **given})
+def _optimizer(optimizer_class: Any, params_rref: Any, **arguments: Any) -> None:
+    DistributedOptimizer(optimizer_class, params_rref, **{"lr": 0.1, **arguments})
 
 
-def _step(**given: Any) -> None:
+def _step(**arguments: Any) -> None:
     with autograd.context() as context:
         optimizer = DistributedOptimizer(torch.optim.SGD, [parameter()], lr=0.1)
         autograd.backward(context, [loss()])
-        optimizer.step(**{"context_id": context, **given})
+        optimizer.step(**{"context_id": context, **arguments})
 
 
-def _module(**given: Any) -> Any:
-    return RemoteModule(**given).forward(torch.ones(2, 2))
+def _module(**arguments: Any) -> Any:
+    return RemoteModule(**arguments).forward(torch.ones(2, 2))
 
 
 # As torch does, any real number is a timeout: True is 1 s, less than 0 the default.

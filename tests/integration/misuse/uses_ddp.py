@@ -17,14 +17,14 @@ CALLED: Final = CALLABLES | {"a local function", "raises in everything"}
 
 
 def group(world: World) -> Group:
-    made: Group = kept(world, "alone", lambda: Group(world.a, ["a"], name="alone"))
-    return made
+    alone: Group = kept(world, "alone", lambda: Group(world.a, ["a"], name="alone"))
+    return alone
 
 
 def parameter(_: object = None) -> torch.nn.Parameter:
-    found = torch.nn.Parameter(three())
-    found.grad = three()
-    return found
+    tensor = torch.nn.Parameter(three())
+    tensor.grad = three()
+    return tensor
 
 
 async def model(world: World) -> ddp.DistributedDataParallel:
@@ -32,13 +32,13 @@ async def model(world: World) -> ddp.DistributedDataParallel:
     if "model" not in world.kept:
         wrapped = ddp.DistributedDataParallel(torch.nn.Linear(3, 1), group(world))
         world.kept["model"] = await wrapped
-    made: ddp.DistributedDataParallel = world.kept["model"]
-    return made
+    module: ddp.DistributedDataParallel = world.kept["model"]
+    return module
 
 
 def loss_of_model(world: World) -> torch.Tensor:
-    found: torch.Tensor = world.kept["model"](three()).sum()
-    return found
+    loss: torch.Tensor = world.kept["model"](three()).sum()
+    return loss
 
 
 def bucket(_: object = None) -> ddp.GradBucket:
@@ -46,35 +46,35 @@ def bucket(_: object = None) -> ddp.GradBucket:
 
 
 def power(world: World) -> ddp.PowerSGDState:
-    made: ddp.PowerSGDState = kept(
+    state: ddp.PowerSGDState = kept(
         world,
         "power",
         lambda: ddp.PowerSGDState(group(world), start_powerSGD_iter=1 << 20),
     )
-    return made
+    return state
 
 
 def local(world: World) -> ddp.PostLocalSGDState:
-    made: ddp.PostLocalSGDState = kept(
+    state: ddp.PostLocalSGDState = kept(
         world, "local", lambda: ddp.PostLocalSGDState(group(world), None, 1)
     )
-    return made
+    return state
 
 
 def periodic(world: World) -> ddp.PeriodicModelAverager:
-    made: ddp.PeriodicModelAverager = kept(
+    averager: ddp.PeriodicModelAverager = kept(
         world, "periodic", lambda: ddp.PeriodicModelAverager(group(world), 2)
     )
-    return made
+    return averager
 
 
 def hierarchical(world: World) -> ddp.HierarchicalModelAverager:
-    made: ddp.HierarchicalModelAverager = kept(
+    averager: ddp.HierarchicalModelAverager = kept(
         world,
         "hierarchical",
         lambda: ddp.HierarchicalModelAverager(group(world), {2: 1}),
     )
-    return made
+    return averager
 
 
 def sgd(_: object = None) -> torch.optim.Optimizer:
@@ -82,21 +82,21 @@ def sgd(_: object = None) -> torch.optim.Optimizer:
 
 
 def post_local(world: World) -> ddp.PostLocalSGDOptimizer:
-    made: ddp.PostLocalSGDOptimizer = kept(
+    optimizer: ddp.PostLocalSGDOptimizer = kept(
         world, "post local", lambda: ddp.PostLocalSGDOptimizer(sgd(), periodic(world))
     )
-    return made
+    return optimizer
 
 
 def zero(world: World) -> ddp.ZeroRedundancyOptimizer:
-    made: ddp.ZeroRedundancyOptimizer = kept(
+    optimizer: ddp.ZeroRedundancyOptimizer = kept(
         world,
         "zero",
         lambda: ddp.ZeroRedundancyOptimizer(
             [parameter()], torch.optim.SGD, group(world), lr=0.1
         ),
     )
-    return made
+    return optimizer
 
 
 def _ready(method: str, **about: Any) -> Use:
@@ -287,7 +287,7 @@ STATES: Final[Mapping[str, Use]] = {
         },
     ),
     "ddp.PostLocalSGDState.local_group": Use(lambda world: local(world).local_group),
-    **{f"ddp.PostLocalSGDState.{one}": use for one, use in _saved(local).items()},
+    **{f"ddp.PostLocalSGDState.{name}": use for name, use in _saved(local).items()},
     "ddp.PowerSGDState": Use(
         lambda _: ddp.PowerSGDState,
         needs_worker=False,
@@ -309,7 +309,7 @@ STATES: Final[Mapping[str, Use]] = {
         lambda world: power(world).compression_stats, needs_worker=False
     ),
     "ddp.PowerSGDState.average_errors": Use(lambda world: power(world).average_errors),
-    **{f"ddp.PowerSGDState.{one}": use for one, use in _saved(power).items()},
+    **{f"ddp.PowerSGDState.{name}": use for name, use in _saved(power).items()},
     "ddp.allreduce_hook": _hook(ddp.allreduce_hook, group),
     "ddp.bf16_compress_hook": _hook(ddp.bf16_compress_hook, group),
     "ddp.fp16_compress_hook": _hook(ddp.fp16_compress_hook, group),

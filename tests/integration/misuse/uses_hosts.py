@@ -201,12 +201,12 @@ def _with_group(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return what gives a function a group where it is given `_ALONE`."""
 
     @functools.wraps(function)
-    async def use(given: Any, group: Any) -> None:
+    async def use(subject: Any, group: Any) -> None:
         if group is not _ALONE:
-            await function(given, group)
+            await function(subject, group)
             return
         with closing(Group(asyncrpc.current_worker(), ["a"], name="alone")) as alone:
-            await function(given, alone)
+            await function(subject, alone)
 
     return use
 

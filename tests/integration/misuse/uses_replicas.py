@@ -26,9 +26,9 @@ def _linear() -> torch.nn.Module:
 
 async def _rolled_out(_: World) -> None:
     """Call replicas, publish to them, and drain one, in a group made for it."""
-    async with Cluster(names=["web", "m-0", "m-1"]) as (web, one, other):
+    async with Cluster(names=["web", "m-0", "m-1"]) as (web, worker, other):
         model = serving.ServedModel(_linear())
-        replica = serving.Replica(one, model=model, ready=False)
+        replica = serving.Replica(worker, model=model, ready=False)
         async with (
             replica,
             serving.Replica(other, model=serving.ServedModel(_linear())),
@@ -41,9 +41,9 @@ async def _rolled_out(_: World) -> None:
             await publisher.publish(_linear(), canary=0.5)
             await publisher.promote()
             await publisher.roll_back()
-            assert await serving.catch_up(model, "m-*", one) == 0
+            assert await serving.catch_up(model, "m-*", worker) == 0
             assert await publisher.versions() == {"m-0": 0, "m-1": 0}
-            with acting_as(one):
+            with acting_as(worker):
                 assert await serving.drain()
             assert await replica.drain()
             assert len(replicas.statistics().replicas) == 2

@@ -97,13 +97,13 @@ def _websocket(sent: list[Any] | None = None) -> asgi.AsgiWebSocket:
 async def _use_asgi_socket(_: World) -> None:
     sent: list[Any] = []
     await asgi.websocket_response(_websocket(sent), _numbers())
-    kinds = [one["type"] for one in sent]
+    kinds = [event["type"] for event in sent]
     assert kinds == ["websocket.accept", "websocket.send", "websocket.close"]
 
 
-async def _start_and_end(made: Any) -> None:
+async def _start_and_end(lifespan: Any) -> None:
     """Enter what a lifespan makes for an application."""
-    async with made(None):
+    async with lifespan(None):
         pass
 
 

@@ -53,8 +53,8 @@ def groups(world: World, name: str = "misuse") -> tuple[Group, Group]:
         a, b = (Group(worker, ["a", "b"], name=name) for worker in workers)
         return a, b
 
-    found: tuple[Group, Group] = kept(world, f"group {name}", make)
-    return found
+    pair: tuple[Group, Group] = kept(world, f"group {name}", make)
+    return pair
 
 
 def _own_groups(world: World, method: str) -> tuple[Group, Group]:
@@ -76,9 +76,10 @@ def _of_group(
 
     async def rightly(world: World) -> None:
         here, other = _own_groups(world, method)
-        given = {name: make(world) for name, make in right.items()}
+        arguments = {name: make(world) for name, make in right.items()}
         await asyncio.gather(
-            getattr(here, method)(**given), getattr(other, method)(**given | there)
+            getattr(here, method)(**arguments),
+            getattr(other, method)(**arguments | there),
         )
 
     return Use(
@@ -266,8 +267,8 @@ def in_context(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
     @functools.wraps(function)
     async def within(*args: Any, **kwargs: Any) -> Any:
         async with autograd.context() as context:
-            given = [context if arg is HERE else arg for arg in args]
-            return await function(*given, **kwargs)
+            arguments = [context if arg is HERE else arg for arg in args]
+            return await function(*arguments, **kwargs)
 
     return within
 
@@ -286,17 +287,17 @@ async def _current(_: World) -> None:
 
 
 def remote_parameter(world: World) -> asyncrpc.RRef[torch.nn.Parameter]:
-    made: asyncrpc.RRef[torch.nn.Parameter] = world.peer.remote(make_parameter)
-    return made
+    rref: asyncrpc.RRef[torch.nn.Parameter] = world.peer.remote(make_parameter)
+    return rref
 
 
 def optimizer(world: World) -> DistributedOptimizer:
-    made: DistributedOptimizer = kept(
+    stepping: DistributedOptimizer = kept(
         world,
         "optimizer",
         lambda: DistributedOptimizer("SGD", [remote_parameter(world)], lr=0.1),
     )
-    return made
+    return stepping
 
 
 async def _state(world: World) -> None:
@@ -400,10 +401,10 @@ class Counts(Protocol):
 
 
 def module(world: World) -> nn.RemoteModule:
-    made: nn.RemoteModule = kept(
+    remote_module: nn.RemoteModule = kept(
         world, "module", lambda: nn.RemoteModule("b", Encoder, (3,))
     )
-    return made
+    return remote_module
 
 
 def _of_module(method: str, **about: Any) -> Use:
@@ -420,10 +421,10 @@ def _in_thread(method: str) -> Use:
 
 
 def pipeline(world: World) -> nn.Pipeline:
-    made: nn.Pipeline = kept(
+    pipe: nn.Pipeline = kept(
         world, "pipeline", lambda: nn.Pipeline([module(world)], chunks=2)
     )
-    return made
+    return pipe
 
 
 def _of_pipeline(method: str, **about: Any) -> Use:
@@ -445,9 +446,9 @@ def report(_: World) -> nn.PipelineReport:
 
 async def _of_all_parameters(world: World) -> None:
     optimizer(world)  # which mistakes are made with
-    one = pipeline(world)
-    stepping = DistributedOptimizer("SGD", await one.remote_parameters(), lr=0.1)
-    await one.train_step(rows(), rows(), loss, stepping)
+    pipe = pipeline(world)
+    stepping = DistributedOptimizer("SGD", await pipe.remote_parameters(), lr=0.1)
+    await pipe.train_step(rows(), rows(), loss, stepping)
 
 
 GIVEN: Final[Mapping[str, Any]] = {

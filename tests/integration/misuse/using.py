@@ -65,10 +65,10 @@ class Use:
 
     def prepared(self, world: World, parameter: str = "", kind: str = "") -> Call:
         """Return what uses it: with one argument of a kind of `WRONG`, or none."""
-        given = {name: make(world) for name, make in self.right.items()}
+        arguments = {name: make(world) for name, make in self.right.items()}
         if parameter:
-            given[parameter] = WRONG[kind](world)
-        return _with_arguments(self.make(world), given, is_wrong=parameter)
+            arguments[parameter] = WRONG[kind](world)
+        return _with_arguments(self.make(world), arguments, is_wrong=parameter)
 
     def right_call(self, world: World) -> Call:
         """Return what uses it rightly, so that it comes to an end."""
@@ -101,17 +101,17 @@ class HungError(Exception):
 
 
 def _with_arguments(
-    function: Callable[..., Any], given: dict[str, Any], *, is_wrong: str
+    function: Callable[..., Any], arguments: dict[str, Any], *, is_wrong: str
 ) -> Callable[[], Any]:
     """Return a call of a function with arguments by the names of its parameters."""
     positional: list[Any] = []
     named: dict[str, Any] = {}
     is_left_out = False
     for name, parameter in inspect.signature(function).parameters.items():
-        if name not in given:
+        if name not in arguments:
             is_left_out = True
             continue
-        value = given[name]
+        value = arguments[name]
         if parameter.kind is parameter.VAR_POSITIONAL:
             positional.extend([value] if name == is_wrong else value)
         elif parameter.kind is parameter.VAR_KEYWORD:

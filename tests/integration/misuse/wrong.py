@@ -129,7 +129,7 @@ WRONG: Final[Mapping[str, Callable[[World], Any]]] = {
     "a list of numbers": lambda _: [1.5, 2.5],
     "a list of text": lambda _: ["text", "text"],
     "a map": lambda _: {"text": 1},
-    "a generator": lambda _: (one for one in range(3)),
+    "a generator": lambda _: (number for number in range(3)),
     "a tensor": lambda _: torch.ones(2, 3),
     "a tensor of integers": lambda _: torch.ones(3, dtype=torch.int64),
     "a meta tensor": lambda _: torch.ones(3, device="meta"),

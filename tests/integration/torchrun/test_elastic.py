@@ -78,10 +78,10 @@ class Fleet:
     def await_notes(self, are_enough: Callable[[list[Note]], bool]) -> list[Note]:
         """Wait until the notes are enough; return them."""
         end_s = time.monotonic() + LIMIT_S
-        while not are_enough(found := self.notes()):
-            assert time.monotonic() < end_s, f"the notes are not enough: {found}"
+        while not are_enough(notes := self.notes()):
+            assert time.monotonic() < end_s, f"the notes are not enough: {notes}"
             time.sleep(0.05)
-        return found
+        return notes
 
     def kill(self, agent: subprocess.Popen[bytes]) -> None:
         """Kill an agent and its workers, as a node that loses its power."""
@@ -93,18 +93,18 @@ class Fleet:
 
 def children(pid: int) -> list[int]:
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(one) for task in tasks for one in task.read_text().split()]
+    return [int(child) for task in tasks for child in task.read_text().split()]
 
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    made = Fleet(tmp_path)
+    created = Fleet(tmp_path)
     try:
-        yield made
+        yield created
     finally:
-        for agent in made.agents:
+        for agent in created.agents:
             if agent.poll() is None:
-                made.kill(agent)
+                created.kill(agent)
 
 
 def met(notes: list[Note], *, after: int = 0) -> dict[str, Note]:

@@ -30,14 +30,14 @@ def note(**fields: object) -> None:
 
 
 async def answers(worker: asyncrpc.Worker) -> list[str]:
-    found = []
+    names = []
     for rank in range(worker.world_size):
         try:
             name = await worker.peer(f"worker{rank}").call(os.getenv, "RANK")
         except WorkerLostError:
             name = "lost"
-        found.append(str(name))
-    return found
+        names.append(str(name))
+    return names
 
 
 async def main() -> None:
@@ -45,12 +45,12 @@ async def main() -> None:
         note(met=worker.name, of=worker.world_size, incarnation=worker.incarnation)
         former: list[str] = []
         while not STOP.exists():
-            found = await answers(worker)
-            if found != former:
-                note(name=worker.name, answers=found)
+            current = await answers(worker)
+            if current != former:
+                note(name=worker.name, answers=current)
             if "fails" in sys.argv and RESTART == "0" and worker.rank == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
-            former = found
+            former = current
             await asyncio.sleep(0.05)
         await worker.shutdown(graceful=True)
 

@@ -40,25 +40,25 @@ class Shown:
 
     @property
     def error_type(self) -> str | None:
-        found: str | None = self.attributes.get("error.type")
-        return found
+        kind: str | None = self.attributes.get("error.type")
+        return kind
 
 
 def shown(span: ReadableSpan) -> Shown:
-    found = span.get_span_context()
-    assert found is not None
+    context = span.get_span_context()
+    assert context is not None
     return Shown(
         span.name,
         span.kind.name,
-        found.trace_id,
-        found.span_id,
+        context.trace_id,
+        context.span_id,
         None if span.parent is None else span.parent.span_id,
         span.status.status_code.name,
         span.status.description or "",
         dict(span.attributes or {}),
         tuple(link.context.span_id for link in span.links),
-        found.trace_flags.sampled,
-        found.trace_state.to_header(),
+        context.trace_flags.sampled,
+        context.trace_state.to_header(),
     )
 
 
@@ -85,16 +85,18 @@ class Spans(InMemorySpanExporter):
         return [shown(span) for span in self.get_finished_spans()]
 
     def named(self, name: str, kind: str = "") -> list[Shown]:
-        return [one for one in self.all if one.name == name and kind in {"", one.kind}]
+        return [
+            span for span in self.all if span.name == name and kind in {"", span.kind}
+        ]
 
-    def one(self, name: str, kind: str = "") -> Shown:
-        found = self.named(name, kind)
-        assert len(found) == 1, [(each.name, each.kind) for each in self.all]
-        return found[0]
+    def single(self, name: str, kind: str = "") -> Shown:
+        spans = self.named(name, kind)
+        assert len(spans) == 1, [(each.name, each.kind) for each in self.all]
+        return spans[0]
 
     def pair(self, name: str) -> tuple[Shown, Shown]:
         """Return the spans of a call at its caller and its callee, which belong."""
-        client, server = self.one(name, "CLIENT"), self.one(name, "SERVER")
+        client, server = self.single(name, "CLIENT"), self.single(name, "SERVER")
         assert (server.parent_id, server.trace_id) == (client.span_id, client.trace_id)
         return client, server
 
@@ -120,5 +122,5 @@ class Spans(InMemorySpanExporter):
         return self.provider.get_tracer("program")
 
 
-def context_of(one: Shown) -> tuple[int, int]:
-    return one.trace_id, one.span_id
+def context_of(span: Shown) -> tuple[int, int]:
+    return span.trace_id, span.span_id

@@ -16,11 +16,11 @@ Trio = tuple[Worker, Worker, Worker]
 
 @pytest.fixture
 def spans() -> Iterator[Spans]:
-    made = Spans()
-    remote.kept.append(made)
-    yield made
-    remote.kept.remove(made)
-    made.provider.shutdown()
+    exporter = Spans()
+    remote.kept.append(exporter)
+    yield exporter
+    remote.kept.remove(exporter)
+    exporter.provider.shutdown()
 
 
 @pytest.fixture

@@ -25,13 +25,13 @@ def begin(*, sampled: bool = True) -> None:
 
 def ended() -> list[Shown]:
     """Return the spans of this process that have ended, but for those of this."""
-    return [one for one in kept[-1].all if one.name not in {"ended", "begin"}]
+    return [span for span in kept[-1].all if span.name not in {"ended", "begin"}]
 
 
 def position() -> Position:
     """Return the trace and the span that are current."""
-    found = trace.get_current_span().get_span_context()
-    return found.trace_id, found.span_id
+    context = trace.get_current_span().get_span_context()
+    return context.trace_id, context.span_id
 
 
 async def here_async() -> Position:
@@ -50,11 +50,11 @@ def here_on_loop() -> Position:
 
 @asyncrpc.async_execution
 def here_later() -> Any:
-    found = position()
+    before = position()
 
     async def later() -> tuple[Position, Position]:
         await asyncio.sleep(0)
-        return found, position()
+        return before, position()
 
     return later()
 
@@ -69,13 +69,13 @@ async def through(*names: str) -> list[Position]:
 
 
 async def call_on(to: str) -> Position:
-    found: Position = await asyncrpc.rpc_async(to, here_async)
-    return found
+    result: Position = await asyncrpc.rpc_async(to, here_async)
+    return result
 
 
 def call_on_in_thread(to: str) -> Position:
-    found: Position = asyncrpc.rpc_sync(to, here_async)
-    return found
+    result: Position = asyncrpc.rpc_sync(to, here_async)
+    return result
 
 
 def anything(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -102,7 +102,7 @@ async def read() -> Position:
 
 class Table:
     def __init__(self) -> None:
-        self.made = position()
+        self.origin = position()
 
     def where(self) -> Position:
         return position()

@@ -37,8 +37,8 @@ async def test_batch_is_linked_to_its_requests(a: Worker, spans: Spans) -> None:
                 batched(3),  # in no trace
             )
     assert answers == [2, 4, 6]
-    batch = spans.one("doubled")
-    requests = [spans.one(f"request {number}") for number in (1, 2)]
+    batch = spans.single("doubled")
+    requests = [spans.single(f"request {number}") for number in (1, 2)]
     assert batch.links == tuple(request.span_id for request in requests)
     assert (batch.kind, batch.parent_id) == ("INTERNAL", None)
     assert batch.attributes == {"asyncrpc.batch.size": 3, "asyncrpc.worker": "a"}
@@ -52,7 +52,7 @@ async def test_failed_batch_has_an_error_span(a: Worker, spans: Spans) -> None:
         async with Batcher(refused, 1, 0.0) as batched:
             with pytest.raises(ValueError, match="no luck"):
                 await batched(1)
-    batch = spans.one("refused")
+    batch = spans.single("refused")
     assert (batch.status, batch.error_type) == ("ERROR", "ValueError")
 
 

@@ -50,7 +50,7 @@ async def test_the_callers_span_is_the_parent(a: Worker, spans: Spans) -> None:
     with spans.tracer().start_as_current_span("outer"):
         await a.peer("b").call(remote.here_async)
     client, _ = spans.pair("here_async")
-    assert client.parent_id == spans.one("outer").span_id
+    assert client.parent_id == spans.single("outer").span_id
 
 
 @pytest.mark.parametrize("through", [remote.call_on, remote.call_on_in_thread])
@@ -74,7 +74,7 @@ async def test_call_of_programs_thread_is_in_its_span(a: Worker, spans: Spans) -
     with acting_as(a):
         await asyncio.to_thread(call)
     client, _ = spans.pair("here_async")
-    assert client.parent_id == spans.one("outer").span_id
+    assert client.parent_id == spans.single("outer").span_id
 
 
 async def test_call_on_the_loop_has_spans(a: Worker, spans: Spans) -> None:
@@ -87,7 +87,7 @@ async def test_remote_values_and_methods_have_spans(a: Worker, spans: Spans) -> 
         table = a.peer("b").remote(remote.Table)
         where = await table.rpc_async().where()
         kept = await table.remote().where().to_here()
-        maker = (await table.to_here()).made
+        maker = (await table.to_here()).origin
     _, server = spans.pair("Table")
     assert maker == context_of(server)
     servers = [context_of(span) for span in spans.all if span.kind == "SERVER"]
@@ -148,7 +148,7 @@ async def test_untraced_caller_begins_a_trace_at_the_callee(
     a, b, _ = plain
     spans.trace(b)
     position = await a.peer("b").call(remote.here_async)
-    server = spans.one("here_async")
+    server = spans.single("here_async")
     assert (server.kind, server.parent_id) == ("SERVER", None)
     assert position == context_of(server)
 
@@ -197,4 +197,4 @@ async def test_unsendable_call_has_an_ended_span(a: Worker, spans: Spans) -> Non
 async def test_call_to_unknown_worker_ends_its_span(a: Worker, spans: Spans) -> None:
     with acting_as(a), pytest.raises(UnknownWorkerError):
         await asyncrpc.rpc_async("nobody", remote.anything)
-    assert spans.one("anything").error_type == "UnknownWorkerError"
+    assert spans.single("anything").error_type == "UnknownWorkerError"

@@ -61,7 +61,7 @@ async def test_expired_call_is_error(
             await a.peer("b").using(timeout_s=timeout_s).call(remote.wait_for, "g")
         timeout_s *= 4
     await spans.has(lambda: any(span.kind == "SERVER" for span in spans.all))
-    server = spans.one("wait_for", "SERVER")
+    server = spans.single("wait_for", "SERVER")
     (client,) = [span for span in spans.all if span.span_id == server.parent_id]
     assert (client.status, client.error_type) == ("ERROR", "DeadlineExceededError")
     # Whether its own clock or the caller's word comes first is chance.
@@ -75,7 +75,7 @@ async def test_call_of_a_killed_worker_has_an_error_span(spans: Spans) -> None:
         cluster.expect_death("b")
         with pytest.raises(asyncrpc.WorkerLostError):
             await a.peer("b").call(os.kill, cluster.pid("b"), signal.SIGKILL)
-    client = spans.one("kill")
+    client = spans.single("kill")
     assert (client.status, client.error_type) == ("ERROR", "WorkerLostError")
 
 
@@ -91,14 +91,14 @@ async def test_attempts_have_spans_of_call(spans: Spans, gate: asyncio.Event) ->
         gate.set()
         answer = await reading
         await holding
-    whole = spans.one("read", "INTERNAL")
-    assert whole.parent_id == spans.one("outer").span_id
+    whole = spans.single("read", "INTERNAL")
+    assert whole.parent_id == spans.single("outer").span_id
     assert whole.status == "UNSET"
     *refused, last = spans.named("read", "CLIENT")
     assert refused
     assert {span.error_type for span in refused} == {"OverloadedError"}
     assert {span.parent_id for span in (*refused, last)} == {whole.span_id}
-    server = spans.one("read", "SERVER")
+    server = spans.single("read", "SERVER")
     assert (server.parent_id, answer[1]) == (last.span_id, server.span_id)
 
 

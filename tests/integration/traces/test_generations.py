@@ -29,7 +29,7 @@ async def test_generation_is_part_of_its_request(trio: Trio, spans: Spans) -> No
                 assert await ask(counter, 3) == [2, 1, 0]
             assert await ask(counter, 1) == [0]
     first, second = spans.named("Countdown")
-    assert first.parent_id == spans.one("request").span_id
+    assert first.parent_id == spans.single("request").span_id
     assert second.parent_id is None
     assert (first.kind, first.status) == ("INTERNAL", "UNSET")
     waited_s = first.attributes.pop("asyncrpc.generation.waited_s")
@@ -42,7 +42,7 @@ async def test_failed_generation_has_an_error_span(trio: Trio, spans: Spans) -> 
         async with ContinuousBatcher(Countdown(), 2, in_thread=False) as counter:
             with pytest.raises(ValueError, match="no luck"):
                 await ask(counter, FAILS_AT + 3)
-    shown = spans.one("Countdown")
+    shown = spans.single("Countdown")
     assert (shown.status, shown.error_type) == ("ERROR", "ValueError")
     assert shown.attributes["asyncrpc.stream.items"] == 2
 
@@ -54,7 +54,7 @@ async def test_abandoned_generation_has_an_ended_span(trio: Trio, spans: Spans) 
             aclosing(counter.generate(1000)) as items,
         ):
             assert await anext(items) == 999
-    shown = spans.one("Countdown")
+    shown = spans.single("Countdown")
     assert shown.status == "UNSET"
     assert shown.attributes["asyncrpc.cancelled"] is True
     assert shown.attributes["asyncrpc.stream.items"] == 1

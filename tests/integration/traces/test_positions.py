@@ -18,23 +18,27 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TRACE_ID, SPAN_ID = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
 
 
-async def call_with(a: Worker, found: Any) -> tuple[int, int]:
+async def call_with(a: Worker, position: Any) -> tuple[int, int]:
     """Call with something where the position in a trace should be."""
     call = a.parts.new_call("here_async", "b")
     target, values = a.parts.describe(remote.here_async, (), {})
-    a.parts.begin(call, target, values, meta={TRACE: found})
+    a.parts.begin(call, target, values, meta={TRACE: position})
     result: tuple[int, int] = await call
     return result
 
 
-@pytest.mark.parametrize("found", [PARENT, [PARENT], [PARENT, "k=v", 3], [PARENT, 7]])
-async def test_peers_position_is_parent(plain: Trio, spans: Spans, found: Any) -> None:
+@pytest.mark.parametrize(
+    "position", [PARENT, [PARENT], [PARENT, "k=v", 3], [PARENT, 7]]
+)
+async def test_peers_position_is_parent(
+    plain: Trio, spans: Spans, position: Any
+) -> None:
     a, b, _ = plain
     spans.trace(b)
-    await call_with(a, found)
-    server = spans.one("here_async")
+    await call_with(a, position)
+    server = spans.single("here_async")
     assert (server.trace_id, server.parent_id) == (TRACE_ID, SPAN_ID)
-    assert server.tracestate == ("k=v" if "k=v" in found else "")
+    assert server.tracestate == ("k=v" if "k=v" in position else "")
 
 
 @pytest.mark.parametrize(
@@ -66,7 +70,7 @@ async def test_bad_position_is_ignored(
     a, b, _ = plain
     spans.trace(b)
     result = await call_with(a, position)
-    server = spans.one("here_async")
+    server = spans.single("here_async")
     assert (server.parent_id, server.status) == (None, "UNSET")
     assert result == context_of(server)
     assert server.trace_id != TRACE_ID
@@ -76,7 +80,7 @@ async def test_a_long_tracestate_is_left_out(plain: Trio, spans: Spans) -> None:
     a, b, _ = plain
     spans.trace(b)
     await call_with(a, [PARENT, "k=" + "v" * 511])
-    server = spans.one("here_async")
+    server = spans.single("here_async")
     assert (server.parent_id, server.tracestate) == (SPAN_ID, "")
 
 

@@ -33,8 +33,8 @@ TRACE_ID, SPAN_ID = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
 
 
 async def ask(request: web.Request) -> web.Response:
-    found = await asyncrpc.rpc_async("b", remote.here_async)
-    return web.json_response({"name": request.match_info.get("name"), "at": found})
+    position = await asyncrpc.rpc_async("b", remote.here_async)
+    return web.json_response({"name": request.match_info.get("name"), "at": position})
 
 
 async def refuse(request: web.Request) -> web.Response:
@@ -71,7 +71,7 @@ async def test_a_request_is_the_parent_of_its_calls(
     """Its route is known when the framework has found it."""
     headers = {"traceparent": PARENT, "tracestate": "k=v"}
     assert await asked(door, trio[0], "/ask/x", **headers) == 200
-    request = spans.one("GET /ask/{name}")
+    request = spans.single("GET /ask/{name}")
     assert (request.trace_id, request.parent_id) == (TRACE_ID, SPAN_ID)
     assert (request.kind, request.status) == ("SERVER", "UNSET")
     assert request.attributes == {
@@ -82,7 +82,7 @@ async def test_a_request_is_the_parent_of_its_calls(
     }
     call, _ = spans.pair("here_async")
     assert call.parent_id == request.span_id
-    assert {one.tracestate for one in spans.all} == {"k=v"}
+    assert {span.tracestate for span in spans.all} == {"k=v"}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ async def test_error_answer_sets_the_request_span(  # noqa: PLR0917
     trio: Trio, spans: Spans, door: str, path: str, status: int, error: str | None
 ) -> None:
     assert await asked(door, trio[0], path) == status
-    request = spans.one(f"GET {path}")
+    request = spans.single(f"GET {path}")
     assert request.error_type == error
     assert request.status == ("UNSET" if error is None else "ERROR")
     if error is None or error.isdigit():
@@ -135,7 +135,7 @@ async def test_existing_span_is_the_parent(trio: Trio, spans: Spans) -> None:
     ):
         pass
     call, _ = spans.pair("here_async")
-    assert call.parent_id == spans.one("own").span_id
+    assert call.parent_id == spans.single("own").span_id
     assert spans.named("GET /ask/{name}") == []
 
 
@@ -146,7 +146,7 @@ async def test_unreadable_headers_are_ignored(trio: Trio, spans: Spans) -> None:
         client.get("/ask/x", headers=headers) as response,
     ):
         assert response.status == 200
-    assert spans.one("GET /ask/{name}").parent_id is None
+    assert spans.single("GET /ask/{name}").parent_id is None
 
 
 async def test_untraced_application_has_no_spans(plain: Trio, spans: Spans) -> None:
@@ -179,7 +179,7 @@ def asgi_app_of(worker: Worker) -> Starlette:
 
 async def test_unmatched_path_has_no_route_in_span(trio: Trio, spans: Spans) -> None:
     assert await asked("asgi", trio[0], "/nowhere") == 404
-    assert spans.one("GET").attributes["http.response.status_code"] == 404
+    assert spans.single("GET").attributes["http.response.status_code"] == 404
 
 
 # --- websockets, by both -------------------------------------------------------------
@@ -213,8 +213,10 @@ def socket_app_of(
 
 
 async def give_positions(_: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    async for one in asyncrpc.current_worker().peer("b").stream(remote.positions, 3):
-        yield one
+    async for position in (
+        asyncrpc.current_worker().peer("b").stream(remote.positions, 3)
+    ):
+        yield position
 
 
 async def give_and_fail(_: AsyncIterator[Any]) -> AsyncIterator[Any]:
@@ -233,16 +235,16 @@ async def test_a_websocket_is_the_parent_of_what_it_streams(
         socket_app_of(door, trio[0]) as client,
         client.ws_connect("/positions", headers={"traceparent": PARENT}) as websocket,
     ):
-        found = [await websocket.receive_json() for _ in range(3)]
+        positions = [await websocket.receive_json() for _ in range(3)]
         assert (await websocket.receive()).type is aiohttp.WSMsgType.CLOSE
-    request = spans.one("GET /positions")
+    request = spans.single("GET /positions")
     assert (request.trace_id, request.parent_id) == (TRACE_ID, SPAN_ID)
     assert (request.kind, request.status) == ("SERVER", "UNSET")
     assert request.attributes["http.response.status_code"] == 101
     assert request.attributes["asyncrpc.websocket.close_code"] == 1000
     stream, produced = spans.pair("positions")
     assert stream.parent_id == request.span_id
-    assert found == [[TRACE_ID, produced.span_id]] * 3
+    assert positions == [[TRACE_ID, produced.span_id]] * 3
 
 
 @DOORS
@@ -253,7 +255,7 @@ async def test_failed_websocket_has_error(trio: Trio, spans: Spans, door: str) -
     ):
         assert await websocket.receive_json() == 1
         assert (await websocket.receive()).data == 1011
-    request = spans.one("GET /failing")
+    request = spans.single("GET /failing")
     assert (request.error_type, request.status) == ("1011", "ERROR")
     assert request.attributes["http.response.status_code"] == 101
 
@@ -262,7 +264,7 @@ async def test_refused_websocket_has_a_403_span(trio: Trio, spans: Spans) -> Non
     async with socket_app_of("asgi", trio[0]) as client:
         with pytest.raises(aiohttp.WSServerHandshakeError, match="403"):
             await client.ws_connect("/refused")
-    request = spans.one("GET /refused")
+    request = spans.single("GET /refused")
     assert request.attributes["http.response.status_code"] == 403
     assert request.status == "UNSET"
 
@@ -274,7 +276,7 @@ async def through_all(request: web.Request) -> web.Response:
     """Go on over three workers, then read a stream of the last one to its end."""
     worker = asyncrpc.current_worker()
     result = await worker.peer("b").call(remote.through, "b", "c", "d")
-    items = [one async for one in worker.peer("d").stream(remote.positions, 20)]
+    items = [item async for item in worker.peer("d").stream(remote.positions, 20)]
     return web.json_response({"calls": result, "stream": items})
 
 
@@ -299,7 +301,7 @@ async def test_trace_covers_a_request_over_three_processes(spans: Spans) -> None
         here = spans.all
         there = {name: remote_spans async for name, remote_spans in spans_of(a, *names)}
 
-    request = spans.one("GET /through")
+    request = spans.single("GET /through")
     assert request.parent_id == SPAN_ID
     all_of_them = [
         *here,
@@ -312,7 +314,7 @@ async def test_trace_covers_a_request_over_three_processes(spans: Spans) -> None
     assert {span.trace_id for span in all_of_them} == {TRACE_ID}
     assert len(all_of_them) == len({span.span_id for span in all_of_them}) == 9
 
-    call, stream = (spans.one(name, "CLIENT") for name in ("through", "positions"))
+    call, stream = (spans.single(name, "CLIENT") for name in ("through", "positions"))
     assert call.parent_id == stream.parent_id == request.span_id
     at_b = {span.kind: span for span in there["b"]}
     at_c = {span.kind: span for span in there["c"]}

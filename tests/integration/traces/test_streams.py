@@ -18,7 +18,7 @@ COUNT = 40  # more than a producer may run ahead
 
 
 def items_of(spans: Spans, name: str) -> list[int]:
-    return [one.attributes["asyncrpc.stream.items"] for one in spans.pair(name)]
+    return [span.attributes["asyncrpc.stream.items"] for span in spans.pair(name)]
 
 
 @pytest.mark.parametrize("function", [remote.positions_async, remote.positions])
@@ -30,7 +30,7 @@ async def test_stream_steps_run_in_the_span(
         assert remote.position()[1] == outer.get_span_context().span_id
     client, server = spans.pair(function.__name__)
     assert positions == [context_of(server)] * COUNT
-    assert client.parent_id == spans.one("outer").span_id
+    assert client.parent_id == spans.single("outer").span_id
     assert items_of(spans, function.__name__) == [COUNT, COUNT]
 
 
@@ -55,7 +55,7 @@ async def test_inner_span_of_a_plain_generator_spans_its_steps(
     assert all(is_own for _, is_own in steps)
     await spans.has(lambda: bool(spans.named("inner")))
     _, server = spans.pair("inner_span")
-    assert spans.one("inner").parent_id == server.span_id
+    assert spans.single("inner").parent_id == server.span_id
     assert "detach" not in caplog.text
 
 
@@ -100,7 +100,7 @@ async def test_expired_stream_has_an_error_span(a: Worker, spans: Spans) -> None
     with pytest.raises(TimeoutError):
         async for _ in a.peer("b").using(timeout_s=0.05).stream(remote.one_and_wait):
             pass
-    assert spans.one("one_and_wait", "CLIENT").error_type == "DeadlineExceededError"
+    assert spans.single("one_and_wait", "CLIENT").error_type == "DeadlineExceededError"
 
 
 async def test_stream_to_unknown_worker_has_error(trio: Trio, spans: Spans) -> None:
@@ -109,5 +109,5 @@ async def test_stream_to_unknown_worker_has_error(trio: Trio, spans: Spans) -> N
     with pytest.raises(Exception):  # noqa: B017, PT011  (lost, or not known any more)
         async for _ in a.peer("b").stream(remote.numbers, 1):
             pass
-    client = spans.one("numbers", "CLIENT")
+    client = spans.single("numbers", "CLIENT")
     assert (client.status, client.attributes["asyncrpc.stream.items"]) == ("ERROR", 0)

@@ -107,7 +107,7 @@ class Rules:
         met = [] if store is None else zip(store.words, store.records, strict=True)
         is_member = any(word == ALL and dead.number in all_ for word, all_ in met)
         if dead.group or is_member:  # else no member has heard of it
-            world = _told(world, rank)
+            world = _with_losses(world, rank)
         after = replace(_with(world, rank, None), deaths=world.deaths - 1)
         return replace(after, store=None if rank == 0 else store)
 
@@ -159,7 +159,7 @@ class Rules:
         offered = self._offered(world, life)
         for other in offered:
             taken = replace(life, group=other.group)
-            yield _told(self._advanced(world, rank, taken, "ADMITTED"), rank)
+            yield _with_losses(self._advanced(world, rank, taken, "ADMITTED"), rank)
         yield from self._silent(world, rank, life, is_there=bool(offered))
 
     def _join(self, world: World, rank: int, life: Life) -> Iterator[World]:
@@ -169,7 +169,7 @@ class Rules:
         for other in world.lives:
             if other is not None and other.group:
                 taken = replace(life, group=other.group)
-                yield _told(self._advanced(world, rank, taken, "ADMITTED"), rank)
+                yield _with_losses(self._advanced(world, rank, taken, "ADMITTED"), rank)
 
     def _silent(
         self, world: World, rank: int, life: Life, *, is_there: bool
@@ -320,7 +320,7 @@ def _members(world: World) -> list[Member]:
     ]
 
 
-def _told(world: World, about: int) -> World:
+def _with_losses(world: World, about: int) -> World:
     """Let all members but one have something to notice."""
     lives = tuple(
         replace(life, has_loss=True)

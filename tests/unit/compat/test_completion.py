@@ -23,17 +23,17 @@ class Pool:
     """Threads that run what they were given when their test says so."""
 
     def __init__(self) -> None:
-        self.given: list[tuple[Callable[[], Any], Done]] = []
+        self.jobs: list[tuple[Callable[[], Any], Done]] = []
         self.is_closed = False
 
     def submit(self, job: Callable[[], Any], done: Done) -> None:
         if self.is_closed:
             raise RejectedError("the worker is closing")
-        self.given.append((job, done))
+        self.jobs.append((job, done))
 
     def work(self) -> None:
         """Let a thread run all that it finds, and the loop learn of its end."""
-        job, done = self.given.pop(0)
+        job, done = self.jobs.pop(0)
         job()
         done(None, None)
 
@@ -81,10 +81,10 @@ def test_first_thread_runs_all_jobs_in_order(
     ran: list[int] = []
     for number in range(5):
         completions.run(noted(ran, number))
-    assert len(pool.given) == 1
+    assert len(pool.jobs) == 1
     pool.work()
     assert ran == [0, 1, 2, 3, 4]
-    assert not pool.given
+    assert not pool.jobs
 
 
 def test_job_that_comes_as_the_thread_ends_gets_another_thread(
@@ -92,10 +92,10 @@ def test_job_that_comes_as_the_thread_ends_gets_another_thread(
 ) -> None:
     ran: list[int] = []
     completions.run(noted(ran, 0))
-    job, done = pool.given.pop()
+    job, done = pool.jobs.pop()
     job()
     completions.run(noted(ran, 1))  # the loop has not heard that the thread has ended
-    assert not pool.given
+    assert not pool.jobs
     done(None, None)
     pool.work()
     assert ran == [0, 1]
@@ -112,18 +112,18 @@ def test_job_that_waits_longer_than_a_tick_gets_another_thread(
         assert go_on.wait(60.0)
 
     completions.run(block)
-    ((first, _),) = pool.given
-    pool.given.clear()
+    ((first, _),) = pool.jobs
+    pool.jobs.clear()
     thread = threading.Thread(target=first)
     thread.start()
     assert begun.wait(60.0)
     completions.run(noted(ran, 1))
     completions.run(noted(ran, 2))
     ticks.tick()  # they may have come just before
-    assert not pool.given
+    assert not pool.jobs
     for _ in range(3):
         ticks.tick()  # once: the pool may have no thread for it
-        assert len(pool.given) == 1
+        assert len(pool.jobs) == 1
     pool.work()
     assert ran == [1, 2]
     go_on.set()
@@ -138,7 +138,7 @@ def test_new_job_gets_no_further_thread(
     pool.work()
     completions.run(noted([], 1))
     ticks.tick()
-    assert len(pool.given) == 1
+    assert len(pool.jobs) == 1
 
 
 def test_timer_stops_when_no_job_waits(
@@ -159,7 +159,7 @@ def test_failing_job_stops_no_other_job(completions: Completions, pool: Pool) ->
     ran: list[int] = []
     completions.run(fail)
     completions.run(noted(ran, 1))
-    job, done = pool.given.pop()
+    job, done = pool.jobs.pop()
     with pytest.raises(ValueError) as caught:  # noqa: PT011  (it has no text)
         job()
     done(None, caught.value)
@@ -174,7 +174,7 @@ def test_job_runs_even_if_the_pool_refuses_or_drops_it(
     ran = threading.Event()
     pool.is_closed = not is_dropped
     completions.run(ran.set)
-    for _job, done in pool.given:
+    for _job, done in pool.jobs:
         done(None, ClosedError("the worker was shut down before it ran"))
     assert ran.wait(60.0)
 
@@ -189,7 +189,7 @@ def test_waiting_job_runs_even_after_the_loop_ends(
         ended.set()
 
     completions.run(wait)
-    ((job, _),) = pool.given
+    ((job, _),) = pool.jobs
     threading.Thread(target=job, daemon=True).start()
     completions.run(later.set)
     completions.finish()

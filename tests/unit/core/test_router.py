@@ -38,25 +38,25 @@ class Service:
     """Keeps what it is told; answers what it is asked."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[Any, Message]] = []
+        self.messages: list[tuple[Any, Message]] = []
         self.routes = [takes(Hear, self._hear), answers(Look, self._look)]
         self.router = Router()
         self.router.add("test", self.routes)
 
     def _hear(self, link: RecordingLink, notice: Hear) -> None:
-        self.told.append((link, notice))
+        self.messages.append((link, notice))
 
     async def _look(self, link: RecordingLink, request: Look) -> list[RRefId]:
         if not request.names:
             raise MalformedError("it names nothing")
-        self.told.append((link, request))
+        self.messages.append((link, request))
         return [RREF] * len(request.names)
 
 
 def test_notice_reaches_its_handler() -> None:
     service, link = Service(), RecordingLink(PEER)
     deliver(service.routes, link, Hear(RREF))
-    assert service.told == [(link, Hear(RREF))]
+    assert service.messages == [(link, Hear(RREF))]
 
 
 async def test_request_is_answered_in_its_declared_form() -> None:
@@ -87,7 +87,7 @@ def test_wrong_notice_is_refused_before_its_handler() -> None:
     problem = r"the content must be an array of \[creator, serial\], not 5"
     with pytest.raises(MalformedError, match=problem):
         route.handle(RecordingLink(PEER), 5)
-    assert not service.told
+    assert not service.messages
 
 
 async def test_error_of_the_handler_names_the_message() -> None:

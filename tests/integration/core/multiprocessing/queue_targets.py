@@ -75,16 +75,16 @@ def get_without_end(queue: Items) -> None:
         kept = [*kept[-3:], queue.get()]
 
 
-def hold_one(queue: Items, told: Items) -> None:
+def hold_one(queue: Items, reports: Items) -> None:
     """Keep a tensor until killed."""
     tensor = queue.get()
-    told.put(tensor.numel())
+    reports.put(tensor.numel())
     signal.pause()
 
 
-def hold_one_of_rank(rank: int, queue: Items, told: Items) -> None:
+def hold_one_of_rank(rank: int, queue: Items, reports: Items) -> None:
     """As `hold_one`, for `launch`."""
-    hold_one(queue, told)
+    hold_one(queue, reports)
 
 
 def write_gradients(rank: int, parameter: torch.nn.Parameter, alone: Any) -> Any:
@@ -112,8 +112,10 @@ def drain_async(rank: int, queue: Items) -> int:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
                 task.cancel()
-            found = await asyncio.gather(*tasks, return_exceptions=True)
-            items = [one for one in found if not isinstance(one, BaseException)]
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            items = [
+                result for result in results if not isinstance(result, BaseException)
+            ]
             got += sum(item is not None for item in items)
             if None in items:
                 return got

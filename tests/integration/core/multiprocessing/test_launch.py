@@ -184,20 +184,20 @@ def is_local(address: str) -> bool:
 
 
 def test_workers_with_the_launchers_own_secret_listen_on_this_host_alone() -> None:
-    found = launch(targets.addresses, (None,), nprocs=2, method="forkserver")
-    assert all(is_local(address) for each in found for address in each)
+    results = launch(targets.addresses, (None,), nprocs=2, method="forkserver")
+    assert all(is_local(address) for each in results for address in each)
 
 
 @pytest.mark.parametrize(
-    ("given", "own"),
+    ("secret", "own"),
     [("sesame, for all of you", None), (None, "sesame, for all of you")],
 )
 def test_workers_with_a_secret_of_the_program_listen_everywhere(
-    given: str | None, own: str | None
+    secret: str | None, own: str | None
 ) -> None:
-    found = launch(
-        targets.addresses, (own,), nprocs=2, method="forkserver", secret=given
+    results = launch(
+        targets.addresses, (own,), nprocs=2, method="forkserver", secret=secret
     )
     has_network = any(not host_address.is_loopback for host_address in host_addresses())
-    for addresses in found:
+    for addresses in results:
         assert any(not is_local(address) for address in addresses) is has_network

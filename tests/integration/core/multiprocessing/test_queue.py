@@ -38,9 +38,9 @@ FORMS = {
 
 @pytest.fixture
 def queue() -> Any:
-    made: Queue[Any] = Queue()
-    yield made
-    made.close()
+    created: Queue[Any] = Queue()
+    yield created
+    created.close()
 
 
 def through(queue: Queue[Any], value: Any) -> Any:

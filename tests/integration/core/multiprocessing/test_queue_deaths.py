@@ -58,9 +58,9 @@ def named_memory(*pids: int) -> set[str]:
     """Return the names of shared memory that bear the numbers of processes."""
     numbers = set(map(str, pids))
     return {
-        one.name
-        for one in Path("/dev/shm").iterdir()  # noqa: S108  what would be left is here
-        if numbers & set(re.findall(r"\d+", one.name))
+        path.name
+        for path in Path("/dev/shm").iterdir()  # noqa: S108  what would be left is here
+        if numbers & set(re.findall(r"\d+", path.name))
     }
 
 
@@ -76,11 +76,11 @@ def test_items_outlive_their_killed_producer() -> None:
 
 def test_the_memory_of_a_killed_consumer_comes_back() -> None:
     queue: Queue[Any] = Queue(memory_bytes=1 << 20)
-    told: Queue[int] = Queue()
+    reports: Queue[int] = Queue()
     whole = torch.ones(1 << 20, dtype=torch.uint8)
-    with running(targets.hold_one, queue, told) as process:
+    with running(targets.hold_one, queue, reports) as process:
         queue.put(whole)
-        assert told.get(timeout_s=60.0) == 1 << 20
+        assert reports.get(timeout_s=60.0) == 1 << 20
         with pytest.raises(standard.Full):
             queue.put_nowait(whole)
         waiting = threading.Thread(target=queue.put, args=(whole, 60.0))
@@ -90,7 +90,7 @@ def test_the_memory_of_a_killed_consumer_comes_back() -> None:
         assert not waiting.is_alive()
     assert queue.get(timeout_s=1.0).sum() == 1 << 20
     queue.close()
-    told.close()
+    reports.close()
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -214,7 +214,7 @@ def test_thousands_of_tensors_need_no_descriptors() -> None:
             queue.put_nowait(torch.full((50,), float(value)))
         kept = [queue.get_nowait() for _ in range(5000)]
         assert open_descriptors() <= opened
-    assert all(one.eq(float(value)).all() for value, one in enumerate(kept))
+    assert all(tensor.eq(float(value)).all() for value, tensor in enumerate(kept))
     assert named_memory(os.getpid()) == before
     queue.close()
 
@@ -266,12 +266,12 @@ def test_killed_processes_leave_no_memory(tmp_path: Path) -> None:
 
 def memories(process: str = "self") -> set[str]:
     """Return the memfds of queues that a process has, or any of several, by inode."""
-    found = set()
+    inodes = set()
     for link in Path("/proc").glob(f"{process}/fd/*"):
         with contextlib.suppress(OSError):
             if "asyncrpc-slab" in str(link.readlink()):
-                found.add(f"{link.stat().st_ino}")
-    return found
+                inodes.add(f"{link.stat().st_ino}")
+    return inodes
 
 
 FORGOTTEN = """

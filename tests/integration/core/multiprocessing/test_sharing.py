@@ -70,10 +70,10 @@ def test_launch_takes_one_descriptor_for_all_tensors(shared: bool) -> None:  # n
     views = [tensor[:1] for tensor in tensors]
     before = len(list(Path("/proc/self/fd").iterdir()))
     (without,) = launch(targets.add_to_all, ([],), method="forkserver")
-    found = launch(
+    counts = launch(
         targets.add_to_all, ([*tensors, torch.ones(3)],), nprocs=2, method="forkserver"
     )
-    assert max(found) - without <= 2
+    assert max(counts) - without <= 2
     assert len(list(Path("/proc/self/fd").iterdir())) - before <= 2
     assert [float(view) for view in views] == [number + 2.0 for number in range(200)]
 

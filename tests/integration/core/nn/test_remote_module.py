@@ -299,12 +299,15 @@ async def test_cast_applies_to_all_holders(dtype: torch.dtype) -> None:
 async def test_parameters_come_with_their_names() -> None:
     async with three_workers():
         module = RemoteModule("b", Doubling, (5.0,))
-        found = await module.named_remote_parameters()
-        assert [name for name, _ in found] == ["factor", "inner.weight", "inner.bias"]
-        assert (await found[0][1].to_here()).item() == 5.0
+        parameters = await module.named_remote_parameters()
+        names = [name for name, _ in parameters]
+        assert names == ["factor", "inner.weight", "inner.bias"]
+        assert (await parameters[0][1].to_here()).item() == 5.0
         assert len(await module.named_remote_parameters(recurse=False)) == 1
-        biases = [one for name, one in found if name.endswith("bias")]
-        others = [one for name, one in found if not name.endswith("bias")]
+        biases = [parameter for name, parameter in parameters if name.endswith("bias")]
+        others = [
+            parameter for name, parameter in parameters if not name.endswith("bias")
+        ]
         groups: list[dict[str, Any]] = [
             {"params": biases, "weight_decay": 0.0},
             {"params": others},
@@ -315,7 +318,7 @@ async def test_parameters_come_with_their_names() -> None:
             for param_group in optimizer.options.param_groups
         ]
         assert decays == [0.0, 0.5]
-        del found, biases, others, groups
+        del parameters, biases, others, groups
 
 
 class Remembering(nn.Module):
@@ -361,7 +364,7 @@ async def test_a_module_on_a_gpu_takes_and_gives_tensors_of_the_host(gpu: str) -
             await backward(ctx, [result["out"].sum()])
             assert get_gradients(ctx)[x].tolist() == [3.0, 3.0]
         state = await module.state_dict()
-        assert {one.device.type for one in state.values()} == {"cpu"}
+        assert {tensor.device.type for tensor in state.values()} == {"cpu"}
 
 
 async def test_pickle_outside_a_call_is_refused() -> None:

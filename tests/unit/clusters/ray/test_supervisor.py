@@ -45,7 +45,7 @@ class World:
         self.started: set[tuple[int, int]] = set()
         self.ready: set[tuple[int, int]] = set()
         self.losses = 0
-        self.told: list[GangEffect] = []
+        self.effects: list[GangEffect] = []
 
     def feed(self, event: GangEvent) -> list[GangEffect]:
         was_over = self.machine.state in OVER
@@ -73,17 +73,19 @@ class World:
                 self.running -= set(lives)
             case AnnounceLoss(generation):
                 assert generation == self.machine.generation
-                self.told.append(effect)
+                self.effects.append(effect)
             case AnnounceGeneration(generation, ranks):
                 assert generation == self.machine.generation
                 assert ranks
                 before = [
-                    effect for effect in self.told if type(effect) is AnnounceGeneration
+                    effect
+                    for effect in self.effects
+                    if type(effect) is AnnounceGeneration
                 ]
                 assert all(effect.generation < generation for effect in before)
-                self.told.append(effect)
+                self.effects.append(effect)
             case AbandonGang():
-                self.told.append(effect)
+                self.effects.append(effect)
 
     def check(self) -> None:
         """What holds in every state."""
@@ -101,7 +103,7 @@ class World:
             if self.scope is RestartScope.GANG:
                 assert not self.running
         assert (state is GangState.FAILED) == (
-            [type(effect) for effect in self.told].count(AbandonGang) == 1
+            [type(effect) for effect in self.effects].count(AbandonGang) == 1
         )
 
     def events(self) -> Iterator[GangEvent]:

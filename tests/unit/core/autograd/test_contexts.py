@@ -76,8 +76,8 @@ async def test_released_context_tells_each_peer_once() -> None:
     parts.contexts.on_released = released.append
     parts.contexts.release(MINE)
     parts.contexts.release(MINE)
-    assert parts.peer.told == [ReleaseContext(MINE)]
-    assert parts.third.told == []
+    assert parts.peer.notices == [ReleaseContext(MINE)]
+    assert parts.third.notices == []
     assert released == [MINE]
 
 
@@ -163,7 +163,7 @@ async def test_lost_worker_ends_its_contexts() -> None:
     parts.send(THEIRS, parts.third)
     parts.lifetime.on_peer_lost(PEER)
     assert THEIRS not in parts.contexts.open
-    assert parts.third.told == [ReleaseContext(THEIRS)]
+    assert parts.third.notices == [ReleaseContext(THEIRS)]
 
 
 async def test_lost_worker_ends_many_contexts_in_several_turns() -> None:

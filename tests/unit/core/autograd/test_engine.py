@@ -58,14 +58,14 @@ class Program:
         tensors = list(self.parameters)
         for number in range(rng.randint(1, 14)):
             a, b = rng.choice(tensors), rng.choice(tensors)
-            tensors.append(self._one(rng.randrange(7), a, b, number))
+            tensors.append(self._tensor(rng.randrange(7), a, b, number))
         inner = tensors[3:]
         self.hooked = rng.sample(inner, min(2, len(inner)))
         self.root, self.start = inner[-1], vector()
         self.sent = [rng.choice(inner) for _ in range(rng.randint(0, 4))]
-        self.given = [vector() if rng.random() < 0.6 else None for _ in self.sent]
+        self.gradients = [vector() if rng.random() < 0.6 else None for _ in self.sent]
 
-    def _one(  # noqa: PLR0911  (one for each kind)
+    def _tensor(  # noqa: PLR0911  (one for each kind)
         self, kind: int, a: torch.Tensor, b: torch.Tensor, number: int
     ) -> torch.Tensor:
         match kind:
@@ -93,7 +93,7 @@ class Program:
 
     def at_once(self) -> dict[int, torch.Tensor]:
         roots, gradients = [self.root], [self.start]
-        for tensor, gradient in zip(self.sent, self.given, strict=True):
+        for tensor, gradient in zip(self.sent, self.gradients, strict=True):
             if gradient is not None:
                 roots.append(tensor)
                 gradients.append(gradient)
@@ -129,12 +129,12 @@ class Program:
 
         machine.arrive([-1])
         go_on()
-        coming = [key for key, leaf in enumerate(self.given) if leaf is not None]
+        coming = [key for key, leaf in enumerate(self.gradients) if leaf is not None]
         self.rng.shuffle(coming)
         for key in coming:
             machine.want([key])
             region.extend([edges[key]])
-            gradient = self.given[key]
+            gradient = self.gradients[key]
             assert gradient is not None
             arrived[key] = edges[key], gradient
             machine.arrive([key])
@@ -164,7 +164,7 @@ def test_segments_give_the_gradients_of_the_whole_graph(
     after: Counter[int] = Counter()
     for at, parameter in enumerate(program.parameters):
         parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-            lambda _one, at=at: after.update([at])
+            lambda _parameter, at=at: after.update([at])
         )
     Own.runs.clear()
     wanted = program.at_once()

@@ -53,7 +53,7 @@ class Everything:
         self.links = RecordingLinks(self.peer)
         self.contexts = Contexts(ME, self.links.link_of)
         self.state = self.contexts.enter(CONTEXT, ME)
-        self.one = self.state.join_pass(PASS, "me", Keeping())
+        self.local_pass = self.state.join_pass(PASS, "me", Keeping())
         self.requests = PassRequests(
             me,
             self.contexts,
@@ -76,13 +76,13 @@ class Everything:
 
     def engage(self) -> None:
         """Let the peer wait for an answer."""
-        self.one.inward[PEER.incarnation] = PEER
-        assert self.one.wave.engage(PEER.incarnation)
+        self.local_pass.inward[PEER.incarnation] = PEER
+        assert self.local_pass.wave.engage(PEER.incarnation)
 
     def ask(self, sender: WorkerId = PEER) -> Received:
         """Ask the sender of a tensor to take part."""
         leaf = received(sender)
-        self.requests.send(self.one, [leaf], [], {})
+        self.requests.send(self.local_pass, [leaf], [], {})
         return leaf
 
 
@@ -104,20 +104,20 @@ async def test_gradients_and_questions_to_a_worker_share_a_request() -> None:
     parts = Everything()
     gradient = torch.ones(1)
     leaf = received(PEER, 8)
-    parts.requests.send(parts.one, [received(PEER)], [leaf], {leaf: gradient})
+    parts.requests.send(parts.local_pass, [received(PEER)], [leaf], {leaf: gradient})
     ((advance, _),) = parts.peer.asked
     assert isinstance(advance, Advance)
     assert (advance.asked, advance.given) == ([7, 0], [8, 0])
     assert advance.gradients[0] is gradient
     assert advance.history is None
-    assert parts.one.wave.outstanding == 1
+    assert parts.local_pass.wave.outstanding == 1
 
 
 async def test_gradient_with_a_history_is_sent_as_a_tensor() -> None:
     parts = Everything()
     gradient = torch.ones(1, requires_grad=True) * 2
     leaf = received(PEER)
-    parts.requests.send(parts.one, [], [leaf], {leaf: gradient})
+    parts.requests.send(parts.local_pass, [], [leaf], {leaf: gradient})
     ((advance, _),) = parts.peer.asked
     assert isinstance(advance, Advance)
     ((message, sent),) = parts.state.sent.items()
@@ -130,8 +130,8 @@ async def test_answer_ends_a_part_of_the_pass() -> None:
     parts.ask()
     parts.peer.asked[0][1].set_result(answer_of())
     await let_run()
-    assert parts.one.failure is None
-    assert parts.one.wave.is_idle
+    assert parts.local_pass.failure is None
+    assert parts.local_pass.wave.is_idle
     assert parts.taken == []
 
 
@@ -142,9 +142,9 @@ async def test_answer_with_gradients_ends_once_they_are_taken() -> None:
     crossings = [3, 0, 3, 1]
     parts.peer.asked[0][1].set_result(answer_of(gradients, crossings=crossings))
     await let_run()
-    assert not parts.one.wave.is_idle  # who takes them says when
+    assert not parts.local_pass.wave.is_idle  # who takes them says when
     ((local_pass, peer, answer),) = parts.taken
-    assert (local_pass, peer) == (parts.one, PEER)
+    assert (local_pass, peer) == (parts.local_pass, PEER)
     assert (answer.gradients, answer.given) == (gradients, crossings)
 
 
@@ -155,7 +155,7 @@ async def test_gradients_of_an_answer_may_be_refused() -> None:
     parts.peer.asked[0][1].set_result(answer_of(asked=[3, 0]))
     await let_run()
     await parts.scheduler.settle()
-    assert parts.one.failure is parts.refusal
+    assert parts.local_pass.failure is parts.refusal
 
 
 class TestGoingBack:
@@ -166,13 +166,13 @@ class TestGoingBack:
         parts.engage()
         gradient = torch.ones(1)
         leaf = received(PEER)
-        parts.requests.send(parts.one, [], [leaf], {leaf: gradient})
+        parts.requests.send(parts.local_pass, [], [leaf], {leaf: gradient})
         assert parts.peer.asked == []
-        assert parts.one.wave.is_idle
-        answer = parts.one.answer(ME.incarnation)
+        assert parts.local_pass.wave.is_idle
+        answer = parts.local_pass.answer(ME.incarnation)
         assert (answer.gradients, answer.given) == ([gradient], [7, 0])
         assert [report.worker for report in answer.reports] == [ME.incarnation]
-        assert parts.one.going_back is None
+        assert parts.local_pass.going_back is None
 
     async def test_returned_gradient_is_sent_if_another_request_is_under_way(
         self,
@@ -190,10 +190,10 @@ class TestGoingBack:
         parts = Everything()
         parts.engage()
         parts.ask(PEER)
-        parts.requests.send_ahead(parts.one)
-        parts.requests.send_ahead(parts.one)  # which has no more to send
+        parts.requests.send_ahead(parts.local_pass)
+        parts.requests.send_ahead(parts.local_pass)  # which has no more to send
         assert [type(request) for request, _ in parts.peer.asked] == [Advance]
-        assert parts.one.wave.outstanding == 1
+        assert parts.local_pass.wave.outstanding == 1
 
     async def test_second_request_to_a_peer_is_sent_with_the_first(self) -> None:
         parts = Everything()
@@ -207,12 +207,12 @@ class TestGoingBack:
         parts.engage()
         leaf = received(PEER)
         gradient = torch.ones(1, device="meta")
-        parts.requests.send(parts.one, [], [leaf], {leaf: gradient})
+        parts.requests.send(parts.local_pass, [], [leaf], {leaf: gradient})
         assert len(parts.peer.asked) == 1
 
     async def test_root_of_the_pass_sends_requests_and_owes_no_answer(self) -> None:
         parts = Everything()
-        assert parts.one.wave.engage()
+        assert parts.local_pass.wave.engage()
         parts.ask(PEER)
         assert len(parts.peer.asked) == 1
 
@@ -241,7 +241,7 @@ async def test_wrong_answer_fails_the_pass(answer: Any, error: type) -> None:
     else:
         future.set_result(answer)
     await let_run()
-    assert isinstance(parts.one.failure, error)
+    assert isinstance(parts.local_pass.failure, error)
 
 
 async def test_worker_without_a_link_is_dialed() -> None:
@@ -250,7 +250,7 @@ async def test_worker_without_a_link_is_dialed() -> None:
     parts.ask(FAR)
     await parts.scheduler.settle()
     assert [type(request) for request, _ in far.asked] == [Advance]
-    assert parts.one.failure is None
+    assert parts.local_pass.failure is None
 
 
 async def test_restarted_worker_fails_the_pass() -> None:
@@ -259,7 +259,7 @@ async def test_restarted_worker_fails_the_pass() -> None:
     parts.links.reachable["far"] = RecordingLink(again)
     parts.ask(FAR)
     await parts.scheduler.settle()
-    assert "has been restarted" in str(parts.one.failure)
+    assert "has been restarted" in str(parts.local_pass.failure)
 
 
 @pytest.mark.parametrize("commit", [True, False])
@@ -267,25 +267,25 @@ async def test_finished_pass_tells_each_peer_once(*, commit: bool) -> None:
     parts = Everything()
     parts.ask()
     parameter = torch.ones(1, requires_grad=True)
-    parts.one.flow.staged[parameter] = torch.ones(1)
+    parts.local_pass.flow.staged[parameter] = torch.ones(1)
     ids = PassIds(CONTEXT, PASS)
     parts.ends.finish(ids, commit=commit)
     parts.ends.finish(ids, commit=commit)  # which has no more to end
-    assert parts.peer.told == [CommitPass(ids) if commit else AbortPass(ids)]
+    assert parts.peer.notices == [CommitPass(ids) if commit else AbortPass(ids)]
     assert (parameter in parts.state.gradients) is commit
     expected = nullcontext() if commit else pytest.raises(AutogradError)
     with expected:
-        parts.one.check()
+        parts.local_pass.check()
 
 
 async def test_waits_of_a_pass_are_explained_by_every_worker() -> None:
     parts = Everything()
     parts.ask()
-    parts.one.wave.is_running = True
-    asking = asyncio.create_task(parts.waits.explain(parts.one, []))
+    parts.local_pass.wave.is_running = True
+    asking = asyncio.create_task(parts.waits.explain(parts.local_pass, []))
     await let_run()
     request, answer = parts.peer.asked[1]
-    assert request == AskWaits(parts.one.ids, [int(ME.incarnation)])
+    assert request == AskWaits(parts.local_pass.ids, [int(ME.incarnation)])
     answer.set_result(["worker 'peer' runs its part of the graph"])
     assert await asking == [
         "worker 'me' runs its part of the graph",

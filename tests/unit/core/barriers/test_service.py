@@ -50,7 +50,7 @@ def played(play: Play) -> None:
 
 
 def methods(company: Company) -> list[str]:
-    return [method for _, method, _ in company.find("b").made.sent]
+    return [method for _, method, _ in company.find("b").new_link.sent]
 
 
 def test_a_message_for_a_link_is_never_out_of_date_and_sent_once() -> None:

@@ -251,7 +251,7 @@ class FakeService:
     name = "kept"
 
     def __init__(self) -> None:
-        self.told: list[int] = []
+        self.numbers: list[int] = []
         self.routes = [answers(Look, self._on_look), takes(Hear, self._on_hear)]
 
     async def _on_look(self, link: Any, look: Look) -> int:
@@ -260,7 +260,7 @@ class FakeService:
     def _on_hear(self, link: Any, hear: Hear) -> None:
         if hear.number < 0:
             raise MalformedError("it is wrong")
-        self.told.append(hear.number)
+        self.numbers.append(hear.number)
 
     def on_peer_lost(self, peer: WorkerId, reason: str) -> None: ...
 

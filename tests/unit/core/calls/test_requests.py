@@ -362,7 +362,7 @@ class TestServices:
 
     def test_notice_is_taken(self, link: Parts) -> None:
         self.send(link.requests.on_notice, link, ["kept", "hear"], [5])
-        assert link.host.kept.told == [5]
+        assert link.host.kept.numbers == [5]
         assert not link.connection.sent
 
     def test_wrong_notice_is_logged_and_dropped(

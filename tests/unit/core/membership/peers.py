@@ -59,7 +59,7 @@ class KnownPeer:
     def __init__(self, member: Member) -> None:
         self.member = member
         self.link: KeepingLink | None = None
-        self.made = KeepingLink(WorkerId(member.name, member.incarnation))
+        self.new_link = KeepingLink(WorkerId(member.name, member.incarnation))
         self.dialed = asyncio.Event()
         self.error: Exception | None = None
 
@@ -126,7 +126,7 @@ class Company:
             await peer.dialed.wait()
             if peer.error is not None:
                 raise peer.error
-            peer.link = peer.made
+            peer.link = peer.new_link
         return peer.link
 
     def known_incarnation(self, name: str) -> Incarnation | None:
@@ -146,7 +146,7 @@ class Company:
         """Let there be links."""
         for name in names:
             peer = self.find(name)
-            peer.link = peer.made
+            peer.link = peer.new_link
             peer.dialed.set()
 
     def fail(self, name: str, error: Exception) -> None:

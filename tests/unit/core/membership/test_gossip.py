@@ -57,7 +57,7 @@ def news_sent(company: Company) -> dict[str, list[Any]]:
     """Return the records that each peer was told, by its name."""
     news: dict[str, list[Any]] = {}
     for peer in company.known:
-        for service, method, (items,) in peer.made.sent:
+        for service, method, (items,) in peer.new_link.sent:
             assert (service, method) == (SERVICE, "news")
             names = [read_news(item).record.name for item in items]
             news.setdefault(peer.member.name, []).append(names)
@@ -254,7 +254,7 @@ class Asking:
         self.table.receive(record, self.company.loop.time(), is_linked=False)
 
     def names_asked(self) -> list[str]:
-        return [peer.member.name for peer in self.company.known if peer.made.sent]
+        return [peer.member.name for peer in self.company.known if peer.new_link.sent]
 
 
 async def test_known_member_is_not_looked_up() -> None:
@@ -268,8 +268,8 @@ async def test_member_known_to_others_is_found() -> None:
     company.connect("b", "c")
     asking = Asking(company)
     late = Record(Member("late", -1, Incarnation(4), ("mem://b",)), 1)
-    company.find("c").made.answers["find"] = fields_of(late)
-    company.find("b").made.answers["find"] = None
+    company.find("c").new_link.answers["find"] = fields_of(late)
+    company.find("b").new_link.answers["find"] = None
     await asking.finder.find(asking.table, "late", 1.0)
     assert asking.table.get("late") is not None
 
@@ -294,7 +294,7 @@ async def test_moved_worker_is_worth_another_dial() -> None:
     elsewhere = replace(
         there, incarnation=Incarnation(9), addresses=("mem://elsewhere",)
     )
-    company.find("c").made.answers["find"] = fields_of(Record(elsewhere, 2))
+    company.find("c").new_link.answers["find"] = fields_of(Record(elsewhere, 2))
     assert await asking.finder.refresh(asking.table, "b")
     assert asking.names_asked() == ["c"]
 

@@ -327,7 +327,7 @@ async def test_releases_of_one_turn_share_a_message() -> None:
     handles.clear()
     gc.collect()
     await let_run()
-    (notice,) = parts.peer.told
+    (notice,) = parts.peer.notices
     assert isinstance(notice, Release)
     expected = [Released(RRefId(PEER.incarnation, serial), 1) for serial in (1, 2)]
     assert sorted(notice.released) == expected
@@ -337,7 +337,7 @@ async def test_full_batch_of_releases_does_not_wait_for_the_turn() -> None:
     parts = Everything()
     for token in range(BATCH_MAX + 1):
         parts.notices.return_loan(PEER.incarnation, token)
-    assert parts.peer.told == [Returned(list(range(BATCH_MAX)))]
+    assert parts.peer.notices == [Returned(list(range(BATCH_MAX)))]
 
 
 async def test_messages_wait_for_a_connection_in_order() -> None:
@@ -349,7 +349,7 @@ async def test_messages_wait_for_a_connection_in_order() -> None:
     parts.notices.send(far.peer.incarnation, register)
     parts.notices.send(far.peer.incarnation, probe)
     await parts.scheduler.settle()
-    assert far.told == [register, probe]
+    assert far.notices == [register, probe]
 
 
 async def test_restarted_owner_counts_as_lost() -> None:
@@ -370,7 +370,7 @@ async def test_undialable_owner_may_have_dialed_itself(*, has_dialed: bool) -> N
     if has_dialed:  # while nothing answers at its address
         parts.links.open[far.peer.incarnation] = far
     await parts.scheduler.settle()
-    assert far.told == ([Probe(RRefId(FAR, 4))] if has_dialed else [])
+    assert far.notices == ([Probe(RRefId(FAR, 4))] if has_dialed else [])
     assert [peer for peer, _ in parts.lost] == ([] if has_dialed else [far.peer])
 
 
@@ -421,7 +421,7 @@ async def test_peer_without_room_gets_no_more_references() -> None:
     with pytest.raises(OverloadedError):
         deliver(parts.incoming.routes, parts.peer, Register(unborn))
     await let_run()
-    assert parts.peer.told == [Gone(unborn)]  # it waits for no answer in vain
+    assert parts.peer.notices == [Gone(unborn)]  # it waits for no answer in vain
     assert len(parts.owner) == 1
 
 

@@ -38,14 +38,14 @@ class Recorder:
         messages: what arrived, without the flag of a deferred payload.
         dropped: `(kind, call id)` of the transfers that the peer gave up.
         allocated: sizes of the buffers that the reader asked for.
-        made: these buffers.
+        buffers: those that it got.
         allocated_max: above this there is no memory.
     """
 
     messages: list[Message] = field(default_factory=list)
     dropped: list[tuple[int, int]] = field(default_factory=list)
     allocated: list[int] = field(default_factory=list)
-    made: list[memoryview] = field(default_factory=list)
+    buffers: list[memoryview] = field(default_factory=list)
     allocated_max: int = 1 << 30
 
     def on_message(  # noqa: PLR0917  (MessageSink)
@@ -73,7 +73,7 @@ class Recorder:
             raise MemoryError
         self.allocated += lengths
         buffers = [memoryview(bytearray(b"\xaa" * nbytes)) for nbytes in lengths]
-        self.made += buffers
+        self.buffers += buffers
         return buffers
 
     def reader(self, limits: MessageLimits | None = None) -> FrameReader:

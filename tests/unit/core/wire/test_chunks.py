@@ -315,7 +315,7 @@ class TestArriving:
     def test_rest_of_a_payload_can_be_moved_to_other_memory(self) -> None:
         receiver = Receiver()
         receiver.open(bytes(20))
-        before = receiver.made[0]
+        before = receiver.buffers[0]
         receiver.on_lane(chunk(0, b"a" * 10)[:-4])
         receiver.arrivals.move(REQUEST, 1, lambda nbytes: memoryview(bytearray(nbytes)))
         receiver.on_lane(chunk(0, b"a" * 10)[-4:])
@@ -340,7 +340,7 @@ class TestGivingUp:
     def test_dropped_transfer_releases_its_memory_at_once(self) -> None:
         receiver = Receiver()
         receiver.open(bytes(30))
-        memory = receiver.made[0]
+        memory = receiver.buffers[0]
         receiver.on_lane(chunk(0, b"a" * 10)[:-8])
         receiver.arrivals.drop(1, 10)
         assert receiver.lanes[0].get_buffer().nbytes == 3  # the scratch buffer

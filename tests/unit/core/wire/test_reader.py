@@ -135,7 +135,7 @@ class TestMoving:
         stream = pieces(1, b"abcdefg")
         feed(reader, first)
         feed(reader, stream[:cut], (3,))
-        old = sink.made[:]
+        old = sink.buffers[:]
         landed = [bytes(memory) for memory in old]
         moved: list[memoryview] = []
 

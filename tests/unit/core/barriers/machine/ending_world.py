@@ -84,10 +84,10 @@ class World:
             )
         ]
         self.links: dict[Link, list[Message]] = {
-            (one, other): []
-            for one in range(size)
+            (rank, other): []
+            for rank in range(size)
             for other in range(size)
-            if one != other
+            if rank != other
         }
 
     def copy(self) -> World:
@@ -103,31 +103,33 @@ class World:
 
     def steps(self) -> Iterator[Step]:
         """Yield everything that may happen now."""
-        for rank, one in enumerate(self.members):
-            if one.is_here:
-                yield from self._steps_of(rank, one)
-                if one.news:
+        for rank, member in enumerate(self.members):
+            if member.is_here:
+                yield from self._steps_of(rank, member)
+                if member.news:
                     yield "hear", rank
-            elif one.is_dead and self.restarts:
+            elif member.is_dead and self.restarts:
                 yield from (("restart", rank, by) for by in self._hosts())
         for link, queue in self.links.items():
             if queue:
                 yield "deliver", *link
 
-    def _steps_of(self, rank: int, one: Member) -> Iterator[Step]:
-        peers = [to for to in range(self.size) if to != rank and to not in one.cut_off]
-        if one.machine.phase is Phase.BEFORE:
+    def _steps_of(self, rank: int, member: Member) -> Iterator[Step]:
+        peers = [
+            to for to in range(self.size) if to != rank and to not in member.cut_off
+        ]
+        if member.machine.phase is Phase.BEFORE:
             yield "enter", rank
-            if one.own_calls and self.calls:
+            if member.own_calls and self.calls:
                 yield from (("call", rank, to, -1) for to in peers)
-        for index, (_, depth) in enumerate(one.serving):
+        for index, (_, depth) in enumerate(member.serving):
             yield "answer", rank, index
             if depth < self.depth and self.calls:
                 yield from (("call", rank, to, index) for to in peers)
-        if one.machine.is_over:
+        if member.machine.is_over:
             yield "leave", rank
-        elif one.machine.phase is not Phase.BEFORE and not one.is_waiting:
-            is_able = one.machine.is_first or not self.is_busy(rank)
+        elif member.machine.phase is not Phase.BEFORE and not member.is_waiting:
+            is_able = member.machine.is_first or not self.is_busy(rank)
             yield "speak" if is_able else "try_to_speak", rank
         if self.deaths:
             yield "die", rank
@@ -138,28 +140,30 @@ class World:
         """Return the members that would admit another life of a name."""
         members = enumerate(self.members)
         return [
-            rank for rank, one in members if one.is_here and not one.machine.is_over
+            rank
+            for rank, member in members
+            if member.is_here and not member.machine.is_over
         ]
 
     def is_busy(self, rank: int) -> bool:
         """Whether it is at work, waits, or may hear from one that is left out."""
-        one = self.members[rank]
-        may_hear = one.machine.lost - one.cut_off
-        return bool(one.pending or one.serving or may_hear)
+        member = self.members[rank]
+        may_hear = member.machine.lost - member.cut_off
+        return bool(member.pending or member.serving or may_hear)
 
     def take(self, step: Step) -> None:
         """Let it happen."""
         action: Callable[..., None] = getattr(self, f"_{step[0]}")
         action(*step[1:])
-        for rank, one in enumerate(self.members):
-            if one.is_here:
+        for rank, member in enumerate(self.members):
+            if member.is_here:
                 self._go_on(rank)
 
     def be_silent(self) -> None:
         """Nothing has come for a while: all is told again."""
-        for rank, one in enumerate(self.members):
-            if one.is_here:
-                series = one.machine.series
+        for rank, member in enumerate(self.members):
+            if member.is_here:
+                series = member.machine.series
                 for to in series.overdue():
                     self._say(rank, series, to)
                 self._go_on(rank)
@@ -170,13 +174,13 @@ class World:
         self.members[rank].machine.enter()
 
     def _call(self, rank: int, to: int, index: int) -> None:
-        one = self.members[rank]
+        member = self.members[rank]
         self.calls -= 1
         if index < 0:
-            one.own_calls -= 1
-        one.pending.append(to)
-        one.started += 1
-        depth = 0 if index < 0 else one.serving[index][1]
+            member.own_calls -= 1
+        member.pending.append(to)
+        member.started += 1
+        depth = 0 if index < 0 else member.serving[index][1]
         self._send(rank, to, ("call", depth + 1))
 
     def _answer(self, rank: int, index: int) -> None:
@@ -184,10 +188,10 @@ class World:
         self._send(rank, caller, ("answer",))
 
     def _speak(self, rank: int) -> None:
-        one = self.members[rank]
-        mark = one.machine.join(busy=self.is_busy(rank), started=one.started)
+        member = self.members[rank]
+        mark = member.machine.join(busy=self.is_busy(rank), started=member.started)
         if mark is not None:
-            one.table.join(one.machine.series, is_marked=mark)
+            member.table.join(member.machine.series, is_marked=mark)
 
     def _try_to_speak(self, rank: int) -> None:
         self._speak(rank)  # it is busy: nothing may come of it
@@ -224,97 +228,97 @@ class World:
 
     def _hear(self, rank: int) -> None:
         """The membership tells of a life; what concerned the former one has ended."""
-        one = self.members[rank]
-        to, life = one.news.pop(0)
-        if one.linked.get(to, 1) < life:  # its connection has ended before
+        member = self.members[rank]
+        to, life = member.news.pop(0)
+        if member.linked.get(to, 1) < life:  # its connection has ended before
             queue = self.links[to, rank]
             while queue.pop(0) != ("hello", life):
                 pass
-            self._end_link(one, to)
-            self._begin_link(one, to, life)
-        one.machine.on_life(to, life)
+            self._end_link(member, to)
+            self._begin_link(member, to, life)
+        member.machine.on_life(to, life)
 
-    def _end_link(self, one: Member, to: int) -> None:
-        one.cut_off.add(to)
-        one.pending = [peer for peer in one.pending if peer != to]
-        one.serving = [call for call in one.serving if call[0] != to]
-        for series in series_of(one.table):
+    def _end_link(self, member: Member, to: int) -> None:
+        member.cut_off.add(to)
+        member.pending = [peer for peer in member.pending if peer != to]
+        member.serving = [call for call in member.serving if call[0] != to]
+        for series in series_of(member.table):
             series.on_lost(to, lost(to))
-        one.machine.look()
+        member.machine.look()
 
-    def _begin_link(self, one: Member, to: int, life: int) -> None:
-        one.cut_off.discard(to)
-        one.linked[to] = life
+    def _begin_link(self, member: Member, to: int, life: int) -> None:
+        member.cut_off.discard(to)
+        member.linked[to] = life
 
     def _doubt(self, rank: int, to: int) -> None:
         """The connection breaks, and what is on its way in it is lost."""
         self.doubts -= 1
-        for one, other in ((rank, to), (to, rank)):
-            self.links[one, other][:] = [("gone",)]
+        for sender, other in ((rank, to), (to, rank)):
+            self.links[sender, other][:] = [("gone",)]
 
     def _hang_up(self, rank: int) -> None:
-        for (one, _other), queue in self.links.items():
-            if one == rank and queue[-1:] != [("gone",)]:
+        for (sender, _other), queue in self.links.items():
+            if sender == rank and queue[-1:] != [("gone",)]:
                 queue.append(("gone",))
 
     def _deliver(self, from_: int, to: int) -> None:
         item = self.links[from_, to].pop(0)
-        one = self.members[to]
+        member = self.members[to]
         is_hello = isinstance(item, tuple) and item[0] == "hello"
-        if not one.is_here or (from_ in one.cut_off and not is_hello):
+        if not member.is_here or (from_ in member.cut_off and not is_hello):
             return
         match item:
             case ("hello", int(life)):
-                self._begin_link(one, from_, life)
+                self._begin_link(member, from_, life)
             case ("call", int(depth)):
-                one.serving.append((from_, depth))
+                member.serving.append((from_, depth))
             case ("answer",):
-                one.pending.remove(from_)
+                member.pending.remove(from_)
             case ("left out",):
-                one.machine.on_left_out(from_)
+                member.machine.on_left_out(from_)
             case ("gone",):
-                self._end_link(one, from_)
+                self._end_link(member, from_)
             case Notice():
-                one.table.receive(from_, item)
-                one.machine.receive(item)
+                member.table.receive(from_, item)
+                member.machine.receive(item)
 
     def _go_on(self, rank: int) -> None:
         """Say what is due; check that an end that is seen is one."""
-        one = self.members[rank]
-        before = one.machine.phase
+        member = self.members[rank]
+        before = member.machine.phase
         for _ in range(100):
-            due = one.table.due()
+            due = member.table.due()
             for series, to in due:
                 self._say(rank, series, to)
             if not due:
                 break
         else:
             raise AssertionError("it never ends to say something")
-        one.machine.look()
-        for to in sorted(one.machine.untold):
-            if one.linked.get(to, 1) == one.machine.lives.get(to, 1):
+        member.machine.look()
+        for to in sorted(member.machine.untold):
+            if member.linked.get(to, 1) == member.machine.lives.get(to, 1):
                 self._send(rank, to, ("left out",))
-        one.machine.untold.clear()
-        if one.machine.phase is Phase.ENDED and before is not Phase.ENDED:
+        member.machine.untold.clear()
+        if member.machine.phase is Phase.ENDED and before is not Phase.ENDED:
             assert self.in_flight() == [], f"{rank} saw an end too early"
 
     def in_flight(self) -> list[object]:
         """Return the calls of the group: of all but the dead and those left out."""
         left_out: set[int] = set()
-        for one in self.members:
-            if one.is_here and one.machine.phase is not Phase.EXCLUDED:
-                left_out |= one.machine.lost
+        for member in self.members:
+            if member.is_here and member.machine.phase is not Phase.EXCLUDED:
+                left_out |= member.machine.lost
         group = [
             rank
-            for rank, one in enumerate(self.members)
-            if one.is_here and rank not in left_out
+            for rank, member in enumerate(self.members)
+            if member.is_here and rank not in left_out
         ]
-        found: list[object] = [
-            (rank, one.pending, one.serving)
-            for rank, one in enumerate(self.members)
-            if rank in group and (one.pending or one.serving)
+        remaining: list[object] = [
+            (rank, member.pending, member.serving)
+            for rank, member in enumerate(self.members)
+            if rank in group and (member.pending or member.serving)
         ]
-        found += [
+        remaining += [
             (link, message)
             for link, queue in self.links.items()
             for message in queue
@@ -322,22 +326,22 @@ class World:
             if link[1] in group
             if link[0] not in self.members[link[1]].cut_off
         ]
-        return found
+        return remaining
 
     # --- messages --------------------------------------------------------------------
 
     def _say(self, rank: int, series: Series, to: int) -> None:
-        one = self.members[rank]
+        member = self.members[rank]
         for notice in series.notices_for(to):
             self._send(rank, to, notice)
-        if to in one.cut_off:
+        if to in member.cut_off:
             series.on_lost(to, lost(to))
-            one.machine.lose((to,), "it cannot be reached")
+            member.machine.lose((to,), "it cannot be reached")
 
     def _send(self, rank: int, to: int, message: Message) -> None:
         """Put a message on its way; one to somebody who is gone finds nobody."""
-        one = self.members[rank]
-        is_meant = one.linked.get(to, 1) == self.members[to].life
-        is_open = to not in one.cut_off and is_meant
+        member = self.members[rank]
+        is_meant = member.linked.get(to, 1) == self.members[to].life
+        is_open = to not in member.cut_off and is_meant
         if is_open and self.links[rank, to][-1:] != [("gone",)]:
             self.links[rank, to].append(message)

@@ -46,7 +46,9 @@ def waits_across(world: World) -> list[str]:
         for there in world.members[other].calls.values()
         if there.key.replicas != here.key.replicas
         and rank in there.ranks
-        and not any(is_late(world, one) for one in (*here.ranks, *there.ranks))
+        and not any(
+            is_late(world, candidate) for candidate in (*here.ranks, *there.ranks)
+        )
     ]
 
 
@@ -133,7 +135,7 @@ def test_no_deadlock_with_any_replicas(
     for rank in range(size):
         mine = [subset for subset in subsets if rank in subset]
         mine = choices.sample(mine, min(len(mine), choices.choice([0, 1, 1, 1])))
-        programs.append([call("tag", one) for one in mine])
+        programs.append([call("tag", subset) for subset in mine])
     world = World(programs, ticks=choices.randint(0, size))
     world.play(choices)
     names_are_right(world)
@@ -153,7 +155,7 @@ def test_the_error_names_both_members_and_their_replicas() -> None:
 class TestOneMember:
     """Rank 1 of four; the root is its neighbour, and 2 its child, in all of them."""
 
-    def made(self) -> tuple[SeriesTable, Series]:
+    def table_and_series(self) -> tuple[SeriesTable, Series]:
         series_table = SeriesTable(1, 4, name_of)
         return series_table, series_table.series(ALL)
 
@@ -166,62 +168,68 @@ class TestOneMember:
     def test_it_says_once_where_it_waits_or_failed_for_a_mismatch(
         self, blame: Blame | None
     ) -> None:
-        one, series = self.made()
-        other = one.series(call("tag", (0, 1)))
-        one.join(other)
+        series_table, series = self.table_and_series()
+        other = series_table.series(call("tag", (0, 1)))
+        series_table.join(other)
         if blame is not None:
             other.fail(Failure(blame, "problem"))
-        one.due()
+        series_table.due()
         here = KnownArrivals(ALL, 0, -1, is_waiting=True, latest=0, known=1)
         waits = self.elsewhere(0, 1, of=1)
-        one.receive(0, here)
+        series_table.receive(0, here)
         is_told = blame in {None, Blame.MISMATCH}
         assert (waits in series.notices_for(0)) == is_told
-        one.due()
-        one.receive(0, here)
+        series_table.due()
+        series_table.receive(0, here)
         assert waits not in series.notices_for(0)
         if blame is not None:
-            one.join(one.series(call("tag", (1,))))  # it has gone on since
-            one.receive(
+            # It has gone on since.
+            series_table.join(series_table.series(call("tag", (1,))))
+            series_table.receive(
                 0, KnownArrivals(ALL, 1, -1, is_waiting=True, latest=1, known=1)
             )
             assert series.elsewhere == []
 
     def test_a_doubt_is_looked_at_when_the_member_comes(self) -> None:
-        one, series = self.made()
-        one.receive(0, KnownArrivals(ALL, 0, -1, is_waiting=True, latest=0, known=1))
-        one.receive(0, self.elsewhere(3, 1))
-        one.join(series)
+        series_table, series = self.table_and_series()
+        series_table.receive(
+            0, KnownArrivals(ALL, 0, -1, is_waiting=True, latest=0, known=1)
+        )
+        series_table.receive(0, self.elsewhere(3, 1))
+        series_table.join(series)
         assert series.failure is not None
         assert series.failure.failed_with == TagRound((3, 1), 0)
-        assert one.series(call("tag", (3, 1))).number == 0  # it counts as come to
+        # It counts as come to.
+        assert series_table.series(call("tag", (3, 1))).number == 0
 
     def test_a_doubt_about_a_round_it_has_come_to_is_ignored(self) -> None:
-        one, series = self.made()
-        other = one.series(call("tag", (3, 1)))
-        one.join(other)
+        series_table, series = self.table_and_series()
+        other = series_table.series(call("tag", (3, 1)))
+        series_table.join(other)
         other.fail(Failure(Blame.GAVE_UP, "problem"))
-        one.join(series)
-        one.receive(0, self.elsewhere(3, 1))
-        one.receive(0, self.elsewhere(3, 2))  # of others
+        series_table.join(series)
+        series_table.receive(0, self.elsewhere(3, 1))
+        series_table.receive(0, self.elsewhere(3, 2))  # of others
         assert series.is_waiting
-        one.receive(0, self.elsewhere(3, 1, at=1))
+        series_table.receive(0, self.elsewhere(3, 1, at=1))
         assert series.failure is not None
 
     def test_a_doubt_about_a_member_that_has_come_is_ignored(self) -> None:
-        one, series = self.made()
-        one.join(series)
-        one.receive(0, KnownArrivals(ALL, 0, -1, is_waiting=True, latest=0, known=9))
-        one.receive(0, self.elsewhere(3, 1))
+        series_table, series = self.table_and_series()
+        series_table.join(series)
+        series_table.receive(
+            0, KnownArrivals(ALL, 0, -1, is_waiting=True, latest=0, known=9)
+        )
+        series_table.receive(0, self.elsewhere(3, 1))
         assert series.is_waiting
 
     def test_doubts_are_passed_on_and_bounded(self) -> None:
-        one, series = self.made()
-        one.join(series)
-        one.due()
+        series_table, series = self.table_and_series()
+        series_table.join(series)
+        series_table.due()
         for number in range(ELSEWHERE_MAX + 2):
-            one.receive(0, self.elsewhere(3, 2, at=number))
-            one.receive(0, self.elsewhere(3, 2, at=number, number=1))
+            series_table.receive(0, self.elsewhere(3, 2, at=number))
+            series_table.receive(0, self.elsewhere(3, 2, at=number, number=1))
         assert len(series.elsewhere) == ELSEWHERE_MAX
-        assert one.due() == [(series, 2)]
+        assert series_table.due() == [(series, 2)]
         assert len(series.notices_for(2)) == 1 + ELSEWHERE_MAX

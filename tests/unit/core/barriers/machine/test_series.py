@@ -257,25 +257,27 @@ def here(
 class TestOneMember:
     """The root of three, unless said otherwise; its children are 1 and 2."""
 
-    def made(self, rank: int = 0, size: int = 3) -> tuple[SeriesTable, Series]:
+    def table_and_series(
+        self, rank: int = 0, size: int = 3
+    ) -> tuple[SeriesTable, Series]:
         series_table = SeriesTable(rank, size, name_of)
         return series_table, series_table.series(ALL)
 
-    def messages(self, one: SeriesTable) -> list[tuple[int, SeriesNotice]]:
+    def messages(self, series_table: SeriesTable) -> list[tuple[int, SeriesNotice]]:
         return [
             (rank, message)
-            for series, rank in one.due()
+            for series, rank in series_table.due()
             for message in series.notices_for(rank)
         ]
 
     def test_a_result_is_kept_for_an_unreachable_child(self) -> None:
-        one, series = self.made()
-        one.join(series, is_marked=True)
+        series_table, series = self.table_and_series()
+        series_table.join(series, is_marked=True)
         for rank in (1, 2):
-            one.receive(rank, Report(ALL, 0, -1, is_marked=False))
+            series_table.receive(rank, Report(ALL, 0, -1, is_marked=False))
         series.let_go()
         assert series.is_busy
-        one.join(series)
+        series_table.join(series)
         result = Result(ALL, 0, is_marked=True)
         assert series.notices_for(1) == [result, here(1, 0, 1, 1)]
         series.on_lost(2, LATE)
@@ -283,27 +285,27 @@ class TestOneMember:
         assert series.notices_for(2) == [RoundFailed(ALL, 1, 0, LATE)]
 
     def test_a_result_goes_before_other_news(self) -> None:
-        one, series = self.made()
-        one.join(series)
+        series_table, series = self.table_and_series()
+        series_table.join(series)
         series.fail(LATE)  # and nobody could be told
-        one.join(series)
+        series_table.join(series)
         for rank in (1, 2):
-            one.receive(rank, Report(ALL, 1, -1, is_marked=False))
+            series_table.receive(rank, Report(ALL, 1, -1, is_marked=False))
         result = Result(ALL, 1, is_marked=False)
         assert series.notices_for(1) == [result, RoundFailed(ALL, 0, 1, LATE)]
 
     def test_the_last_failures_are_kept_with_their_reasons(self) -> None:
-        one, series = self.made()
+        series_table, series = self.table_and_series()
         for number in range(FAILURES_KEPT + 2):
-            one.receive(1, RoundFailed(ALL, number, -1, LATE))
+            series_table.receive(1, RoundFailed(ALL, number, -1, LATE))
         problems = []
         for _ in range(FAILURES_KEPT + 2):
-            one.join(series)
+            series_table.join(series)
             assert series.failure is not None
             problems.append(series.failure.problem)
         text = "other members gave up rendezvous 1 of 'tag': they are at number 9"
         assert problems == [text.replace("1", "0", 1), text, *["it gave up"] * 8]
-        one.join(series)
+        series_table.join(series)
         assert series.is_waiting
 
     @pytest.mark.parametrize(
@@ -315,14 +317,14 @@ class TestOneMember:
         ],
     )
     def test_later_round_abandons_the_earlier_one(self, message: SeriesNotice) -> None:
-        one, series = self.made()
+        series_table, series = self.table_and_series()
         for _ in range(2):
-            one.join(series)
+            series_table.join(series)
             series.fail(LATE)
-        one.receive(2, here(2, 1, 2, 0, waits=False))
-        one.join(series)
+        series_table.receive(2, here(2, 1, 2, 0, waits=False))
+        series_table.join(series)
         assert (series.number, series.is_waiting) == (2, True)
-        one.receive(1, message)
+        series_table.receive(1, message)
         assert series.failure is not None
         assert series.failure.problem == (
             "other members gave up rendezvous 2 of 'tag' (reported by rank 1 ('b')): "
@@ -330,29 +332,29 @@ class TestOneMember:
         )
 
     def test_a_failure_is_passed_on_once_unless_it_comes_too_late(self) -> None:
-        one, series = self.made()
-        one.receive(1, RoundFailed(ALL, 0, -1, LATE))
-        assert self.messages(one) == [(2, RoundFailed(ALL, 0, -1, LATE))]
-        one.receive(2, RoundFailed(ALL, 0, -1, LATE))
-        assert self.messages(one) == []
-        one.receive(2, here(-1, 1, 1, 0, waits=False))
-        one.receive(2, RoundFailed(ALL, 1, 0, LATE))
-        one.join(series)
+        series_table, series = self.table_and_series()
+        series_table.receive(1, RoundFailed(ALL, 0, -1, LATE))
+        assert self.messages(series_table) == [(2, RoundFailed(ALL, 0, -1, LATE))]
+        series_table.receive(2, RoundFailed(ALL, 0, -1, LATE))
+        assert self.messages(series_table) == []
+        series_table.receive(2, here(-1, 1, 1, 0, waits=False))
+        series_table.receive(2, RoundFailed(ALL, 1, 0, LATE))
+        series_table.join(series)
         assert (series.number, series.is_waiting) == (2, True)
 
     def test_a_report_is_sent_again_to_a_restarted_parent(self) -> None:
         """A new life of the parent; this one waits at its third meeting."""
-        one, series = self.made(rank=1)
+        series_table, series = self.table_and_series(rank=1)
         for number in range(2):
-            one.join(series)
-            one.receive(0, Result(ALL, number, is_marked=False))
-        one.join(series)
-        one.due()
+            series_table.join(series)
+            series_table.receive(0, Result(ALL, number, is_marked=False))
+        series_table.join(series)
+        series_table.due()
         assert series.notices_for(0) == [Report(ALL, 2, 1, is_marked=False)]
-        one.receive(0, here(0, -1, 0, 1))
-        assert self.messages(one) == [(0, here(2, 1, 2, 2))]
-        one.receive(0, here(2, 1, 2, 1))  # it has not our report
-        assert self.messages(one) == [(0, Report(ALL, 2, 1, is_marked=False))]
+        series_table.receive(0, here(0, -1, 0, 1))
+        assert self.messages(series_table) == [(0, here(2, 1, 2, 2))]
+        series_table.receive(0, here(2, 1, 2, 1))  # it has not our report
+        assert self.messages(series_table) == [(0, Report(ALL, 2, 1, is_marked=False))]
 
     @pytest.mark.parametrize(
         ("at", "rank", "notice"),
@@ -366,29 +368,31 @@ class TestOneMember:
     def test_wrong_messages_are_refused(
         self, at: int, rank: int, notice: SeriesNotice
     ) -> None:
-        one, series = self.made(rank=at, size=4)
-        one.join(series)
+        series_table, series = self.table_and_series(rank=at, size=4)
+        series_table.join(series)
         with pytest.raises(MalformedError):
-            one.receive(rank, notice)
+            series_table.receive(rank, notice)
 
     def test_the_oldest_series_are_forgotten_unless_used(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(table, "SERIES_MAX", 2)
-        one, first = self.made()
-        assert one.drop() == []
-        one.join(first)
-        second, third, fourth = (one.series(call(name)) for name in ("2", "3", "4"))
-        one.join(second)
+        series_table, first = self.table_and_series()
+        assert series_table.drop() == []
+        series_table.join(first)
+        second, third, fourth = (
+            series_table.series(call(name)) for name in ("2", "3", "4")
+        )
+        series_table.join(second)
         second.fail(LATE)
-        assert one.drop() == [second, third]
-        assert series_of(one) == [first, fourth]
-        fifth = one.series(call("tag", (0, 1)))
+        assert series_table.drop() == [second, third]
+        assert series_of(series_table) == [first, fourth]
+        fifth = series_table.series(call("tag", (0, 1)))
         fourth.calls += 1
-        assert one.drop(first) == [fifth]
+        assert series_table.drop(first) == [fifth]
         first.fail(LATE)
-        one.series(call("6"))
-        assert one.drop() == [first]
+        series_table.series(call("6"))
+        assert series_table.drop() == [first]
 
 
 def steps_of(size: int) -> tuple[World, int]:
@@ -425,7 +429,7 @@ def test_a_member_is_where_its_parent_says(size: int) -> None:
     for place in range(size):
         parent, below = tree_position(place, size)
         assert parent == parents.get(place)
-        branch = [place, *(one for part in below for one in part)]
+        branch = [place, *(rank for part in below for rank in part)]
         assert branch == list(range(place, place + len(branch)))
         parents |= {part.start: place for part in below}
     assert parents.keys() == set(range(1, size))

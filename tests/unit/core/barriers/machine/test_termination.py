@@ -101,7 +101,7 @@ class TestTheEnd:
         )
 
     @pytest.mark.parametrize(
-        "given",
+        "arguments",
         [
             {"own_calls": [1, 1], "depth": 1},
             {"own_calls": [1, 0], "depth": 3, "calls": 3},
@@ -109,8 +109,10 @@ class TestTheEnd:
             {"own_calls": [1, 0], "depth": 1, "doubts": 1},
         ],
     )
-    def test_two_members_in_every_order_of_events(self, given: dict[str, Any]) -> None:
-        first = World(2, **given)
+    def test_two_members_in_every_order_of_events(
+        self, arguments: dict[str, Any]
+    ) -> None:
+        first = World(2, **arguments)
         seen = {first.key()}
         worlds, ends = [first], 0
         while worlds:
@@ -165,11 +167,11 @@ class TestOneMember:
         self, messages: list[tuple[bool, int]], phases: str
     ) -> None:
         machine, rounds = alone()
-        found = ""
+        initials = ""
         for busy, started in messages:
             join(machine, rounds, busy=busy, started=started)
-            found += machine.phase.name[0]
-        assert found == phases
+            initials += machine.phase.name[0]
+        assert initials == phases
 
     def test_losses_before_the_end_are_remembered(self) -> None:
         rounds = SeriesTable(0, 3, name_of)

@@ -266,13 +266,13 @@ def explore(world: World, check: Callable[[World], None]) -> int:
     todo: list[tuple[bytes, tuple[Step, ...]]] = [(begin, ())]
     while todo:
         state, path = todo.pop()
-        one: World = pickle.loads(state)
-        steps = list(one.steps())
+        current: World = pickle.loads(state)
+        steps = list(current.steps())
         try:
             if not any(step[0] in {"come", "deliver"} for step in steps):
                 ends += 1
-                one.settle()
-                check(one)
+                current.settle()
+                check(current)
             for step in steps:
                 after: World = pickle.loads(state)
                 after.take(step)
