@@ -150,7 +150,7 @@ REACHES_INTO_WORKERS = {
     },
     "serving": {
         "model_host/host.py": "dials a process again that has started anew",
-        "replicas/call.py": "an attempt or a stream is a call with the span of the whole call",
+        "replicas/call.py": "an attempt has the span of the whole call, a stream too",
         "worker_status.py": "reads figures, of a worker that may not run",
     },
     "testing": {
