@@ -16,6 +16,8 @@ wall_ns: Final = time.time_ns
 now_s: Final = time.perf_counter
 # Processor time of the calling thread, in seconds.
 thread_cpu_s: Final = time.thread_time
+# Processor time of this process, in seconds.
+process_cpu_s: Final = time.process_time
 NO_LIMIT_NS: Final = -1  # on the wire: the call has no deadline
 
 

@@ -22,6 +22,7 @@ from itertools import islice
 from typing import Any, Final
 
 from asyncrpc.core.host.shortage import shortage_of
+from asyncrpc.core.loop.clock import now_s, process_cpu_s
 from asyncrpc.core.parts import Parts
 from asyncrpc.core.services.registry import LOADING_LOCK
 from asyncrpc.core.transport.sockets import peer_credentials
@@ -30,7 +31,11 @@ from asyncrpc.tools.inspection.ages import WaitAges
 logger = logging.getLogger("asyncrpc")
 
 is_supported: Final = hasattr(socket, "SO_PEERCRED")
-LOAD_AFTER_S: Final = 2.0  # from the start, unless the worker is looked at before
+# What answers is loaded before it is needed: 2 s after the start, or after the first
+# 2 s in which the process is idle for half of the time, so that it holds up no calls.
+LOAD_AFTER_S: Final = 2.0
+LOAD_BY_S: Final = 60.0
+_IDLE_CPU: Final = 0.5  # of a core
 _CLIENT_S: Final = 5.0  # for the asking process to take the answer
 ADDRESSES_MAX: Final = 16  # of one worker
 _ACCEPT_PAUSE_S: Final = 0.1  # when this process has no descriptor left
@@ -96,10 +101,17 @@ class LocalDoor:
             poll.register(door.fileno(), select.POLLIN)
         by_number = {door.fileno(): door for door in doors}
         wait_ms: float | None = 1e3 * LOAD_AFTER_S
+        begun_s, cpu_s = now_s(), process_cpu_s()
         while not self._is_closed:
-            if not (ready := poll.poll(wait_ms)) and wait_ms is not None:
-                _load()
-            wait_ms = None
+            ready = poll.poll(wait_ms)
+            if wait_ms is not None and not ready:
+                used_s, cpu_s = process_cpu_s() - cpu_s, process_cpu_s()
+                is_late = now_s() - begun_s >= LOAD_BY_S
+                if is_late or used_s < _IDLE_CPU * LOAD_AFTER_S:
+                    _load()
+                    wait_ms = None
+            elif ready:
+                wait_ms = None
             for number, _ in ready:
                 if not self._is_closed:
                     try:
