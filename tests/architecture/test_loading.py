@@ -52,6 +52,19 @@ def test_optional_package_is_not_loaded(core: set[str], name: str) -> None:
     assert name not in core
 
 
+def test_import_leaves_no_full_collection_to_the_first_calls() -> None:
+    """What is new makes the next one due; what the program has frozen stays frozen."""
+    program = (
+        "import gc; gc.freeze(); frozen = gc.get_freeze_count(); import asyncrpc;"
+        "assert gc.get_freeze_count() >= frozen - 1000 > 0;"
+        "gc.unfreeze(); from asyncrpc.core.on_demand import no_collection\n"
+        "with no_collection(): kept = [[] for _ in range(100_000)]\n"
+        "young = sum(len(gc.get_objects(generation)) for generation in (0, 1));"
+        "assert gc.isenabled() and young < 10_000, young"
+    )
+    loaded_by(program)
+
+
 def test_facade_loads_the_core_and_itself(core: set[str]) -> None:
     facade = ours(loaded_by("import asyncrpc.compat.rpc")) - core
     others = {name for name in facade if not name.startswith("asyncrpc.compat")}
