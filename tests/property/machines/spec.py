@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from asyncrpc.core.state_table import StateTable
+if TYPE_CHECKING:  # `mutated_source` reads this before any module of the package
+    from asyncrpc.core.state_table import StateTable
 
-Table: TypeAlias = StateTable[Any, Any]
+Table: TypeAlias = "StateTable[Any, Any]"
 
 _serials = itertools.count()
 

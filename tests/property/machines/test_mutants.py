@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 
 import pytest
 
@@ -61,6 +63,14 @@ def test_guard_mutant_fits_the_source(
 ) -> None:
     assert part in machine.all_parts
     assert source_of(part.source, guard) != source_of(part.source)
+
+
+def test_a_mutant_is_in_place_before_the_package() -> None:
+    program = (
+        "import sys; import tests.property.machines.mutated_source;"
+        "assert not any(name.split('.')[0] == 'asyncrpc' for name in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.slow
