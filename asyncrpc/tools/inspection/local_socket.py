@@ -101,16 +101,13 @@ class LocalDoor:
             poll.register(door.fileno(), select.POLLIN)
         by_number = {door.fileno(): door for door in doors}
         wait_ms: float | None = 1e3 * LOAD_AFTER_S
-        begun_s, cpu_s = now_s(), process_cpu_s()
+        begun_s = now_s()
         while not self._is_closed:
+            cpu_s = process_cpu_s()
             ready = poll.poll(wait_ms)
-            if wait_ms is not None and not ready:
-                used_s, cpu_s = process_cpu_s() - cpu_s, process_cpu_s()
-                is_late = now_s() - begun_s >= LOAD_BY_S
-                if is_late or used_s < _IDLE_CPU * LOAD_AFTER_S:
-                    _load()
-                    wait_ms = None
-            elif ready:
+            is_idle = process_cpu_s() - cpu_s < _IDLE_CPU * LOAD_AFTER_S
+            if not ready and (is_idle or now_s() - begun_s >= LOAD_BY_S):
+                _load()
                 wait_ms = None
             for number, _ in ready:
                 if not self._is_closed:
