@@ -38,11 +38,13 @@ class CrossingId(NamedTuple):
         return [self.message.serial, self.position]
 
 
-@with_defaults
 def total(sum_so_far: torch.Tensor | None, more: torch.Tensor) -> torch.Tensor:
     """Return a gradient plus an earlier one, if any; each may be sparse."""
-    if sum_so_far is None:
-        return more
+    return more if sum_so_far is None else _sum(sum_so_far, more)
+
+
+@with_defaults
+def _sum(sum_so_far: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
     # Torch adds a sparse tensor to a dense one, but not the other way round.
     return more + sum_so_far if sum_so_far.is_sparse else sum_so_far + more
 

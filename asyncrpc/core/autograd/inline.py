@@ -146,9 +146,13 @@ def _is_torchs(node: Any) -> bool:
     if names is None:
         return False
     try:
-        return all(_is_plain_saved(getattr(node, name)) for name in names)
+        for name in names:
+            saved = getattr(node, name)
+            if saved is not None and not _is_plain_saved(saved):
+                return False
     except RuntimeError:  # freed: the engine will say so
         return False
+    return True
 
 
 def _is_plain_saved(saved: Any) -> bool:

@@ -205,6 +205,9 @@ class ContextState:
         self, gradients: dict[torch.Tensor, torch.Tensor], *, defers: bool = False
     ) -> None:
         """Add the gradients of a pass that has succeeded everywhere."""
+        if not (self._committed or self._later):
+            self._committed.update(gradients)
+            return
         # A gradient of a subclass may add up in user code.
         if any(
             (earlier := self._committed.get(key)) is not None

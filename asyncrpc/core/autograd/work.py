@@ -30,6 +30,7 @@ from asyncrpc.core.autograd.messages import (
     keys_of,
 )
 from asyncrpc.core.autograd.state import ABORTED, ContextState, Pass, Sent
+from asyncrpc.core.calls.futures import on_done
 from asyncrpc.core.devices.maps import TO_HOST
 from asyncrpc.core.devices.staging import Devices
 from asyncrpc.core.ids import ContextId, Incarnation, MessageId, WorkerId
@@ -226,9 +227,7 @@ class PassRequests:
     ) -> None:
         # Gradients go through host memory: the receiver knows the tensor's device.
         call = link.ask(request, device_map=TO_HOST)
-        call.add_done_callback(
-            partial(self._on_answer, backward_pass, request, link.peer)
-        )
+        on_done(call, partial(self._on_answer, backward_pass, request, link.peer))
 
     def _on_answer(
         self,

@@ -253,10 +253,15 @@ class LocalOptimizer(LocalParameters):
         differing: Changes,
         *,
         allow_stale: bool,
+        is_sure: bool = False,
     ) -> None:
-        """Step with these gradients times `scale`; the gradients do not change."""
+        """Step with these gradients times `scale`; the gradients do not change.
+
+        Args:
+            is_sure: whether `is_sure` has just said so, on this thread.
+        """
         with self._lock:
-            if not self.is_sure(gradients):
+            if not (is_sure or self.is_sure(gradients)):
                 self._step_or_undo(gradients, scale, differing, allow_stale=allow_stale)
                 return
             try:

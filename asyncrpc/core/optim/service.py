@@ -219,14 +219,20 @@ class OptimizerService:
         local = self._find_optimizer(key)
         gradients = await self._gradients_of(local, step.context_id)
 
-        def job() -> m.StepTaken:
+        def job(is_sure: bool) -> m.StepTaken:  # noqa: FBT001
             clip_norm, skip_nonfinite = step.clip_norm, step.skip_nonfinite
             needs_norm = clip_norm is not None or skip_nonfinite
             norm = norm_of(squares(gradients)) if needs_norm else None
             scale = scale_for(norm, clip_norm, skip_nonfinite=skip_nonfinite)
             if scale is not None:
                 allow_stale, differing = step.how
-                local.step(gradients, scale, differing, allow_stale=allow_stale)
+                local.step(
+                    gradients,
+                    scale,
+                    differing,
+                    allow_stale=allow_stale,
+                    is_sure=is_sure,
+                )
             return m.StepTaken(_count(gradients), norm, scale is not None)
 
         return await self._run_in_turn(local, gradients, step.context_id, job)
@@ -252,8 +258,13 @@ class OptimizerService:
             variables = self._autograd.variables_of(commit.context_id)
             await self._keep(key, turn, local, partial(variables.run, kept))
         else:
-            job = partial(local.step, *step_arguments, allow_stale=allow_stale)
-            await self._run_in_turn(local, gradients, commit.context_id, job)
+            step = partial(local.step, *step_arguments, allow_stale=allow_stale)
+            await self._run_in_turn(
+                local,
+                gradients,
+                commit.context_id,
+                lambda is_sure: step(is_sure=is_sure),
+            )
         return _count(gradients)
 
     async def _settle(self, key: Key, request: m.SettleStep) -> None:
@@ -301,16 +312,21 @@ class OptimizerService:
         local: LocalOptimizer,
         gradients: Gradients,
         context_id: ContextId,
-        job: Callable[[], T],
+        job: Callable[[bool], T],
     ) -> T:
-        """Wait for a turn, and run a step of these gradients of a context in it."""
+        """Wait for a turn, and run a step of these gradients of a context in it.
+
+        Args:
+            job: the step; it is told whether it is known not to raise.
+        """
         turn = await self._turns.take(local.keys)
         kind = local.kind(gradients)
         if not self._runner.may_run_here(kind):
             run = self._autograd.variables_of(context_id).run
-            return await asyncio.shield(self._in_turn(turn, partial(run, job), kind))
-        try:
-            return self._runner.run_here(kind, job)
+            work = self._in_turn(turn, partial(run, job, False), kind)  # noqa: FBT003
+            return await asyncio.shield(work)
+        try:  # a kind tells that it is sure, and nothing has come in between
+            return self._runner.run_here(kind, partial(job, True))  # noqa: FBT003
         finally:
             self._turns.end(turn)
 

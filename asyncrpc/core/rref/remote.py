@@ -12,7 +12,7 @@ import torch
 
 from asyncrpc.core.arguments import UNSET
 from asyncrpc.core.calls.destination import Destination, put
-from asyncrpc.core.calls.futures import CallFuture
+from asyncrpc.core.calls.futures import CallFuture, on_done
 from asyncrpc.core.ids import WorkerId
 from asyncrpc.core.members import UNKNOWN_INCARNATION
 from asyncrpc.core.options import PLAIN, CallOptions, options_within
@@ -81,7 +81,9 @@ class RemoteValues:
         shared.check()
         if not shared.is_here:
             try:
-                return await self.start_method(handle, "", (), {}, timeout_s, out=out)
+                return await self.start_method(
+                    handle, "", (), {}, timeout_s, out=out, awaits=True
+                )
             except RRefDeletedError:
                 shared.check()  # the owner refused to make it, and that error says why
                 raise
@@ -117,16 +119,23 @@ class RemoteValues:
         timeout_s: Any,
         *,
         out: torch.Tensor | None = None,
+        awaits: bool = False,
     ) -> CallFuture[Any]:
-        """Start a method of a referenced object, on its owner."""
+        """Start a method of a referenced object, on its owner.
+
+        Args:
+            awaits: the caller awaits the call at once, and gives it to nobody.
+        """
         shared = shared_of(handle)
         shared.check()
         destination = None if out is None else Destination(out)
         called = name or "to_here"
-        call = self._worker.new_call(called, shared.owner.name, with_site=True)
+        call = self._worker.new_call(
+            called, shared.owner.name, with_site=True, awaits=awaits
+        )
         call.destination = destination
         target = ["=", *handle.rref_id, name]
-        call.add_done_callback(_Keep(handle))
+        on_done(call, _Keep(handle))
         values = (list(args), dict(kwargs))
         self._worker.begin(
             call,
@@ -169,7 +178,8 @@ class RemoteValues:
         # Queued before any note of the handle's end, in whatever thread that comes.
         handles.note_remote(shared)
         call.options = options
-        call.add_done_callback(_Keep(keep))
+        if keep is not None:
+            on_done(call, _Keep(keep))
         shared.call = call
         handle = handles.make(shared)
         meta = {"r": list(shared.rref_id), **self._worker.meta_here()}
@@ -209,7 +219,7 @@ class RemoteValues:
                 call.fail(refusal)
                 call.exception()  # the value has it
                 return
-        call.add_done_callback(lambda done: self._on_answered(shared, done))
+        on_done(call, partial(self._on_answered, shared))
         try:
             self._worker.begin(
                 call,

@@ -119,14 +119,15 @@ class Encoder:
 
     def encode(self, value: Any, *, is_call: bool) -> bytes:
         """Return the control part of `value`."""
-        try:
-            if type(value) is tuple:
-                return self._message(self.pack(list(value)), kinds.ROOT_IS_TUPLE)
-            self._note_container(value)
-            return self._message(self.pack(value), 0)
-        except (_Pickled, TooDeep):
-            if not self._pickles:
-                raise
+        if not (self._pickles and self._is_object(value)):
+            try:
+                if type(value) is tuple:
+                    return self._message(self.pack(list(value)), kinds.ROOT_IS_TUPLE)
+                self._note_container(value)
+                return self._message(self.pack(value), 0)
+            except (_Pickled, TooDeep):
+                if not self._pickles:
+                    raise
         if is_call:
             value = self._without_long_bytes(value)
         return self._message(msgpack.packb(self._pickle_whole(value)), 0)
@@ -202,10 +203,21 @@ class Encoder:
         if self.is_hooked(type(value)):
             return Encoder._external  # a plain function: `lower` passes self
         # By its type: `__class__` may differ from what its memory is.
-        for kind, handler in _BY_BASE:
-            if issubclass(type(value), kind):
-                return handler
+        kind = type(value)
+        if issubclass(kind, _BASES):  # most are of none: one look is all they take
+            for base, handler in _BY_BASE:
+                if issubclass(kind, base):
+                    return handler
         return Encoder._pickle
+
+    def _is_object(self, value: Any) -> bool:
+        """Return whether only a pickle can hold a value, as is known at once."""
+        kind = type(value)
+        return (
+            kind not in _PACKED
+            and kind not in _HANDLERS
+            and self._handler_of(value) is Encoder._pickle
+        )
 
     def is_hooked(self, kind: type) -> bool:
         """Return whether values of a class go through the hooks."""
@@ -501,7 +513,7 @@ class Encoder:
         reducers = Reducers(self)
         try:
             data, buffers = pickling.dump(value, self.outbox, reducers)
-            if not reducers.small_tensors.finish():
+            if not reducers.finish():
                 data, buffers = pickling.dump(value, self.outbox, reducers)
         finally:
             reducers.clear()  # its methods are in it: a cycle, which holds the value
@@ -549,6 +561,8 @@ _HANDLERS: Final[dict[type, Handler]] = {
     np.ndarray: Encoder._array,  # noqa: SLF001
     functools.partial: Encoder._partial,  # noqa: SLF001
 }
+# What the packer knows by itself.
+_PACKED: Final = frozenset((list, dict, str, bytes, int, float, bool, type(None)))
 # For a type that is not listed its base classes decide, in this order.
 _BY_BASE: Final[tuple[tuple[Any, Handler], ...]] = (
     (FUTURES, Encoder._future),  # noqa: SLF001
@@ -559,3 +573,4 @@ _BY_BASE: Final[tuple[tuple[Any, Handler], ...]] = (
     (np.generic, _plainly(RECIPES[np.generic])),
     (np.dtype, _plainly(RECIPES[np.dtype])),
 )
+_BASES: Final = tuple(kind for kind, _ in _BY_BASE)

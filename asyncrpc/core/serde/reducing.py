@@ -80,10 +80,18 @@ class Reducers(dict[type, Reducer]):
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
         self._encoder = encoder
-        self.small_tensors = SmallTensors(encoder, Outside)
-        self[torch.Tensor] = self[torch.nn.Parameter] = self._tensor
-        # Other classes derived from arrays pickle themselves; one over a file cannot.
-        self[np.ndarray] = self[np.memmap] = self._array
+        self._small_tensors: SmallTensors | None = None
+
+    @property
+    def small_tensors(self) -> SmallTensors:
+        """The small tensors of this pickle: made for the first tensor."""
+        if self._small_tensors is None:
+            self._small_tensors = SmallTensors(self._encoder, Outside)
+        return self._small_tensors
+
+    def finish(self) -> bool:
+        """Write the gathered tensors; return whether the pickle is right with them."""
+        return self._small_tensors is None or self._small_tensors.finish()
 
     def __missing__(self, kind: type) -> Reducer:
         reducer = self[kind] = self._reducer_of(kind)
@@ -92,9 +100,12 @@ class Reducers(dict[type, Reducer]):
     def _reducer_of(self, kind: type) -> Reducer:
         if self._encoder.is_hooked(kind):
             return self._external
-        for base, reducer in self._BY_BASE:
-            if issubclass(kind, base):
-                return types.MethodType(reducer, self)
+        if issubclass(kind, self._BASES):  # most are of none
+            if kind in self._EXACT:
+                return types.MethodType(self._EXACT[kind], self)
+            for base, reducer in self._BY_BASE:
+                if issubclass(kind, base):
+                    return types.MethodType(reducer, self)
         return copyreg.dispatch_table.get(kind, _by_protocol)
 
     def _external(self, value: Any) -> Reduced:
@@ -209,6 +220,14 @@ class Reducers(dict[type, Reducer]):
         (NAMED_TYPES, reduce_function),
         ((types.MethodWrapperType, np.ufunc), reduce_function),
     )
+    # Other classes derived from arrays pickle themselves; one over a file cannot.
+    _EXACT: Final[dict[type, Callable[..., Reduced]]] = {
+        torch.Tensor: _tensor,
+        torch.nn.Parameter: _tensor,
+        np.ndarray: _array,
+        np.memmap: _array,
+    }
+    _BASES: Final = (np.ndarray, *[base for base, _ in _BY_BASE])
 
 
 def future_text(value: object) -> str:
