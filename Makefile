@@ -43,11 +43,13 @@ DEVICE_TESTS = tests/integration/devices
 BUT_DEVICES = --ignore=$(DEVICE_TESTS)
 
 # What is quick and what is deep says tests/tiers.py.  Tests of real processes and sockets
-# run two at a time however many cores there are: each has several processes.
+# run two at a time however many cores there are: each has several processes.  Those of the
+# core wait more than they work, and run four at a time where nothing else runs.
 IN_PROCESS = $(call tests,unit property fuzz simulation numerics docs)
 OF_PROCESSES = $(call tests,integration chaos conformance examples) $(BUT_DEVICES)
 ALL_CORES = -n auto --maxprocesses 4 --dist worksteal
 TWO_AT_A_TIME = -n 2 --dist worksteal
+FOUR_AT_A_TIME = -n 4 --dist worksteal
 # In asyncio's debug mode loops refuse calls from other threads, and say where what nobody
 # awaited was made.
 IN_DEBUG_MODE = $(call tests,unit simulation numerics integration/core/transport)
@@ -74,9 +76,9 @@ ON_SERVING = simulation/test_replicas.py simulation/test_replica_policies.py \
 ON_TOOLS = simulation/test_dashboard.py
 NOT_CORE = $(addprefix --ignore=tests/,$(ON_PARALLEL) $(ON_SERVING) $(ON_TOOLS))
 
-test-core: $(STAMP) ## Run the quick tests of the core: four minutes on two cores
+test-core: $(STAMP) ## Run the quick tests of the core: six minutes on two cores
 	$(call quick,$(ALL_CORES) $(NOT_CORE),unit/core property simulation)
-	$(call quick,$(TWO_AT_A_TIME),integration/core)
+	$(call quick,$(FOUR_AT_A_TIME),integration/core)
 
 test-compat: $(STAMP) ## Those of torch's names
 	$(call quick,$(TWO_AT_A_TIME),unit/compat integration/compat)
