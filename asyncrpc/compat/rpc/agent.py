@@ -122,6 +122,11 @@ _lock = threading.Lock()
 _current: Agent | None = None
 
 
+def _by_name_and_rank(infos: Sequence[WorkerInfo]) -> dict[str | int, WorkerInfo]:
+    known: dict[str | int, WorkerInfo] = {info.name: info for info in infos}
+    return known | {info.id: info for info in infos}
+
+
 class Agent:
     """One worker, its loop's thread, and how torch would call what it knows.
 
@@ -141,14 +146,18 @@ class Agent:
         host: LoopThread,
         options: TensorPipeRpcBackendOptions,
         store: Any,
-        *,
-        is_static: bool,
+        names: Sequence[str] | None,
     ) -> None:
+        """Begin with a worker that has not been started.
+
+        Args:
+            names: of the workers of a static group, by rank; None: it may grow.
+        """
         self.worker = worker
         self.host = host
         self.options = options
         self.store = store
-        self.is_static_group = is_static
+        self.is_static_group = names is not None
         self.context_ids = itertools.count(max(worker.rank, 0) << CONTEXT_BITS)
         # Of references and of their forks, as torch counts them: for people to read.
         self.reference_ids = itertools.count()
@@ -157,8 +166,10 @@ class Agent:
         self.rpc_timeout_s: float = options.rpc_timeout
         self.shows_gil_wait = False
         self.all_gather: Callable[..., dict[str, Any]]  # set before it is current
-        # Of a static group, once all are there: by name and by rank.
-        self._infos: dict[str | int, WorkerInfo] = {}
+        # Of a static group, by name and by rank.  Not what is known of its members: one
+        # may be gone before another has begun, and all have to wait for the same ones.
+        infos = [WorkerInfo(name, rank) for rank, name in enumerate(names or ())]
+        self._infos = _by_name_and_rank(infos)
         self.is_let_go = False  # all references, for the worker ends
         self._completions = Completions(
             # The pool is there once the worker has started.
@@ -219,14 +230,10 @@ class Agent:
     def _known(self) -> dict[str | int, WorkerInfo]:
         if self._infos:
             return self._infos
-        infos = [
-            WorkerInfo(member.name, member.id) for member in self.worker.known_members
-        ]
-        known: dict[str | int, WorkerInfo] = {info.name: info for info in infos}
-        known |= {info.id: info for info in infos}
-        if self.is_static_group and len(infos) == self.worker.world_size:
-            self._infos = known
-        return known
+        members = self.worker.known_members
+        return _by_name_and_rank(
+            [WorkerInfo(member.name, member.id) for member in members]
+        )
 
     def rank_of(self, name: str) -> int:
         """Return the rank of a worker, -1 if the name is unknown."""

@@ -261,11 +261,12 @@ def init_agent(
     WorkerInfo(name, rank)  # refuses invalid names
     _check_group_kind(store, is_static=bool(world_size))
     where: Rendezvous = GrowingRendezvous(store)
+    names: Sequence[str] | None = None
     wishes = DeviceWishes.of_options(name, rpc_backend_options)
     if not world_size:
         check_device_maps([wishes], is_static=False)
     else:
-        _check_members(store, wishes, rank, world_size)
+        names = _check_members(store, wishes, rank, world_size)
         given_store = GivenStore(lambda: store, is_host=rank == 0)
         where = StoreRendezvous(given_store, rank, world_size)
     host = LoopThread(f"asyncrpc-{name}", stops_at_exit=False)  # `agents` does
@@ -283,7 +284,7 @@ def init_agent(
     )
     worker.parts.extensions = [add_facade]
     turn = nullcontext() if world_size else locked_at(store)
-    agent = Agent(worker, host, rpc_backend_options, store, is_static=bool(world_size))
+    agent = Agent(worker, host, rpc_backend_options, store, names)
     agent.all_gather = api._all_gather  # noqa: SLF001  (torch's name)
     # Before others can call: their functions may make calls from here.
     agents.set_current(agent)
@@ -325,8 +326,14 @@ async def _start(worker: Worker) -> None:
         await asyncio.gather(*linking, return_exceptions=True)
 
 
-def _check_members(store: Any, own: DeviceWishes, rank: int, world_size: int) -> None:
-    """Read the names and devices of all workers, and check that they fit."""
+def _check_members(
+    store: Any, own: DeviceWishes, rank: int, world_size: int
+) -> Sequence[str]:
+    """Read the names and devices of all workers, and check that they fit.
+
+    Returns:
+        The names, by rank.
+    """
     store.set(f"devices/{rank}", own.encode())
     seen: dict[str, int] = {}
     wishes: list[DeviceWishes] = []
@@ -340,3 +347,4 @@ def _check_members(store: Any, own: DeviceWishes, rank: int, world_size: int) ->
             )
         seen[name] = other
     check_device_maps(wishes)
+    return [*seen]

@@ -83,7 +83,7 @@ async def test_future_completes_although_its_worker_ends() -> None:
     try:
         async with Cluster(1, options=options) as (a,):
             own = TensorPipeRpcBackendOptions()
-            agent = Agent(a, thread, own, None, is_static=True)
+            agent = Agent(a, thread, own, None, [a.name])
             held = a.parts.run_in_thread(lambda: go.wait(LIMIT_S))
             agent.in_thread(completed.set)
         assert await asyncio.to_thread(completed.wait, LIMIT_S)
@@ -91,6 +91,26 @@ async def test_future_completes_although_its_worker_ends() -> None:
         go.set()
         thread.stop()
     assert await held
+
+
+async def test_worker_lost_before_another_has_begun_counts_in_its_group() -> None:
+    """Who begins later waits for the same workers as all: else they wait for ever."""
+    thread = LoopThread("of a test")
+    try:
+        async with Cluster(2) as (a, b):
+            lost = a.members_changed()
+            await b.shutdown()
+            async for change in lost:
+                if change.member.name == b.name and change.kind in {"left", "lost"}:
+                    break
+            own = TensorPipeRpcBackendOptions()
+            agent = Agent(a, thread, own, None, [a.name, b.name])
+            names = {info.name for info in agent.get_worker_infos()}
+            assert names == {a.name, b.name}
+            assert agent.get_worker_info(1).name == b.name
+            assert agent.gone_of(names) == [b.name]
+    finally:
+        thread.stop()
 
 
 # --- graceful shutdown ----------------------------------------------------------------
