@@ -74,16 +74,23 @@ if TYPE_CHECKING:
         nn,
         optim,
     )
+    from asyncrpc.clusters.changes import ClusterChange, ClusterChanges
+    from asyncrpc.clusters.cluster import Cluster
+    from asyncrpc.clusters.restarts import RestartLimits
     from asyncrpc.collectives import ElasticGroup, Group, join_group
     from asyncrpc.preemption import Preemption, PreemptionStep
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
+            "Cluster": "asyncrpc.clusters.cluster",
+            "ClusterChange": "asyncrpc.clusters.changes",
+            "ClusterChanges": "asyncrpc.clusters.changes",
             "ElasticGroup": "asyncrpc.collectives",
             "Group": "asyncrpc.collectives",
             "Preemption": "asyncrpc.preemption",
             "PreemptionStep": "asyncrpc.preemption",
+            "RestartLimits": "asyncrpc.clusters.restarts",
             "collectives": "asyncrpc.collectives",
             "ddp": "asyncrpc.ddp",
             "inspection": "asyncrpc.inspection",
@@ -121,6 +128,11 @@ __all__ = [  # noqa: RUF022
     "MemberChange",
     "ChangeKind",
     "MemberChanges",
+    # Workers that a program starts
+    "Cluster",
+    "ClusterChange",
+    "ClusterChanges",
+    "RestartLimits",
     # Preemption by the scheduler
     "Preemption",
     "PreemptionStep",

@@ -23,6 +23,7 @@ __all__ = [
     "CallError",
     "CallKindError",
     "ClosedError",
+    "ClusterError",
     "CollectiveError",
     "CollectiveTimeoutError",
     "ConnectError",
@@ -63,6 +64,7 @@ __all__ = [
     "UsageError",
     "VersionMismatchError",
     "WorkerLostError",
+    "WorkerStartError",
 ]
 
 
@@ -234,6 +236,26 @@ class ProcessFailedError(AsyncRpcError, code="process.failed"):
         self.rank = rank
         self.exit_code = exit_code
         self.remote_traceback = remote_traceback
+
+
+class ClusterError(AsyncRpcError, code="cluster"):
+    """A cluster could not do what was asked of it; it goes on as it is."""
+
+
+class WorkerStartError(ClusterError, code="cluster.start"):
+    """A worker of a cluster did not start.
+
+    Attributes:
+        worker: its name.
+        remote_traceback: of its process; empty if there is none.
+    """
+
+    def __init__(self, problem: str, *, worker: str, remote_traceback: str) -> None:
+        super().__init__(problem)
+        self.worker = worker
+        self.remote_traceback = remote_traceback
+        if remote_traceback:
+            self.add_note(f"On worker {worker!r}:\n\n{remote_traceback}")
 
 
 class GangError(AsyncRpcError, code="gang"):

@@ -7,9 +7,9 @@ entered, not before.
 from asyncrpc.clusters.ray.actor import GangWorker
 from asyncrpc.clusters.ray.changes import GangChange, GangChangeKind, GangChanges
 from asyncrpc.clusters.ray.gang import Gang
-from asyncrpc.clusters.ray.machine.supervisor import RestartLimits
 from asyncrpc.clusters.ray.references import StoredValue
 from asyncrpc.clusters.ray.store import get, put
+from asyncrpc.clusters.restarts import RestartLimits
 
 __all__ = [
     "Gang",

@@ -15,6 +15,7 @@ from tests.architecture.sources import PACKAGE, name_of, parse, python_files
 
 # The same thing for another public: torch's names over ours, and the public worker.
 TWINS = {
+    "Cluster",  # of processes; and that of `asyncrpc.testing`, in one
     "DistributedOptimizer",
     "RRef",
     "RemoteModule",  # and `_RemoteModule`, which programs know from torch, too

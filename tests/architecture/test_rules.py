@@ -34,6 +34,8 @@ UNFINISHED = re.compile(r"\b(TO" + "DO|FIX" + "ME|X" + r"XX)\b")
 # Where the environment may be read: the command line, what a program is started with,
 # and the defaults of arguments that a caller can give instead.
 MAY_READ_ENVIRONMENT = {
+    "asyncrpc/clusters/cluster.py",  # workers get the program's
+    "asyncrpc/clusters/worker.py",
     "asyncrpc/parallel/collectives/torch_backend/call_hooks.py",  # as torch's
     "asyncrpc/tools/inspection/service.py",  # it checks what a worker was given
     "asyncrpc/tools/inspection/run_note.py",  # names the directory of `asyncrpc run`
@@ -191,6 +193,9 @@ UNPACKS = {
     "core/multiprocessing/child.py": "from the parent",
     "core/multiprocessing/outcome.py": "from our own child",
     "core/multiprocessing/packing.py": "from a process of the program",
+    "clusters/local/fork_server.py": "from the program that started it",
+    "clusters/local/processes.py": "from our own child",
+    "clusters/worker.py": "from the program that started it",
     "clusters/ray/references.py": "from Ray's own store",
     "core/links/observers.py": "a question has 64 KiB at most",
     "core/members.py": "the record of a worker, in HELLO or at the meeting point",

@@ -24,7 +24,6 @@ from asyncrpc.errors import NotStartedError
 # Keys of multiprocessing's own record of a main module.
 _MAIN_PATH: Final = "init_main_from_path"
 _MAIN_NAME: Final = "init_main_from_name"
-_MAIN: Final = (_MAIN_PATH, _MAIN_NAME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,18 +45,6 @@ class WorkerOrder:
     options: Options
     main: Mapping[str, str]
     secret: bytes = field(repr=False)
-
-
-def main_module() -> Mapping[str, str]:
-    """Return how another process imports the main module of this one.
-
-    It is empty if that is impossible, as in an interactive program.  Functions of the
-    main module are sent by its name, like all functions, so the workers need it.
-
-    Source: multiprocessing does the same with the method `spawn`.
-    """
-    preparation = spawn.get_preparation_data("")
-    return {key: str(preparation[key]) for key in _MAIN if preparation.get(key)}
 
 
 def import_main(main: Mapping[str, str]) -> None:

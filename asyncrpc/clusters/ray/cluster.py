@@ -7,20 +7,17 @@ awaits object references.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 from asyncrpc.clusters.ray.actor import WorkerActor
 from asyncrpc.clusters.ray.machine.placement import NodeResources, Resources
+from asyncrpc.clusters.threads import in_thread
 from asyncrpc.errors import UsageError
 
 Handle: TypeAlias = Any  # Ray's handle of an actor: it has no public class
-
-T = TypeVar("T")
 
 STRATEGIES: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 # Shown for every node, whether or not a bundle needs it.
@@ -81,17 +78,6 @@ def is_pickling_for_ray() -> bool:
     worker = library()._private.worker.global_worker  # noqa: SLF001
     inside: bool = worker.get_serialization_context().is_in_band_serialization()
     return inside
-
-
-async def in_thread(function: Callable[..., T], *args: Any) -> T:
-    """Run a function that may block in a thread."""
-    call = partial(function, *args)
-    done = asyncio.get_running_loop().run_in_executor(None, call)
-    try:
-        return await asyncio.shield(done)
-    except asyncio.CancelledError:
-        await asyncio.wait([done])
-        raise
 
 
 class Bundles:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from asyncrpc.clusters.presence import Presence
 from asyncrpc.clusters.ray.actor import GangWorker, WorkerOrder
 from asyncrpc.clusters.ray.changes import Announcer, GangChange, GangChangeKind
 from asyncrpc.clusters.ray.cluster import Bundles, Handle
@@ -32,7 +33,6 @@ from asyncrpc.clusters.ray.machine.supervisor import (
     WorkerEnded,
     WorkerReady,
 )
-from asyncrpc.clusters.ray.presence import Presence
 from asyncrpc.errors import AsyncRpcError
 
 STOP_S: Final = 5.0  # for a worker to shut down before its actor is killed

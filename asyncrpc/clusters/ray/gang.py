@@ -12,11 +12,11 @@ from typing import Any, Final, Literal, Self
 
 from asyncrpc import DeviceOptions, LocalRendezvous, Options, Peer
 from asyncrpc.api import Worker
+from asyncrpc.clusters.presence import Presence
 from asyncrpc.clusters.ray.actor import (
     GangWorker,
     NodeListener,
     WorkerOrder,
-    main_module,
 )
 from asyncrpc.clusters.ray.changes import Announcer, GangChange, GangChanges
 from asyncrpc.clusters.ray.cluster import (
@@ -28,10 +28,10 @@ from asyncrpc.clusters.ray.cluster import (
 from asyncrpc.clusters.ray.conductor import Conductor, GangPlan
 from asyncrpc.clusters.ray.machine.supervisor import (
     GangSupervisor,
-    RestartLimits,
     RestartScope,
 )
-from asyncrpc.clusters.ray.presence import Presence
+from asyncrpc.clusters.restarts import RestartLimits
+from asyncrpc.clusters.worker import main_module
 from asyncrpc.core.arguments import (
     check_choice,
     check_count,

@@ -25,8 +25,9 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import torch
 
-from asyncrpc.clusters.ray.cluster import in_thread, library
+from asyncrpc.clusters.ray.cluster import library
 from asyncrpc.clusters.ray.references import StoredValue
+from asyncrpc.clusters.threads import in_thread
 from asyncrpc.core.arguments import check_flag, wrong
 from asyncrpc.errors import EncodeError, Outcome
 

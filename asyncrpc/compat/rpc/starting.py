@@ -329,11 +329,7 @@ async def _start(worker: Worker) -> None:
 def _check_members(
     store: Any, own: DeviceWishes, rank: int, world_size: int
 ) -> Sequence[str]:
-    """Read the names and devices of all workers, and check that they fit.
-
-    Returns:
-        The names, by rank.
-    """
+    """Read the devices of all workers, and check that they fit; return their names."""
     store.set(f"devices/{rank}", own.encode())
     seen: dict[str, int] = {}
     wishes: list[DeviceWishes] = []

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from asyncrpc.clusters.preemption.machine.preempting import EXIT_SAVED
+from asyncrpc.core.host.lines import LinePrefixer, prefix_of
 from asyncrpc.core.host.run_places import make_place
 from asyncrpc.core.loop.clock import Clock
 from asyncrpc.core.multiprocessing.environment import (
@@ -49,37 +50,6 @@ from asyncrpc.tools.cli.runs.command import now_s, places_here
 from asyncrpc.tools.cli.runs.entry import RunEntry, record_of, warn
 from asyncrpc.tools.cli.runs.listing import sweep
 from asyncrpc.tools.inspection.run_note import ENTRY_VARIABLE
-
-# A process that never ends its line must not fill our memory.
-_LINE_BYTES_MAX: Final = 1 << 16
-_COLOURS: Final = (36, 33, 32, 35, 34, 31)  # ANSI: cyan, yellow, green, ...
-
-
-def rank_prefix(rank: int, *, is_coloured: bool) -> bytes:
-    """Return the prefix of each line of `rank`."""
-    if not is_coloured:
-        return b"[%d] " % rank
-    return b"\x1b[%dm[%d]\x1b[0m " % (_COLOURS[rank % len(_COLOURS)], rank)
-
-
-class LinePrefixer:
-    """Puts a prefix before each line of a byte stream that arrives in any pieces."""
-
-    def __init__(self, prefix: bytes) -> None:
-        self._prefix = prefix
-        self._partial = b""
-
-    def feed(self, received: bytes) -> bytes:
-        """Return the lines that `received` completes, prefixed."""
-        *lines, self._partial = (self._partial + received).split(b"\n")
-        if len(self._partial) >= _LINE_BYTES_MAX:
-            lines.append(self._partial)
-            self._partial = b""
-        return b"".join(self._prefix + line + b"\n" for line in lines)
-
-    def flush(self) -> bytes:
-        """Return the last line if it has no end, after the stream has ended."""
-        return self.feed(b"\n") if self._partial else b""
 
 
 class PrefixingReader(asyncio.Protocol):
@@ -315,7 +285,7 @@ class _LaunchRun:
         stream = sys.stdout if number == 1 else sys.stderr
         target: BinaryIO = stream.buffer
         reading, writing = os.pipe()
-        prefixer = LinePrefixer(rank_prefix(rank, is_coloured=stream.isatty()))
+        prefixer = LinePrefixer(prefix_of(str(rank), rank, is_coloured=stream.isatty()))
         # Not asyncio's own pipes: with those, a process counts as running as long as
         # one of its children holds them.
         await asyncio.get_running_loop().connect_read_pipe(

@@ -21,20 +21,16 @@ The first generation is not restarted: if it cannot start, there is an error in 
 program or the cluster, and the program gets it at once.
 
 This machine knows neither Ray nor tasks nor clocks.
-
-Source: the limit of restarts within a time is that of Erlang's supervisors
-(`intensity` and `period`); torchrun's `--max-restarts` has no period.
 """
 
 from __future__ import annotations
 
 import enum
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from asyncrpc.core.arguments import check_count, check_duration, check_timeout
+from asyncrpc.clusters.restarts import RestartBudget, RestartLimits
 
 
 class GangState(enum.Enum):
@@ -59,36 +55,6 @@ class RankState(enum.Enum):
 
 
 OVER: Final = frozenset({GangState.FAILED, GangState.STOPPED})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestartLimits:
-    """How often a gang restarts, and how long it waits before a restart.
-
-    Attributes:
-        restarts_max: restarts within `window_s`; one more loss ends the gang.  0:
-            the first loss ends it.
-        window_s: seconds after which a restart is forgotten; None: never.
-        backoff_s: seconds before the first restart; each further one within the window
-            waits twice as long.
-        backoff_max_s: seconds that a restart waits at most.
-    """
-
-    restarts_max: int = 3
-    window_s: float | None = 3600.0
-    backoff_s: float = 1.0
-    backoff_max_s: float = 60.0
-
-    def __post_init__(self) -> None:
-        """Validate the fields.
-
-        Raises:
-            UsageError: a field is negative, or has the wrong type.
-        """
-        check_count("RestartLimits.restarts_max", self.restarts_max)
-        check_timeout("RestartLimits.window_s", self.window_s)
-        check_duration("RestartLimits.backoff_s", self.backoff_s)
-        check_duration("RestartLimits.backoff_max_s", self.backoff_max_s)
 
 
 # --- events --------------------------------------------------------------------------
@@ -204,9 +170,8 @@ class GangSupervisor:
         self.lives = [0] * size
         self.wakes_at_s: float | None = None
         self._scope = scope
-        self._limits = limits or RestartLimits()
         self._workers = [RankState.ABSENT] * size
-        self._restarts: deque[float] = deque()
+        self._budget = RestartBudget(limits or RestartLimits())
         self._new: set[int] = set()  # ranks that started after the last announcement
         self._has_run = False
 
@@ -247,27 +212,12 @@ class GangSupervisor:
         ended = self._end(lost)
         if self.state is GangState.WAITING:  # it joins the restart that is to come
             return [ended, AnnounceLoss(self.generation, (rank,), why)]
-        if not self._has_run or not self._may_restart(at_s):
+        due_at_s = self._budget.take(at_s) if self._has_run else None
+        if due_at_s is None:
             return [ended, *self._finish(GangState.FAILED, why)]
-        self._restarts.append(at_s)
-        self.wakes_at_s = at_s + self._backoff_s()
+        self.wakes_at_s = due_at_s
         self.state = GangState.WAITING
         return [ended, AnnounceLoss(self.generation, (rank,), why)]
-
-    def _may_restart(self, at_s: float) -> bool:
-        window_s = self._limits.window_s
-        while (
-            window_s is not None
-            and self._restarts
-            and self._restarts[0] <= at_s - window_s
-        ):
-            self._restarts.popleft()
-        return len(self._restarts) < self._limits.restarts_max
-
-    def _backoff_s(self) -> float:
-        # The exponent is bounded: a float has no 2 ** 5000.
-        doublings = min(len(self._restarts) - 1, 64)
-        return min(self._limits.backoff_s * 2.0**doublings, self._limits.backoff_max_s)
 
     def _start_absent(self) -> list[GangEffect]:
         self.generation += 1

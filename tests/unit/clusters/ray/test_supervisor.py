@@ -19,13 +19,13 @@ from asyncrpc.clusters.ray.machine.supervisor import (
     GangEvent,
     GangState,
     GangSupervisor,
-    RestartLimits,
     RestartScope,
     StartWorkers,
     TimePassed,
     WorkerEnded,
     WorkerReady,
 )
+from asyncrpc.clusters.restarts import RestartLimits
 
 SCOPES = pytest.mark.parametrize("scope", RestartScope)
 OVER = {GangState.FAILED, GangState.STOPPED}

@@ -1,8 +1,8 @@
-"""Which incarnations of the gang's workers the driver's worker takes to be alive.
+"""Which incarnations of started workers the program's worker takes to be alive.
 
-Ray reports an actor as dead a moment before its process has ended, and a worker that
-joins under the name of one that still answers is refused.  So a worker is started again
-only after the driver's worker has seen the former one go.
+A worker that joins under the name of one that may still answer is refused, and the end
+of a process is told (by Ray even before it) apart from that of its connections.  So a
+worker is started again only after the program's worker has seen the former one go.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ARRIVALS = frozenset({ChangeKind.JOINED, ChangeKind.RESTARTED, ChangeKind.BACK}
 
 
 class Presence:
-    """Follows the membership of the driver's worker."""
+    """Follows the membership of the program's worker."""
 
     def __init__(
         self, changes: MemberChanges, on_gone: Callable[[str, int, str], None]
@@ -27,7 +27,7 @@ class Presence:
         self._changed = asyncio.Condition()
 
     async def follow(self) -> None:
-        """Follow the changes until the driver's worker ends."""
+        """Follow the changes until the program's worker ends."""
         async for change in self._changes:
             async with self._changed:
                 self._note(change)

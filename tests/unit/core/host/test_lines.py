@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrpc.tools.cli.launch import LinePrefixer, rank_prefix
+from asyncrpc.core.host.lines import LinePrefixer, prefix_of
 from asyncrpc.tools.cli.table import line_of, lines_of, wrapped
 
 
@@ -33,9 +33,9 @@ def test_endless_line_is_cut_and_not_stored() -> None:
 
 
 def test_prefix_is_coloured_on_request_only() -> None:
-    assert rank_prefix(3, is_coloured=False) == b"[3] "
-    assert rank_prefix(3, is_coloured=True) == b"\x1b[35m[3]\x1b[0m "
-    assert rank_prefix(9, is_coloured=True) == b"\x1b[35m[9]\x1b[0m "
+    assert prefix_of("3", 3, is_coloured=False) == b"[3] "
+    assert prefix_of("3", 3, is_coloured=True) == b"\x1b[35m[3]\x1b[0m "
+    assert prefix_of("9", 9, is_coloured=True) == b"\x1b[35m[9]\x1b[0m "
 
 
 ROWS = [("name", "what"), ("ps", "waits for a lock"), ("trainer0", "runs")]

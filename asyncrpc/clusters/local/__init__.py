@@ -1,0 +1,1 @@
+"""Workers of a cluster as processes of this host."""

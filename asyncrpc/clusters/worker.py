@@ -1,0 +1,146 @@
+"""The code of a started worker: it joins the program's worker, and serves until told.
+
+It reports twice at most, in its pipe: that it can be called, or why it cannot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing import process, spawn
+from typing import Any, Final
+
+import torch
+
+from asyncrpc import JoinRendezvous, Options
+from asyncrpc.api import Worker
+from asyncrpc.core.loop.loops import run
+
+REPORT_BYTES_MAX: Final = 1 << 16  # what a pipe holds: the report never waits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessOrder:
+    """What a process needs to become a worker.
+
+    Attributes:
+        contact: addresses of the program's worker, which admits it.
+        options: of the worker, without a secret.
+        threads: how many torch may use in it.
+        drain_timeout_s: seconds that calls in flight have when it is stopped.
+        main: how to import the program's main module; see `main_module`.
+        path: of modules, as the program has it.
+        directory: the program's working directory.
+        arguments: the program's command line.
+        environment: the program's, which has changed since the fork server began.
+        secret: of the cluster; not shown in any text.
+    """
+
+    name: str
+    contact: tuple[str, ...]
+    options: Options
+    threads: int
+    drain_timeout_s: float
+    main: Mapping[str, str]
+    path: Sequence[str]
+    directory: str
+    arguments: Sequence[str]
+    environment: Mapping[str, str] = field(repr=False)
+    secret: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStarted:
+    """Report: the worker can be called."""
+
+    incarnation: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailed:
+    """Report: the worker could not start, or a step of it raised.
+
+    Attributes:
+        summary: one line.
+        traceback: as Python prints it.
+    """
+
+    summary: str
+    traceback: str
+
+
+def main_module() -> Mapping[str, str]:
+    """Return how another process imports the main module of this one.
+
+    It is empty if that is impossible, as in a notebook.
+
+    Source: multiprocessing does the same with the method `spawn`.
+    """
+    prepared = spawn.get_preparation_data("")
+    keys = ("init_main_from_path", "init_main_from_name")
+    return {key: str(prepared[key]) for key in keys if prepared.get(key)}
+
+
+def is_importing_main() -> bool:
+    """Return whether this process imports the main module of the program."""
+    return bool(getattr(process.current_process(), "_inheriting", False))
+
+
+def become_worker(packed_order: bytes, reports: int) -> int:
+    """Run a worker in this process until it is stopped; return the exit code."""
+    try:
+        order: ProcessOrder = pickle.loads(packed_order)  # noqa: S301  (the program's)
+        _prepare(order)
+        run(_serve(order, reports))
+    except BaseException as error:  # noqa: BLE001  (the program hears of it)
+        _report(reports, _failure_of(error))
+        return 1
+    return 0
+
+
+def _prepare(order: ProcessOrder) -> None:
+    """Make this process like the program: its modules, directory and environment."""
+    os.environ.clear()
+    os.environ.update(order.environment)
+    os.chdir(order.directory)
+    sys.path[:] = order.path
+    sys.argv[:] = order.arguments
+    torch.set_num_threads(order.threads)
+    current: Any = process.current_process()
+    current._inheriting = True  # noqa: SLF001  (refuses to start processes meanwhile)
+    try:
+        spawn.prepare({"name": order.name, **order.main})
+    finally:
+        del current._inheriting  # noqa: SLF001
+
+
+async def _serve(order: ProcessOrder, reports: int) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stopped.set)
+    worker = Worker(
+        order.name,
+        rendezvous=JoinRendezvous(order.contact),
+        options=replace(order.options, secret=order.secret),
+    )
+    async with worker:
+        _report(reports, WorkerStarted(worker.incarnation, os.getpid()))
+        await stopped.wait()
+        await worker.shutdown(drain_timeout_s=order.drain_timeout_s)
+
+
+def _report(reports: int, report: WorkerStarted | WorkerFailed) -> None:
+    os.write(reports, pickle.dumps(report))
+
+
+def _failure_of(error: BaseException) -> WorkerFailed:
+    summary = f"{type(error).__qualname__}: {error}".partition("\n")[0]
+    text = "".join(traceback.format_exception(error))
+    return WorkerFailed(summary[:1000], text[-REPORT_BYTES_MAX // 4 :])
