@@ -494,11 +494,14 @@ class Cluster:
         """Start a process and watch it to its end."""
         member.failure, member.process = None, None
         try:
-            await self._presence.until_gone(member.name)
+            async with asyncio.timeout(self.start_timeout_s):
+                await self._presence.until_gone(member.name)
             if member.machine.state is m.ClusterWorkerState.STARTING:
                 why = await self._watch(member, life)
             else:
                 why = "it was stopped before it began"
+        except TimeoutError:
+            why = f"its former life was still there after {self.start_timeout_s:g} s"
         except Exception as error:  # noqa: BLE001  (the program hears of it)
             why = str(error) or type(error).__name__
         self._advance(member, m.LifeEnded(life, why, self._loop.time()))

@@ -28,6 +28,7 @@ from asyncrpc.core.host.lines import LinePrefixer, prefix_of
 from asyncrpc.errors import ClusterError
 
 _READ_BYTES: Final = 1 << 16
+_LAST_OUTPUT_S: Final = 0.5  # how long a process of a worker's may keep its pipes open
 _PROGRAM: Final = (
     "import sys; sys.path[:] = {path!r};"
     " from asyncrpc.clusters.local.fork_server import main; main({descriptor})"
@@ -68,6 +69,7 @@ class LocalProcesses:
         """Start the fork server; call it in a thread."""
         self._relay = relay
         self._processes: dict[int, LocalProcess] = {}
+        self._reports: set[int] = set()  # open pipes
         self._last = 0
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._server = ours
@@ -112,6 +114,7 @@ class LocalProcesses:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+        self._reports.add(reports)
         self._loop.add_reader(reports, self._take_report, process, reports)
         return process
 
@@ -155,13 +158,19 @@ class LocalProcesses:
         if packed and not process.started.done():
             process.started.set_result(pickle.loads(packed))  # noqa: S301  (our own child)
         if not packed:
-            self._loop.remove_reader(reports)
-            os.close(reports)
+            self._close_reports(reports)
+
+    def _close_reports(self, reports: int) -> None:
+        self._reports.discard(reports)
+        self._loop.remove_reader(reports)
+        os.close(reports)
 
     async def close(self) -> None:
         """End the fork server, and with it every process that is left."""
         self._loop.remove_reader(self._server)
         self._server.close()
+        for reports in [*self._reports]:
+            self._close_reports(reports)
         ended = asyncio.create_task(asyncio.to_thread(self._process.wait))
         await asyncio.shield(ended)
 
@@ -198,7 +207,8 @@ class OutputRelay:
         writers = []
         for stream in ("stdout", "stderr"):
             reader, writer = os.pipe()
-            is_coloured = bool(getattr(sys, stream).isatty())
+            target = getattr(sys, stream)
+            is_coloured = target is not None and bool(target.isatty())
             prefix = prefix_of(name, number, is_coloured=is_coloured)
             self._new.append((reader, LinePrefixer(prefix), stream))
             writers.append(writer)
@@ -216,29 +226,34 @@ class OutputRelay:
             os.write(self._waker, b".")
 
     def _run(self) -> None:
-        open_pipes = 0
-        while open_pipes or not (self._is_closed and not self._new):
-            for key, _ in self._selector.select():
+        readers = set[int]()
+        while readers or not (self._is_closed and not self._new):
+            # A process that a worker has started may outlive it, with its pipe.
+            ready = self._selector.select(_LAST_OUTPUT_S if self._is_closed else None)
+            if not ready:
+                break
+            for key, _ in ready:
                 if key.fd == self._woken:
                     os.read(self._woken, _READ_BYTES)
                     while self._new:
                         reader, *target = self._new.pop()
                         self._selector.register(reader, selectors.EVENT_READ, target)
-                        open_pipes += 1
+                        readers.add(reader)
                 elif not self._copy(key.fd, *key.data):
                     self._selector.unregister(key.fd)
+                    readers.discard(key.fd)
                     os.close(key.fd)
-                    open_pipes -= 1
         self._selector.close()
-        os.close(self._woken)
-        os.close(self._waker)
+        for descriptor in (*readers, self._woken, self._waker):
+            os.close(descriptor)
 
     def _copy(self, reader: int, prefixer: LinePrefixer, stream: str) -> bool:
         received = os.read(reader, _READ_BYTES)
         lines = prefixer.feed(received) if received else prefixer.flush()
         if lines:
             target: Any = getattr(sys, stream)
-            with suppress(OSError, ValueError):  # the program has closed it
+            # The program has closed it, or has none.
+            with suppress(OSError, ValueError, AttributeError):
                 target.write(lines.decode(errors="replace"))
                 target.flush()
         return bool(received)

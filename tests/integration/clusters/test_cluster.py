@@ -149,6 +149,17 @@ async def test_output_has_the_names_of_workers(
     ]
 
 
+async def test_process_that_outlives_its_worker_does_not_hold_the_end_up() -> None:
+    async with Cluster(1) as cluster:
+        pid = await cluster["w0"].call(start_another)
+        await cluster.stop("w0")
+    os.kill(pid, signal.SIGKILL)  # it ran to here, with the pipes of the worker
+
+
+def start_another() -> int:
+    return subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]).pid
+
+
 async def test_worker_that_does_not_start_in_time_is_ended() -> None:
     async with Cluster(1) as cluster:
         cluster.start_timeout_s = 0.0
