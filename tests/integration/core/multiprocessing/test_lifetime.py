@@ -104,7 +104,7 @@ from asyncrpc.multiprocessing import launch
 from tests.integration.core.multiprocessing import targets
 
 if __name__ != "__main__":
-    print(os.getpid(), flush=True)  # a new process, which imports this
+    os.write(1, b"%d\\n" % os.getpid())  # a new process, which imports this
     threading.Event().wait()
 else:
     launch(targets.wait_forever, nprocs=2)
