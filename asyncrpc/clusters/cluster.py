@@ -190,6 +190,11 @@ class Cluster:
 
     async def _enter(self) -> None:
         self._loop = loop_for("a Cluster")
+        if sys.platform != "linux":
+            raise UsageError(
+                "a Cluster needs Linux, whose kernel ends its workers with the program;"
+                " elsewhere start workers by `asyncrpc run`"
+            )
         if is_importing_main():
             raise UsageError(
                 "a Cluster was entered while one of its workers imports this main"

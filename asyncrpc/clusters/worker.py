@@ -60,7 +60,6 @@ class WorkerStarted:
     """Report: the worker can be called."""
 
     incarnation: int
-    pid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +130,7 @@ async def _serve(order: ProcessOrder, reports: int) -> None:
         options=replace(order.options, secret=order.secret),
     )
     async with worker:
-        _report(reports, WorkerStarted(worker.incarnation, os.getpid()))
+        _report(reports, WorkerStarted(worker.incarnation))
         await stopped.wait()
         await worker.shutdown(drain_timeout_s=order.drain_timeout_s)
 

@@ -11,7 +11,6 @@ from asyncrpc.clusters import machine as m
 from asyncrpc.clusters.restarts import RestartBudget, RestartLimits
 
 STATE = m.ClusterWorkerState
-DEPTH = 7
 
 
 def machine(restarts_max: int | None = 2) -> m.WorkerMachine:
@@ -91,7 +90,7 @@ def events_for(worker: m.WorkerMachine) -> Iterator[m.Event]:
     yield m.TimeCame(worker.wakes_at_s or 0.0)
 
 
-def test_one_process_at_a_time_in_every_order_of_events() -> None:
+def test_worker_has_one_process_at_a_time_in_every_order_of_events() -> None:
     begun = machine(restarts_max=2)
     seen, waiting = {like(begun, 0): begun}, [(begun, 0)]
     while waiting:

@@ -1,4 +1,4 @@
-"""Output of several processes in whole lines; tables whose columns fit the line."""
+"""Output of several processes in whole lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrpc.core.host.lines import LinePrefixer, prefix_of
-from asyncrpc.tools.cli.table import line_of, lines_of, wrapped
 
 
 @given(
@@ -36,36 +35,3 @@ def test_prefix_is_coloured_on_request_only() -> None:
     assert prefix_of("3", 3, is_coloured=False) == b"[3] "
     assert prefix_of("3", 3, is_coloured=True) == b"\x1b[35m[3]\x1b[0m "
     assert prefix_of("9", 9, is_coloured=True) == b"\x1b[35m[9]\x1b[0m "
-
-
-ROWS = [("name", "what"), ("ps", "waits for a lock"), ("trainer0", "runs")]
-
-
-def test_columns_are_as_wide_as_their_widest_cell() -> None:
-    assert lines_of(ROWS, width=80) == [
-        "name      what",
-        "ps        waits for a lock",
-        "trainer0  runs",
-    ]
-
-
-def test_widest_column_is_cut_to_the_line() -> None:
-    lines = lines_of(ROWS, width=20)
-    assert lines[1] == "ps        waits for…"
-    assert max(map(len, lines)) == 20
-
-
-def test_narrow_line_keeps_a_part_of_each_column() -> None:
-    assert lines_of(ROWS, width=1)[2].startswith("trainer0")
-
-
-def test_empty_table_has_no_lines() -> None:
-    assert lines_of([], width=80) == []
-
-
-def test_control_characters_are_shown_as_text() -> None:
-    text = "\x1b[2Ja\nb\u202e\x9b"
-    shown = r"\x1b[2Ja\nb\u202e\x9b"
-    assert lines_of([[text]], width=80) == [shown]
-    assert line_of(text) == wrapped(text) == shown
-    assert line_of("é…") == "é…"
