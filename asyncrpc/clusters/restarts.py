@@ -7,7 +7,7 @@ and `period`); torchrun's `--max-restarts` has no period.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from asyncrpc.core.arguments import check_count, check_duration, check_timeout
 
@@ -42,26 +42,31 @@ class RestartLimits:
         check_duration("RestartLimits.backoff_max_s", self.backoff_max_s)
 
 
+@dataclass(slots=True)
 class RestartBudget:
-    """The restarts that have been used, and those that are left."""
+    """The restarts that have been used, and those that are left.
 
-    def __init__(self, limits: RestartLimits) -> None:
-        self._limits = limits
-        self._restarts: deque[float] = deque()
+    Attributes:
+        limits: how often workers restart.
+        restarts: when those restarts took place that are not forgotten, in seconds.
+    """
+
+    limits: RestartLimits
+    restarts: deque[float] = field(default_factory=deque)
 
     def take(self, at_s: float) -> float | None:
         """Use a restart; return when it is due, or None if none is left."""
-        limits = self._limits
+        limits = self.limits
         window_s = limits.window_s
         while (
             window_s is not None
-            and self._restarts
-            and self._restarts[0] <= at_s - window_s
+            and self.restarts
+            and self.restarts[0] <= at_s - window_s
         ):
-            self._restarts.popleft()
-        if len(self._restarts) >= limits.restarts_max:
+            self.restarts.popleft()
+        if len(self.restarts) >= limits.restarts_max:
             return None
-        self._restarts.append(at_s)
+        self.restarts.append(at_s)
         # The exponent is bounded: a float has no 2 ** 5000.
-        doublings = min(len(self._restarts) - 1, 64)
+        doublings = min(len(self.restarts) - 1, 64)
         return at_s + min(limits.backoff_s * 2.0**doublings, limits.backoff_max_s)
