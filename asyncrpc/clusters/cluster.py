@@ -36,8 +36,6 @@ from asyncrpc.clusters.threads import in_thread
 from asyncrpc.clusters.worker import (
     ProcessOrder,
     WorkerFailed,
-    is_importing_main,
-    main_module,
 )
 from asyncrpc.core.arguments import (
     check_count,
@@ -171,8 +169,7 @@ class Cluster:
         Raises:
             WorkerStartError: a worker did not start; the error has its traceback.
             AlreadyStartedError: the cluster has been entered before.
-            UsageError: no event loop runs here, or the workers' main module starts the
-                cluster again since it is not guarded.
+            UsageError: no event loop runs here, or this is not Linux.
 
         Cancellation:
             What was started is ended.
@@ -194,12 +191,6 @@ class Cluster:
             raise UsageError(
                 "a Cluster needs Linux, whose kernel ends its workers with the program;"
                 " elsewhere start workers by `asyncrpc run`"
-            )
-        if is_importing_main():
-            raise UsageError(
-                "a Cluster was entered while one of its workers imports this main"
-                " module, so every worker would start others; put the call under"
-                " `if __name__ == '__main__':`"
             )
         self._directory = SocketDirectory()
         self._stack.callback(self._directory.remove)
@@ -548,7 +539,6 @@ class Cluster:
             options=replace(self._at(f"{number}"), secret=None),
             threads=self._threads,
             drain_timeout_s=self._drain_timeout_s,
-            main=main_module(),
             path=list(sys.path),
             directory=os.getcwd(),  # noqa: PTH109  (a text, as it travels)
             arguments=list(sys.argv),

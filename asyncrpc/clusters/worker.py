@@ -13,8 +13,8 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing import process, spawn
-from typing import Any, Final
+from multiprocessing import process
+from typing import Final
 
 import torch
 
@@ -34,7 +34,6 @@ class ProcessOrder:
         options: of the worker, without a secret.
         threads: how many torch may use in it.
         drain_timeout_s: seconds that calls in flight have when it is stopped.
-        main: how to import the program's main module; see `main_module`.
         path: of modules, as the program has it.
         directory: the program's working directory.
         arguments: the program's command line.
@@ -47,7 +46,6 @@ class ProcessOrder:
     options: Options
     threads: int
     drain_timeout_s: float
-    main: Mapping[str, str]
     path: Sequence[str]
     directory: str
     arguments: Sequence[str]
@@ -75,23 +73,6 @@ class WorkerFailed:
     traceback: str
 
 
-def main_module() -> Mapping[str, str]:
-    """Return how another process imports the main module of this one.
-
-    It is empty if that is impossible, as in a notebook.
-
-    Source: multiprocessing does the same with the method `spawn`.
-    """
-    prepared = spawn.get_preparation_data("")
-    keys = ("init_main_from_path", "init_main_from_name")
-    return {key: str(prepared[key]) for key in keys if prepared.get(key)}
-
-
-def is_importing_main() -> bool:
-    """Return whether this process imports the main module of the program."""
-    return bool(getattr(process.current_process(), "_inheriting", False))
-
-
 def become_worker(packed_order: bytes, reports: int) -> int:
     """Run a worker in this process until it is stopped; return the exit code."""
     try:
@@ -112,12 +93,7 @@ def _prepare(order: ProcessOrder) -> None:
     sys.path[:] = order.path
     sys.argv[:] = order.arguments
     torch.set_num_threads(order.threads)
-    current: Any = process.current_process()
-    current._inheriting = True  # noqa: SLF001  (refuses to start processes meanwhile)
-    try:
-        spawn.prepare({"name": order.name, **order.main})
-    finally:
-        del current._inheriting  # noqa: SLF001
+    process.current_process().name = order.name
 
 
 async def _serve(order: ProcessOrder, reports: int) -> None:

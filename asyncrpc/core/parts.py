@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from asyncrpc.core.barriers.graceful_shutdown import GracefulShutdown
 from asyncrpc.core.barriers.service import BarrierService
+from asyncrpc.core.calls.code import CodeExchange
 from asyncrpc.core.calls.context import Deadlines, current_worker_var
 from asyncrpc.core.calls.credit import InboundCredit
 from asyncrpc.core.calls.error_encoder import ErrorEncoder
@@ -55,6 +56,7 @@ from asyncrpc.core.payloads.receive_pool import ReceivePool
 from asyncrpc.core.payloads.sharing import Sharing
 from asyncrpc.core.peers.peer import CallStarter, Peer
 from asyncrpc.core.serde import Codec, FunctionTable, Limits
+from asyncrpc.core.serde.by_value import main_has_a_file
 from asyncrpc.core.services.extensions import CallTracer, Propagator, References
 from asyncrpc.core.services.registry import Services
 from asyncrpc.core.trace.recorder import FlightRecorder
@@ -101,6 +103,7 @@ class Parts:
         membership: the other members.
         memory: shared with peers of the host.
         devices: copies to and from devices.
+        code: sends functions without a name to peers, and takes theirs.
         codec: values to bytes, and back.
         deadlines: ends functions that run longer than their callers wait.
         context: of running functions.
@@ -121,6 +124,10 @@ class Parts:
         self.counters = Counters()
         self.recorder = FlightRecorder()
         self.functions = FunctionTable(options.policy, options.allow)
+        if self.functions.code is not None:
+            # Workers with a rank have been launched together: they run one program.
+            is_alone = identity.rank < 0 or not main_has_a_file()
+            self.functions.code.main_travels = is_alone
         self.targets = Targets(
             self.functions, may_run_on_loop=options.limits.on_loop_bytes_max > 0
         )
@@ -275,6 +282,7 @@ class Parts:
             members=lambda: self.membership.table,
         )
         self.memory = Sharing(self)
+        self.code = CodeExchange(self)
         self.membership: MembershipService = self._make_membership(peers)
         self.membership.on_life = self.graceful_shutdown.on_life
         peers.begin(self.membership, self.memory.on_link, self.membership.on_link)
@@ -282,7 +290,7 @@ class Parts:
         for service in (
             peers.relay,
             self.barriers,
-            *(self.memory, self.memory.regions, self.membership),
+            *(self.memory, self.memory.regions, self.code, self.membership),
         ):
             self.services.add(service)
 

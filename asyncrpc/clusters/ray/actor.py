@@ -47,6 +47,18 @@ class WorkerOrder:
     secret: bytes = field(repr=False)
 
 
+def main_module() -> Mapping[str, str]:
+    """Return how another process imports the main module of this one.
+
+    It is empty if that is impossible, as in a notebook.
+
+    Source: multiprocessing does the same with the method `spawn`.
+    """
+    prepared = spawn.get_preparation_data("")
+    keys = (_MAIN_PATH, _MAIN_NAME)
+    return {key: str(prepared[key]) for key in keys if prepared.get(key)}
+
+
 def import_main(main: Mapping[str, str]) -> None:
     """Import the driver's main module, if it is on this node."""
     path, name = main.get(_MAIN_PATH), main.get(_MAIN_NAME)

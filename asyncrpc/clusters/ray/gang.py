@@ -31,7 +31,6 @@ from asyncrpc.clusters.ray.machine.supervisor import (
     RestartScope,
 )
 from asyncrpc.clusters.restarts import RestartLimits
-from asyncrpc.clusters.worker import main_module
 from asyncrpc.core.arguments import (
     check_choice,
     check_count,

@@ -43,7 +43,7 @@ class ErrorEncoder:
         return self._codec.encode(self.describe(error)).control
 
     def encode(
-        self, describe: Callable[[], Any], fetch: Callable[[Encoded], None]
+        self, describe: Callable[[], Any], prepare: Callable[[Encoded], None]
     ) -> Encoded:
         """Return the message for an error; never raises."""
         raised = ""
@@ -51,8 +51,8 @@ class ErrorEncoder:
             tree = describe()
             raised = str(tree["type"]).rpartition(":")[2]
             encoded = self._codec.encode(tree)
-            if encoded.copies:
-                fetch(encoded)
+            if encoded.copies or encoded.code:
+                prepare(encoded)
         except BaseException as problem:
             logger.exception("worker %r: an error could not be sent", self._worker)
             return self._shortened(raised, problem)

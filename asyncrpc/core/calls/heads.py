@@ -16,6 +16,7 @@ from sys import getsizeof
 from typing import Any, Final
 
 from asyncrpc.core.calls.modes import Target
+from asyncrpc.core.serde.by_value import CodeName
 from asyncrpc.core.wire.frames import Meta, pack_head, unpack_head
 from asyncrpc.errors import MalformedError
 
@@ -47,6 +48,8 @@ class SentHeads:
     def known(self, target: str | list[Any] | None, meta: Meta | None) -> bytes:
         """Return the head of a request; empty if its function has no number yet."""
         if type(target) is not str:
+            if type(target) is CodeName:  # as one that gets no number
+                target = [0, str(target)]
             return pack_head([target, meta])
         if target not in self.numbered:
             return b""

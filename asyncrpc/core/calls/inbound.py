@@ -662,6 +662,9 @@ class Responder:
                     return
             finish(encoded.pack(), None)
 
+        if encoded.code:
+            self._messages.await_code(encoded, encoded.code)
+
         if encoded.copies:
             self._host.devices.fill(encoded.copies, pack)
         else:
@@ -732,7 +735,7 @@ class Responder:
         outcome: Outcome,
         failed: str,
     ) -> None:
-        encoded = self._errors.encode(describe, self._messages.fetch)
+        encoded = self._errors.encode(describe, self._messages.prepare)
         meta = None if outcome is Outcome.EXECUTED else {"o": outcome.name}
         self._send_answer(inbound, FrameKind.ERROR, encoded, meta, None, items, failed)
 

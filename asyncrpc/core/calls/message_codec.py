@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from asyncrpc.core.calls.code import check_takes_code
 from asyncrpc.core.calls.common_arguments import CommonArguments
 from asyncrpc.core.devices.maps import DeviceMap
 from asyncrpc.core.serde import (
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from asyncrpc.core.calls.deferred import DeferredMessages
     from asyncrpc.core.calls.ports import CallConnection, CallHost
     from asyncrpc.core.devices.staging import Devices
+    from asyncrpc.core.serde.by_value import CodeName
 
 NO_META: Final[dict[str, Any]] = {}
 # A control part that is longer is read in a thread, which takes 100 us to begin; and so
@@ -92,7 +94,9 @@ def takes_long(control: bytes, buffers: Sequence[memoryview]) -> bool:
 
 def may_be_deferred(encoded: Encoded) -> bool:
     """Return whether a message waits for memory or devices, here or at the peer."""
-    return bool(encoded.shared or encoded.copies or is_staged(encoded.control))
+    return bool(
+        encoded.shared or encoded.copies or encoded.code or is_staged(encoded.control)
+    )
 
 
 def meta_of(kind: int, head: bytes) -> Meta:
@@ -187,6 +191,7 @@ class MessageCodec:
         self._refer_to = refer
         self._devices = devices
         self._deferred = deferred
+        self._send_code = parts.code.send
 
     # --- out -------------------------------------------------------------------------
 
@@ -223,8 +228,8 @@ class MessageCodec:
             self._refer(encoded, pins)
         if device_map is not None and device_map.takes_host:
             stage(encoded)
-        if encoded.copies and compression is None:
-            self.fetch(encoded)
+        if compression is None and (encoded.copies or encoded.code):
+            self.prepare(encoded)
         if encoded.bytes_copied:
             self._connection.bytes_gathered += encoded.bytes_copied
         for propagator in self._propagators:
@@ -241,9 +246,21 @@ class MessageCodec:
                 pins.undo()
             raise
 
-    def fetch(self, encoded: Encoded) -> None:
-        """Send a message only when its bytes have come from the devices."""
-        self._devices.fill(encoded.copies, self._deferred.defer(encoded).on_filled)
+    def prepare(self, encoded: Encoded) -> None:
+        """Send a message only when it is whole, and the peer has the code it names."""
+        if encoded.copies:
+            self._devices.fill(encoded.copies, self._deferred.defer(encoded).on_filled)
+        if encoded.code:
+            self.await_code(encoded, encoded.code)
+
+    def await_code(self, encoded: Encoded, code: Sequence[CodeName]) -> None:
+        """Send a message only when the peer has this code.
+
+        Raises:
+            EncodeError: the peer takes none.
+        """
+        check_takes_code(self._link, code, takes=self._pickles)
+        self._send_code(self._link, code, encoded, self._deferred.defer)
 
     def _encode_values(
         self, value: Any, labels: Sequence[str], compression: Compression | None
@@ -281,8 +298,8 @@ class MessageCodec:
             return replace(encoded, bytes_copied=0), None, meta
         value = list(common.value)
         encoded, pins, meta = self.encode(value, meta, labels, compression)
-        if pins is None and not encoded.shared and not encoded.copies:
-            common.encodings[codec] = encoded
+        if pins is None and not (encoded.shared or encoded.copies or encoded.code):
+            common.encodings[codec] = replace(encoded)
         return encoded, pins, meta
 
     def _propagate(

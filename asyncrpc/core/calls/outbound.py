@@ -50,6 +50,7 @@ from asyncrpc.core.serde import (
     is_packed,
     rebuild_exception,
 )
+from asyncrpc.core.serde.by_value import CodeName
 from asyncrpc.core.services.extensions import NOTE
 from asyncrpc.core.services.schema import Notice, Request, kind_of
 from asyncrpc.core.trace.events import CANCELLED, OK, outcome_of
@@ -225,6 +226,8 @@ class OutboundCalls:
 
         def send(packed: Encoded) -> None:
             budget_ns = self._budget_ns(call.function, deadline)
+            if packed.code:
+                self._messages.await_code(packed, packed.code)
             self._send_request(call, target, packed, budget_ns, deadline, meta)
 
         self._packing.pack(
@@ -312,6 +315,8 @@ class OutboundCalls:
     ) -> None:
         """Keep a large request back until the peer has room for it."""
         outgoing = self._connection.outgoing
+        if type(target) is CodeName:  # before the message takes its buffers
+            self._messages.await_code(encoded, [target])
         message = OutgoingMessage(
             _REQUEST,
             call.call_id,
@@ -541,6 +546,8 @@ class OutboundCalls:
         Only a request that nothing can overtake gives its function a number: one with
         a deferred payload, or a codec, may come last, or be given up.
         """
+        if type(target) is CodeName:
+            self._messages.await_code(encoded, [target])
         head = self._heads.known(target, meta)
         if head:
             return head

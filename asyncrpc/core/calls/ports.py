@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import contextvars
     from collections.abc import Callable, Coroutine, Sequence
 
+    from asyncrpc.core.calls.code import CodeExchange
     from asyncrpc.core.calls.context import Deadlines
     from asyncrpc.core.calls.credit import InboundCredit
     from asyncrpc.core.calls.error_encoder import ErrorEncoder
@@ -55,6 +56,7 @@ class CallHost(Scheduler, Protocol):
     Attributes:
         name: of the worker.
         codec: of all its values.
+        code: sends functions without a name to peers, and takes theirs.
         functions: that peers may call, and classes of exceptions that may be rebuilt.
         references: of values that stay with their owner; None if there are none.
         propagators: state that travels with every call.
@@ -73,6 +75,7 @@ class CallHost(Scheduler, Protocol):
 
     name: str
     codec: Codec
+    code: CodeExchange
     functions: FunctionTable
     references: References | None
     propagators: list[Propagator]

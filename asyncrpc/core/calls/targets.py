@@ -9,6 +9,7 @@ from typing import Any, Final
 from asyncrpc.core.calls.inline import is_listed
 from asyncrpc.core.calls.modes import Mode, Target, mode_of
 from asyncrpc.core.serde import FunctionTable
+from asyncrpc.core.serde.by_value import MARK as CODE
 from asyncrpc.core.serde.naming import import_module
 
 KNOWN_MAX: Final = 4096  # programs call tens of functions
@@ -28,6 +29,8 @@ class Targets:
 
     def target(self, name: str) -> Target:
         """Return what a peer may call by this name."""
+        if name.startswith(CODE):
+            return self._target_by_value(name)
         target = self._by_name.get(name)
         if target is None or not target.is_current:
             function = self._functions.resolve(name)
@@ -46,6 +49,16 @@ class Targets:
             )
             self._by_name[name] = target
         return target
+
+    def _target_by_value(self, name: str) -> Target:
+        function = self._functions.resolve(name)
+        code = self._functions.code
+        assert code is not None  # or `resolve` would have refused
+        received = code.received(name)
+        if received.target is None:
+            simple = name.partition(":")[2]
+            received.target = Target(simple, function, mode_of(function), path=name)
+        return received.target  # type: ignore[no-any-return]
 
     def mode_of_method(self, method: Callable[..., Any]) -> Mode:
         """Decide where a method of a referenced object runs.

@@ -472,7 +472,7 @@ class CallStarter:
         target, values = self.describe(function, args, kwargs)
         name = target or str(getattr(function, "__qualname__", function))
         known = target, name.rpartition(":")[2]
-        if type(function) in _NAMED and target:
+        if type(function) in _NAMED and type(target) is str:  # its name stays
             if known in self._known.values():
                 if to == self.name:
                     return known, values  # remembered when another worker is called

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import torch
 
 from asyncrpc.core.serde import kinds
+from asyncrpc.core.serde.by_value import CodeName
 from asyncrpc.errors import EncodeError, Outcome
 
 _PACKED_IN_BYTE: Final = kinds.PACKED >> 24
@@ -85,6 +86,7 @@ class Encoded:
             follow it, and why; None if there is none.
         copies: copies from devices into `buffers` that must be made before they are
             sent.
+        code: functions and classes in it that the peer must have before it reads them.
     """
 
     control: bytes
@@ -93,6 +95,7 @@ class Encoded:
     bytes_copied: int
     shared: dict[bytes, torch.UntypedStorage] | None = field(default=None, kw_only=True)
     copies: Sequence[Copy] = field(default=(), kw_only=True)
+    code: Sequence[CodeName] = field(default=(), kw_only=True)
     loses_gradient: Callable[[], str | None] | None = field(default=None, kw_only=True)
 
     @property

@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import functools
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import msgpack
@@ -23,6 +23,7 @@ import torch
 
 from asyncrpc.core.serde import kinds, layouts, pickling
 from asyncrpc.core.serde.arrays import write_array
+from asyncrpc.core.serde.by_value import CodeName, CodeTable
 from asyncrpc.core.serde.dismantling import dismantle
 from asyncrpc.core.serde.encoded import OutgoingBuffers, Stager, key_of
 from asyncrpc.core.serde.functions import NAMED_TYPES, FunctionTable, is_bound
@@ -57,6 +58,7 @@ class Encoder:
 
     Attributes:
         aliases: the tensor of the value for which a plain one is sent, by its id.
+        code: functions and classes in it that travel by value.
         detached: tensors that require a gradient, which cannot follow them.
         gathers: whether many small tensors may travel as rows of a few.
         gradient_tensors: tensors that the reader will report, in that order.
@@ -77,6 +79,7 @@ class Encoder:
         "_pickles",
         "_tensors",
         "aliases",
+        "code",
         "detached",
         "gathers",
         "gradient_tensors",
@@ -102,6 +105,7 @@ class Encoder:
         self.detached: list[torch.Tensor] = _NOTHING
         self.aliases: dict[int, torch.Tensor] = _NOTHING
         self.parameters: set[int] = _NOTHING
+        self.code: Sequence[CodeName] = _NOTHING
         self._pickles = pickles
         self.gathers = False
         self._lowered_left = _LOWERED_MAX if pickles else -1
@@ -436,7 +440,17 @@ class Encoder:
             name = self._functions.name_of(value)
         except EncodeError as error:
             raise Unsendable(value, error.problem) from error
+        self._note_code(name)
         return self._append(value, [kinds.ENTRY_FUNCTION, name])
+
+    def _note_code(self, name: str) -> None:
+        if type(name) is CodeName:
+            self.code = [*self.code, name]
+
+    @property
+    def code_table(self) -> CodeTable | None:
+        """The code that travels by value; None: none may."""
+        return self._functions.code
 
     def _method(self, value: Any) -> msgpack.ExtType:
         if self._pickles:
@@ -461,6 +475,7 @@ class Encoder:
             name = self._functions.name_of(kind)
         except EncodeError as error:
             raise Unsendable(value, error.problem) from error
+        self._note_code(name)
         return _reference(self._append(value, [kinds.ENTRY_ENUM, name, value.name]))
 
     def _exception(self, value: BaseException) -> msgpack.ExtType:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from asyncrpc.core.host.shortage import shortage_of
 from asyncrpc.core.serde.dismantling import assemble, dismantle, slots_of
-from asyncrpc.core.serde.functions import FunctionTable
 from asyncrpc.errors import (
     CallError,
     DecodeError,
@@ -32,6 +31,7 @@ from asyncrpc.errors import (
 )
 
 if TYPE_CHECKING:
+    from asyncrpc.core.serde.functions import FunctionTable
     from asyncrpc.core.serde.values import Codec
 
 DEPTH_MAX: Final = 16  # links of a chain of causes; a reader looks at a few
@@ -108,6 +108,7 @@ class _Describer:
             args = [error.message]
         tree = {
             "type": _type_name(type(error)),
+            **self._code_of(type(error)),
             "message": text_of(error),
             "traceback": _traceback(error, chain=depth == 0),
             "args": args,
@@ -153,6 +154,11 @@ class _Describer:
             shown = _shortened(", ".join(lost))
             lost = [f"(could not travel with this exception: {shown})"]
         return args, state, slots, lost
+
+    def _code_of(self, cls: type) -> dict[str, Any]:
+        """Return the class itself, if it has no name at the caller."""
+        cls = getattr(cls, "remote_class", cls)
+        return {"code": cls} if self._codec.functions.travels_by_value(cls) else {}
 
     def _has_room(self, value: object) -> bool:
         """Return whether a value can be sent with the others; if so, count it."""
@@ -295,7 +301,7 @@ class _Rebuilder:
         return error
 
     def _typed(self, tree: dict[str, Any], depth: int) -> RemoteError | None:
-        cls = _find_class(tree["type"], self._functions)
+        cls = _usable(tree.get("code")) or _find_class(tree["type"], self._functions)
         if cls is None:
             return None
         combined_class = _combined_class(cls, self._functions)
@@ -343,10 +349,16 @@ def _find_class(name: str, functions: FunctionTable) -> type[BaseException] | No
         cls = functions.resolve_error(name)
     except (DecodeError, RejectedError):
         return None
+    return _usable(cls)
+
+
+def _usable(cls: object) -> type[BaseException] | None:
+    """Return a class if its exceptions inform the caller, and do not end it."""
     if cls is BaseExceptionGroup:
         return cls
-    harmful = not issubclass(cls, (Exception, BaseExceptionGroup))
-    return None if harmful or issubclass(cls, _ENDING) else cls
+    if not isinstance(cls, type) or issubclass(cls, _ENDING):
+        return None
+    return cls if issubclass(cls, (Exception, BaseExceptionGroup)) else None
 
 
 def _combined_class(

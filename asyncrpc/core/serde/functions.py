@@ -1,4 +1,4 @@
-"""Functions travel by name: `module:qualname`.
+"""Functions travel by name: `module:qualname`; others see `by_value`.
 
 Naming checks that the name leads back to the same object, so that the peer cannot find
 another one.  Resolving depends on the policy.  TRUSTED imports the named module.
@@ -21,6 +21,8 @@ import torch
 
 from asyncrpc import errors
 from asyncrpc.core.arguments import set_mark, shown
+from asyncrpc.core.serde.by_value import MARK as CODE
+from asyncrpc.core.serde.by_value import CodeTable, goes_by_value
 from asyncrpc.core.serde.naming import (
     ABSENT,
     find_name,
@@ -134,6 +136,7 @@ class FunctionTable:
         self.policy = policy
         self.allow = tuple(allow)
         self.error_types: dict[type, type] = {}  # see `exceptions`: bounded there
+        self.code = CodeTable() if policy is Policy.TRUSTED else None
         self._names: dict[Any, str] = {}
 
     def name_of(self, function: Any) -> str:
@@ -144,12 +147,25 @@ class FunctionTable:
             known = self._names.get(function)
         except TypeError:  # callable, but not hashable
             return find_name(function)
-        if known is None:
-            known = find_name(function)
-            if len(self._names) >= NAMES_MAX:
-                self._names = {}
-            self._names[function] = known
-        return known
+        return known or self._name_anew(function)
+
+    def _name_anew(self, function: Any) -> str:
+        code = self.code
+        if code is not None and goes_by_value(function):
+            known = code.known_name(function)
+            if known is not None:
+                return known
+            if code.takes(function):
+                return code.add(function)
+        name = find_name(function)
+        if len(self._names) >= NAMES_MAX:
+            self._names = {}
+        self._names[function] = name
+        return name
+
+    def travels_by_value(self, cls: type) -> bool:
+        """Return whether no name leads to a class, which can travel by value."""
+        return self.code is not None and self.code.takes(cls)
 
     def resolve(self, name: str) -> Callable[..., Any]:
         """Return the function that a peer named."""
@@ -162,6 +178,8 @@ class FunctionTable:
 
     def resolve_argument(self, name: str) -> Callable[..., Any]:
         """Return the function or class that was sent as a value; raise as `resolve`."""
+        if name.startswith(CODE):
+            return self._find(name)  # type: ignore[no-any-return]
         return _PLAIN_TYPES.get(name) or self.resolve(name)
 
     def resolve_error(self, name: str) -> type[BaseException]:
@@ -230,6 +248,10 @@ class FunctionTable:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.allow)
 
     def _find(self, name: str) -> Any:
+        if name.startswith(CODE):
+            if self.code is None:
+                raise self._rejection(name)
+            return self.code.received(name).function
         module_name, _, qualname = name.partition(":")
         if not module_name or not qualname:
             raise DecodeError(f"a function's name must be 'module:name', not {name!r}")

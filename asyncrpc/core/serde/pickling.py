@@ -20,7 +20,7 @@ import numpy as np
 from asyncrpc.core.serde.encoded import OutgoingBuffers
 from asyncrpc.core.serde.exceptions import words_of
 from asyncrpc.core.serde.naming import resolve_global
-from asyncrpc.core.serde.reducing import Reducer, Reducers, reference
+from asyncrpc.core.serde.reducing import Reducers, reference
 from asyncrpc.core.serde.unsendable import Unsendable
 from asyncrpc.errors import DecodeError
 
@@ -33,19 +33,22 @@ Keep = Callable[[pickle.PickleBuffer], bool]
 class _CarefulPickler(pickle.Pickler):
     """Pickles once more what failed, and knows which object did.
 
-    It also sends functions that only their name in the table leads to: the quick
-    pickler does not ask about functions and classes.
+    It also sends functions that only their name in the table leads to, and classes that
+    travel by value: the quick pickler does not ask about functions and classes.
     """
 
-    def __init__(self, file: io.BytesIO, keep: Keep, name_function: Reducer) -> None:
+    def __init__(self, file: io.BytesIO, keep: Keep, reducers: Reducers) -> None:
         super().__init__(file, protocol=5, buffer_callback=keep)
+        self.dispatch_table = reducers
         self.last: object = None
-        self._name_function = name_function
+        self._reducers = reducers
 
     def reducer_override(self, obj: Any) -> Any:
         self.last = obj
         if type(obj) is types.FunctionType and obj is not reference:
-            return self._name_function(obj)
+            return self._reducers.reduce_function(obj)
+        if isinstance(obj, type):
+            return self._reducers.reduce_class(obj)
         return NotImplemented
 
 
@@ -82,13 +85,14 @@ def dump(
         pickler = pickle.Pickler(file, protocol=5, buffer_callback=keep)
         pickler.dispatch_table = reducers
         pickler.dump(value)
+        if reducers.main_travels and _names_main(file.getbuffer()):
+            raise pickle.PicklingError  # by name, where it has none
     except (Unsendable, KeyboardInterrupt):
         raise
     except BaseException:  # noqa: BLE001  (the object's own code runs here)
         file, indices = io.BytesIO(), []
         reducers.small_tensors.give_up()
-        careful = _CarefulPickler(file, keep, reducers.reduce_function)
-        careful.dispatch_table = reducers
+        careful = _CarefulPickler(file, keep, reducers)
         try:
             careful.dump(value)
         except (Unsendable, KeyboardInterrupt):
@@ -99,6 +103,14 @@ def dump(
         except BaseException as error:
             raise Unsendable(careful.last, _problem(careful.last, error)) from error
     return file.getvalue(), indices
+
+
+def _names_main(pickled: memoryview) -> bool:
+    """Return whether a pickle names the main module; that it holds its name suffices.
+
+    To ask about each class instead would take every pickle 0.1 us an object.
+    """
+    return b"__main__" in bytes(pickled) or b"__mp_main__" in bytes(pickled)
 
 
 def load(data: Any, buffers: Sequence[memoryview], get: Callable[[int], Any]) -> Any:

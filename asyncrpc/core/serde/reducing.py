@@ -190,6 +190,19 @@ class Reducers(dict[type, Reducer]):
             return self._method(value)
         return reference, (self._encoder.index_of_function(value),)
 
+    def reduce_class(self, value: type) -> Any:
+        """Take a class that travels by value apart; other classes go by name."""
+        table = self._encoder.code_table
+        if table is None or not table.takes(value):
+            return NotImplemented
+        return reference, (self._encoder.index_of_function(value),)
+
+    @property
+    def main_travels(self) -> bool:
+        """Whether what the main module defines travels by value."""
+        table = self._encoder.code_table
+        return table is not None and table.main_travels
+
     def _method(self, value: Any) -> Reduced:
         name = find_method(value)
         if name is not None:

@@ -63,6 +63,7 @@ class Unpacked(Encoded):
             buffers,
             self.gradient_tensors,
             copied,
+            code=self.code,
             loses_gradient=self.loses_gradient,
         )
 
@@ -125,6 +126,7 @@ class Codec:
             outbox.bytes_copied,
             shared=_storages_of(encoder),
             copies=outbox.copies,
+            code=encoder.code,
             loses_gradient=_loss_of(encoder, value, labels),
         )
 
@@ -156,6 +158,7 @@ class Codec:
                 copied,
                 shared=shared,
                 copies=outbox.copies,
+                code=encoder.code,
                 loses_gradient=_loss_of(encoder, value, labels),
             )
         try:
@@ -172,6 +175,7 @@ class Codec:
             value,
             labels,
             copies=outbox.copies,
+            code=encoder.code,
             loses_gradient=_loss_of(encoder, value, labels),
         )
 

@@ -1,0 +1,218 @@
+"""Code that travels by value, between the workers at the ends of a link.
+
+Each piece is sent once, and answered; a message that needs it waits until then.  The
+sender decides what the receiver keeps: it says with a new piece which old ones to drop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from asyncrpc.core.ids import Incarnation
+from asyncrpc.core.serde.by_value import CodeName, CodeTable, shown_name
+from asyncrpc.core.services.ports import PeerLink, ask
+from asyncrpc.core.services.router import Route, answers
+from asyncrpc.core.services.schema import Request, message
+from asyncrpc.errors import (
+    AsyncRpcError,
+    EncodeError,
+    MalformedError,
+    Outcome,
+    RejectedError,
+)
+
+if TYPE_CHECKING:
+    from asyncrpc.core.calls.deferred import PendingBuffers
+    from asyncrpc.core.calls.ports import CallHost
+    from asyncrpc.core.serde import Encoded
+
+PIECES_MAX: Final = 1024  # that one peer keeps here: programs send tens
+BYTES_MAX: Final = 256 << 20
+
+
+@message("code", "put")
+class PutCode(Request[None]):
+    """Here is a function or class that I am about to name.
+
+    Attributes:
+        piece: its name.
+        content: a pickle of it.
+        main: the program whose main module has it; empty: none has.
+        dropped: names that I shall not use any more.
+    """
+
+    piece: str
+    content: bytes
+    main: str
+    dropped: list[str]
+
+
+class CodeExchange:
+    """Sends the code of this worker to its peers, and takes theirs."""
+
+    name = "code"
+
+    def __init__(self, host: CallHost) -> None:
+        self._host = host
+        self.routes: list[Route] = [answers(PutCode, self._on_put)]
+        # Per link: what the peer has, or is being sent.
+        self._sent: dict[PeerLink, _Sent] = {}
+        self._held: dict[Incarnation, OrderedDict[str, int]] = {}  # bytes, by name
+
+    @property
+    def pieces(self) -> int:
+        """How many pieces of code of peers this worker holds; from any thread."""
+        return sum(map(len, list(self._held.values())))
+
+    def send(
+        self,
+        link: PeerLink,
+        code: Sequence[CodeName],
+        encoded: Encoded,
+        defer: Callable[[Encoded], PendingBuffers],
+    ) -> None:
+        """Let a message wait until the peer has the code that it names."""
+        sent = self._sent.get(link)
+        if sent is None:
+            sent = self._sent[link] = _Sent()
+        for name in code:
+            on_its_way = sent.look_up(name)
+            if on_its_way is None:
+                putting = self._host.start_task(self._put(link, name, sent.make_room(name)))
+                on_its_way = sent.begin(name, putting)
+            if on_its_way.done():
+                continue
+            _release_after(on_its_way, defer(encoded))
+
+    async def _put(self, link: PeerLink, name: CodeName, dropped: list[str]) -> None:
+        await ask(link, PutCode(str(name), name.content, name.main, dropped))
+
+    async def _on_put(self, link: PeerLink, request: PutCode) -> None:
+        table = self._table()
+        name = CodeName.received(request.piece, request.content, request.main)
+        held = self._held.setdefault(link.peer.incarnation, OrderedDict())
+        for dropped in request.dropped:
+            if held.pop(dropped, None) is not None:
+                table.let_go(dropped)
+        if name in held:
+            return
+        size_bytes = len(name.content)
+        if len(held) >= PIECES_MAX or sum(held.values()) + size_bytes > BYTES_MAX:
+            raise MalformedError(
+                f"a peer keeps at most {PIECES_MAX} functions and {BYTES_MAX} bytes of"
+                " code here"
+            )
+        link.check_room(size_bytes)
+        function = table.known(name)
+        if function is None:
+            function = await self._host.run_on_host(lambda: table.load(name))
+        if name not in held and not link.is_lost:
+            held[str(name)] = size_bytes
+            table.hold(name, function)
+
+    def _table(self) -> CodeTable:
+        table = self._host.functions.code
+        if table is None:
+            raise RejectedError(
+                "a function arrived by value, and this worker's policy is strict: it"
+                " takes functions by name alone; let both import it",
+                outcome=Outcome.NOT_EXECUTED,
+            )
+        return table
+
+    def held_for(self, peer: Incarnation) -> int:
+        """Return how many bytes of code of a peer are held here."""
+        return sum(self._held.get(peer, {}).values())
+
+    def on_peer_lost(self, peer: Any, _reason: str) -> None:
+        """Let go of the code of a peer, and of what is known of it."""
+        for name in self._held.pop(peer.incarnation, ()):
+            table = self._host.functions.code
+            if table is not None:
+                table.let_go(name)
+        for link in [link for link in self._sent if link.peer == peer]:
+            del self._sent[link]
+
+    async def close(self) -> None:
+        """Let go of all code."""
+        self._sent.clear()
+        self._held.clear()
+
+
+class _Sent:
+    """What one peer has been sent: the last used is the last."""
+
+    def __init__(self) -> None:
+        self._pieces: OrderedDict[str, asyncio.Future[None]] = OrderedDict()
+        self._sizes: dict[str, int] = {}
+        self._bytes = 0
+
+    def look_up(self, name: CodeName) -> asyncio.Future[None] | None:
+        """Return when the peer has a piece; None: it has not been sent."""
+        piece = self._pieces.get(name)
+        if piece is None:
+            return None
+        if piece.done() and (piece.cancelled() or piece.exception() is not None):
+            self._forget(name)
+            return None
+        self._pieces.move_to_end(name)
+        return piece
+
+    def make_room(self, name: CodeName) -> list[str]:
+        """Forget the pieces that a further one displaces; return their names."""
+        dropped = []
+        size_bytes = len(name.content)
+        while self._pieces and (
+            len(self._pieces) >= PIECES_MAX or self._bytes + size_bytes > BYTES_MAX
+        ):
+            oldest = next(iter(self._pieces))
+            self._forget(oldest)
+            dropped.append(oldest)
+        return dropped
+
+    def begin(
+        self, name: CodeName, putting: asyncio.Future[None]
+    ) -> asyncio.Future[None]:
+        """Note that a piece is being sent."""
+        self._pieces[str(name)] = putting
+        self._sizes[str(name)] = len(name.content)
+        self._bytes += len(name.content)
+        return putting
+
+    def _forget(self, name: str) -> None:
+        del self._pieces[name]
+        self._bytes -= self._sizes.pop(name)
+
+
+def _release_after(put: asyncio.Future[None], message: PendingBuffers) -> None:
+    """Let a message go once its code is there; fail it if that cannot come."""
+
+    def on_put(done: asyncio.Future[None]) -> None:
+        if done.cancelled():
+            message.fail(
+                RejectedError("the worker is shutting down", outcome=Outcome.NOT_EXECUTED)
+            )
+            return
+        error = done.exception()
+        if error is None:
+            message.release()
+        elif isinstance(error, AsyncRpcError):
+            message.fail(error)
+        else:
+            message.fail(EncodeError(f"its code could not be sent: {error}"))
+
+    put.add_done_callback(on_put)
+
+
+def check_takes_code(link: PeerLink, code: Sequence[CodeName], *, takes: bool) -> None:
+    """Refuse to send code to a peer that takes none."""
+    if not takes:
+        raise EncodeError(
+            f"{shown_name(code[0])} has no name that {link.peer.name!r} could import,"
+            " and it takes no function by value, since its policy is strict or a token"
+            " has let it in; define the function in a module that both can import",
+            outcome=Outcome.NOT_EXECUTED,
+        )

@@ -1,0 +1,508 @@
+"""Code that travels by value: functions and classes that peers cannot import by name.
+
+Its name is made of its content, `#digest:qualname`.  A peer is sent the content once,
+by `calls.code`; from then on the name is all that travels.
+
+What a function closes over, its globals and its defaults belong to the content, as they
+are when it is sent.  If one is another object at a later call, the content is made
+anew.  Where one can change in place, as a list can, it is made anew for every call.
+"""
+
+from __future__ import annotations
+
+import dis
+import enum
+import hashlib
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import torch
+
+from asyncrpc.core.serde.exceptions import words_of
+from asyncrpc.core.serde.naming import ABSENT, find_name, imported_module, walk
+from asyncrpc.errors import DecodeError, EncodeError, Outcome
+
+if TYPE_CHECKING:
+    from asyncrpc.core.serde import code_pickle
+
+MARK: Final = "#"  # begins the name; no module's name does
+CONTENT_BYTES_MAX: Final = 64 << 20  # of one function; larger data is an argument
+_DIGEST_BYTES: Final = 16
+_CONSTANTS: Final = frozenset(
+    {
+        *(type(None), type(...), bool, int, float, complex, str, bytes, range),
+        *(types.BuiltinFunctionType, types.GetSetDescriptorType, types.CodeType),
+        *(types.MemberDescriptorType, torch.dtype, torch.device, torch.layout),
+    }
+)
+_MAINS: Final = ("__main__", "__mp_main__")
+
+
+class CodeName(str):
+    """The name of a function or class that travels by value: `#digest:qualname`.
+
+    Attributes:
+        content: a pickle of it.
+        main: the program whose main module has it under its qualname; empty: none has.
+    """
+
+    __slots__ = ("content", "main")
+
+    content: bytes
+    main: str
+
+    @classmethod
+    def of(cls, content: bytes, qualname: str, main: str) -> Self:
+        """Return the name of code."""
+        name = cls(f"{_digest(content)}:{qualname}")
+        name.content, name.main = content, main
+        return name
+
+    @classmethod
+    def received(cls, name: str, content: bytes, main: str) -> Self:
+        """Return the name that a peer has given; DecodeError: it is another's."""
+        if not name.startswith(f"{_digest(content)}:"):
+            raise DecodeError(
+                f"the code of {shown_name(name)} is not what its name says",
+                outcome=Outcome.NOT_EXECUTED,
+            )
+        return cls.of(content, name.partition(":")[2], main)
+
+
+def _digest(content: bytes) -> str:
+    return MARK + hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def goes_by_value(value: object) -> bool:
+    """Return whether this is of a kind that can travel by value."""
+    return type(value) is types.FunctionType or isinstance(value, type)
+
+
+def main_has_a_file() -> bool:
+    """Return whether other processes could import the main module of this one."""
+    return isinstance(getattr(sys.modules.get("__main__"), "__file__", None), str)
+
+
+def identity_of_main() -> str:
+    """Return what tells the program's main module from others; empty: it has no file."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    try:
+        content = Path(path).read_bytes() if isinstance(path, str) else b""
+    except OSError:
+        content = b""
+    return hashlib.blake2b(content, digest_size=8).hexdigest() if content else ""
+
+
+@dataclass(slots=True, eq=False)
+class _Own:
+    """Code of this process."""
+
+    function: weakref.ref[Any]
+    name: CodeName
+    watch: _Watch
+
+
+@dataclass(slots=True, eq=False)
+class Received:
+    """Code of a peer.
+
+    Attributes:
+        holders: how many peers have sent it, and not taken it back.
+        target: what `calls.targets` has found out about it.
+    """
+
+    function: Any
+    name: CodeName
+    holders: int = 0
+    target: Any = None
+
+
+class CodeTable:
+    """The code that travels by value, of one worker.
+
+    Attributes:
+        main_travels: whether the functions of the main module travel by value, because
+            peers run other programs, or this one cannot be imported.
+    """
+
+    def __init__(self) -> None:
+        self.main_travels = False
+        self._own: dict[int, _Own] = {}  # by id
+        self._own_names: dict[str, _Own] = {}
+        self._received: dict[str, Received] = {}
+        self._received_names: dict[int, CodeName] = {}  # by id of the function
+        self._classes: weakref.WeakSet[type] = weakref.WeakSet()  # of peers
+        self._main: str | None = None
+
+    @property
+    def main(self) -> str:
+        """What tells the main module of this program from others; empty: nothing."""
+        if self._main is None:
+            self._main = identity_of_main()
+        return self._main
+
+    # --- of this process -------------------------------------------------------------
+
+    def known_name(self, function: object) -> CodeName | None:
+        """Return the name of code that has travelled before, None for others."""
+        own = self._own.get(id(function))
+        if own is not None and own.function() is function:
+            if own.watch.sees_no_change():
+                return own.name
+            return self.add(function)
+        return self._received_names.get(id(function))
+
+    def takes(self, function: Any) -> bool:
+        """Return whether a function or class has no name that leads to it at peers."""
+        return not has_name(function, main_travels=self.main_travels)
+
+    def add(self, function: Any) -> CodeName:
+        """Return the name of a function or class, after making its content.
+
+        Raises:
+            EncodeError: something that belongs to it cannot be pickled.
+        """
+        content = self._content_of(function)
+        if len(content) > CONTENT_BYTES_MAX:
+            raise _refusal(
+                function,
+                f"it takes {len(content)} bytes with all that it refers to, more than"
+                f" {CONTENT_BYTES_MAX}; pass large values as arguments",
+            )
+        main = self.main if _is_of_main(function) else ""
+        name = CodeName.of(content, function.__qualname__, main)
+        before = self._own.get(id(function))
+        if before is not None and before.name == name:
+            return before.name
+        watch = _Watch(function, main_travels=self.main_travels)
+        key = id(function)
+        own = _Own(weakref.ref(function), name, watch)
+        weakref.finalize(function, self._forget, key, own).atexit = False
+        self._own[key] = self._own_names[name] = own
+        return name
+
+    def _forget(self, key: int, own: _Own) -> None:
+        if self._own.get(key) is own:
+            del self._own[key]
+        if self._own_names.get(own.name) is own:
+            del self._own_names[own.name]
+
+    def _content_of(self, function: Any) -> bytes:
+        pickles = _pickles()
+        try:
+            return pickles.dump(function, main_travels=self.main_travels)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            where, cause = self._culprit(function, error)
+            problem = f"{where}: {words_of(cause)}"
+            raise _refusal(function, f"{problem}; pass it as an argument") from error
+
+    def _culprit(
+        self, function: Any, error: BaseException
+    ) -> tuple[str, BaseException]:
+        """Return what of a function cannot travel, and why."""
+        at, labels, seen = function, list[str](), {id(function)}
+        while True:
+            for label, value in _parts_of(at):
+                problem = None if id(value) in seen else self._problem_of(value)
+                if problem is not None:
+                    seen.add(id(value))
+                    labels.append(label)
+                    at, error = value, problem
+                    break
+            else:
+                break
+        if not labels:
+            return "it cannot be pickled", error
+        return f"{' of its '.join(reversed(labels))}, a {_kind_of(at)}, cannot be pickled", error
+
+    def _problem_of(self, value: Any) -> BaseException | None:
+        try:
+            _pickles().dump(value, main_travels=self.main_travels)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as problem:  # noqa: BLE001  (the value's own code)
+            return problem
+        return None
+
+    # --- of peers --------------------------------------------------------------------
+
+    def load(self, name: CodeName) -> Any:
+        """Return the function of a peer; in any thread.
+
+        Raises:
+            DecodeError: it cannot be made here.
+        """
+        own = self._own_names.get(name)
+        function = None if own is None else own.function()
+        if function is None and name.main and name.main == self.main:
+            function = in_main(name.partition(":")[2])
+        if function is not None:
+            return function
+        try:
+            return _pickles().load(name.content, self._classes)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise DecodeError(
+                f"the code of {shown_name(name)} cannot be loaded on this worker:"
+                f" {words_of(error)}",
+                outcome=Outcome.NOT_EXECUTED,
+            ) from error
+
+    def known(self, name: str) -> Any:
+        """Return the function of a name that a peer has sent, None without one."""
+        received = self._received.get(name)
+        return None if received is None else received.function
+
+    def hold(self, name: CodeName, function: Any) -> None:
+        """Keep what `load` has returned, once more."""
+        received = self._received.get(name)
+        if received is None:
+            received = self._received[name] = Received(function, name)
+            self._received_names.setdefault(id(function), name)
+        received.holders += 1
+
+    def let_go(self, name: str) -> None:
+        """Let go of code that a peer has sent, once."""
+        received = self._received.get(name)
+        if received is None:
+            return
+        received.holders -= 1
+        if not received.holders:
+            del self._received[name]
+            if self._received_names.get(id(received.function)) == name:
+                del self._received_names[id(received.function)]
+
+    def received(self, name: str) -> Received:
+        """Return the code of a name that a peer has sent.
+
+        Raises:
+            DecodeError: no peer has sent it, or all have taken it back.
+        """
+        received = self._received.get(name)
+        if received is None:
+            raise DecodeError(
+                f"the code of {shown_name(name)} is not on this worker; call it again",
+                outcome=Outcome.NOT_EXECUTED,
+            )
+        return received
+
+
+def has_name(function: Any, *, main_travels: bool) -> bool:
+    """Return whether a name leads to a function or class at peers, too."""
+    try:
+        name = find_name(function)
+    except EncodeError:
+        return False
+    return not (main_travels and name.startswith("__main__:"))
+
+
+def in_main(qualname: str) -> Any:
+    """Return what the main module of this program has under a name; None: nothing."""
+    main = imported_module("__main__")
+    value = ABSENT if main is None else walk(main, qualname)[1]
+    return value if goes_by_value(value) else None
+
+
+def _is_of_main(function: Any) -> bool:
+    if function.__module__ not in _MAINS:
+        return False
+    return "<" not in function.__qualname__ and in_main(function.__qualname__) is function
+
+
+def _pickles() -> type[code_pickle.CodePickles]:
+    from asyncrpc.core.serde import code_pickle  # noqa: PLC0415  (few programs need it)
+
+    return code_pickle.CodePickles
+
+
+def shown_name(name: str) -> str:
+    """Return the name of code for people."""
+    return repr(name.partition(":")[2] or name)[:200]
+
+
+def _refusal(function: Any, problem: str) -> EncodeError:
+    return EncodeError(
+        f"{function.__qualname__} cannot be sent by value: {problem}",
+        outcome=Outcome.NOT_EXECUTED,
+    )
+
+
+def _kind_of(value: object) -> str:
+    kind = type(value)
+    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+
+
+# --- what belongs to a function ------------------------------------------------------
+
+
+def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what belongs to a function or class, each with a name for people."""
+    if isinstance(value, (staticmethod, classmethod)):
+        value = value.__func__
+    if type(value) is types.FunctionType:
+        for name, cell in _cells(value):
+            if (content := _content(cell)) is not ABSENT:
+                yield f"closure variable {name!r}", content
+        for name in _globals_of(value.__code__):
+            if (content := value.__globals__.get(name, ABSENT)) is not ABSENT:
+                yield f"global {name!r}", content
+        for default in (
+            *(value.__defaults__ or ()),
+            *(value.__kwdefaults__ or {}).values(),
+        ):
+            yield "default of an argument", default
+        for name, content in vars(value).items():
+            yield f"attribute {name!r}", content
+    elif isinstance(value, type):
+        for name, content in list(vars(value).items()):
+            if not _is_made_by_python(name, content):
+                yield f"attribute {name!r}", content
+
+
+def _cells(function: types.FunctionType) -> Iterator[tuple[str, types.CellType]]:
+    return zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty: a function that refers to itself, say
+        return ABSENT
+
+
+def _globals_of(code: types.CodeType) -> dict[str, None]:
+    """Return the names of the globals that code uses, with that of its inner code."""
+    names = {
+        step.argval: None
+        for step in dis.get_instructions(code)
+        if step.opname in {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"}
+    }
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _globals_of(constant)
+    return names
+
+
+def _is_made_by_python(name: str, value: object) -> bool:
+    is_data = not isinstance(value, (types.FunctionType, staticmethod, classmethod))
+    return name == "_abc_impl" or (name[:2] == name[-2:] == "__" and is_data)
+
+
+class _Watch:
+    """Sees whether a part of a function has become another object.
+
+    It keeps no function or class alive.
+    """
+
+    __slots__ = (
+        *("_classes", "_functions", "_globals"),
+        *("_is_blind", "_main_travels", "_seen"),
+    )
+
+    def __init__(self, function: Any, *, main_travels: bool) -> None:
+        self._globals: list[tuple[Callable[[str], Any], str, Any]] = []
+        self._functions: list[tuple[weakref.ref[Any], Any, Any, list[Any]]] = []
+        self._classes: list[tuple[weakref.ref[type], int, dict[str, Any]]] = []
+        self._is_blind = False  # a part can change in place
+        self._main_travels = main_travels
+        self._seen: dict[int, Any] = {}
+        self._take_parts(function)
+        self._seen.clear()
+
+    def sees_no_change(self) -> bool:
+        """Return whether all parts are what they were."""
+        if self._is_blind:
+            return False
+        for get, name, held in self._globals:
+            if not _is(get(name), held):
+                return False
+        for known, code, defaults, contents in self._functions:
+            function = known()
+            if function is None or function.__code__ is not code:
+                return False
+            if function.__defaults__ is not defaults:
+                return False
+            for cell, held in zip(function.__closure__ or (), contents, strict=True):
+                if not _is(_content(cell), held):
+                    return False
+        return all(map(self._is_class_unchanged, self._classes))
+
+    @staticmethod
+    def _is_class_unchanged(
+        noted: tuple[weakref.ref[type], int, dict[str, Any]],
+    ) -> bool:
+        known, size, parts = noted
+        kind = known()
+        if kind is None or len(vars(kind)) != size:
+            return False
+        get = vars(kind).get
+        return all(_is(get(name), held) for name, held in parts.items())
+
+    def _take(self, value: Any) -> None:
+        kind = type(value)
+        if kind in _CONSTANTS or id(value) in self._seen or self._is_blind:
+            return
+        self._seen[id(value)] = value
+        if kind is tuple or kind is frozenset:
+            for part in value:
+                self._take(part)
+        elif kind in {staticmethod, classmethod}:
+            self._take(value.__func__)
+        elif kind is property:
+            for part in (value.fget, value.fset, value.fdel):
+                self._take(part)
+        elif goes_by_value(value):
+            if not has_name(value, main_travels=self._main_travels):
+                self._take_parts(value)
+        elif not isinstance(value, (types.ModuleType, enum.Enum)):
+            self._is_blind = True
+
+
+    def _take_parts(self, value: Any) -> None:
+        self._seen[id(value)] = value
+        if isinstance(value, type):
+            self._take_class(value)
+            return
+        look_up = value.__globals__.get
+        for name in _globals_of(value.__code__):
+            part = look_up(name)
+            self._globals.append((look_up, name, _held(part)))
+            self._take(part)
+        contents = [_content(cell) for _, cell in _cells(value)]
+        held = [_held(content) for content in contents]
+        defaults = value.__defaults__
+        self._functions.append((weakref.ref(value), value.__code__, defaults, held))
+        for part in contents:
+            if part is not ABSENT:
+                self._take(part)
+        more = *(value.__kwdefaults__ or {}).values(), *vars(value).values()
+        for part in (defaults, *more):
+            self._take(part)
+
+    def _take_class(self, value: type) -> None:
+        items = dict(vars(value))
+        parts = {
+            name: part
+            for name, part in items.items()
+            if not _is_made_by_python(name, part)
+        }
+        held = {name: _held(part) for name, part in parts.items()}
+        self._classes.append((weakref.ref(value), len(items), held))
+        for part in (*parts.values(), *value.__bases__):
+            self._take(part)
+
+
+def _held(value: Any) -> Any:
+    return weakref.ref(value) if goes_by_value(value) else value
+
+
+def _is(value: Any, held: Any) -> bool:
+    return (held() if type(held) is weakref.ref else held) is value
