@@ -21,6 +21,8 @@ class Counters:
             they had proved anything: too slow, or too many at once.
         connections_resumed: connections, also lanes, that broke and went on over
             another transport.
+        code_sent: functions and classes that were sent to a peer by value.
+        code_received: functions and classes that a peer has sent by value.
         workers_lost: peers that were given up: dead, or out of reach for too long, or
             gone in order.
     """
@@ -29,4 +31,6 @@ class Counters:
     handshakes_refused: int = 0
     connections_dropped_unauthenticated: int = 0
     connections_resumed: int = 0
+    code_sent: int = 0
+    code_received: int = 0
     workers_lost: int = 0

@@ -282,7 +282,7 @@ class Parts:
             members=lambda: self.membership.table,
         )
         self.memory = Sharing(self)
-        self.code = CodeExchange(self)
+        self.code = CodeExchange(self, self.counters)
         self.membership: MembershipService = self._make_membership(peers)
         self.membership.on_life = self.graceful_shutdown.on_life
         peers.begin(self.membership, self.memory.on_link, self.membership.on_link)

@@ -17,6 +17,7 @@ from asyncrpc.clusters.ray.actor import (
     GangWorker,
     NodeListener,
     WorkerOrder,
+    main_module,
 )
 from asyncrpc.clusters.ray.changes import Announcer, GangChange, GangChanges
 from asyncrpc.clusters.ray.cluster import (

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from asyncrpc.core.counters import Counters
 from asyncrpc.core.ids import Incarnation
 from asyncrpc.core.serde.by_value import CodeName, CodeTable, shown_name
 from asyncrpc.core.services.ports import PeerLink, ask
@@ -18,6 +19,7 @@ from asyncrpc.core.services.router import Route, answers
 from asyncrpc.core.services.schema import Request, message
 from asyncrpc.errors import (
     AsyncRpcError,
+    CallError,
     EncodeError,
     MalformedError,
     Outcome,
@@ -55,8 +57,9 @@ class CodeExchange:
 
     name = "code"
 
-    def __init__(self, host: CallHost) -> None:
+    def __init__(self, host: CallHost, counters: Counters) -> None:
         self._host = host
+        self._counters = counters
         self.routes: list[Route] = [answers(PutCode, self._on_put)]
         # Per link: what the peer has, or is being sent.
         self._sent: dict[PeerLink, _Sent] = {}
@@ -79,15 +82,17 @@ class CodeExchange:
         if sent is None:
             sent = self._sent[link] = _Sent()
         for name in code:
-            on_its_way = sent.look_up(name)
-            if on_its_way is None:
-                putting = self._host.start_task(self._put(link, name, sent.make_room(name)))
-                on_its_way = sent.begin(name, putting)
-            if on_its_way.done():
+            if sent.has(name):
                 continue
-            _release_after(on_its_way, defer(encoded))
+            putting = sent.on_their_way.get(name)
+            if putting is None:
+                put = self._put(link, name, sent.make_room(name))
+                putting = self._host.start_task(put)
+                sent.begin(name, putting)
+            _release_after(putting, defer(encoded))
 
     async def _put(self, link: PeerLink, name: CodeName, dropped: list[str]) -> None:
+        self._counters.code_sent += 1
         await ask(link, PutCode(str(name), name.content, name.main, dropped))
 
     async def _on_put(self, link: PeerLink, request: PutCode) -> None:
@@ -106,10 +111,13 @@ class CodeExchange:
                 " code here"
             )
         link.check_room(size_bytes)
-        function = table.known(name)
-        if function is None:
+        received = table.look_up(name)
+        if received is not None:
+            function = received.function
+        else:
             function = await self._host.run_on_host(lambda: table.load(name))
         if name not in held and not link.is_lost:
+            self._counters.code_received += 1
             held[str(name)] = size_bytes
             table.hold(name, function)
 
@@ -143,48 +151,51 @@ class CodeExchange:
 
 
 class _Sent:
-    """What one peer has been sent: the last used is the last."""
+    """What one peer has been sent.
+
+    Attributes:
+        on_their_way: pieces that it has not got yet.
+    """
 
     def __init__(self) -> None:
-        self._pieces: OrderedDict[str, asyncio.Future[None]] = OrderedDict()
-        self._sizes: dict[str, int] = {}
+        self._sizes: OrderedDict[str, int] = OrderedDict()  # the last used is the last
         self._bytes = 0
+        self.on_their_way: dict[str, asyncio.Future[None]] = {}
 
-    def look_up(self, name: CodeName) -> asyncio.Future[None] | None:
-        """Return when the peer has a piece; None: it has not been sent."""
-        piece = self._pieces.get(name)
-        if piece is None:
-            return None
-        if piece.done() and (piece.cancelled() or piece.exception() is not None):
-            self._forget(name)
-            return None
-        self._pieces.move_to_end(name)
-        return piece
+    def has(self, name: CodeName) -> bool:
+        """Return whether the peer has a piece, which is used now."""
+        if name not in self._sizes:
+            return False
+        self._sizes.move_to_end(name)
+        return not self.on_their_way or name not in self.on_their_way
 
     def make_room(self, name: CodeName) -> list[str]:
         """Forget the pieces that a further one displaces; return their names."""
         dropped = []
         size_bytes = len(name.content)
-        while self._pieces and (
-            len(self._pieces) >= PIECES_MAX or self._bytes + size_bytes > BYTES_MAX
+        while self._sizes and (
+            len(self._sizes) >= PIECES_MAX or self._bytes + size_bytes > BYTES_MAX
         ):
-            oldest = next(iter(self._pieces))
-            self._forget(oldest)
-            dropped.append(oldest)
+            dropped.append(next(iter(self._sizes)))
+            self._forget(dropped[-1])
         return dropped
 
-    def begin(
-        self, name: CodeName, putting: asyncio.Future[None]
-    ) -> asyncio.Future[None]:
+    def begin(self, name: CodeName, putting: asyncio.Future[None]) -> None:
         """Note that a piece is being sent."""
-        self._pieces[str(name)] = putting
-        self._sizes[str(name)] = len(name.content)
+        key = str(name)
+        self._sizes[key] = len(name.content)
         self._bytes += len(name.content)
-        return putting
+        self.on_their_way[key] = putting
+        putting.add_done_callback(lambda done: self._on_put(key, done))
+
+    def _on_put(self, name: str, putting: asyncio.Future[None]) -> None:
+        if self.on_their_way.get(name) is putting:
+            del self.on_their_way[name]
+            if putting.cancelled() or putting.exception() is not None:
+                self._forget(name)
 
     def _forget(self, name: str) -> None:
-        del self._pieces[name]
-        self._bytes -= self._sizes.pop(name)
+        self._bytes -= self._sizes.pop(name, 0)
 
 
 def _release_after(put: asyncio.Future[None], message: PendingBuffers) -> None:
@@ -193,13 +204,17 @@ def _release_after(put: asyncio.Future[None], message: PendingBuffers) -> None:
     def on_put(done: asyncio.Future[None]) -> None:
         if done.cancelled():
             message.fail(
-                RejectedError("the worker is shutting down", outcome=Outcome.NOT_EXECUTED)
+                RejectedError(
+                    "the worker is shutting down", outcome=Outcome.NOT_EXECUTED
+                )
             )
             return
         error = done.exception()
         if error is None:
             message.release()
         elif isinstance(error, AsyncRpcError):
+            if isinstance(error, CallError):
+                error.outcome = Outcome.NOT_EXECUTED  # of what waits for it
             message.fail(error)
         else:
             message.fail(EncodeError(f"its code could not be sent: {error}"))

@@ -16,9 +16,10 @@ from sys import getsizeof
 from typing import Any, Final
 
 from asyncrpc.core.calls.modes import Target
+from asyncrpc.core.serde.by_value import MARK as CODE
 from asyncrpc.core.serde.by_value import CodeName
 from asyncrpc.core.wire.frames import Meta, pack_head, unpack_head
-from asyncrpc.errors import MalformedError
+from asyncrpc.errors import AsyncRpcError, MalformedError
 
 # Functions one connection gives numbers to, and one peer may name here: more than any
 # program has, few enough to hold.
@@ -48,8 +49,8 @@ class SentHeads:
     def known(self, target: str | list[Any] | None, meta: Meta | None) -> bytes:
         """Return the head of a request; empty if its function has no number yet."""
         if type(target) is not str:
-            if type(target) is CodeName:  # as one that gets no number
-                target = [0, str(target)]
+            if type(target) is CodeName:
+                return _head_of_code(target, meta)
             return pack_head([target, meta])
         if target not in self.numbered:
             return b""
@@ -79,6 +80,15 @@ class SentHeads:
             self._numbers.pop(target, None)
 
 
+def _head_of_code(name: CodeName, meta: Meta | None) -> bytes:
+    """Return the head of a request for code, which gets no number: it may go again."""
+    if meta:
+        return pack_head([[0, str(name)], meta])
+    if not name.head:
+        name.head = pack_head([[0, str(name)]])
+    return name.head
+
+
 class ReceivedHeads:
     """The heads of the requests of one peer.
 
@@ -105,6 +115,8 @@ class ReceivedHeads:
             if meta is not None and type(meta) is not dict:
                 raise MalformedError("the metadata of a request must be a map")
             return record[0], meta or _NO_META
+        if type(record[0]) is list:
+            return self._known_code(head, record[0]), _NO_META
         number = record[0]
         target = self.functions.targets.get(number) if type(number) is int else None
         if target is None:
@@ -112,6 +124,20 @@ class ReceivedHeads:
         if len(self.known) < NAMES_MAX:  # a number can be written in several ways
             self.known[head] = target, _NO_META
         return target, _NO_META
+
+
+    def _known_code(self, head: bytes, named: list[Any]) -> Any:
+        """Return what a head names; of code, remember it for as long as it is here."""
+        if not _is_named(named) or named[0] or not named[1].startswith(CODE):
+            return named
+        try:
+            target = self.functions.find(named)
+        except AsyncRpcError:  # it is raised again where the request is answered
+            return named
+        if target is not None and target.cached_in is not None:
+            target.cached_in.append((self.known, head))
+            self.known[head] = target, _NO_META
+        return target
 
 
 class NamedFunctions:

@@ -191,7 +191,7 @@ class MessageCodec:
         self._refer_to = refer
         self._devices = devices
         self._deferred = deferred
-        self._send_code = parts.code.send
+        self._host = parts
 
     # --- out -------------------------------------------------------------------------
 
@@ -260,7 +260,7 @@ class MessageCodec:
             EncodeError: the peer takes none.
         """
         check_takes_code(self._link, code, takes=self._pickles)
-        self._send_code(self._link, code, encoded, self._deferred.defer)
+        self._host.code.send(self._link, code, encoded, self._deferred.defer)
 
     def _encode_values(
         self, value: Any, labels: Sequence[str], compression: Compression | None

@@ -52,6 +52,7 @@ class Target:
         first: the first part of its name there.
         root: what that was when the function was found.  If it is another object now,
             the module has been reloaded, or the function defined anew.
+        cached_in: see `serde.by_value.Received`; None: its name leads to it for ever.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Target:
     look_up: Callable[[Any], object] = _no_name
     first: str | None = None
     root: object = None
+    cached_in: list[tuple[dict[bytes, Any], bytes]] | None = None
 
     @property
     def is_current(self) -> bool:

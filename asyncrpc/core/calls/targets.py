@@ -51,13 +51,20 @@ class Targets:
         return target
 
     def _target_by_value(self, name: str) -> Target:
-        function = self._functions.resolve(name)
-        code = self._functions.code
+        function, code = self._functions.resolve(name), self._functions.code
         assert code is not None  # or `resolve` would have refused
         received = code.received(name)
         if received.target is None:
-            simple = name.partition(":")[2]
-            received.target = Target(simple, function, mode_of(function), path=name)
+            received.target = Target(
+                received.name.simple,
+                function,
+                mode_of(function),
+                path=name,
+                look_up=code.look_up,
+                first=name,
+                root=received,
+                cached_in=received.cached_in,
+            )
         return received.target  # type: ignore[no-any-return]
 
     def mode_of_method(self, method: Callable[..., Any]) -> Mode:

@@ -469,6 +469,9 @@ class CallStarter:
         kwargs: Mapping[str, Any],
     ) -> tuple[tuple[str | None, str], tuple[list[Any], dict[str, Any]]]:
         """Describe a function that is called for the first time, and remember it."""
+        code = self.functions.known_code(function)
+        if code is not None:
+            return (code, code.simple), (list(args), dict(kwargs))
         target, values = self.describe(function, args, kwargs)
         name = target or str(getattr(function, "__qualname__", function))
         known = target, name.rpartition(":")[2]

@@ -17,7 +17,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -49,18 +49,23 @@ class CodeName(str):
     Attributes:
         content: a pickle of it.
         main: the program whose main module has it under its qualname; empty: none has.
+        simple: the function's name, without its module.
+        head: of a request for it, for `calls.heads`; empty: it is not made yet.
     """
 
-    __slots__ = ("content", "main")
+    __slots__ = ("content", "head", "main", "simple")
 
     content: bytes
     main: str
+    simple: str
+    head: bytes
 
     @classmethod
     def of(cls, content: bytes, qualname: str, main: str) -> Self:
         """Return the name of code."""
         name = cls(f"{_digest(content)}:{qualname}")
         name.content, name.main = content, main
+        name.simple, name.head = qualname, b""
         return name
 
     @classmethod
@@ -114,12 +119,14 @@ class Received:
     Attributes:
         holders: how many peers have sent it, and not taken it back.
         target: what `calls.targets` has found out about it.
+        cached_in: tables that have it under a key, and lose it when it is let go.
     """
 
     function: Any
     name: CodeName
     holders: int = 0
     target: Any = None
+    cached_in: list[tuple[dict[bytes, Any], bytes]] = field(default_factory=list)
 
 
 class CodeTable:
@@ -128,6 +135,7 @@ class CodeTable:
     Attributes:
         main_travels: whether the functions of the main module travel by value, because
             peers run other programs, or this one cannot be imported.
+        look_up: returns the code of a name that a peer has sent, None without one.
     """
 
     def __init__(self) -> None:
@@ -135,6 +143,7 @@ class CodeTable:
         self._own: dict[int, _Own] = {}  # by id
         self._own_names: dict[str, _Own] = {}
         self._received: dict[str, Received] = {}
+        self.look_up = self._received.get
         self._received_names: dict[int, CodeName] = {}  # by id of the function
         self._classes: weakref.WeakSet[type] = weakref.WeakSet()  # of peers
         self._main: str | None = None
@@ -220,7 +229,10 @@ class CodeTable:
                 break
         if not labels:
             return "it cannot be pickled", error
-        return f"{' of its '.join(reversed(labels))}, a {_kind_of(at)}, cannot be pickled", error
+        return (
+            f"{' of its '.join(reversed(labels))}, a {_kind_of(at)}, cannot be pickled",
+            error,
+        )
 
     def _problem_of(self, value: Any) -> BaseException | None:
         try:
@@ -256,11 +268,6 @@ class CodeTable:
                 outcome=Outcome.NOT_EXECUTED,
             ) from error
 
-    def known(self, name: str) -> Any:
-        """Return the function of a name that a peer has sent, None without one."""
-        received = self._received.get(name)
-        return None if received is None else received.function
-
     def hold(self, name: CodeName, function: Any) -> None:
         """Keep what `load` has returned, once more."""
         received = self._received.get(name)
@@ -277,6 +284,8 @@ class CodeTable:
         received.holders -= 1
         if not received.holders:
             del self._received[name]
+            for cache, key in received.cached_in:
+                cache.pop(key, None)
             if self._received_names.get(id(received.function)) == name:
                 del self._received_names[id(received.function)]
 
@@ -286,7 +295,7 @@ class CodeTable:
         Raises:
             DecodeError: no peer has sent it, or all have taken it back.
         """
-        received = self._received.get(name)
+        received = self.look_up(name)
         if received is None:
             raise DecodeError(
                 f"the code of {shown_name(name)} is not on this worker; call it again",
@@ -314,7 +323,9 @@ def in_main(qualname: str) -> Any:
 def _is_of_main(function: Any) -> bool:
     if function.__module__ not in _MAINS:
         return False
-    return "<" not in function.__qualname__ and in_main(function.__qualname__) is function
+    return (
+        "<" not in function.__qualname__ and in_main(function.__qualname__) is function
+    )
 
 
 def _pickles() -> type[code_pickle.CodePickles]:
@@ -464,7 +475,6 @@ class _Watch:
                 self._take_parts(value)
         elif not isinstance(value, (types.ModuleType, enum.Enum)):
             self._is_blind = True
-
 
     def _take_parts(self, value: Any) -> None:
         self._seen[id(value)] = value

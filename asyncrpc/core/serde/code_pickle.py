@@ -93,5 +93,3 @@ class _Unpickler(pickle.Unpickler):  # noqa: S301 - policy TRUSTED only
         if kind in self._classes:
             internals._class_setstate(kind, state)  # noqa: SLF001
         return kind
-
-

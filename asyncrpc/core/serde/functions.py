@@ -22,7 +22,7 @@ import torch
 from asyncrpc import errors
 from asyncrpc.core.arguments import set_mark, shown
 from asyncrpc.core.serde.by_value import MARK as CODE
-from asyncrpc.core.serde.by_value import CodeTable, goes_by_value
+from asyncrpc.core.serde.by_value import CodeName, CodeTable, goes_by_value
 from asyncrpc.core.serde.naming import (
     ABSENT,
     find_name,
@@ -162,6 +162,10 @@ class FunctionTable:
             self._names = {}
         self._names[function] = name
         return name
+
+    def known_code(self, function: object) -> CodeName | None:
+        """Return the name of code that has travelled before, None for others."""
+        return None if self.code is None else self.code.known_name(function)
 
     def travels_by_value(self, cls: type) -> bool:
         """Return whether no name leads to a class, which can travel by value."""

@@ -85,32 +85,36 @@ def dump(
         pickler = pickle.Pickler(file, protocol=5, buffer_callback=keep)
         pickler.dispatch_table = reducers
         pickler.dump(value)
-        if reducers.main_travels and _names_main(file.getbuffer()):
-            raise pickle.PicklingError  # by name, where it has none
+        is_right = not reducers.main_travels or not _names_main(file.getvalue())
     except (Unsendable, KeyboardInterrupt):
         raise
     except BaseException:  # noqa: BLE001  (the object's own code runs here)
+        is_right = False
+    if not is_right:
         file, indices = io.BytesIO(), []
         reducers.small_tensors.give_up()
-        careful = _CarefulPickler(file, keep, reducers)
-        try:
-            careful.dump(value)
-        except (Unsendable, KeyboardInterrupt):
-            raise
-        except (RecursionError, MemoryError) as error:
-            # Any container or text may be at fault: `last` knows objects alone.
-            raise Unsendable(value, _excess(error)) from error
-        except BaseException as error:
-            raise Unsendable(careful.last, _problem(careful.last, error)) from error
+        _dump_carefully(value, _CarefulPickler(file, keep, reducers))
     return file.getvalue(), indices
 
 
-def _names_main(pickled: memoryview) -> bool:
+def _dump_carefully(value: Any, careful: _CarefulPickler) -> None:
+    try:
+        careful.dump(value)
+    except (Unsendable, KeyboardInterrupt):
+        raise
+    except (RecursionError, MemoryError) as error:
+        # Any container or text may be at fault: `last` knows objects alone.
+        raise Unsendable(value, _excess(error)) from error
+    except BaseException as error:
+        raise Unsendable(careful.last, _problem(careful.last, error)) from error
+
+
+def _names_main(pickled: bytes) -> bool:
     """Return whether a pickle names the main module; that it holds its name suffices.
 
     To ask about each class instead would take every pickle 0.1 us an object.
     """
-    return b"__main__" in bytes(pickled) or b"__mp_main__" in bytes(pickled)
+    return b"__main__" in pickled or b"__mp_main__" in pickled
 
 
 def load(data: Any, buffers: Sequence[memoryview], get: Callable[[int], Any]) -> Any:

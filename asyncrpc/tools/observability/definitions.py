@@ -359,6 +359,8 @@ COUNTER_TEXTS: Final = {
     "connections_dropped_unauthenticated": "Accepted connections that were ended "
     "before they had proved anything",
     "connections_resumed": "Connections, lanes too, that broke and went on",
+    "code_sent": "Functions and classes that were sent to a peer by value",
+    "code_received": "Functions and classes that a peer has sent by value",
     "workers_lost": "Peers that were given up, or left",
 }
 # `Worker.counters`, by field.

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import asyncrpc
-from asyncrpc import Cluster, ClusterChange, RestartLimits
+from asyncrpc import Cluster, ClusterChange, NetworkOptions, Options, RestartLimits
 from asyncrpc.errors import (
     AlreadyStartedError,
     ClusterError,
@@ -27,6 +27,7 @@ from asyncrpc.errors import (
     WorkerLostError,
     WorkerStartError,
 )
+from tests.ports import free_port
 
 QUICKLY: Final = RestartLimits(restarts_max=1, backoff_s=0.01)
 
@@ -297,34 +298,77 @@ def test_no_process_outlives_the_program(tmp_path: Path, way: str) -> None:
         assert program.returncode == -signal.SIGKILL
 
 
-def test_start_that_fails_shows_the_traceback_of_its_worker(tmp_path: Path) -> None:
+async def test_start_that_fails_shows_the_traceback_of_its_worker() -> None:
+    """The program's own worker has the port."""
+    network = NetworkOptions(listen=(f"tcp://127.0.0.1:{free_port()}",))
+    options = Options(network=network)
+    with pytest.raises(
+        WorkerStartError, match=r"'w0' did not start: .*in use"
+    ) as caught:
+        async with Cluster(1, options=options):
+            pass
+    assert caught.value.worker == "w0"
+    assert "in _serve" in caught.value.remote_traceback
+
+
+UNGUARDED: Final = """
+import asyncrpc
+
+print("started")
+SCALE = 2
+
+
+class Counter:
+    def __init__(self, count):
+        self.count = count
+
+    def add(self, step):
+        self.count += step
+        return self.count
+
+
+class WrongError(Exception):
+    pass
+
+
+def scaled(value):
+    return value * SCALE
+
+
+def fail():
+    raise WrongError("no")
+
+
+async def main():
+    global SCALE
+    async with asyncrpc.Cluster(1) as cluster:
+        first = await cluster["w0"].call(scaled, 4)
+        SCALE = 4
+        print(first, await cluster["w0"].call(scaled, 4))
+        counter = cluster["w0"].remote(Counter, 5)
+        await counter.rpc_async().add(2)
+        arrived = await counter
+        print(type(arrived) is Counter, arrived.count)
+        try:
+            await cluster["w0"].call(fail)
+        except WrongError as error:
+            print("caught", *error.args)
+
+
+asyncrpc.run(main())
+"""
+
+
+def test_program_needs_no_guard(tmp_path: Path) -> None:
+    """Its functions and classes go by value; its workers do not run it."""
     script = tmp_path / "program.py"
-    failing = 'if __name__ != "__main__":\n    raise RuntimeError("not here")\n'
-    script.write_text(f"{failing}{PROGRAM}")
+    script.write_text(UNGUARDED)
     ended = subprocess.run(
-        [sys.executable, str(script), "raise"],
+        [sys.executable, str(script)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert ended.returncode == 1
-    problem = "worker 'w0' did not start: RuntimeError: not here"
-    assert f"WorkerStartError: {problem}" in ended.stderr
-    assert f'File "{script}", line 2' in ended.stderr
-
-
-def test_unguarded_program_is_told_the_remedy(tmp_path: Path) -> None:
-    script = tmp_path / "program.py"
-    guarded = 'if __name__ == "__main__":\n    asyncrpc.run(main())\n'
-    script.write_text(PROGRAM.replace(guarded, "asyncrpc.run(main())\n"))
-    ended = subprocess.run(
-        [sys.executable, str(script), "raise"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 1
-    assert "WorkerStartError: worker 'w0' did not start" in ended.stderr
-    assert "put the call under `if __name__ == '__main__':`" in ended.stderr
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == ["started", "8 16", "True 7", "caught no"]

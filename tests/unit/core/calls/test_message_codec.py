@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -112,7 +113,7 @@ class TestReferences:
     def test_unencodable_message_counts_no_reference(self) -> None:
         link, references = with_references()
         with pytest.raises(EncodeError):
-            link.messages.encode([Ref(), lambda: 1])
+            link.messages.encode([Ref(), threading.Lock()])
         assert references.events[-1] == "not sent"
 
     def test_decoded_reference_is_lifted_once(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,7 @@ class TestStarting:
 
     def test_unencodable_call_is_not_sent(self, link: Parts) -> None:
         with pytest.raises(EncodeError):
-            start(link, lambda: 1)
+            start(link, threading.Lock())
         assert not link.connection.sent
         assert len(link.pending) == 0
 

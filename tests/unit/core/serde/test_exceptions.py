@@ -234,7 +234,7 @@ def test_unavailable_class_leaves_its_name_and_text() -> None:
     class Local(Exception):  # noqa: N818
         pass
 
-    back = at_caller(raised(Local("oops")))
+    back = at_caller(raised(Local("oops")), STRICT)
     assert type(back) is RemoteError
     assert "Local: oops" in str(back)
     assert back.remote_message == "oops"
@@ -385,8 +385,8 @@ def test_text_of_an_unknown_exception_is_kept_over_two_hops() -> None:
     class Local(Exception):  # noqa: N818
         pass
 
-    near = at_caller(Local("oops"), worker="far")
-    back = at_caller(raised(near), worker="middle")
+    near = at_caller(Local("oops"), STRICT, worker="far")
+    back = at_caller(raised(near), STRICT, worker="middle")
     assert type(back) is RemoteError
     assert back.remote_message == "oops"
     assert "Local: oops" in str(back)

@@ -132,7 +132,7 @@ def _nested() -> Callable[..., Any]:
 )
 def test_function_without_name_is_refused_with_advice(function: Any, text: str) -> None:
     with pytest.raises(EncodeError, match=text):
-        trusted.name_of(function)
+        FunctionTable(Policy.STRICT).name_of(function)
 
 
 def test_function_shadowed_under_its_name_is_refused(
@@ -141,7 +141,7 @@ def test_function_shadowed_under_its_name_is_refused(
     original = _plain
     monkeypatch.setattr(sys.modules[HERE], "_plain", wrapped)
     with pytest.raises(EncodeError, match="decorator"):
-        FunctionTable(Policy.TRUSTED).name_of(original)
+        FunctionTable(Policy.STRICT).name_of(original)
 
 
 @torch.jit.script

@@ -368,12 +368,12 @@ def _explode() -> None:
 
 
 def test_error_names_the_path_of_the_value() -> None:
-    value: Any = ([0, {"x": Batch(torch.ones(1), lambda: 0)}], {})
+    value: Any = ([0, {"x": Batch(torch.ones(1), threading.Lock())}], {})
     with pytest.raises(EncodeError) as caught:
         TRUSTED.encode(value, labels=("args", "kwargs"))
     text = str(caught.value)
     assert "args[1]['x'].note" in text
-    assert "module level" in text
+    assert "cannot be pickled" in text
     assert caught.value.outcome is Outcome.NOT_EXECUTED
 
 
@@ -428,7 +428,6 @@ def test_error_tells_the_function_from_its_arguments() -> None:
         (threading.Lock(), "lock"),
         (Stubborn(), "LookupError: no"),
         ((x for x in "a"), "generator"),
-        (lambda: 0, "is a lambda"),
         (functools, "module"),
     ],
 )
