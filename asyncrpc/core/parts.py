@@ -123,11 +123,11 @@ class Parts:
         self.limits = options.limits
         self.counters = Counters()
         self.recorder = FlightRecorder()
-        self.functions = FunctionTable(options.policy, options.allow)
-        if self.functions.code is not None:
-            # Workers with a rank have been launched together: they run one program.
-            is_alone = identity.rank < 0 or not main_has_a_file()
-            self.functions.code.main_travels = is_alone
+        # Workers with a rank have been launched together: they run one program.
+        is_alone = identity.rank < 0 or not main_has_a_file()
+        self.functions = FunctionTable(
+            options.policy, options.allow, main_travels=is_alone
+        )
         self.targets = Targets(
             self.functions, may_run_on_loop=options.limits.on_loop_bytes_max > 0
         )

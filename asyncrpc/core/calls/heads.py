@@ -125,7 +125,6 @@ class ReceivedHeads:
             self.known[head] = target, _NO_META
         return target, _NO_META
 
-
     def _known_code(self, head: bytes, named: list[Any]) -> Any:
         """Return what a head names; of code, remember it for as long as it is here."""
         if not _is_named(named) or named[0] or not named[1].startswith(CODE):

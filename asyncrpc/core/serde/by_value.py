@@ -94,7 +94,7 @@ def main_has_a_file() -> bool:
 
 
 def identity_of_main() -> str:
-    """Return what tells the program's main module from others; empty: it has no file."""
+    """Return what tells the main module from others; empty: it has no file."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     try:
         content = Path(path).read_bytes() if isinstance(path, str) else b""
@@ -138,8 +138,8 @@ class CodeTable:
         look_up: returns the code of a name that a peer has sent, None without one.
     """
 
-    def __init__(self) -> None:
-        self.main_travels = False
+    def __init__(self, *, main_travels: bool = False) -> None:
+        self.main_travels = main_travels
         self._own: dict[int, _Own] = {}  # by id
         self._own_names: dict[str, _Own] = {}
         self._received: dict[str, Received] = {}
@@ -358,24 +358,24 @@ def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what belongs to a function or class, each with a name for people."""
     if isinstance(value, (staticmethod, classmethod)):
         value = value.__func__
-    if type(value) is types.FunctionType:
-        for name, cell in _cells(value):
-            if (content := _content(cell)) is not ABSENT:
-                yield f"closure variable {name!r}", content
-        for name in _globals_of(value.__code__):
-            if (content := value.__globals__.get(name, ABSENT)) is not ABSENT:
-                yield f"global {name!r}", content
-        for default in (
-            *(value.__defaults__ or ()),
-            *(value.__kwdefaults__ or {}).values(),
-        ):
-            yield "default of an argument", default
-        for name, content in vars(value).items():
-            yield f"attribute {name!r}", content
-    elif isinstance(value, type):
-        for name, content in list(vars(value).items()):
+    if isinstance(value, type):
+        parts = vars(value).items()
+        for name, content in list(parts):
             if not _is_made_by_python(name, content):
                 yield f"attribute {name!r}", content
+    if type(value) is not types.FunctionType:
+        return
+    cells = [(name, _content(cell)) for name, cell in _cells(value)]
+    look_up = value.__globals__.get
+    names = [(name, look_up(name, ABSENT)) for name in _globals_of(value.__code__)]
+    defaults = *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()
+    labelled = [
+        *((f"closure variable {name!r}", content) for name, content in cells),
+        *((f"global {name!r}", content) for name, content in names),
+        *(("default of an argument", content) for content in defaults),
+        *((f"attribute {name!r}", content) for name, content in vars(value).items()),
+    ]
+    yield from (part for part in labelled if part[1] is not ABSENT)
 
 
 def _cells(function: types.FunctionType) -> Iterator[tuple[str, types.CellType]]:

@@ -132,11 +132,19 @@ def is_bound(function: Any) -> bool:
 class FunctionTable:
     """Maps functions to names and back, for one worker."""
 
-    def __init__(self, policy: Policy, allow: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        allow: Sequence[str] = (),
+        *,
+        main_travels: bool = False,
+    ) -> None:
         self.policy = policy
         self.allow = tuple(allow)
         self.error_types: dict[type, type] = {}  # see `exceptions`: bounded there
-        self.code = CodeTable() if policy is Policy.TRUSTED else None
+        self.code = (
+            CodeTable(main_travels=main_travels) if policy is Policy.TRUSTED else None
+        )
         self._names: dict[Any, str] = {}
 
     def name_of(self, function: Any) -> str:
