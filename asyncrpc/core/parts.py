@@ -123,11 +123,7 @@ class Parts:
         self.limits = options.limits
         self.counters = Counters()
         self.recorder = FlightRecorder()
-        # Workers with a rank have been launched together: they run one program.
-        is_alone = identity.rank < 0 or not main_has_a_file()
-        self.functions = FunctionTable(
-            options.policy, options.allow, main_travels=is_alone
-        )
+        self.functions = _function_table(identity, options)
         self.targets = Targets(
             self.functions, may_run_on_loop=options.limits.on_loop_bytes_max > 0
         )
@@ -484,3 +480,9 @@ class Parts:
     def run_on_host(self, job: Callable[[], T]) -> asyncio.Future[T]:
         """Run `job`, which touches no device, in a thread; called on the loop."""
         return self.host_pool.run(job)
+
+
+def _function_table(identity: WorkerIdentity, options: Options) -> FunctionTable:
+    # Workers with a rank have been launched together: they run one program.
+    is_alone = identity.rank < 0 or not main_has_a_file()
+    return FunctionTable(options.policy, options.allow, main_travels=is_alone)

@@ -200,6 +200,7 @@ UNPACKS = {
     "core/links/observers.py": "a question has 64 KiB at most",
     "core/members.py": "the record of a worker, in HELLO or at the meeting point",
     "core/membership/stores.py": "the records at the meeting point",
+    "core/serde/code_pickle.py": "code of a member, refused by Policy.STRICT",
     "core/serde/bounds.py": "counts before it unpacks",
     "core/serde/decoding.py": "within `serde.bounds`, if it came from a peer",
     "core/serde/lossless.py": "gets the length that a block must have",

@@ -62,7 +62,7 @@ class CodeExchange:
         self._counters = counters
         self.routes: list[Route] = [answers(PutCode, self._on_put)]
         # Per link: what the peer has, or is being sent.
-        self._sent: dict[PeerLink, _Sent] = {}
+        self._sent: dict[PeerLink, _SentCode] = {}
         self._held: dict[Incarnation, OrderedDict[str, int]] = {}  # bytes, by name
 
     @property
@@ -80,7 +80,7 @@ class CodeExchange:
         """Let a message wait until the peer has the code that it names."""
         sent = self._sent.get(link)
         if sent is None:
-            sent = self._sent[link] = _Sent()
+            sent = self._sent[link] = _SentCode()
         for name in code:
             if sent.has(name):
                 continue
@@ -150,7 +150,7 @@ class CodeExchange:
         self._held.clear()
 
 
-class _Sent:
+class _SentCode:
     """What one peer has been sent.
 
     Attributes:
@@ -227,7 +227,7 @@ def check_takes_code(link: PeerLink, code: Sequence[CodeName], *, takes: bool) -
     if not takes:
         raise EncodeError(
             f"{shown_name(code[0])} has no name that {link.peer.name!r} could import,"
-            " and it takes no function by value, since its policy is strict or a token"
-            " has let it in; define the function in a module that both can import",
+            " and it takes no function by value, since its policy is strict; define the"
+            " function in a module that both can import",
             outcome=Outcome.NOT_EXECUTED,
         )

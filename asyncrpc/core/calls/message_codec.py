@@ -254,11 +254,7 @@ class MessageCodec:
             self.await_code(encoded, encoded.code)
 
     def await_code(self, encoded: Encoded, code: Sequence[CodeName]) -> None:
-        """Send a message only when the peer has this code.
-
-        Raises:
-            EncodeError: the peer takes none.
-        """
+        """Send a message only when the peer has this code; EncodeError: never."""
         check_takes_code(self._link, code, takes=self._pickles)
         self._host.code.send(self._link, code, encoded, self._deferred.defer)
 

@@ -52,7 +52,7 @@ class Target:
         first: the first part of its name there.
         root: what that was when the function was found.  If it is another object now,
             the module has been reloaded, or the function defined anew.
-        cached_in: see `serde.by_value.Received`; None: its name leads to it for ever.
+        cached_in: as of `serde.by_value.ReceivedCode`; None: it is not by value.
     """
 
     name: str

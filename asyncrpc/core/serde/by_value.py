@@ -113,7 +113,7 @@ class _Own:
 
 
 @dataclass(slots=True, eq=False)
-class Received:
+class ReceivedCode:
     """Code of a peer.
 
     Attributes:
@@ -142,7 +142,7 @@ class CodeTable:
         self.main_travels = main_travels
         self._own: dict[int, _Own] = {}  # by id
         self._own_names: dict[str, _Own] = {}
-        self._received: dict[str, Received] = {}
+        self._received: dict[str, ReceivedCode] = {}
         self.look_up = self._received.get
         self._received_names: dict[int, CodeName] = {}  # by id of the function
         self._classes: weakref.WeakSet[type] = weakref.WeakSet()  # of peers
@@ -173,8 +173,7 @@ class CodeTable:
     def add(self, function: Any) -> CodeName:
         """Return the name of a function or class, after making its content.
 
-        Raises:
-            EncodeError: something that belongs to it cannot be pickled.
+        EncodeError: something that belongs to it cannot be pickled.
         """
         content = self._content_of(function)
         if len(content) > CONTENT_BYTES_MAX:
@@ -248,8 +247,7 @@ class CodeTable:
     def load(self, name: CodeName) -> Any:
         """Return the function of a peer; in any thread.
 
-        Raises:
-            DecodeError: it cannot be made here.
+        DecodeError: it cannot be made here.
         """
         own = self._own_names.get(name)
         function = None if own is None else own.function()
@@ -272,7 +270,7 @@ class CodeTable:
         """Keep what `load` has returned, once more."""
         received = self._received.get(name)
         if received is None:
-            received = self._received[name] = Received(function, name)
+            received = self._received[name] = ReceivedCode(function, name)
             self._received_names.setdefault(id(function), name)
         received.holders += 1
 
@@ -289,11 +287,10 @@ class CodeTable:
             if self._received_names.get(id(received.function)) == name:
                 del self._received_names[id(received.function)]
 
-    def received(self, name: str) -> Received:
+    def received(self, name: str) -> ReceivedCode:
         """Return the code of a name that a peer has sent.
 
-        Raises:
-            DecodeError: no peer has sent it, or all have taken it back.
+        DecodeError: no peer has sent it, or all have taken it back.
         """
         received = self.look_up(name)
         if received is None:

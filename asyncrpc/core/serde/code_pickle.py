@@ -36,7 +36,7 @@ class CodePickles:
         Args:
             classes: those of peers; the ones that are made now are added.
         """
-        return _Unpickler(content, classes).load()
+        return _CodeUnpickler(content, classes).load()
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
@@ -59,7 +59,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         return super().reducer_override(obj)
 
 
-class _Unpickler(pickle.Unpickler):  # noqa: S301 - policy TRUSTED only
+class _CodeUnpickler(pickle.Unpickler):  # noqa: S301 - policy TRUSTED only
     """Reads a pickle; a class that this process has defined stays as it is.
 
     cloudpickle gives each class an identity, by which it is found again where it comes
