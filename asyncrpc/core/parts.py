@@ -165,7 +165,7 @@ class Parts:
         self.service, self.add_service = services.named, services.add
         self.find_service = services.of_kind
         self.router = services.router
-        self.link_to = calls.link_to
+        self.link_to, self.expect = calls.link_to, calls.expect
         self.describe, self.meta_here = calls.describe, calls.meta_here
         self.new_call, self.begin, self.is_known = (
             *(calls.new_call, calls.begin, calls.is_known),
@@ -215,6 +215,8 @@ class Parts:
         await self.membership.find(name, timeout_s)
 
     def peer(self, to: str | int) -> Peer:
+        if isinstance(to, str) and to in self.calls.expected:
+            return Peer(self.calls, to)
         return Peer(self.calls, self.directory.member(to).name)
 
     def trace_by(self, tracer: CallTracer) -> None:

@@ -71,6 +71,8 @@ class Teardown:
     async def _drain(self, timeout_s: float) -> None:
         """Let what is in flight end, in both directions."""
         parts = self._parts
+        for started in [*parts.calls.expected.values()]:
+            started.cancel()
         for link in parts.directory.links:
             link.say_goodbye()
         if timeout_s <= 0:

@@ -372,7 +372,7 @@ class Worker:
             NotStartedError: this worker does not run.
         """
         self.parts.lifecycle.check_running()
-        return Peer(self.parts.calls, self.parts.directory.member(to).name)
+        return self.parts.peer(to)
 
     async def find(self, name: str, *, timeout_s: float | None = None) -> Peer:
         """Return another worker by name, asking others if this one does not know it.

@@ -254,7 +254,7 @@ class MessageCodec:
             self.await_code(encoded, encoded.code)
 
     def await_code(self, encoded: Encoded, code: Sequence[CodeName]) -> None:
-        """Send a message only when the peer has this code; EncodeError: never."""
+        """Send a message once the peer has this code; EncodeError: it takes none."""
         check_takes_code(self._link, code, takes=self._pickles)
         self._host.code.send(self._link, code, encoded, self._deferred.defer)
 

@@ -310,6 +310,7 @@ class CallStarter:
 
     Attributes:
         unsent: calls that have been started and not sent.
+        expected: workers that somebody starts, by name; calls to them wait.
         shows_calls: whether it shows calls to a profiler; a facade shows its own, in
             its callers' threads.
         references: makes what `remote` returns; None: there are no references.
@@ -334,6 +335,7 @@ class CallStarter:
         self.thread_states: list[ThreadState] = []
         self.tracer: CallTracer | None = None
         self.unsent = UnsentCalls()
+        self.expected: dict[str, asyncio.Future[None]] = {}
         self.shows_calls = True
         # Functions' names, as they are sent.
         self._known: dict[Callable[..., Any], tuple[str | None, str]] = {}
@@ -358,8 +360,26 @@ class CallStarter:
 
     async def link_to(self, to: str) -> Link:
         """Return the open link to a worker, connecting if necessary."""
+        while (starting := self.expected.get(to)) is not None:
+            await asyncio.shield(starting)
         entry = self.directory.find(to)
         return entry.link or await self.directory.connect(entry)
+
+    def expect(self, name: str) -> asyncio.Future[None]:
+        """Let calls to a worker wait until the future ends, and raise what it raises.
+
+        Calls that the worker can answer now do not wait.
+        """
+        started: asyncio.Future[None] = self.loop.create_future()
+        self.expected[name] = started
+        started.add_done_callback(lambda done: self._on_started(name, done))
+        return started
+
+    def _on_started(self, name: str, started: asyncio.Future[None]) -> None:
+        if self.expected.get(name) is started:
+            del self.expected[name]
+        if not started.cancelled():
+            started.exception()  # nobody may wait for it
 
     def describe(
         self,
@@ -568,7 +588,7 @@ class CallStarter:
             if deadline is not None and deadline.is_lifted:
                 deadline = None
             entry = self._met(call.to)
-            link = entry.link if entry else self.directory.link_to(call.to)
+            link = entry.link if entry else self._link_of_stranger(call.to)
             if link is not None:
                 if on_link is not None:
                     on_link(link)
@@ -578,6 +598,9 @@ class CallStarter:
         except BaseException as error:
             end_unsent(call, error)
             raise
+
+    def _link_of_stranger(self, to: str) -> Link | None:
+        return None if to in self.expected else self.directory.link_to(to)
 
     def _begin_apart(  # noqa: PLR0917
         self,

@@ -238,10 +238,13 @@ class RemoteValues:
 
     def _owner_named(self, to: str) -> WorkerId:
         """Return which life of a worker a call is to reach, as far as is known."""
-        entry = self._directory.find(to)
-        link = entry.link
+        known = self._directory.met(to)
+        link = None if known is None else known.link
         if link is not None:
             return link.peer
+        if to in self._worker.calls.expected:  # a former life is over
+            return WorkerId(to, UNKNOWN_INCARNATION)
+        entry = self._directory.find(to)
         # It is not known whether a life goes on whose connection is broken just now.
         incarnation = UNKNOWN_INCARNATION if entry.broken else entry.member.incarnation
         return WorkerId(entry.member.name, incarnation)

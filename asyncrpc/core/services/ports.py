@@ -238,6 +238,13 @@ class ServiceHost(Scheduler, Protocol):
             WorkerLostError: the worker cannot be reached.
         """
 
+    def expect(self, name: str) -> asyncio.Future[None]:
+        """Let calls to a worker wait until the returned future ends.
+
+        Until then nobody needs to know the worker; if the future fails, the calls raise
+        its error.
+        """
+
     def open_link_to(self, to: str) -> PeerLink | None:
         """Return the open link to a worker; None if there is none yet.
 
