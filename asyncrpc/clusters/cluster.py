@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, TypedDict
+from typing import TYPE_CHECKING, Final, Self
 
 from asyncrpc import JoinRendezvous, LocalRendezvous, Options, Peer
 from asyncrpc.api import Worker
@@ -29,9 +29,16 @@ from asyncrpc.clusters.hosts import Ground, WorkerHost
 from asyncrpc.clusters.keeping import Keeper
 from asyncrpc.clusters.lives import WorkerLives, WorkerRecipe
 from asyncrpc.clusters.local.processes import LocalGround, OutputRelay, ProgramStreams
+from asyncrpc.clusters.remote.options import SshOptions
 from asyncrpc.clusters.restarts import RestartLimits
 from asyncrpc.clusters.roster import Roster
 from asyncrpc.clusters.service import ClusterService
+from asyncrpc.clusters.settings import (
+    NAME_LENGTH_MAX,
+    WORKERS_MAX,
+    ClusterSettings,
+    check_names,
+)
 from asyncrpc.clusters.threads import in_thread
 from asyncrpc.clusters.worker import is_importing_main
 from asyncrpc.core.arguments import (
@@ -39,10 +46,8 @@ from asyncrpc.core.arguments import (
     check_duration,
     check_flag,
     check_kind,
-    check_sequence,
     check_text,
     check_texts,
-    wrong,
 )
 from asyncrpc.core.host.socket_directory import SocketDirectory
 from asyncrpc.core.loop.loops import check_loop, loop_for
@@ -59,22 +64,7 @@ from asyncrpc.extend import add_service
 if TYPE_CHECKING:
     pass
 
-WORKERS_MAX: Final = 4096
-NAME_LENGTH_MAX: Final = 255
 _SECRET_BYTES: Final = 32  # as long as the hash of the HMAC that proves it
-
-
-class ClusterSettings(TypedDict, total=False):
-    """The arguments of `Cluster` by name, for `Cluster.ssh` and the like."""
-
-    name: str
-    names: Sequence[str] | None
-    options: Options | None
-    restart: RestartLimits | None
-    threads: int | None
-    start_timeout_s: float
-    drain_timeout_s: float
-    keep: bool
 
 
 class Cluster:
@@ -130,7 +120,7 @@ class Cluster:
         check_count("workers", workers, at_most=WORKERS_MAX)
         check_text("name", name, at_most=NAME_LENGTH_MAX)
         if names is not None:
-            _check_names(names, workers, name)
+            check_names(names, workers, name)
         check_kind("options", options, (Options, type(None)), "an Options or None")
         kinds = (RestartLimits, type(None))
         check_kind("restart", restart, kinds, "a RestartLimits or None")
@@ -156,6 +146,41 @@ class Cluster:
         self._lives: WorkerLives | None = None
         self._attachment: Attachment | None = None
         self._has_begun = False
+
+    @classmethod
+    def ssh(
+        cls,
+        hosts: Sequence[str],
+        workers_per_host: int = 1,
+        *,
+        ssh: SshOptions | None = None,
+        **settings: Unpack[ClusterSettings],
+    ) -> Self:
+        """Describe a cluster on other hosts, by SSH; `async with` starts it.
+
+        Each host needs Linux, and the same asyncrpc, torch and Python as the program
+        has.  Workers and program listen on TCP, and reach one another.  The package
+        asyncssh is needed: the extra `ssh`.
+
+        Args:
+            hosts: each as `host`, `user@host`, `host:port` or both.
+            workers_per_host: how many workers start on each; `start` and `resize`
+                start further ones where the fewest are.
+            ssh: keys, ports, a jump host, another Python.
+            **settings: as of `Cluster`.
+
+        Raises:
+            UsageError: an argument is out of range or has the wrong type, or asyncssh
+                is missing.
+        """
+        from asyncrpc.clusters.remote.ssh import SshGround  # noqa: PLC0415  (an extra)
+
+        check_count("workers_per_host", workers_per_host, at_most=WORKERS_MAX)
+        check_kind("ssh", ssh, (SshOptions, type(None)), "an SshOptions or None")
+        check_texts("hosts", hosts, at_least=1)
+        cluster = cls(len(hosts) * workers_per_host, **settings)
+        cluster._ground = SshGround(hosts, ssh or SshOptions(), cluster.start_timeout_s)
+        return cluster
 
     @classmethod
     def attach(
@@ -455,7 +480,7 @@ class Cluster:
         check_count("count", count, at_most=WORKERS_MAX)
         if names is None:
             names = self._next_names(count)
-        _check_names(names, count, self.name)
+        check_names(names, count, self.name)
         await lives.start(names)
         return [self.worker.peer(name) for name in names]
 
@@ -560,11 +585,3 @@ class Cluster:
             )
         self._lives.start_timeout_s = self.start_timeout_s
         return self._lives
-
-
-def _check_names(names: Sequence[str], count: int, own: str) -> None:
-    check_sequence("names", names, "a sequence of names, or None")
-    for name in names:
-        check_text("each of names", name, at_most=NAME_LENGTH_MAX)
-    if len(names) != count or len({*names, own}) <= count:
-        raise wrong("names", f"{count} different names, none of them {own!r}", names)
