@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self, Unpack
 
 from asyncrpc import JoinRendezvous, LocalRendezvous, Options, Peer
 from asyncrpc.api import Worker
@@ -29,7 +29,7 @@ from asyncrpc.clusters.hosts import Ground, WorkerHost
 from asyncrpc.clusters.keeping import Keeper
 from asyncrpc.clusters.lives import WorkerLives, WorkerRecipe
 from asyncrpc.clusters.local.processes import LocalGround, OutputRelay, ProgramStreams
-from asyncrpc.clusters.remote.options import SshOptions
+from asyncrpc.clusters.remote.options import SlurmOptions, SshOptions
 from asyncrpc.clusters.restarts import RestartLimits
 from asyncrpc.clusters.roster import Roster
 from asyncrpc.clusters.service import ClusterService
@@ -60,9 +60,6 @@ from asyncrpc.errors import (
     UsageError,
 )
 from asyncrpc.extend import add_service
-
-if TYPE_CHECKING:
-    pass
 
 _SECRET_BYTES: Final = 32  # as long as the hash of the HMAC that proves it
 
@@ -180,6 +177,47 @@ class Cluster:
         check_texts("hosts", hosts, at_least=1)
         cluster = cls(len(hosts) * workers_per_host, **settings)
         cluster._ground = SshGround(hosts, ssh or SshOptions(), cluster.start_timeout_s)
+        return cluster
+
+    @classmethod
+    def slurm(
+        cls,
+        nodes: int = 1,
+        workers_per_node: int = 1,
+        *,
+        slurm: SlurmOptions | None = None,
+        **settings: Unpack[ClusterSettings],
+    ) -> Self:
+        """Describe a cluster on nodes of Slurm; `async with` starts it.
+
+        Inside a job the workers start on its first nodes.  Outside, nodes are asked for
+        with `salloc`, and given back at the end.  The nodes need the same files, as
+        they have on most clusters.
+
+        Args:
+            nodes: how many.
+            workers_per_node: how many workers start on each.
+            slurm: what to ask for, how long to wait, another Python.
+            **settings: as of `Cluster`; Slurm ends what a job leaves, so `keep` is
+                refused.
+
+        Raises:
+            UsageError: an argument is out of range or has the wrong type.
+        """
+        from asyncrpc.clusters.remote.slurm import SlurmGround  # noqa: PLC0415
+
+        check_count("nodes", nodes, at_least=1, at_most=WORKERS_MAX)
+        check_count("workers_per_node", workers_per_node, at_most=WORKERS_MAX)
+        check_kind("slurm", slurm, (SlurmOptions, type(None)), "a SlurmOptions or None")
+        cluster = cls(nodes * workers_per_node, **settings)
+        if cluster._is_kept:
+            raise UsageError(
+                "keep=True is not for Cluster.slurm: Slurm ends what a job leaves;"
+                " let a batch job keep the workers, and attach to them"
+            )
+        cluster._ground = SlurmGround(
+            nodes, slurm or SlurmOptions(), cluster.start_timeout_s
+        )
         return cluster
 
     @classmethod

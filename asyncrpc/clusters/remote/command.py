@@ -43,6 +43,12 @@ class CommandStream:
         """Wait until it has ended; return how."""
         return f"it exited with code {await self._process.wait()}"
 
+    def terminate(self) -> None:
+        """Ask it to end by SIGTERM, if it runs."""
+        with suppress(ProcessLookupError):
+            if self._process.returncode is None:
+                self._process.terminate()
+
     def abort(self) -> None:
         """Kill it, if it runs."""
         self._stdin.close()

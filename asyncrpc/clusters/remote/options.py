@@ -96,3 +96,37 @@ class SshTarget:
         except ValueError:
             pass
         raise wrong("each of hosts", "host, user@host, host:port or [address]", text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmOptions:
+    """What `Cluster.slurm` asks Slurm for, and what runs there.
+
+    Attributes:
+        arguments: of `salloc`, such as `["--partition=gpu", "--gres=gpu:2"]`; not used
+            inside a job, whose nodes are there.
+        queue_timeout_s: seconds that the job may wait in Slurm's queue.
+        python: the interpreter on the nodes; None: at the path of the program's own.
+        directory: where the program's working directory is found there; None: at the
+            same path.
+        environment: variables of the workers, beside those of the program.
+    """
+
+    arguments: Sequence[str] = ()
+    queue_timeout_s: float = 300.0
+    python: str | None = None
+    directory: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        """Validate the fields.
+
+        Raises:
+            UsageError: a field is out of range or has the wrong type.
+        """
+        check_texts("SlurmOptions.arguments", self.arguments)
+        check_duration("SlurmOptions.queue_timeout_s", self.queue_timeout_s)
+        for name in ("python", "directory"):
+            if getattr(self, name) is not None:
+                check_text(f"SlurmOptions.{name}", getattr(self, name))
+        check_environment("SlurmOptions.environment", self.environment)
