@@ -10,9 +10,7 @@ workers which are there already has an `Attachment` instead.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -25,7 +23,7 @@ from asyncrpc.clusters import kept
 from asyncrpc.clusters import machine as m
 from asyncrpc.clusters.attachment import Attachment
 from asyncrpc.clusters.changes import ClusterChanges
-from asyncrpc.clusters.hosts import Ground, WorkerHost
+from asyncrpc.clusters.hosts import Ground, open_hosts
 from asyncrpc.clusters.keeping import Keeper
 from asyncrpc.clusters.lives import WorkerLives, WorkerRecipe
 from asyncrpc.clusters.local.processes import LocalGround, OutputRelay, ProgramStreams
@@ -38,9 +36,9 @@ from asyncrpc.clusters.settings import (
     WORKERS_MAX,
     ClusterSettings,
     check_names,
+    check_place,
 )
 from asyncrpc.clusters.threads import in_thread
-from asyncrpc.clusters.worker import is_importing_main
 from asyncrpc.core.arguments import (
     check_count,
     check_duration,
@@ -246,19 +244,11 @@ class Cluster:
             UsageError: an argument has the wrong type, or is no address.
         """
         check_kind("options", options, (Options, type(None)), "an Options or None")
-        if not isinstance(where, str):
-            check_texts("where", where, at_least=1)
-            where = tuple(where)
-        elif "://" in where:
-            where = (where,)
-        else:
-            kept.check_name(where)
-        if not isinstance(where, str):
-            JoinRendezvous(where)  # checks the addresses
+        contact = kept.contact_of(where)
         cluster = cls(
             0, name=name or f"program-{secrets.token_hex(6)}", options=options
         )
-        cluster._contact = where
+        cluster._contact = contact
         return cluster
 
     # --- life ------------------------------------------------------------------------
@@ -291,35 +281,17 @@ class Cluster:
         if self._contact:
             await self._join()
         else:
-            self._check_place()
+            check_place()
             await self._begin()
             await self.start(self._count, names=self._first_names)
             self._has_begun = True
-
-    def _check_place(self) -> None:
-        if sys.platform != "linux":
-            raise UsageError(
-                "a Cluster needs Linux, whose kernel ends its workers with the program;"
-                " elsewhere start workers by `asyncrpc run`"
-            )
-        if is_importing_main():
-            raise UsageError(
-                "a Cluster was entered while one of its workers imports this main"
-                " module, so every worker would start others; put the call under"
-                " `if __name__ == '__main__':`"
-            )
 
     async def _join(self) -> None:
         """Become a member of a group that is there."""
         contact, options = self._contact, self._options
         if isinstance(contact, str):
-            record = await in_thread(kept.read_record, contact)
-            contact = tuple(
-                address for several in record.addresses.values() for address in several
-            )
-            if not contact:
-                raise ClusterError(f"the kept cluster {record.name!r} has no worker")
-            options = replace(options, secret=bytes.fromhex(record.secret))
+            contact, secret = await in_thread(kept.read_contact, contact)
+            options = replace(options, secret=secret)
         driver = self._own_worker(JoinRendezvous(contact), options)
         try:
             self._driver = await self._stack.enter_async_context(driver)
@@ -365,7 +337,9 @@ class Cluster:
             await in_thread(kept.claim, self.name)
             self._stack.push_async_callback(self._forget_unless_kept)
             keep = Keeper(driver, self.name, secret).keep
-        hosts = await self._open_hosts()
+        relay = OutputRelay(ProgramStreams())
+        self._stack.push_async_callback(in_thread, relay.close)
+        hosts = await open_hosts(self._ground, relay, self._stack)
         sharers = max(1, -(-self._count // len(hosts)))
         recipe = replace(recipe, sharers=sharers)
         self._lives = WorkerLives(driver, self._roster, recipe, hosts, keep)
@@ -375,30 +349,12 @@ class Cluster:
         self, rendezvous: LocalRendezvous | JoinRendezvous, options: Options
     ) -> Worker:
         worker = Worker(self.name, rendezvous=rendezvous, options=options)
-        add_service(worker, lambda _: ClusterService())
+        add_service(worker, ClusterService)
         return worker
 
     def _begin_roster(self) -> None:
         self._roster = Roster()
         self._stack.callback(self._roster.broadcast.end)
-
-    async def _open_hosts(self) -> Sequence[WorkerHost]:
-        relay = OutputRelay(ProgramStreams())
-        self._stack.push_async_callback(in_thread, relay.close)
-        self._stack.push_async_callback(self._ground.close)
-        hosts = await self._ground.open(relay)
-        for host in hosts:
-            self._stack.push_async_callback(host.close)
-        opened = await asyncio.gather(
-            *(host.open() for host in hosts), return_exceptions=True
-        )
-        problems = [problem for problem in opened if problem is not None]
-        for problem in problems:
-            if not isinstance(problem, ClusterError):
-                raise problem
-        if problems:
-            raise ClusterError("; ".join(map(str, problems)))
-        return hosts
 
     async def _close_lives(self) -> None:
         assert self._lives is not None

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, Protocol
 
 from asyncrpc.clusters.worker import ProcessOrder, WorkerFailed, WorkerStarted
+from asyncrpc.errors import ClusterError
 
 
 class WorkerProcess:
@@ -87,3 +89,27 @@ class Ground(Protocol):
 
     async def close(self) -> None:
         """Give the hosts back; they have been closed."""
+
+
+async def open_hosts(
+    ground: Ground, output: WorkerOutput, stack: AsyncExitStack
+) -> Sequence[WorkerHost]:
+    """Open the hosts of a ground, all at once; `stack` closes them.
+
+    Raises:
+        ClusterError: there are none, or some cannot be used.
+    """
+    stack.push_async_callback(ground.close)
+    hosts = await ground.open(output)
+    for host in hosts:
+        stack.push_async_callback(host.close)
+    opened = await asyncio.gather(
+        *(host.open() for host in hosts), return_exceptions=True
+    )
+    problems = [problem for problem in opened if problem is not None]
+    for problem in problems:
+        if not isinstance(problem, ClusterError):
+            raise problem
+    if problems:
+        raise ClusterError("; ".join(map(str, problems)))
+    return hosts

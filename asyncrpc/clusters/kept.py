@@ -14,12 +14,13 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from asyncrpc.core.arguments import wrong
+from asyncrpc import JoinRendezvous
+from asyncrpc.core.arguments import check_texts, wrong
 from asyncrpc.core.host.run_places import make_place, places, read_own, write_own
 from asyncrpc.errors import ClusterError
 
@@ -92,6 +93,25 @@ def read_record(name: str) -> KeptCluster:
             " not there, or is not a record of this version"
         )
     return record
+
+
+def contact_of(where: str | Sequence[str]) -> str | tuple[str, ...]:
+    """Return the name of a kept cluster, or addresses; UsageError: it is neither."""
+    if isinstance(where, str) and "://" not in where:
+        check_name(where)
+        return where
+    addresses = (where,) if isinstance(where, str) else where
+    check_texts("where", addresses, at_least=1)
+    return tuple(JoinRendezvous(addresses).addresses)
+
+
+def read_contact(name: str) -> tuple[tuple[str, ...], bytes]:
+    """Return addresses of the workers of a kept cluster, and its secret."""
+    record = read_record(name)
+    addresses = tuple(x for several in record.addresses.values() for x in several)
+    if not addresses:
+        raise ClusterError(f"the kept cluster {name!r} has no worker yet")
+    return addresses, bytes.fromhex(record.secret)
 
 
 def _parsed(text: bytes) -> KeptCluster | None:

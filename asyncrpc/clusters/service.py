@@ -23,7 +23,14 @@ class EndWorker(extend.Request[None]):
 
 @extend.message(SERVICE, "stay")
 class StayWorker(extend.Request[None]):
-    """Ask a worker to outlive its program."""
+    """Ask a worker to outlive its program.
+
+    Attributes:
+        others: that stay as well, some of them.  It connects to them first: news of the
+            program may not have reached them, and will not if the program is killed.
+    """
+
+    others: list[str]
 
 
 @extend.message(SERVICE, "is_program")
@@ -38,10 +45,12 @@ class ClusterService:
 
     def __init__(
         self,
+        host: extend.ServiceHost,
         end: Callable[[], None] | None = None,
         stay: Callable[[], None] | None = None,
     ) -> None:
         """Take what can be asked; a program can neither be ended nor kept."""
+        self._host = host
         self.routes = (
             extend.answers(EndWorker, self._on_end),
             extend.answers(StayWorker, self._on_stay),
@@ -52,8 +61,11 @@ class ClusterService:
     async def _on_end(self, _: extend.PeerLink, __: EndWorker) -> None:
         _checked(self._end)()
 
-    async def _on_stay(self, _: extend.PeerLink, __: StayWorker) -> None:
-        _checked(self._stay)()
+    async def _on_stay(self, _: extend.PeerLink, request: StayWorker) -> None:
+        stay = _checked(self._stay)
+        for name in request.others:
+            await is_program(self._host, name)  # any question will do
+        stay()
 
     async def _on_is_program(self, _: extend.PeerLink, __: AskIsProgram) -> bool:
         return self._end is None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Final, TypedDict
 
 from asyncrpc import Options
 from asyncrpc.clusters.restarts import RestartLimits
+from asyncrpc.clusters.worker import is_importing_main
 from asyncrpc.core.arguments import check_sequence, check_text, wrong
+from asyncrpc.errors import UsageError
 
 WORKERS_MAX: Final = 4096
 NAME_LENGTH_MAX: Final = 255
@@ -33,3 +36,18 @@ def check_names(names: Sequence[str], count: int, own: str) -> None:
         check_text("each of names", name, at_most=NAME_LENGTH_MAX)
     if len(names) != count or len({*names, own}) <= count:
         raise wrong("names", f"{count} different names, none of them {own!r}", names)
+
+
+def check_place() -> None:
+    """Raise UsageError where no cluster can start workers."""
+    if sys.platform != "linux":
+        raise UsageError(
+            "a Cluster needs Linux, whose kernel ends its workers with the program;"
+            " elsewhere start workers by `asyncrpc run`"
+        )
+    if is_importing_main():
+        raise UsageError(
+            "a Cluster was entered while one of its workers imports this main module,"
+            " so every worker would start others; put the call under"
+            " `if __name__ == '__main__':`"
+        )

@@ -155,7 +155,7 @@ async def _serve(order: ProcessOrder, reports: int) -> None:
             options=replace(options, secret=order.secret),
         )
         stay = None if order.keeps is None else partial(_stay, order.keeps, order.name)
-        add_service(worker, lambda _: ClusterService(stopped.set, stay))
+        add_service(worker, lambda host: ClusterService(host, stopped.set, stay))
         async with worker:
             _report(reports, WorkerStarted(worker.incarnation, worker.addresses))
             await stopped.wait()
