@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from asyncrpc import Cluster, SshOptions
 from asyncrpc.clusters.hosts import WorkerOutput
-from asyncrpc.clusters.remote.boot import ServerSettings, path_of_program
+from asyncrpc.clusters.remote.boot import settings_for
 from asyncrpc.clusters.remote.command import open_command
 from asyncrpc.clusters.remote.host import RemoteHost, RemotePlace
+from asyncrpc.clusters.threads import in_thread
 
 SSHD: Final = "SSHD_OF_TESTS"  # a variable: JSON with what tests/clusters/ssh started
 BEGINS_S: Final = 300.0  # on a busy machine what takes seconds takes minutes
@@ -31,22 +32,10 @@ class CommandGround:
         self.hosts: list[RemoteHost] = []
 
     async def open(self, output: WorkerOutput) -> list[RemoteHost]:
-        settings = ServerSettings(
-            python=sys.executable,
-            directory=os.getcwd(),  # noqa: PTH109  (a text, as it travels)
-            path=path_of_program(),
-            environment={"OF_THE_HOST": "1"},
-        )
-        self.hosts = [
-            RemoteHost(
-                RemotePlace(
-                    *(name, lambda: open_command(settings.words), settings, ""),
-                    BEGINS_S,
-                ),
-                output,
-            )
-            for name in self.names
-        ]
+        settings = await in_thread(settings_for, None, None, {"OF_THE_HOST": "1"})
+        start = partial(open_command, settings.words)
+        places = [RemotePlace(name, start, settings, BEGINS_S) for name in self.names]
+        self.hosts = [RemoteHost(place, output) for place in places]
         return self.hosts
 
     async def close(self) -> None:
@@ -59,7 +48,8 @@ def here(count: int, **settings: Any) -> Cluster:
 
 def behind_command(count: int, **settings: Any) -> Cluster:
     cluster = Cluster(count, **settings)
-    cluster._ground = CommandGround(["one", "other"][: max(1, count)])
+    ground = CommandGround(["one", "other"][: max(1, count)])
+    cluster._ground = ground  # noqa: SLF001  (not public)
     return cluster
 
 
@@ -72,8 +62,14 @@ def by_ssh(count: int, **settings: Any) -> Cluster:
     return Cluster.ssh([sshd["host"]] * 2, count // 2, ssh=ssh, **settings)
 
 
+def by_slurm(count: int, **settings: Any) -> Cluster:
+    nodes = 2 - count % 2
+    return Cluster.slurm(nodes, count // nodes, **settings)
+
+
 GROUNDS: Final[Mapping[str, Callable[..., Cluster]]] = {
     "here": here,
     "command": behind_command,
     "ssh": by_ssh,
+    "slurm": by_slurm,
 }

@@ -8,6 +8,7 @@ program itself must run on any Python 3: it says what is missing.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -84,7 +85,27 @@ class ServerSettings:
         return f"{_BOOT!a}\n{json.dumps(settings)}\n".encode("ascii")
 
 
-def path_of_program() -> list[str]:
+def settings_for(
+    python: str | None, directory: str | None, environment: Mapping[str, str]
+) -> ServerSettings:
+    """Return the settings of a host that sees the program's files.
+
+    Args:
+        python: the interpreter there; None: at the path of the program's own.
+        directory: where the program's working directory is there; None: at the same
+            path.
+        environment: variables beside those of the host.
+    """
+    here, there = os.getcwd(), directory or ""  # noqa: PTH109  (a text, as it travels)
+    return ServerSettings(
+        python=python or sys.executable,
+        directory=there or here,
+        path=[moved(path, here, there) for path in _path_of_program()],
+        environment=environment,
+    )
+
+
+def _path_of_program() -> list[str]:
     """Return the parts of `sys.path` that are the program's, not its Python's."""
     own = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
     return [

@@ -70,14 +70,11 @@ class RemotePlace:
 
     Attributes:
         connect: starts the command of a host server; ClusterError: it cannot.
-        directory: where the program's working directory is there; empty: at the same
-            path.
     """
 
     name: str
     connect: Callable[[], Awaitable[ServerStream]]
     settings: ServerSettings
-    directory: str
     start_timeout_s: float
 
 
@@ -111,7 +108,7 @@ class RemoteHost:
         """Start a process for a worker; ClusterError: the host cannot be used."""
         link = await self._connected()
         main, here = order.main, order.directory
-        place = self._place.directory
+        place = self._place.settings.directory
         return await link.start(replace(order, main=_moved_main(main, here, place)))
 
     async def close(self) -> None:

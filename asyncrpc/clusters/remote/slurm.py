@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
 
 from asyncrpc.clusters.hosts import WorkerOutput
-from asyncrpc.clusters.remote.boot import ServerSettings, moved, path_of_program
+from asyncrpc.clusters.remote.boot import settings_for
 from asyncrpc.clusters.remote.command import CommandStream, open_command
 from asyncrpc.clusters.remote.host import RemoteHost, RemotePlace
 from asyncrpc.clusters.remote.options import SlurmOptions
+from asyncrpc.clusters.threads import in_thread
 from asyncrpc.core.environment.slurm import expand_hosts
 from asyncrpc.errors import ClusterError, UsageError
 
@@ -47,17 +47,13 @@ class SlurmGround:
         """Return the nodes; ClusterError: Slurm gives none."""
         job, nodes = await self._job()
         options = self._options
-        here, there = os.getcwd(), options.directory or ""  # noqa: PTH109  (a text)
-        settings = ServerSettings(
-            python=options.python or sys.executable,
-            directory=there or here,
-            path=[moved(path, here, there) for path in path_of_program()],
-            environment=options.environment,
+        settings = await in_thread(
+            settings_for, options.python, options.directory, options.environment
         )
         hosts = []
         for node in nodes:
             connect = partial(open_command, _srun(job, node, settings.words))
-            place = RemotePlace(node, connect, settings, there, self._start_timeout_s)
+            place = RemotePlace(node, connect, settings, self._start_timeout_s)
             hosts.append(RemoteHost(place, output))
         return hosts
 

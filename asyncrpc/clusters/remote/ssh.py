@@ -7,7 +7,6 @@ hosts may be what they are for `ssh`.
 from __future__ import annotations
 
 import os
-import sys
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,9 +14,10 @@ from functools import partial
 from typing import Any, Final
 
 from asyncrpc.clusters.hosts import WorkerOutput
-from asyncrpc.clusters.remote.boot import ServerSettings, moved, path_of_program
+from asyncrpc.clusters.remote.boot import settings_for
 from asyncrpc.clusters.remote.host import RemoteHost, RemotePlace
 from asyncrpc.clusters.remote.options import SshOptions, SshTarget
+from asyncrpc.clusters.threads import in_thread
 from asyncrpc.core.arguments import check_texts
 from asyncrpc.errors import ClusterError, UsageError
 
@@ -51,19 +51,13 @@ class SshGround:
     async def open(self, output: WorkerOutput) -> list[RemoteHost]:
         """Return the hosts."""
         options = self._options
-        here, there = os.getcwd(), options.directory or ""  # noqa: PTH109  (a text)
-        settings = ServerSettings(
-            python=options.python or sys.executable,
-            directory=there or here,
-            path=[moved(path, here, there) for path in path_of_program()],
-            environment=options.environment,
+        settings = await in_thread(
+            settings_for, options.python, options.directory, options.environment
         )
         hosts = []
         for target in self._targets:
             connect = partial(_connect, target, options, settings.shell_command)
-            place = RemotePlace(
-                *(target.text, connect, settings, there), self._start_timeout_s
-            )
+            place = RemotePlace(target.text, connect, settings, self._start_timeout_s)
             hosts.append(RemoteHost(place, output))
         return hosts
 

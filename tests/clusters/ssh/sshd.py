@@ -1,4 +1,4 @@
-"""Debian's sshd, with keys and a configuration of its own; nothing outside is changed."""
+"""Debian's sshd, with keys and a configuration of its own."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Final, Self
 from tests.clusters.hanging import HANGS_S
 
 POLL_S: Final = 0.05
+_DIES_WITH_US: Final = ("setpriv", "--pdeathsig", "KILL")
 _PATH: Final = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 _CONF: Final = """\
 Port {port}
@@ -84,8 +85,7 @@ class Sshd:
         assert sshd is not None
         with conf.with_suffix(".log").open("wb") as log:
             self._process = subprocess.Popen(
-                [*self._within, "setpriv", "--pdeathsig", "KILL"]
-                + [sshd, "-D", "-e", "-f", str(conf)],
+                [*self._within, *_DIES_WITH_US, sshd, "-D", "-e", "-f", str(conf)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -1,4 +1,4 @@
-"""Workers of a cluster by SSH: the suite of all grounds, and what may be wrong there."""
+"""Workers of a cluster by SSH: the suite of all grounds, and what may be wrong."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Programs that attach themselves to workers, and workers that outlive their program."""
+"""Programs that attach themselves, and workers that outlive their program."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import signal
@@ -72,7 +73,8 @@ async def test_kept_workers_outlive_their_program(
 ) -> None:
     script = tmp_path / "program.py"
     script.write_text(KEEPING)
-    ended = subprocess.run(
+    ended = await asyncio.to_thread(
+        subprocess.run,
         [sys.executable, str(script), way],
         stdin=subprocess.DEVNULL,
         capture_output=True,
