@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     )
     from asyncrpc.clusters.changes import ClusterChange, ClusterChanges
     from asyncrpc.clusters.cluster import Cluster
+    from asyncrpc.clusters.remote.options import SlurmOptions, SshOptions
     from asyncrpc.clusters.restarts import RestartLimits
     from asyncrpc.collectives import ElasticGroup, Group, join_group
     from asyncrpc.preemption import Preemption, PreemptionStep
@@ -91,6 +92,8 @@ else:
             "Preemption": "asyncrpc.preemption",
             "PreemptionStep": "asyncrpc.preemption",
             "RestartLimits": "asyncrpc.clusters.restarts",
+            "SlurmOptions": "asyncrpc.clusters.remote.options",
+            "SshOptions": "asyncrpc.clusters.remote.options",
             "collectives": "asyncrpc.collectives",
             "ddp": "asyncrpc.ddp",
             "inspection": "asyncrpc.inspection",
@@ -133,6 +136,8 @@ __all__ = [  # noqa: RUF022
     "ClusterChange",
     "ClusterChanges",
     "RestartLimits",
+    "SshOptions",
+    "SlurmOptions",
     # Preemption by the scheduler
     "Preemption",
     "PreemptionStep",

@@ -34,6 +34,7 @@ ALLOWED: Final[Mapping[str, Mapping[str, str]]] = {
         "_held_interrupts": _PROCESS,
         "_start": _PROCESS,
     },
+    "clusters/remote/command.py": {"open_command": _PROCESS},
     "core/devices/pjrt.py": {"has_tpu": _INSTALLED, "set_up": _INSTALLED},
     "core/links/heartbeat.py": {"__init__": _KERNEL},
     "core/links/routes.py": {"default_addresses": _KERNEL},

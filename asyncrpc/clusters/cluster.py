@@ -3,47 +3,49 @@
     async with asyncrpc.Cluster(4) as cluster:
         print(await cluster["w0"].call(os.getpid))
 
-The program's own worker, the *driver*, admits the others; it has no rank.  Each worker
-has a machine that decides when it starts, ends and starts again; this module carries
-its decisions out.
+The program's own worker, the *driver*, admits the others; it has no rank.  Where the
+workers run is decided by a `Ground`; how they live, in `lives`.  A program that joins
+workers which are there already has an `Attachment` instead.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
 import secrets
-import signal
-import sys
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self, Unpack
 
-from asyncrpc import LocalRendezvous, Options, Peer
+from asyncrpc import JoinRendezvous, LocalRendezvous, Options, Peer
 from asyncrpc.api import Worker
+from asyncrpc.clusters import kept
 from asyncrpc.clusters import machine as m
-from asyncrpc.clusters.changes import Broadcast, ClusterChange, ClusterChanges
-from asyncrpc.clusters.local.processes import (
-    LocalProcess,
-    LocalProcesses,
-    OutputRelay,
-)
-from asyncrpc.clusters.presence import Presence
+from asyncrpc.clusters.attachment import Attachment
+from asyncrpc.clusters.changes import ClusterChanges
+from asyncrpc.clusters.hosts import Ground, open_hosts
+from asyncrpc.clusters.keeping import Keeper
+from asyncrpc.clusters.lives import WorkerLives, WorkerRecipe
+from asyncrpc.clusters.local.processes import LocalGround, OutputRelay, ProgramStreams
+from asyncrpc.clusters.remote.options import SlurmOptions, SshOptions
 from asyncrpc.clusters.restarts import RestartLimits
-from asyncrpc.clusters.threads import in_thread
-from asyncrpc.clusters.worker import (
-    ProcessOrder,
-    WorkerFailed,
+from asyncrpc.clusters.roster import Roster
+from asyncrpc.clusters.service import ClusterService
+from asyncrpc.clusters.settings import (
+    NAME_LENGTH_MAX,
+    WORKERS_MAX,
+    ClusterSettings,
+    check_names,
+    check_place,
 )
+from asyncrpc.clusters.threads import in_thread
 from asyncrpc.core.arguments import (
     check_count,
     check_duration,
+    check_flag,
     check_kind,
-    check_sequence,
     check_text,
-    wrong,
+    check_texts,
 )
 from asyncrpc.core.host.socket_directory import SocketDirectory
 from asyncrpc.core.loop.loops import check_loop, loop_for
@@ -52,48 +54,12 @@ from asyncrpc.errors import (
     AlreadyStartedError,
     ClusterError,
     NotStartedError,
+    TransportError,
     UsageError,
-    WorkerStartError,
 )
+from asyncrpc.extend import add_service
 
-WORKERS_MAX: Final = 4096
-NAME_LENGTH_MAX: Final = 255
-KILL_S: Final = 2.0  # after the calls in flight, for `finally` blocks of a worker
 _SECRET_BYTES: Final = 32  # as long as the hash of the HMAC that proves it
-# What an outer launcher has told the program does not hold for its workers.
-_NOT_INHERITED: Final = frozenset(
-    {
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "TORCHELASTIC_USE_AGENT_STORE",
-        "ASYNCRPC_SECRET",
-        "ASYNCRPC_SECRET_FILE",
-    }
-)
-
-
-@dataclass(slots=True, eq=False)
-class _ClusterWorker:
-    """One worker of the cluster.
-
-    Attributes:
-        news: wakes all that wait for its machine; it is never set for long.
-        failure: why it did not start, if that is so.
-    """
-
-    name: str
-    machine: m.WorkerMachine
-    process: LocalProcess | None = None
-    incarnation: int = 0
-    failure: WorkerFailed | None = None
-    why: str = ""
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    timer: asyncio.TimerHandle | None = None
 
 
 class Cluster:
@@ -101,7 +67,10 @@ class Cluster:
 
     An asynchronous context manager.  `cluster["w0"]` is a `Peer`; inside the block the
     program is a worker itself, so `asyncrpc.remote("w0", ...)` works as well.  No
-    process outlives the block, nor the program, however it ends.
+    process outlives the block, nor the program, however it ends, unless it is kept.
+
+    `Cluster.ssh` and `Cluster.slurm` start the workers on other hosts;
+    `Cluster.attach` joins workers that something else has started.
 
     Thread safety:
         Use it on the event loop that entered it.
@@ -122,6 +91,7 @@ class Cluster:
         threads: int | None = None,
         start_timeout_s: float = 60.0,
         drain_timeout_s: float = 0.0,
+        keep: bool = False,
     ) -> None:
         """Describe a cluster; `async with` starts it.
 
@@ -135,6 +105,9 @@ class Cluster:
             threads: that torch uses in each worker; None: an equal share of the cores.
             start_timeout_s: seconds that the start of a worker may take.
             drain_timeout_s: seconds that calls in flight have when a worker is stopped.
+            keep: whether the workers stay when the program leaves the block or ends.
+                `Cluster.attach(name)` joins them, and `end` ends them.  What they print
+                goes to files beside their record.
 
         Raises:
             UsageError: an argument is out of range or has the wrong type.
@@ -142,24 +115,141 @@ class Cluster:
         check_count("workers", workers, at_most=WORKERS_MAX)
         check_text("name", name, at_most=NAME_LENGTH_MAX)
         if names is not None:
-            _check_names(names, workers, name)
+            check_names(names, workers, name)
         check_kind("options", options, (Options, type(None)), "an Options or None")
         kinds = (RestartLimits, type(None))
         check_kind("restart", restart, kinds, "a RestartLimits or None")
         check_duration("start_timeout_s", start_timeout_s)
         check_duration("drain_timeout_s", drain_timeout_s)
+        check_flag("keep", keep)
+        if keep:
+            kept.check_name(name)
+        threads_each(max(1, workers), threads, "threads")  # checks it
         self.name = name
+        self.start_timeout_s = start_timeout_s
         self._first_names = None if names is None else tuple(names)
         self._count = workers
         self._options = options or Options()
         self._restart = restart
-        self._threads = threads_each(max(1, workers), threads, "threads")
-        self.start_timeout_s = start_timeout_s
+        self._threads = threads
         self._drain_timeout_s = drain_timeout_s
-        self._members: dict[str, _ClusterWorker] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_kept = keep
+        self._ground: Ground = LocalGround()
+        self._contact: str | tuple[str, ...] = ()  # of workers that are there already
         self._stack = AsyncExitStack()
         self._driver: Worker | None = None
+        self._lives: WorkerLives | None = None
+        self._attachment: Attachment | None = None
+        self._has_begun = False
+
+    @classmethod
+    def ssh(
+        cls,
+        hosts: Sequence[str],
+        workers_per_host: int = 1,
+        *,
+        ssh: SshOptions | None = None,
+        **settings: Unpack[ClusterSettings],
+    ) -> Self:
+        """Describe a cluster on other hosts, by SSH; `async with` starts it.
+
+        Each host needs Linux, and the same asyncrpc, torch and Python as the program
+        has.  Workers and program listen on TCP, and reach one another.  The package
+        asyncssh is needed: the extra `ssh`.
+
+        Args:
+            hosts: each as `host`, `user@host`, `host:port` or both.
+            workers_per_host: how many workers start on each; `start` and `resize`
+                start further ones where the fewest are.
+            ssh: keys, ports, a jump host, another Python.
+            **settings: as of `Cluster`.
+
+        Raises:
+            UsageError: an argument is out of range or has the wrong type, or asyncssh
+                is missing.
+        """
+        from asyncrpc.clusters.remote.ssh import SshGround  # noqa: PLC0415  (an extra)
+
+        check_count("workers_per_host", workers_per_host, at_most=WORKERS_MAX)
+        check_kind("ssh", ssh, (SshOptions, type(None)), "an SshOptions or None")
+        check_texts("hosts", hosts, at_least=1)
+        cluster = cls(len(hosts) * workers_per_host, **settings)
+        cluster._ground = SshGround(hosts, ssh or SshOptions(), cluster.start_timeout_s)
+        return cluster
+
+    @classmethod
+    def slurm(
+        cls,
+        nodes: int = 1,
+        workers_per_node: int = 1,
+        *,
+        slurm: SlurmOptions | None = None,
+        **settings: Unpack[ClusterSettings],
+    ) -> Self:
+        """Describe a cluster on nodes of Slurm; `async with` starts it.
+
+        Inside a job the workers start on its first nodes.  Outside, nodes are asked for
+        with `salloc`, and given back at the end.  The nodes need the same files, as
+        they have on most clusters.
+
+        Args:
+            nodes: how many.
+            workers_per_node: how many workers start on each.
+            slurm: what to ask for, how long to wait, another Python.
+            **settings: as of `Cluster`; Slurm ends what a job leaves, so `keep` is
+                refused.
+
+        Raises:
+            UsageError: an argument is out of range or has the wrong type.
+        """
+        from asyncrpc.clusters.remote.slurm import SlurmGround  # noqa: PLC0415
+
+        check_count("nodes", nodes, at_least=1, at_most=WORKERS_MAX)
+        check_count("workers_per_node", workers_per_node, at_most=WORKERS_MAX)
+        check_kind("slurm", slurm, (SlurmOptions, type(None)), "a SlurmOptions or None")
+        cluster = cls(nodes * workers_per_node, **settings)
+        if cluster._is_kept:
+            raise UsageError(
+                "keep=True is not for Cluster.slurm: Slurm ends what a job leaves;"
+                " let a batch job keep the workers, and attach to them"
+            )
+        cluster._ground = SlurmGround(
+            nodes, slurm or SlurmOptions(), cluster.start_timeout_s
+        )
+        return cluster
+
+    @classmethod
+    def attach(
+        cls,
+        where: str | Sequence[str],
+        *,
+        name: str | None = None,
+        options: Options | None = None,
+    ) -> Self:
+        """Describe a cluster of workers that are there already; `async with` joins it.
+
+        They have been started by a `Cluster` with `keep=True`, by `asyncrpc run`,
+        torchrun, Kubernetes or anything else.  The program becomes a further member.
+        `peers` are the workers that are there; the workers of other programs that have
+        a cluster are not among them.  Leaving the block ends no worker.
+
+        Args:
+            where: the name of a cluster that was kept by this user on this host; or
+                addresses of some workers, tried in turn, such as `tcp://10.0.0.2:7000`.
+            name: of the program's own worker; None: one that nobody else has.
+            options: of the program's own worker; it needs the secret of the group,
+                which the record of a kept cluster has.
+
+        Raises:
+            UsageError: an argument has the wrong type, or is no address.
+        """
+        check_kind("options", options, (Options, type(None)), "an Options or None")
+        contact = kept.contact_of(where)
+        cluster = cls(
+            0, name=name or f"program-{secrets.token_hex(6)}", options=options
+        )
+        cluster._contact = contact
+        return cluster
 
     # --- life ------------------------------------------------------------------------
 
@@ -187,42 +277,96 @@ class Cluster:
 
     async def _enter(self) -> None:
         self._loop = loop_for("a Cluster")
-        if sys.platform != "linux":
-            raise UsageError(
-                "a Cluster needs Linux, whose kernel ends its workers with the program;"
-                " elsewhere start workers by `asyncrpc run`"
-            )
-        self._directory = SocketDirectory()
-        self._stack.callback(self._directory.remove)
-        self._secret = self._options.secret_bytes or (
+        if self._contact:
+            await self._join()
+        else:
+            check_place()
+            await self._begin()
+            await self.start(self._count, names=self._first_names)
+            self._has_begun = True
+
+    async def _join(self) -> None:
+        """Become a member of a group that is there."""
+        contact, options = self._contact, self._options
+        if isinstance(contact, str):
+            contact, secret = await in_thread(kept.read_contact, contact)
+            options = replace(options, secret=secret)
+        driver = self._own_worker(JoinRendezvous(contact), options)
+        try:
+            self._driver = await self._stack.enter_async_context(driver)
+        except TransportError as error:
+            raise ClusterError(
+                f"no worker of {self._contact!r} answers: {error}"
+            ) from error
+        self._begin_roster()
+        self._attachment = Attachment(driver, self._roster)
+        self._stack.push_async_callback(self._attachment.close)
+        await self._attachment.open()
+
+    async def _begin(self) -> None:
+        """Start the program's own worker, and all that starts others."""
+        directory = SocketDirectory()
+        self._stack.callback(directory.remove)
+        secret = self._options.secret_bytes or (
             secrets.token_hex(_SECRET_BYTES).encode()
         )
-        driver = Worker(
-            self.name,
-            rendezvous=LocalRendezvous(1),
-            options=replace(self._at("driver"), secret=self._secret),
-        )
-        self._driver = await self._stack.enter_async_context(driver)
-        self._broadcast = Broadcast(self._loop)
-        self._stack.callback(self._broadcast.end)
-        self._presence = Presence(driver.members_changed(), self._on_gone)
-        following = self._loop.create_task(self._presence.follow())
-        self._stack.callback(following.cancel)
-        relay = OutputRelay()
-        self._stack.push_async_callback(in_thread, relay.close)
-        self._processes = await in_thread(LocalProcesses, relay)
-        self._processes.open()
-        self._stack.push_async_callback(self._processes.close)
-        self._stack.push_async_callback(self._stop_all)
-        await self.start(self._count, names=self._first_names)
-
-    def _at(self, place: str) -> Options:
-        """Return the options of a worker, which listens in the cluster's directory."""
         network = self._options.network
-        if network.listen or network.advertise or network.interface:
-            return self._options
-        listen = (f"uds://{self._directory.path / place}",)
-        return replace(self._options, network=replace(network, listen=listen))
+        is_told = network.listen or network.advertise or network.interface
+        is_by_path = self._ground.is_here and not is_told
+        options = replace(self._options, secret=secret)
+        if is_by_path:
+            listen = (f"uds://{directory.path / 'driver'}",)
+            options = replace(options, network=replace(network, listen=listen))
+        driver = self._own_worker(LocalRendezvous(1), options)
+        self._driver = await self._stack.enter_async_context(driver)
+        self._begin_roster()
+        recipe = WorkerRecipe(
+            options=self._options,
+            socket_directory=directory.path if is_by_path else None,
+            threads=self._threads,
+            sharers=1,
+            drain_timeout_s=self._drain_timeout_s,
+            restart=self._restart,
+            keeps=self.name if self._is_kept else None,
+            is_here=self._ground.is_here,
+            secret=secret,
+        )
+        keep = None
+        if self._is_kept:
+            await in_thread(kept.claim, self.name)
+            self._stack.push_async_callback(self._forget_unless_kept)
+            keep = Keeper(driver, self.name, secret).keep
+        relay = OutputRelay(ProgramStreams())
+        self._stack.push_async_callback(in_thread, relay.close)
+        hosts = await open_hosts(self._ground, relay, self._stack)
+        sharers = max(1, -(-self._count // len(hosts)))
+        recipe = replace(recipe, sharers=sharers)
+        self._lives = WorkerLives(driver, self._roster, recipe, hosts, keep)
+        self._stack.push_async_callback(self._close_lives)
+
+    def _own_worker(
+        self, rendezvous: LocalRendezvous | JoinRendezvous, options: Options
+    ) -> Worker:
+        worker = Worker(self.name, rendezvous=rendezvous, options=options)
+        add_service(worker, ClusterService)
+        return worker
+
+    def _begin_roster(self) -> None:
+        self._roster = Roster()
+        self._stack.callback(self._roster.broadcast.end)
+
+    async def _close_lives(self) -> None:
+        assert self._lives is not None
+        await self._lives.close(stops=not self._stays)
+
+    async def _forget_unless_kept(self) -> None:
+        if not self._stays:
+            await in_thread(kept.remove, self.name)
+
+    @property
+    def _stays(self) -> bool:
+        """Whether the workers stay at the end of the block."""
+        return self._is_kept and self._has_begun
 
     async def __aexit__(
         self,
@@ -232,11 +376,6 @@ class Cluster:
     ) -> None:
         """End the workers, and the program's own."""
         await self._stack.__aexit__(kind, error, traceback)
-
-    async def _stop_all(self) -> None:
-        await self._stop(self._members.values())
-        if self._tasks:
-            await asyncio.wait(self._tasks)
 
     # --- its workers -----------------------------------------------------------------
 
@@ -254,21 +393,16 @@ class Cluster:
     @property
     def names(self) -> list[str]:
         """The names of the workers that run, or are to run again."""
-        ended = m.ClusterWorkerState.ENDED
-        return [
-            name
-            for name, member in self._members.items()
-            if member.machine.state is not ended
-        ]
+        return [] if self._driver is None else self._roster.names
 
     @property
     def peers(self) -> list[Peer]:
         """The workers that can be called now, in the order of their start."""
-        running = m.ClusterWorkerState.RUNNING
+        worker = self.worker
         return [
-            self.worker.peer(name)
-            for name, member in self._members.items()
-            if member.machine.state is running
+            worker.peer(member.name)
+            for member in self._roster.members.values()
+            if member.is_running
         ]
 
     def __getitem__(self, name: str) -> Peer:
@@ -279,11 +413,12 @@ class Cluster:
             UsageError: the cluster has no worker of this name.
             NotStartedError: the cluster has not been entered.
         """
-        worker, member = self.worker, self._member(name)
-        if member.machine.state is m.ClusterWorkerState.ENDED:
+        worker, member = self.worker, self._roster.member(name)
+        if member.is_ended:
+            remedy = f"; `await cluster.restart({name!r})` starts it"
             raise ClusterError(
-                f"worker {name!r} does not run{member.why and f': {member.why}'}; "
-                f"`await cluster.restart({name!r})` starts it"
+                f"worker {name!r} does not run{member.why and f': {member.why}'}"
+                f"{'' if self._lives is None else remedy}"
             )
         return worker.peer(name)
 
@@ -295,8 +430,10 @@ class Cluster:
 
         Raises:
             UsageError: the cluster has no worker of this name.
+            NotStartedError: the cluster has not been entered.
         """
-        return self._member(name).machine.state
+        _ = self.worker
+        return self._roster.member(name).machine.state
 
     def changes(self) -> ClusterChanges:
         """Return an iterator over the changes of the workers from now on.
@@ -309,14 +446,7 @@ class Cluster:
             ...     print(change.kind, change.worker, change.why)
         """
         _ = self.worker
-        return self._broadcast.changes()
-
-    def _member(self, name: str) -> _ClusterWorker:
-        member = self._members.get(name) if isinstance(name, str) else None
-        if member is None:
-            known = ", ".join(map(repr, self._members)) or "none"
-            raise wrong("name", f"that of a worker of the cluster ({known})", name)
-        return member
+        return self._roster.broadcast.changes()
 
     # --- more and fewer --------------------------------------------------------------
 
@@ -339,25 +469,13 @@ class Cluster:
         Cancellation:
             The new workers are ended.
         """
-        self._check_loop("Cluster.start")
+        lives = self._starter("Cluster.start")
         check_count("count", count, at_most=WORKERS_MAX)
         if names is None:
             names = self._next_names(count)
-        _check_names(names, count, self.name)
-        for name in names:
-            known = self._members.get(name)
-            if known is not None and known.machine.state is not (
-                m.ClusterWorkerState.ENDED
-            ):
-                raise UsageError(f"names must be new; a worker {name!r} runs already")
-        members = []
-        for name in names:
-            member = _ClusterWorker(name, m.WorkerMachine(self._restart))
-            self._members[name] = member
-            members.append(member)
-            self._advance(member, m.StartAsked())
-        await self._until_ready(members)
-        return [self.worker.peer(member.name) for member in members]
+        check_names(names, count, self.name)
+        await lives.start(names)
+        return [self.worker.peer(name) for name in names]
 
     def _next_names(self, count: int) -> list[str]:
         names, number = list[str](), 0
@@ -366,27 +484,6 @@ class Cluster:
                 names.append(name)
             number += 1
         return names
-
-    async def _until_ready(self, members: Sequence[_ClusterWorker]) -> None:
-        try:
-            for member in members:
-                await self._until_running(member)
-        except BaseException:
-            ending = self._loop.create_task(self._stop(members))
-            await asyncio.shield(ending)
-            raise
-
-    async def _until_running(self, member: _ClusterWorker) -> None:
-        state = m.ClusterWorkerState
-        while member.machine.state is not state.RUNNING:
-            if member.machine.state is state.ENDED:
-                failure = member.failure
-                raise WorkerStartError(
-                    f"worker {member.name!r} did not start: {member.why}",
-                    worker=member.name,
-                    remote_traceback="" if failure is None else failure.traceback,
-                )
-            await member.news.wait()
 
     async def stop(self, *names: str) -> None:
         """End workers, in order: calls in flight have `drain_timeout_s`.
@@ -402,16 +499,8 @@ class Cluster:
         Cancellation:
             They end all the same.
         """
-        self._check_loop("Cluster.stop")
-        await self._stop([self._member(name) for name in names])
-
-    async def _stop(self, members: Iterable[_ClusterWorker]) -> None:
-        members = list(members)
-        for member in members:
-            self._advance(member, m.StopAsked())
-        for member in members:
-            while member.machine.state is not m.ClusterWorkerState.ENDED:
-                await member.news.wait()
+        lives = self._starter("Cluster.stop")
+        await lives.stop([self._roster.member(name) for name in names])
 
     async def restart(self, *names: str) -> None:
         """End workers and start them again; return once they can be called.
@@ -427,12 +516,8 @@ class Cluster:
         Cancellation:
             They start all the same.
         """
-        self._check_loop("Cluster.restart")
-        members = [self._member(name) for name in names]
-        for member in members:
-            self._advance(member, m.RestartAsked())
-        for member in members:
-            await self._until_running(member)
+        lives = self._starter("Cluster.restart")
+        await lives.restart([self._roster.member(name) for name in names])
 
     async def resize(self, count: int) -> None:
         """Start or end workers until `count` of them run; the newest end first.
@@ -445,7 +530,7 @@ class Cluster:
         Cancellation:
             New workers are ended; others that were to end, end.
         """
-        self._check_loop("Cluster.resize")
+        self._starter("Cluster.resize")
         check_count("count", count, at_most=WORKERS_MAX)
         names = self.names
         if count > len(names):
@@ -453,129 +538,43 @@ class Cluster:
         else:
             await self.stop(*names[count:])
 
+    async def end(self, timeout_s: float = 60.0) -> None:
+        """End the workers in order, those that are kept as well.
+
+        Args:
+            timeout_s: seconds that workers of an attached cluster may take.
+
+        Raises:
+            ClusterError: a worker has not ended in time, or was not started by a
+                `Cluster`; the others have.
+            NotStartedError: the cluster has not been entered, or has ended.
+            UsageError: another event loop runs here.
+
+        Cancellation:
+            They end all the same.
+        """
+        self._check_loop("Cluster.end")
+        check_duration("timeout_s", timeout_s)
+        if self._attachment is None:
+            await self.stop(*self._roster.names)
+            self._has_begun = False
+        else:
+            await self._attachment.end(timeout_s)
+            if isinstance(self._contact, str):
+                await in_thread(kept.remove, self._contact)
+
     def _check_loop(self, used: str) -> None:
         if self.worker.is_closed:
             raise NotStartedError(f"the cluster {self.name!r} has ended")
         check_loop(used, self._loop, f"the cluster {self.name!r}")
 
-    # --- one worker ------------------------------------------------------------------
-
-    def _advance(self, member: _ClusterWorker, event: m.Event) -> None:
-        effects = member.machine.advance(event)
-        for effect in effects:
-            match effect:
-                case m.StartLife(life):
-                    self._run(self._live(member, life))
-                case m.StopLife():
-                    self._run(self._end(member))
-                case m.TellChange(kind, life, why):
-                    member.why = why
-                    self._broadcast.tell(ClusterChange(kind, member.name, life, why))
-        if member.timer is not None:
-            member.timer.cancel()
-            member.timer = None
-        due_s = member.machine.wakes_at_s
-        if due_s is not None:
-            passed = m.TimeCame(due_s)
-            member.timer = self._loop.call_at(due_s, self._advance, member, passed)
-        member.news.set()  # wakes all that wait now
-        member.news.clear()
-
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _live(self, member: _ClusterWorker, life: int) -> None:
-        """Start a process and watch it to its end."""
-        member.failure, member.process = None, None
-        try:
-            async with asyncio.timeout(self.start_timeout_s):
-                await self._presence.until_gone(member.name)
-            if member.machine.state is m.ClusterWorkerState.STARTING:
-                why = await self._watch(member, life)
-            else:
-                why = "it was stopped before it began"
-        except TimeoutError:
-            why = f"its former life was still there after {self.start_timeout_s:g} s"
-        except Exception as error:  # noqa: BLE001  (the program hears of it)
-            why = str(error) or type(error).__name__
-        self._advance(member, m.LifeEnded(life, why, self._loop.time()))
-
-    async def _watch(self, member: _ClusterWorker, life: int) -> str:
-        order = await in_thread(self._order, member.name)
-        process = await self._processes.start(order)
-        member.process = process
-        if member.machine.state is m.ClusterWorkerState.STOPPING:
-            self._run(self._end(member))
-        waits: set[asyncio.Future[Any]] = {process.started, process.ended}
-        done, _ = await asyncio.wait(
-            waits, timeout=self.start_timeout_s, return_when=asyncio.FIRST_COMPLETED
-        )
-        if not done:
-            await process.begun()
-            process.send(signal.SIGKILL)
-            await process.ended
-            return f"it was not ready within {self.start_timeout_s:g} s"
-        if process.started.done():
-            report = process.started.result()
-            if isinstance(report, WorkerFailed):
-                member.failure = report
-                await process.ended
-                return report.summary
-            member.incarnation = report.incarnation
-            await self.worker.find(member.name)
-            self._advance(member, m.LifeReady(life))
-        return _end_text(await process.ended)
-
-    def _order(self, name: str) -> ProcessOrder:
-        number = list(self._members).index(name)
-        environment = {
-            key: value for key, value in os.environ.items() if key not in _NOT_INHERITED
-        }
-        return ProcessOrder(
-            name=name,
-            contact=self.worker.addresses,
-            options=replace(self._at(f"{number}"), secret=None),
-            threads=self._threads,
-            drain_timeout_s=self._drain_timeout_s,
-            path=list(sys.path),
-            directory=os.getcwd(),  # noqa: PTH109  (a text, as it travels)
-            arguments=list(sys.argv),
-            environment=environment,
-            secret=self._secret,
-        )
-
-    async def _end(self, member: _ClusterWorker) -> None:
-        """End a process in order, and kill it if that takes too long."""
-        process = member.process
-        if process is None:
-            return  # `_watch` sees that it is not to go on
-        await process.begun()
-        process.send(signal.SIGTERM)
-        limit_s = self._drain_timeout_s + KILL_S
-        if not (await asyncio.wait([process.ended], timeout=limit_s))[0]:
-            process.send(signal.SIGKILL)
-
-    def _on_gone(self, name: str, incarnation: int, why: str) -> None:
-        """Kill a process whose worker is lost: what it does is of no use."""
-        member = self._members.get(name)
-        if member is None or member.incarnation != incarnation:
-            return
-        is_running = member.machine.state is m.ClusterWorkerState.RUNNING
-        if is_running and member.process is not None:
-            member.process.send(signal.SIGKILL)
-
-
-def _check_names(names: Sequence[str], count: int, own: str) -> None:
-    check_sequence("names", names, "a sequence of names, or None")
-    for name in names:
-        check_text("each of names", name, at_most=NAME_LENGTH_MAX)
-    if len(names) != count or len({*names, own}) <= count:
-        raise wrong("names", f"{count} different names, none of them {own!r}", names)
-
-
-def _end_text(code: int) -> str:
-    if code < 0:
-        return f"its process was killed by {signal.Signals(-code).name}"
-    return f"its process exited with code {code}"
+    def _starter(self, used: str) -> WorkerLives:
+        """Return what starts workers here, for the running loop."""
+        self._check_loop(used)
+        if self._lives is None:
+            raise UsageError(
+                f"{used} is for the program that has started the workers; this one has"
+                " attached itself to them, and can only `end()` workers that were kept"
+            )
+        self._lives.start_timeout_s = self.start_timeout_s
+        return self._lives

@@ -6,23 +6,32 @@ It reports twice at most, in its pipe: that it can be called, or why it cannot.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from multiprocessing import process
-from typing import Final
+from functools import partial
+from multiprocessing import process, spawn
+from typing import Any, Final
 
 import torch
 
 from asyncrpc import JoinRendezvous, Options
 from asyncrpc.api import Worker
+from asyncrpc.clusters.kept import log_of
+from asyncrpc.clusters.service import ClusterService
+from asyncrpc.core.host.socket_directory import SocketDirectory
 from asyncrpc.core.loop.loops import run
+from asyncrpc.core.multiprocessing.environment import threads_each
+from asyncrpc.extend import add_service
 
 REPORT_BYTES_MAX: Final = 1 << 16  # what a pipe holds: the report never waits
+_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,32 +41,41 @@ class ProcessOrder:
     Attributes:
         contact: addresses of the program's worker, which admits it.
         options: of the worker, without a secret.
-        threads: how many torch may use in it.
+        threads: how many torch may use in it; None: an equal share of the cores.
+        sharers: how many workers of the cluster share its host.
         drain_timeout_s: seconds that calls in flight have when it is stopped.
         path: of modules, as the program has it.
         directory: the program's working directory.
         arguments: the program's command line.
         environment: the program's, which has changed since the fork server began.
+        keeps: name of a cluster whose workers may outlive their program; None: they
+            do not.
+        has_own_socket: whether it listens on a Unix socket of its own alone: that of
+            others lies in a directory that goes with the program.
         secret: of the cluster; not shown in any text.
     """
 
     name: str
     contact: tuple[str, ...]
     options: Options
-    threads: int
+    threads: int | None
+    sharers: int
     drain_timeout_s: float
     path: Sequence[str]
     directory: str
     arguments: Sequence[str]
     environment: Mapping[str, str] = field(repr=False)
     secret: bytes = field(repr=False)
+    keeps: str | None = None
+    has_own_socket: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStarted:
-    """Report: the worker can be called."""
+    """Report: the worker can be called, at these addresses."""
 
     incarnation: int
+    addresses: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +110,7 @@ def _prepare(order: ProcessOrder) -> None:
     os.chdir(order.directory)
     sys.path[:] = order.path
     sys.argv[:] = order.arguments
-    torch.set_num_threads(order.threads)
+    torch.set_num_threads(threads_each(order.sharers, order.threads, "threads"))
     process.current_process().name = order.name
 
 
@@ -100,15 +118,43 @@ async def _serve(order: ProcessOrder, reports: int) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
-    worker = Worker(
-        order.name,
-        rendezvous=JoinRendezvous(order.contact),
-        options=replace(order.options, secret=order.secret),
-    )
-    async with worker:
-        _report(reports, WorkerStarted(worker.incarnation))
-        await stopped.wait()
-        await worker.shutdown(drain_timeout_s=order.drain_timeout_s)
+    with _listening(order) as options:
+        worker = Worker(
+            order.name,
+            rendezvous=JoinRendezvous(order.contact),
+            options=replace(options, secret=order.secret),
+        )
+        stay = None if order.keeps is None else partial(_stay, order.keeps, order.name)
+        add_service(worker, lambda host: ClusterService(host, stopped.set, stay))
+        async with worker:
+            _report(reports, WorkerStarted(worker.incarnation, worker.addresses))
+            await stopped.wait()
+            await worker.shutdown(drain_timeout_s=order.drain_timeout_s)
+
+
+@contextmanager
+def _listening(order: ProcessOrder) -> Iterator[Options]:
+    """Return the options of the worker, with its own socket if it is to have one."""
+    network = order.options.network
+    if not order.has_own_socket:
+        yield order.options
+        return
+    directory = SocketDirectory()
+    try:
+        listen = (f"uds://{directory.path / 'worker'}",)
+        yield replace(order.options, network=replace(network, listen=listen))
+    finally:
+        directory.remove()
+
+
+def _stay(cluster: str, name: str) -> None:
+    """Outlive the program: let no signal come at its end, and print to a file."""
+    log = log_of(cluster, name)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(log, stream.fileno())
+    os.close(log)
+    die_with_parent(dies=False)
 
 
 def _report(reports: int, report: WorkerStarted | WorkerFailed) -> None:

@@ -3,7 +3,7 @@
 # root can; anybody else is told what to install.
 set -eu
 
-packages="openmpi-bin mpich slurm-wlm munge iproute2 util-linux nftables nginx haproxy prometheus"
+packages="openmpi-bin mpich slurm-wlm munge openssh-server openssh-client iproute2 util-linux nftables nginx haproxy prometheus"
 
 missing=""
 for package in $packages; do

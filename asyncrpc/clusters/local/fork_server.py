@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import array
 import atexit
-import ctypes
 import gc
 import os
 import pickle
@@ -27,11 +26,10 @@ from typing import Final, NoReturn
 
 import numpy as np
 
-from asyncrpc.clusters.worker import become_worker
+from asyncrpc.clusters.worker import become_worker, die_with_parent
 
 MESSAGE_BYTES_MAX: Final = 1 << 17  # Linux holds 208 KiB in a socket by default
 DESCRIPTORS: Final = 3
-_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +144,7 @@ def _be_child(request: ForkRequest, descriptors: list[int], server: int) -> NoRe
 
 
 def _run_child(request: ForkRequest, descriptors: list[int], server: int) -> int:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()
     if os.getppid() != server:
         return 1  # it ended before the line above
     signal.set_wakeup_fd(-1)

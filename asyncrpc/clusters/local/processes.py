@@ -13,17 +13,20 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
+from asyncrpc.clusters.hosts import WorkerHost, WorkerOutput, WorkerProcess
 from asyncrpc.clusters.local.fork_server import (
     MESSAGE_BYTES_MAX,
     ChildEnded,
     Forked,
     ForkRequest,
 )
-from asyncrpc.clusters.worker import ProcessOrder, WorkerFailed, WorkerStarted
+from asyncrpc.clusters.threads import in_thread
+from asyncrpc.clusters.worker import ProcessOrder
 from asyncrpc.core.host.lines import LinePrefixer, prefix_of
 from asyncrpc.errors import ClusterError
 
@@ -35,42 +38,26 @@ _PROGRAM: Final = (
 )
 
 
-class LocalProcess:
-    """A process that is, or becomes, a worker.
-
-    Attributes:
-        pid: its process id.
-        started: its report, `WorkerStarted` or `WorkerFailed`; it may never come.
-        ended: its exit code, once it has ended.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.pid: asyncio.Future[int] = loop.create_future()
-        self.started: asyncio.Future[WorkerStarted | WorkerFailed]
-        self.started = loop.create_future()
-        self.ended: asyncio.Future[int] = loop.create_future()
-
-    async def begun(self) -> None:
-        """Wait until it runs, or has ended."""
-        await asyncio.wait([self.pid, self.ended], return_when="FIRST_COMPLETED")
-
-    def send(self, signal_number: int) -> None:
-        """Send a signal, unless it has ended; it must have begun."""
-        if not self.ended.done():
-            # Its id is not used again: the fork server waits for it.
-            with suppress(ProcessLookupError):
-                os.kill(self.pid.result(), signal_number)
-
-
 class LocalProcesses:
     """Starts processes on this host, by a fork server of their own."""
 
-    def __init__(self, relay: OutputRelay) -> None:
-        """Start the fork server; call it in a thread."""
-        self._relay = relay
-        self._processes: dict[int, LocalProcess] = {}
+    name: Final = ""
+
+    def __init__(self, output: WorkerOutput) -> None:
+        """Describe the host; `open` starts the fork server."""
+        self._output = output
+        self._processes: dict[int, WorkerProcess] = {}
         self._reports: set[int] = set()  # open pipes
         self._last = 0
+        self._server: socket.socket | None = None
+
+    async def open(self) -> None:
+        """Start the fork server; hear of starts and ends, on this loop."""
+        self._loop = asyncio.get_running_loop()
+        await in_thread(self._start_server)
+        self._loop.add_reader(self._socket, self._hear)
+
+    def _start_server(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._server = ours
         with theirs:
@@ -86,15 +73,11 @@ class LocalProcesses:
         # A forked child of the program must not keep the fork server alive.
         os.register_at_fork(after_in_child=partial(_leave, weakref.ref(ours)))
 
-    def open(self) -> None:
-        """Hear of starts and ends, on this loop."""
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._server, self._hear)
-
-    async def start(self, order: ProcessOrder) -> LocalProcess:
+    async def start(self, order: ProcessOrder) -> WorkerProcess:
         """Start a process for a worker; ClusterError: the fork server has ended."""
         self._last += 1
-        process = self._processes[self._last] = LocalProcess(self._loop)
+        process = WorkerProcess(lambda number: _signal(process, number))
+        self._processes[self._last] = process
         request = pickle.dumps(ForkRequest(self._last, pickle.dumps(order)))
         if len(request) > MESSAGE_BYTES_MAX:
             raise ClusterError(
@@ -104,7 +87,7 @@ class LocalProcesses:
             )
         reports, writer = os.pipe()
         os.set_blocking(reports, False)
-        output, errors = self._relay.pipes(order.name)
+        output, errors = self._output.pipes(order.name)
         descriptors = array.array("i", [output, errors, writer])
         try:
             await self._send(request, descriptors)
@@ -122,7 +105,7 @@ class LocalProcesses:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)]
         while True:
             try:
-                self._server.sendmsg([request], rights)
+                self._socket.sendmsg([request], rights)
             except BlockingIOError:
                 await asyncio.sleep(0.01)  # it loads torch, or forks others
             else:
@@ -130,7 +113,7 @@ class LocalProcesses:
 
     def _hear(self) -> None:
         try:
-            packed = self._server.recv(MESSAGE_BYTES_MAX)
+            packed = self._socket.recv(MESSAGE_BYTES_MAX)
         except BlockingIOError:
             return
         except OSError:
@@ -145,15 +128,20 @@ class LocalProcesses:
                 process.pid.set_result(pid)
             case ChildEnded(number, exit_code):
                 del self._processes[number]
-                process.ended.set_result(exit_code)
+                process.ended.set_result(_end_text(exit_code))
+
+    @property
+    def _socket(self) -> socket.socket:
+        assert self._server is not None, "the host has not been opened"
+        return self._server
 
     def _on_server_ended(self) -> None:
-        self._loop.remove_reader(self._server)
+        self._loop.remove_reader(self._socket)
         for process in self._processes.values():
-            process.ended.set_result(-signal.SIGKILL)  # the kernel kills all
+            process.ended.set_result(_end_text(-signal.SIGKILL))  # by the kernel
         self._processes.clear()
 
-    def _take_report(self, process: LocalProcess, reports: int) -> None:
+    def _take_report(self, process: WorkerProcess, reports: int) -> None:
         packed = os.read(reports, _READ_BYTES)
         if packed and not process.started.done():
             process.started.set_result(pickle.loads(packed))  # noqa: S301  (our own child)
@@ -167,6 +155,8 @@ class LocalProcesses:
 
     async def close(self) -> None:
         """End the fork server, and with it every process that is left."""
+        if self._server is None:
+            return
         self._loop.remove_reader(self._server)
         self._server.close()
         for reports in [*self._reports]:
@@ -181,20 +171,74 @@ def _leave(server: weakref.ref[socket.socket]) -> None:
         os.close(ours.detach())  # `close` would wait for the loop to let go of it
 
 
+def _signal(process: WorkerProcess, signal_number: int) -> None:
+    # Its id is not used again: the fork server waits for it.
+    with suppress(ProcessLookupError):
+        os.kill(process.pid.result(), signal_number)
+
+
+def _end_text(code: int) -> str:
+    if code < 0:
+        return f"its process was killed by {signal.Signals(-code).name}"
+    return f"its process exited with code {code}"
+
+
+class LocalGround:
+    """This host alone."""
+
+    is_here: Final = True
+
+    async def open(self, output: WorkerOutput) -> Sequence[WorkerHost]:
+        """Return this host."""
+        return [LocalProcesses(output)]
+
+    async def close(self) -> None:
+        """There is nothing to give back."""
+
+
+class LineSink(Protocol):
+    """Takes the lines that processes print; a thread of the relay calls it."""
+
+    def prefix_of(self, name: str, number: int, stream: str) -> bytes:
+        """Return what begins each line of a process, the `number`th."""
+
+    def write(self, name: str, stream: str, lines: bytes) -> None:
+        """Take whole lines of `"stdout"` or `"stderr"`."""
+
+
+class ProgramStreams:
+    """The standard streams of this process."""
+
+    def prefix_of(self, name: str, number: int, stream: str) -> bytes:
+        """Return the name, coloured at a terminal."""
+        target = getattr(sys, stream)
+        is_coloured = target is not None and bool(target.isatty())
+        return prefix_of(name, number, is_coloured=is_coloured)
+
+    def write(self, name: str, stream: str, lines: bytes) -> None:
+        """Write lines to the stream."""
+        target: Any = getattr(sys, stream)
+        # The program has closed it, or has none.
+        with suppress(OSError, ValueError, AttributeError):
+            target.write(lines.decode(errors="replace"))
+            target.flush()
+
+
 class OutputRelay:
-    """Writes what processes print to the program's own streams, line by line.
+    """Passes what processes print on to a sink, line by line.
 
     A thread does it: a program whose event loop does not run still shows what its
     workers print, and no worker waits for it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sink: LineSink) -> None:
+        self._sink = sink
         self._selector = selectors.DefaultSelector()
         self._woken, self._waker = os.pipe()
         os.set_blocking(self._waker, False)
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._numbers: dict[str, int] = {}
-        self._new: list[tuple[int, LinePrefixer, str]] = []
+        self._new: list[tuple[int, LinePrefixer, str, str]] = []
         self._is_closed = False
         self._thread = threading.Thread(
             target=self._run, name="cluster-output", daemon=True
@@ -207,10 +251,8 @@ class OutputRelay:
         writers = []
         for stream in ("stdout", "stderr"):
             reader, writer = os.pipe()
-            target = getattr(sys, stream)
-            is_coloured = target is not None and bool(target.isatty())
-            prefix = prefix_of(name, number, is_coloured=is_coloured)
-            self._new.append((reader, LinePrefixer(prefix), stream))
+            prefixer = LinePrefixer(self._sink.prefix_of(name, number, stream))
+            self._new.append((reader, prefixer, name, stream))
             writers.append(writer)
         self._wake()
         return writers[0], writers[1]
@@ -247,13 +289,11 @@ class OutputRelay:
         for descriptor in (*readers, self._woken, self._waker):
             os.close(descriptor)
 
-    def _copy(self, reader: int, prefixer: LinePrefixer, stream: str) -> bool:
+    def _copy(
+        self, reader: int, prefixer: LinePrefixer, name: str, stream: str
+    ) -> bool:
         received = os.read(reader, _READ_BYTES)
         lines = prefixer.feed(received) if received else prefixer.flush()
         if lines:
-            target: Any = getattr(sys, stream)
-            # The program has closed it, or has none.
-            with suppress(OSError, ValueError, AttributeError):
-                target.write(lines.decode(errors="replace"))
-                target.flush()
+            self._sink.write(name, stream, lines)
         return bool(received)

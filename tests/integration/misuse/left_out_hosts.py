@@ -22,6 +22,7 @@ ON_RAY: Final = {
 
 # Each use needs processes; tests/integration/clusters/test_cluster.py has them once.
 _OF_CLUSTER: Final = {
+    "Cluster.end",
     "Cluster.__aenter__",
     "Cluster.__getitem__",
     "Cluster.changes",
@@ -31,6 +32,15 @@ _OF_CLUSTER: Final = {
     "Cluster.state",
     "Cluster.stop",
     "ClusterChanges.__anext__",
+}
+
+# They describe, and start nothing: tests/unit/clusters/test_settings.py.
+_OF_GROUNDS: Final = {
+    "Cluster.attach",
+    "Cluster.slurm",
+    "Cluster.ssh",
+    "SlurmOptions",
+    "SshOptions",
 }
 
 # tests/unit/core/trace uses them, wrongly as well.
@@ -53,6 +63,7 @@ _OF_TRACE: Final = {
 LEFT_OUT: Final[Mapping[str, str]] = {
     **_OF_TRACE,
     **dict.fromkeys(ON_RAY, "needs a Ray cluster: see tests/clusters/ray/misuse.py"),
+    **dict.fromkeys(_OF_GROUNDS, "tests/unit/clusters/test_settings.py"),
     **dict.fromkeys(_OF_CLUSTER, "tests/integration/clusters uses them wrongly"),
     "CallStats": _RECORD,
     "ClusterChange": _RECORD,

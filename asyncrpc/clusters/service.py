@@ -1,0 +1,91 @@
+"""What the members of a cluster ask one another: to end, to stay, and what they are.
+
+A program that attaches itself meets workers, and the workers of other programs.  Only
+the members of a cluster have this service: a worker that something else has started
+refuses the question, and counts as a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from asyncrpc import extend
+from asyncrpc.errors import AsyncRpcError, UsageError
+
+SERVICE: Final = "cluster"
+
+
+@extend.message(SERVICE, "end")
+class EndWorker(extend.Request[None]):
+    """Ask a worker to end, as its program would."""
+
+
+@extend.message(SERVICE, "stay")
+class StayWorker(extend.Request[None]):
+    """Ask a worker to outlive its program.
+
+    Attributes:
+        others: that stay as well, some of them.  It connects to them first: news of the
+            program may not have reached them, and will not if the program is killed.
+    """
+
+    others: list[str]
+
+
+@extend.message(SERVICE, "is_program")
+class AskIsProgram(extend.Request[bool]):
+    """Ask a member whether it is the worker of a program with a `Cluster`."""
+
+
+class ClusterService:
+    """Of a worker of a cluster, or of its program."""
+
+    name = SERVICE
+
+    def __init__(
+        self,
+        host: extend.ServiceHost,
+        end: Callable[[], None] | None = None,
+        stay: Callable[[], None] | None = None,
+    ) -> None:
+        """Take what can be asked; a program can neither be ended nor kept."""
+        self._host = host
+        self.routes = (
+            extend.answers(EndWorker, self._on_end),
+            extend.answers(StayWorker, self._on_stay),
+            extend.answers(AskIsProgram, self._on_is_program),
+        )
+        self._end, self._stay = end, stay
+
+    async def _on_end(self, _: extend.PeerLink, __: EndWorker) -> None:
+        _checked(self._end)()
+
+    async def _on_stay(self, _: extend.PeerLink, request: StayWorker) -> None:
+        stay = _checked(self._stay)
+        for name in request.others:
+            await is_program(self._host, name)  # any question will do
+        stay()
+
+    async def _on_is_program(self, _: extend.PeerLink, __: AskIsProgram) -> bool:
+        return self._end is None
+
+    def on_peer_lost(self, peer: extend.WorkerId, reason: str) -> None:
+        """Nothing is held for a peer."""
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+
+def _checked(act: Callable[[], None] | None) -> Callable[[], None]:
+    if act is None:
+        raise UsageError("this is the worker of a program: only that program ends it")
+    return act
+
+
+async def is_program(host: extend.ServiceHost, name: str) -> bool:
+    """Return whether a member is the worker of a program with a `Cluster`."""
+    try:
+        return await extend.ask(await host.link_to(name), AskIsProgram())
+    except AsyncRpcError:
+        return False  # it has no such service, or is gone again
