@@ -208,12 +208,9 @@ class Cluster:
         check_count("nodes", nodes, at_least=1, at_most=WORKERS_MAX)
         check_count("workers_per_node", workers_per_node, at_most=WORKERS_MAX)
         check_kind("slurm", slurm, (SlurmOptions, type(None)), "a SlurmOptions or None")
+        if settings.get("keep"):
+            raise UsageError(NOT_KEPT_BY_SLURM)
         cluster = cls(nodes * workers_per_node, **settings)
-        if cluster._is_kept:
-            raise UsageError(
-                "keep=True is not for Cluster.slurm: Slurm ends what a job leaves;"
-                " let a batch job keep the workers, and attach to them"
-            )
         cluster._ground = SlurmGround(
             nodes, slurm or SlurmOptions(), cluster.start_timeout_s
         )
@@ -401,11 +398,7 @@ class Cluster:
     def peers(self) -> list[Peer]:
         """The workers that can be called now, in the order of their start."""
         worker = self.worker
-        return [
-            worker.peer(member.name)
-            for member in self._roster.members.values()
-            if member.is_running
-        ]
+        return [worker.peer(name) for name in self._roster.running]
 
     def __getitem__(self, name: str) -> Peer:
         """Return a worker, by name.

@@ -69,6 +69,11 @@ class Roster:
         """The names of the workers that run, or are to run again."""
         return [name for name, member in self.members.items() if not member.is_ended]
 
+    @property
+    def running(self) -> list[str]:
+        """The names of the workers that can be called now."""
+        return [name for name, member in self.members.items() if member.is_running]
+
     def next_names(self, count: int) -> list[str]:
         """Return the next of `w0`, `w1` and so on that are free."""
         taken = {*self.names}

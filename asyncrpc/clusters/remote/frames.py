@@ -101,9 +101,9 @@ class Printed:
     lines: bytes
 
 
-Frame: TypeAlias = (
-    StartWorker | SignalWorker | HostHello | Begun | Ready | StartFailed | Ended | Printed
-)
+_FromProgram: TypeAlias = StartWorker | SignalWorker
+_FromServer: TypeAlias = HostHello | Begun | Ready | StartFailed | Ended | Printed
+Frame: TypeAlias = _FromProgram | _FromServer
 _KINDS: Final[Mapping[str, type[Frame]]] = {
     kind.__name__: kind
     for kind in (

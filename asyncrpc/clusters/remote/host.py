@@ -1,7 +1,7 @@
 """A host of a cluster that a host server stands for, as the program sees it.
 
-One connection is a `_ServerLink`.  When it breaks, the processes behind it count as ended,
-for the server has ended them; the next start connects anew.
+One connection is a `_ServerLink`.  When it breaks, the processes behind it count as
+ended, for the server has ended them; the next start connects anew.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from asyncrpc.clusters.remote.frames import (
     Begun,
     BrokenStreamError,
     Ended,
-    StartFailed,
     Frame,
     HostFrames,
     HostHello,
     Printed,
     Ready,
     SignalWorker,
+    StartFailed,
     StartWorker,
     encode,
 )
