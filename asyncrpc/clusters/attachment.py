@@ -18,7 +18,7 @@ from asyncrpc.errors import AsyncRpcError, ClusterError
 from asyncrpc.extend import ask, host_of
 
 
-class Attachment:
+class AttachedWorkers:
     """Follows the membership of the program's worker."""
 
     def __init__(self, worker: Worker, roster: Roster) -> None:

@@ -5,7 +5,7 @@
 
 The program's own worker, the *driver*, admits the others; it has no rank.  Where the
 workers run is decided by a `Ground`; how they live, in `lives`.  A program that joins
-workers which are there already has an `Attachment` instead.
+workers which are there already has an `AttachedWorkers` instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from asyncrpc import JoinRendezvous, LocalRendezvous, Options, Peer
 from asyncrpc.api import Worker
 from asyncrpc.clusters import kept
 from asyncrpc.clusters import machine as m
-from asyncrpc.clusters.attachment import Attachment
+from asyncrpc.clusters.attachment import AttachedWorkers
 from asyncrpc.clusters.changes import ClusterChanges
 from asyncrpc.clusters.hosts import Ground, open_hosts
 from asyncrpc.clusters.keeping import Keeper
@@ -33,6 +33,7 @@ from asyncrpc.clusters.roster import Roster
 from asyncrpc.clusters.service import ClusterService
 from asyncrpc.clusters.settings import (
     NAME_LENGTH_MAX,
+    NOT_KEPT_BY_SLURM,
     WORKERS_MAX,
     ClusterSettings,
     check_names,
@@ -139,7 +140,7 @@ class Cluster:
         self._stack = AsyncExitStack()
         self._driver: Worker | None = None
         self._lives: WorkerLives | None = None
-        self._attachment: Attachment | None = None
+        self._attachment: AttachedWorkers | None = None
         self._has_begun = False
 
     @classmethod
@@ -207,12 +208,9 @@ class Cluster:
         check_count("nodes", nodes, at_least=1, at_most=WORKERS_MAX)
         check_count("workers_per_node", workers_per_node, at_most=WORKERS_MAX)
         check_kind("slurm", slurm, (SlurmOptions, type(None)), "a SlurmOptions or None")
+        if settings.get("keep"):
+            raise UsageError(NOT_KEPT_BY_SLURM)
         cluster = cls(nodes * workers_per_node, **settings)
-        if cluster._is_kept:
-            raise UsageError(
-                "keep=True is not for Cluster.slurm: Slurm ends what a job leaves;"
-                " let a batch job keep the workers, and attach to them"
-            )
         cluster._ground = SlurmGround(
             nodes, slurm or SlurmOptions(), cluster.start_timeout_s
         )
@@ -299,7 +297,7 @@ class Cluster:
                 f"no worker of {self._contact!r} answers: {error}"
             ) from error
         self._begin_roster()
-        self._attachment = Attachment(driver, self._roster)
+        self._attachment = AttachedWorkers(driver, self._roster)
         self._stack.push_async_callback(self._attachment.close)
         await self._attachment.open()
 
@@ -399,11 +397,7 @@ class Cluster:
     def peers(self) -> list[Peer]:
         """The workers that can be called now, in the order of their start."""
         worker = self.worker
-        return [
-            worker.peer(member.name)
-            for member in self._roster.members.values()
-            if member.is_running
-        ]
+        return [worker.peer(name) for name in self._roster.running]
 
     def __getitem__(self, name: str) -> Peer:
         """Return a worker, by name.
@@ -472,18 +466,10 @@ class Cluster:
         lives = self._starter("Cluster.start")
         check_count("count", count, at_most=WORKERS_MAX)
         if names is None:
-            names = self._next_names(count)
+            names = self._roster.next_names(count)
         check_names(names, count, self.name)
         await lives.start(names)
         return [self.worker.peer(name) for name in names]
-
-    def _next_names(self, count: int) -> list[str]:
-        names, number = list[str](), 0
-        while len(names) < count:
-            if (name := f"w{number}") not in self.names:
-                names.append(name)
-            number += 1
-        return names
 
     async def stop(self, *names: str) -> None:
         """End workers, in order: calls in flight have `drain_timeout_s`.

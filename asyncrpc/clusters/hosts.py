@@ -96,8 +96,7 @@ async def open_hosts(
 ) -> Sequence[WorkerHost]:
     """Open the hosts of a ground, all at once; `stack` closes them.
 
-    Raises:
-        ClusterError: there are none, or some cannot be used.
+    ClusterError names all that cannot be used.
     """
     stack.push_async_callback(ground.close)
     hosts = await ground.open(output)

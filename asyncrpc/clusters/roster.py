@@ -7,6 +7,7 @@ Who feeds the machines is elsewhere: `lives` for workers that the program starts
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -67,6 +68,17 @@ class Roster:
     def names(self) -> list[str]:
         """The names of the workers that run, or are to run again."""
         return [name for name, member in self.members.items() if not member.is_ended]
+
+    @property
+    def running(self) -> list[str]:
+        """The names of the workers that can be called now."""
+        return [name for name, member in self.members.items() if member.is_running]
+
+    def next_names(self, count: int) -> list[str]:
+        """Return the next of `w0`, `w1` and so on that are free."""
+        taken = {*self.names}
+        free = (name for number in itertools.count() if (name := f"w{number}"))
+        return list(itertools.islice((x for x in free if x not in taken), count))
 
     def add(
         self, name: str, limits: RestartLimits | None, host: WorkerHost | None

@@ -16,12 +16,12 @@ from asyncrpc.errors import AsyncRpcError, UsageError
 SERVICE: Final = "cluster"
 
 
-@extend.message(SERVICE, "end")
+@extend.message(SERVICE, "end", by=extend.MEMBERS, about="the receiver")
 class EndWorker(extend.Request[None]):
     """Ask a worker to end, as its program would."""
 
 
-@extend.message(SERVICE, "stay")
+@extend.message(SERVICE, "stay", by=extend.MEMBERS, about="the receiver")
 class StayWorker(extend.Request[None]):
     """Ask a worker to outlive its program.
 
@@ -33,7 +33,7 @@ class StayWorker(extend.Request[None]):
     others: list[str]
 
 
-@extend.message(SERVICE, "is_program")
+@extend.message(SERVICE, "is_program", about="the receiver")
 class AskIsProgram(extend.Request[bool]):
     """Ask a member whether it is the worker of a program with a `Cluster`."""
 

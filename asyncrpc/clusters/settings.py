@@ -13,6 +13,10 @@ from asyncrpc.errors import UsageError
 
 WORKERS_MAX: Final = 4096
 NAME_LENGTH_MAX: Final = 255
+NOT_KEPT_BY_SLURM: Final = (
+    "keep=True is not for Cluster.slurm, since Slurm ends what a job leaves; start the"
+    " workers by a batch job of their own, and attach to them"
+)
 
 
 class ClusterSettings(TypedDict, total=False):

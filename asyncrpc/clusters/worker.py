@@ -6,7 +6,6 @@ It reports twice at most, in its pipe: that it can be called, or why it cannot.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import pickle
 import signal
@@ -16,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from multiprocessing import process, spawn
-from typing import Any, Final
+from multiprocessing import process
+from typing import Final
 
 import torch
 

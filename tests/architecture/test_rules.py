@@ -34,7 +34,9 @@ UNFINISHED = re.compile(r"\b(TO" + "DO|FIX" + "ME|X" + r"XX)\b")
 # Where the environment may be read: the command line, what a program is started with,
 # and the defaults of arguments that a caller can give instead.
 MAY_READ_ENVIRONMENT = {
-    "asyncrpc/clusters/cluster.py",  # workers get the program's
+    "asyncrpc/clusters/kept.py",  # the place of runs
+    "asyncrpc/clusters/lives.py",  # workers get the program's
+    "asyncrpc/clusters/remote/slurm.py",  # a job tells of itself
     "asyncrpc/clusters/worker.py",
     "asyncrpc/parallel/collectives/torch_backend/call_hooks.py",  # as torch's
     "asyncrpc/tools/inspection/service.py",  # it checks what a worker was given
@@ -195,6 +197,9 @@ UNPACKS = {
     "core/multiprocessing/packing.py": "from a process of the program",
     "clusters/local/fork_server.py": "from the program that started it",
     "clusters/local/processes.py": "from our own child",
+    "clusters/kept.py": "a file of this user",
+    "clusters/remote/frames.py": "a frame has 256 KiB at most",
+    "clusters/remote/server.py": "from its own starter",
     "clusters/worker.py": "from the program that started it",
     "clusters/ray/references.py": "from Ray's own store",
     "core/links/observers.py": "a question has 64 KiB at most",

@@ -1,7 +1,7 @@
 """What a program and its host server say to one another, over the server's stdio.
 
     program -> server       StartWorker, SignalWorker
-    server -> program       HostHello, then Begun, Ready, Failed, Ended, Printed
+    server -> program       HostHello, then Begun, Ready, StartFailed, Ended, Printed
 
 A frame is its length, four bytes, big-endian, and one msgpack array: the name of the
 message, and its fields.  Before its first frame the server writes `MARKER`: what a
@@ -76,7 +76,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class StartFailed:
     """A worker did not start."""
 
     number: int
@@ -101,14 +101,14 @@ class Printed:
     lines: bytes
 
 
-Frame: TypeAlias = (
-    StartWorker | SignalWorker | HostHello | Begun | Ready | Failed | Ended | Printed
-)
+_FromProgram: TypeAlias = StartWorker | SignalWorker
+_FromServer: TypeAlias = HostHello | Begun | Ready | StartFailed | Ended | Printed
+Frame: TypeAlias = _FromProgram | _FromServer
 _KINDS: Final[Mapping[str, type[Frame]]] = {
     kind.__name__: kind
     for kind in (
         *(StartWorker, SignalWorker, HostHello),
-        *(Begun, Ready, Failed, Ended, Printed),
+        *(Begun, Ready, StartFailed, Ended, Printed),
     )
 }
 _TYPES: Final = {"int": int, "str": str, "bytes": bytes}
@@ -125,11 +125,7 @@ def encode(frame: Frame) -> bytes:
 
 
 def decode(packed: bytes) -> Frame:
-    """Return the frame in these bytes.
-
-    Raises:
-        BrokenStreamError: it is not one.
-    """
+    """Return the frame in these bytes; BrokenStreamError: it is not one."""
     try:
         name, *values = msgpack.unpackb(packed)
         kind = _KINDS[name]
@@ -141,7 +137,7 @@ def decode(packed: bytes) -> Frame:
     raise BrokenStreamError(f"{packed[:60]!r} is no frame of a host server")
 
 
-class FrameReader:
+class HostFrames:
     """Cuts a stream into frames."""
 
     def __init__(self, read: Callable[[int], Awaitable[bytes]]) -> None:
@@ -152,8 +148,7 @@ class FrameReader:
     async def skip_to_marker(self) -> None:
         """Skip what comes before the first frame.
 
-        Raises:
-            BrokenStreamError: the stream has ended, or too much came.
+        BrokenStreamError: the stream has ended, or too much came.
         """
         while MARKER not in self._unread:
             if len(self._unread) > NOISE_BYTES_MAX:
@@ -164,8 +159,7 @@ class FrameReader:
     async def frame(self) -> Frame:
         """Return the next frame.
 
-        Raises:
-            BrokenStreamError: the stream has ended, or this is no frame.
+        BrokenStreamError: the stream has ended, or this is no frame.
         """
         length = int.from_bytes(await self._take(_LENGTH_BYTES), "big")
         if length > FRAME_BYTES_MAX:

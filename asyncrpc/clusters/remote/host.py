@@ -1,7 +1,7 @@
 """A host of a cluster that a host server stands for, as the program sees it.
 
-One connection is a `_Link`.  When it breaks, the processes behind it count as ended,
-for the server has ended them; the next start connects anew.
+One connection is a `_ServerLink`.  When it breaks, the processes behind it count as
+ended, for the server has ended them; the next start connects anew.
 """
 
 from __future__ import annotations
@@ -9,27 +9,27 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
 import torch
 
 import asyncrpc
 from asyncrpc.clusters.hosts import WorkerOutput, WorkerProcess
-from asyncrpc.clusters.remote.boot import ServerSettings, moved
+from asyncrpc.clusters.remote.boot import ServerSettings
 from asyncrpc.clusters.remote.frames import (
     Begun,
     BrokenStreamError,
     Ended,
-    Failed,
     Frame,
-    FrameReader,
+    HostFrames,
     HostHello,
     Printed,
     Ready,
     SignalWorker,
+    StartFailed,
     StartWorker,
     encode,
 )
@@ -83,7 +83,7 @@ class RemoteHost:
 
     def __init__(self, place: RemotePlace, output: WorkerOutput) -> None:
         self._place, self._output = place, output
-        self._link: _Link | None = None
+        self._link: _ServerLink | None = None
         self._connecting = asyncio.Lock()
 
     @property
@@ -95,12 +95,12 @@ class RemoteHost:
         """Connect; ClusterError: the host cannot be used."""
         await self._connected()
 
-    async def _connected(self) -> _Link:
+    async def _connected(self) -> _ServerLink:
         async with self._connecting:
             if self._link is None or self._link.is_over:
                 if self._link is not None:
                     await self._link.close()
-                self._link = _Link(self._place, self._output)
+                self._link = _ServerLink(self._place, self._output)
                 await self._link.open()
             return self._link
 
@@ -115,7 +115,7 @@ class RemoteHost:
             await self._link.close()
 
 
-class _Link:
+class _ServerLink:
     """A host server, from its start to its end."""
 
     def __init__(self, place: RemotePlace, output: WorkerOutput) -> None:
@@ -138,7 +138,7 @@ class _Link:
                 self._stream = await place.connect()
                 self._tasks.append(asyncio.create_task(self._copy_errors()))
                 await self._stream.write(place.settings.first_lines)
-                frames = FrameReader(self._stream.read)
+                frames = HostFrames(self._stream.read)
                 await frames.skip_to_marker()
                 self._check(await frames.frame())
         except (TimeoutError, BrokenStreamError, OSError) as error:
@@ -245,7 +245,7 @@ class _Link:
 
     # --- what the server says --------------------------------------------------------
 
-    async def _follow(self, frames: FrameReader) -> None:
+    async def _follow(self, frames: HostFrames) -> None:
         why = ""
         try:
             while True:
@@ -264,7 +264,7 @@ class _Link:
             case Ready(number, incarnation, addresses):
                 report = WorkerStarted(incarnation, tuple(addresses.split()))
                 _settle(self._process(number).started, report)
-            case Failed(number, summary, traceback):
+            case StartFailed(number, summary, traceback):
                 failure = WorkerFailed(summary, traceback)
                 _settle(self._process(number).started, failure)
             case Ended(number, why):

@@ -32,13 +32,13 @@ from asyncrpc.clusters.remote.frames import (
     Begun,
     BrokenStreamError,
     Ended,
-    Failed,
     Frame,
-    FrameReader,
+    HostFrames,
     HostHello,
     Printed,
     Ready,
     SignalWorker,
+    StartFailed,
     StartWorker,
     encode,
 )
@@ -117,7 +117,7 @@ class _HostServer:
         loop = asyncio.get_running_loop()
         protocol = asyncio.StreamReaderProtocol(reader)
         await loop.connect_read_pipe(lambda: protocol, sys.stdin)
-        frames = FrameReader(reader.read)
+        frames = HostFrames(reader.read)
         while True:
             try:
                 frame = await frames.frame()
@@ -158,7 +158,7 @@ class _HostServer:
             case WorkerStarted(incarnation, addresses):
                 self._sender.send(Ready(number, incarnation, " ".join(addresses)))
             case WorkerFailed(summary, traceback):
-                self._sender.send(Failed(number, summary, traceback))
+                self._sender.send(StartFailed(number, summary, traceback))
 
     def _on_ended(self, number: int, ended: asyncio.Future[str]) -> None:
         del self._processes[number]

@@ -15,13 +15,13 @@ from asyncrpc.clusters.remote.frames import (
     Begun,
     BrokenStreamError,
     Ended,
-    Failed,
     Frame,
-    FrameReader,
+    HostFrames,
     HostHello,
     Printed,
     Ready,
     SignalWorker,
+    StartFailed,
     StartWorker,
     decode,
     encode,
@@ -33,19 +33,19 @@ FRAMES: list[Frame] = [
     SignalWorker(1, 15),
     Begun(1, 4711),
     Ready(1, 2**63, "tcp://a:1 uds:///b"),
-    Failed(1, "no", "Traceback"),
+    StartFailed(1, "no", "Traceback"),
     Ended(1, "its process exited with code 3"),
     Printed("w0", "stdout", b"line\n"),
 ]
 
 
-def reader_of(data: bytes, size: int) -> FrameReader:
+def reader_of(data: bytes, size: int) -> HostFrames:
     pieces: Iterator[bytes] = (data[i : i + size] for i in range(0, len(data), size))
 
     async def read(_: int) -> bytes:
         return next(pieces, b"")
 
-    return FrameReader(read)
+    return HostFrames(read)
 
 
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
@@ -86,7 +86,7 @@ async def test_lengths_are_bounded() -> None:
         await reader_of(length, 4).frame()
     with pytest.raises(BrokenStreamError, match="without an end"):
         await reader_of(b"x" * 2 * NOISE_BYTES_MAX, 4096).skip_to_marker()
-    long = encode(Failed(1, "x" * FRAME_BYTES_MAX, "y" * FRAME_BYTES_MAX))
+    long = encode(StartFailed(1, "x" * FRAME_BYTES_MAX, "y" * FRAME_BYTES_MAX))
     assert len(long) < FRAME_BYTES_MAX
-    assert isinstance(await reader_of(long, 1 << 20).frame(), Failed)
+    assert isinstance(await reader_of(long, 1 << 20).frame(), StartFailed)
     await asyncio.sleep(0)
