@@ -28,7 +28,8 @@ from asyncrpc.clusters.worker import (
     WorkerFailed,
     WorkerStarted,
 )
-from asyncrpc.errors import UsageError, WorkerStartError
+from asyncrpc.errors import ClusterError, UsageError, WorkerStartError
+from asyncrpc.extend import host_of
 
 KILL_S: Final = 2.0  # after the calls in flight, for `finally` blocks of a worker
 # What an outer launcher has told the program does not hold for its workers.
@@ -125,6 +126,7 @@ class WorkerLives:
             on_started: awaited before a worker counts as ready; None: nothing is.
         """
         self._worker, self._roster, self._recipe = worker, roster, recipe
+        self._host = host_of(worker)
         self._hosts = hosts
         self._on_started = on_started
         self._loop = asyncio.get_running_loop()
@@ -202,6 +204,25 @@ class WorkerLives:
 
     def _advance(self, member: ClusterWorker, event: m.Event) -> None:
         self._roster.advance(member, event, self._act)
+        self._let_calls_wait(member)
+
+    def _let_calls_wait(self, member: ClusterWorker) -> None:
+        """Let calls to a worker wait while it starts, or is to start again."""
+        name, waited_for = member.name, member.awaited
+        if member.is_awaited:
+            if waited_for is None:
+                member.awaited = self._host.expect(name)
+        elif waited_for is not None:
+            member.awaited = None
+            if waited_for.done():  # the program's own worker ends
+                return
+            if member.is_running:
+                waited_for.set_result(None)
+            else:
+                problem = (
+                    f"worker {name!r} did not start: {member.why or 'it was stopped'}"
+                )
+                waited_for.set_exception(ClusterError(problem))
 
     def _act(self, member: ClusterWorker, effect: m.StartLife | m.StopLife) -> None:
         match effect:

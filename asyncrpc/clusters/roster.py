@@ -31,6 +31,7 @@ class ClusterWorker:
         incarnation: of its last life that was ready; 0: of none.
         failure: why it did not start, if that is so.
         why: what happened last, as text.
+        awaited: ends the wait of calls while it starts; None: none wait.
         news: wakes all that wait for its machine; it is never set for long.
         timer: of its machine.
     """
@@ -42,6 +43,7 @@ class ClusterWorker:
     incarnation: int = 0
     failure: WorkerFailed | None = None
     why: str = ""
+    awaited: asyncio.Future[None] | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
     timer: asyncio.TimerHandle | None = None
 
@@ -49,6 +51,11 @@ class ClusterWorker:
     def is_ended(self) -> bool:
         """Whether it does not run, and is not to run again."""
         return self.machine.state is _State.ENDED
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether it starts, or is to start."""
+        return self.machine.state in {_State.STARTING, _State.WAITING}
 
     @property
     def is_running(self) -> bool:

@@ -6,6 +6,7 @@ It reports twice at most, in its pipe: that it can be called, or why it cannot.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import pickle
 import signal
@@ -88,6 +89,12 @@ class WorkerFailed:
 
     summary: str
     traceback: str
+
+
+def die_with_parent(*, dies: bool = True) -> None:
+    """Let the kernel kill this process, or not, as the one that forked it ends."""
+    signal_number = signal.SIGKILL if dies else 0
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0)
 
 
 def become_worker(packed_order: bytes, reports: int) -> int:

@@ -235,6 +235,37 @@ async def test_two_clusters_at_once_inside_a_worker() -> None:
         assert outer.peer("outer").name == "outer"
 
 
+async def test_call_to_a_starting_worker_waits_for_it() -> None:
+    async with Cluster(1) as cluster:
+        starting = asyncio.create_task(cluster.start(1, names=["later"]))
+        await asyncio.sleep(0)
+        assert cluster.state("later") == "starting"
+        assert await cluster["later"].call(lambda text: text * 2, "ab") == "abab"
+        await starting
+
+
+async def test_call_to_a_lost_worker_waits_for_its_next_life() -> None:
+    async with Cluster(1, restart=QUICKLY) as cluster:
+        changes = cluster.changes()
+        pid = await cluster["w0"].call(os.getpid)
+        os.kill(pid, signal.SIGKILL)
+        assert (await anext(changes)).kind == "lost"
+        assert await cluster["w0"].call(os.getpid) != pid
+
+
+async def test_call_to_a_worker_that_does_not_start_says_why() -> None:
+    async with Cluster(1) as cluster:
+        starting = asyncio.create_task(cluster.start(1, names=["later"]))
+        await asyncio.sleep(0)
+        call = asyncio.create_task(cluster["later"].call(len, "abc"))
+        await asyncio.sleep(0)
+        await cluster.stop("later")
+        with pytest.raises(ClusterError, match="'later' did not start"):
+            await call
+        with pytest.raises(WorkerStartError):
+            await starting
+
+
 async def test_cancelled_start_leaves_nothing() -> None:
     async with Cluster(1) as cluster:
         starting = asyncio.create_task(cluster.start(2))
