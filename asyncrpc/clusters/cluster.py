@@ -318,17 +318,6 @@ class Cluster:
         driver = self._own_worker(LocalRendezvous(1), options)
         self._driver = await self._stack.enter_async_context(driver)
         self._begin_roster()
-        recipe = WorkerRecipe(
-            options=self._options,
-            socket_directory=directory.path if is_by_path else None,
-            threads=self._threads,
-            sharers=1,
-            drain_timeout_s=self._drain_timeout_s,
-            restart=self._restart,
-            keeps=self.name if self._is_kept else None,
-            is_here=self._ground.is_here,
-            secret=secret,
-        )
         keep = None
         if self._is_kept:
             await in_thread(kept.claim, self.name)
@@ -337,8 +326,17 @@ class Cluster:
         relay = OutputRelay(ProgramStreams())
         self._stack.push_async_callback(in_thread, relay.close)
         hosts = await open_hosts(self._ground, relay, self._stack)
-        sharers = max(1, -(-self._count // len(hosts)))
-        recipe = replace(recipe, sharers=sharers)
+        recipe = WorkerRecipe(
+            options=self._options,
+            socket_directory=directory.path if is_by_path else None,
+            threads=self._threads,
+            sharers=max(1, -(-self._count // len(hosts))),
+            drain_timeout_s=self._drain_timeout_s,
+            restart=self._restart,
+            keeps=self.name if self._is_kept else None,
+            is_here=self._ground.is_here,
+            secret=secret,
+        )
         self._lives = WorkerLives(driver, self._roster, recipe, hosts, keep)
         self._stack.push_async_callback(self._close_lives)
 

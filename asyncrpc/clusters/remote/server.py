@@ -56,11 +56,11 @@ def torch_version() -> str:
 
 def main(frames: int) -> None:
     """Serve until the standard input ends."""
-    asyncio.run(_serve(_Sender(frames)))
+    asyncio.run(_serve(_FrameWriter(frames)))
     os._exit(0)  # a thread may still wait for the program to take what was printed
 
 
-class _Sender:
+class _FrameWriter:
     """Writes frames, from any thread, one after the other; it waits for the program."""
 
     def __init__(self, descriptor: int) -> None:
@@ -92,7 +92,7 @@ class _Sender:
             self.send(Printed(name, stream, lines[at : at + _LINES_BYTES]))
 
 
-async def _serve(sender: _Sender) -> None:
+async def _serve(sender: _FrameWriter) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program alone
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     relay = OutputRelay(sender)
@@ -107,7 +107,7 @@ async def _serve(sender: _Sender) -> None:
 
 
 class _HostServer:
-    def __init__(self, sender: _Sender, host: LocalProcesses) -> None:
+    def __init__(self, sender: _FrameWriter, host: LocalProcesses) -> None:
         self._sender, self._host = sender, host
         self._processes: dict[int, WorkerProcess] = {}
 
