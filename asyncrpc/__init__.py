@@ -74,6 +74,9 @@ if TYPE_CHECKING:
         nn,
         optim,
     )
+    from asyncrpc.clusters.actors.actor import Actor, ActorReply, Actors, ActorsMethod
+    from asyncrpc.clusters.actors.exclusive import exclusive
+    from asyncrpc.clusters.actors.scatter import scatter
     from asyncrpc.clusters.changes import ClusterChange, ClusterChanges
     from asyncrpc.clusters.cluster import Cluster
     from asyncrpc.clusters.restarts import RestartLimits
@@ -83,6 +86,10 @@ else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
+            "Actor": "asyncrpc.clusters.actors.actor",
+            "ActorReply": "asyncrpc.clusters.actors.actor",
+            "Actors": "asyncrpc.clusters.actors.actor",
+            "ActorsMethod": "asyncrpc.clusters.actors.actor",
             "Cluster": "asyncrpc.clusters.cluster",
             "ClusterChange": "asyncrpc.clusters.changes",
             "ClusterChanges": "asyncrpc.clusters.changes",
@@ -93,11 +100,13 @@ else:
             "RestartLimits": "asyncrpc.clusters.restarts",
             "collectives": "asyncrpc.collectives",
             "ddp": "asyncrpc.ddp",
+            "exclusive": "asyncrpc.clusters.actors.exclusive",
             "inspection": "asyncrpc.inspection",
             "join_group": "asyncrpc.collectives",
             "multiprocessing": "asyncrpc.multiprocessing",
             "nn": "asyncrpc.nn",
             "optim": "asyncrpc.optim",
+            "scatter": "asyncrpc.clusters.actors.scatter",
         },
     )
 
@@ -133,6 +142,13 @@ __all__ = [  # noqa: RUF022
     "ClusterChange",
     "ClusterChanges",
     "RestartLimits",
+    # Objects on them
+    "Actor",
+    "Actors",
+    "ActorsMethod",
+    "ActorReply",
+    "exclusive",
+    "scatter",
     # Preemption by the scheduler
     "Preemption",
     "PreemptionStep",

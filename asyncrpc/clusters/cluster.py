@@ -19,11 +19,13 @@ from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from asyncrpc import LocalRendezvous, Options, Peer
 from asyncrpc.api import Worker
 from asyncrpc.clusters import machine as m
+from asyncrpc.clusters.actors.actor import Actors
+from asyncrpc.clusters.actors.spawning import spawn_in
 from asyncrpc.clusters.changes import Broadcast, ClusterChange, ClusterChanges
 from asyncrpc.clusters.local.processes import (
     LocalProcess,
@@ -57,6 +59,8 @@ from asyncrpc.errors import (
     UsageError,
     WorkerStartError,
 )
+
+T = TypeVar("T")
 
 WORKERS_MAX: Final = 4096
 NAME_LENGTH_MAX: Final = 255
@@ -461,6 +465,48 @@ class Cluster:
             await self.start(count - len(names))
         else:
             await self.stop(*names[count:])
+
+    # --- actors ----------------------------------------------------------------------
+
+    async def spawn(
+        self,
+        cls: type[T],
+        /,
+        *args: Any,
+        on: Sequence[str | Peer] | None = None,
+        per_worker: int = 1,
+        remake: bool = False,
+        **kwargs: Any,
+    ) -> Actors[T]:
+        """Make objects of a class on workers; return them once all are made.
+
+        Args:
+            cls: the class; it travels by name.  Its constructor runs in a thread.
+            *args: of the class; the same for each, but for `asyncrpc.scatter(...)`.
+            on: the workers, by name; None: all that run now.
+            per_worker: how many on each.
+            remake: make an object again, by the same arguments, if it was lost with its
+                worker, which has started again: at its next call, which waits for it.
+            **kwargs: of the class, as `args`.
+
+        Raises:
+            RemoteError: a constructor raised; no object is left.
+            ClusterError: a worker does not run.
+            NotStartedError: the cluster has not been entered, or has ended.
+            UsageError: an argument is out of range, or has the wrong type; or another
+                event loop runs here.
+
+        Cancellation:
+            No object is left.
+
+        Example:
+            >>> counters = await cluster.spawn(Counter, 1)
+            >>> totals = await counters.add(2)
+        """
+        self._check_loop("Cluster.spawn")
+        return await spawn_in(
+            self, cls, args, kwargs, on=on, per_worker=per_worker, remake=remake
+        )
 
     def _check_loop(self, used: str) -> None:
         if self.worker.is_closed:

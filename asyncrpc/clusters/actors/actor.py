@@ -1,0 +1,605 @@
+"""`Actor` and `Actors`: objects on workers, called by their methods.
+
+    counters = await cluster.spawn(Counter, 1)
+    totals = await counters.add(2)  # of each, in order
+    total = await counters[0].add(2)
+
+An actor is a value of its worker, and `Actor` holds a reference to it: the actor lives
+as long as a worker holds one.  Its methods run as functions do that a peer calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import inspect
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import (
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
+
+from asyncrpc import RRef, current_worker
+from asyncrpc.clusters.actors import owner
+from asyncrpc.clusters.actors.exclusive import methods_of
+from asyncrpc.clusters.actors.scatter import split
+from asyncrpc.core.arguments import check_kind, check_sequence, wrong
+from asyncrpc.core.worker import Worker
+from asyncrpc.errors import CallError, OwnerLostError, RemoteError, UsageError
+
+T = TypeVar("T")
+R = TypeVar("R")
+P = ParamSpec("P")
+
+# Makes a lost actor again, and returns the reference to it.
+Remake: TypeAlias = Callable[[], Awaitable[RRef[Any]]]
+
+_CALLED: Final = "called"
+_STREAMED: Final = "an asynchronous generator"
+_STEPPED: Final = "a plain generator"
+
+
+class ActorClass:
+    """What actors of a class offer: its methods, as far as they have been used."""
+
+    def __init__(self, cls: type) -> None:
+        self.cls = cls
+        self._kinds: dict[str, str] = {}
+
+    def kind(self, name: str) -> str:
+        """Return how a method is used; raise AttributeError if there is none."""
+        kind = self._kinds.get(name)
+        if kind is None:
+            kind = self._kinds[name] = self._look_up(name)
+        return kind
+
+    def _look_up(self, name: str) -> str:
+        cls = self.cls
+        method = getattr(cls, name, None)
+        is_private = name.startswith("_") and name != "__call__"
+        is_dynamic = method is None and hasattr(cls, "__getattr__")
+        if is_private or not (inspect.isroutine(method) or is_dynamic):
+            raise self._no_method(name, is_private=is_private)
+        if inspect.isasyncgenfunction(method):
+            return _STREAMED
+        return _STEPPED if inspect.isgeneratorfunction(method) else _CALLED
+
+    def _no_method(self, name: str, *, is_private: bool) -> AttributeError:
+        kind = self.cls.__qualname__
+        if is_private:
+            return AttributeError(
+                f"{kind}.{name} is private; actors have public methods"
+            )
+        if hasattr(self.cls, name):
+            return AttributeError(
+                f"{kind}.{name} is not a method; add one that returns its value"
+            )
+        known = [name for name, _ in methods_of(self.cls)]
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return AttributeError(f"{kind} has no method {name!r}{hint}")
+
+    def name_of(self, method: str | Callable[..., Any]) -> str:
+        """Return the name of a method that is given by itself or by name."""
+        if isinstance(method, str):
+            self.kind(method)
+            return method
+        name = getattr(method, "__name__", None)
+        homes = self.cls.__mro__
+        if not isinstance(name, str) or not any(
+            getattr(home, name, None) == method for home in homes
+        ):
+            raise wrong("method", f"a method of {self.cls.__qualname__}", method)
+        self.kind(name)
+        return name
+
+
+class Actor(Generic[T]):
+    """One object on a worker; from `Cluster.spawn`, by `actors[0]`.
+
+    An attribute is a method of the object: `await actor.add(2)`, or, if it is a
+    generator, `async for row in actor.rows()`.  `method` gives the same with types, and
+    reaches methods that have the name of an attribute below.
+
+    It travels in calls, as a reference does.  The object lives until no worker holds an
+    `Actor` of it; nothing is called at its end.
+
+    Thread safety:
+        Use it on the worker's event loop.
+
+    Attributes:
+        index: among those that were made with it.
+        worker: name of the worker that has the object.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_here",
+        "_interface",
+        "_proxy",
+        "_remake",
+        "_remaking",
+        "_rref",
+        "index",
+        "worker",
+    )
+
+    def __init__(
+        self,
+        here: Worker,
+        interface: ActorClass,
+        index: int,
+        rref: RRef[T],
+        remake: Remake | None = None,
+    ) -> None:
+        """Refer to an object that has been made; programs call `Cluster.spawn`."""
+        self._here = here
+        self._interface = interface
+        self.index = index
+        self.worker = rref.owner_name()
+        self._remake = remake
+        self._remaking = asyncio.Lock()
+        self._hold(rref)
+
+    def _hold(self, rref: RRef[T]) -> None:
+        self._rref = rref
+        self._proxy = rref.rpc_async()
+
+    @property
+    def rref(self) -> RRef[T]:
+        """The reference to the object; another one once it has been made again."""
+        return self._rref
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return self._bound(name)
+
+    # Of overlapping signatures the first one that fits counts.
+    @overload
+    def method(  # type: ignore[overload-overlap]
+        self, method: Callable[Concatenate[T, P], AsyncIterator[R]], /
+    ) -> Callable[P, AsyncGenerator[R, None]]: ...
+    @overload
+    def method(  # type: ignore[overload-overlap]
+        self, method: Callable[Concatenate[T, P], Iterator[R]], /
+    ) -> Callable[P, AsyncGenerator[R, None]]: ...
+    @overload
+    def method(
+        self, method: Callable[Concatenate[T, P], Awaitable[R]], /
+    ) -> Callable[P, Coroutine[Any, Any, R]]: ...
+    @overload
+    def method(
+        self, method: Callable[Concatenate[T, P], R], /
+    ) -> Callable[P, Coroutine[Any, Any, R]]: ...
+    @overload
+    def method(self, method: str, /) -> Callable[..., Any]: ...
+    def method(self, method: str | Callable[..., Any], /) -> Callable[..., Any]:
+        """Return a method of the object, to be called here.
+
+        Args:
+            method: of the class, `Counter.add`, so that type checkers see its
+                parameters and its result; or its name.
+
+        Raises:
+            AttributeError: the class has no public method of this name.
+            UsageError: `method` is not one of the class.
+
+        Example:
+            >>> add = actor.method(Counter.add)
+            >>> total = await add(2)
+        """
+        return self._bound(self._interface.name_of(method))
+
+    def _bound(self, name: str) -> Callable[..., Any]:
+        kind = self._interface.kind(name)
+        if kind is _CALLED:
+            return partial(self.run, name)
+        serve = owner.items_of if kind is _STREAMED else owner.steps_of
+        return partial(self._stream, serve, name)
+
+    async def run(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Internal: call a method."""
+        while True:
+            rref = self._rref
+            try:
+                return await getattr(self._proxy, name)(*args, **kwargs)
+            except OwnerLostError as error:
+                await self._recover(rref, error)
+            except CallError as error:
+                error.function = f"{self._label}.{name}"
+                raise
+
+    async def _stream(
+        self, serve: Callable[..., Any], name: str, *args: Any, **kwargs: Any
+    ) -> AsyncGenerator[Any, None]:
+        peer = self._here.peer(self.worker)
+        while True:
+            rref = self._rref
+            try:
+                items = peer.stream(serve, rref, name, args, kwargs)
+                async with aclosing(items):
+                    async for item in items:
+                        yield item
+            except OwnerLostError as error:
+                await self._recover(rref, error)
+            except CallError as error:
+                error.function = f"{self._label}.{name}"
+                raise
+            else:
+                return
+
+    async def _call_owner(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function of actors where the object is."""
+        while True:
+            rref = self._rref
+            try:
+                peer = self._here.peer(self.worker)
+                return await peer.call(function, rref, *args)
+            except OwnerLostError as error:
+                await self._recover(rref, error)
+            except CallError as error:
+                error.function = f"{self._label}: {function.__name__}"
+                raise
+
+    async def _recover(self, rref: RRef[T], error: OwnerLostError) -> None:
+        """Make the lost object again; raise if it is not lost, or for good."""
+        lost = rref.owner_id
+        is_its = (error.worker, error.incarnation) == (lost.name, lost.incarnation)
+        if isinstance(error, RemoteError) or not is_its:
+            raise error  # of another reference
+        if self._remake is None:
+            raise OwnerLostError(
+                worker=lost.name,
+                incarnation=lost.incarnation,
+                reason=f"{error.reason}. Actor {self._label} is lost with it: spawn "
+                "it again, or let spawn(..., remake=True) do so",
+            ) from error
+        async with self._remaking:
+            if self._rref is rref:
+                self._hold(await self._remake())
+
+    async def save(self) -> Any:
+        """Return a copy of the object's state: its `__getstate__`, as pickle uses it.
+
+        Of an exclusive actor, no call runs meanwhile.
+
+        Raises:
+            OwnerLostError: the worker of the actor is lost.
+            CallError: the state cannot be copied or sent, or the call failed.
+
+        Cancellation:
+            Nothing changes.
+        """
+        return await self._call_owner(owner.state_of)
+
+    async def load(self, state: Any) -> None:
+        """Give the object a state: by its `__setstate__`, or to its `__dict__`.
+
+        Of an exclusive actor, no call runs meanwhile.
+
+        Args:
+            state: as `save` returns it.
+
+        Raises:
+            OwnerLostError: the worker of the actor is lost.
+            CallError: the state cannot be sent or set, or the call failed.
+
+        Cancellation:
+            It may have been set.
+        """
+        await self._call_owner(owner.set_state, state)
+
+    def release(self) -> None:
+        """Give the reference back now, instead of when this is collected.  Idempotent.
+
+        Any later use raises RRefDeletedError.
+        """
+        self._rref.release()
+
+    @property
+    def _label(self) -> str:
+        return f"{self._interface.cls.__name__}[{self.index}]"
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Travel in a call: the reference does, and is not made again elsewhere."""
+        return _arrived, (self._interface.cls, self.index, self._rref)
+
+    def __repr__(self) -> str:
+        return f"<Actor {self._label} on {self.worker!r}>"
+
+
+def _arrived(cls: type[T], index: int, rref: RRef[T]) -> Actor[T]:
+    return Actor(current_worker(), ActorClass(cls), index, rref)
+
+
+@dataclass(frozen=True, slots=True)
+class ActorReply(Generic[R]):
+    """The answer of one of several actors.
+
+    Attributes:
+        actor: whose answer it is.
+        call: the task that called it, which is done.
+    """
+
+    actor: Actor[Any]
+    call: asyncio.Task[R]
+
+    @property
+    def error(self) -> BaseException | None:
+        """Return the error of the call; None if it did not fail."""
+        if self.call.cancelled():
+            return asyncio.CancelledError()
+        return self.call.exception()
+
+    def result(self) -> R:
+        """Return the result, or raise what the call failed with."""
+        return self.call.result()
+
+
+ActorAndCall: TypeAlias = tuple[Actor[Any], Coroutine[Any, Any, R]]
+
+
+async def _replies(
+    calls: Iterable[ActorAndCall[R]],
+) -> AsyncGenerator[ActorReply[R], None]:
+    """Run a call of each actor; yield each reply as it comes.
+
+    However it is left, the calls that have not ended are cancelled.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Queue[asyncio.Task[R]] = asyncio.Queue()  # each task comes once
+    tasks: dict[asyncio.Task[R], Actor[Any]] = {}
+    try:
+        for actor, call in calls:
+            task = loop.create_task(call)
+            tasks[task] = actor
+            task.add_done_callback(done.put_nowait)
+        for _ in range(len(tasks)):
+            task = await done.get()
+            yield ActorReply(tasks[task], task)
+    finally:
+        for task in tasks:
+            if not task.cancel() and not task.cancelled():
+                task.exception()  # marks it as read
+
+
+async def _results(
+    actors: Sequence[Actor[Any]], calls: Iterable[ActorAndCall[R]]
+) -> list[R]:
+    """Run a call of each actor; return the results in order, or raise the first error.
+
+    The error has a note that names the actor.
+    """
+    results: dict[Actor[Any], R] = {}
+    async with aclosing(_replies(calls)) as replies:
+        async for reply in replies:
+            try:
+                results[reply.actor] = reply.result()
+            except Exception as error:
+                error.add_note(f"From {reply.actor!r}")
+                raise
+    return [results[actor] for actor in actors]
+
+
+class ActorsMethod(Generic[P, R]):
+    """A method of several actors; from `Actors.method`, or an attribute of `Actors`."""
+
+    __slots__ = ("_actors", "_name")
+
+    def __init__(self, actors: Sequence[Actor[Any]], name: str) -> None:
+        self._actors = actors
+        self._name = name
+
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        """Call every actor; return the results in order.
+
+        The first error cancels the calls that have not ended.
+
+        Args:
+            *args: of the method; the same for each, but for `scatter(...)`.
+            **kwargs: likewise.
+
+        Raises:
+            UsageError: `scatter` has not one value for each.
+            Exception: what the first call that failed has raised, with a note that
+                names the actor.
+
+        Cancellation:
+            All calls that have not ended are cancelled.
+        """
+        return await _results(self._actors, self._calls(args, kwargs))
+
+    async def as_completed(
+        self, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncGenerator[ActorReply[R], None]:
+        """Call every actor; yield each reply as it comes.
+
+        An error is raised by `ActorReply.result()`, so that the loop can go on.  When
+        the iteration ends, or is left, the calls that have not ended are cancelled.
+
+        Args:
+            *args: as for a call.
+            **kwargs: as for a call.
+
+        Raises:
+            UsageError: `scatter` has not one value for each.
+
+        Cancellation:
+            All calls that have not ended are cancelled.
+
+        Example:
+            >>> async for reply in counters.add.as_completed(2):
+            ...     print(reply.actor.index, reply.result())
+        """
+        async with aclosing(_replies(self._calls(args, kwargs))) as replies:
+            async for reply in replies:
+                yield reply
+
+    def _calls(self, args: Any, kwargs: Any) -> Iterator[ActorAndCall[R]]:
+        arguments = split(len(self._actors), args, kwargs)
+        for actor, (by_place, by_name) in zip(self._actors, arguments, strict=True):
+            yield actor, actor.run(self._name, *by_place, **by_name)
+
+    def __repr__(self) -> str:
+        return f"<method {self._name} of {len(self._actors)} actors>"
+
+
+class Actors(Generic[T]):
+    """Several objects of a class, each on a worker; from `Cluster.spawn`.
+
+    A sequence: `len(actors)`, `actors[0]`, `actors[1:3]`, `for actor in actors`.  An
+    attribute is a method of all: `await actors.add(2)` returns a list in order, and
+    `actors.add.as_completed(2)` iterates over replies.  `method` gives the same with
+    types, and reaches methods that have the name of an attribute below.
+
+    It travels in calls, as references do.  See `Actor` for how long objects live.
+
+    Thread safety:
+        Use it on the worker's event loop.
+    """
+
+    __slots__ = ("__weakref__", "_actors", "_interface")
+
+    def __init__(self, interface: ActorClass, actors: Sequence[Actor[T]]) -> None:
+        """Gather actors of a class; programs call `Cluster.spawn`."""
+        self._interface = interface
+        self._actors = tuple(actors)
+
+    def __len__(self) -> int:
+        return len(self._actors)
+
+    def __iter__(self) -> Iterator[Actor[T]]:
+        return iter(self._actors)
+
+    @overload
+    def __getitem__(self, at: int) -> Actor[T]: ...
+    @overload
+    def __getitem__(self, at: slice) -> Actors[T]: ...
+    def __getitem__(self, at: int | slice) -> Actor[T] | Actors[T]:
+        """Return one actor, or some.
+
+        Raises:
+            IndexError: there are not so many.
+            UsageError: `at` is neither an integer nor a slice.
+        """
+        check_kind("at", at, (int, slice), "an index or a slice")
+        if isinstance(at, slice):
+            return Actors(self._interface, self._actors[at])
+        try:
+            return self._actors[at]
+        except IndexError:
+            count = len(self._actors)
+            raise IndexError(f"index {at} is out of range of {count} actors") from None
+
+    def __getattr__(self, name: str) -> ActorsMethod[..., Any]:
+        return self._bound(name)
+
+    @overload
+    def method(
+        self, method: Callable[Concatenate[T, P], Awaitable[R]], /
+    ) -> ActorsMethod[P, R]: ...
+    @overload
+    def method(
+        self, method: Callable[Concatenate[T, P], R], /
+    ) -> ActorsMethod[P, R]: ...
+    @overload
+    def method(self, method: str, /) -> ActorsMethod[..., Any]: ...
+    def method(self, method: str | Callable[..., Any], /) -> ActorsMethod[..., Any]:
+        """Return a method of all objects, to be called here.
+
+        Args:
+            method: of the class, `Counter.add`, so that type checkers see its
+                parameters and its result; or its name.
+
+        Raises:
+            AttributeError: the class has no public method of this name.
+            UsageError: `method` is not one of the class, or is a generator.
+
+        Example:
+            >>> totals = await counters.method(Counter.add)(2)
+        """
+        return self._bound(self._interface.name_of(method))
+
+    def _bound(self, name: str) -> ActorsMethod[..., Any]:
+        kind = self._interface.kind(name)
+        if kind is not _CALLED:
+            raise UsageError(
+                f"{name} is {kind}: iterate over that of one actor, such as"
+                f" `actors[0].{name}(...)`"
+            )
+        return ActorsMethod(self._actors, name)
+
+    async def save(self) -> list[Any]:
+        """Return a copy of the state of each object, in order; see `Actor.save`.
+
+        Raises:
+            OwnerLostError: the worker of an actor is lost.
+            CallError: a state cannot be copied or sent, or a call failed.
+
+        Cancellation:
+            Nothing changes.
+        """
+        calls = ((actor, actor.save()) for actor in self._actors)
+        return await _results(self._actors, calls)
+
+    async def load(self, states: Sequence[Any]) -> None:
+        """Give each object a state; see `Actor.load`.
+
+        Args:
+            states: one for each, in order, as `save` returns them.
+
+        Raises:
+            UsageError: `states` is not a sequence with one for each.
+            OwnerLostError: the worker of an actor is lost.
+            CallError: a state cannot be sent or set, or a call failed.
+
+        Cancellation:
+            Some may have been set.
+        """
+        check_sequence("states", states, "a sequence of states")
+        if len(states) != len(self._actors):
+            raise UsageError(
+                f"states must be {len(self._actors)}, one for each actor, not"
+                f" {len(states)}"
+            )
+        pairs = zip(self._actors, states, strict=True)
+        calls = ((actor, actor.load(state)) for actor, state in pairs)
+        await _results(self._actors, calls)
+
+    def release(self) -> None:
+        """Give the references back now, instead of when this is collected.  Idempotent.
+
+        Any later use raises RRefDeletedError.
+        """
+        for actor in self._actors:
+            actor.release()
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Travel in a call: the references do."""
+        return _gathered, (self._interface.cls, self._actors)
+
+    def __repr__(self) -> str:
+        workers = dict.fromkeys(repr(actor.worker) for actor in self._actors)
+        what = f"{len(self)} Actors of {self._interface.cls.__name__}"
+        return f"<{what} on {', '.join(workers)}>"
+
+
+def _gathered(cls: type[T], actors: Sequence[Actor[T]]) -> Actors[T]:
+    return Actors(ActorClass(cls), actors)
