@@ -37,20 +37,27 @@ from typing import (
     overload,
 )
 
-from asyncrpc import RRef, current_worker
+from asyncrpc import Peer, RRef, current_worker
 from asyncrpc.clusters.actors import owner
 from asyncrpc.clusters.actors.exclusive import methods_of
+from asyncrpc.clusters.actors.orders import Remaking
 from asyncrpc.clusters.actors.scatter import split
 from asyncrpc.core.arguments import check_kind, check_sequence, wrong
 from asyncrpc.core.worker import Worker
-from asyncrpc.errors import CallError, OwnerLostError, RemoteError, UsageError
+from asyncrpc.errors import (
+    AsyncRpcError,
+    CallError,
+    EncodeError,
+    Outcome,
+    OwnerLostError,
+    RemoteError,
+    UsageError,
+    WorkerLostError,
+)
 
 T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
-
-# Makes a lost actor again, and returns the reference to it.
-Remake: TypeAlias = Callable[[], Awaitable[RRef[Any]]]
 
 _CALLED: Final = "called"
 _STREAMED: Final = "an asynchronous generator"
@@ -134,8 +141,8 @@ class Actor(Generic[T]):
         "__weakref__",
         "_here",
         "_interface",
+        "_one_remakes",
         "_proxy",
-        "_remake",
         "_remaking",
         "_rref",
         "index",
@@ -144,24 +151,28 @@ class Actor(Generic[T]):
 
     def __init__(
         self,
-        here: Worker,
+        here: Worker | None,
         interface: ActorClass,
         index: int,
         rref: RRef[T],
-        remake: Remake | None = None,
+        remaking: Remaking | None = None,
     ) -> None:
         """Refer to an object that has been made; programs call `Cluster.spawn`."""
         self._here = here
         self._interface = interface
         self.index = index
         self.worker = rref.owner_name()
-        self._remake = remake
-        self._remaking = asyncio.Lock()
+        self._remaking = remaking
+        self._one_remakes = asyncio.Lock()
         self._hold(rref)
 
     def _hold(self, rref: RRef[T]) -> None:
         self._rref = rref
         self._proxy = rref.rpc_async()
+
+    def _peer(self) -> Peer:
+        # What has come in a call belongs to the worker that uses it.
+        return (self._here or current_worker()).peer(self.worker)
 
     @property
     def rref(self) -> RRef[T]:
@@ -210,26 +221,23 @@ class Actor(Generic[T]):
     def _bound(self, name: str) -> Callable[..., Any]:
         kind = self._interface.kind(name)
         if kind is _CALLED:
-            return partial(self.run, name)
+            return partial(self._run, name)
         serve = owner.items_of if kind is _STREAMED else owner.steps_of
         return partial(self._stream, serve, name)
 
-    async def run(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Internal: call a method."""
+    async def _run(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a method."""
         while True:
             rref = self._rref
             try:
                 return await getattr(self._proxy, name)(*args, **kwargs)
-            except OwnerLostError as error:
-                await self._recover(rref, error)
-            except CallError as error:
-                error.function = f"{self._label}.{name}"
-                raise
+            except (OwnerLostError, CallError) as error:
+                await self._recover(rref, error, name)
 
     async def _stream(
         self, serve: Callable[..., Any], name: str, *args: Any, **kwargs: Any
     ) -> AsyncGenerator[Any, None]:
-        peer = self._here.peer(self.worker)
+        peer = self._peer()
         while True:
             rref = self._rref
             try:
@@ -237,11 +245,8 @@ class Actor(Generic[T]):
                 async with aclosing(items):
                     async for item in items:
                         yield item
-            except OwnerLostError as error:
-                await self._recover(rref, error)
-            except CallError as error:
-                error.function = f"{self._label}.{name}"
-                raise
+            except (OwnerLostError, CallError) as error:
+                await self._recover(rref, error, name)
             else:
                 return
 
@@ -250,30 +255,30 @@ class Actor(Generic[T]):
         while True:
             rref = self._rref
             try:
-                peer = self._here.peer(self.worker)
-                return await peer.call(function, rref, *args)
-            except OwnerLostError as error:
-                await self._recover(rref, error)
-            except CallError as error:
-                error.function = f"{self._label}: {function.__name__}"
-                raise
+                return await self._peer().call(function, rref, *args)
+            except (OwnerLostError, CallError) as error:
+                await self._recover(rref, error, function.__name__)
 
-    async def _recover(self, rref: RRef[T], error: OwnerLostError) -> None:
+    async def _recover(self, rref: RRef[T], error: AsyncRpcError, name: str) -> None:
         """Make the lost object again; raise if it is not lost, or for good."""
-        lost = rref.owner_id
-        is_its = (error.worker, error.incarnation) == (lost.name, lost.incarnation)
-        if isinstance(error, RemoteError) or not is_its:
-            raise error  # of another reference
-        if self._remake is None:
+        loss = _loss_of(rref, error)
+        if loss is not None and self._remaking is None:
             raise OwnerLostError(
-                worker=lost.name,
-                incarnation=lost.incarnation,
-                reason=f"{error.reason}. Actor {self._label} is lost with it: spawn "
+                worker=loss.worker,
+                incarnation=loss.incarnation,
+                reason=f"{loss.reason}. Actor {self._label} is lost with it: spawn "
                 "it again, or let spawn(..., remake=True) do so",
             ) from error
-        async with self._remaking:
+        if self._remaking is None or (
+            loss is None
+            and not (_has_not_arrived(error) and self._remaking.worker_is_gone)
+        ):
+            if isinstance(error, CallError):
+                error.function = f"{self._label}.{name}"
+            raise error
+        async with self._one_remakes:
             if self._rref is rref:
-                self._hold(await self._remake())
+                self._hold(await self._remaking.make())
 
     async def save(self) -> Any:
         """Return a copy of the object's state: its `__getstate__`, as pickle uses it.
@@ -287,7 +292,7 @@ class Actor(Generic[T]):
         Cancellation:
             Nothing changes.
         """
-        return await self._call_owner(owner.state_of)
+        return await self._call_owner(owner.save)
 
     async def load(self, state: Any) -> None:
         """Give the object a state: by its `__setstate__`, or to its `__dict__`.
@@ -304,7 +309,7 @@ class Actor(Generic[T]):
         Cancellation:
             It may have been set.
         """
-        await self._call_owner(owner.set_state, state)
+        await self._call_owner(owner.load, state)
 
     def release(self) -> None:
         """Give the reference back now, instead of when this is collected.  Idempotent.
@@ -325,8 +330,28 @@ class Actor(Generic[T]):
         return f"<Actor {self._label} on {self.worker!r}>"
 
 
+def _loss_of(rref: RRef[Any], error: BaseException | None) -> OwnerLostError | None:
+    """Return what says in an error that the value of a reference is lost."""
+    if isinstance(error, RemoteError):
+        return None  # of a reference that the method has used
+    if isinstance(error, EncodeError):
+        return _loss_of(rref, error.__cause__)  # a lost reference cannot be sent
+    if not isinstance(error, OwnerLostError):
+        return None
+    owner = rref.owner_id
+    is_its = (error.worker, error.incarnation) == (owner.name, owner.incarnation)
+    return error if is_its else None
+
+
+def _has_not_arrived(error: AsyncRpcError) -> bool:
+    """Return whether a call has not reached its worker."""
+    if not isinstance(error, WorkerLostError) or isinstance(error, RemoteError):
+        return False
+    return error.outcome is Outcome.NOT_EXECUTED
+
+
 def _arrived(cls: type[T], index: int, rref: RRef[T]) -> Actor[T]:
-    return Actor(current_worker(), ActorClass(cls), index, rref)
+    return Actor(None, ActorClass(cls), index, rref)
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,7 +480,8 @@ class ActorsMethod(Generic[P, R]):
     def _calls(self, args: Any, kwargs: Any) -> Iterator[ActorAndCall[R]]:
         arguments = split(len(self._actors), args, kwargs)
         for actor, (by_place, by_name) in zip(self._actors, arguments, strict=True):
-            yield actor, actor.run(self._name, *by_place, **by_name)
+            call = actor._run(self._name, *by_place, **by_name)  # noqa: SLF001
+            yield actor, call
 
     def __repr__(self) -> str:
         return f"<method {self._name} of {len(self._actors)} actors>"

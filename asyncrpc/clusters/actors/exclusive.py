@@ -96,7 +96,7 @@ class _CallTurns:
         self._lock.release()
 
 
-class _TurnTaker:
+class TurnTaker:
     """Stands for an actor with exclusive methods; its subclass has them."""
 
     def __init__(self, actor: Any) -> None:
@@ -121,7 +121,7 @@ def with_turns(actor: object) -> object:
         name: (_in_turn if name in marked else _at_once)(name, method)
         for name, method in methods.items()
     }
-    kind = type(cls.__name__, (_TurnTaker,), forwarded)
+    kind = type(cls.__name__, (TurnTaker,), forwarded)
     kind.__module__, kind.__qualname__ = cls.__module__, cls.__qualname__
     if _EXPOSED in vars(cls):
         expose(kind)
@@ -130,12 +130,12 @@ def with_turns(actor: object) -> object:
 
 def actor_of(value: Any) -> Any:
     """Return the actor that a worker holds."""
-    return value._actor if isinstance(value, _TurnTaker) else value  # noqa: SLF001
+    return value._actor if isinstance(value, TurnTaker) else value  # noqa: SLF001
 
 
 def turn_of(value: Any) -> AbstractAsyncContextManager[None]:
     """Return a context in which no exclusive call of an actor runs."""
-    if isinstance(value, _TurnTaker):
+    if isinstance(value, TurnTaker):
         return value._turns  # noqa: SLF001
     return nullcontext()
 
@@ -144,7 +144,7 @@ def _at_once(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method of the same kind that calls one of the actor."""
     if inspect.isasyncgenfunction(method):
 
-        async def items(self: _TurnTaker, *args: Any, **kwargs: Any) -> Any:
+        async def items(self: TurnTaker, *args: Any, **kwargs: Any) -> Any:
             async with aclosing(getattr(self._actor, name)(*args, **kwargs)) as source:
                 async for item in source:
                     yield item
@@ -152,18 +152,18 @@ def _at_once(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         return functools.wraps(method)(items)
     if inspect.isgeneratorfunction(method):
 
-        def steps(self: _TurnTaker, *args: Any, **kwargs: Any) -> Any:
+        def steps(self: TurnTaker, *args: Any, **kwargs: Any) -> Any:
             return (yield from getattr(self._actor, name)(*args, **kwargs))
 
         return functools.wraps(method)(steps)
     if inspect.iscoroutinefunction(method):
 
-        async def run(self: _TurnTaker, *args: Any, **kwargs: Any) -> Any:
+        async def run(self: TurnTaker, *args: Any, **kwargs: Any) -> Any:
             return await getattr(self._actor, name)(*args, **kwargs)
 
         return functools.wraps(method)(run)
 
-    def call(self: _TurnTaker, *args: Any, **kwargs: Any) -> Any:
+    def call(self: TurnTaker, *args: Any, **kwargs: Any) -> Any:
         return getattr(self._actor, name)(*args, **kwargs)
 
     return functools.wraps(method)(call)  # with its marks, which say where it runs
@@ -177,9 +177,7 @@ def _in_turn(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     run: Any
     if inspect.isasyncgenfunction(method):
 
-        async def run(
-            self: _TurnTaker, *args: Any, **kwargs: Any
-        ) -> AsyncIterator[Any]:
+        async def run(self: TurnTaker, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
             async with self._turns:
                 source = getattr(self._actor, name)(*args, **kwargs)
                 async with aclosing(source):
@@ -193,13 +191,13 @@ def _in_turn(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         )
     elif inspect.iscoroutinefunction(method):
 
-        async def run(self: _TurnTaker, *args: Any, **kwargs: Any) -> Any:
+        async def run(self: TurnTaker, *args: Any, **kwargs: Any) -> Any:
             async with self._turns:
                 return await getattr(self._actor, name)(*args, **kwargs)
 
     else:
 
-        async def run(self: _TurnTaker, *args: Any, **kwargs: Any) -> Any:
+        async def run(self: TurnTaker, *args: Any, **kwargs: Any) -> Any:
             call = functools.partial(getattr(self._actor, name), *args, **kwargs)
             await self._turns.__aenter__()
             return await _in_thread(call, self._turns.end)

@@ -44,7 +44,7 @@ def steps_of(
     yield from _method(rref.local_value(), name)(*args, **kwargs)
 
 
-async def state_of(rref: RRef[Any]) -> Any:
+async def save(rref: RRef[Any]) -> Any:
     """Return a copy of the state of an actor, as pickle takes it."""
     value = await rref
     actor = actor_of(value)
@@ -53,7 +53,7 @@ async def state_of(rref: RRef[Any]) -> Any:
         return await _in_thread(lambda: copy.deepcopy(actor.__getstate__()))
 
 
-async def set_state(rref: RRef[Any], state: Any) -> None:
+async def load(rref: RRef[Any], state: Any) -> None:
     """Give an actor a state, as pickle does."""
     value = await rref
     actor = actor_of(value)
@@ -70,7 +70,8 @@ def _set_state(actor: Any, state: Any) -> None:
     slots: Mapping[str, Any] = {}
     if isinstance(state, tuple):
         state, slots = state
-    actor.__dict__.update(state or {})
+    if state:
+        actor.__dict__.update(state)
     for name, value in slots.items():
         setattr(actor, name, value)
 

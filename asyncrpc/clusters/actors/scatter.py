@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, overload
 
 import torch
 
 from asyncrpc.core.arguments import check_sequence, wrong
-from asyncrpc.errors import UsageError
+from asyncrpc.errors import EncodeError, UsageError
 
 T = TypeVar("T")
 
@@ -36,13 +36,17 @@ class _Scattered:
 
     def __reduce__(self) -> NoReturn:
         """Refuse to travel: a part does."""
-        raise UsageError(
+        raise EncodeError(
             "scatter(...) is an argument of its own for several actors: it cannot be "
             "inside another value, or go to one actor or a peer"
         )
 
 
-def scatter(values: Sequence[T] | torch.Tensor) -> T:
+@overload
+def scatter(values: torch.Tensor) -> torch.Tensor: ...
+@overload
+def scatter(values: Sequence[T]) -> T: ...
+def scatter(values: Any) -> Any:
     """Split an argument of a call among actors, instead of repeating it for each.
 
     Args:
@@ -64,7 +68,7 @@ def scatter(values: Sequence[T] | torch.Tensor) -> T:
         check_sequence("values", values, "a sequence or a tensor")
     elif not values.dim():
         raise wrong("values", "a tensor with a dimension to split", values)
-    return cast("T", _Scattered(values))
+    return _Scattered(values)
 
 
 def split(

@@ -1,36 +1,25 @@
-"""Actors are made: on which workers, all or none, and again when a worker was lost."""
+"""Actors are made: on which workers, and all or none."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from asyncrpc import Peer, RRef, Worker
-from asyncrpc.clusters.actors import owner
 from asyncrpc.clusters.actors.actor import Actor, ActorClass, Actors
+from asyncrpc.clusters.actors.orders import ActorOrder, Remaking
 from asyncrpc.clusters.actors.scatter import split
-from asyncrpc.clusters.changes import ClusterChanges
-from asyncrpc.clusters.machine import ClusterWorkerState
 from asyncrpc.core.arguments import check_count, check_flag, check_kind, listed, wrong
-from asyncrpc.errors import (
-    CallError,
-    DeadlineExceededError,
-    NotStartedError,
-    Outcome,
-    OwnerLostError,
-    RemoteError,
-    WorkerLostError,
-)
-from asyncrpc.extend import host_of
 
 if TYPE_CHECKING:
     from asyncrpc.clusters.cluster import Cluster
 
 T = TypeVar("T")
 
-PER_WORKER_MAX = 4096
+PER_WORKER_MAX: Final = 4096
 
 
 async def spawn_in(
@@ -48,28 +37,33 @@ async def spawn_in(
     check_count("per_worker", per_worker, at_least=1, at_most=PER_WORKER_MAX)
     check_flag("remake", remake)
     workers = [worker for worker in _workers(cluster, on) for _ in range(per_worker)]
+    remaking = partial(Remaking, cluster) if remake else None
+    return await spawn_on(cluster.worker, workers, cls, args, kwargs, remaking=remaking)
+
+
+async def spawn_on(
+    here: Worker,
+    workers: Sequence[str],
+    cls: type[T],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    remaking: Callable[[ActorOrder], Remaking] | None = None,
+) -> Actors[T]:
+    """Make an actor for each name of a worker; all or none."""
     orders = [
         ActorOrder(cls, index, worker, *arguments)
         for index, (worker, arguments) in enumerate(
             zip(workers, split(len(workers), args, kwargs), strict=True)
         )
     ]
-    here = cluster.worker
     references = await make_all(here, orders)
     interface = ActorClass(cls)
-    return Actors(
-        interface,
-        [
-            Actor(
-                here,
-                interface,
-                order.index,
-                rref,
-                Remaking(cluster, order).make if remake else None,
-            )
-            for order, rref in zip(orders, references, strict=True)
-        ],
-    )
+    actors = [
+        Actor(here, interface, order.index, rref, remaking and remaking(order))
+        for order, rref in zip(orders, references, strict=True)
+    ]
+    return Actors(interface, actors)
 
 
 def _workers(cluster: Cluster, on: Sequence[str | Peer] | None) -> list[str]:
@@ -90,38 +84,6 @@ def _workers(cluster: Cluster, on: Sequence[str | Peer] | None) -> list[str]:
     return names
 
 
-@dataclass(frozen=True, slots=True)
-class ActorOrder:
-    """An actor that is to be made.
-
-    Attributes:
-        index: among those that are made with it.
-        worker: name of the worker that gets it.
-        args, kwargs: of the class.
-    """
-
-    cls: type
-    index: int
-    worker: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    @property
-    def label(self) -> str:
-        """What tells it from the others."""
-        return f"{self.cls.__name__}[{self.index}]"
-
-    async def make(self, here: Worker) -> RRef[Any]:
-        """Make it now; return the reference to it."""
-        peer = here.peer(self.worker)
-        try:
-            return await peer.call(owner.make, self.cls, self.args, self.kwargs)
-        except CallError as error:
-            error.function = f"{self.label}.__init__"
-            error.add_note(f"Actor {self.label} on {self.worker!r} was not made")
-            raise
-
-
 async def make_all(here: Worker, orders: Sequence[ActorOrder]) -> list[RRef[Any]]:
     """Make all actors or none; the first error is raised."""
     tasks: list[asyncio.Task[RRef[Any]]] = []
@@ -136,47 +98,3 @@ async def make_all(here: Worker, orders: Sequence[ActorOrder]) -> list[RRef[Any]
             raise error.exceptions[0] from None
         raise
     return [task.result() for task in tasks]
-
-
-class Remaking:
-    """How a lost actor is made again: by the arguments that it was made with."""
-
-    def __init__(self, cluster: Cluster, order: ActorOrder) -> None:
-        self._cluster = cluster
-        self._order = order
-
-    async def make(self) -> RRef[Any]:
-        """Make it once its worker runs again; return the reference to it."""
-        timeout_s = host_of(self._cluster.worker).options.rpc_timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._once_it_runs()
-        except TimeoutError as error:
-            if isinstance(error, CallError) or timeout_s is None:
-                raise
-            raise DeadlineExceededError(
-                function=f"{self._order.label}.__init__",
-                to=self._order.worker,
-                outcome=Outcome.NOT_EXECUTED,
-                timeout_s=timeout_s,
-            ) from error
-
-    async def _once_it_runs(self) -> RRef[Any]:
-        cluster, worker = self._cluster, self._order.worker
-        changes = cluster.changes()
-        while True:
-            _ = cluster[worker]  # raises if it does not run, and will not
-            if cluster.state(worker) is ClusterWorkerState.RUNNING:
-                try:
-                    return await self._order.make(cluster.worker)
-                except (WorkerLostError, OwnerLostError) as error:
-                    if isinstance(error, RemoteError):
-                        raise  # of another worker
-            await self._change(changes)  # a lost worker's, which is to come
-
-    async def _change(self, changes: ClusterChanges) -> None:
-        """Wait for a change of the worker."""
-        async for change in changes:
-            if change.worker == self._order.worker:
-                return
-        raise NotStartedError(f"the cluster {self._cluster.name!r} has ended")
