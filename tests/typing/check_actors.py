@@ -1,4 +1,4 @@
-"""What type checkers make of actors: a method's parameters are checked, its result typed.
+"""What type checkers make of actors: parameters are checked, results are typed.
 
 Checked with the rest of tests by `make type`, and never run.
 """

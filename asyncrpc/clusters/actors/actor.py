@@ -51,6 +51,7 @@ from asyncrpc.errors import (
     Outcome,
     OwnerLostError,
     RemoteError,
+    UnknownWorkerError,
     UsageError,
     WorkerLostError,
 )
@@ -231,21 +232,20 @@ class Actor(Generic[T]):
             rref = self._rref
             try:
                 return await getattr(self._proxy, name)(*args, **kwargs)
-            except (OwnerLostError, CallError) as error:
+            except (OwnerLostError, CallError, UnknownWorkerError) as error:
                 await self._recover(rref, error, name)
 
     async def _stream(
-        self, serve: Callable[..., Any], name: str, *args: Any, **kwargs: Any
+        self, serve: Callable[..., Any], name: str, /, *args: Any, **kwargs: Any
     ) -> AsyncGenerator[Any, None]:
-        peer = self._peer()
         while True:
             rref = self._rref
             try:
-                items = peer.stream(serve, rref, name, args, kwargs)
+                items = self._peer().stream(serve, rref, name, args, kwargs)
                 async with aclosing(items):
                     async for item in items:
                         yield item
-            except (OwnerLostError, CallError) as error:
+            except (OwnerLostError, CallError, UnknownWorkerError) as error:
                 await self._recover(rref, error, name)
             else:
                 return
@@ -256,29 +256,33 @@ class Actor(Generic[T]):
             rref = self._rref
             try:
                 return await self._peer().call(function, rref, *args)
-            except (OwnerLostError, CallError) as error:
+            except (OwnerLostError, CallError, UnknownWorkerError) as error:
                 await self._recover(rref, error, function.__name__)
 
     async def _recover(self, rref: RRef[T], error: AsyncRpcError, name: str) -> None:
         """Make the lost object again; raise if it is not lost, or for good."""
-        loss = _loss_of(rref, error)
-        if loss is not None and self._remaking is None:
+        is_unheard_of = isinstance(error, UnknownWorkerError)
+        if is_unheard_of and self._here is None and not isinstance(error, RemoteError):
+            await current_worker().find(self.worker)  # it came before the news of it
+            return
+        loss, remaking = _loss_of(rref, error), self._remaking
+        if remaking is not None and (
+            loss is not None or (_has_not_arrived(error) and remaking.worker_is_gone)
+        ):
+            async with self._one_remakes:
+                if self._rref is rref:
+                    self._hold(await remaking.make())
+            return
+        if loss is not None:
             raise OwnerLostError(
                 worker=loss.worker,
                 incarnation=loss.incarnation,
                 reason=f"{loss.reason}. Actor {self._label} is lost with it: spawn "
                 "it again, or let spawn(..., remake=True) do so",
             ) from error
-        if self._remaking is None or (
-            loss is None
-            and not (_has_not_arrived(error) and self._remaking.worker_is_gone)
-        ):
-            if isinstance(error, CallError):
-                error.function = f"{self._label}.{name}"
-            raise error
-        async with self._one_remakes:
-            if self._rref is rref:
-                self._hold(await self._remaking.make())
+        if isinstance(error, CallError):
+            error.function = f"{self._label}.{name}"
+        raise error
 
     async def save(self) -> Any:
         """Return a copy of the object's state: its `__getstate__`, as pickle uses it.
@@ -345,9 +349,11 @@ def _loss_of(rref: RRef[Any], error: BaseException | None) -> OwnerLostError | N
 
 def _has_not_arrived(error: AsyncRpcError) -> bool:
     """Return whether a call has not reached its worker."""
-    if not isinstance(error, WorkerLostError) or isinstance(error, RemoteError):
+    if isinstance(error, RemoteError):
         return False
-    return error.outcome is Outcome.NOT_EXECUTED
+    if isinstance(error, WorkerLostError):
+        return error.outcome is Outcome.NOT_EXECUTED
+    return isinstance(error, UnknownWorkerError)
 
 
 def _arrived(cls: type[T], index: int, rref: RRef[T]) -> Actor[T]:
