@@ -74,7 +74,8 @@ if TYPE_CHECKING:
         nn,
         optim,
     )
-    from asyncrpc.clusters.actors.actor import Actor, ActorReply, Actors, ActorsMethod
+    from asyncrpc.clusters.actors.actor import Actor
+    from asyncrpc.clusters.actors.actors import ActorReply, Actors, ActorsMethod
     from asyncrpc.clusters.actors.exclusive import exclusive
     from asyncrpc.clusters.actors.scatter import scatter
     from asyncrpc.clusters.changes import ClusterChange, ClusterChanges
@@ -87,9 +88,9 @@ else:
         __name__,
         {
             "Actor": "asyncrpc.clusters.actors.actor",
-            "ActorReply": "asyncrpc.clusters.actors.actor",
-            "Actors": "asyncrpc.clusters.actors.actor",
-            "ActorsMethod": "asyncrpc.clusters.actors.actor",
+            "ActorReply": "asyncrpc.clusters.actors.actors",
+            "Actors": "asyncrpc.clusters.actors.actors",
+            "ActorsMethod": "asyncrpc.clusters.actors.actors",
             "Cluster": "asyncrpc.clusters.cluster",
             "ClusterChange": "asyncrpc.clusters.changes",
             "ClusterChanges": "asyncrpc.clusters.changes",

@@ -11,6 +11,7 @@ its decisions out.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import secrets
 import signal
@@ -24,7 +25,7 @@ from typing import Any, Final, Self, TypeVar
 from asyncrpc import LocalRendezvous, Options, Peer
 from asyncrpc.api import Worker
 from asyncrpc.clusters import machine as m
-from asyncrpc.clusters.actors.actor import Actors
+from asyncrpc.clusters.actors.actors import Actors
 from asyncrpc.clusters.actors.spawning import spawn_in
 from asyncrpc.clusters.changes import Broadcast, ClusterChange, ClusterChanges
 from asyncrpc.clusters.local.processes import (
@@ -355,7 +356,7 @@ class Cluster:
         self._check_loop("Cluster.start")
         check_count("count", count, at_most=WORKERS_MAX)
         if names is None:
-            names = self._next_names(count)
+            names = _next_names(count, self.names)
         _check_names(names, count, self.name)
         for name in names:
             known = self._members.get(name)
@@ -371,14 +372,6 @@ class Cluster:
             self._advance(member, m.StartAsked())
         await self._until_ready(members)
         return [self.worker.peer(member.name) for member in members]
-
-    def _next_names(self, count: int) -> list[str]:
-        names, number = list[str](), 0
-        while len(names) < count:
-            if (name := f"w{number}") not in self.names:
-                names.append(name)
-            number += 1
-        return names
 
     async def _until_ready(self, members: Sequence[_ClusterWorker]) -> None:
         try:
@@ -466,8 +459,6 @@ class Cluster:
         else:
             await self.stop(*names[count:])
 
-    # --- actors ----------------------------------------------------------------------
-
     async def spawn(
         self,
         cls: type[T],
@@ -481,32 +472,23 @@ class Cluster:
         """Make objects of a class on workers; return them once all are made.
 
         Args:
-            cls: the class; it travels by name.  Its constructor runs in a thread.
+            cls: the class, whose constructor runs in a thread.
             *args: of the class; the same for each, but for `asyncrpc.scatter(...)`.
             on: the workers, by name; None: all that run now.
             per_worker: how many on each.
-            remake: make an object again, by the same arguments, if it was lost with its
-                worker, which has started again: at its next call, which waits for it.
+            remake: make an object again at its next call if its worker was lost.
             **kwargs: of the class, as `args`.
 
         Raises:
             RemoteError: a constructor raised; no object is left.
             ClusterError: a worker does not run.
-            NotStartedError: the cluster has not been entered, or has ended.
-            UsageError: an argument is out of range, or has the wrong type; or another
-                event loop runs here.
+            UsageError: an argument is wrong, the cluster does not run, or not here.
 
         Cancellation:
             No object is left.
-
-        Example:
-            >>> counters = await cluster.spawn(Counter, 1)
-            >>> totals = await counters.add(2)
         """
         self._check_loop("Cluster.spawn")
-        return await spawn_in(
-            self, cls, args, kwargs, on=on, per_worker=per_worker, remake=remake
-        )
+        return await spawn_in(self, cls, args, kwargs, on, per_worker, remake)
 
     def _check_loop(self, used: str) -> None:
         if self.worker.is_closed:
@@ -621,6 +603,13 @@ class Cluster:
         is_running = member.machine.state is m.ClusterWorkerState.RUNNING
         if is_running and member.process is not None:
             member.process.send(signal.SIGKILL)
+
+
+def _next_names(count: int, taken: Sequence[str]) -> list[str]:
+    names = (
+        name for number in itertools.count() if (name := f"w{number}") not in taken
+    )
+    return list(itertools.islice(names, count))
 
 
 def _check_names(names: Sequence[str], count: int, own: str) -> None:

@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from asyncrpc import Peer, RRef, Worker
-from asyncrpc.clusters.actors.actor import Actor, ActorClass, Actors
+from asyncrpc.clusters.actors.actor import Actor, ActorClass
+from asyncrpc.clusters.actors.actors import Actors
 from asyncrpc.clusters.actors.orders import ActorOrder, Remaking
 from asyncrpc.clusters.actors.scatter import split
 from asyncrpc.core.arguments import check_count, check_flag, check_kind, listed, wrong
@@ -22,15 +23,14 @@ T = TypeVar("T")
 PER_WORKER_MAX: Final = 4096
 
 
-async def spawn_in(
+async def spawn_in(  # noqa: PLR0917
     cluster: Cluster,
     cls: type[T],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    *,
     on: Sequence[str | Peer] | None,
     per_worker: int,
-    remake: bool,
+    remake: bool,  # noqa: FBT001
 ) -> Actors[T]:
     """Make actors on workers of a cluster; see `Cluster.spawn`."""
     check_kind("cls", cls, type, "a class")
