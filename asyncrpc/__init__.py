@@ -74,6 +74,10 @@ if TYPE_CHECKING:
         nn,
         optim,
     )
+    from asyncrpc.clusters.actors.actor import Actor
+    from asyncrpc.clusters.actors.actors import ActorReply, Actors, ActorsMethod
+    from asyncrpc.clusters.actors.exclusive import exclusive
+    from asyncrpc.clusters.actors.scatter import scatter
     from asyncrpc.clusters.changes import ClusterChange, ClusterChanges
     from asyncrpc.clusters.cluster import Cluster
     from asyncrpc.clusters.remote.options import SlurmOptions, SshOptions
@@ -84,6 +88,10 @@ else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
+            "Actor": "asyncrpc.clusters.actors.actor",
+            "ActorReply": "asyncrpc.clusters.actors.actors",
+            "Actors": "asyncrpc.clusters.actors.actors",
+            "ActorsMethod": "asyncrpc.clusters.actors.actors",
             "Cluster": "asyncrpc.clusters.cluster",
             "ClusterChange": "asyncrpc.clusters.changes",
             "ClusterChanges": "asyncrpc.clusters.changes",
@@ -96,11 +104,13 @@ else:
             "SshOptions": "asyncrpc.clusters.remote.options",
             "collectives": "asyncrpc.collectives",
             "ddp": "asyncrpc.ddp",
+            "exclusive": "asyncrpc.clusters.actors.exclusive",
             "inspection": "asyncrpc.inspection",
             "join_group": "asyncrpc.collectives",
             "multiprocessing": "asyncrpc.multiprocessing",
             "nn": "asyncrpc.nn",
             "optim": "asyncrpc.optim",
+            "scatter": "asyncrpc.clusters.actors.scatter",
         },
     )
 
@@ -138,6 +148,13 @@ __all__ = [  # noqa: RUF022
     "RestartLimits",
     "SshOptions",
     "SlurmOptions",
+    # Objects on them
+    "Actor",
+    "Actors",
+    "ActorsMethod",
+    "ActorReply",
+    "exclusive",
+    "scatter",
     # Preemption by the scheduler
     "Preemption",
     "PreemptionStep",

@@ -6,6 +6,7 @@ from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from typing import Any
 
+from asyncrpc.clusters.actors.exclusive import TurnTaker
 from asyncrpc.core.barriers.machine.series import Series
 from asyncrpc.core.barriers.machine.table import SeriesTable
 from asyncrpc.core.calls.credit import InboundCredit
@@ -32,6 +33,10 @@ def credit_use(credit: InboundCredit) -> CreditUse:
     budget = credit.budget
     promised_bytes = budget.tickets_bytes + budget.windows_bytes
     return CreditUse(budget.held_bytes, promised_bytes, budget.waiting)
+
+
+def calls_waiting_for_turn(held: TurnTaker) -> int:
+    return held._turns._waiting
 
 
 def slabs_of(pool: SlabPool) -> tuple[int, ...]:

@@ -15,12 +15,14 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import Final, Self, Unpack
+from typing import Any, Final, Self, TypeVar, Unpack
 
 from asyncrpc import JoinRendezvous, LocalRendezvous, Options, Peer
 from asyncrpc.api import Worker
 from asyncrpc.clusters import kept
 from asyncrpc.clusters import machine as m
+from asyncrpc.clusters.actors.actors import Actors
+from asyncrpc.clusters.actors.spawning import spawn_in
 from asyncrpc.clusters.attachment import AttachedWorkers
 from asyncrpc.clusters.changes import ClusterChanges
 from asyncrpc.clusters.hosts import Ground, open_hosts
@@ -59,6 +61,8 @@ from asyncrpc.errors import (
     UsageError,
 )
 from asyncrpc.extend import add_service
+
+T = TypeVar("T")
 
 _SECRET_BYTES: Final = 32  # as long as the hash of the HMAC that proves it
 
@@ -521,6 +525,37 @@ class Cluster:
             await self.start(count - len(names))
         else:
             await self.stop(*names[count:])
+
+    async def spawn(
+        self,
+        cls: type[T],
+        /,
+        *args: Any,
+        on: Sequence[str | Peer] | None = None,
+        per_worker: int = 1,
+        remake: bool = False,
+        **kwargs: Any,
+    ) -> Actors[T]:
+        """Make objects of a class on workers; return them once all are made.
+
+        Args:
+            cls: the class, whose constructor runs in a thread.
+            *args: of the class; the same for each, but for `asyncrpc.scatter(...)`.
+            on: the workers, by name; None: all that run now.
+            per_worker: how many on each.
+            remake: make an object again at its next call if its worker was lost.
+            **kwargs: of the class, as `args`.
+
+        Raises:
+            RemoteError: a constructor raised; no object is left.
+            ClusterError: a worker does not run.
+            UsageError: an argument is wrong, the cluster does not run, or not here.
+
+        Cancellation:
+            No object is left.
+        """
+        self._check_loop("Cluster.spawn")
+        return await spawn_in(self, cls, args, kwargs, on, per_worker, remake)
 
     async def end(self, timeout_s: float = 60.0) -> None:
         """End the workers in order, those that are kept as well.

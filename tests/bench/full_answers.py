@@ -39,9 +39,9 @@ from asyncrpc.tools.inspection.messages import (
 )
 from asyncrpc.tools.inspection.records import (
     NO_ACTOR,
-    Actor,
     ActorKind,
     CallKey,
+    ObservedActor,
     OutgoingCall,
     ServedCall,
     StackFrame,
@@ -202,7 +202,9 @@ def snapshot(_: TakeSnapshot, number: int, count: int) -> WorkerSnapshot:
         blocked_for_s=0.0,
         loop_actor=NO_ACTOR,
         actors=tuple(
-            Actor(ActorKind.TASK, f"task {at}", "step", frames, wait, is_internal=False)
+            ObservedActor(
+                ActorKind.TASK, f"task {at}", "step", frames, wait, is_internal=False
+            )
             for at, wait in enumerate(waits)
         ),
         made=(OutgoingCall(key, name_of(after), "step", 20.0),),

@@ -44,9 +44,9 @@ from asyncrpc.tools.inspection.recognition import is_of_library, labels_of, work
 from asyncrpc.tools.inspection.records import (
     NO_ACTOR,
     UNKNOWN_S,
-    Actor,
     ActorKind,
     CallKey,
+    ObservedActor,
     OutgoingCall,
     ServedCall,
     Wait,
@@ -278,7 +278,7 @@ class SnapshotTaker:
 
     # --- tasks -----------------------------------------------------------------------
 
-    def _actor_of_task(self, place: int) -> Actor:
+    def _actor_of_task(self, place: int) -> ObservedActor:
         seen = self._tasks[place]
         steps = seen.chain.steps
         of_program = [step for step in steps if not is_of_library(step.code)]
@@ -294,7 +294,7 @@ class SnapshotTaker:
             not of_program and self._is_own(seen.task)
         )
         wait = self._wait_of(place)
-        return Actor(
+        return ObservedActor(
             ActorKind.TASK,
             seen.task.get_name(),
             function,
@@ -410,7 +410,7 @@ class SnapshotTaker:
 
     # --- threads ---------------------------------------------------------------------
 
-    def _actor_of_thread(self, stack: ThreadStack) -> Actor:
+    def _actor_of_thread(self, stack: ThreadStack) -> ObservedActor:
         shown = [frame for frame in stack.frames if not is_of_library(frame.f_code)]
         frames = tuple(frame_of(frame) for frame in reversed(shown or stack.frames))
         wait = self._wait_of_thread(stack)
@@ -423,7 +423,9 @@ class SnapshotTaker:
             or stack.name == OWN_THREAD
             or self._neighbours.have_thread(stack.name)
         )
-        return Actor(ActorKind.THREAD, stack.name, function, frames, wait, is_internal)
+        return ObservedActor(
+            ActorKind.THREAD, stack.name, function, frames, wait, is_internal
+        )
 
     def _wait_of_thread(self, stack: ThreadStack) -> Wait | None:
         """Return what a thread waits for through asyncrpc, or None."""

@@ -19,7 +19,7 @@ from asyncrpc.tools.inspection.ages import WaitAges
 from asyncrpc.tools.inspection.collecting import snapshot_of
 from asyncrpc.tools.inspection.group import GroupLook, GroupView
 from asyncrpc.tools.inspection.machine.graph import AwaitGraph, Node, graph_of
-from asyncrpc.tools.inspection.records import NO_ACTOR, Actor, WorkerSnapshot
+from asyncrpc.tools.inspection.records import NO_ACTOR, ObservedActor, WorkerSnapshot
 
 T = TypeVar("T")
 
@@ -123,7 +123,7 @@ def graph_of_seen(view: GroupView) -> AwaitGraph:
     return graph_of(snapshots, view.silent)
 
 
-def _waiting_for(actor: Actor, seen: Collection[str]) -> Actor:
+def _waiting_for(actor: ObservedActor, seen: Collection[str]) -> ObservedActor:
     """Return an actor without its waits for members that were not seen."""
     if all(name in seen for name in actor.wait.members):
         return actor

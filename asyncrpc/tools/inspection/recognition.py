@@ -58,7 +58,7 @@ def recognized(chain: Chain) -> WaitDescription:
 
 
 def labels_of(steps: Sequence[AwaitStep]) -> Iterator[str]:
-    """Yield the labels of what a task does for others; see `records.Actor.does`."""
+    """Yield what a task does for others, as labels: `records.ObservedActor.does`."""
     for step in steps:
         declaration = declaration_of(step.code)
         if declaration is not None and declaration.does is not None:

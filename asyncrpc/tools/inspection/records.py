@@ -62,7 +62,7 @@ class Wait(NamedTuple):
         call: of `CALL`, `STREAM`, `CREDIT` and `INBOUND`: which one.
         members: of `ROUND` and `COLLECTIVE`: the names of all that must take part.
         calls: further calls, all of which must end.
-        needs: labels of what must be done, on any worker: see `Actor.does`.
+        needs: labels of what must be done, on any worker: see `ObservedActor.does`.
     """
 
     kind: Annotated[WaitKind, EnumName(WaitKind)]
@@ -77,7 +77,7 @@ class Wait(NamedTuple):
     needs: tuple[str, ...] = ()
 
 
-class Actor(NamedTuple):
+class ObservedActor(NamedTuple):
     """A task or a thread.
 
     Attributes:
@@ -154,7 +154,7 @@ class WorkerSnapshot(NamedTuple):
     host_id: str
     blocked_for_s: float
     loop_actor: ActorIndex
-    actors: tuple[Actor, ...]
+    actors: tuple[ObservedActor, ...]
     made: tuple[OutgoingCall, ...]
     served: tuple[ServedCall, ...]
     left_out: int = 0

@@ -28,6 +28,7 @@ _OF_CLUSTER: Final = {
     "Cluster.changes",
     "Cluster.resize",
     "Cluster.restart",
+    "Cluster.spawn",
     "Cluster.start",
     "Cluster.state",
     "Cluster.stop",
@@ -41,6 +42,22 @@ _OF_GROUNDS: Final = {
     "Cluster.ssh",
     "SlurmOptions",
     "SshOptions",
+}
+
+# Each use needs objects on workers, and their class decides what is right.
+_OF_ACTORS: Final = {
+    "Actor.load",
+    "Actor.method",
+    "Actor.release",
+    "Actor.save",
+    "Actors.__getitem__",
+    "Actors.load",
+    "Actors.method",
+    "Actors.release",
+    "Actors.save",
+    "ActorsMethod.__call__",
+    "ActorsMethod.as_completed",
+    "scatter",
 }
 
 # tests/unit/core/trace uses them, wrongly as well.
@@ -65,6 +82,12 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     **dict.fromkeys(ON_RAY, "needs a Ray cluster: see tests/clusters/ray/misuse.py"),
     **dict.fromkeys(_OF_GROUNDS, "tests/unit/clusters/test_settings.py"),
     **dict.fromkeys(_OF_CLUSTER, "tests/integration/clusters uses them wrongly"),
+    **dict.fromkeys(_OF_ACTORS, "tests/integration/clusters uses them wrongly"),
+    "Actor": "made by Cluster.spawn",
+    "ActorReply": _RECORD,
+    "ActorReply.result": _RECORD,
+    "Actors": "made by Cluster.spawn",
+    "ActorsMethod": "made by Actors.method",
     "CallStats": _RECORD,
     "ClusterChange": _RECORD,
     "ClusterChanges": "made by Cluster.changes",

@@ -379,6 +379,7 @@ USES: Final[Mapping[str, Use]] = {
     "async_execution": _mark(asyncrpc.async_execution),
     "idempotent": _mark(asyncrpc.idempotent),
     "expose": _mark(asyncrpc.expose),
+    "exclusive": _mark(asyncrpc.exclusive),
     "share": Use(
         lambda _: asyncrpc.share,
         needs_worker=False,

@@ -13,7 +13,12 @@ from asyncrpc.tools.inspection.details import LinkDetails, WorkerDetails
 from asyncrpc.tools.inspection.events import KIND_NAMES, RecentEvents
 from asyncrpc.tools.inspection.machine.slices import Slices, parts_of, weighed_parts
 from asyncrpc.tools.inspection.machine.wording import named, place_of, words_of
-from asyncrpc.tools.inspection.records import Actor, ActorKind, NoAnswer, WorkerSnapshot
+from asyncrpc.tools.inspection.records import (
+    ActorKind,
+    NoAnswer,
+    ObservedActor,
+    WorkerSnapshot,
+)
 from asyncrpc.tools.inspection.summaries import WorkerSummary
 
 ACTORS_MAX: Final = 200  # of tasks, and of threads
@@ -102,7 +107,7 @@ def shown_silent(name: str, rank: int, silent: NoAnswer) -> dict[str, Any]:
 
 
 def _each(
-    show: Callable[[Actor], dict[str, Any]], actors: Sequence[Actor]
+    show: Callable[[ObservedActor], dict[str, Any]], actors: Sequence[ObservedActor]
 ) -> Slices[list[dict[str, Any]]]:
     """Return tasks or threads for the page; a frame takes a few microseconds."""
     rows: list[dict[str, Any]] = []
@@ -112,11 +117,11 @@ def _each(
     return rows
 
 
-def _frames_of(actor: Actor) -> int:
+def _frames_of(actor: ObservedActor) -> int:
     return min(FRAMES_MAX, len(actor.frames))
 
 
-def _task(actor: Actor) -> dict[str, Any]:
+def _task(actor: ObservedActor) -> dict[str, Any]:
     is_waiting = actor.wait.kind is not WaitKind.RUNS
     return {
         "name": named(actor).partition(" ")[2].strip("`"),
@@ -128,7 +133,7 @@ def _task(actor: Actor) -> dict[str, Any]:
     }
 
 
-def _thread(actor: Actor) -> dict[str, Any]:
+def _thread(actor: ObservedActor) -> dict[str, Any]:
     is_waiting = actor.wait.kind is not WaitKind.RUNS
     return {
         "name": actor.name,
@@ -139,7 +144,7 @@ def _thread(actor: Actor) -> dict[str, Any]:
     }
 
 
-def _frames(actor: Actor) -> list[str]:
+def _frames(actor: ObservedActor) -> list[str]:
     """Return the innermost frames of a stack, the outermost first."""
     return [place_of(frame) for frame in actor.frames[-FRAMES_MAX:]]
 

@@ -27,10 +27,10 @@ from asyncrpc.tools.inspection.machine.slices import (
 from asyncrpc.tools.inspection.records import (
     NO_ACTOR,
     UNKNOWN_S,
-    Actor,
     ActorKind,
     CallKey,
     NoAnswer,
+    ObservedActor,
     ServedCall,
     Wait,
     WorkerSnapshot,
@@ -102,7 +102,7 @@ class AwaitGraph:
     troubles: Mapping[str, NoAnswer]
     edges: dict[Node, tuple[Edge, ...]] = field(default_factory=dict)
 
-    def actor(self, node: Node) -> Actor | None:
+    def actor(self, node: Node) -> ObservedActor | None:
         """Return the task or thread of a node; None if the node is neither."""
         if node.actor == NO_ACTOR:
             return None

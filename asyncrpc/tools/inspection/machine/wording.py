@@ -16,9 +16,9 @@ from asyncrpc.tools.inspection.machine.graph import (
 )
 from asyncrpc.tools.inspection.records import (
     NO_ACTOR,
-    Actor,
     ActorKind,
     NoAnswer,
+    ObservedActor,
     ServedCall,
     StackFrame,
     Wait,
@@ -141,7 +141,7 @@ def who(graph: AwaitGraph, node: Node) -> str:
     return f"{node.worker} {named(actor)}"
 
 
-def named(actor: Actor) -> str:
+def named(actor: ObservedActor) -> str:
     """Return a task or thread by its name or function, as in "task `evict`"."""
     name = actor.name
     is_automatic = actor.kind is ActorKind.TASK and name.startswith("Task-")
@@ -215,7 +215,7 @@ def words_of(wait: Wait) -> str:
     return f"waits for {wait.what or wait.kind.value}"
 
 
-def _where(actor: Actor) -> str:
+def _where(actor: ObservedActor) -> str:
     if not actor.frames:
         return ""
     return f" ({place_of(actor.frames[-1])})"

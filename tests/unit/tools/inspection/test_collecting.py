@@ -20,7 +20,7 @@ from asyncrpc.tools.inspection.collecting import snapshot_of
 from asyncrpc.tools.inspection.collective_records import CLOSED, UNDER_WAY
 from asyncrpc.tools.inspection.histories import history_of
 from asyncrpc.tools.inspection.loop_tasks import SUBJECTS_MAX
-from asyncrpc.tools.inspection.records import Actor, Wait, WorkerSnapshot
+from asyncrpc.tools.inspection.records import ObservedActor, Wait, WorkerSnapshot
 from asyncrpc.trace import RECENT_MAX
 
 
@@ -50,7 +50,7 @@ async def wait_of(worker: Worker, coroutine: Coroutine[Any, Any, None]) -> Wait:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def named(snapshot: WorkerSnapshot, name: str) -> Actor:
+def named(snapshot: WorkerSnapshot, name: str) -> ObservedActor:
     (actor,) = (actor for actor in snapshot.actors if actor.name == name)
     return actor
 

@@ -8,9 +8,9 @@ from typing import Any
 from asyncrpc.core.loop.waits import WaitKind
 from asyncrpc.tools.inspection.records import (
     NO_ACTOR,
-    Actor,
     ActorKind,
     CallKey,
+    ObservedActor,
     ServedCall,
     StackFrame,
     Wait,
@@ -28,17 +28,21 @@ def frames(count: int) -> tuple[StackFrame, ...]:
     )
 
 
-def actor(name: str, wait: Wait = RUNS, **fields: Any) -> Actor:
+def actor(name: str, wait: Wait = RUNS, **fields: Any) -> ObservedActor:
     """Return a task."""
-    plain = Actor(ActorKind.TASK, name, name, frames(2), wait, is_internal=False)
+    plain = ObservedActor(
+        ActorKind.TASK, name, name, frames(2), wait, is_internal=False
+    )
     return plain._replace(**fields)
 
 
-def thread(name: str, wait: Wait = RUNS, **fields: Any) -> Actor:
+def thread(name: str, wait: Wait = RUNS, **fields: Any) -> ObservedActor:
     return actor(name, wait, kind=ActorKind.THREAD, **fields)
 
 
-def snapshot(name: str, actors: Sequence[Actor] = (), **fields: Any) -> WorkerSnapshot:
+def snapshot(
+    name: str, actors: Sequence[ObservedActor] = (), **fields: Any
+) -> WorkerSnapshot:
     plain = WorkerSnapshot(
         name,
         rank=0,

@@ -20,10 +20,10 @@ from asyncrpc.tools.inspection.machine.graph import (
 from asyncrpc.tools.inspection.machine.wording import duration, sentence, tree
 from asyncrpc.tools.inspection.records import (
     NO_ACTOR,
-    Actor,
     ActorKind,
     CallKey,
     NoAnswer,
+    ObservedActor,
     OutgoingCall,
     ServedCall,
     StackFrame,
@@ -43,9 +43,9 @@ def task(
     *,
     is_internal: bool = False,
     kind: ActorKind = ActorKind.TASK,
-) -> Actor:
+) -> ObservedActor:
     frames = (StackFrame(name, "/app/train.py", 7),)
-    return Actor(kind, name, name, frames, wait, is_internal)
+    return ObservedActor(kind, name, name, frames, wait, is_internal)
 
 
 def key(caller: str, callee: str, number: int = 1) -> CallKey:
@@ -65,7 +65,7 @@ def served(caller: str, callee: str, actor: int, number: int = 1) -> ServedCall:
 
 def worker(
     name: str,
-    actors: Sequence[Actor],
+    actors: Sequence[ObservedActor],
     calls: Sequence[ServedCall] = (),
     *,
     blocked_for_s: float = 0.0,
@@ -108,15 +108,17 @@ def the_sentence(snapshots: Sequence[WorkerSnapshot], **troubles: NoAnswer) -> s
     return sentence(graph_of(snapshots, troubles), the_only(snapshots, **troubles))
 
 
-def thread(name: str) -> Actor:
+def thread(name: str) -> ObservedActor:
     return task(name, SLEEPS, kind=ActorKind.THREAD)
 
 
-def b_serves(*actors: Actor, actor: int = 0) -> WorkerSnapshot:
+def b_serves(*actors: ObservedActor, actor: int = 0) -> WorkerSnapshot:
     return worker("b", actors, [served("a", "b", actor)])
 
 
-def blocked(*actors: Actor, by: int, for_s: float = 9.0, **more: Any) -> WorkerSnapshot:
+def blocked(
+    *actors: ObservedActor, by: int, for_s: float = 9.0, **more: Any
+) -> WorkerSnapshot:
     return worker("b", actors, loop_actor=by, blocked_for_s=for_s, **more)
 
 
@@ -301,7 +303,7 @@ def test_stream_producer_waits_for_its_consumer() -> None:
     assert stuck(graph) == {Node("a", 0), Node("b", 0)}
 
 
-def main_and(of: tuple[int, ...], *others: Actor) -> WorkerSnapshot:
+def main_and(of: tuple[int, ...], *others: ObservedActor) -> WorkerSnapshot:
     return worker("a", [task("main", Wait(WaitKind.TASKS, "", 500.0, of)), *others])
 
 

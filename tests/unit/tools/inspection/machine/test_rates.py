@@ -26,9 +26,9 @@ from asyncrpc.tools.inspection.machine.slices import (
     weighed_parts,
 )
 from asyncrpc.tools.inspection.records import (
-    Actor,
     ActorKind,
     NoAnswer,
+    ObservedActor,
     StackFrame,
     Trouble,
     Wait,
@@ -160,16 +160,16 @@ def test_items_are_freed_a_slice_at_a_time(kind: type, count: int) -> None:
     assert not things
 
 
-def actor(name: str, wait: Wait, *, line: int = 1) -> Actor:
+def actor(name: str, wait: Wait, *, line: int = 1) -> ObservedActor:
     frames = (StackFrame(name, "train.py", line),)
-    return Actor(ActorKind.TASK, name, name, frames, wait, is_internal=False)
+    return ObservedActor(ActorKind.TASK, name, name, frames, wait, is_internal=False)
 
 
 def tasks(*places: int, for_s: float = 9.0) -> Wait:
     return Wait(WaitKind.TASKS, "a task", for_s, places)
 
 
-def snapshot_of(*actors: Actor, name: str = "a") -> WorkerSnapshot:
+def snapshot_of(*actors: ObservedActor, name: str = "a") -> WorkerSnapshot:
     return WorkerSnapshot(name, 0, 1, 2, "host", 0.0, -1, actors, (), ())
 
 

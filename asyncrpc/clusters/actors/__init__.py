@@ -1,0 +1,1 @@
+"""Objects on the workers of a cluster, called by their methods."""
