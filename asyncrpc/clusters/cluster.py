@@ -25,6 +25,7 @@ from asyncrpc.clusters.actors.actors import Actors
 from asyncrpc.clusters.actors.spawning import spawn_in
 from asyncrpc.clusters.attachment import AttachedWorkers
 from asyncrpc.clusters.changes import ClusterChanges
+from asyncrpc.clusters.discovery import find_by_commands
 from asyncrpc.clusters.hosts import Ground, open_hosts
 from asyncrpc.clusters.keeping import Keeper
 from asyncrpc.clusters.lives import WorkerLives, WorkerRecipe
@@ -339,6 +340,7 @@ class Cluster:
             restart=self._restart,
             keeps=self.name if self._is_kept else None,
             is_here=self._ground.is_here,
+            entry=await find_by_commands(self._stack, driver, self._count, secret),
             secret=secret,
         )
         self._lives = WorkerLives(driver, self._roster, recipe, hosts, keep)
@@ -556,6 +558,27 @@ class Cluster:
         """
         self._check_loop("Cluster.spawn")
         return await spawn_in(self, cls, args, kwargs, on, per_worker, remake)
+
+    async def dashboard(self, *, host: str = "127.0.0.1", port: int = 0) -> str:
+        """Serve a page that shows the cluster; return its address, with a token.
+
+        Args:
+            host: address of the interface to listen at.
+            port: to listen at; 0: a free one.
+
+        Returns:
+            The address: whoever has it, and reaches the port, sees the cluster until
+            the end of the block.
+
+        Raises:
+            NotStartedError: the cluster has not been entered, or has ended.
+            UsageError: an argument is wrong, the port is in use, or another event loop
+                runs here.
+        """
+        self._check_loop("Cluster.dashboard")
+        from asyncrpc.clusters.dashboard import serve_dashboard  # noqa: PLC0415
+
+        return await serve_dashboard(self._stack, self.worker, host, port)
 
     async def end(self, timeout_s: float = 60.0) -> None:
         """End the workers in order, those that are kept as well.

@@ -30,6 +30,7 @@ from asyncrpc.clusters.worker import (
 )
 from asyncrpc.errors import ClusterError, UsageError, WorkerStartError
 from asyncrpc.extend import host_of
+from asyncrpc.tools.inspection.run_note import ENTRY_VARIABLE
 
 KILL_S: Final = 2.0  # after the calls in flight, for `finally` blocks of a worker
 # What an outer launcher has told the program does not hold for its workers.
@@ -61,6 +62,7 @@ class WorkerRecipe:
         sharers: how many workers share a host.
         keeps: name of the cluster, if its workers may outlive the program.
         is_here: whether all are on this host.
+        entry: path of the cluster's entry in the run directory; empty: it has none.
         secret: of the cluster; not shown in any text.
     """
 
@@ -72,6 +74,7 @@ class WorkerRecipe:
     restart: RestartLimits | None
     keeps: str | None
     is_here: bool
+    entry: str
     secret: bytes = field(repr=False)
 
     def order(self, name: str, number: int, contact: Sequence[str]) -> ProcessOrder:
@@ -96,7 +99,7 @@ class WorkerRecipe:
             path=list(sys.path),
             directory=os.getcwd(),  # noqa: PTH109  (a text, as it travels)
             arguments=list(sys.argv),
-            environment=inherited(),
+            environment={**inherited(), ENTRY_VARIABLE: self.entry},
             secret=self.secret,
             keeps=self.keeps,
             has_own_socket=has_own_socket,

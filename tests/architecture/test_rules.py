@@ -184,7 +184,7 @@ UNPACKS = {
     "parallel/collectives/shared.py": "a note on a board has 16 KiB at most",
     "compat/rpc/internal.py": "TorchScript, in calls that Policy.STRICT refuses",
     "compat/rpc/starting.py": "of this program, by a file",
-    "tools/cli/runs/entry.py": "a file of this user",
+    "tools/inspection/run_entry.py": "a file of this user",
     "tools/cli/timeline.py": "a profile that the user names",
     "parallel/ddp/elastic.py": "a checkpoint of the program, weights only",
     "parallel/ddp/initial.py": "what the ranks have gathered, in equal lengths",

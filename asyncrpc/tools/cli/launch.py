@@ -47,8 +47,8 @@ from asyncrpc.core.multiprocessing.supervisor import (
 )
 from asyncrpc.errors import UsageError
 from asyncrpc.tools.cli.runs.command import now_s, places_here
-from asyncrpc.tools.cli.runs.entry import RunEntry, record_of, warn
 from asyncrpc.tools.cli.runs.listing import sweep
+from asyncrpc.tools.inspection.run_entry import RunEntry, record_of
 from asyncrpc.tools.inspection.run_note import ENTRY_VARIABLE
 
 
@@ -192,8 +192,18 @@ def _enter(
         sweep(place)
         return RunEntry(place, record, None if path else secret)
     except (OSError, UsageError) as error:
-        warn(error)
+        _warn(error)
         return None
+
+
+def _warn(problem: object) -> None:
+    """Warn that the run cannot be found without an address."""
+    print(
+        f"asyncrpc run: warning: no run directory ({problem}); the program runs "
+        "nevertheless, but `asyncrpc status` and the like need the address of a "
+        "worker. Set ASYNCRPC_RUN_DIR to another directory",
+        file=sys.stderr,
+    )
 
 
 def _secret_file(inherited: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import gc
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,14 @@ async def pair() -> AsyncIterator[tuple[Worker, Worker]]:
 Pair = tuple[Worker, Worker]
 
 
+def returning(number: int) -> Callable[[], int]:
+    return lambda: number
+
+
+def adding(step: int) -> Callable[[int], int]:
+    return lambda value: value + step
+
+
 async def test_lambda_is_sent_once(pair: Pair) -> None:
     a, b = pair
     step = 3
@@ -45,7 +53,7 @@ async def test_lambda_is_sent_once(pair: Pair) -> None:
 
 async def test_calls_at_once_send_code_once(pair: Pair) -> None:
     a, _ = pair
-    results = await asyncio.gather(*(a.peer("b").call(lambda n=n: n) for n in range(8)))
+    results = await asyncio.gather(*(a.peer("b").call(returning(n)) for n in range(8)))
     assert results == [*range(8)]
     double = lambda n: 2 * n  # noqa: E731
     sent = a.counters.code_sent
@@ -104,7 +112,7 @@ async def test_local_exception_is_caught_by_its_class(pair: Pair) -> None:
 
 async def test_function_of_the_callee_comes_to_the_caller(pair: Pair) -> None:
     a, _ = pair
-    add = await a.peer("b").call(lambda step: lambda value: value + step, 3)
+    add = await a.peer("b").call(lambda step: adding(step), 3)  # noqa: PLW0108
     assert add(1) == 4
     assert await a.peer("b").call(add, 2) == 5
 
@@ -168,7 +176,7 @@ async def test_group_call_of_a_lambda() -> None:
     async with Cluster(3) as cluster:
         peers = cluster[0].group(["b", "c"])
         for step in (1, 2):
-            assert await peers.call(lambda n, by=step: n + by, 3) == [3 + step] * 2
+            assert await peers.call(adding(step), 3) == [3 + step] * 2
 
 
 async def test_call_with_a_codec(pair: Pair) -> None:
@@ -186,10 +194,12 @@ async def test_dead_functions_leave_the_callee(
     monkeypatch.setattr(code, "PIECES_MAX", 4)
     a, b = pair
     for number in range(12):
-        assert await a.peer("b").call(lambda n=number: n) == number
+        assert await a.peer("b").call(returning(number)) == number
     assert b.parts.code.pieces == 4
     gc.collect()
-    assert len(b.parts.functions.code._received) == 4  # noqa: SLF001
+    table = b.parts.functions.code
+    assert table is not None
+    assert len(table._received) == 4  # noqa: SLF001
 
 
 async def test_code_of_a_lost_peer_is_let_go() -> None:

@@ -77,10 +77,10 @@ function note(canDerive, terms) {
 
 /** Sign in by the link that opened the page; return why not, or null. */
 export async function signInByLink() {
-  const ticket = /^#ticket=(.+)$/.exec(location.hash)?.[1];
-  if (ticket == null) return null;
-  history.replaceState(null, "", location.pathname + location.search); // it is used now
-  return signIn(() => ({ ticket }));
+  const [, kind, word] = /^#(ticket|token)=(.+)$/.exec(location.hash) ?? [];
+  if (kind == null) return null;
+  history.replaceState(null, "", location.pathname + location.search); // nobody reads it there
+  return signIn(() => ({ [kind]: word }));
 }
 
 /** Try to sign in; return why not, or null. */

@@ -140,7 +140,7 @@ async function onLeave() {
 
 /** Going back and forth tells both, or either. */
 function onAddress() {
-  if (location.hash.startsWith("#ticket=")) start();
+  if (/^#(ticket|token)=/.test(location.hash)) start();
   else if (location.hash !== followed && shown?.key !== "login") follow();
 }
 

@@ -22,7 +22,7 @@ from asyncrpc.core.members import Member
 from asyncrpc.core.sidecar import pulse
 from asyncrpc.extend import Incarnation
 from asyncrpc.serving.model_host.slot import FOLDER, ModelSlot
-from asyncrpc.tools.cli.runs.entry import (
+from asyncrpc.tools.inspection.run_entry import (
     LOCK,
     RECORD,
     SECRET,

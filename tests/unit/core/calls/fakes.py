@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from asyncrpc.core.calls.code import CodeExchange
 from asyncrpc.core.calls.context import Deadlines
 from asyncrpc.core.calls.credit import InboundCredit, LinkCredit
 from asyncrpc.core.calls.deferred import DeferredMessages
@@ -25,6 +26,7 @@ from asyncrpc.core.calls.preparation import MessagePreparation
 from asyncrpc.core.calls.requests import RequestDispatcher
 from asyncrpc.core.calls.streams import OutboundCall
 from asyncrpc.core.calls.unsent import UnsentCalls
+from asyncrpc.core.counters import Counters
 from asyncrpc.core.ids import Incarnation, WorkerId
 from asyncrpc.core.loop.clock import Deadline
 from asyncrpc.core.options import LimitOptions, Options
@@ -305,6 +307,7 @@ class FakeHost:
         self.recorder.now_s = self.loop.time
         self.limits = self.options.limits
         self.codec = Codec(self.functions)
+        self.code = CodeExchange(self, Counters())
         self.propagators: list[Any] = []
         self.deadlines = Deadlines(self.loop, InboundCall.expire)
         self.thread_states: list[Any] = []

@@ -20,7 +20,6 @@ from asyncrpc.core.ids import Incarnation
 from asyncrpc.errors import UsageError
 from asyncrpc.serving.model_host.slot import ModelSlot, SlotNote
 from asyncrpc.tools.cli.runs.choosing import choose, others_in, table_of
-from asyncrpc.tools.cli.runs.entry import RunEntry, RunRecord, id_of, record_of
 from asyncrpc.tools.cli.runs.listing import (
     LiveRun,
     RunListing,
@@ -28,6 +27,7 @@ from asyncrpc.tools.cli.runs.listing import (
     list_runs,
     sweep,
 )
+from asyncrpc.tools.inspection.run_entry import RunEntry, RunRecord, id_of, record_of
 from asyncrpc.tools.inspection.run_note import (
     ENTRY_VARIABLE,
     RunNote,
@@ -170,7 +170,7 @@ def test_record_of_another_version_is_skipped(place: RunPlace, entry: RunEntry) 
 KILLED = """
 import os, sys
 from pathlib import Path
-from asyncrpc.tools.cli.runs.entry import RunEntry, record_of
+from asyncrpc.tools.inspection.run_entry import RunEntry, record_of
 from asyncrpc.core.host.run_places import RunPlace
 record = record_of(["killed.py"], nprocs=1, began_s=0.0, secret_file="")
 entry = RunEntry(RunPlace(Path(sys.argv[1]), ""), record, "a secret")

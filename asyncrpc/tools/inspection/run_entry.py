@@ -17,7 +17,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -173,13 +172,3 @@ def _locked(path: Path) -> int:
         os.close(lock)
         raise
     return lock
-
-
-def warn(problem: object) -> None:
-    """Warn that the run cannot be found without an address."""
-    print(
-        f"asyncrpc run: warning: no run directory ({problem}); the program runs "
-        "nevertheless, but `asyncrpc status` and the like need the address of a "
-        "worker. Set ASYNCRPC_RUN_DIR to another directory",
-        file=sys.stderr,
-    )
