@@ -551,7 +551,7 @@ class Cluster:
         Raises:
             RemoteError: a constructor raised; no object is left.
             ClusterError: a worker does not run.
-            UsageError: an argument is wrong, the cluster does not run, or not here.
+            UsageError: an argument is wrong, or the cluster does not run on this loop.
 
         Cancellation:
             No object is left.

@@ -21,7 +21,7 @@ class _Scattered:
     def __init__(self, value: Sequence[Any] | torch.Tensor) -> None:
         self._value = value
 
-    def parts(self, count: int) -> Sequence[Any]:
+    def pieces(self, count: int) -> Sequence[Any]:
         """Return one part for each of `count` actors."""
         length, value = len(self._value), self._value
         if isinstance(value, torch.Tensor):
@@ -88,5 +88,5 @@ def split(
 
 def _parts(value: Any, count: int) -> Sequence[Any]:
     if isinstance(value, _Scattered):
-        return value.parts(count)
+        return value.pieces(count)
     return (value,) * count
