@@ -21,7 +21,7 @@ tests = $(wildcard $(addprefix tests/,$(1)))
 	cov test-core test-compat test-parallel test-serving test-tools test-launching \
 	sim sim-nightly chaos integration mutants numerics programs conformance conformance-c10d conformance-ddp \
 	conformance-files docs kills \
-	examples soak bench bench-peers bench-serve fuzz test-cuda test-tpu test-xla \
+	examples soak bench bench-peers bench-clusters bench-serve fuzz test-cuda test-tpu test-xla \
 	test-hosts test-clusters test-browser test-outside clean
 
 help: ## List the targets
@@ -264,6 +264,9 @@ PEERS := .venv-peers
 
 bench-peers: $(PEERS)/.stamp ## Measure pyzmq, gRPC and Ray as well; UPDATE=1: into the docs
 	$(PEERS)/bin/python -m tests.bench.bench_peers $(if $(UPDATE),--update-docs)
+
+bench-clusters: $(PEERS)/.stamp ## Measure clusters of Ray and dask as well; UPDATE=1: into the docs
+	$(PEERS)/bin/python -m tests.bench.bench_clusters $(if $(UPDATE),--update-docs)
 
 $(PEERS)/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(PEERS)
