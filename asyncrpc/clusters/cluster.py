@@ -574,6 +574,9 @@ class Cluster:
             NotStartedError: the cluster has not been entered, or has ended.
             UsageError: an argument is wrong, the port is in use, or another event loop
                 runs here.
+
+        Cancellation:
+            Nothing is served.
         """
         self._check_loop("Cluster.dashboard")
         from asyncrpc.clusters.dashboard import serve_dashboard  # noqa: PLC0415

@@ -34,6 +34,7 @@ UNFINISHED = re.compile(r"\b(TO" + "DO|FIX" + "ME|X" + r"XX)\b")
 # Where the environment may be read: the command line, what a program is started with,
 # and the defaults of arguments that a caller can give instead.
 MAY_READ_ENVIRONMENT = {
+    "asyncrpc/clusters/discovery.py",  # the place of runs
     "asyncrpc/clusters/kept.py",  # the place of runs
     "asyncrpc/clusters/lives.py",  # workers get the program's
     "asyncrpc/clusters/remote/slurm.py",  # a job tells of itself

@@ -135,11 +135,13 @@ class CodeTable:
     Attributes:
         main_travels: whether the functions of the main module travel by value, because
             peers run other programs, or this one cannot be imported.
+        modules: names of modules with classes that have travelled.
         look_up: returns the code of a name that a peer has sent, None without one.
     """
 
     def __init__(self, *, main_travels: bool = False) -> None:
         self.main_travels = main_travels
+        self.modules = set(_MAINS)
         self._own: dict[int, _Own] = {}  # by id
         self._own_names: dict[str, _Own] = {}
         self._received: dict[str, ReceivedCode] = {}
@@ -168,7 +170,11 @@ class CodeTable:
 
     def takes(self, function: Any) -> bool:
         """Return whether a function or class has no name that leads to it at peers."""
-        return not has_name(function, main_travels=self.main_travels)
+        if has_name(function, main_travels=self.main_travels):
+            return False
+        if type(function.__module__) is str:
+            self.modules.add(function.__module__)
+        return True
 
     def add(self, function: Any) -> CodeName:
         """Return the name of a function or class, after making its content.
@@ -307,7 +313,14 @@ def has_name(function: Any, *, main_travels: bool) -> bool:
         name = find_name(function)
     except EncodeError:
         return False
-    return not (main_travels and name.startswith("__main__:"))
+    return not main_travels or not is_here_alone(name.partition(":")[0])
+
+
+def is_here_alone(module_name: str) -> bool:
+    """Return whether a module cannot be imported by its name in other programs."""
+    module = imported_module(module_name)
+    spec, file = (getattr(module, name, None) for name in ("__spec__", "__file__"))
+    return module_name in _MAINS or (spec is None and file is None)
 
 
 def in_main(qualname: str) -> Any:

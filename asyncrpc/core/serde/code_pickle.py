@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import cloudpickle
 from cloudpickle import cloudpickle as internals
 
-from asyncrpc.core.serde.by_value import goes_by_value, in_main
+from asyncrpc.core.serde.by_value import goes_by_value, in_main, is_here_alone
 from asyncrpc.core.serde.naming import resolve_global
 
 if TYPE_CHECKING:
@@ -50,12 +50,22 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         super().dump(value)
 
     def reducer_override(self, obj: Any) -> Any:
+        if goes_by_value(obj) and (self._main_travels or obj is not self._root):
+            return self._reduce_code(obj)
+        return super().reducer_override(obj)
+
+    def _reduce_code(self, obj: Any) -> Any:
+        if self._main_travels:
+            if not is_here_alone(str(obj.__module__)):
+                return super().reducer_override(obj)
+            if isinstance(obj, type):  # where cloudpickle would go by the module's name
+                return internals._dynamic_class_reduce(obj)  # noqa: SLF001
+            return self._dynamic_function_reduce(obj)
         # Where all run the same program, its main module is not copied.
-        if not self._main_travels and obj is not self._root and goes_by_value(obj):
-            qualname = obj.__qualname__
-            is_of_main = obj.__module__ in _MAINS and "<" not in qualname
-            if is_of_main and in_main(qualname) is obj:
-                return in_main, (qualname,)
+        qualname = obj.__qualname__
+        is_of_main = obj.__module__ in _MAINS and "<" not in qualname
+        if is_of_main and in_main(qualname) is obj:
+            return in_main, (qualname,)
         return super().reducer_override(obj)
 
 

@@ -85,7 +85,7 @@ def dump(
         pickler = pickle.Pickler(file, protocol=5, buffer_callback=keep)
         pickler.dispatch_table = reducers
         pickler.dump(value)
-        is_right = not reducers.main_travels or not _names_main(file.getvalue())
+        is_right = not _names(reducers.lone_modules, file)
     except (Unsendable, KeyboardInterrupt):
         raise
     except BaseException:  # noqa: BLE001  (the object's own code runs here)
@@ -109,12 +109,13 @@ def _dump_carefully(value: Any, careful: _CarefulPickler) -> None:
         raise Unsendable(careful.last, _problem(careful.last, error)) from error
 
 
-def _names_main(pickled: bytes) -> bool:
-    """Return whether a pickle names the main module; that it holds its name suffices.
+def _names(modules: set[str], file: io.BytesIO) -> bool:
+    """Return whether a pickle names a module; that it holds its name suffices.
 
     To ask about each class instead would take every pickle 0.1 us an object.
     """
-    return b"__main__" in pickled or b"__mp_main__" in pickled
+    pickled = file.getvalue() if modules else b""
+    return any(name.encode() in pickled for name in modules)
 
 
 def load(data: Any, buffers: Sequence[memoryview], get: Callable[[int], Any]) -> Any:

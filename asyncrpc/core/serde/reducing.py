@@ -34,6 +34,7 @@ from asyncrpc.errors import DecodeError
 if TYPE_CHECKING:
     from asyncrpc.core.serde.encoding import Encoder
 
+_NONE: Final[set[str]] = set()
 Reduced = str | tuple[Any, ...]
 Reducer = Callable[[Any], Reduced]
 
@@ -198,10 +199,10 @@ class Reducers(dict[type, Reducer]):
         return reference, (self._encoder.index_of_function(value),)
 
     @property
-    def main_travels(self) -> bool:
-        """Whether what the main module defines travels by value."""
+    def lone_modules(self) -> set[str]:
+        """Names of modules whose classes travel by value; empty: as far as is known."""
         table = self._encoder.code_table
-        return table is not None and table.main_travels
+        return table.modules if table is not None and table.main_travels else _NONE
 
     def _method(self, value: Any) -> Reduced:
         name = find_method(value)

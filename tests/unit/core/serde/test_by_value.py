@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import gc
+import sys
 import threading
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -147,6 +149,33 @@ def test_kinds_of_classes_travel() -> None:
 
     for cls in (Colour, Pair, Net, WrongError):
         assert travelled(CodeTable(), cls).__name__ == cls.__name__
+
+
+def test_code_of_a_module_without_a_file_travels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As that of a page of documentation, or of a debugger."""
+    page = types.ModuleType("page_without_a_file")
+    monkeypatch.setitem(sys.modules, page.__name__, page)
+
+    class Model:
+        pass
+
+    def make() -> Any:
+        return page.Model()
+
+    values: tuple[Any, ...] = (Model, make)
+    for value in values:
+        value.__module__, value.__qualname__ = page.__name__, value.__name__
+        setattr(page, value.__name__, value)
+    table = CodeTable(main_travels=True)
+    assert table.takes(make)
+    assert table.takes(Model)
+    assert not CodeTable().takes(make)
+    assert not table.takes(pytest.raises)
+    name = table.add(Model)
+    monkeypatch.delitem(sys.modules, page.__name__)
+    assert CodeTable().load(CodeName.received(str(name), name.content, "")) is Model
 
 
 def test_class_comes_back_as_itself() -> None:
