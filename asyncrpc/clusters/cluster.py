@@ -14,11 +14,9 @@ import secrets
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack
 
 from asyncrpc import JoinRendezvous, LocalRendezvous, Options, Peer
-from asyncrpc.api import Worker
 from asyncrpc.clusters import kept
 from asyncrpc.clusters import machine as m
 from asyncrpc.clusters.actors.actors import Actors
@@ -27,6 +25,7 @@ from asyncrpc.clusters.attachment import AttachedWorkers
 from asyncrpc.clusters.changes import ClusterChanges
 from asyncrpc.clusters.hosts import Ground, open_hosts
 from asyncrpc.clusters.keeping import Keeper
+from asyncrpc.clusters.lifetime import ClusterLifetime, ProgramWorker
 from asyncrpc.clusters.lives import WorkerLives, WorkerRecipe
 from asyncrpc.clusters.local.processes import LocalGround, OutputRelay, ProgramStreams
 from asyncrpc.clusters.remote.options import SlurmOptions, SshOptions
@@ -54,7 +53,6 @@ from asyncrpc.core.host.socket_directory import SocketDirectory
 from asyncrpc.core.loop.loops import check_loop, loop_for
 from asyncrpc.core.multiprocessing.environment import threads_each
 from asyncrpc.errors import (
-    AlreadyStartedError,
     ClusterError,
     NotStartedError,
     TransportError,
@@ -67,12 +65,13 @@ T = TypeVar("T")
 _SECRET_BYTES: Final = 32  # as long as the hash of the HMAC that proves it
 
 
-class Cluster:
+class Cluster(ClusterLifetime):
     """Workers that this program starts, each a process of this host.
 
-    An asynchronous context manager.  `cluster["w0"]` is a `Peer`; inside the block the
-    program is a worker itself, so `asyncrpc.remote("w0", ...)` works as well.  No
-    process outlives the block, nor the program, however it ends, unless it is kept.
+    An asynchronous context manager; or `await` it, for the cells of a notebook, and
+    `close` it.  `cluster["w0"]` is a `Peer`; meanwhile the program is a worker itself,
+    so `asyncrpc.remote("w0", ...)` works as well.  No process outlives the cluster, nor
+    the program, however it ends, unless it is kept.
 
     `Cluster.ssh` and `Cluster.slurm` start the workers on other hosts;
     `Cluster.attach` joins workers that something else has started.
@@ -142,7 +141,7 @@ class Cluster:
         self._ground: Ground = LocalGround()
         self._contact: str | tuple[str, ...] = ()  # of workers that are there already
         self._stack = AsyncExitStack()
-        self._driver: Worker | None = None
+        self._driver: ProgramWorker | None = None
         self._lives: WorkerLives | None = None
         self._attachment: AttachedWorkers | None = None
         self._has_begun = False
@@ -255,28 +254,6 @@ class Cluster:
 
     # --- life ------------------------------------------------------------------------
 
-    async def __aenter__(self) -> Self:
-        """Start the workers; return once all can be called.
-
-        Raises:
-            WorkerStartError: a worker did not start; the error has its traceback.
-            AlreadyStartedError: the cluster has been entered before.
-            UsageError: no event loop runs here, or this is not Linux.
-
-        Cancellation:
-            What was started is ended.
-        """
-        if self._driver is not None:
-            raise AlreadyStartedError(
-                f"the cluster {self.name!r} has been entered before; make another"
-            )
-        try:
-            await self._enter()
-        except BaseException as error:
-            await self._stack.__aexit__(type(error), error, error.__traceback__)
-            raise
-        return self
-
     async def _enter(self) -> None:
         self._loop = loop_for("a Cluster")
         if self._contact:
@@ -346,8 +323,9 @@ class Cluster:
 
     def _own_worker(
         self, rendezvous: LocalRendezvous | JoinRendezvous, options: Options
-    ) -> Worker:
-        worker = Worker(self.name, rendezvous=rendezvous, options=options)
+    ) -> ProgramWorker:
+        worker = ProgramWorker(self.name, rendezvous=rendezvous, options=options)
+        worker.cluster = self
         add_service(worker, ClusterService)
         return worker
 
@@ -368,27 +346,7 @@ class Cluster:
         """Whether the workers stay at the end of the block."""
         return self._is_kept and self._has_begun
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """End the workers, and the program's own."""
-        await self._stack.__aexit__(kind, error, traceback)
-
     # --- its workers -----------------------------------------------------------------
-
-    @property
-    def worker(self) -> Worker:
-        """The program's own worker.
-
-        Raises:
-            NotStartedError: the cluster has not been entered.
-        """
-        if self._driver is None:
-            raise NotStartedError(f"the cluster {self.name!r} must be entered first")
-        return self._driver
 
     @property
     def names(self) -> list[str]:

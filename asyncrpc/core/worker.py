@@ -95,6 +95,11 @@ def workers_left_running() -> list[Worker]:
     ]
 
 
+def leave_running(worker: Worker) -> None:
+    """Let a worker be the current one of all tasks of its loop that have no other."""
+    worker.parts.is_for_loop = True
+
+
 def _left_anywhere() -> list[Worker]:
     return [
         worker
