@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any, Final, Self, TypeVar, Unpack
 
 from asyncrpc import JoinRendezvous, LocalRendezvous, Options, Peer
+from asyncrpc.api import Worker
 from asyncrpc.clusters import kept
 from asyncrpc.clusters import machine as m
 from asyncrpc.clusters.actors.actors import Actors
@@ -40,6 +41,7 @@ from asyncrpc.clusters.settings import (
     check_names,
     check_place,
 )
+from asyncrpc.clusters.shown import cluster_html, summary_of
 from asyncrpc.clusters.threads import in_thread
 from asyncrpc.core.arguments import (
     check_count,
@@ -365,9 +367,9 @@ class Cluster(ClusterLifetime):
         Raises:
             ClusterError: the worker does not run.
             UsageError: the cluster has no worker of this name.
-            NotStartedError: the cluster has not been entered.
+            NotStartedError: the cluster has not been entered, or has ended.
         """
-        worker, member = self.worker, self._roster.member(name)
+        worker, member = self._check_runs(), self._roster.member(name)
         if member.is_ended:
             remedy = f"; `await cluster.restart({name!r})` starts it"
             raise ClusterError(
@@ -540,9 +542,25 @@ class Cluster(ClusterLifetime):
             if isinstance(self._contact, str):
                 await in_thread(kept.remove, self._contact)
 
-    def _check_loop(self, used: str) -> None:
+    def __repr__(self) -> str:
+        return f"<Cluster {self.name!r}: {self._summary}>"
+
+    def _repr_html_(self) -> str:
+        roster = None if self._driver is None else self._roster
+        return cluster_html(self.name, self._summary, self._driver, roster)
+
+    @property
+    def _summary(self) -> str:
+        roster = None if self._driver is None else self._roster
+        return summary_of(self._count, self._driver, roster)
+
+    def _check_runs(self) -> Worker:
         if self.worker.is_closed:
             raise NotStartedError(f"the cluster {self.name!r} has ended")
+        return self.worker
+
+    def _check_loop(self, used: str) -> None:
+        self._check_runs()
         check_loop(used, self._loop, f"the cluster {self.name!r}")
 
     def _starter(self, used: str) -> WorkerLives:

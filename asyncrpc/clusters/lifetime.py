@@ -97,7 +97,7 @@ class ClusterLifetime:
         for worker in workers_left_running():
             if isinstance(worker, ProgramWorker):
                 former = worker.cluster
-                if former._subject == self._subject:
+                if former.subject == self.subject:
                     await former.close()
         await self.__aenter__()
         leave_running(self.worker)
@@ -125,8 +125,8 @@ class ClusterLifetime:
             )
 
     @property
-    def _subject(self) -> str | tuple[str, ...]:
-        """What it is a cluster of: those of one subject replace one another."""
+    def subject(self) -> str | tuple[str, ...]:
+        """Internal: what it is a cluster of; those of one replace one another."""
         return self._contact or (self.name,)
 
     @property
