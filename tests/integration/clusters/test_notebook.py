@@ -107,9 +107,9 @@ def test_interrupted_computation_leaves_the_cluster_usable(tmp_path: Path) -> No
 def test_interrupted_start_leaves_no_worker(tmp_path: Path) -> None:
     outputs = run(
         tmp_path,
-        "import asyncrpc",
-        "async def start(): return await asyncrpc.Cluster(2)",
-        ["print('starting', flush=True); cluster = await start()", "starting"],
+        "import asyncio, os, signal, asyncrpc",
+        "interrupt = os.kill, os.getpid(), signal.SIGINT",
+        f"asyncio.get_running_loop().call_soon(*interrupt); {START}",
         START,
         "cluster",
         "asyncrpc.current_worker() is cluster.worker",
