@@ -31,7 +31,11 @@ from asyncrpc.core.rref.service import RRefService
 from asyncrpc.core.services.extensions import Service
 from asyncrpc.core.services.registry import OBSERVATION
 from asyncrpc.core.services.schema import LOOKERS
-from asyncrpc.core.worker import current_worker, workers_left_running
+from asyncrpc.core.worker import (
+    current_worker,
+    leave_running,
+    workers_left_running,
+)
 from asyncrpc.errors import AlreadyStartedError
 from asyncrpc.tools.inspection.presence import HostPresence
 
@@ -192,7 +196,7 @@ class _Starting:
         worker = await self._worker.__aenter__()
         # Awaited directly, the start ran in the caller's own context: the worker is
         # current there until `shutdown`.  No block ends it, so it outlasts its task.
-        worker.parts.is_for_loop = True
+        leave_running(worker)
         return worker
 
     async def __aenter__(self) -> Worker:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Mapping
+from html import escape
 from typing import Any, ClassVar, Final
 
 __all__ = [
@@ -96,6 +97,20 @@ class AsyncRpcError(Exception):
 
     def __reduce__(self) -> tuple[Callable[..., AsyncRpcError], tuple[Any, ...]]:
         return rebuild, (type(self), self.args, self.__dict__)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the text, and the remote traceback if any."""
+        kind, text = escape(type(self).__name__), escape(str(self))
+        remote = escape(getattr(self, "remote_traceback", ""))
+        worker = escape(getattr(self, "worker", ""))
+        head = f"<b>{kind}</b>: {text}"
+        if not remote:
+            return f"<div>{head}</div>"
+        where = f"Traceback of worker {worker}" if worker else "Remote traceback"
+        return (
+            f"<div>{head}<details><summary>{where}</summary>"
+            f'<pre style="background:transparent">{remote}</pre></details></div>'
+        )
 
 
 def rebuild(

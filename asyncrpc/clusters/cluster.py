@@ -14,7 +14,6 @@ import secrets
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack
 
 from asyncrpc import JoinRendezvous, LocalRendezvous, Options, Peer
@@ -28,6 +27,7 @@ from asyncrpc.clusters.changes import ClusterChanges
 from asyncrpc.clusters.discovery import find_by_commands
 from asyncrpc.clusters.hosts import Ground, open_hosts
 from asyncrpc.clusters.keeping import Keeper
+from asyncrpc.clusters.lifetime import ClusterLifetime, ProgramWorker
 from asyncrpc.clusters.lives import WorkerLives, WorkerRecipe
 from asyncrpc.clusters.local.processes import LocalGround, OutputRelay, ProgramStreams
 from asyncrpc.clusters.remote.options import SlurmOptions, SshOptions
@@ -42,6 +42,7 @@ from asyncrpc.clusters.settings import (
     check_names,
     check_place,
 )
+from asyncrpc.clusters.shown import cluster_html, summary_of
 from asyncrpc.clusters.threads import in_thread
 from asyncrpc.core.arguments import (
     check_count,
@@ -55,7 +56,6 @@ from asyncrpc.core.host.socket_directory import SocketDirectory
 from asyncrpc.core.loop.loops import check_loop, loop_for
 from asyncrpc.core.multiprocessing.environment import threads_each
 from asyncrpc.errors import (
-    AlreadyStartedError,
     ClusterError,
     NotStartedError,
     TransportError,
@@ -68,12 +68,13 @@ T = TypeVar("T")
 _SECRET_BYTES: Final = 32  # as long as the hash of the HMAC that proves it
 
 
-class Cluster:
+class Cluster(ClusterLifetime):
     """Workers that this program starts, each a process of this host.
 
-    An asynchronous context manager.  `cluster["w0"]` is a `Peer`; inside the block the
-    program is a worker itself, so `asyncrpc.remote("w0", ...)` works as well.  No
-    process outlives the block, nor the program, however it ends, unless it is kept.
+    An asynchronous context manager; or `await` it, for the cells of a notebook, and
+    `close` it.  `cluster["w0"]` is a `Peer`; meanwhile the program is a worker itself,
+    so `asyncrpc.remote("w0", ...)` works as well.  No process outlives the cluster, nor
+    the program, however it ends, unless it is kept.
 
     `Cluster.ssh` and `Cluster.slurm` start the workers on other hosts;
     `Cluster.attach` joins workers that something else has started.
@@ -143,7 +144,7 @@ class Cluster:
         self._ground: Ground = LocalGround()
         self._contact: str | tuple[str, ...] = ()  # of workers that are there already
         self._stack = AsyncExitStack()
-        self._driver: Worker | None = None
+        self._driver: ProgramWorker | None = None
         self._lives: WorkerLives | None = None
         self._attachment: AttachedWorkers | None = None
         self._has_begun = False
@@ -256,28 +257,6 @@ class Cluster:
 
     # --- life ------------------------------------------------------------------------
 
-    async def __aenter__(self) -> Self:
-        """Start the workers; return once all can be called.
-
-        Raises:
-            WorkerStartError: a worker did not start; the error has its traceback.
-            AlreadyStartedError: the cluster has been entered before.
-            UsageError: no event loop runs here, or this is not Linux.
-
-        Cancellation:
-            What was started is ended.
-        """
-        if self._driver is not None:
-            raise AlreadyStartedError(
-                f"the cluster {self.name!r} has been entered before; make another"
-            )
-        try:
-            await self._enter()
-        except BaseException as error:
-            await self._stack.__aexit__(type(error), error, error.__traceback__)
-            raise
-        return self
-
     async def _enter(self) -> None:
         self._loop = loop_for("a Cluster")
         if self._contact:
@@ -348,8 +327,9 @@ class Cluster:
 
     def _own_worker(
         self, rendezvous: LocalRendezvous | JoinRendezvous, options: Options
-    ) -> Worker:
-        worker = Worker(self.name, rendezvous=rendezvous, options=options)
+    ) -> ProgramWorker:
+        worker = ProgramWorker(self.name, rendezvous=rendezvous, options=options)
+        worker.cluster = self
         add_service(worker, ClusterService)
         return worker
 
@@ -370,27 +350,7 @@ class Cluster:
         """Whether the workers stay at the end of the block."""
         return self._is_kept and self._has_begun
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """End the workers, and the program's own."""
-        await self._stack.__aexit__(kind, error, traceback)
-
     # --- its workers -----------------------------------------------------------------
-
-    @property
-    def worker(self) -> Worker:
-        """The program's own worker.
-
-        Raises:
-            NotStartedError: the cluster has not been entered.
-        """
-        if self._driver is None:
-            raise NotStartedError(f"the cluster {self.name!r} must be entered first")
-        return self._driver
 
     @property
     def names(self) -> list[str]:
@@ -409,9 +369,9 @@ class Cluster:
         Raises:
             ClusterError: the worker does not run.
             UsageError: the cluster has no worker of this name.
-            NotStartedError: the cluster has not been entered.
+            NotStartedError: the cluster has not been entered, or has ended.
         """
-        worker, member = self.worker, self._roster.member(name)
+        worker, member = self._check_runs(), self._roster.member(name)
         if member.is_ended:
             remedy = f"; `await cluster.restart({name!r})` starts it"
             raise ClusterError(
@@ -608,9 +568,25 @@ class Cluster:
             if isinstance(self._contact, str):
                 await in_thread(kept.remove, self._contact)
 
-    def _check_loop(self, used: str) -> None:
+    def __repr__(self) -> str:
+        return f"<Cluster {self.name!r}: {self._summary}>"
+
+    def _repr_html_(self) -> str:
+        roster = None if self._driver is None else self._roster
+        return cluster_html(self.name, self._summary, self._driver, roster)
+
+    @property
+    def _summary(self) -> str:
+        roster = None if self._driver is None else self._roster
+        return summary_of(self._count, self._driver, roster)
+
+    def _check_runs(self) -> Worker:
         if self.worker.is_closed:
             raise NotStartedError(f"the cluster {self.name!r} has ended")
+        return self.worker
+
+    def _check_loop(self, used: str) -> None:
+        self._check_runs()
         check_loop(used, self._loop, f"the cluster {self.name!r}")
 
     def _starter(self, used: str) -> WorkerLives:

@@ -183,14 +183,16 @@ class WorkerLives:
 
     async def close(self, *, stops: bool) -> None:
         """End; the workers as well, unless they are to stay."""
-        if stops:
-            await self.stop(self._roster.members.values())
-        else:
-            for task in self._tasks:
+        try:
+            if stops:
+                await self.stop(self._roster.members.values())
+                if self._tasks:
+                    await asyncio.wait(self._tasks)
+        finally:  # if the wait is cancelled, the host ends what is left
+            for task in (*self._tasks, self._following):
                 task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        self._following.cancel()
 
     async def _until_running(self, member: ClusterWorker) -> None:
         while not member.is_running:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import NoneType
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from asyncrpc.core.arguments import (
 from asyncrpc.core.devices.maps import DeviceMap
 from asyncrpc.core.devices.names import DeviceName
 from asyncrpc.core.host.secret_file import read_secret
+from asyncrpc.core.html import panel
 from asyncrpc.core.serde import Compression, Policy, compression_named
 from asyncrpc.core.transport.address import Address
 from asyncrpc.core.transport.tls import Tls
@@ -403,6 +404,12 @@ class Options:
             wanted = f"a {kind.__name__}"
             check_kind(f"Options.{name}", getattr(self, name), kind, wanted)
 
+    def _repr_html_(self) -> str:
+        rows = list(_changed_fields(self, Options()))
+        others = "all others have their defaults" if rows else "all have their defaults"
+        columns = ("option", "value", "default") if rows else ()
+        return panel("Options", columns=columns, rows=rows, note=others)
+
     @property
     def secret_bytes(self) -> bytes | None:
         """Internal: the secret as the handshake takes it."""
@@ -463,6 +470,19 @@ _GROUPS: Final = {
     "limits": LimitOptions,
     "devices": DeviceOptions,
 }
+
+
+def _changed_fields(
+    options: Any, defaults: Any, prefix: str = ""
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the fields that differ: their name, value and default; no secret."""
+    for option in fields(options):
+        value, default = getattr(options, option.name), getattr(defaults, option.name)
+        name = f"{prefix}{option.name}"
+        if is_dataclass(default):
+            yield from _changed_fields(value, default, f"{name}.")
+        elif value != default:
+            yield name, repr(value) if option.repr else "(not shown)", repr(default)
 
 
 def _check_times(options: object, *names: str) -> None:

@@ -7,6 +7,7 @@ This module is the public interface; the components of a worker are in `parts`.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from types import NoneType, TracebackType
 from typing import Any, Self, TypeVar
@@ -23,6 +24,7 @@ from asyncrpc.core.arguments import (
 )
 from asyncrpc.core.calls.context import current_worker_var
 from asyncrpc.core.counters import Counters
+from asyncrpc.core.html import Cell, State, Tone, panel
 from asyncrpc.core.identity import WorkerIdentity
 from asyncrpc.core.ids import Incarnation, WorkerId, WorkerInfo
 from asyncrpc.core.lifecycle import Event
@@ -93,6 +95,11 @@ def workers_left_running() -> list[Worker]:
         for worker in _left_anywhere()
         if (worker.loop.is_running() if loop is None else worker.loop is loop)
     ]
+
+
+def leave_running(worker: Worker) -> None:
+    """Let a worker be the current one of all tasks of its loop that have no other."""
+    worker.parts.is_for_loop = True
 
 
 def _left_anywhere() -> list[Worker]:
@@ -530,3 +537,19 @@ class Worker:
             f"rank {self.rank} of {self.world_size}" if self.rank >= 0 else "no rank"
         )
         return f"<Worker {self.name!r} ({where}), {self.parts.lifecycle.state.value}>"
+
+    def _repr_html_(self) -> str:
+        state = self.parts.lifecycle.state
+        tone: Tone = "good" if self.parts.lifecycle.is_running else "off"
+        rows: list[tuple[str, Cell]] = [("state", State(state.value, tone))]
+        if self.rank >= 0:
+            rows.append(("rank", f"{self.rank} of {self.world_size}"))
+        if not self.is_closed:
+            members = ", ".join(member.name for member in self.known_members)
+            rows += [
+                ("process", f"{self.parts.identity.pid} on {os.uname().nodename}"),
+                ("addresses", "\n".join(self.addresses)),
+                ("members", f"{len(self.known_members):,}: {members}"),
+                ("calls served now", f"{self.parts.active:,}"),
+            ]
+        return panel(f"Worker {self.name!r}", rows=rows)

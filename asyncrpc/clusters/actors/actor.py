@@ -38,6 +38,7 @@ from asyncrpc.clusters.actors import owner
 from asyncrpc.clusters.actors.exclusive import methods_of
 from asyncrpc.clusters.actors.orders import Remaking
 from asyncrpc.core.arguments import wrong
+from asyncrpc.core.html import panel
 from asyncrpc.core.worker import Worker
 from asyncrpc.errors import (
     AsyncRpcError,
@@ -326,6 +327,17 @@ class Actor(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<Actor {self._label} on {self.worker!r}>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                "class",
+                f"{self._interface.cls.__module__}.{self._interface.cls.__name__}",
+            ),
+            ("worker", self.worker),
+            ("made again", "if its worker is lost" if self._remaking else "never"),
+        ]
+        return panel(f"Actor {self._label}", rows=rows)
 
 
 def _loss_of(rref: RRef[Any], error: BaseException | None) -> OwnerLostError | None:

@@ -19,6 +19,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, ove
 from asyncrpc.clusters.actors.actor import CALLED, Actor, ActorClass
 from asyncrpc.clusters.actors.scatter import split
 from asyncrpc.core.arguments import check_kind, check_sequence
+from asyncrpc.core.html import TEXT_MAX, State, panel
 from asyncrpc.errors import UsageError
 
 T = TypeVar("T")
@@ -26,7 +27,7 @@ R = TypeVar("R")
 P = ParamSpec("P")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ActorReply(Generic[R]):
     """The answer of one of several actors.
 
@@ -48,6 +49,22 @@ class ActorReply(Generic[R]):
     def result(self) -> R:
         """Return the result, or raise what the call failed with."""
         return self.call.result()
+
+    def __repr__(self) -> str:
+        word, what = self._outcome
+        return f"<ActorReply {word} {what} from {self.actor!r}>"
+
+    def _repr_html_(self) -> str:
+        word, what = self._outcome
+        cell = what if self.error is None else State(what, "bad")
+        return panel("Reply", f"of {self.actor!r}", rows=[(word, cell)])
+
+    @property
+    def _outcome(self) -> tuple[str, str]:
+        error = self.error
+        if error is not None:
+            return "raised", f"{error!r:.{TEXT_MAX}}"
+        return "returned", f"{self.call.result()!r:.{TEXT_MAX}}"
 
 
 ActorAndCall: TypeAlias = tuple[Actor[Any], Coroutine[Any, Any, R]]
@@ -296,6 +313,11 @@ class Actors(Generic[T]):
         workers = dict.fromkeys(repr(actor.worker) for actor in self._actors)
         what = f"{len(self)} Actors of {self._interface.cls.__name__}"
         return f"<{what} on {', '.join(workers)}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(f"{actor.index}", actor.worker) for actor in self._actors]
+        title = f"{len(self)} Actors of {self._interface.cls.__name__}"
+        return panel(title, columns=("actor", "worker"), rows=rows)
 
 
 def _gathered(cls: type[T], actors: Sequence[Actor[T]]) -> Actors[T]:

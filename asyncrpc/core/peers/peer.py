@@ -20,6 +20,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, overload
 
 import torch
@@ -46,6 +47,7 @@ from asyncrpc.core.calls.tracing import (
 )
 from asyncrpc.core.calls.unsent import UnsentCalls
 from asyncrpc.core.devices.streams import StreamMarks, marks_here, take_marks
+from asyncrpc.core.html import State, panel
 from asyncrpc.core.ids import WorkerId
 from asyncrpc.core.lifecycle import refuse_to_pickle
 from asyncrpc.core.links.link import Link
@@ -55,7 +57,7 @@ from asyncrpc.core.members import UNKNOWN_INCARNATION
 from asyncrpc.core.options import PLAIN, CallOptions, Options, with_options
 from asyncrpc.core.serde import FunctionTable, describe_callable
 from asyncrpc.core.services.extensions import CallTracer, References, ThreadState
-from asyncrpc.errors import UsageError
+from asyncrpc.errors import UnknownWorkerError, UsageError
 
 if TYPE_CHECKING:
     from asyncrpc.core.links.directory import Directory
@@ -304,6 +306,16 @@ class Peer:
     def __repr__(self) -> str:
         return f"<Peer {self.name!r} of {self._calls.name!r}>"
 
+    def _repr_html_(self) -> str:
+        rows = [("state", self._calls.state_of(self.name))]
+        changed = (
+            (field.name, repr(getattr(self._options, field.name)))
+            for field in fields(self._options)
+            if getattr(self._options, field.name) is not getattr(PLAIN, field.name)
+        )
+        about = f"of {self._calls.name!r}"
+        return panel(f"Peer {self.name!r}", about, rows=[*rows, *changed])
+
 
 class CallStarter:
     """Starts the calls of one worker.
@@ -364,6 +376,24 @@ class CallStarter:
             await asyncio.shield(starting)
         entry = self.directory.find(to)
         return entry.link or await self.directory.connect(entry)
+
+    def state_of(self, name: str) -> State:
+        """Return how a peer can be reached, for a notebook."""
+        if not self.lifecycle.is_usable:
+            return State("unknown", "off", f"worker {self.name!r} does not run")
+        if name == self.name:
+            return State("this worker", "good")
+        if name in self.expected:
+            return State("starting", "busy", "calls wait for it")
+        try:
+            link = self.directory.link_to(name)
+        except UnknownWorkerError:
+            return State("unknown", "bad", "it has ended, or was never there")
+        if link is None:
+            return State("not connected", "busy", "the next call connects")
+        pending = link.pending
+        calls = f"calls sent: {pending.started:,}, not answered: {len(pending):,}"
+        return State("connected", "good", calls)
 
     def expect(self, name: str) -> asyncio.Future[None]:
         """Let calls to a worker wait until the future ends, and raise what it raises.

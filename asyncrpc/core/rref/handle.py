@@ -19,6 +19,7 @@ import torch
 
 from asyncrpc.core.arguments import UNSET, check_call_timeout
 from asyncrpc.core.calls.futures import CallFuture, refuse_on_loop
+from asyncrpc.core.html import Cell, State, panel
 from asyncrpc.core.ids import RRefId, WorkerId, WorkerInfo
 from asyncrpc.core.rref.shared import Shared
 from asyncrpc.core.worker import current_worker
@@ -294,6 +295,22 @@ class RRef(Generic[T]):
         owner = self._shared.owner.name
         kind = "OwnerRRef" if self._shared.is_here else "UserRRef"
         return f"<{kind} {self.rref_id} on {owner!r}>"
+
+    def _repr_html_(self) -> str:
+        shared = self._shared
+        where = " (this worker)" if shared.is_here else ""
+        if shared.error is not None:
+            state = State("lost", "bad", str(shared.error))
+        elif shared.call is not None and not shared.call.done():
+            state = State("being made", "busy")
+        else:
+            state = State("held", "good", "await it for a copy of its value")
+        rows: list[tuple[str, Cell]] = [
+            ("owner", f"{shared.owner.name}{where}"),
+            ("state", state),
+            ("id", str(self.rref_id)),
+        ]
+        return panel("Remote reference", rows=rows)
 
 
 # What the other half of a handle, its worker's references, needs of it.  Here, so that

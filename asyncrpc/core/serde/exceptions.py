@@ -14,9 +14,11 @@ class is not available here.
 from __future__ import annotations
 
 import asyncio
+import os
 import traceback
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from asyncrpc.core.host.shortage import shortage_of
@@ -41,6 +43,7 @@ NOTES_MAX: Final = 32  # notes of one exception
 # Bytes of arguments and attributes in one tree, tensors not counted; the rest is left
 # out: an error can always be sent, whatever it carries.
 VALUES_BYTES_MAX: Final = 8 << 20
+_PACKAGE: Final = str(Path(__file__).parents[2]) + os.sep
 TYPES_MAX: Final = 256  # classes made per worker; programs raise some tens
 # A generator or a coroutine would take the first two for its own end.
 _ENDING: Final = (StopIteration, StopAsyncIteration, asyncio.CancelledError)
@@ -235,6 +238,7 @@ def _traceback(error: BaseException, *, chain: bool) -> str:
             # cost of a refusal, and the line that refused tells nothing.
             return f"{type(error).__qualname__}: {text_of(error)}\n"
         shown = traceback.TracebackException.from_exception(error)
+        _fold(shown)
         # A relayed exception's notes hold the tracebacks of earlier hops.  They are
         # sent as notes: repeated here they would double with every hop.
         if isinstance(error, RemoteError):
@@ -242,6 +246,21 @@ def _traceback(error: BaseException, *, chain: bool) -> str:
         return _shortened("".join(shown.format(chain=chain)))
     except BaseException as problem:  # noqa: BLE001 - the user's own __str__
         return f"<its traceback could not be formatted: {type(problem).__name__}>\n"
+
+
+def _fold(shown: traceback.TracebackException) -> None:
+    """Leave out the frames of this package that have called the program's function.
+
+    An error that no other code has raised keeps all.
+    """
+    unfolded = [shown]  # not by recursion: a chain may be long
+    while unfolded:
+        error = unfolded.pop()
+        is_own = [frame.filename.startswith(_PACKAGE) for frame in error.stack]
+        if False in is_own:
+            del error.stack[: is_own.index(False)]
+        linked = (error.__cause__, error.__context__, *(error.exceptions or ()))
+        unfolded += filter(None, linked)
 
 
 def _shortened(text: str) -> str:

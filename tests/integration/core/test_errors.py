@@ -54,6 +54,7 @@ async def test_the_remote_traceback_is_shown_with_ours(trio: Trio) -> None:
     assert "in chained" in shown
     assert 'raise ValueError("outer") from error' in shown
     assert "failures.py" in error.remote_traceback
+    assert "/asyncrpc/core/" not in error.remote_traceback
 
 
 async def test_errors_with_other_constructors_are_rebuilt(trio: Trio) -> None:

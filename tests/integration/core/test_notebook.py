@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.integration.core import notebook
-
 pytest.importorskip("ipykernel", reason="needs the extra [dev]")
 
-ROOT: Final = Path(__file__).parents[3]
+from tests.integration.core.notebook import run
+
 START: Final = """
 worker = await asyncrpc.init_rpc(
     "w", rank=0, rendezvous=asyncrpc.LocalRendezvous(1)
 )
 """
-
-
-def run(folder: Path, *cells: str) -> list[str]:
-    """Return what cells print and raise."""
-    done = subprocess.run(
-        [sys.executable, "-m", notebook.__name__],
-        input=json.dumps(cells),
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "IPYTHONDIR": str(folder)},
-        timeout=2 * notebook.HANGS_S,
-        cwd=folder,
-    )
-    assert done.returncode == 0, done.stderr
-    outputs: list[str] = json.loads(done.stdout)
-    return outputs
 
 
 def test_later_cells_use_and_end_the_worker(tmp_path: Path) -> None:
