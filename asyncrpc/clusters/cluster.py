@@ -11,64 +11,56 @@ workers which are there already has an `AttachedWorkers` instead.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
-from typing import Any, Final, Self, TypeVar, Unpack
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
 
-from asyncrpc import JoinRendezvous, LocalRendezvous, Options, Peer
+from asyncrpc import Options, Peer
 from asyncrpc.api import Worker
 from asyncrpc.clusters import kept
 from asyncrpc.clusters import machine as m
 from asyncrpc.clusters.actors.actors import Actors
 from asyncrpc.clusters.actors.spawning import spawn_in
-from asyncrpc.clusters.attachment import AttachedWorkers
 from asyncrpc.clusters.changes import ClusterChanges
-from asyncrpc.clusters.discovery import find_by_commands
-from asyncrpc.clusters.hosts import Ground, open_hosts
-from asyncrpc.clusters.keeping import Keeper
-from asyncrpc.clusters.lifetime import ClusterLifetime, ProgramWorker
-from asyncrpc.clusters.lives import WorkerLives, WorkerRecipe
-from asyncrpc.clusters.local.processes import LocalGround, OutputRelay, ProgramStreams
+from asyncrpc.clusters.lives import WorkerLives
+from asyncrpc.clusters.opening import (
+    OpenedCluster,
+    end_workers,
+    open_cluster,
+    plan_of,
+)
 from asyncrpc.clusters.remote.options import SlurmOptions, SshOptions
 from asyncrpc.clusters.restarts import RestartLimits
-from asyncrpc.clusters.roster import Roster
-from asyncrpc.clusters.service import ClusterService
+from asyncrpc.clusters.service import cluster_of
 from asyncrpc.clusters.settings import (
-    NAME_LENGTH_MAX,
     NOT_KEPT_BY_SLURM,
+    NOT_OF_OTHERS,
     WORKERS_MAX,
     ClusterSettings,
     check_names,
     check_place,
 )
 from asyncrpc.clusters.shown import cluster_html, summary_of
-from asyncrpc.clusters.threads import in_thread
 from asyncrpc.core.arguments import (
     check_count,
     check_duration,
-    check_flag,
     check_kind,
-    check_text,
     check_texts,
 )
-from asyncrpc.core.host.socket_directory import SocketDirectory
 from asyncrpc.core.loop.loops import check_loop, loop_for
-from asyncrpc.core.multiprocessing.environment import threads_each
+from asyncrpc.core.worker import leave_running, workers_left_running
 from asyncrpc.errors import (
+    AlreadyStartedError,
     ClusterError,
     NotStartedError,
-    TransportError,
     UsageError,
 )
-from asyncrpc.extend import add_service
 
 T = TypeVar("T")
 
-_SECRET_BYTES: Final = 32  # as long as the hash of the HMAC that proves it
 
-
-class Cluster(ClusterLifetime):
+class Cluster:
     """Workers that this program starts, each a process of this host.
 
     An asynchronous context manager; or `await` it, for the cells of a notebook, and
@@ -119,35 +111,21 @@ class Cluster(ClusterLifetime):
         Raises:
             UsageError: an argument is out of range or has the wrong type.
         """
-        check_count("workers", workers, at_most=WORKERS_MAX)
-        check_text("name", name, at_most=NAME_LENGTH_MAX)
-        if names is not None:
-            check_names(names, workers, name)
-        check_kind("options", options, (Options, type(None)), "an Options or None")
-        kinds = (RestartLimits, type(None))
-        check_kind("restart", restart, kinds, "a RestartLimits or None")
         check_duration("start_timeout_s", start_timeout_s)
-        check_duration("drain_timeout_s", drain_timeout_s)
-        check_flag("keep", keep)
-        if keep:
-            kept.check_name(name)
-        threads_each(max(1, workers), threads, "threads")  # checks it
         self.name = name
         self.start_timeout_s = start_timeout_s
-        self._first_names = None if names is None else tuple(names)
-        self._count = workers
-        self._options = options or Options()
-        self._restart = restart
-        self._threads = threads
-        self._drain_timeout_s = drain_timeout_s
-        self._is_kept = keep
-        self._ground: Ground = LocalGround()
-        self._contact: str | tuple[str, ...] = ()  # of workers that are there already
+        self._plan = plan_of(
+            workers,
+            name=name,
+            names=names,
+            options=options,
+            restart=restart,
+            threads=threads,
+            drain_timeout_s=drain_timeout_s,
+            keep=keep,
+        )
         self._stack = AsyncExitStack()
-        self._driver: ProgramWorker | None = None
-        self._lives: WorkerLives | None = None
-        self._attachment: AttachedWorkers | None = None
-        self._has_begun = False
+        self._opened: OpenedCluster | None = None
 
     @classmethod
     def ssh(
@@ -160,9 +138,8 @@ class Cluster(ClusterLifetime):
     ) -> Self:
         """Describe a cluster on other hosts, by SSH; `async with` starts it.
 
-        Each host needs Linux, and the same asyncrpc, torch and Python as the program
-        has.  Workers and program listen on TCP, and reach one another.  The package
-        asyncssh is needed: the extra `ssh`.
+        Each host needs Linux, and the same asyncrpc, torch and Python as the program.
+        Workers and program reach one another by TCP.  It needs the extra `ssh`.
 
         Args:
             hosts: each as `host`, `user@host`, `host:port` or both.
@@ -181,7 +158,8 @@ class Cluster(ClusterLifetime):
         check_kind("ssh", ssh, (SshOptions, type(None)), "an SshOptions or None")
         check_texts("hosts", hosts, at_least=1)
         cluster = cls(len(hosts) * workers_per_host, **settings)
-        cluster._ground = SshGround(hosts, ssh or SshOptions(), cluster.start_timeout_s)
+        start_s = cluster.start_timeout_s
+        cluster._plan.ground = SshGround(hosts, ssh or SshOptions(), start_s)
         return cluster
 
     @classmethod
@@ -217,7 +195,7 @@ class Cluster(ClusterLifetime):
         if settings.get("keep"):
             raise UsageError(NOT_KEPT_BY_SLURM)
         cluster = cls(nodes * workers_per_node, **settings)
-        cluster._ground = SlurmGround(
+        cluster._plan.ground = SlurmGround(
             nodes, slurm or SlurmOptions(), cluster.start_timeout_s
         )
         return cluster
@@ -232,9 +210,8 @@ class Cluster(ClusterLifetime):
     ) -> Self:
         """Describe a cluster of workers that are there already; `async with` joins it.
 
-        They have been started by a `Cluster` with `keep=True`, by `asyncrpc run`,
-        torchrun, Kubernetes or anything else.  The program becomes a further member.
-        `peers` are the workers that are there; the workers of other programs that have
+        Started by a `Cluster` with `keep=True`, `asyncrpc run`, torchrun or anything
+        else.  `peers` are the workers that are there; those of other programs that have
         a cluster are not among them.  Leaving the block ends no worker.
 
         Args:
@@ -248,120 +225,123 @@ class Cluster(ClusterLifetime):
             UsageError: an argument has the wrong type, or is no address.
         """
         check_kind("options", options, (Options, type(None)), "an Options or None")
-        contact = kept.contact_of(where)
-        cluster = cls(
-            0, name=name or f"program-{secrets.token_hex(6)}", options=options
-        )
-        cluster._contact = contact
+        own = name or f"program-{secrets.token_hex(6)}"
+        cluster = cls(0, name=own, options=options)
+        cluster._plan.contact = kept.contact_of(where)
         return cluster
 
     # --- life ------------------------------------------------------------------------
 
-    async def _enter(self) -> None:
-        self._loop = loop_for("a Cluster")
-        if self._contact:
-            await self._join()
-        else:
+    async def __aenter__(self) -> Self:
+        """Start the workers; return once all can be called.
+
+        Raises:
+            WorkerStartError: a worker did not start; the error has its traceback.
+            AlreadyStartedError: the cluster has been entered before.
+            UsageError: no event loop runs here, or this is not Linux.
+
+        Cancellation:
+            What was started is ended.
+        """
+        self._check_is_new()
+        loop_for("a Cluster")
+        if not self._plan.contact:
             check_place()
-            await self._begin()
-            await self.start(self._count, names=self._first_names)
-            self._has_begun = True
-
-    async def _join(self) -> None:
-        """Become a member of a group that is there."""
-        contact, options = self._contact, self._options
-        if isinstance(contact, str):
-            contact, secret = await in_thread(kept.read_contact, contact)
-            options = replace(options, secret=secret)
-        driver = self._own_worker(JoinRendezvous(contact), options)
         try:
-            self._driver = await self._stack.enter_async_context(driver)
-        except TransportError as error:
-            raise ClusterError(
-                f"no worker of {self._contact!r} answers: {error}"
-            ) from error
-        self._begin_roster()
-        self._attachment = AttachedWorkers(driver, self._roster)
-        self._stack.push_async_callback(self._attachment.close)
-        await self._attachment.open()
+            self._opened = await open_cluster(self._plan, self._stack, self)
+            if not self._plan.contact:
+                await self.start(self._plan.count, names=self._plan.names)
+                self._opened.stays = self._plan.is_kept
+        except BaseException as error:
+            await self._stack.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return self
 
-    async def _begin(self) -> None:
-        """Start the program's own worker, and all that starts others."""
-        directory = SocketDirectory()
-        self._stack.callback(directory.remove)
-        secret = self._options.secret_bytes or (
-            secrets.token_hex(_SECRET_BYTES).encode()
-        )
-        network = self._options.network
-        is_told = network.listen or network.advertise or network.interface
-        is_by_path = self._ground.is_here and not is_told
-        options = replace(self._options, secret=secret)
-        if is_by_path:
-            listen = (f"uds://{directory.path / 'driver'}",)
-            options = replace(options, network=replace(network, listen=listen))
-        driver = self._own_worker(LocalRendezvous(1), options)
-        self._driver = await self._stack.enter_async_context(driver)
-        self._begin_roster()
-        keep = None
-        if self._is_kept:
-            await in_thread(kept.claim, self.name)
-            self._stack.push_async_callback(self._forget_unless_kept)
-            keep = Keeper(driver, self.name, secret).keep
-        relay = OutputRelay(ProgramStreams())
-        self._stack.push_async_callback(in_thread, relay.close)
-        hosts = await open_hosts(self._ground, relay, self._stack)
-        recipe = WorkerRecipe(
-            options=self._options,
-            socket_directory=directory.path if is_by_path else None,
-            threads=self._threads,
-            sharers=max(1, -(-self._count // len(hosts))),
-            drain_timeout_s=self._drain_timeout_s,
-            restart=self._restart,
-            keeps=self.name if self._is_kept else None,
-            is_here=self._ground.is_here,
-            entry=await find_by_commands(self._stack, driver, self._count, secret),
-            secret=secret,
-        )
-        self._lives = WorkerLives(driver, self._roster, recipe, hosts, keep)
-        self._stack.push_async_callback(self._close_lives)
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End the workers, and the program's own."""
+        await self._stack.__aexit__(kind, error, traceback)
 
-    def _own_worker(
-        self, rendezvous: LocalRendezvous | JoinRendezvous, options: Options
-    ) -> ProgramWorker:
-        worker = ProgramWorker(self.name, rendezvous=rendezvous, options=options)
-        worker.cluster = self
-        add_service(worker, ClusterService)
-        return worker
+    def __await__(self) -> Generator[Any, None, Self]:
+        """Start the workers without a block, for the cells of a notebook.
 
-    def _begin_roster(self) -> None:
-        self._roster = Roster()
-        self._stack.callback(self._roster.broadcast.end)
+        They run until `close`, or the end of the program.  What an earlier `await` for
+        a cluster of the same name has left on this loop is closed first.
 
-    async def _close_lives(self) -> None:
-        assert self._lives is not None
-        await self._lives.close(stops=not self._stays)
+        Raises:
+            WorkerStartError: a worker did not start; the error has its traceback.
+            AlreadyStartedError: the cluster has been entered before.
+            UsageError: no event loop runs here, or this is not Linux.
 
-    async def _forget_unless_kept(self) -> None:
-        if not self._stays:
-            await in_thread(kept.remove, self.name)
+        Cancellation:
+            What was started is ended.
+        """
+        return self._start_anew().__await__()
+
+    async def _start_anew(self) -> Self:
+        self._check_is_new()
+        await _close_former(self)
+        await self.__aenter__()
+        leave_running(self.worker)
+        return self
+
+    async def close(self) -> None:
+        """End the workers and the program's own, as the end of a block does.
+
+        Idempotent.  Workers that are kept, and those of others, stay.
+
+        Raises:
+            UsageError: another event loop runs here.
+
+        Cancellation:
+            They end all the same, calls in flight at once.
+        """
+        if self._opened is not None:
+            check_loop("Cluster.close", self._opened.loop, f"the cluster {self.name!r}")
+        await self._stack.aclose()
 
     @property
-    def _stays(self) -> bool:
-        """Whether the workers stay at the end of the block."""
-        return self._is_kept and self._has_begun
+    def subject(self) -> str | tuple[str, ...]:
+        """Internal: what it is a cluster of; those of one replace one another."""
+        return self._plan.contact or (self.name,)
+
+    def _check_is_new(self) -> None:
+        if self._opened is not None:
+            raise AlreadyStartedError(
+                f"the cluster {self.name!r} has been entered before; make another"
+            )
 
     # --- its workers -----------------------------------------------------------------
 
     @property
+    def worker(self) -> Worker:
+        """The program's own worker.
+
+        Raises:
+            NotStartedError: the cluster has not been entered.
+        """
+        return self._entered.worker
+
+    @property
+    def _entered(self) -> OpenedCluster:
+        if self._opened is None:
+            raise NotStartedError(f"the cluster {self.name!r} must be entered first")
+        return self._opened
+
+    @property
     def names(self) -> list[str]:
         """The names of the workers that run, or are to run again."""
-        return [] if self._driver is None else self._roster.names
+        return [] if self._opened is None else self._opened.roster.names
 
     @property
     def peers(self) -> list[Peer]:
         """The workers that can be called now, in the order of their start."""
-        worker = self.worker
-        return [worker.peer(name) for name in self._roster.running]
+        opened = self._entered
+        return [opened.worker.peer(name) for name in opened.roster.running]
 
     def __getitem__(self, name: str) -> Peer:
         """Return a worker, by name.
@@ -371,14 +351,15 @@ class Cluster(ClusterLifetime):
             UsageError: the cluster has no worker of this name.
             NotStartedError: the cluster has not been entered, or has ended.
         """
-        worker, member = self._check_runs(), self._roster.member(name)
+        opened = self._check_runs()
+        member = opened.roster.member(name)
         if member.is_ended:
             remedy = f"; `await cluster.restart({name!r})` starts it"
             raise ClusterError(
                 f"worker {name!r} does not run{member.why and f': {member.why}'}"
-                f"{'' if self._lives is None else remedy}"
+                f"{'' if opened.lives is None else remedy}"
             )
-        return worker.peer(name)
+        return opened.worker.peer(name)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -390,21 +371,15 @@ class Cluster(ClusterLifetime):
             UsageError: the cluster has no worker of this name.
             NotStartedError: the cluster has not been entered.
         """
-        _ = self.worker
-        return self._roster.member(name).machine.state
+        return self._entered.roster.member(name).machine.state
 
     def changes(self) -> ClusterChanges:
         """Return an iterator over the changes of the workers from now on.
 
         Raises:
             NotStartedError: the cluster has not been entered.
-
-        Example:
-            >>> async for change in cluster.changes():
-            ...     print(change.kind, change.worker, change.why)
         """
-        _ = self.worker
-        return self._roster.broadcast.changes()
+        return self._entered.roster.broadcast.changes()
 
     # --- more and fewer --------------------------------------------------------------
 
@@ -430,7 +405,7 @@ class Cluster(ClusterLifetime):
         lives = self._starter("Cluster.start")
         check_count("count", count, at_most=WORKERS_MAX)
         if names is None:
-            names = self._roster.next_names(count)
+            names = self._entered.roster.next_names(count)
         check_names(names, count, self.name)
         await lives.start(names)
         return [self.worker.peer(name) for name in names]
@@ -450,7 +425,7 @@ class Cluster(ClusterLifetime):
             They end all the same.
         """
         lives = self._starter("Cluster.stop")
-        await lives.stop([self._roster.member(name) for name in names])
+        await lives.stop([self._entered.roster.member(name) for name in names])
 
     async def restart(self, *names: str) -> None:
         """End workers and start them again; return once they can be called.
@@ -467,7 +442,7 @@ class Cluster(ClusterLifetime):
             They start all the same.
         """
         lives = self._starter("Cluster.restart")
-        await lives.restart([self._roster.member(name) for name in names])
+        await lives.restart([self._entered.roster.member(name) for name in names])
 
     async def resize(self, count: int) -> None:
         """Start or end workers until `count` of them run; the newest end first.
@@ -480,13 +455,9 @@ class Cluster(ClusterLifetime):
         Cancellation:
             New workers are ended; others that were to end, end.
         """
-        self._starter("Cluster.resize")
+        lives = self._starter("Cluster.resize")
         check_count("count", count, at_most=WORKERS_MAX)
-        names = self.names
-        if count > len(names):
-            await self.start(count - len(names))
-        else:
-            await self.stop(*names[count:])
+        await lives.resize(count)
 
     async def spawn(
         self,
@@ -527,8 +498,7 @@ class Cluster(ClusterLifetime):
             port: to listen at; 0: a free one.
 
         Returns:
-            The address: whoever has it, and reaches the port, sees the cluster until
-            the end of the block.
+            The address: whoever has it sees the cluster, until its end.
 
         Raises:
             NotStartedError: the cluster has not been entered, or has ended.
@@ -538,10 +508,10 @@ class Cluster(ClusterLifetime):
         Cancellation:
             Nothing is served.
         """
-        self._check_loop("Cluster.dashboard")
+        worker = self._check_loop("Cluster.dashboard").worker
         from asyncrpc.clusters.dashboard import serve_dashboard  # noqa: PLC0415
 
-        return await serve_dashboard(self._stack, self.worker, host, port)
+        return await serve_dashboard(self._stack, worker, host, port)
 
     async def end(self, timeout_s: float = 60.0) -> None:
         """End the workers in order, those that are kept as well.
@@ -558,44 +528,42 @@ class Cluster(ClusterLifetime):
         Cancellation:
             They end all the same.
         """
-        self._check_loop("Cluster.end")
+        opened = self._check_loop("Cluster.end")
         check_duration("timeout_s", timeout_s)
-        if self._attachment is None:
-            await self.stop(*self._roster.names)
-            self._has_begun = False
-        else:
-            await self._attachment.end(timeout_s)
-            if isinstance(self._contact, str):
-                await in_thread(kept.remove, self._contact)
+        await end_workers(opened, self._plan, timeout_s)
 
     def __repr__(self) -> str:
         return f"<Cluster {self.name!r}: {self._summary}>"
 
     def _repr_html_(self) -> str:
-        roster = None if self._driver is None else self._roster
-        return cluster_html(self.name, self._summary, self._driver, roster)
+        return cluster_html(self.name, self._summary, self._opened)
 
     @property
     def _summary(self) -> str:
-        roster = None if self._driver is None else self._roster
-        return summary_of(self._count, self._driver, roster)
+        return summary_of(self._plan.count, self._opened)
 
-    def _check_runs(self) -> Worker:
-        if self.worker.is_closed:
+    def _check_runs(self) -> OpenedCluster:
+        opened = self._entered
+        if opened.worker.is_closed:
             raise NotStartedError(f"the cluster {self.name!r} has ended")
-        return self.worker
+        return opened
 
-    def _check_loop(self, used: str) -> None:
-        self._check_runs()
-        check_loop(used, self._loop, f"the cluster {self.name!r}")
+    def _check_loop(self, used: str) -> OpenedCluster:
+        opened = self._check_runs()
+        check_loop(used, opened.loop, f"the cluster {self.name!r}")
+        return opened
 
     def _starter(self, used: str) -> WorkerLives:
         """Return what starts workers here, for the running loop."""
-        self._check_loop(used)
-        if self._lives is None:
-            raise UsageError(
-                f"{used} is for the program that has started the workers; this one has"
-                " attached itself to them, and can only `end()` workers that were kept"
-            )
-        self._lives.start_timeout_s = self.start_timeout_s
-        return self._lives
+        lives = self._check_loop(used).lives
+        if lives is None:
+            raise UsageError(f"{used} {NOT_OF_OTHERS}")
+        lives.start_timeout_s = self.start_timeout_s
+        return lives
+
+
+async def _close_former(cluster: Cluster) -> None:
+    """Close what an earlier `await` for the same subject has left running."""
+    for former in map(cluster_of, workers_left_running()):
+        if isinstance(former, Cluster) and former.subject == cluster.subject:
+            await former.close()

@@ -174,6 +174,14 @@ class WorkerLives:
             while not member.is_ended:
                 await member.news.wait()
 
+    async def resize(self, count: int) -> None:
+        """Start or end workers until so many run; the newest end first."""
+        names = self._roster.names
+        if count > len(names):
+            await self.start(self._roster.next_names(count - len(names)))
+        else:
+            await self.stop([self._roster.member(name) for name in names[count:]])
+
     async def restart(self, members: Sequence[ClusterWorker]) -> None:
         """End workers and start them again; return once they can be called."""
         for member in members:

@@ -8,9 +8,10 @@ refuses the question, and counts as a worker.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from asyncrpc import extend
+from asyncrpc.core.worker import Worker
 from asyncrpc.errors import AsyncRpcError, UsageError
 
 SERVICE: Final = "cluster"
@@ -48,9 +49,16 @@ class ClusterService:
         host: extend.ServiceHost,
         end: Callable[[], None] | None = None,
         stay: Callable[[], None] | None = None,
+        *,
+        cluster: Any = None,
     ) -> None:
-        """Take what can be asked; a program can neither be ended nor kept."""
+        """Take what can be asked; a program can neither be ended nor kept.
+
+        Args:
+            cluster: of the worker of a program.
+        """
         self._host = host
+        self.cluster = cluster
         self.routes = (
             extend.answers(EndWorker, self._on_end),
             extend.answers(StayWorker, self._on_stay),
@@ -75,6 +83,12 @@ class ClusterService:
 
     async def close(self) -> None:
         """Nothing to release."""
+
+
+def cluster_of(worker: Worker) -> Any:
+    """Return the `Cluster` whose program's worker this is; None: it is no such."""
+    service = extend.host_of(worker).find_service(ClusterService)
+    return None if service is None else service.cluster
 
 
 def _checked(act: Callable[[], None] | None) -> Callable[[], None]:

@@ -13,7 +13,8 @@ from typing import Final
 
 from asyncrpc.api import Worker
 from asyncrpc.clusters import machine as m
-from asyncrpc.clusters.roster import ClusterWorker, Roster
+from asyncrpc.clusters.opening import OpenedCluster
+from asyncrpc.clusters.roster import ClusterWorker
 from asyncrpc.core.html import Cell, State, Tone, memory_text, panel
 from asyncrpc.extend import host_of
 
@@ -32,17 +33,18 @@ _TONES: Final[Mapping[m.ClusterWorkerState, Tone]] = {
 }
 
 
-def summary_of(count: int, worker: Worker | None, roster: Roster | None) -> str:
+def summary_of(count: int, opened: OpenedCluster | None) -> str:
     """Return the state of a cluster in a few words.
 
     Args:
         count: of the workers that it starts with.
-        worker: of the program; None: the cluster has not been entered.
+        opened: None: the cluster has not been entered.
     """
-    if worker is None or roster is None:
+    if opened is None:
         return f"{_workers(count)}, not entered"
-    if worker.is_closed:
+    if opened.worker.is_closed:
         return "ended"
+    roster = opened.roster
     return f"{_workers(len(roster.names))}, {len(roster.running)} running"
 
 
@@ -50,13 +52,12 @@ def _workers(count: int) -> str:
     return f"{count} worker{'' if count == 1 else 's'}"
 
 
-def cluster_html(
-    name: str, summary: str, worker: Worker | None, roster: Roster | None
-) -> str:
+def cluster_html(name: str, summary: str, opened: OpenedCluster | None) -> str:
     """Return a table of the workers of a cluster."""
     title = f"Cluster {name!r}"
-    if worker is None or roster is None or worker.is_closed:
+    if opened is None or opened.worker.is_closed:
         return panel(title, summary)
+    worker, roster = opened.worker, opened.roster
     rates = _calls_per_s(worker)
     rows = [_row(member, rates) for member in roster.members.values()]
     return panel(title, summary, columns=_COLUMNS, rows=rows, note=_NOTE)

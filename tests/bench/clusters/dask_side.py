@@ -34,6 +34,7 @@ async def started_s(count: int) -> float:
         cluster_of(count) as cluster,
         Client(cluster, asynchronous=True) as client,
     ):
+        await client.wait_for_workers(count)
         await client.run(computed)
         return time.perf_counter() - begun_s
 
@@ -41,7 +42,8 @@ async def started_s(count: int) -> float:
 async def main(seconds: float) -> None:
     figures = {f"start_{count}": await started_s(count) for count in (1, 8, 32)}
     async with cluster_of(8) as cluster, Client(cluster, asynchronous=True) as client:
-        addresses = list(client.scheduler_info(n_workers=-1)["workers"])
+        await client.wait_for_workers(8)
+        addresses = list(cluster.scheduler.workers)
         counters = [
             await client.submit(Counter, workers=[address], actor=True, pure=False)
             for address in addresses
