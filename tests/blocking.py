@@ -29,6 +29,7 @@ _KERNEL: Final = "answered by the kernel from memory; no disk has a part in it"
 _INSTALLED: Final = "sees what is installed, once a process"
 _PROCESS: Final = "starts a process, for which its caller waits"
 ALLOWED: Final[Mapping[str, Mapping[str, str]]] = {
+    "clusters/shown.py": {"_memory_of": _KERNEL},
     "tools/inspection/summarizing.py": {"resident_bytes": _KERNEL},
     "core/multiprocessing/launcher.py": {
         "_held_interrupts": _PROCESS,

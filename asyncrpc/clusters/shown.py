@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 from asyncrpc.api import Worker
@@ -96,8 +95,14 @@ def _row(member: ClusterWorker, rates: Mapping[str, float]) -> list[Cell]:
 
 def _memory_of(pid: int) -> str | None:
     """Return the resident memory of a process of this host."""
-    try:
-        pages = Path(f"/proc/{pid}/statm").read_text("ascii").split()[1]
-    except (OSError, IndexError):  # it has ended
+    try:  # the kernel answers at once, so the loop may ask
+        descriptor = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # it has ended
         return None
+    try:
+        pages = os.read(descriptor, 256).split()[1]
+    except (OSError, IndexError):  # likewise
+        return None
+    finally:
+        os.close(descriptor)
     return memory_text(int(pages) * _PAGE_BYTES)

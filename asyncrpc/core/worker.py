@@ -50,14 +50,14 @@ E = TypeVar("E", bound=tuple[Any, ...])
 def current_worker(name: str | None = None) -> Worker:
     """Return the worker of this task or thread.
 
-    One that has none uses a worker that `await init_rpc(...)` has left running: a task,
-    the only one on its event loop; a thread without a loop, the only one of the
-    process.  So each cell of a notebook has the worker of an earlier one.  A task whose
-    worker belongs to another event loop uses the only one that runs on its own, as a
-    test beside workers of wider fixtures.
+    One that has none uses a worker that `await init_rpc(...)`, or `await Cluster(...)`,
+    has left running: a task, the only one on its event loop; a thread without a loop,
+    the only one of the process.  So each cell of a notebook has the worker of an
+    earlier one.  A task whose worker belongs to another event loop uses the only one
+    that runs on its own, as a test beside workers of wider fixtures.
 
     Args:
-        name: of one of several that `init_rpc` has left running; None: the current
+        name: of one of several that have been left running; None: the current
             worker.
 
     Raises:
@@ -119,8 +119,8 @@ def _left_running(name: str | None) -> Worker:
     if here:
         names = ", ".join(sorted(repr(worker.name) for worker in here))
         raise NotStartedError(
-            f"no worker is current here, and init_rpc has started {names}: use what it "
-            "returned, or current_worker(name)"
+            f"no worker is current here, and init_rpc or Cluster has started {names}: "
+            "use what it returned, or current_worker(name)"
         )
     for worker in _left_anywhere():
         where = "another event loop than this"

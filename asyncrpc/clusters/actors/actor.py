@@ -223,6 +223,7 @@ class Actor(Generic[T]):
 
     async def _run(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method."""
+        __tracebackhide__ = True  # notebooks and pytest leave this frame out
         while True:
             rref = self._rref
             try:
@@ -256,6 +257,7 @@ class Actor(Generic[T]):
 
     async def _recover(self, rref: RRef[T], error: AsyncRpcError, name: str) -> None:
         """Make the lost object again; raise if it is not lost, or for good."""
+        __tracebackhide__ = True  # here as well
         is_unheard_of = isinstance(error, UnknownWorkerError)
         if is_unheard_of and self._here is None and not isinstance(error, RemoteError):
             await current_worker().find(self.worker)  # it came before the news of it

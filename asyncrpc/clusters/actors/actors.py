@@ -101,6 +101,7 @@ async def _results(
 
     The error has a note that names the actor.
     """
+    __tracebackhide__ = True  # notebooks and pytest leave this frame out
     results: dict[Actor[Any], R] = {}
     async with aclosing(_replies(calls)) as replies:
         async for reply in replies:
@@ -138,6 +139,7 @@ class ActorsMethod(Generic[P, R]):
         Cancellation:
             All calls that have not ended are cancelled.
         """
+        __tracebackhide__ = True  # here as well
         return await _results(self._actors, self._calls(args, kwargs))
 
     async def as_completed(

@@ -177,6 +177,7 @@ class Peer:
         Source: torch.distributed.rpc.rpc_async; unlike there, "no limit" is None, not
         0, and a call can be cancelled.
         """
+        __tracebackhide__ = True  # notebooks and pytest leave this frame out
         return await self._calls.start_call(
             self.name, function, args, kwargs, options=self._options, awaits=True
         )
@@ -390,7 +391,7 @@ class CallStarter:
         except UnknownWorkerError:
             return State("unknown", "bad", "it has ended, or was never there")
         if link is None:
-            return State("not connected", "busy", "the next call connects")
+            return State("not connected", "off")
         pending = link.pending
         calls = f"calls sent: {pending.started:,}, not answered: {len(pending):,}"
         return State("connected", "good", calls)

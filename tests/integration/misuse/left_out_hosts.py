@@ -26,6 +26,7 @@ _OF_CLUSTER: Final = {
     "Cluster.__aenter__",
     "Cluster.__getitem__",
     "Cluster.changes",
+    "Cluster.close",
     "Cluster.resize",
     "Cluster.restart",
     "Cluster.spawn",
