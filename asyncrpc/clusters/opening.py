@@ -132,8 +132,7 @@ async def open_cluster(
     Args:
         cluster: found by `cluster_of` its worker.
 
-    Raises:
-        ClusterError: a host cannot be used, or no worker answers.
+    ClusterError: a host cannot be used, or no worker answers.
     """
     if plan.contact:
         return await _join(plan, stack, cluster)
