@@ -7,15 +7,25 @@ workers that a program starts have; the changes of the membership are its events
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from asyncrpc import ChangeKind, MemberChange
 from asyncrpc.api import Worker
 from asyncrpc.clusters import machine as m
 from asyncrpc.clusters.roster import ClusterWorker, Roster
 from asyncrpc.clusters.service import EndWorker, is_program
-from asyncrpc.errors import AsyncRpcError, ClusterError
+from asyncrpc.errors import AsyncRpcError, ClusterError, TransportError
 from asyncrpc.extend import ask, host_of
+
+
+@contextmanager
+def as_unanswered(contact: str | tuple[str, ...]) -> Iterator[None]:
+    """Let an error of connections say that no worker answers."""
+    try:
+        yield
+    except TransportError as error:
+        raise ClusterError(f"no worker of {contact!r} answers: {error}") from error
 
 
 class AttachedWorkers:

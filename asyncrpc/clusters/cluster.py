@@ -11,9 +11,10 @@ workers which are there already has an `AttachedWorkers` instead.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack
 
 from asyncrpc import JoinRendezvous, LocalRendezvous, Options, Peer
@@ -22,11 +23,11 @@ from asyncrpc.clusters import kept
 from asyncrpc.clusters import machine as m
 from asyncrpc.clusters.actors.actors import Actors
 from asyncrpc.clusters.actors.spawning import spawn_in
-from asyncrpc.clusters.attachment import AttachedWorkers
+from asyncrpc.clusters.attachment import AttachedWorkers, as_unanswered
 from asyncrpc.clusters.changes import ClusterChanges
 from asyncrpc.clusters.hosts import Ground, open_hosts
 from asyncrpc.clusters.keeping import Keeper
-from asyncrpc.clusters.lifetime import ClusterLifetime, ProgramWorker
+from asyncrpc.clusters.lifetime import start_without_block
 from asyncrpc.clusters.lives import WorkerLives, WorkerRecipe
 from asyncrpc.clusters.local.processes import LocalGround, OutputRelay, ProgramStreams
 from asyncrpc.clusters.remote.options import SlurmOptions, SshOptions
@@ -34,12 +35,13 @@ from asyncrpc.clusters.restarts import RestartLimits
 from asyncrpc.clusters.roster import Roster
 from asyncrpc.clusters.service import ClusterService
 from asyncrpc.clusters.settings import (
-    NAME_LENGTH_MAX,
     NOT_KEPT_BY_SLURM,
+    NOT_STARTED_HERE,
     WORKERS_MAX,
     ClusterSettings,
     check_names,
     check_place,
+    check_workers,
 )
 from asyncrpc.clusters.shown import cluster_html, summary_of
 from asyncrpc.clusters.threads import in_thread
@@ -48,18 +50,12 @@ from asyncrpc.core.arguments import (
     check_duration,
     check_flag,
     check_kind,
-    check_text,
     check_texts,
 )
 from asyncrpc.core.host.socket_directory import SocketDirectory
 from asyncrpc.core.loop.loops import check_loop, loop_for
 from asyncrpc.core.multiprocessing.environment import threads_each
-from asyncrpc.errors import (
-    ClusterError,
-    NotStartedError,
-    TransportError,
-    UsageError,
-)
+from asyncrpc.errors import AlreadyStartedError, NotStartedError, UsageError
 from asyncrpc.extend import add_service
 
 T = TypeVar("T")
@@ -67,7 +63,7 @@ T = TypeVar("T")
 _SECRET_BYTES: Final = 32  # as long as the hash of the HMAC that proves it
 
 
-class Cluster(ClusterLifetime):
+class Cluster:
     """Workers that this program starts, each a process of this host.
 
     An asynchronous context manager; or `await` it, for the cells of a notebook, and
@@ -77,6 +73,8 @@ class Cluster(ClusterLifetime):
 
     `Cluster.ssh` and `Cluster.slurm` start the workers on other hosts;
     `Cluster.attach` joins workers that something else has started.
+
+    Its methods raise NotStartedError unless it runs, and UsageError on another loop.
 
     Thread safety:
         Use it on the event loop that entered it.
@@ -118,10 +116,7 @@ class Cluster(ClusterLifetime):
         Raises:
             UsageError: an argument is out of range or has the wrong type.
         """
-        check_count("workers", workers, at_most=WORKERS_MAX)
-        check_text("name", name, at_most=NAME_LENGTH_MAX)
-        if names is not None:
-            check_names(names, workers, name)
+        check_workers(workers, name, names)
         check_kind("options", options, (Options, type(None)), "an Options or None")
         kinds = (RestartLimits, type(None))
         check_kind("restart", restart, kinds, "a RestartLimits or None")
@@ -143,7 +138,7 @@ class Cluster(ClusterLifetime):
         self._ground: Ground = LocalGround()
         self._contact: str | tuple[str, ...] = ()  # of workers that are there already
         self._stack = AsyncExitStack()
-        self._driver: ProgramWorker | None = None
+        self._driver: Worker | None = None
         self._lives: WorkerLives | None = None
         self._attachment: AttachedWorkers | None = None
         self._has_begun = False
@@ -256,6 +251,28 @@ class Cluster(ClusterLifetime):
 
     # --- life ------------------------------------------------------------------------
 
+    async def __aenter__(self) -> Self:
+        """Start the workers; return once all can be called.
+
+        Raises:
+            WorkerStartError: a worker did not start; the error has its traceback.
+            AlreadyStartedError: the cluster has been entered before.
+            UsageError: no event loop runs here, or this is not Linux.
+
+        Cancellation:
+            What was started is ended.
+        """
+        if self._driver is not None:
+            raise AlreadyStartedError(
+                f"the cluster {self.name!r} has been entered before; make another"
+            )
+        try:
+            await self._enter()
+        except BaseException as error:
+            await self._stack.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
     async def _enter(self) -> None:
         self._loop = loop_for("a Cluster")
         if self._contact:
@@ -273,12 +290,8 @@ class Cluster(ClusterLifetime):
             contact, secret = await in_thread(kept.read_contact, contact)
             options = replace(options, secret=secret)
         driver = self._own_worker(JoinRendezvous(contact), options)
-        try:
+        with as_unanswered(self._contact):
             self._driver = await self._stack.enter_async_context(driver)
-        except TransportError as error:
-            raise ClusterError(
-                f"no worker of {self._contact!r} answers: {error}"
-            ) from error
         self._begin_roster()
         self._attachment = AttachedWorkers(driver, self._roster)
         self._stack.push_async_callback(self._attachment.close)
@@ -325,9 +338,8 @@ class Cluster(ClusterLifetime):
 
     def _own_worker(
         self, rendezvous: LocalRendezvous | JoinRendezvous, options: Options
-    ) -> ProgramWorker:
-        worker = ProgramWorker(self.name, rendezvous=rendezvous, options=options)
-        worker.cluster = self
+    ) -> Worker:
+        worker = Worker(self.name, rendezvous=rendezvous, options=options)
         add_service(worker, ClusterService)
         return worker
 
@@ -348,7 +360,44 @@ class Cluster(ClusterLifetime):
         """Whether the workers stay at the end of the block."""
         return self._is_kept and self._has_begun
 
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End the workers, and the program's own."""
+        await self._stack.__aexit__(kind, error, traceback)
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        """Start the workers without a block, for the cells of a notebook.
+
+        They run until `close`.  A cluster of the same name, or that joined at the same
+        place, which an earlier `await` has left running on this event loop, is closed
+        first: a cell that runs again replaces what it started.
+        """
+        return start_without_block(self, self._contact or (self.name,)).__await__()
+
+    async def close(self) -> None:
+        """End the workers and the program's own, as the end of a block does.
+
+        Idempotent.  Workers that are kept, and those of others, stay.
+
+        Cancellation:
+            They end all the same, calls in flight at once.
+        """
+        if self._driver is not None:
+            check_loop("Cluster.close", self._driver.loop, f"the cluster {self.name!r}")
+        await self._stack.aclose()
+
     # --- its workers -----------------------------------------------------------------
+
+    @property
+    def worker(self) -> Worker:
+        """The program's own worker; NotStartedError: there is none yet."""
+        if self._driver is None:
+            raise NotStartedError(f"the cluster {self.name!r} must be entered first")
+        return self._driver
 
     @property
     def names(self) -> list[str]:
@@ -367,15 +416,9 @@ class Cluster(ClusterLifetime):
         Raises:
             ClusterError: the worker does not run.
             UsageError: the cluster has no worker of this name.
-            NotStartedError: the cluster has not been entered, or has ended.
         """
         worker, member = self._check_runs(), self._roster.member(name)
-        if member.is_ended:
-            remedy = f"; `await cluster.restart({name!r})` starts it"
-            raise ClusterError(
-                f"worker {name!r} does not run{member.why and f': {member.why}'}"
-                f"{'' if self._lives is None else remedy}"
-            )
+        member.check_runs(can_restart=self._lives is not None)
         return worker.peer(name)
 
     def __len__(self) -> int:
@@ -386,16 +429,12 @@ class Cluster(ClusterLifetime):
 
         Raises:
             UsageError: the cluster has no worker of this name.
-            NotStartedError: the cluster has not been entered.
         """
         _ = self.worker
         return self._roster.member(name).machine.state
 
     def changes(self) -> ClusterChanges:
         """Return an iterator over the changes of the workers from now on.
-
-        Raises:
-            NotStartedError: the cluster has not been entered.
 
         Example:
             >>> async for change in cluster.changes():
@@ -418,9 +457,7 @@ class Cluster(ClusterLifetime):
         Raises:
             WorkerStartError: a worker did not start; the others that were asked for
                 have been ended.
-            NotStartedError: the cluster has not been entered, or has ended.
-            UsageError: an argument is out of range, or a name is taken; or another
-                event loop runs here.
+            UsageError: an argument is out of range, or a name is taken.
 
         Cancellation:
             The new workers are ended.
@@ -440,9 +477,7 @@ class Cluster(ClusterLifetime):
         does not run is left as it is.
 
         Raises:
-            NotStartedError: the cluster has not been entered, or has ended.
-            UsageError: the cluster has no worker of this name, or another event loop
-                runs here.
+            UsageError: the cluster has no worker of this name.
 
         Cancellation:
             They end all the same.
@@ -457,9 +492,7 @@ class Cluster(ClusterLifetime):
 
         Raises:
             WorkerStartError: a worker did not start again.
-            NotStartedError: the cluster has not been entered, or has ended.
-            UsageError: the cluster has no worker of this name, or another event loop
-                runs here.
+            UsageError: the cluster has no worker of this name.
 
         Cancellation:
             They start all the same.
@@ -472,8 +505,7 @@ class Cluster(ClusterLifetime):
 
         Raises:
             WorkerStartError: a worker did not start.
-            NotStartedError: the cluster has not been entered, or has ended.
-            UsageError: `count` is out of range, or another event loop runs here.
+            UsageError: `count` is out of range.
 
         Cancellation:
             New workers are ended; others that were to end, end.
@@ -526,8 +558,6 @@ class Cluster(ClusterLifetime):
         Raises:
             ClusterError: a worker has not ended in time, or was not started by a
                 `Cluster`; the others have.
-            NotStartedError: the cluster has not been entered, or has ended.
-            UsageError: another event loop runs here.
 
         Cancellation:
             They end all the same.
@@ -543,16 +573,12 @@ class Cluster(ClusterLifetime):
                 await in_thread(kept.remove, self._contact)
 
     def __repr__(self) -> str:
-        return f"<Cluster {self.name!r}: {self._summary}>"
+        summary = summary_of(self._count, self._driver, getattr(self, "_roster", None))
+        return f"<Cluster {self.name!r}: {summary}>"
 
     def _repr_html_(self) -> str:
-        roster = None if self._driver is None else self._roster
-        return cluster_html(self.name, self._summary, self._driver, roster)
-
-    @property
-    def _summary(self) -> str:
-        roster = None if self._driver is None else self._roster
-        return summary_of(self._count, self._driver, roster)
+        roster = getattr(self, "_roster", None)
+        return cluster_html(self.name, self._count, self._driver, roster)
 
     def _check_runs(self) -> Worker:
         if self.worker.is_closed:
@@ -567,9 +593,6 @@ class Cluster(ClusterLifetime):
         """Return what starts workers here, for the running loop."""
         self._check_loop(used)
         if self._lives is None:
-            raise UsageError(
-                f"{used} is for the program that has started the workers; this one has"
-                " attached itself to them, and can only `end()` workers that were kept"
-            )
+            raise UsageError(f"{used} {NOT_STARTED_HERE}")
         self._lives.start_timeout_s = self.start_timeout_s
         return self._lives

@@ -17,6 +17,7 @@ from asyncrpc.clusters.hosts import WorkerHost, WorkerProcess
 from asyncrpc.clusters.restarts import RestartLimits
 from asyncrpc.clusters.worker import WorkerFailed
 from asyncrpc.core.arguments import wrong
+from asyncrpc.errors import ClusterError
 
 _State = m.ClusterWorkerState
 
@@ -61,6 +62,15 @@ class ClusterWorker:
     def is_running(self) -> bool:
         """Whether it can be called."""
         return self.machine.state is _State.RUNNING
+
+    def check_runs(self, *, can_restart: bool) -> None:
+        """Raise ClusterError if it has ended; the error says what to do."""
+        if self.is_ended:
+            remedy = f"; `await cluster.restart({self.name!r})` starts it"
+            raise ClusterError(
+                f"worker {self.name!r} does not run{self.why and f': {self.why}'}"
+                f"{remedy if can_restart else ''}"
+            )
 
 
 class Roster:

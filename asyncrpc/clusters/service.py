@@ -7,7 +7,8 @@ refuses the question, and counts as a worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Final
 
 from asyncrpc import extend
@@ -38,10 +39,28 @@ class AskIsProgram(extend.Request[bool]):
     """Ask a member whether it is the worker of a program with a `Cluster`."""
 
 
+@dataclass(frozen=True, slots=True)
+class LeftRunning:
+    """A cluster that its program has left running.
+
+    Attributes:
+        subject: what it is a cluster of; those of one replace one another.
+        close: ends it.
+    """
+
+    subject: str | tuple[str, ...]
+    close: Callable[[], Awaitable[None]]
+
+
 class ClusterService:
-    """Of a worker of a cluster, or of its program."""
+    """Of a worker of a cluster, or of its program.
+
+    Attributes:
+        left: the program's cluster, if no block ends it.
+    """
 
     name = SERVICE
+    left: LeftRunning | None = None
 
     def __init__(
         self,

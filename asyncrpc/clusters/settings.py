@@ -8,7 +8,7 @@ from typing import Final, TypedDict
 
 from asyncrpc import Options
 from asyncrpc.clusters.restarts import RestartLimits
-from asyncrpc.core.arguments import check_sequence, check_text, wrong
+from asyncrpc.core.arguments import check_count, check_sequence, check_text, wrong
 from asyncrpc.errors import UsageError
 
 WORKERS_MAX: Final = 4096
@@ -16,6 +16,12 @@ NAME_LENGTH_MAX: Final = 255
 NOT_KEPT_BY_SLURM: Final = (
     "keep=True is not for Cluster.slurm, since Slurm ends what a job leaves; start the"
     " workers by a batch job of their own, and attach to them"
+)
+
+
+NOT_STARTED_HERE: Final = (
+    "is for the program that has started the workers; this one has attached itself to"
+    " them, and can only `end()` workers that were kept"
 )
 
 
@@ -30,6 +36,14 @@ class ClusterSettings(TypedDict, total=False):
     start_timeout_s: float
     drain_timeout_s: float
     keep: bool
+
+
+def check_workers(workers: int, name: str, names: Sequence[str] | None) -> None:
+    """Raise UsageError unless so many workers can start, beside this one."""
+    check_count("workers", workers, at_most=WORKERS_MAX)
+    check_text("name", name, at_most=NAME_LENGTH_MAX)
+    if names is not None:
+        check_names(names, workers, name)
 
 
 def check_names(names: Sequence[str], count: int, own: str) -> None:

@@ -50,10 +50,10 @@ def _workers(count: int) -> str:
 
 
 def cluster_html(
-    name: str, summary: str, worker: Worker | None, roster: Roster | None
+    name: str, count: int, worker: Worker | None, roster: Roster | None
 ) -> str:
     """Return a table of the workers of a cluster."""
-    title = f"Cluster {name!r}"
+    title, summary = f"Cluster {name!r}", summary_of(count, worker, roster)
     if worker is None or roster is None or worker.is_closed:
         return panel(title, summary)
     rates = _calls_per_s(worker)
