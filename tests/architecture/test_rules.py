@@ -116,6 +116,7 @@ def test_time_is_read_through_the_clock(path: Path) -> None:
 
 # It may jump by an hour at any time: who reads it, and why that does no harm.
 READS_WALL_CLOCK = {
+    "clusters/discovery.py": "when a cluster began, as of a run",
     "tools/cli/runs/command.py": "the age of a run that is shown, at least 0",
     "tools/cli/timeline.py": "lays events over a profile, which has wall time itself",
     "compat/rpc/gathering.py": "the same: ranges are moved to be within their call",
