@@ -48,7 +48,11 @@ from asyncrpc.core.loop.spin import spinner_for
 from asyncrpc.core.loop.tasks import Tasks
 from asyncrpc.core.loop.threads import ThreadPool
 from asyncrpc.core.membership.comparison import MembershipTimes
-from asyncrpc.core.membership.rendezvous import Rendezvous, gateway_from
+from asyncrpc.core.membership.rendezvous import (
+    JoinRendezvous,
+    Rendezvous,
+    gateway_from,
+)
 from asyncrpc.core.membership.service import MembershipService
 from asyncrpc.core.options import Options
 from asyncrpc.core.payloads.prefaulting import Prefaulting
@@ -123,7 +127,7 @@ class Parts:
         self.limits = options.limits
         self.counters = Counters()
         self.recorder = FlightRecorder()
-        self.functions = _function_table(identity, options)
+        self.functions = _function_table(rendezvous, options)
         self.targets = Targets(
             self.functions, may_run_on_loop=options.limits.on_loop_bytes_max > 0
         )
@@ -346,6 +350,10 @@ class Parts:
         return directory
 
     def _make_link(self, peer: WorkerId, connection: Connection) -> Link:
+        hello, code = connection.peer, self.functions.code
+        if code is not None and hello is not None and peer.name != self.name:
+            # One that has joined without a rank may run another program.
+            code.main_travels = code.main_travels or hello.rank < 0
         return Link(self, self.memory, peer, connection)
 
     def make_codec(self) -> None:
@@ -484,7 +492,7 @@ class Parts:
         return self.host_pool.run(job)
 
 
-def _function_table(identity: WorkerIdentity, options: Options) -> FunctionTable:
+def _function_table(rendezvous: Rendezvous, options: Options) -> FunctionTable:
     # Workers with a rank have been launched together: they run one program.
-    is_alone = identity.rank < 0 or not main_has_a_file()
-    return FunctionTable(options.policy, options.allow, main_travels=is_alone)
+    is_other = isinstance(rendezvous, JoinRendezvous) or not main_has_a_file()
+    return FunctionTable(options.policy, options.allow, main_travels=is_other)

@@ -260,7 +260,7 @@ class Peer:
         self._refuse_out("stream", "`call`")
         calls = self._calls
         calls.loop_guard.check_on_loop("Peer.stream")
-        target, values = calls.describe(function, args, kwargs)
+        target, values = calls.describe(function, args, kwargs, self.name)
         meta: dict[str, Any] | None = calls.meta_here()
         timeout_s = self._options.timeout_s
         if timeout_s is UNSET:
@@ -417,12 +417,17 @@ class CallStarter:
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
+        to: str = "",
     ) -> tuple[str | None, tuple[list[Any], dict[str, Any]]]:
         """Return the name of a function, and the values that travel with it.
 
         A callable without a name (a bound method, a partial) travels as a value.
+
+        Args:
+            to: the worker that is to run it; empty: several, or another one.
         """
-        form, value = describe_callable(self.functions, function)
+        is_here = to == self.name
+        form, value = describe_callable(self.functions, function, is_here=is_here)
         if form == "name":
             return value, (list(args), dict(kwargs))
         return None, ([value, *args], dict(kwargs))
@@ -482,7 +487,7 @@ class CallStarter:
         awaits: bool,
     ) -> CallFuture[Any]:
         """Start a call that is made again if its worker is lost."""
-        target, values = self.describe(function, args, kwargs)
+        target, values = self.describe(function, args, kwargs, to)
         name = target or str(getattr(function, "__qualname__", function))
         name = name.rpartition(":")[2]
         call = self.new_call(name, to, kind="repeated", awaits=awaits)
@@ -520,10 +525,10 @@ class CallStarter:
         kwargs: Mapping[str, Any],
     ) -> tuple[tuple[str | None, str], tuple[list[Any], dict[str, Any]]]:
         """Describe a function that is called for the first time, and remember it."""
-        code = self.functions.known_code(function)
+        code = self.functions.known_code(function) if to != self.name else None
         if code is not None:
             return (code, code.simple), (list(args), dict(kwargs))
-        target, values = self.describe(function, args, kwargs)
+        target, values = self.describe(function, args, kwargs, to)
         name = target or str(getattr(function, "__qualname__", function))
         known = target, name.rpartition(":")[2]
         if type(function) in _NAMED and type(target) is str:  # its name stays
@@ -725,7 +730,7 @@ class CallStarter:
         if self.is_known(function):
             (target, _), values = self._known[function], (list(args), dict(named))
         elif is_idempotent(function):  # so it is never among the known
-            target, values = self.describe(function, args, named)
+            target, values = self.describe(function, args, named, to)
         else:
             (target, _), values = self._describe_anew(to, function, args, named)
         return self.references.start_remote(to, target, values, options=options)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dis
 import enum
 import hashlib
+import multiprocessing
 import sys
 import types
 import weakref
@@ -89,8 +90,12 @@ def goes_by_value(value: object) -> bool:
 
 
 def main_has_a_file() -> bool:
-    """Return whether other processes could import the main module of this one."""
-    return isinstance(getattr(sys.modules.get("__main__"), "__file__", None), str)
+    """Return whether other processes could import the main module of this one.
+
+    That of a child of multiprocessing is its parent's, or has no functions.
+    """
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    return isinstance(path, str) or multiprocessing.parent_process() is not None
 
 
 def identity_of_main() -> str:

@@ -11,6 +11,7 @@ open objects that `app` has imported from elsewhere.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import fnmatch
 import functools
 import types
@@ -89,15 +90,22 @@ def expose(function_or_class: T) -> T:
 
 
 def describe_callable(
-    table: FunctionTable, function: Any
+    table: FunctionTable, function: Any, *, is_here: bool = False
 ) -> tuple[Literal["name", "value"], Any]:
-    """Return how a callable is sent."""
+    """Return how a callable is sent.
+
+    Args:
+        is_here: to this worker itself, where every name leads to it.
+    """
     if not callable(function):
         raise UsageError(
             f"function must be callable, not {shown(function)}; pass the function"
             " itself, and its arguments after it"
         )
     try:
+        if is_here and goes_by_value(function):
+            with contextlib.suppress(EncodeError):
+                return "name", find_name(function)
         return _form_of(table, function)
     except AsyncRpcError:
         raise
