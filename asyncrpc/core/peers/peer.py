@@ -268,7 +268,9 @@ class Peer:
         deadline = effective_deadline(timeout_s, calls.loop.time())
         called = (target or "a callable").rpartition(":")[2]
         with stream_trace(calls.tracer, called, self.name) as trace:
-            link = await streams.link_by(deadline, calls.link_to, self.name, called)
+            link = await streams.link_by(
+                deadline, calls.link_for_call, self.name, called
+            )
             stream = streams.StreamReceiver(
                 link,
                 called,
@@ -373,8 +375,6 @@ class CallStarter:
 
     async def link_to(self, to: str) -> Link:
         """Return the open link to a worker, connecting if necessary."""
-        while (starting := self.expected.get(to)) is not None:
-            await asyncio.shield(starting)
         entry = self.directory.find(to)
         return entry.link or await self.directory.connect(entry)
 
@@ -395,6 +395,15 @@ class CallStarter:
         pending = link.pending
         calls = f"calls sent: {pending.started:,}, not answered: {len(pending):,}"
         return State("connected", "good", calls)
+
+    async def link_for_call(self, to: str) -> Link:
+        """Do the same for a call, which waits for a worker that somebody starts."""
+        while (starting := self.expected.get(to)) is not None:
+            entry = self._met(to)
+            if entry is not None and entry.link is not None:
+                break
+            await asyncio.shield(starting)
+        return await self.link_to(to)
 
     def expect(self, name: str) -> asyncio.Future[None]:
         """Let calls to a worker wait until the future ends, and raise what it raises.
@@ -695,7 +704,7 @@ class CallStarter:
                     asyncio.timeout_at(None if deadline is None else deadline.at_s),
                     turn,
                 ):
-                    link = await self.link_to(call.to)
+                    link = await self.link_for_call(call.to)
                 call.begun = None
                 if not call.done():
                     start(link)

@@ -17,7 +17,7 @@ import pytest
 import asyncrpc
 from asyncrpc import Cluster, Options, Worker
 from asyncrpc.errors import ClusterError, UsageError
-from tests.integration.clusters.test_cluster import next_of, say
+from tests.integration.clusters.test_cluster import next_of
 
 
 @pytest.fixture(autouse=True)
@@ -91,11 +91,9 @@ async def test_kept_workers_outlive_their_program(
     async with Cluster.attach("kept") as cluster:
         assert sorted(cluster.names) == ["w0", "w1"]
         assert await cluster["w0"].call(os.getpid) == pids[0]
-        await cluster["w1"].call(say, "nobody listens")
+        await cluster["w1"].call(lambda: print("nobody listens"))
     async with Cluster.attach("kept") as cluster:
-        assert (record.parent / "w1.log").read_text() == (
-            "nobody listens\nnobody listens badly\n"
-        )
+        assert (record.parent / "w1.log").read_text() == "nobody listens\n"
         await cluster.end()
         assert cluster.names == []
     for end in ends:
