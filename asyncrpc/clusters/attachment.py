@@ -7,6 +7,7 @@ workers that a program starts have; the changes of the membership are its events
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 
 from asyncrpc import ChangeKind, MemberChange
@@ -28,8 +29,15 @@ class AttachedWorkers:
         self._changes = worker.members_changed()
         self._following = self._loop.create_task(self._follow())
 
-    async def open(self) -> None:
-        """Take in the workers that are there."""
+    async def open(self, names: Iterable[str]) -> None:
+        """Take in the workers that are there.
+
+        Args:
+            names: of some that should be; news of them may not have come yet.
+        """
+        for name in names:
+            with contextlib.suppress(AsyncRpcError):
+                await self._worker.find(name)
         self._resync()
         if self._arriving:
             await asyncio.wait(self._arriving.values())

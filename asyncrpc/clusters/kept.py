@@ -105,13 +105,13 @@ def contact_of(where: str | Sequence[str]) -> str | tuple[str, ...]:
     return tuple(JoinRendezvous(addresses).addresses)
 
 
-def read_contact(name: str) -> tuple[tuple[str, ...], bytes]:
-    """Return addresses of the workers of a kept cluster, and its secret."""
+def read_contact(name: str) -> tuple[list[str], tuple[str, ...], bytes]:
+    """Return names and addresses of the workers of a kept cluster, and its secret."""
     record = read_record(name)
     addresses = tuple(x for several in record.addresses.values() for x in several)
     if not addresses:
         raise ClusterError(f"the kept cluster {name!r} has no worker yet")
-    return addresses, bytes.fromhex(record.secret)
+    return [*record.addresses], addresses, bytes.fromhex(record.secret)
 
 
 def _parsed(text: bytes) -> KeptCluster | None:

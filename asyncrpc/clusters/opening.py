@@ -143,9 +143,9 @@ async def _join(
     plan: ClusterPlan, stack: AsyncExitStack, cluster: Any
 ) -> OpenedCluster:
     """Become a member of a group that is there."""
-    contact, options = plan.contact, plan.options
+    contact, options, names = plan.contact, plan.options, list[str]()
     if isinstance(contact, str):
-        contact, secret = await in_thread(kept.read_contact, contact)
+        names, contact, secret = await in_thread(kept.read_contact, contact)
         options = replace(options, secret=secret)
     driver = Worker(plan.name, rendezvous=JoinRendezvous(contact), options=options)
     add_service(driver, lambda host: ClusterService(host, cluster=cluster))
@@ -156,7 +156,7 @@ async def _join(
     opened = _opened(driver, stack)
     opened.attached = AttachedWorkers(driver, opened.roster)
     stack.push_async_callback(opened.attached.close)
-    await opened.attached.open()
+    await opened.attached.open(names)
     return opened
 
 

@@ -8,6 +8,7 @@ refuses the question, and counts as a worker.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from asyncrpc import extend
@@ -15,6 +16,7 @@ from asyncrpc.core.worker import Worker
 from asyncrpc.errors import AsyncRpcError, UsageError
 
 SERVICE: Final = "cluster"
+FIND_S: Final = 5.0  # for workers that have just started
 
 
 @extend.message(SERVICE, "end", by=extend.MEMBERS, about="the receiver")
@@ -72,6 +74,9 @@ class ClusterService:
     async def _on_stay(self, _: extend.PeerLink, request: StayWorker) -> None:
         stay = _checked(self._stay)
         for name in request.others:
+            # The program may be killed before news of them comes.
+            with suppress(AsyncRpcError):
+                await self._host.find_member(name, FIND_S)
             await is_program(self._host, name)  # any question will do
         stay()
 

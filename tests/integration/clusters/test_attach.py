@@ -91,7 +91,7 @@ async def test_kept_workers_outlive_their_program(
     async with Cluster.attach("kept") as cluster:
         assert sorted(cluster.names) == ["w0", "w1"]
         assert await cluster["w0"].call(os.getpid) == pids[0]
-        await cluster["w1"].call(lambda: print("nobody listens"))
+        await cluster["w1"].call(lambda: sys.stdout.write("nobody listens\n"))
     async with Cluster.attach("kept") as cluster:
         assert (record.parent / "w1.log").read_text() == "nobody listens\n"
         await cluster.end()

@@ -16,7 +16,7 @@ from typing import Final
 import pytest
 
 from asyncrpc import RestartLimits
-from asyncrpc.errors import WorkerLostError, WorkerStartError
+from asyncrpc.errors import WorkerLostError
 from tests.cluster_grounds import GROUNDS
 from tests.integration.clusters.test_cluster import ask_other, next_of, say
 
@@ -124,23 +124,3 @@ def test_no_process_outlives_the_program(ground: str, tmp_path: Path, way: str) 
     _, errors = program.communicate()
     assert program.returncode == (1 if way == "raise" else -signal.SIGKILL)
     assert ("ValueError: of the block" in errors) == (way == "raise")
-
-
-def test_start_that_fails_shows_the_traceback_of_its_worker(
-    ground: str, tmp_path: Path
-) -> None:
-    script = tmp_path / "program.py"
-    failing = 'if __name__ != "__main__":\n    raise RuntimeError("not here")\n'
-    script.write_text(f"{failing}{PROGRAM}")
-    ended = subprocess.run(
-        [sys.executable, str(script), ground, "raise"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-    )
-    assert ended.returncode == 1
-    assert "did not start: RuntimeError: not here" in ended.stderr
-    assert WorkerStartError.__name__ in ended.stderr
-    assert f'File "{script}", line 2' in ended.stderr
