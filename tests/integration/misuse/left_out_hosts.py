@@ -27,6 +27,7 @@ _OF_CLUSTER: Final = {
     "Cluster.__getitem__",
     "Cluster.changes",
     "Cluster.close",
+    "Cluster.dashboard",
     "Cluster.resize",
     "Cluster.restart",
     "Cluster.spawn",

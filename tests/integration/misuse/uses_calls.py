@@ -42,7 +42,7 @@ def _named(function: Callable[..., Any], **more: Any) -> Use:
         right={"to": lambda _: "b", "func": lambda _: give_back},
         fits={
             "to": set(),
-            "func": CALLABLES,
+            "func": CALLABLES | {"a local function"},
             "args": {"an empty list", "a list of numbers", "a list of text"},
             "kwargs": {"none", "a map"},
             "timeout_s": SECONDS | {"infinite"},

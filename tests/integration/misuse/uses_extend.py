@@ -136,6 +136,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
         [
             *("extend.ServiceHost", "extend.ServiceHost.add_service"),
             *("extend.ServiceHost.check_loop", "extend.ServiceHost.check_on_loop"),
+            "extend.ServiceHost.expect",
             *("extend.ServiceHost.find_member", "extend.ServiceHost.find_service"),
             *("extend.ServiceHost.incarnation_of", "extend.ServiceHost.link_to"),
             *("extend.ServiceHost.open_link_to", "extend.ServiceHost.run_in_thread"),

@@ -261,7 +261,7 @@ USES: Final[Mapping[str, Use]] = {
         right={"to": lambda _: "b", "func": lambda _: give_back},
         fits={
             "to": set(),
-            "func": CALLABLES,
+            "func": CALLABLES | {"a local function"},
             "args": SEQUENCES,
             "kwargs": {"none", "a map"},
             "timeout_s": SECONDS | {"infinite"},

@@ -19,7 +19,9 @@ from tests.integration.misuse.wrong import SECONDS, World
 
 _METHOD: Final[set[str]] = set()
 # What pickle cannot send to another process of this host.
-_CANNOT_BE_PICKLED: Final = CANNOT_TRAVEL - {"too many dimensions", "too large"}
+_CANNOT_BE_PICKLED: Final = (CANNOT_TRAVEL | {"a local function"}) - {
+    *("too many dimensions", "too large"),
+}
 _STARTED: Final = {"fn": CALLABLES, "args": SEQUENCES, "nprocs": {"an integer"}}
 
 

@@ -36,6 +36,7 @@ USES: Final[Mapping[str, Use]] = {
             "threads": {"none", "an integer"},
             "start_timeout_s": DURATIONS,
             "drain_timeout_s": DURATIONS,
+            "keep": {"true"},
         },
         finish=nothing,
     ),

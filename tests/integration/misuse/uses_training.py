@@ -333,7 +333,7 @@ AUTOGRAD: Final[Mapping[str, Use]] = {
             "params_rref": lambda world: [remote_parameter(world)],
             "kwargs": lambda _: {"lr": 0.1},
         },
-        fits={"optimizer_class": {"a function"}},
+        fits={"optimizer_class": {"a function", "a local function"}},
         says={"args": "could not be made", "kwargs": r"'wrong'|\bkwargs\b"},
         refusals=REFUSED_BY_OWNER,
         is_found_there=True,
@@ -459,7 +459,7 @@ TRAINED: Final[Arguments] = {"x": rows, "target": rows, "loss_fn": lambda _: los
 TRAINED_FITS: Final = {
     "x": TENSORS,
     "target": TENSORS,
-    "loss_fn": {"a function", "a class"},
+    "loss_fn": {"a function", "a class", "a local function"},
     "clip_grad_norm": POSITIVE | {"none"},
 }
 
@@ -472,7 +472,7 @@ MODULES: Final[Mapping[str, Use]] = {
             "args": lambda _: [3],
         },
         fits={
-            "module_cls": {"a function"},
+            "module_cls": {"a function", "a local function"},
             "args": {"none", "an empty list", "a list of numbers", "a list of text"},
             "kwargs": {"none", "a map"},
         },

@@ -14,7 +14,6 @@ CANNOT_TRAVEL: Final = {
     "too large",
     "too deep",
     "unpicklable",
-    "a local function",
     *OF_WORKERS,
     "a generator",
     "raises in __reduce__",
@@ -24,7 +23,10 @@ CANNOT_TRAVEL: Final = {
 UNKNOWN: Final = r"\b(to|name)\b|worker .* is unknown"
 VALUES: Final = ANYTHING - CANNOT_TRAVEL
 # What travels as a pickle.
-PICKLED: Final = {"raises in __repr__", "raises in __eq__", "raises in __hash__"}
+PICKLED: Final = {
+    *("raises in __repr__", "raises in __eq__", "raises in __hash__"),
+    "a local function",
+}
 COUNT: Final = {"an integer", "an integer of 70 bits"}
 FLAG: Final = {"true"}
 CALLABLES: Final = {"a class", "a function"}
@@ -43,12 +45,13 @@ def items(*args: Any, **kwargs: Any) -> Any:
 def value_uses(policy: Policy = Policy.TRUSTED) -> Mapping[str, Use]:
     """Return the uses of what sends a user's values, between workers of a policy."""
     values = VALUES if policy is Policy.TRUSTED else VALUES - PICKLED
+    called = CALLABLES | (values & {"a local function"})
 
     def use(make: Callable[[World], Any], function: Any = give_back) -> Use:
         return Use(
             make,
             right={"function": lambda _: function},
-            fits={"function": CALLABLES, "args": values, "kwargs": values},
+            fits={"function": called, "args": values, "kwargs": values},
             says=SAID,
         )
 
