@@ -134,7 +134,7 @@ SEQUENCES: Final = {
 TO: Final = {"to": lambda: PEER, "func": lambda: give_back}
 CALL: Final = {
     "to": {"true"},  # a rank
-    "func": FUNCTIONS,
+    "func": FUNCTIONS | {"a local function"},
     "args": SEQUENCES,
     "kwargs": {"none", "a map", "empty text", "an empty list"},
     "timeout": SECONDS | {"none"},
