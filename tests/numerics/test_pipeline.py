@@ -500,7 +500,7 @@ async def test_invalid_arguments_are_refused_before_anything_runs() -> None:
                     )
             lock = threading.Lock()
             with pytest.raises(asyncrpc.errors.EncodeError, match="variable 'lock'"):
-                await pipe.forward_backward(x, y, loss_fn=lambda a, b: lock)
+                await pipe.forward_backward(x, y, loss_fn=lambda *_: lock)
             for loss_fn, words in (
                 (per_row, r"a Tensor of shape \(5, ?\)"),
                 (a_number, "a float"),
