@@ -49,7 +49,7 @@ def here(count: int, **settings: Any) -> Cluster:
 def behind_command(count: int, **settings: Any) -> Cluster:
     cluster = Cluster(count, **settings)
     ground = CommandGround(["one", "other"][: max(1, count)])
-    cluster._ground = ground  # noqa: SLF001  (not public)
+    cluster._plan.ground = ground  # noqa: SLF001  (not public)
     return cluster
 
 

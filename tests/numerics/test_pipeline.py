@@ -498,7 +498,7 @@ async def test_invalid_arguments_are_refused_before_anything_runs() -> None:
                     await pipe.forward_backward(
                         wrong_batch, target, loss_fn=squared, **more
                     )
-            lock = threading.Lock()
+            lock: Any = threading.Lock()
             with pytest.raises(asyncrpc.errors.EncodeError, match="variable 'lock'"):
                 await pipe.forward_backward(x, y, loss_fn=lambda *_: lock)
             for loss_fn, words in (

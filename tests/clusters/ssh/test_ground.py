@@ -16,7 +16,6 @@ from tests.integration.clusters.test_grounds import (
     test_cluster_starts_calls_grows_and_shrinks,
     test_lost_worker_starts_again,
     test_no_process_outlives_the_program,
-    test_start_that_fails_shows_the_traceback_of_its_worker,
 )
 from tests.ports import free_port
 
@@ -24,7 +23,6 @@ __all__ = [
     "test_cluster_starts_calls_grows_and_shrinks",
     "test_lost_worker_starts_again",
     "test_no_process_outlives_the_program",
-    "test_start_that_fails_shows_the_traceback_of_its_worker",
 ]
 
 PATIENT_S: Final = 300.0

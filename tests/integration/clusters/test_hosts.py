@@ -58,7 +58,7 @@ class Hosts:
 
 def on(hosts: Hosts, count: int, **settings: Any) -> Cluster:
     cluster = Cluster(count, start_timeout_s=PATIENT_S, **settings)
-    cluster._ground = hosts  # noqa: SLF001  (not public)
+    cluster._plan.ground = hosts  # noqa: SLF001  (not public)
     return cluster
 
 

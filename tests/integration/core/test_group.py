@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -257,13 +258,13 @@ async def test_unsendable_argument_sends_no_call(four: list[Worker]) -> None:
     group = a.group(OTHERS)
     await group.call(remote.add, 1)
     with pytest.raises(EncodeError):
-        group.call(remote.echo, (number for number in ()))
+        group.call(remote.echo, threading.Lock())
     assert [calls_over(link) for link in a.parts.directory.links] == [[], [], []]
 
 
 async def test_unsendable_argument_fails_unconnected_calls(four: list[Worker]) -> None:
     with pytest.raises(EncodeError):
-        await four[0].group(OTHERS).call(remote.echo, (number for number in ()))
+        await four[0].group(OTHERS).call(remote.echo, threading.Lock())
 
 
 async def test_a_group_is_checked_when_it_is_made(four: list[Worker]) -> None:
