@@ -35,7 +35,7 @@ PIECES_MAX: Final = 1024  # that one peer keeps here: programs send tens
 BYTES_MAX: Final = 256 << 20
 
 
-@message("code", "put")
+@message("code", "put", about="a function or class of the sender")
 class PutCode(Request[None]):
     """Here is a function or class that I am about to name.
 

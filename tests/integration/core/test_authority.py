@@ -22,11 +22,18 @@ from asyncrpc.core.wire.frames import FRAMES_OF_OBSERVERS, FrameKind, pack_head
 from asyncrpc.serving.weights.service import serve_weights
 from asyncrpc.tools.inspection.observer import Observed, Observer
 from tests import raw_messages
-from tests.docs.test_wire_tables import MESSAGES
+from tests.docs import test_wire_tables
 from tests.integration.core.groups import started, until
 from tests.integration.core.test_guests import INSIDE, guests
 from tests.integration.core.test_wrong_content import sizes, until_same
 from tests.integration.core.wrong_content import examples
+
+# Only the workers of a `Cluster` take those of its service.
+MESSAGES = {
+    name: kind
+    for name, kind in test_wire_tables.MESSAGES.items()
+    if kind.service != "cluster"
+}
 
 LIMIT_S = 60.0  # for what would otherwise hang
 POLICIES = pytest.mark.parametrize("policy", Policy)

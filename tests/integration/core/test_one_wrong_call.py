@@ -49,9 +49,10 @@ async def around(worker: asyncrpc.Worker, wrong: Callable[[], Awaitable[None]]) 
 
 
 def only_here(kind: str) -> Callable[..., Any]:
-    """Return a function that no peer can import: its module was never a file."""
+    """Return a function that no peer can import: its file is not there."""
     name = f"only_at_the_caller_{kind}"
     module = types.ModuleType(name)
+    module.__file__ = f"{name}.py"
     exec("def function(x=None): return x", module.__dict__)  # noqa: S102
     sys.modules[name] = module
     module.function.__module__ = name
