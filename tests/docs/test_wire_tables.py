@@ -69,7 +69,9 @@ def _code(text: str, before: str = "") -> str:
 def declared() -> dict[tuple[str, str, str], type[Message]]:
     """Return all messages of the package, by service, kind and method."""
     for path in python_files(PACKAGE):
-        if "@message(" in path.read_text("utf-8"):
+        if "@message(" in path.read_text(
+            "utf-8"
+        ) or "@extend.message(" in path.read_text("utf-8"):
             importlib.import_module(".".join(Path(name_of(path)).with_suffix("").parts))
     messages: dict[tuple[str, str, str], type[Message]] = {}
     kinds: list[tuple[str, type[Message]]] = [("NOTICE", Notice), ("SERVICE", Request)]
