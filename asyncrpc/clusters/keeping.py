@@ -36,7 +36,7 @@ class Keeper:
         async with self._writing:
             record = kept.KeptCluster(self._name, dict(self._addresses), self._secret)
             await in_thread(kept.write_record, record)
-        await ask(
-            await host_of(self._worker).link_to(name),
-            StayWorker(others[:_INTRODUCED_MAX]),
-        )
+        link_to, met = host_of(self._worker).link_to, others[:_INTRODUCED_MAX]
+        await ask(await link_to(name), StayWorker(met))
+        for other in met:  # which may not have heard of the new one
+            await ask(await link_to(other), StayWorker([name]))
