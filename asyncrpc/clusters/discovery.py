@@ -10,13 +10,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import tempfile
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 from asyncrpc.api import Worker
 from asyncrpc.clusters.threads import in_thread
-from asyncrpc.core.host.run_places import make_place, places
+from asyncrpc.core.host.run_places import make_place, places_here
 from asyncrpc.core.loop.clock import NS_PER_S, wall_ns
 from asyncrpc.errors import UsageError
 from asyncrpc.tools.inspection.run_entry import RunEntry, record_of
@@ -44,12 +42,11 @@ async def find_by_commands(
 
 def _enter_run(worker: Worker, count: int, secret: bytes) -> RunEntry | None:
     try:
-        choices = places(os.environ, os.geteuid(), Path(tempfile.gettempdir()))
-        command = [*filter(None, sys.argv[:1]), *sys.argv[1:]] or [worker.name]
+        command = sys.argv if any(sys.argv) else [worker.name]
         record = record_of(
             command, nprocs=count, began_s=wall_ns() / NS_PER_S, secret_file=""
         )
-        entry = RunEntry(make_place(choices), record, secret.decode())
+        entry = RunEntry(make_place(places_here(os.environ)), record, secret.decode())
     except (OSError, UsageError, UnicodeError) as error:
         logger.debug("`asyncrpc status` will not find this cluster: %s", error)
         return None

@@ -13,7 +13,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any, Final
 
 from asyncrpc import JoinRendezvous
 from asyncrpc.core.arguments import check_texts, wrong
-from asyncrpc.core.host.run_places import make_place, places, read_own, write_own
+from asyncrpc.core.host.run_places import make_place, places_here, read_own, write_own
 from asyncrpc.errors import ClusterError
 
 _FOLDER: Final = "clusters"
@@ -55,8 +54,7 @@ def check_name(name: str) -> None:
 
 def directory_of(name: str) -> Path:
     """Return the directory of a cluster; it may not exist."""
-    choices = places(os.environ, os.geteuid(), Path(tempfile.gettempdir()))
-    return make_place(choices).path / _FOLDER / name
+    return make_place(places_here(os.environ)).path / _FOLDER / name
 
 
 def claim(name: str) -> None:

@@ -350,10 +350,12 @@ class Parts:
         return directory
 
     def _make_link(self, peer: WorkerId, connection: Connection) -> Link:
-        hello, code = connection.peer, self.functions.code
-        if code is not None and hello is not None and peer.name != self.name:
-            # One that has joined without a rank may run another program.
-            code.main_travels = code.main_travels or hello.rank < 0
+        hello = connection.peer
+        is_other = hello is not None and hello.rank < 0 and peer.name != self.name
+        if is_other and not self.functions.main_travels:
+            # It has joined without a rank, and may run another program.
+            self.functions.let_main_travel()
+            self.calls.forget_names()
         return Link(self, self.memory, peer, connection)
 
     def make_codec(self) -> None:

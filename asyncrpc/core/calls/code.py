@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from asyncrpc.core.counters import Counters
 from asyncrpc.core.ids import Incarnation
-from asyncrpc.core.serde.by_value import CodeName, CodeTable, shown_name
+from asyncrpc.core.serde.by_value import CodeName, CodeTable
 from asyncrpc.core.services.ports import PeerLink, ask
 from asyncrpc.core.services.router import Route, answers
 from asyncrpc.core.services.schema import Request, message
@@ -63,7 +63,7 @@ class CodeExchange:
         self.routes: list[Route] = [answers(PutCode, self._on_put)]
         # Per link: what the peer has, or is being sent.
         self._sent: dict[PeerLink, _SentCode] = {}
-        self._held: dict[Incarnation, OrderedDict[str, int]] = {}  # bytes, by name
+        self._held: dict[Incarnation, dict[str, int]] = {}  # bytes, by name
 
     @property
     def pieces(self) -> int:
@@ -80,6 +80,8 @@ class CodeExchange:
         """Let a message wait until the peer has the code that it names."""
         sent = self._sent.get(link)
         if sent is None:
+            for lost in [link for link in self._sent if link.is_lost]:
+                del self._sent[lost]
             sent = self._sent[link] = _SentCode()
         for name in code:
             if sent.has(name):
@@ -98,24 +100,20 @@ class CodeExchange:
     async def _on_put(self, link: PeerLink, request: PutCode) -> None:
         table = self._table()
         name = CodeName.received(request.piece, request.content, request.main)
-        held = self._held.setdefault(link.peer.incarnation, OrderedDict())
+        held = self._held.setdefault(link.peer.incarnation, {})
         for dropped in request.dropped:
             if held.pop(dropped, None) is not None:
                 table.let_go(dropped)
         if name in held:
             return
         size_bytes = len(name.content)
-        if len(held) >= PIECES_MAX or sum(held.values()) + size_bytes > BYTES_MAX:
-            raise MalformedError(
-                f"a peer keeps at most {PIECES_MAX} functions and {BYTES_MAX} bytes of"
-                " code here"
-            )
-        link.check_room(size_bytes)
+        _check_room(link, held, size_bytes)
         received = table.look_up(name)
         if received is not None:
             function = received.function
         else:
             function = await self._host.run_on_host(lambda: table.load(name))
+            _check_room(link, held, size_bytes)  # others may have come meanwhile
         if name not in held and not link.is_lost:
             self._counters.code_received += 1
             held[str(name)] = size_bytes
@@ -148,6 +146,16 @@ class CodeExchange:
         """Let go of all code."""
         self._sent.clear()
         self._held.clear()
+
+
+def _check_room(link: PeerLink, held: dict[str, int], size_bytes: int) -> None:
+    """Refuse a further piece of a peer that keeps too many here."""
+    if len(held) >= PIECES_MAX or sum(held.values()) + size_bytes > BYTES_MAX:
+        raise MalformedError(
+            f"a peer keeps at most {PIECES_MAX} functions and {BYTES_MAX} bytes of code"
+            " here"
+        )
+    link.check_room(size_bytes)
 
 
 class _SentCode:
@@ -220,14 +228,3 @@ def _release_after(put: asyncio.Future[None], message: PendingBuffers) -> None:
             message.fail(EncodeError(f"its code could not be sent: {error}"))
 
     put.add_done_callback(on_put)
-
-
-def check_takes_code(link: PeerLink, code: Sequence[CodeName], *, takes: bool) -> None:
-    """Refuse to send code to a peer that takes none."""
-    if not takes:
-        raise EncodeError(
-            f"{shown_name(code[0])} has no name that {link.peer.name!r} could import,"
-            " and it takes no function by value, since its policy is strict; define the"
-            " function in a module that both can import",
-            outcome=Outcome.NOT_EXECUTED,
-        )

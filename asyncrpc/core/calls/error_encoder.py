@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from asyncrpc.core.serde import Codec, Encoded, describe_exception, undescribed
+from asyncrpc.core.serde.exceptions import without_code
 
 logger = logging.getLogger("asyncrpc")
 
@@ -40,15 +41,19 @@ class ErrorEncoder:
 
     def in_words(self, error: BaseException) -> bytes:
         """Return the control part of an error that holds no tensor."""
-        return self._codec.encode(self.describe(error)).control
+        return self._codec.encode(without_code(self.describe(error))).control
 
     def encode(
-        self, describe: Callable[[], Any], prepare: Callable[[Encoded], None]
+        self,
+        describe: Callable[[], Any],
+        prepare: Callable[[Encoded], None],
+        *,
+        takes_code: bool,
     ) -> Encoded:
         """Return the message for an error; never raises."""
         raised = ""
         try:
-            tree = describe()
+            tree = describe() if takes_code else without_code(describe())
             raised = str(tree["type"]).rpartition(":")[2]
             encoded = self._codec.encode(tree)
             if encoded.copies or encoded.code:

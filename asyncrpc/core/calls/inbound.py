@@ -645,6 +645,8 @@ class Responder:
 
         def finish(packed: Encoded | None, error: BaseException | None) -> None:
             if packed is not None and self._served.get(inbound.call_id) is inbound:
+                if packed.code:
+                    self._messages.await_code(packed, packed.code)
                 self._send_answer(inbound, _RESPONSE, packed, meta, pins)
                 return
             if pins is not None:
@@ -661,9 +663,6 @@ class Responder:
                     self._host.host_pool.submit(encoded.pack, finish)
                     return
             finish(encoded.pack(), None)
-
-        if encoded.code:
-            self._messages.await_code(encoded, encoded.code)
 
         if encoded.copies:
             self._host.devices.fill(encoded.copies, pack)
@@ -735,7 +734,10 @@ class Responder:
         outcome: Outcome,
         failed: str,
     ) -> None:
-        encoded = self._errors.encode(describe, self._messages.prepare)
+        messages = self._messages
+        encoded = self._errors.encode(
+            describe, messages.prepare, takes_code=messages.takes_code
+        )
         meta = None if outcome is Outcome.EXECUTED else {"o": outcome.name}
         self._send_answer(inbound, FrameKind.ERROR, encoded, meta, None, items, failed)
 

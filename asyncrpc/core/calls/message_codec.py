@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from asyncrpc.core.calls.code import check_takes_code
 from asyncrpc.core.calls.common_arguments import CommonArguments
 from asyncrpc.core.devices.maps import DeviceMap
 from asyncrpc.core.serde import (
@@ -24,6 +23,7 @@ from asyncrpc.core.serde import (
     weight_at_most,
     words_of,
 )
+from asyncrpc.core.serde.by_value import NO_CODE, CodeName
 from asyncrpc.core.services.extensions import OnGradient, Pins, Propagator, References
 from asyncrpc.core.services.ports import PeerLink
 from asyncrpc.core.wire.frames import FrameKind, Meta, unpack_head
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from asyncrpc.core.calls.deferred import DeferredMessages
     from asyncrpc.core.calls.ports import CallConnection, CallHost
     from asyncrpc.core.devices.staging import Devices
-    from asyncrpc.core.serde.by_value import CodeName
 
 NO_META: Final[dict[str, Any]] = {}
 # A control part that is longer is read in a thread, which takes 100 us to begin; and so
@@ -254,9 +253,19 @@ class MessageCodec:
             self.await_code(encoded, encoded.code)
 
     def await_code(self, encoded: Encoded, code: Sequence[CodeName]) -> None:
-        """Send a message once the peer has this code; EncodeError: it takes none."""
-        check_takes_code(self._link, code, takes=self._pickles)
+        """Send a message only when the peer has this code."""
         self._host.code.send(self._link, code, encoded, self._deferred.defer)
+
+    def await_function(self, encoded: Encoded, name: CodeName) -> None:
+        """Send a call only when the peer has its function; EncodeError: it cannot."""
+        if not self.takes_code:
+            raise EncodeError(f"{name.simple} {NO_CODE}", outcome=Outcome.NOT_EXECUTED)
+        self.await_code(encoded, [name])
+
+    @property
+    def takes_code(self) -> bool:
+        """Whether the peer takes functions and classes by value."""
+        return self._pickles
 
     def _encode_values(
         self, value: Any, labels: Sequence[str], compression: Compression | None

@@ -272,7 +272,9 @@ class OutboundCalls:
             return
         try:
             head = None
-            if not meta and type(target) is str:
+            if type(target) is CodeName:
+                self._messages.await_function(encoded, target)
+            elif not meta and type(target) is str:
                 head = self._numbered.get(target)
             self._send(
                 _REQUEST,
@@ -314,9 +316,13 @@ class OutboundCalls:
         meta: dict[str, Any] | None,
     ) -> None:
         """Keep a large request back until the peer has room for it."""
-        outgoing = self._connection.outgoing
         if type(target) is CodeName:  # before the message takes its buffers
-            self._messages.await_code(encoded, [target])
+            try:
+                self._messages.await_function(encoded, target)
+            except BaseException:
+                self._unsend(call, target)
+                raise
+        outgoing = self._connection.outgoing
         message = OutgoingMessage(
             _REQUEST,
             call.call_id,
@@ -429,6 +435,8 @@ class OutboundCalls:
             self._await_credit(stream, target, encoded, deadline, meta)
             return
         try:
+            if type(target) is CodeName:
+                self._messages.await_function(encoded, target)
             self._send(
                 _REQUEST,
                 stream.call_id,
@@ -546,8 +554,6 @@ class OutboundCalls:
         Only a request that nothing can overtake gives its function a number: one with
         a deferred payload, or a codec, may come last, or be given up.
         """
-        if type(target) is CodeName:
-            self._messages.await_code(encoded, [target])
         head = self._heads.known(target, meta)
         if head:
             return head

@@ -51,14 +51,14 @@ class Targets:
         return target
 
     def _target_by_value(self, name: str) -> Target:
-        function, code = self._functions.resolve(name), self._functions.code
-        assert code is not None  # or `resolve` would have refused
-        received = code.received(name)
+        received = self._functions.received(name)
         if received.target is None:
+            code = self._functions.code
+            assert code is not None  # or it would have refused
             received.target = Target(
                 received.name.simple,
-                function,
-                mode_of(function),
+                received.function,
+                mode_of(received.function),
                 path=name,
                 look_up=code.look_up,
                 first=name,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -55,6 +56,11 @@ def places(environ: Mapping[str, str], user: int, temporary: Path) -> list[RunPl
             temporary / f"asyncrpc-runs-{user}", "the directory for temporary files"
         ),
     ]
+
+
+def places_here(environ: Mapping[str, str]) -> list[RunPlace]:
+    """Return the directories where this user's runs may be on this host."""
+    return places(environ, os.geteuid(), Path(tempfile.gettempdir()))
 
 
 def problem_of_directory(status: os.stat_result, user: int) -> str | None:

@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import torch
 
@@ -28,11 +28,13 @@ from asyncrpc.core.serde.exceptions import words_of
 from asyncrpc.core.serde.naming import ABSENT, find_name, imported_module, walk
 from asyncrpc.errors import DecodeError, EncodeError, Outcome
 
-if TYPE_CHECKING:
-    from asyncrpc.core.serde import code_pickle
-
 MARK: Final = "#"  # begins the name; no module's name does
 CONTENT_BYTES_MAX: Final = 64 << 20  # of one function; larger data is an argument
+# Why a function without a name does not go to a peer; after its name.
+NO_CODE: Final = (
+    "has no name that the receiver could import, and policy strict, here or there, lets"
+    " no function travel by value; define it in a module that both can import"
+)
 _DIGEST_BYTES: Final = 16
 _CONSTANTS: Final = frozenset(
     {
@@ -94,18 +96,21 @@ def main_has_a_file() -> bool:
 
     That of a child of multiprocessing is its parent's, or has no functions.
     """
-    path = getattr(sys.modules.get("__main__"), "__file__", None)
-    return isinstance(path, str) or multiprocessing.parent_process() is not None
+    return bool(_main_path()) or multiprocessing.parent_process() is not None
 
 
 def identity_of_main() -> str:
     """Return what tells the main module from others; empty: it has no file."""
-    path = getattr(sys.modules.get("__main__"), "__file__", None)
     try:
-        content = Path(path).read_bytes() if isinstance(path, str) else b""
+        content = Path(_main_path()).read_bytes()
     except OSError:
-        content = b""
-    return hashlib.blake2b(content, digest_size=8).hexdigest() if content else ""
+        return ""
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
+def _main_path() -> str:
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    return path if isinstance(path, str) else ""
 
 
 @dataclass(slots=True, eq=False)
@@ -162,6 +167,11 @@ class CodeTable:
             self._main = identity_of_main()
         return self._main
 
+    def let_main_travel(self) -> None:
+        """Make contents anew, which name parts of the main module."""
+        self.main_travels = True
+        self._own.clear()
+
     # --- of this process -------------------------------------------------------------
 
     def known_name(self, function: object) -> CodeName | None:
@@ -177,8 +187,8 @@ class CodeTable:
         """Return whether a function or class has no name that leads to it at peers."""
         if has_name(function, main_travels=self.main_travels):
             return False
-        if type(function.__module__) is str:
-            self.modules.add(function.__module__)
+        if is_here_alone(str(function.__module__)):
+            self.modules.add(str(function.__module__))
         return True
 
     def add(self, function: Any) -> CodeName:
@@ -193,7 +203,7 @@ class CodeTable:
                 f"it takes {len(content)} bytes with all that it refers to, more than"
                 f" {CONTENT_BYTES_MAX}; pass large values as arguments",
             )
-        main = self.main if _is_of_main(function) else ""
+        main = self.main if is_of_main(function) else ""
         name = CodeName.of(content, function.__qualname__, main)
         before = self._own.get(id(function))
         if before is not None and before.name == name:
@@ -214,13 +224,14 @@ class CodeTable:
     def _content_of(self, function: Any) -> bytes:
         pickles = _pickles()
         try:
-            return pickles.dump(function, main_travels=self.main_travels)
+            content: bytes = pickles.dump(function, main_travels=self.main_travels)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             where, cause = self._culprit(function, error)
             problem = f"{where}: {words_of(cause)}"
             raise _refusal(function, f"{problem}; pass it as an argument") from error
+        return content
 
     def _culprit(
         self, function: Any, error: BaseException
@@ -335,18 +346,17 @@ def in_main(qualname: str) -> Any:
     return value if goes_by_value(value) else None
 
 
-def _is_of_main(function: Any) -> bool:
-    if function.__module__ not in _MAINS:
-        return False
-    return (
-        "<" not in function.__qualname__ and in_main(function.__qualname__) is function
-    )
+def is_of_main(function: Any) -> bool:
+    """Return whether the main module has a function or class under its name."""
+    name = function.__qualname__
+    is_named = function.__module__ in _MAINS and "<" not in name
+    return is_named and in_main(name) is function
 
 
-def _pickles() -> type[code_pickle.CodePickles]:
+def _pickles() -> types.ModuleType:
     from asyncrpc.core.serde import code_pickle  # noqa: PLC0415  (few programs need it)
 
-    return code_pickle.CodePickles
+    return code_pickle
 
 
 def shown_name(name: str) -> str:

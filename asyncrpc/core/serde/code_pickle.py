@@ -9,34 +9,42 @@ from typing import TYPE_CHECKING, Any, Final
 import cloudpickle
 from cloudpickle import cloudpickle as internals
 
-from asyncrpc.core.serde.by_value import goes_by_value, in_main, is_here_alone
+from asyncrpc.core.serde.by_value import (
+    goes_by_value,
+    in_main,
+    is_here_alone,
+    is_of_main,
+)
 from asyncrpc.core.serde.naming import resolve_global
 
 if TYPE_CHECKING:
     from weakref import WeakSet
 
 _MODULE: Final = internals.__name__
-_MAINS: Final = ("__main__", "__mp_main__")
 
 
-class CodePickles:
-    """Writes and reads pickles of functions and classes."""
+def dump(value: Any, *, main_travels: bool) -> bytes:
+    """Return the pickle of a function, a class, or what belongs to one."""
+    file = io.BytesIO()
+    _Pickler(file, main_travels=main_travels).dump(value)
+    return file.getvalue()
 
-    @staticmethod
-    def dump(value: Any, *, main_travels: bool) -> bytes:
-        """Return the pickle of a function, a class, or what belongs to one."""
-        file = io.BytesIO()
-        _Pickler(file, main_travels=main_travels).dump(value)
-        return file.getvalue()
 
-    @staticmethod
-    def load(content: bytes, classes: WeakSet[type]) -> Any:
-        """Return what `dump` was given.
+def load(content: bytes, classes: WeakSet[type]) -> Any:
+    """Return what `dump` was given.
 
-        Args:
-            classes: those of peers; the ones that are made now are added.
-        """
-        return _CodeUnpickler(content, classes).load()
+    Args:
+        classes: those of peers; the ones that are made now are added.
+    """
+    return _CodeUnpickler(content, classes).load()
+
+
+def part_of_main(qualname: str) -> Any:
+    """Return what stands in a pickle for a function or class of the main module."""
+    part = in_main(qualname)
+    if part is None:
+        raise LookupError(f"the main module of this program has no {qualname!r}")
+    return part
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
@@ -62,10 +70,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
                 return internals._dynamic_class_reduce(obj)  # noqa: SLF001
             return self._dynamic_function_reduce(obj)
         # Where all run the same program, its main module is not copied.
-        qualname = obj.__qualname__
-        is_of_main = obj.__module__ in _MAINS and "<" not in qualname
-        if is_of_main and in_main(qualname) is obj:
-            return in_main, (qualname,)
+        if is_of_main(obj):
+            return part_of_main, (obj.__qualname__,)
         return super().reducer_override(obj)
 
 
@@ -89,7 +95,7 @@ class _CodeUnpickler(pickle.Unpickler):  # noqa: S301 - policy TRUSTED only
         return resolve_global(module, name, super().find_class)
 
     def _maker(self, make: Any) -> Any:
-        def made(*args: Any) -> type:
+        def make_and_note(*args: Any) -> type:
             identity = args[-2]
             is_new = identity not in internals._DYNAMIC_CLASS_TRACKER_BY_ID  # noqa: SLF001
             kind: type = make(*args)
@@ -97,7 +103,7 @@ class _CodeUnpickler(pickle.Unpickler):  # noqa: S301 - policy TRUSTED only
                 self._classes.add(kind)
             return kind
 
-        return made
+        return make_and_note
 
     def _fill(self, kind: type, state: Any) -> type:
         if kind in self._classes:

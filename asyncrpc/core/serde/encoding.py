@@ -23,7 +23,7 @@ import torch
 
 from asyncrpc.core.serde import kinds, layouts, pickling
 from asyncrpc.core.serde.arrays import write_array
-from asyncrpc.core.serde.by_value import CodeName, CodeTable
+from asyncrpc.core.serde.by_value import NO_CODE, CodeName, CodeTable
 from asyncrpc.core.serde.dismantling import dismantle
 from asyncrpc.core.serde.encoded import OutgoingBuffers, Stager, key_of
 from asyncrpc.core.serde.functions import NAMED_TYPES, FunctionTable, is_bound
@@ -440,12 +440,15 @@ class Encoder:
             name = self._functions.name_of(value)
         except EncodeError as error:
             raise Unsendable(value, error.problem) from error
-        self._note_code(name)
+        self._note_code(value, name)
         return self._append(value, [kinds.ENTRY_FUNCTION, name])
 
-    def _note_code(self, name: str) -> None:
-        if type(name) is CodeName:
-            self.code = [*self.code, name]
+    def _note_code(self, value: Any, name: str) -> None:
+        if type(name) is not CodeName:
+            return
+        if not self._pickles:
+            raise Unsendable(value, f"{name.simple} {NO_CODE}")
+        self.code = [*self.code, name]
 
     @property
     def code_table(self) -> CodeTable | None:
@@ -475,7 +478,7 @@ class Encoder:
             name = self._functions.name_of(kind)
         except EncodeError as error:
             raise Unsendable(value, error.problem) from error
-        self._note_code(name)
+        self._note_code(kind, name)
         return _reference(self._append(value, [kinds.ENTRY_ENUM, name, value.name]))
 
     def _exception(self, value: BaseException) -> msgpack.ExtType:

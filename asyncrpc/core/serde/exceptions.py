@@ -93,6 +93,15 @@ def undescribed(
     }
 
 
+def without_code(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return a description in which classes are named, and do not travel by value."""
+    bare = {key: part for key, part in tree.items() if key != "code"}
+    for link in ("cause", "context"):
+        bare[link] = tree[link] and without_code(tree[link])
+    bare["members"] = [member and without_code(member) for member in tree["members"]]
+    return bare
+
+
 class _Describer:
     """Describes an exception and those linked to it, each once, within limits."""
 

@@ -23,7 +23,13 @@ import torch
 from asyncrpc import errors
 from asyncrpc.core.arguments import set_mark, shown
 from asyncrpc.core.serde.by_value import MARK as CODE
-from asyncrpc.core.serde.by_value import CodeName, CodeTable, goes_by_value
+from asyncrpc.core.serde.by_value import (
+    CodeName,
+    CodeTable,
+    ReceivedCode,
+    goes_by_value,
+    is_here_alone,
+)
 from asyncrpc.core.serde.naming import (
     ABSENT,
     find_name,
@@ -185,7 +191,31 @@ class FunctionTable:
 
     def travels_by_value(self, cls: type) -> bool:
         """Return whether no name leads to a class, which can travel by value."""
-        return self.code is not None and self.code.takes(cls)
+        try:
+            return type(self.name_of(cls)) is CodeName
+        except EncodeError:
+            return False
+
+    @property
+    def main_travels(self) -> bool:
+        """Whether functions of the main module travel by value."""
+        return self.code is not None and self.code.main_travels
+
+    def leads_here_alone(self, name: str) -> bool:
+        """Return whether other workers need another name for a function."""
+        return self.main_travels and is_here_alone(name.partition(":")[0])
+
+    def let_main_travel(self) -> None:
+        """Send functions of the main module by value from now on."""
+        if self.code is not None:
+            self._names = {}
+            self.code.let_main_travel()
+
+    def received(self, name: str) -> ReceivedCode:
+        """Return what a peer has sent by value; raise as `resolve`."""
+        if self.code is None:
+            raise self._rejection(name)
+        return self.code.received(name)
 
     def resolve(self, name: str) -> Callable[..., Any]:
         """Return the function that a peer named."""
@@ -198,8 +228,6 @@ class FunctionTable:
 
     def resolve_argument(self, name: str) -> Callable[..., Any]:
         """Return the function or class that was sent as a value; raise as `resolve`."""
-        if name.startswith(CODE):
-            return self._find(name)  # type: ignore[no-any-return]
         return _PLAIN_TYPES.get(name) or self.resolve(name)
 
     def resolve_error(self, name: str) -> type[BaseException]:
@@ -269,9 +297,7 @@ class FunctionTable:
 
     def _find(self, name: str) -> Any:
         if name.startswith(CODE):
-            if self.code is None:
-                raise self._rejection(name)
-            return self.code.received(name).function
+            return self.received(name).function
         module_name, _, qualname = name.partition(":")
         if not module_name or not qualname:
             raise DecodeError(f"a function's name must be 'module:name', not {name!r}")

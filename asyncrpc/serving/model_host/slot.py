@@ -29,13 +29,12 @@ import os
 import re
 import secrets
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from asyncrpc.core.host.run_places import make_place, places, read_own, write_own
+from asyncrpc.core.host.run_places import make_place, places_here, read_own, write_own
 from asyncrpc.core.host.secret_file import read_secret
 from asyncrpc.core.host.this_host import HOST_ID
 from asyncrpc.errors import UsageError
@@ -125,7 +124,7 @@ class ModelSlot:
         environ: Mapping[str, str] = os.environ,
     ) -> Self:
         """Return the slot of a model; make its directory if it does not exist."""
-        place = make_place(places(environ, os.geteuid(), Path(tempfile.gettempdir())))
+        place = make_place(places_here(environ))
         identity = [name, function, file, sys.prefix, HOST_ID]
         key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:_KEY_CHARACTERS]
         stem = re.sub(r"[^A-Za-z0-9_]+", "-", name)[:_STEM_MAX]

@@ -27,10 +27,10 @@ async def main(seconds: float) -> None:
     figures = {f"start_{count}": await started_s(count) for count in (1, 8, 32)}
     async with asyncrpc.Cluster(8) as cluster:
         counters = await cluster.spawn(Counter)
-        one, step = counters[0], 3
-        figures["one"] = await awaited_per_second(lambda: one.add(1), seconds)
+        counter, step = counters[0], 3
+        figures["one"] = await awaited_per_second(lambda: counter.add(1), seconds)
         figures["many"] = await awaited_per_second(
-            lambda: asyncio.gather(*(one.add(1) for _ in range(OUTSTANDING))),
+            lambda: asyncio.gather(*(counter.add(1) for _ in range(OUTSTANDING))),
             seconds,
             OUTSTANDING,
         )

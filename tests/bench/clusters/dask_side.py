@@ -48,11 +48,11 @@ async def main(seconds: float) -> None:
             await client.submit(Counter, workers=[address], actor=True, pure=False)
             for address in addresses
         ]
-        one, step = counters[0], 3
-        figures["one"] = await awaited_per_second(lambda: one.add(1), seconds)
+        counter, step = counters[0], 3
+        figures["one"] = await awaited_per_second(lambda: counter.add(1), seconds)
 
         async def many() -> None:
-            await asyncio.gather(*(one.add(1) for _ in range(OUTSTANDING)))
+            await asyncio.gather(*(counter.add(1) for _ in range(OUTSTANDING)))
 
         figures["many"] = await awaited_per_second(many, seconds, OUTSTANDING)
 

@@ -39,10 +39,10 @@ def main(seconds: float) -> None:
     figures = {f"start_{count}": started_s(count) for count in (1, 8, 32)}
     ray.init(num_cpus=64, logging_level="error", log_to_driver=False)
     actors = [ray.remote(Worker).remote() for _ in range(8)]
-    one, step = actors[0], 3
-    figures["one"] = per_second(lambda: ray.get(one.add.remote(1)), seconds)
+    counter, step = actors[0], 3
+    figures["one"] = per_second(lambda: ray.get(counter.add.remote(1)), seconds)
     figures["many"] = per_second(
-        lambda: ray.get([one.add.remote(1) for _ in range(OUTSTANDING)]),
+        lambda: ray.get([counter.add.remote(1) for _ in range(OUTSTANDING)]),
         seconds,
         OUTSTANDING,
     )

@@ -46,7 +46,7 @@ async def problem_of(cluster: Cluster) -> str:
     return str(caught.value)
 
 
-async def test_what_is_wrong_with_a_host_is_said(sshd: Sshd, tmp_path: Path) -> None:
+async def test_error_names_the_problem_of_a_host(sshd: Sshd, tmp_path: Path) -> None:
     make_key(tmp_path / "other")
     (tmp_path / "nobody").write_text("")
     gone = f"127.0.0.1:{free_port()}"

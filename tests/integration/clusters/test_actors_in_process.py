@@ -361,7 +361,7 @@ async def test_actors_travel_in_calls(workers: Workers) -> None:
             pickle.dumps(thing)
 
 
-async def test_what_is_not_a_method_is_refused_at_once(workers: Workers) -> None:
+async def test_attribute_that_is_no_method_is_refused_at_once(workers: Workers) -> None:
     (counter,) = counters = await spawn_on(workers[0], ["b"], Counter)
     for actor in (counter, counters):
         with pytest.raises(AttributeError, match="no method 'ad'; did you mean 'add'"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import select
 import signal
 import subprocess
 import sys
@@ -274,59 +273,6 @@ async def test_cancelled_start_leaves_nothing() -> None:
         with pytest.raises(asyncio.CancelledError):
             await starting
         assert cluster.names == ["w0"]
-
-
-PROGRAM: Final = """
-import os, signal, sys
-import asyncrpc
-
-async def main():
-    async with asyncrpc.Cluster(2) as cluster:
-        print(*[await peer.call(os.getpid) for peer in cluster.peers], flush=True)
-        if sys.argv[1] == "fork" and not os.fork():
-            os.read(int(sys.argv[2]), 1)
-            os._exit(0)
-        if sys.argv[1] == "raise":
-            raise ValueError("of the block")
-        sys.stdin.read(1)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-if __name__ == "__main__":
-    asyncrpc.run(main())
-"""
-
-
-@pytest.mark.parametrize("way", ["kill", "fork", "raise"])
-def test_no_process_outlives_the_program(tmp_path: Path, way: str) -> None:
-    script = tmp_path / "program.py"
-    script.write_text(PROGRAM)
-    held, release = os.pipe()
-    program = subprocess.Popen(
-        [sys.executable, str(script), way, str(held)],
-        pass_fds=[held],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    os.close(held)
-    assert program.stdin is not None
-    assert program.stdout is not None
-    assert program.stderr is not None
-    pids = [int(pid) for pid in program.stdout.readline().split()]
-    ends = [os.pidfd_open(pid) for pid in pids]
-    program.stdin.write("x")
-    program.stdin.flush()
-    for end in ends:
-        select.select([end], [], [])  # until that process has ended
-        os.close(end)
-    os.close(release)  # only now a forked child of the program ends
-    _, errors = program.communicate()
-    if way == "raise":
-        assert program.returncode == 1
-        assert "ValueError: of the block" in errors
-    else:
-        assert program.returncode == -signal.SIGKILL
 
 
 async def test_start_that_fails_shows_the_traceback_of_its_worker() -> None:

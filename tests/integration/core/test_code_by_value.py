@@ -20,7 +20,7 @@ from asyncrpc.core.calls import code
 from asyncrpc.core.calls.code import PutCode
 from asyncrpc.core.calls.context import current_worker_var
 from asyncrpc.core.serde.by_value import CodeName, CodeTable
-from asyncrpc.errors import DecodeError, EncodeError, RejectedError
+from asyncrpc.errors import DecodeError, EncodeError, RejectedError, RemoteError
 from asyncrpc.nn import RemoteModule
 from asyncrpc.testing import Cluster
 from tests.integration.core.groups import processes, started
@@ -33,6 +33,24 @@ async def pair() -> AsyncIterator[tuple[Worker, Worker]]:
 
 
 Pair = tuple[Worker, Worker]
+
+
+def fail_locally() -> None:
+    class LocalError(Exception):
+        pass
+
+    raise LocalError("it has a class")
+
+
+def fail_locked() -> None:
+    class LockedError(Exception):
+        lock = threading.Lock()
+
+    raise LockedError("no")
+
+
+def rows_and_function() -> Any:
+    return torch.arange(100_000), lambda: 7
 
 
 def returning(number: int) -> Callable[[], int]:
@@ -225,7 +243,7 @@ async def test_strict_worker_takes_no_code() -> None:
     async with started(a, b):
         for _ in range(2):
             with pytest.raises(
-                EncodeError, match=r"'b' could import.*policy is strict"
+                EncodeError, match="receiver could import, and policy strict"
             ):
                 await a.peer("b").call(lambda: 1)
 
@@ -234,6 +252,59 @@ async def test_strict_worker_sends_no_code() -> None:
     async with Cluster(2, options=Options(policy=Policy.STRICT)) as cluster:
         with pytest.raises(EncodeError, match="a lambda, and functions travel by name"):
             await cluster[0].peer("b").call(lambda: 1)
+
+
+async def test_error_of_a_local_class_reaches_a_strict_caller() -> None:
+    meeting = LocalRendezvous(2)
+    a = Worker("a", rank=0, rendezvous=meeting, options=Options(policy=Policy.STRICT))
+    b = Worker("b", rank=1, rendezvous=meeting)
+    async with started(a, b):
+        with pytest.raises(RemoteError, match="LocalError: it has a class") as caught:
+            await a.peer("b").call(fail_locally)
+        assert "in fail_locally" in caught.value.remote_traceback
+
+
+async def test_error_whose_class_cannot_travel_keeps_its_text(pair: Pair) -> None:
+    a, _ = pair
+    with pytest.raises(RemoteError, match="LockedError: no") as caught:
+        await a.peer("b").call(fail_locked)
+    assert "in fail_locked" in caught.value.remote_traceback
+
+
+async def test_large_call_of_a_lambda_to_a_strict_worker_leaves_nothing() -> None:
+    meeting = LocalRendezvous(2)
+    a = Worker("a", rank=0, rendezvous=meeting)
+    b = Worker("b", rank=1, rendezvous=meeting, options=Options(policy=Policy.STRICT))
+    async with started(a, b):
+        link = await a.parts.link_to("b")
+        for _ in range(2):
+            with pytest.raises(EncodeError, match="policy strict"):
+                await a.peer("b").call(lambda rows: rows, torch.ones(1 << 18))
+        assert len(link.pending) == 0
+
+
+async def test_answer_with_a_codec_waits_for_its_code(pair: Pair) -> None:
+    a, _ = pair
+    pytest.importorskip("lz4", reason="needs the extra [codecs]")
+    rows, make = await a.peer("b").using(codec="lz4").call(rows_and_function)
+    assert rows.shape == (100_000,)
+    assert make() == 7
+
+
+async def test_code_put_at_once_is_limited(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code, "PIECES_MAX", 2)
+    a, b = pair
+    link = await a.parts.link_to("b")
+    names = [CodeTable().add(returning(number)) for number in range(6)]
+    puts = [
+        asyncrpc.extend.ask(link, PutCode(str(name), name.content, "", []))
+        for name in names
+    ]
+    results = await asyncio.gather(*puts, return_exceptions=True)
+    assert sum(isinstance(result, Exception) for result in results) == 4
+    assert b.parts.code.pieces == 2
 
 
 async def test_code_sent_to_a_strict_worker_all_the_same_is_refused() -> None:
@@ -245,7 +316,7 @@ async def test_code_sent_to_a_strict_worker_all_the_same_is_refused() -> None:
             await asyncrpc.extend.ask(link, PutCode(str(name), name.content, "", []))
 
 
-async def test_what_cannot_travel_costs_its_call_alone(pair: Pair) -> None:
+async def test_function_that_cannot_travel_costs_its_call_alone(pair: Pair) -> None:
     a, _ = pair
     lock = threading.Lock()
     for _ in range(2):

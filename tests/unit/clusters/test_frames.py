@@ -75,7 +75,7 @@ async def test_stream_cut_anywhere_reads_the_same(size: int) -> None:
         msgpack.packb({"Begun": 1}),
     ],
 )
-def test_what_is_no_frame_is_refused(packed: bytes) -> None:
+def test_malformed_frame_is_refused(packed: bytes) -> None:
     with pytest.raises(BrokenStreamError, match="no frame"):
         decode(packed)
 

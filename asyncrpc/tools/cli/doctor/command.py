@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from asyncrpc import NetworkOptions, Options
 from asyncrpc.core.environment import LaunchPlacement, resolve
+from asyncrpc.core.host.run_places import places_here
 from asyncrpc.core.host.this_host import LAUNCHER_PID
 from asyncrpc.core.options import INTERFACE_VARIABLE
 from asyncrpc.errors import AuthenticationError, ConnectError, UsageError
@@ -34,7 +35,6 @@ from asyncrpc.tools.cli.observing import (
     print_json,
     silent_records,
 )
-from asyncrpc.tools.cli.runs.command import places_here
 from asyncrpc.tools.cli.runs.finding import (
     ADDRESS_VARIABLE,
     GroupEntrance,

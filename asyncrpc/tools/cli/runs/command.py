@@ -5,23 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import tempfile
-from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Final
 
-from asyncrpc.core.host.run_places import RunPlace, places
+from asyncrpc.core.host.run_places import places_here
 from asyncrpc.core.loop.clock import NS_PER_S, wall_ns
 from asyncrpc.tools.cli.runs.choosing import nothing_runs, table_of
 from asyncrpc.tools.cli.runs.listing import LiveRun, RunListing, list_runs
 
 NOTHING: Final = 1  # exit code: no run is under way
-
-
-def places_here(environ: Mapping[str, str]) -> list[RunPlace]:
-    """Return the directories where this user's runs may be on this host."""
-    return places(environ, os.geteuid(), Path(tempfile.gettempdir()))
 
 
 def now_s() -> float:

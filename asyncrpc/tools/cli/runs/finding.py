@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from asyncrpc import Options
+from asyncrpc.core.host.run_places import places_here
 from asyncrpc.errors import AuthenticationError, ConnectError, UsageError
 from asyncrpc.tools.cli.runs.choosing import choose
-from asyncrpc.tools.cli.runs.command import now_s, places_here
+from asyncrpc.tools.cli.runs.command import now_s
 from asyncrpc.tools.cli.runs.listing import LiveRun, is_stopped, list_runs, users_of
 from asyncrpc.tools.inspection.beside import look_beside
 from asyncrpc.tools.inspection.local_socket import names_of

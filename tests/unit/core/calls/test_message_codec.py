@@ -244,7 +244,7 @@ def test_error_is_encoded_without_memory(left: int, text: str) -> None:
         return errors.describe(ValueError("what was raised"))
 
     codec.left = left
-    encoded = errors.encode(describe, fetch)
+    encoded = errors.encode(describe, fetch, takes_code=True)
     tree = Codec(functions).decode(encoded.control, encoded.buffers)
     error = rebuild_exception(tree, functions, function="f", to="b")
     assert isinstance(error, RemoteError)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from asyncrpc.core.serde import by_value
+from asyncrpc.core.serde import FunctionTable, Policy, by_value
 from asyncrpc.core.serde.by_value import CodeName, CodeTable
 from asyncrpc.errors import DecodeError, EncodeError
 
@@ -268,6 +268,23 @@ def test_error_names_what_cannot_travel(part: str, text: str) -> None:
 def test_error_names_a_global() -> None:
     with pytest.raises(EncodeError, match=r"by value: global 'LOCK', a _thread.lock"):
         CodeTable().add(lambda: LOCK)
+
+
+def test_names_are_made_anew_once_the_main_module_travels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+
+    def step() -> int:
+        return 1
+
+    step.__module__, step.__qualname__ = "__main__", "step"
+    vars(main)["step"] = step
+    functions = FunctionTable(Policy.TRUSTED)
+    assert functions.name_of(step) == "__main__:step"
+    functions.let_main_travel()
+    assert functions.name_of(step).startswith("#")
 
 
 def test_large_content_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
