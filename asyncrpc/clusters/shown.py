@@ -14,8 +14,9 @@ from asyncrpc.api import Worker
 from asyncrpc.clusters import machine as m
 from asyncrpc.clusters.opening import OpenedCluster
 from asyncrpc.clusters.roster import ClusterWorker
-from asyncrpc.core.html import Cell, State, Tone, memory_text, panel
+from asyncrpc.core.html import Cell, State, Tone, panel
 from asyncrpc.extend import host_of
+from asyncrpc.tools.checkup.machine.resources import size_of
 
 RATE_WINDOW_S: Final = 5.0
 EVENTS_MAX: Final = 2_000  # the newest calls, of which the rates are made
@@ -105,4 +106,4 @@ def _memory_of(pid: int) -> str | None:
         return None
     finally:
         os.close(descriptor)
-    return memory_text(int(pages) * _PAGE_BYTES)
+    return size_of(int(pages) * _PAGE_BYTES)

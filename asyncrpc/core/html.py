@@ -121,11 +121,3 @@ def _content(cell: Cell) -> str:
         case float():
             return f"{cell:,.1f}"
     return escape(cell if len(cell) <= TEXT_MAX else f"{cell[:TEXT_MAX]}…")
-
-
-def memory_text(nbytes: int) -> str:
-    """Return an amount of memory, such as `412 MiB`."""
-    size, units = float(nbytes), ["B", "KiB", "MiB", "GiB"]
-    while size >= 1024 and len(units) > 1:  # noqa: PLR2004
-        size, units = size / 1024, units[1:]
-    return f"{size:.0f} {units[0]}" if size >= 10 else f"{size:.1f} {units[0]}"  # noqa: PLR2004

@@ -108,12 +108,8 @@ class CodeExchange:
             return
         size_bytes = len(name.content)
         _check_room(link, held, size_bytes)
-        received = table.look_up(name)
-        if received is not None:
-            function = received.function
-        else:
-            function = await self._host.run_on_host(lambda: table.load(name))
-            _check_room(link, held, size_bytes)  # others may have come meanwhile
+        function = await self._host.run_on_host(lambda: table.load(name))
+        _check_room(link, held, size_bytes)  # others may have come meanwhile
         if name not in held and not link.is_lost:
             self._counters.code_received += 1
             held[str(name)] = size_bytes
@@ -136,9 +132,7 @@ class CodeExchange:
     def on_peer_lost(self, peer: Any, _reason: str) -> None:
         """Let go of the code of a peer, and of what is known of it."""
         for name in self._held.pop(peer.incarnation, ()):
-            table = self._host.functions.code
-            if table is not None:
-                table.let_go(name)
+            self._table().let_go(name)
         for link in [link for link in self._sent if link.peer == peer]:
             del self._sent[link]
 
@@ -210,21 +204,16 @@ def _release_after(put: asyncio.Future[None], message: PendingBuffers) -> None:
     """Let a message go once its code is there; fail it if that cannot come."""
 
     def on_put(done: asyncio.Future[None]) -> None:
+        error = None if done.cancelled() else done.exception()
         if done.cancelled():
-            message.fail(
-                RejectedError(
-                    "the worker is shutting down", outcome=Outcome.NOT_EXECUTED
-                )
-            )
-            return
-        error = done.exception()
+            error = RejectedError("the worker is shutting down")
         if error is None:
             message.release()
-        elif isinstance(error, AsyncRpcError):
-            if isinstance(error, CallError):
-                error.outcome = Outcome.NOT_EXECUTED  # of what waits for it
-            message.fail(error)
-        else:
-            message.fail(EncodeError(f"its code could not be sent: {error}"))
+            return
+        if not isinstance(error, AsyncRpcError):
+            error = EncodeError(f"its code could not be sent: {error}")
+        if isinstance(error, CallError):
+            error.outcome = Outcome.NOT_EXECUTED  # of what waits for it
+        message.fail(error)
 
     put.add_done_callback(on_put)

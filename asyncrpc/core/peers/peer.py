@@ -57,7 +57,7 @@ from asyncrpc.core.members import UNKNOWN_INCARNATION
 from asyncrpc.core.options import PLAIN, CallOptions, Options, with_options
 from asyncrpc.core.serde import FunctionTable, describe_callable
 from asyncrpc.core.services.extensions import CallTracer, References, ThreadState
-from asyncrpc.errors import UnknownWorkerError, UsageError
+from asyncrpc.errors import UsageError
 
 if TYPE_CHECKING:
     from asyncrpc.core.links.directory import Directory
@@ -382,17 +382,12 @@ class CallStarter:
         """Return how a peer can be reached, for a notebook."""
         if not self.lifecycle.is_usable:
             return State("unknown", "off", f"worker {self.name!r} does not run")
-        if name == self.name:
-            return State("this worker", "good")
         if name in self.expected:
             return State("starting", "busy", "calls wait for it")
-        try:
-            link = self.directory.link_to(name)
-        except UnknownWorkerError:
-            return State("unknown", "bad", "it has ended, or was never there")
-        if link is None:
+        entry = self._met(name)
+        if entry is None or entry.link is None:
             return State("not connected", "off")
-        pending = link.pending
+        pending = entry.link.pending
         calls = f"calls sent: {pending.started:,}, not answered: {len(pending):,}"
         return State("connected", "good", calls)
 

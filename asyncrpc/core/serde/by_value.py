@@ -19,6 +19,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -158,14 +159,11 @@ class CodeTable:
         self.look_up = self._received.get
         self._received_names: dict[int, CodeName] = {}  # by id of the function
         self._classes: weakref.WeakSet[type] = weakref.WeakSet()  # of peers
-        self._main: str | None = None
 
-    @property
+    @cached_property
     def main(self) -> str:
         """What tells the main module of this program from others; empty: nothing."""
-        if self._main is None:
-            self._main = identity_of_main()
-        return self._main
+        return identity_of_main()
 
     def let_main_travel(self) -> None:
         """Make contents anew, which name parts of the main module."""
@@ -222,47 +220,38 @@ class CodeTable:
             del self._own_names[own.name]
 
     def _content_of(self, function: Any) -> bytes:
-        pickles = _pickles()
-        try:
-            content: bytes = pickles.dump(function, main_travels=self.main_travels)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            where, cause = self._culprit(function, error)
-            problem = f"{where}: {words_of(cause)}"
-            raise _refusal(function, f"{problem}; pass it as an argument") from error
-        return content
+        content = self._pickled(function)
+        if isinstance(content, bytes):
+            return content
+        at, problem, where, seen = function, content, "", {id(function)}
+        while (found := self._first_unpicklable(at, seen)) is not None:
+            label, at, problem = found
+            where = f"{label} of its {where}" if where else label
+        where = f"{where}, a {_kind_of(at)}," if where else "it"
+        raise _refusal(
+            function,
+            f"{where} cannot be pickled: {words_of(problem)}; pass it as an argument",
+        ) from problem
 
-    def _culprit(
-        self, function: Any, error: BaseException
-    ) -> tuple[str, BaseException]:
-        """Return what of a function cannot travel, and why."""
-        at, labels, seen = function, list[str](), {id(function)}
-        while True:
-            for label, value in _parts_of(at):
-                problem = None if id(value) in seen else self._problem_of(value)
-                if problem is not None:
-                    seen.add(id(value))
-                    labels.append(label)
-                    at, error = value, problem
-                    break
-            else:
-                break
-        if not labels:
-            return "it cannot be pickled", error
-        return (
-            f"{' of its '.join(reversed(labels))}, a {_kind_of(at)}, cannot be pickled",
-            error,
-        )
+    def _first_unpicklable(
+        self, whole: Any, seen: set[int]
+    ) -> tuple[str, Any, BaseException] | None:
+        for label, part in _parts_of(whole):
+            content = b"" if id(part) in seen else self._pickled(part)
+            if not isinstance(content, bytes):
+                seen.add(id(part))
+                return label, part, content
+        return None
 
-    def _problem_of(self, value: Any) -> BaseException | None:
+    def _pickled(self, value: Any) -> bytes | BaseException:
+        """Return the pickle of a part, or why there is none."""
         try:
-            _pickles().dump(value, main_travels=self.main_travels)
+            content: bytes = _pickles().dump(value, main_travels=self.main_travels)
         except KeyboardInterrupt:
             raise
         except BaseException as problem:  # noqa: BLE001  (the value's own code)
             return problem
-        return None
+        return content
 
     # --- of peers --------------------------------------------------------------------
 
@@ -271,8 +260,10 @@ class CodeTable:
 
         DecodeError: it cannot be made here.
         """
-        own = self._own_names.get(name)
+        received, own = self.look_up(name), self._own_names.get(name)
         function = None if own is None else own.function()
+        if received is not None:
+            function = received.function
         if function is None and name.main and name.main == self.main:
             function = in_main(name.partition(":")[2])
         if function is not None:
@@ -384,10 +375,7 @@ def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, (staticmethod, classmethod)):
         value = value.__func__
     if isinstance(value, type):
-        parts = vars(value).items()
-        for name, content in list(parts):
-            if not _is_made_by_python(name, content):
-                yield f"attribute {name!r}", content
+        yield from ((f"attribute {x!r}", part) for x, part in _attributes_of(value))
     if type(value) is not types.FunctionType:
         return
     cells = [(name, _content(cell)) for name, cell in _cells(value)]
@@ -427,9 +415,12 @@ def _globals_of(code: types.CodeType) -> dict[str, None]:
     return names
 
 
-def _is_made_by_python(name: str, value: object) -> bool:
-    is_data = not isinstance(value, (types.FunctionType, staticmethod, classmethod))
-    return name == "_abc_impl" or (name[:2] == name[-2:] == "__" and is_data)
+def _attributes_of(cls: type) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of a class that its source has made."""
+    for name, value in list(vars(cls).items()):
+        is_code = isinstance(value, (types.FunctionType, staticmethod, classmethod))
+        if is_code or not (name == "_abc_impl" or name[:2] == name[-2:] == "__"):
+            yield name, value
 
 
 class _Watch:
@@ -469,18 +460,7 @@ class _Watch:
             for cell, held in zip(function.__closure__ or (), contents, strict=True):
                 if not _is(_content(cell), held):
                     return False
-        return all(map(self._is_class_unchanged, self._classes))
-
-    @staticmethod
-    def _is_class_unchanged(
-        noted: tuple[weakref.ref[type], int, dict[str, Any]],
-    ) -> bool:
-        known, size, parts = noted
-        kind = known()
-        if kind is None or len(vars(kind)) != size:
-            return False
-        get = vars(kind).get
-        return all(_is(get(name), held) for name, held in parts.items())
+        return all(_has_parts(*noted) for noted in self._classes)
 
     def _take(self, value: Any) -> None:
         kind = type(value)
@@ -523,16 +503,19 @@ class _Watch:
             self._take(part)
 
     def _take_class(self, value: type) -> None:
-        items = dict(vars(value))
-        parts = {
-            name: part
-            for name, part in items.items()
-            if not _is_made_by_python(name, part)
-        }
+        size = len(vars(value))
+        parts = dict(_attributes_of(value))
         held = {name: _held(part) for name, part in parts.items()}
-        self._classes.append((weakref.ref(value), len(items), held))
+        self._classes.append((weakref.ref(value), size, held))
         for part in (*parts.values(), *value.__bases__):
             self._take(part)
+
+
+def _has_parts(known: weakref.ref[type], size: int, parts: dict[str, Any]) -> bool:
+    now = {} if (kind := known()) is None else vars(kind)
+    return len(now) == size and all(
+        _is(now.get(name), held) for name, held in parts.items()
+    )
 
 
 def _held(value: Any) -> Any:

@@ -98,11 +98,7 @@ def expose(function_or_class: T) -> T:
 def describe_callable(
     table: FunctionTable, function: Any, *, is_here: bool = False
 ) -> tuple[Literal["name", "value"], Any]:
-    """Return how a callable is sent.
-
-    Args:
-        is_here: to this worker itself, where every name leads to it.
-    """
+    """Return how a callable is sent; `is_here`: to this worker itself."""
     if not callable(function):
         raise UsageError(
             f"function must be callable, not {shown(function)}; pass the function"

@@ -22,7 +22,6 @@ from asyncrpc.core.loop.threads import ThreadPool
 from asyncrpc.core.options import Options
 from asyncrpc.core.services.schema import Notice, Request
 from asyncrpc.core.trace.recorder import FlightRecorder
-from asyncrpc.core.wire.frames import Hello
 
 if TYPE_CHECKING:
     from asyncrpc.core.services.extensions import Service
@@ -43,48 +42,6 @@ class Scheduler(Protocol):
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[T]:
         """Run a coroutine as a task that ends with the worker."""
-
-
-class HoldsMessages(Protocol):
-    """Decides when the messages of a connection are parsed."""
-
-    def hold(self) -> None:
-        """Parse no further message for now."""
-
-    def resume(self) -> None:
-        """Go on with what has arrived."""
-
-
-class Identity(Protocol):
-    """A worker's identity, as its peers know it.
-
-    Attributes:
-        name: unique among the workers that can reach one another.
-        rank: index in the group; -1 if it has no rank.
-        world_size: number of workers in the group; 0 if it is not fixed.
-        incarnation: 64 random bits: this life of the worker.
-    """
-
-    name: str
-    rank: int
-    world_size: int
-    incarnation: Incarnation
-
-    @property
-    def id(self) -> WorkerId:
-        """This life of the worker."""
-
-    def hello(
-        self,
-        *,
-        expects: str = "",
-        attempt: int = 0,
-        verdict: str = "",
-        lane: int = 0,
-        resume: int = 0,
-        received: int = 0,
-    ) -> Hello:
-        """Return the HELLO that introduces the worker to a peer."""
 
 
 class PeerLink(Protocol):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-import pytest
-
 from asyncrpc import LocalRendezvous, Options, Worker
-from asyncrpc.core.html import ROWS_MAX, TEXT_MAX, State, memory_text, panel
+from asyncrpc.core.html import ROWS_MAX, TEXT_MAX, State, panel
 from asyncrpc.errors import UsageError, WorkerStartError
 
 EVIL = '<script>alert("&")</script>'
@@ -61,14 +59,6 @@ def test_long_tables_and_texts_are_cut() -> None:
 def test_absent_cells_and_numbers_are_shown() -> None:
     read = Reader(panel("a", rows=[("n", 1234, 0.25, None)]))
     assert read.texts[1:] == ["n", "1,234", "0.2", "\N{EN DASH}"]
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "text"),
-    [(0, "0.0 B"), (5 << 10, "5.0 KiB"), (412 << 20, "412 MiB"), (1 << 43, "8192 GiB")],
-)
-def test_memory_is_shown_in_binary_units(nbytes: int, text: str) -> None:
-    assert memory_text(nbytes) == text
 
 
 def test_options_show_what_differs_and_no_secret() -> None:

@@ -80,7 +80,7 @@ class Company:
         self.incarnation = Incarnation(1)
         self.tasks: set[asyncio.Task[Any]] = set()
 
-    # --- Scheduler and Identity ------------------------------------------------------
+    # --- Scheduler ------------------------------------------------------------------
 
     @property
     def id(self) -> WorkerId:
