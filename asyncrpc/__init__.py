@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from asyncrpc.clusters.actors.scatter import scatter
     from asyncrpc.clusters.changes import ClusterChange, ClusterChanges
     from asyncrpc.clusters.cluster import Cluster
+    from asyncrpc.clusters.code.sender import CodeUpdate
     from asyncrpc.clusters.remote.options import SlurmOptions, SshOptions
     from asyncrpc.clusters.restarts import RestartLimits
     from asyncrpc.collectives import ElasticGroup, Group, join_group
@@ -95,6 +96,7 @@ else:
             "Cluster": "asyncrpc.clusters.cluster",
             "ClusterChange": "asyncrpc.clusters.changes",
             "ClusterChanges": "asyncrpc.clusters.changes",
+            "CodeUpdate": "asyncrpc.clusters.code.sender",
             "ElasticGroup": "asyncrpc.collectives",
             "Group": "asyncrpc.collectives",
             "Preemption": "asyncrpc.preemption",
@@ -145,6 +147,7 @@ __all__ = [  # noqa: RUF022
     "Cluster",
     "ClusterChange",
     "ClusterChanges",
+    "CodeUpdate",
     "RestartLimits",
     "SshOptions",
     "SlurmOptions",

@@ -28,7 +28,10 @@ _ONCE: Final = "once in a worker's life, at its start or end, on the host's own 
 _KERNEL: Final = "answered by the kernel from memory; no disk has a part in it"
 _INSTALLED: Final = "sees what is installed, once a process"
 _PROCESS: Final = "starts a process, for which its caller waits"
+_MODULE: Final = "once after an import or a reload, which has read the same file"
 ALLOWED: Final[Mapping[str, Mapping[str, str]]] = {
+    "clusters/code/folders.py": {"at": "sees whether a path is there, once a cluster"},
+    "clusters/code/sender.py": {"check": _MODULE, "_path_of": _MODULE},
     "clusters/shown.py": {"_memory_of": _KERNEL},
     "tools/inspection/summarizing.py": {"resident_bytes": _KERNEL},
     "core/multiprocessing/launcher.py": {
@@ -40,6 +43,17 @@ ALLOWED: Final[Mapping[str, Mapping[str, str]]] = {
     "core/links/heartbeat.py": {"__init__": _KERNEL},
     "core/links/routes.py": {"default_addresses": _KERNEL},
     "core/links/sidecar_process.py": {"_spawn": _PROCESS},
+    "core/host/run_entry.py": {  # of `launch`
+        "__init__": _PROCESS,
+        "_locked": _PROCESS,
+        "_named": _PROCESS,
+        "record_of": _PROCESS,
+    },
+    "core/host/run_places.py": {
+        "make_place": _PROCESS,
+        "trouble_with": _PROCESS,
+        "write_own": _PROCESS,
+    },
     "core/host/socket_directory.py": {
         "__init__": _ONCE,
         "_locked": _ONCE,

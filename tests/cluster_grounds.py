@@ -26,6 +26,7 @@ class CommandGround:
     """Hosts that are host servers on this host, behind pipes."""
 
     is_here: Final = False
+    waits_for: Final = "starting hosts"
 
     def __init__(self, names: list[str]) -> None:
         self.names = names

@@ -10,6 +10,7 @@ workers which are there already has an `AttachedWorkers` instead.
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Generator, Sequence
 from contextlib import AsyncExitStack
@@ -23,6 +24,7 @@ from asyncrpc.clusters import machine as m
 from asyncrpc.clusters.actors.actors import Actors
 from asyncrpc.clusters.actors.spawning import spawn_in
 from asyncrpc.clusters.changes import ClusterChanges
+from asyncrpc.clusters.code.sender import CodeUpdate
 from asyncrpc.clusters.lives import WorkerLives
 from asyncrpc.clusters.opening import (
     OpenedCluster,
@@ -38,6 +40,7 @@ from asyncrpc.clusters.settings import (
     NOT_OF_OTHERS,
     WORKERS_MAX,
     ClusterSettings,
+    CodePaths,
     check_names,
     check_place,
 )
@@ -71,8 +74,10 @@ class Cluster:
     `Cluster.ssh` and `Cluster.slurm` start the workers on other hosts;
     `Cluster.attach` joins workers that something else has started.
 
-    Thread safety:
-        Use it on the event loop that entered it.
+    Raises:
+        NotStartedError: (each method) it has not been entered, or has ended.
+        UsageError: (each method) another event loop runs here than the one that
+            entered it.
 
     Attributes:
         name: of the program's own worker.
@@ -91,6 +96,7 @@ class Cluster:
         start_timeout_s: float = 60.0,
         drain_timeout_s: float = 0.0,
         keep: bool = False,
+        code: CodePaths = (),
     ) -> None:
         """Describe a cluster; `async with` starts it.
 
@@ -107,6 +113,8 @@ class Cluster:
             keep: whether the workers stay when the program leaves the block or ends.
                 `Cluster.attach(name)` joins them, and `end` ends them.  What they print
                 goes to files beside their record.
+            code: folders of modules, packages or modules that workers get, for hosts
+                that do not see the program's files; `update_code` sends them again.
 
         Raises:
             UsageError: an argument is out of range or has the wrong type.
@@ -123,6 +131,7 @@ class Cluster:
             threads=threads,
             drain_timeout_s=drain_timeout_s,
             keep=keep,
+            code=code,
         )
         self._stack = AsyncExitStack()
         self._opened: OpenedCluster | None = None
@@ -273,9 +282,7 @@ class Cluster:
         a cluster of the same name has left on this loop is closed first.
 
         Raises:
-            WorkerStartError: a worker did not start; the error has its traceback.
-            AlreadyStartedError: the cluster has been entered before.
-            UsageError: no event loop runs here, or this is not Linux.
+            WorkerStartError: a worker did not start; and as the begin of a block.
 
         Cancellation:
             What was started is ended.
@@ -293,9 +300,6 @@ class Cluster:
         """End the workers and the program's own, as the end of a block does.
 
         Idempotent.  Workers that are kept, and those of others, stay.
-
-        Raises:
-            UsageError: another event loop runs here.
 
         Cancellation:
             They end all the same, calls in flight at once.
@@ -319,11 +323,7 @@ class Cluster:
 
     @property
     def worker(self) -> Worker:
-        """The program's own worker.
-
-        Raises:
-            NotStartedError: the cluster has not been entered.
-        """
+        """The program's own worker."""
         return self._entered.worker
 
     @property
@@ -349,7 +349,6 @@ class Cluster:
         Raises:
             ClusterError: the worker does not run.
             UsageError: the cluster has no worker of this name.
-            NotStartedError: the cluster has not been entered, or has ended.
         """
         opened = self._check_runs()
         member = opened.roster.member(name)
@@ -369,16 +368,11 @@ class Cluster:
 
         Raises:
             UsageError: the cluster has no worker of this name.
-            NotStartedError: the cluster has not been entered.
         """
         return self._entered.roster.member(name).machine.state
 
     def changes(self) -> ClusterChanges:
-        """Return an iterator over the changes of the workers from now on.
-
-        Raises:
-            NotStartedError: the cluster has not been entered.
-        """
+        """Return an iterator over the changes of the workers from now on."""
         return self._entered.roster.broadcast.changes()
 
     # --- more and fewer --------------------------------------------------------------
@@ -395,9 +389,7 @@ class Cluster:
         Raises:
             WorkerStartError: a worker did not start; the others that were asked for
                 have been ended.
-            NotStartedError: the cluster has not been entered, or has ended.
-            UsageError: an argument is out of range, or a name is taken; or another
-                event loop runs here.
+            UsageError: an argument is wrong, or a name taken; and as in the class.
 
         Cancellation:
             The new workers are ended.
@@ -417,9 +409,7 @@ class Cluster:
         does not run is left as it is.
 
         Raises:
-            NotStartedError: the cluster has not been entered, or has ended.
-            UsageError: the cluster has no worker of this name, or another event loop
-                runs here.
+            UsageError: the cluster has no worker of this name; and as in the class.
 
         Cancellation:
             They end all the same.
@@ -434,9 +424,7 @@ class Cluster:
 
         Raises:
             WorkerStartError: a worker did not start again.
-            NotStartedError: the cluster has not been entered, or has ended.
-            UsageError: the cluster has no worker of this name, or another event loop
-                runs here.
+            UsageError: the cluster has no worker of this name; and as in the class.
 
         Cancellation:
             They start all the same.
@@ -449,8 +437,7 @@ class Cluster:
 
         Raises:
             WorkerStartError: a worker did not start.
-            NotStartedError: the cluster has not been entered, or has ended.
-            UsageError: `count` is out of range, or another event loop runs here.
+            UsageError: `count` is out of range; and as in the class.
 
         Cancellation:
             New workers are ended; others that were to end, end.
@@ -482,13 +469,31 @@ class Cluster:
         Raises:
             RemoteError: a constructor raised; no object is left.
             ClusterError: a worker does not run.
-            UsageError: an argument is wrong, or the cluster does not run on this loop.
+            UsageError: an argument is wrong; and as in the class.
 
         Cancellation:
             No object is left.
         """
         self._check_loop("Cluster.spawn")
         return await spawn_in(self, cls, args, kwargs, on, per_worker, remake)
+
+    async def update_code(self) -> CodeUpdate:
+        """Send the files of `code` that have changed, and load their modules anew.
+
+        What other modules and objects have taken of a module stays, as with
+        `importlib.reload`, and is in the `CodeUpdate`.
+
+        Raises:
+            ClusterError: a worker could not load the code; the others have.
+            UsageError: there is no `code`, or it cannot be read; and as in the class.
+
+        Cancellation:
+            Some workers may have the new code.
+        """
+        self._starter("Cluster.update_code")
+        if self._entered.code is None:
+            raise UsageError("Cluster.update_code needs a cluster with code=")
+        return await self._entered.code.update(self._entered.roster.running)
 
     async def dashboard(self, *, host: str = "127.0.0.1", port: int = 0) -> str:
         """Serve a page that shows the cluster; return its address, with a token.
@@ -501,9 +506,7 @@ class Cluster:
             The address: whoever has it sees the cluster, until its end.
 
         Raises:
-            NotStartedError: the cluster has not been entered, or has ended.
-            UsageError: an argument is wrong, the port is in use, or another event loop
-                runs here.
+            UsageError: an argument is wrong, the port is in use; and as in the class.
 
         Cancellation:
             Nothing is served.
@@ -522,8 +525,6 @@ class Cluster:
         Raises:
             ClusterError: a worker has not ended in time, or was not started by a
                 `Cluster`; the others have.
-            NotStartedError: the cluster has not been entered, or has ended.
-            UsageError: another event loop runs here.
 
         Cancellation:
             They end all the same.
@@ -533,17 +534,19 @@ class Cluster:
         await end_workers(opened, self._plan, timeout_s)
 
     def __repr__(self) -> str:
-        return f"<Cluster {self.name!r}: {self._summary}>"
+        return f"<Cluster {self.name!r}: {summary_of(self._plan.count, self._opened)}>"
 
     def _repr_html_(self) -> str:
-        return cluster_html(self.name, self._summary, self._opened)
-
-    @property
-    def _summary(self) -> str:
-        return summary_of(self._plan.count, self._opened)
+        summary = summary_of(self._plan.count, self._opened)
+        return cluster_html(self.name, summary, self._opened)
 
     def _check_runs(self) -> OpenedCluster:
         opened = self._entered
+        if opened.pid != os.getpid():
+            raise NotStartedError(
+                f"the cluster {self.name!r} belongs to the process that this one was"
+                " forked from; make another here"
+            )
         if opened.worker.is_closed:
             raise NotStartedError(f"the cluster {self.name!r} has ended")
         return opened

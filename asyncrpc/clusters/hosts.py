@@ -84,6 +84,10 @@ class Ground(Protocol):
     def is_here(self) -> bool:
         """Whether this host is the only one, so that workers listen on no port."""
 
+    @property
+    def waits_for(self) -> str:
+        """What takes time until the hosts are open, as text for the progress."""
+
     async def open(self, output: WorkerOutput) -> Sequence[WorkerHost]:
         """Return the hosts; they have not been opened."""
 

@@ -20,7 +20,13 @@ from typing import Any, Final
 
 from asyncrpc import JoinRendezvous
 from asyncrpc.core.arguments import check_texts, wrong
-from asyncrpc.core.host.run_places import make_place, places_here, read_own, write_own
+from asyncrpc.core.host.run_places import (
+    DIRECTORY_VARIABLE,
+    make_place,
+    places_here,
+    read_own,
+    write_own,
+)
 from asyncrpc.errors import ClusterError
 
 _FOLDER: Final = "clusters"
@@ -72,13 +78,22 @@ def claim(name: str) -> None:
 
 
 def write_record(record: KeptCluster) -> None:
-    """Write the record of a cluster, in place of an earlier one."""
+    """Write the record of a cluster, in place of an earlier one.
+
+    ClusterError: it cannot be written.
+    """
     path = directory_of(record.name) / _RECORD
     unnamed = path.with_name(f".new-{os.getpid()}")
-    unnamed.unlink(missing_ok=True)
     content = {"version": _VERSION, **asdict(record)}
-    write_own(unnamed, json.dumps(content).encode())
-    unnamed.rename(path)
+    try:
+        unnamed.unlink(missing_ok=True)
+        write_own(unnamed, json.dumps(content).encode())
+        unnamed.rename(path)
+    except OSError as error:
+        raise ClusterError(
+            f"the record of a kept cluster cannot be written to {path}:"
+            f" {error.strerror}; {DIRECTORY_VARIABLE} names another directory"
+        ) from error
 
 
 def read_record(name: str) -> KeptCluster:

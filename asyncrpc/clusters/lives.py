@@ -20,17 +20,19 @@ from asyncrpc.api import Worker
 from asyncrpc.clusters import machine as m
 from asyncrpc.clusters.hosts import WorkerHost
 from asyncrpc.clusters.presence import Presence
+from asyncrpc.clusters.progress import ProgressLine, starting
 from asyncrpc.clusters.restarts import RestartLimits
 from asyncrpc.clusters.roster import ClusterWorker, Roster
+from asyncrpc.clusters.service import MeetWorkers
 from asyncrpc.clusters.threads import in_thread
 from asyncrpc.clusters.worker import (
     ProcessOrder,
     WorkerFailed,
     WorkerStarted,
 )
+from asyncrpc.core.host.run_entry import ENTRY_VARIABLE
 from asyncrpc.errors import ClusterError, UsageError, WorkerStartError
-from asyncrpc.extend import host_of
-from asyncrpc.tools.inspection.run_note import ENTRY_VARIABLE
+from asyncrpc.extend import ask, host_of
 
 KILL_S: Final = 2.0  # after the calls in flight, for `finally` blocks of a worker
 # What an outer launcher has told the program does not hold for its workers.
@@ -120,18 +122,21 @@ class WorkerLives:
         roster: Roster,
         recipe: WorkerRecipe,
         hosts: Sequence[WorkerHost],
-        on_started: Callable[[str, WorkerStarted], Awaitable[None]] | None,
+        *,
+        prepare: Sequence[Callable[[str, WorkerStarted], Awaitable[object]]],
+        progress: ProgressLine,
     ) -> None:
         """Begin without workers.
 
         Args:
             worker: of the program.
-            on_started: awaited before a worker counts as ready; None: nothing is.
+            prepare: awaited in turn before a worker counts as ready.
         """
         self._worker, self._roster, self._recipe = worker, roster, recipe
         self._host = host_of(worker)
         self._hosts = hosts
-        self._on_started = on_started
+        self._prepare = prepare
+        self._progress = progress
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._presence = Presence(worker.members_changed(), self._on_gone)
@@ -153,8 +158,8 @@ class WorkerLives:
             members.append(member)
             self._advance(member, m.StartAsked())
         try:
-            for member in members:
-                await self._until_running(member)
+            await self._until_all_run(members)
+            await self._introduce(members)
         except BaseException:
             ending = self._loop.create_task(self.stop(members))
             await asyncio.shield(ending)
@@ -186,8 +191,8 @@ class WorkerLives:
         """End workers and start them again; return once they can be called."""
         for member in members:
             self._advance(member, m.RestartAsked())
-        for member in members:
-            await self._until_running(member)
+        await self._until_all_run(members)
+        await self._introduce(members)
 
     async def close(self, *, stops: bool) -> None:
         """End; the workers as well, unless they are to stay."""
@@ -201,6 +206,27 @@ class WorkerLives:
                 task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+
+    async def _until_all_run(self, members: Sequence[ClusterWorker]) -> None:
+        def describe() -> str:
+            absent = [member.name for member in members if not member.is_running]
+            return starting(self._worker.name, len(members) - len(absent), absent)
+
+        with self._progress.shown(describe):
+            for member in members:
+                await self._until_running(member)
+
+    async def _introduce(self, members: Sequence[ClusterWorker]) -> None:
+        """Let all workers learn of new ones: their first call may be to one."""
+        names = [member.name for member in members]
+
+        async def meet(name: str) -> None:
+            if names != [name]:
+                await ask(await self._host.link_to(name), MeetWorkers(names))
+
+        running = self._roster.running
+        # One that is lost meanwhile needs none.
+        await asyncio.gather(*map(meet, running), return_exceptions=True)
 
     async def _until_running(self, member: ClusterWorker) -> None:
         while not member.is_running:
@@ -293,8 +319,8 @@ class WorkerLives:
                 return report.summary
             member.incarnation = report.incarnation
             await self._worker.find(member.name)
-            if self._on_started is not None:
-                await self._on_started(member.name, report)
+            for prepare in self._prepare:
+                await prepare(member.name, report)
             self._advance(member, m.LifeReady(life))
         return await process.ended
 

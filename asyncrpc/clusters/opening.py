@@ -7,26 +7,37 @@ rank.  Where they run is decided by a `Ground`.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from os import PathLike
 from typing import Any, Final
 
-from asyncrpc import JoinRendezvous, LocalRendezvous, Options
+from asyncrpc import JoinRendezvous, LocalRendezvous, Options, Policy
 from asyncrpc.api import Worker
 from asyncrpc.clusters import kept
 from asyncrpc.clusters.attachment import AttachedWorkers
+from asyncrpc.clusters.code.folders import CodeFolder
+from asyncrpc.clusters.code.sender import CodeSender
 from asyncrpc.clusters.discovery import find_by_commands
 from asyncrpc.clusters.hosts import Ground, open_hosts
 from asyncrpc.clusters.keeping import Keeper
 from asyncrpc.clusters.lives import WorkerLives, WorkerRecipe
 from asyncrpc.clusters.local.processes import LocalGround, OutputRelay, ProgramStreams
+from asyncrpc.clusters.progress import ProgressLine
 from asyncrpc.clusters.restarts import RestartLimits
 from asyncrpc.clusters.roster import Roster
 from asyncrpc.clusters.service import ClusterService
-from asyncrpc.clusters.settings import NAME_LENGTH_MAX, WORKERS_MAX, check_names
+from asyncrpc.clusters.settings import (
+    NAME_LENGTH_MAX,
+    WORKERS_MAX,
+    CodePaths,
+    check_names,
+)
 from asyncrpc.clusters.threads import in_thread
+from asyncrpc.clusters.worker import WorkerStarted
 from asyncrpc.core.arguments import (
     check_count,
     check_duration,
@@ -36,8 +47,8 @@ from asyncrpc.core.arguments import (
 )
 from asyncrpc.core.host.socket_directory import SocketDirectory
 from asyncrpc.core.multiprocessing.environment import threads_each
-from asyncrpc.errors import ClusterError, TransportError
-from asyncrpc.extend import add_service
+from asyncrpc.errors import ClusterError, TransportError, UsageError
+from asyncrpc.extend import add_service, host_of
 
 _SECRET_BYTES: Final = 32  # as long as the hash of the HMAC that proves it
 
@@ -51,6 +62,7 @@ class ClusterPlan:
         count: of the workers that it starts with.
         names: of these; None: `w0`, `w1` and so on.
         ground: gives the hosts.
+        code: what is sent to the workers.
         contact: of workers that are there already: a name, or addresses; empty: the
             cluster starts its own.
     """
@@ -64,6 +76,7 @@ class ClusterPlan:
     drain_timeout_s: float
     is_kept: bool
     ground: Ground
+    code: Sequence[CodeFolder] = ()
     contact: str | tuple[str, ...] = ()
 
 
@@ -77,6 +90,7 @@ def plan_of(
     threads: int | None,
     drain_timeout_s: float,
     keep: bool,
+    code: CodePaths,
 ) -> ClusterPlan:
     """Return a plan for this host, of the arguments of `Cluster`, which it checks."""
     check_count("workers", workers, at_most=WORKERS_MAX)
@@ -91,6 +105,10 @@ def plan_of(
     if keep:
         kept.check_name(name)
     threads_each(max(1, workers), threads, "threads")  # checks it
+    paths = [code] if isinstance(code, (str, PathLike)) else code
+    check_kind("code", paths, (list, tuple), "a path, or a sequence of paths")
+    if paths and options is not None and options.policy is Policy.STRICT:
+        raise UsageError("code must be empty under Policy.STRICT: no code travels")
     return ClusterPlan(
         name=name,
         count=workers,
@@ -101,6 +119,7 @@ def plan_of(
         drain_timeout_s=drain_timeout_s,
         is_kept=keep,
         ground=LocalGround(),
+        code=[CodeFolder.at(path) for path in paths],
     )
 
 
@@ -112,16 +131,20 @@ class OpenedCluster:
         worker: the program's own.
         lives: starts and ends workers; None: something else does.
         attached: follows workers that something else has started; None: there are none.
+        code: sends the program's files; None: the workers get none.
         loop: on which it is used.
         stays: whether the workers outlive it.
+        pid: of the process that has opened it.
     """
 
     worker: Worker
     roster: Roster
     lives: WorkerLives | None = None
     attached: AttachedWorkers | None = None
+    code: CodeSender | None = None
     loop: asyncio.AbstractEventLoop
     stays: bool = False
+    pid: int = field(default_factory=os.getpid)
 
 
 async def open_cluster(
@@ -178,14 +201,21 @@ async def _begin(
     add_service(driver, lambda host: ClusterService(host, cluster=cluster))
     await stack.enter_async_context(driver)
     opened = _opened(driver, stack)
-    keep = None
+    prepare: list[Callable[[str, WorkerStarted], Awaitable[object]]] = []
+    if plan.code:
+        opened.code = CodeSender(host_of(driver), plan.code)
+        await opened.code.read()
+        driver.parts.functions.check_name = opened.code.check
+        prepare.append(opened.code.send_at_start)
     if plan.is_kept:
         await in_thread(kept.claim, plan.name)
         stack.push_async_callback(_forget_unless_it_stays, plan, opened)
-        keep = Keeper(driver, plan.name, secret).keep
-    relay = OutputRelay(ProgramStreams())
+        prepare.append(Keeper(driver, plan.name, secret).keep)
+    progress = ProgressLine()
+    relay = OutputRelay(ProgramStreams(progress))
     stack.push_async_callback(in_thread, relay.close)
-    hosts = await open_hosts(plan.ground, relay, stack)
+    with progress.shown(lambda: f"{plan.name}: {plan.ground.waits_for}"):
+        hosts = await open_hosts(plan.ground, relay, stack)
     recipe = WorkerRecipe(
         options=plan.options,
         socket_directory=directory.path if is_by_path else None,
@@ -198,7 +228,9 @@ async def _begin(
         entry=await find_by_commands(stack, driver, plan.count, secret),
         secret=secret,
     )
-    opened.lives = WorkerLives(driver, opened.roster, recipe, hosts, keep)
+    opened.lives = WorkerLives(
+        driver, opened.roster, recipe, hosts, prepare=prepare, progress=progress
+    )
     stack.push_async_callback(_close_lives, opened)
     return opened
 

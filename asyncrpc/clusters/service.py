@@ -1,4 +1,4 @@
-"""What the members of a cluster ask one another: to end, to stay, and what they are.
+"""What members of a cluster ask one another: to meet, end or stay, and what they are.
 
 A program that attaches itself meets workers, and the workers of other programs.  Only
 the members of a cluster have this service: a worker that something else has started
@@ -36,6 +36,13 @@ class StayWorker(extend.Request[None]):
     others: list[str]
 
 
+@extend.message(SERVICE, "meet", by=extend.MEMBERS, about="the receiver")
+class MeetWorkers(extend.Request[None]):
+    """Ask a worker to learn of others, of which news may not have come yet."""
+
+    others: list[str]
+
+
 @extend.message(SERVICE, "is_program", about="the receiver")
 class AskIsProgram(extend.Request[bool]):
     """Ask a member whether it is the worker of a program with a `Cluster`."""
@@ -64,6 +71,7 @@ class ClusterService:
         self.routes = (
             extend.answers(EndWorker, self._on_end),
             extend.answers(StayWorker, self._on_stay),
+            extend.answers(MeetWorkers, self._on_meet),
             extend.answers(AskIsProgram, self._on_is_program),
         )
         self._end, self._stay = end, stay
@@ -71,14 +79,18 @@ class ClusterService:
     async def _on_end(self, _: extend.PeerLink, __: EndWorker) -> None:
         _checked(self._end)()
 
-    async def _on_stay(self, _: extend.PeerLink, request: StayWorker) -> None:
+    async def _on_stay(self, link: extend.PeerLink, request: StayWorker) -> None:
         stay = _checked(self._stay)
+        # The program may be killed before news of them comes.
+        await self._on_meet(link, MeetWorkers(request.others))
         for name in request.others:
-            # The program may be killed before news of them comes.
-            with suppress(AsyncRpcError):
-                await self._host.find_member(name, FIND_S)
             await is_program(self._host, name)  # any question will do
         stay()
+
+    async def _on_meet(self, _: extend.PeerLink, request: MeetWorkers) -> None:
+        for name in request.others:
+            with suppress(AsyncRpcError):  # it is lost again
+                await self._host.find_member(name, FIND_S)
 
     async def _on_is_program(self, _: extend.PeerLink, __: AskIsProgram) -> bool:
         return self._end is None

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Final, TypedDict
+from os import PathLike
+from typing import Final, TypeAlias, TypedDict
 
 from asyncrpc import Options
 from asyncrpc.clusters.restarts import RestartLimits
 from asyncrpc.core.arguments import check_sequence, check_text, wrong
 from asyncrpc.errors import UsageError
 
+CodePaths: TypeAlias = str | PathLike[str] | Sequence[str | PathLike[str]]
 WORKERS_MAX: Final = 4096
 NAME_LENGTH_MAX: Final = 255
 NOT_KEPT_BY_SLURM: Final = (
@@ -34,6 +36,7 @@ class ClusterSettings(TypedDict, total=False):
     start_timeout_s: float
     drain_timeout_s: float
     keep: bool
+    code: CodePaths
 
 
 def check_names(names: Sequence[str], count: int, own: str) -> None:

@@ -23,6 +23,7 @@ import torch
 
 from asyncrpc import JoinRendezvous, Options
 from asyncrpc.api import Worker
+from asyncrpc.clusters.code.service import CodeService
 from asyncrpc.clusters.kept import log_of
 from asyncrpc.clusters.service import ClusterService
 from asyncrpc.core.host.socket_directory import SocketDirectory
@@ -132,6 +133,7 @@ async def _serve(order: ProcessOrder, reports: int) -> None:
         )
         stay = None if order.keeps is None else partial(_stay, order.keeps, order.name)
         add_service(worker, lambda host: ClusterService(host, stopped.set, stay))
+        add_service(worker, CodeService)
         async with worker:
             _report(reports, WorkerStarted(worker.incarnation, worker.addresses))
             await stopped.wait()

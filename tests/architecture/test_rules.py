@@ -34,7 +34,6 @@ UNFINISHED = re.compile(r"\b(TO" + "DO|FIX" + "ME|X" + r"XX)\b")
 # Where the environment may be read: the command line, what a program is started with,
 # and the defaults of arguments that a caller can give instead.
 MAY_READ_ENVIRONMENT = {
-    "asyncrpc/clusters/discovery.py",  # the place of runs
     "asyncrpc/clusters/kept.py",  # the place of runs
     "asyncrpc/clusters/lives.py",  # workers get the program's
     "asyncrpc/clusters/remote/slurm.py",  # a job tells of itself
@@ -44,6 +43,7 @@ MAY_READ_ENVIRONMENT = {
     "asyncrpc/tools/inspection/run_note.py",  # names the directory of `asyncrpc run`
     "asyncrpc/core/multiprocessing/child.py",
     "asyncrpc/core/devices/pjrt.py",  # torch_xla is configured by it
+    "asyncrpc/core/host/run_entry.py",  # the place of runs
     "asyncrpc/core/options.py",
     "asyncrpc/core/membership/launched_store.py",  # for torch's own rendezvous
     "asyncrpc/core/membership/rendezvous.py",
@@ -116,7 +116,8 @@ def test_time_is_read_through_the_clock(path: Path) -> None:
 
 # It may jump by an hour at any time: who reads it, and why that does no harm.
 READS_WALL_CLOCK = {
-    "clusters/discovery.py": "when a cluster began, as of a run",
+    "clusters/discovery.py": "when it began, for `asyncrpc runs`",
+    "core/multiprocessing/launcher.py": "when it began, for `asyncrpc runs`",
     "tools/cli/runs/command.py": "the age of a run that is shown, at least 0",
     "tools/cli/timeline.py": "lays events over a profile, which has wall time itself",
     "compat/rpc/gathering.py": "the same: ranges are moved to be within their call",
@@ -148,7 +149,9 @@ def test_modules_with_effects_do_not_read_the_wall_clock() -> None:
 PRODUCTS = ("clusters", "parallel", "serving", "testing", "tools")
 # `Worker.parts` is the core.  Which products use it beside `asyncrpc.extend`, and why.
 REACHES_INTO_WORKERS = {
-    "clusters": {},
+    "clusters": {
+        "opening.py": "lets `code=` refuse a function whose module has changed",
+    },
     "parallel": {
         "collectives/torch_backend/rank_runtime.py": "a facade, with its own worker",
         "pipeline/pipeline.py": "starts calls whose futures it waits for together",
@@ -186,7 +189,7 @@ UNPACKS = {
     "parallel/collectives/shared.py": "a note on a board has 16 KiB at most",
     "compat/rpc/internal.py": "TorchScript, in calls that Policy.STRICT refuses",
     "compat/rpc/starting.py": "of this program, by a file",
-    "tools/inspection/run_entry.py": "a file of this user",
+    "core/host/run_entry.py": "a file of this user",
     "tools/cli/timeline.py": "a profile that the user names",
     "parallel/ddp/elastic.py": "a checkpoint of the program, weights only",
     "parallel/ddp/initial.py": "what the ranks have gathered, in equal lengths",

@@ -25,6 +25,7 @@ from asyncrpc.clusters.local.fork_server import (
     Forked,
     ForkRequest,
 )
+from asyncrpc.clusters.progress import ProgressLine
 from asyncrpc.clusters.threads import in_thread
 from asyncrpc.clusters.worker import ProcessOrder
 from asyncrpc.core.host.lines import LinePrefixer, prefix_of
@@ -187,6 +188,7 @@ class LocalGround:
     """This host alone."""
 
     is_here: Final = True
+    waits_for: Final = "starting"
 
     async def open(self, output: WorkerOutput) -> Sequence[WorkerHost]:
         """Return this host."""
@@ -207,7 +209,10 @@ class LineSink(Protocol):
 
 
 class ProgramStreams:
-    """The standard streams of this process."""
+    """The standard streams of this process, whose last line may show the progress."""
+
+    def __init__(self, progress: ProgressLine) -> None:
+        self._progress = progress
 
     def prefix_of(self, name: str, number: int, stream: str) -> bytes:
         """Return the name, coloured at a terminal."""
@@ -218,6 +223,7 @@ class ProgramStreams:
     def write(self, name: str, stream: str, lines: bytes) -> None:
         """Write lines to the stream."""
         target: Any = getattr(sys, stream)
+        self._progress.hide()
         # The program has closed it, or has none.
         with suppress(OSError, ValueError, AttributeError):
             target.write(lines.decode(errors="replace"))
@@ -262,6 +268,7 @@ class OutputRelay:
         self._is_closed = True
         self._wake()
         self._thread.join()
+        os.close(self._waker)
 
     def _wake(self) -> None:
         with suppress(BlockingIOError):  # enough is written
@@ -286,7 +293,7 @@ class OutputRelay:
                     readers.discard(key.fd)
                     os.close(key.fd)
         self._selector.close()
-        for descriptor in (*readers, self._woken, self._waker):
+        for descriptor in (*readers, self._woken):
             os.close(descriptor)
 
     def _copy(

@@ -1,12 +1,13 @@
 """What a program and its host server say to one another, over the server's stdio.
 
-    program -> server       StartWorker, SignalWorker
+    program -> server       StartWorker, SignalWorker, StillHere
     server -> program       HostHello, then Begun, Ready, StartFailed, Ended, Printed
 
 A frame is its length, four bytes, big-endian, and one msgpack array: the name of the
 message, and its fields.  Before its first frame the server writes `MARKER`: what a
 login shell has printed before is skipped.  A server that breaks this protocol is given
-up, with its host.
+up, with its host.  A server that hears nothing for `SILENCE_S` ends: a network that is
+cut without notice leaves no workers behind.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import msgpack
 MARKER: Final = b"\n--- asyncrpc host server 1 ---\n"
 NOISE_BYTES_MAX: Final = 1 << 16  # before the marker
 FRAME_BYTES_MAX: Final = 1 << 18  # an order of a worker has half of it, lines a quarter
+ALIVE_S: Final = 60.0  # how often the program tells that it is there
+SILENCE_S: Final = 300.0  # of a program that is stopped, or of its network
 _LENGTH_BYTES: Final = 4
 _TEXT_MAX: Final = 1 << 15
 _READ_BYTES: Final = 1 << 16
@@ -44,6 +47,11 @@ class SignalWorker:
 
     number: int
     signal: int
+
+
+@dataclass(frozen=True, slots=True)
+class StillHere:
+    """The program is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +109,13 @@ class Printed:
     lines: bytes
 
 
-_FromProgram: TypeAlias = StartWorker | SignalWorker
+_FromProgram: TypeAlias = StartWorker | SignalWorker | StillHere
 _FromServer: TypeAlias = HostHello | Begun | Ready | StartFailed | Ended | Printed
 Frame: TypeAlias = _FromProgram | _FromServer
 _KINDS: Final[Mapping[str, type[Frame]]] = {
     kind.__name__: kind
     for kind in (
-        *(StartWorker, SignalWorker, HostHello),
+        *(StartWorker, SignalWorker, StillHere, HostHello),
         *(Begun, Ready, StartFailed, Ended, Printed),
     )
 }

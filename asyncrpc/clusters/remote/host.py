@@ -20,6 +20,7 @@ import asyncrpc
 from asyncrpc.clusters.hosts import WorkerOutput, WorkerProcess
 from asyncrpc.clusters.remote.boot import ServerSettings
 from asyncrpc.clusters.remote.frames import (
+    ALIVE_S,
     Begun,
     BrokenStreamError,
     Ended,
@@ -31,6 +32,7 @@ from asyncrpc.clusters.remote.frames import (
     SignalWorker,
     StartFailed,
     StartWorker,
+    StillHere,
     encode,
 )
 from asyncrpc.clusters.worker import ProcessOrder, WorkerFailed, WorkerStarted
@@ -126,6 +128,7 @@ class _ServerLink:
         self._errors = b""
         self._stream: ServerStream | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
         self.is_over = False
 
     # --- its life --------------------------------------------------------------------
@@ -153,6 +156,7 @@ class _ServerLink:
             await self._give_up()
             raise
         self._tasks.append(asyncio.create_task(self._follow(frames)))
+        self._set_timer()
 
     def _check(self, hello: Frame) -> None:
         if not isinstance(hello, HostHello):
@@ -185,6 +189,8 @@ class _ServerLink:
     async def close(self) -> None:
         """End the server and its workers, and wait for it."""
         if self._stream is not None and not self.is_over:
+            if self._timer is not None:
+                self._timer.cancel()
             self._stream.end_input()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CLOSE_S):
@@ -206,6 +212,8 @@ class _ServerLink:
 
     def _on_over(self, why: str) -> None:
         self.is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
         for process in self._processes.values():
             process.ended.set_result(f"its host {self._place.name!r} was lost: {why}")
         self._processes.clear()
@@ -229,8 +237,18 @@ class _ServerLink:
             raise ClusterError(f"host {self._place.name!r} is lost: {error}") from error
         return process
 
+    def _set_timer(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(ALIVE_S, self._tell_that_we_are_here)
+
+    def _tell_that_we_are_here(self) -> None:
+        self._set_timer()
+        self._send(StillHere())
+
     def _send_signal(self, number: int, signal_number: int) -> None:
-        frame = SignalWorker(number, signal_number)
+        self._send(SignalWorker(number, signal_number))
+
+    def _send(self, frame: Frame) -> None:
         sending = asyncio.create_task(self._try_write(frame))
         self._tasks.append(sending)
         sending.add_done_callback(self._tasks.remove)

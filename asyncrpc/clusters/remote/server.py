@@ -1,7 +1,8 @@
 """The host server: starts the processes of workers on its host, as told over stdio.
 
 It has the same fork server as a program has on its own host.  The end of its standard
-input is the end of the program: then all that it has started ends with it.
+input is the end of the program, and so is a long silence: then all that it has started
+ends with it.
 
 Standard output has been taken aside for frames (see `boot`): what a library prints goes
 to the standard error, which the program shows.
@@ -29,6 +30,7 @@ from asyncrpc.clusters.lives import inherited
 from asyncrpc.clusters.local.processes import LocalProcesses, OutputRelay
 from asyncrpc.clusters.remote.frames import (
     MARKER,
+    SILENCE_S,
     Begun,
     BrokenStreamError,
     Ended,
@@ -54,9 +56,9 @@ def torch_version() -> str:
     return str(torch.__version__).partition("+")[0]
 
 
-def main(frames: int) -> None:
-    """Serve until the standard input ends."""
-    asyncio.run(_serve(_FrameWriter(frames)))
+def main(frames: int, silence_s: float = SILENCE_S) -> None:
+    """Serve until the standard input ends, or is silent for so long."""
+    asyncio.run(_serve(_FrameWriter(frames), silence_s))
     os._exit(0)  # a thread may still wait for the program to take what was printed
 
 
@@ -92,7 +94,7 @@ class _FrameWriter:
             self.send(Printed(name, stream, lines[at : at + _LINES_BYTES]))
 
 
-async def _serve(sender: _FrameWriter) -> None:
+async def _serve(sender: _FrameWriter, silence_s: float) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program alone
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     relay = OutputRelay(sender)
@@ -100,7 +102,7 @@ async def _serve(sender: _FrameWriter) -> None:
     await host.open()
     try:
         sender.begin()
-        await _HostServer(sender, host).take_frames()
+        await _HostServer(sender, host).take_frames(silence_s)
     finally:
         await host.close()
         await in_thread(relay.close)
@@ -111,7 +113,7 @@ class _HostServer:
         self._sender, self._host = sender, host
         self._processes: dict[int, WorkerProcess] = {}
 
-    async def take_frames(self) -> None:
+    async def take_frames(self, silence_s: float) -> None:
         """Do what the program says, until it ends."""
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
@@ -120,8 +122,9 @@ class _HostServer:
         frames = HostFrames(reader.read)
         while True:
             try:
-                frame = await frames.frame()
-            except BrokenStreamError:
+                async with asyncio.timeout(silence_s):
+                    frame = await frames.frame()
+            except (BrokenStreamError, TimeoutError):
                 return
             match frame:
                 case StartWorker(number, packed):

@@ -35,6 +35,7 @@ class SlurmGround:
     """The nodes of a job."""
 
     is_here: Final = False
+    waits_for: Final = "waiting for nodes of Slurm"
 
     def __init__(
         self, nodes: int, options: SlurmOptions, start_timeout_s: float

@@ -47,6 +47,8 @@ class SshGround:
         self._targets = [SshTarget.parse(text) for text in hosts]
         self._options = options
         self._start_timeout_s = start_timeout_s
+        names = self._targets[0].text if len(hosts) == 1 else f"{len(hosts)} hosts"
+        self.waits_for = f"connecting to {names}"
 
     async def open(self, output: WorkerOutput) -> list[RemoteHost]:
         """Return the hosts."""

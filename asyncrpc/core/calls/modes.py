@@ -40,7 +40,7 @@ def _no_name(_: str | None) -> None:
     """Look up the name of a target that has none."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # a frozen one takes twice as long to make
 class Target:
     """The target of a call.
 

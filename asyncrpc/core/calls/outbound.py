@@ -398,7 +398,11 @@ class OutboundCalls:
 
     def _service_call(self, name: str) -> CallFuture[Any]:
         return CallFuture(
-            loop=self._loop, function=name, to=self._to, began_s=self._now_s()
+            loop=self._loop,
+            function=name,
+            to=self._to,
+            began_s=self._now_s(),
+            is_on_loop=True,
         )
 
     def tell(self, notice: Notice, *, at_once: bool = False) -> None:

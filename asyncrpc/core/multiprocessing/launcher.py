@@ -33,7 +33,8 @@ from asyncrpc.core.arguments import (
     shown,
     wrong,
 )
-from asyncrpc.core.loop.clock import Clock
+from asyncrpc.core.host.run_entry import ENTRY_VARIABLE, RunEntry, enter_run
+from asyncrpc.core.loop.clock import NS_PER_S, Clock, wall_ns
 from asyncrpc.core.multiprocessing.arguments import Arguments
 from asyncrpc.core.multiprocessing.child import ChildSpec, run_child
 from asyncrpc.core.multiprocessing.environment import (
@@ -130,7 +131,8 @@ def launch(
     Each gets the variables that `env://` rendezvous needs (RANK, WORLD_SIZE,
     MASTER_ADDR, ... as torchrun sets them) and one secret, in its environment.  The
     first failure stops the rest: SIGTERM, and after two seconds SIGKILL.  No process
-    outlives this one, however it ends.
+    outlives this one, however it ends.  `asyncrpc status`, `why` and `top` find the
+    workers of the processes, as those of `asyncrpc run`.
 
     Args:
         fn: a function at the top level of a module, since it is sent by name.  A
@@ -189,18 +191,29 @@ def launch(
     stop_at_s = None if timeout_s is None else clock.now_s() + timeout_s
     threads = threads_each(nprocs, threads_per_process)
     store = serve_store() if host_store else None
+    is_alone = secret is None and host_store
+    secret = secret or new_secret()
+    entry = enter_run([], nprocs=nprocs, began_s=wall_ns() / NS_PER_S, secret=secret)
     specs = _specs(
         nprocs,
         threads=threads,
-        secret=secret or new_secret(),
-        is_alone=secret is None and host_store,
+        secret=secret,
+        is_alone=is_alone,
         store_port=None if store is None else store.port,
+        entry=entry,
     )
+    try:
+        children = _start_all(method, specs, fn, args, daemon=daemon)
+    except BaseException:
+        if entry is not None:
+            entry.remove()
+        raise
     processes: Processes[Any] = Processes(
-        _start_all(method, specs, fn, args, daemon=daemon),
+        children,
         Supervisor(nprocs, stop_at_s=stop_at_s),
         task=Task(getattr(fn, "__qualname__", shown(fn)), timeout_s),
         store=store,
+        entry=entry,
         clock=clock,
     )
     return processes.wait() if join else processes
@@ -262,7 +275,9 @@ def _specs(
     secret: str,
     is_alone: bool,
     store_port: int | None,
+    entry: RunEntry | None,
 ) -> list[ChildSpec]:
+    of_run = {ENTRY_VARIABLE: "" if entry is None else str(entry.path)}
     is_main_thread = threading.current_thread() is threading.main_thread()
     return [
         ChildSpec(
@@ -273,7 +288,8 @@ def _specs(
                 secret=secret,
                 store_port=store_port,
                 is_alone=is_alone,
-            ),
+            )
+            | of_run,
             threads=threads,
             bound_to_thread=is_main_thread,
         )

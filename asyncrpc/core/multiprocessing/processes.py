@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
 from asyncrpc.core.arguments import check_duration, check_timeout
+from asyncrpc.core.host.run_entry import RunEntry
 from asyncrpc.core.loop.clock import Clock
 from asyncrpc.core.loop.loops import loop_for
 from asyncrpc.core.multiprocessing.child import Raised
@@ -89,6 +90,7 @@ class Processes(Generic[T]):
         *,
         task: Task,
         store: object | None,
+        entry: RunEntry | None,
         clock: Clock,
     ) -> None:
         self.pids = tuple(
@@ -99,6 +101,7 @@ class Processes(Generic[T]):
         self._supervisor = supervisor
         self._task = task
         self._store = store  # served for as long as this object refers to it
+        self._entry = entry  # by which commands find the processes
         self._clock = clock
         self._requests: queue.SimpleQueue[float] = queue.SimpleQueue()
         self._wake_reader, self._wake_writer = connection.Pipe(duplex=False)
@@ -421,6 +424,8 @@ class Processes(Generic[T]):
             self._wake_writer.close()
         self._wake_reader.close()
         self._store = None  # stops serving
+        if self._entry is not None:
+            self._entry.remove()
 
 
 def refuse_on_loop(called: str, instead: str) -> None:

@@ -545,7 +545,9 @@ class CallStarter:
             if known in self._known.values():
                 if to == self.name:
                     return known, values  # remembered when another worker is called
-                _warn_of_old_code(target)
+                check = self.functions.check_name
+                if check is None or not check(target):
+                    _warn_of_old_code(target)
             if len(self._known) < KNOWN_MAX:
                 self._known[function] = known
         return known, values

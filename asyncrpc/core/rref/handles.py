@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from asyncrpc.core.rref.service import RRefService
 
 SERIAL_BYTES: Final = 8
+SERIALS_DRAWN: Final = 64  # at once
 _Change: TypeAlias = Callable[[Shared], Iterable[m.Effect]]
 
 
@@ -54,6 +55,7 @@ class Handles:
         self._shared = shared
         self._on_applied = on_applied
         self._random_bytes = random_bytes
+        self._serials: list[int] = []
         # Changes for the loop to make; at most two for each handle.
         self._notes: deque[tuple[_Change, Shared]] = deque()
         self._is_due = False
@@ -64,7 +66,14 @@ class Handles:
 
         Its number cannot be guessed: who knows it was sent the reference.
         """
-        serial = int.from_bytes(self._random_bytes(SERIAL_BYTES))
+        try:
+            serial = self._serials.pop()
+        except IndexError:  # one system call for many
+            drawn = self._random_bytes(SERIAL_BYTES * SERIALS_DRAWN)
+            pieces = range(0, len(drawn), SERIAL_BYTES)
+            new = [int.from_bytes(drawn[at : at + SERIAL_BYTES]) for at in pieces]
+            serial = new.pop()
+            self._serials.extend(new)
         return RRefId(self._me.incarnation, serial)
 
     def make(self, shared: Shared) -> RRef[Any]:

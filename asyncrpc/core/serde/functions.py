@@ -156,6 +156,8 @@ class FunctionTable:
             CodeTable(main_travels=main_travels) if policy is Policy.TRUSTED else None
         )
         self._names: dict[Any, str] = {}
+        # Returns whether peers have the code of a name as it is here; may refuse it.
+        self.check_name: Callable[[str], bool] | None = None
 
     def name_of(self, function: Any) -> str:
         """Return the name that leads back to `function`."""
@@ -176,6 +178,8 @@ class FunctionTable:
             if code.takes(function):
                 return code.add(function)
         name = find_name(function)
+        if self.check_name is not None:
+            self.check_name(name)
         if len(self._names) >= NAMES_MAX:
             self._names = {}
         self._names[function] = name

@@ -115,7 +115,10 @@ class Services:
 
     def held_for(self, peer: Incarnation) -> int:
         """Return how many bytes the services keep for a peer."""
-        return sum(service.held_for(peer) for service in self._holders)
+        nbytes = 0  # asked for each payload: `sum` would make a generator
+        for service in self._holders:
+            nbytes += service.held_for(peer)
+        return nbytes
 
     def on_listening(self, addresses: Sequence[str]) -> None:
         """Tell the services that want the addresses where the worker listens."""

@@ -225,7 +225,8 @@ class FrameReader:
             is_over = self.begin_turn()
             while self._end - self._start >= self._wanted:
                 self._parse_frame()
-                if is_over():
+                # After the last frame the turn ends by itself.
+                if self._end - self._start >= self._wanted and is_over():
                     break
             return
         while self._end - self._start >= self._wanted:

@@ -34,11 +34,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from asyncrpc.core.host.run_entry import NOTES
 from asyncrpc.core.host.run_places import make_place, places_here, read_own, write_own
 from asyncrpc.core.host.secret_file import read_secret
 from asyncrpc.core.host.this_host import HOST_ID
 from asyncrpc.errors import UsageError
-from asyncrpc.tools.inspection.run_note import NOTES, has_ended, notes_in
+from asyncrpc.tools.inspection.run_note import has_ended, notes_in
 
 FOLDER: Final = "models"  # of all slots, in the directory of the user's runs
 _STEM_MAX: Final = 16  # for people, in a listing

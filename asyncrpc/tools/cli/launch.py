@@ -22,6 +22,7 @@ from typing import BinaryIO, Final
 
 from asyncrpc.clusters.preemption.machine.preempting import EXIT_SAVED
 from asyncrpc.core.host.lines import LinePrefixer, prefix_of
+from asyncrpc.core.host.run_entry import ENTRY_VARIABLE, RunEntry, record_of
 from asyncrpc.core.host.run_places import make_place, places_here
 from asyncrpc.core.loop.clock import Clock
 from asyncrpc.core.multiprocessing.environment import (
@@ -48,8 +49,6 @@ from asyncrpc.core.multiprocessing.supervisor import (
 from asyncrpc.errors import UsageError
 from asyncrpc.tools.cli.runs.command import now_s
 from asyncrpc.tools.cli.runs.listing import sweep
-from asyncrpc.tools.inspection.run_entry import RunEntry, record_of
-from asyncrpc.tools.inspection.run_note import ENTRY_VARIABLE
 
 
 class PrefixingReader(asyncio.Protocol):

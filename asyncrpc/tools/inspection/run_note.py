@@ -1,6 +1,6 @@
 """A worker's note for the `asyncrpc` commands: its name, and where it listens.
 
-`asyncrpc run` makes a directory for each run and names it in the environment of the
+What starts a run makes a directory for it and names it in the environment of the
 processes; a `ModelHost` has one for its model.  Each worker writes a file there when it
 listens, and removes it when it ends, so that the commands need no address.  No worker
 depends on its note: if the directory is gone or full, there is no note.
@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from asyncrpc.core.host.run_entry import ENTRY_VARIABLE, NOTES
 from asyncrpc.core.host.run_places import read_own, write_own
 from asyncrpc.core.identity import WorkerIdentity
 from asyncrpc.core.sidecar import pulse
@@ -27,8 +28,6 @@ from asyncrpc.core.worker import Worker
 
 logger = logging.getLogger("asyncrpc")
 
-ENTRY_VARIABLE: Final = "ASYNCRPC_RUN_ENTRY"
-NOTES: Final = "workers"  # the directory of the notes in that of the run
 NOTES_MAX: Final = 4096  # of one run; further files are not read
 _ADDRESSES_MAX: Final = 16
 

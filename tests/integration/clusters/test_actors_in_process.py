@@ -138,7 +138,9 @@ async def test_first_error_cancels_the_others_and_names_its_actor(
     workers: Workers,
 ) -> None:
     gates = await spawn_on(workers[0], ["b", "c"], Gate)
-    waiting = asyncio.create_task(gates.enter(asyncrpc.scatter(["x", lambda: 1])))
+    waiting = asyncio.create_task(
+        gates.enter(asyncrpc.scatter(["x", threading.Lock()]))
+    )
     with pytest.raises(EncodeError) as caught:
         await waiting
     assert caught.value.function == "Gate[1].enter"

@@ -16,6 +16,7 @@ import pytest
 
 import asyncrpc
 from asyncrpc import Cluster, Options, Worker
+from asyncrpc.clusters import kept
 from asyncrpc.errors import ClusterError, UsageError
 from tests.integration.clusters.test_cluster import next_of
 
@@ -50,6 +51,15 @@ async def test_program_attaches_itself_to_workers_that_something_else_started() 
             await second.shutdown()
             assert (await next_of(changes, "stopped")).worker == "b"
             assert cluster.names == ["a"]
+
+
+def test_record_that_cannot_be_written_names_its_file() -> None:
+    kept.claim("kept")
+    path = kept.directory_of("kept") / "record.json"
+    path.mkdir()
+    for _ in range(2):
+        with pytest.raises(ClusterError, match=f"written to {path}: Is a directory"):
+            kept.write_record(kept.KeptCluster("kept", {}, "00"))
 
 
 KEEPING: Final = """

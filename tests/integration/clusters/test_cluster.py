@@ -191,6 +191,41 @@ async def test_wrong_use_is_refused() -> None:
         await cluster.start()
 
 
+async def pid_of(name: str) -> int:
+    pid: int = await asyncrpc.rpc_async(name, os.getpid)
+    return pid
+
+
+async def test_workers_know_one_another_from_the_start() -> None:
+    async with Cluster(3) as cluster:
+        for more in (0, 2):
+            await cluster.start(more)
+            calls = [
+                peer.call(pid_of, name)
+                for peer in cluster.peers
+                for name in cluster.names
+            ]
+            assert len(set(await asyncio.gather(*calls))) == len(cluster)
+
+
+async def test_forked_child_has_no_cluster() -> None:
+    async with Cluster(1) as cluster:
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                with pytest.raises(NotStartedError, match="was forked from; make"):
+                    _ = cluster["w0"]
+                os.write(writer, b"refused")
+            finally:
+                os._exit(0)
+        os.close(writer)
+        assert await asyncio.to_thread(os.read, reader, 100) == b"refused"
+        os.close(reader)
+        await asyncio.to_thread(os.waitpid, pid, 0)
+        assert await cluster["w0"].call(len, "abc") == 3
+
+
 async def test_wrong_arguments_cost_their_own_call_only() -> None:
     async with Cluster(1) as cluster:
         wrong: list[Any] = [None, -1, 1.5, "x", [], object(), 2**70]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ class Hosts:
     """Host servers behind commands, whose streams the test can reach."""
 
     is_here: Final = False
+    waits_for: Final = "starting hosts"
 
     def __init__(self, **commands: Sequence[str] | None) -> None:
         """Name the hosts, with a command each; None: that of a host server."""
@@ -111,3 +113,20 @@ async def test_every_host_that_cannot_be_used_is_named() -> None:
     assert "host server on 'b' did not begin: it exited with code 1: b!" in str(
         caught.value
     )
+
+
+async def test_silent_program_is_an_ended_one() -> None:
+    source = "from asyncrpc.clusters.remote.server import main; main(1, silence_s=0.1)"
+    server = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", source),
+        stdin=asyncio.subprocess.PIPE,  # and it stays open
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+    assert await asyncio.wait_for(server.wait(), PATIENT_S) == 0
+
+
+async def test_host_hears_of_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrpc.clusters.remote.host.ALIVE_S", 0.001)
+    async with on(Hosts(one=None), 1) as cluster:
+        for _ in range(20):
+            assert await cluster["w0"].call(len, "abc") == 3

@@ -61,6 +61,13 @@ def test_later_cells_use_and_close_the_cluster(tmp_path: Path) -> None:
     assert outputs[7] == "NotStartedError: the cluster 'cluster' has ended"
 
 
+def test_cell_shows_what_it_waits_for_and_takes_it_away(tmp_path: Path) -> None:
+    _, shown = run(tmp_path, "import asyncrpc", START)
+    first, *_, last = shown.split("\n")
+    assert first.startswith("<em>cluster: 0 of 2 workers run, waiting for w0, w1 (")
+    assert not last
+
+
 def test_cell_run_again_replaces_its_cluster(tmp_path: Path) -> None:
     outputs = run(
         tmp_path,

@@ -53,6 +53,7 @@ def _hostile_class(name: str, error: type[BaseException]) -> type[Hostile]:
     return kind
 
 
+_LOCK: Final = threading.Lock()
 _METHODS: Final = (
     *("__repr__", "__eq__", "__hash__", "__bool__", "__len__", "__iter__"),
     *("__class__", "__getattribute__"),
@@ -226,7 +227,7 @@ FINE: Final[dict[str, Callable[[], Any]]] = {
 BAD: Final[dict[str, Callable[[], Any]]] = {
     "deep": _deep,
     "too many dimensions": lambda: torch.ones([1] * 65),
-    "lambda": lambda: lambda: 1,
+    "lambda": lambda: lambda: _LOCK,
     "module": lambda: math,
     "lock": threading.Lock,
     "closed file": _closed_file,

@@ -2,9 +2,9 @@
 
     $ python -m tests.integration.core.notebook < CELLS
 
-The input is a JSON list of cells; the output, one of what they print and raise.  A cell
-that is a list of two texts is interrupted once it has printed the second.  In the end
-the kernel is killed.
+The input is a JSON list of cells; the output, one of what they print, show and raise.
+A cell that is a list of two texts is interrupted once it has printed the second.  In
+the end the kernel is killed.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ def keep(message: dict[str, Any], parts: list[str]) -> None:
             parts.append(content["text"])
         case "execute_result":
             parts.append(content["data"]["text/plain"])
+        case "display_data" | "update_display_data":
+            parts.append(f"{content['data']['text/html']}\n")
         case "error":
             parts.append(f"{content['ename']}: {content['evalue']}")
 

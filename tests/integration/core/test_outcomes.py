@@ -72,6 +72,7 @@ class Unexposed(Methods):
 def absent() -> Any:
     """Return a function of this process whose module no peer can import."""
     module = types.ModuleType("tests_of_outcomes_only_here")
+    module.__file__ = "/only/here.py"  # so its functions travel by name
     exec("def f(): pass", module.__dict__)  # noqa: S102
     sys.modules[module.__name__] = module
     module.f.__module__ = module.__name__

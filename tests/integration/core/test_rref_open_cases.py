@@ -230,7 +230,7 @@ async def test_case_07_a_fork_that_never_left_is_taken_back(trio: Trio) -> None:
     with acting_as(a):
         rref = RRef(Counter())
     with pytest.raises(EncodeError):
-        await a.peer("b").call(parts.ignore, rref, lambda: None)
+        await a.peer("b").call(parts.ignore, rref, threading.Lock())
     assert holders_at(a) == {}
     expired = a.peer("b").using(timeout_s=0.0)
     with pytest.raises(DeadlineExceededError):

@@ -37,7 +37,7 @@ from tests.integration.core.wrong_content import JUNK, examples, spoiled
 
 SERVICES = (
     *("rref", "autograd", "optim", "collectives", "membership", "rounds", "relay"),
-    *("memory", "regions", "inspection", "rendezvous"),
+    *("memory", "regions", "inspection", "rendezvous", "code"),
 )
 LIMIT_S = 60.0  # for what would otherwise hang
 _release: asyncio.Event

@@ -95,6 +95,7 @@ def examples(attacker: Worker, victim: Worker) -> dict[tuple[str, str], Any]:
         ("optim", "load_state"): [999, {}],
         ("optim", "set_options"): [999, []],
         ("optim", "drop"): [999],
+        ("code", "put"): ["by value:nothing", b"", "", ["by value:nothing"]],
         ("inspection", "snapshot"): [True],
         ("inspection", "collectives"): [],
         ("inspection", "last_collectives"): [10],

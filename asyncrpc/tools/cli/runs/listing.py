@@ -11,6 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from asyncrpc.core.host.run_entry import (
+    LOCK,
+    RECORD,
+    SECRET,
+    UNNAMED,
+    RunRecord,
+    read_record,
+)
 from asyncrpc.core.host.run_places import (
     RunPlace,
     problem_of_directory,
@@ -22,14 +30,6 @@ from asyncrpc.core.members import Member
 from asyncrpc.core.sidecar import pulse
 from asyncrpc.extend import Incarnation
 from asyncrpc.serving.model_host.slot import FOLDER, ModelSlot
-from asyncrpc.tools.inspection.run_entry import (
-    LOCK,
-    RECORD,
-    SECRET,
-    UNNAMED,
-    RunRecord,
-    read_record,
-)
 from asyncrpc.tools.inspection.run_note import RunNote, has_ended, notes_in
 
 RUNS_MAX: Final = 1000  # of one directory; further ones are not read

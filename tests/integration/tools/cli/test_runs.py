@@ -32,6 +32,19 @@ asyncrpc.run(main())
 """
 
 
+LAUNCHES: Final = """
+import asyncio, asyncrpc
+from asyncrpc.multiprocessing import launch
+async def work(rank):
+    async with asyncrpc.Worker() as worker:
+        await worker.barrier()
+        print("up", flush=True)
+        await asyncio.Event().wait()
+if __name__ == "__main__":
+    launch(work, nprocs=2)
+"""
+
+
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the runs of a test are, and nothing else that would name a group."""
@@ -46,10 +59,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run_of(
     folder: Path, name: str, nprocs: int, *, source: str = WORK, **environment: str
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start a run; go on when its workers listen."""
+    """Start a run, of the command or of `launch`; go on when its workers listen."""
     script = folder / f"{name}.py"
     script.write_text(source)
-    command = (sys.executable, "-m", "asyncrpc", "run", f"--nproc={nprocs}")
+    command = [sys.executable]
+    if source is not LAUNCHES:
+        command += ["-m", "asyncrpc", "run", f"--nproc={nprocs}"]
     with subprocess.Popen(
         [*command, str(script)],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environment},
@@ -83,6 +98,21 @@ class VerbRunner:
 @pytest.fixture
 def run_verb(capsys: pytest.CaptureFixture[str]) -> VerbRunner:
     return VerbRunner(capsys)
+
+
+def test_launched_processes_are_found(
+    tmp_path: Path, place: Path, run_verb: VerbRunner
+) -> None:
+    with run_of(tmp_path, "train", 2, source=LAUNCHES) as program:
+        (entry,) = place.iterdir()
+        assert entry.name == f"train-{program.pid}"
+        status, text = run_verb("status")
+        assert status == 0
+        assert " worker0 " in text
+        assert " worker1 " in text
+        program.send_signal(signal.SIGINT)
+        program.wait(LIMIT_S)
+        assert not [*place.iterdir()]
 
 
 def test_single_run_is_found_by_all_verbs(

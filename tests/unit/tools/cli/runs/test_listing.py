@@ -13,6 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from asyncrpc.core.host.run_entry import (
+    ENTRY_VARIABLE,
+    RunEntry,
+    RunRecord,
+    id_of,
+    record_of,
+)
 from asyncrpc.core.host.run_places import RunPlace
 from asyncrpc.core.host.this_host import HOST_ID
 from asyncrpc.core.identity import WorkerIdentity
@@ -27,9 +34,7 @@ from asyncrpc.tools.cli.runs.listing import (
     list_runs,
     sweep,
 )
-from asyncrpc.tools.inspection.run_entry import RunEntry, RunRecord, id_of, record_of
 from asyncrpc.tools.inspection.run_note import (
-    ENTRY_VARIABLE,
     RunNote,
     RunNoteFile,
     entry_in,
@@ -170,7 +175,7 @@ def test_record_of_another_version_is_skipped(place: RunPlace, entry: RunEntry) 
 KILLED = """
 import os, sys
 from pathlib import Path
-from asyncrpc.tools.inspection.run_entry import RunEntry, record_of
+from asyncrpc.core.host.run_entry import RunEntry, record_of
 from asyncrpc.core.host.run_places import RunPlace
 record = record_of(["killed.py"], nprocs=1, began_s=0.0, secret_file="")
 entry = RunEntry(RunPlace(Path(sys.argv[1]), ""), record, "a secret")

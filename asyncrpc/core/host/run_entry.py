@@ -1,4 +1,6 @@
-"""The directory of one run: made by `asyncrpc run`, and removed when the run ends.
+"""The directory of one run: made by what starts it, and removed when the run ends.
+
+A run is of `asyncrpc run`, of `launch` or of a `Cluster`; the commands find it here.
 
     ID/alive       locked as long as the launcher lives; the kernel unlocks it
     ID/run.json    the record of the run
@@ -14,19 +16,30 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import re
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from asyncrpc.core.host.run_places import RunPlace, write_own
+from asyncrpc.core.host.run_places import (
+    RunPlace,
+    make_place,
+    places_here,
+    write_own,
+)
 from asyncrpc.core.host.this_host import HOST_ID
-from asyncrpc.tools.inspection.run_note import NOTES
+from asyncrpc.errors import UsageError
 
+logger = logging.getLogger("asyncrpc")
+
+ENTRY_VARIABLE: Final = "ASYNCRPC_RUN_ENTRY"  # tells the processes of the run
 LOCK: Final = "alive"
+NOTES: Final = "workers"  # the directory of their notes
 RECORD: Final = "run.json"
 SECRET: Final = "secret"  # noqa: S105  (the name of a file)
 UNNAMED: Final = ".new-"  # prefix of a directory that is not ready
@@ -146,6 +159,24 @@ class RunEntry:
         shutil.rmtree(self.path, ignore_errors=True)
         while self._locks:
             os.close(self._locks.pop())
+
+
+def enter_run(
+    command: Sequence[str], *, nprocs: int, began_s: float, secret: str
+) -> RunEntry | None:
+    """Make the directory of a run of this program; None if that is impossible.
+
+    Args:
+        command: of the program; empty: what Python was started with.
+    """
+    try:
+        record = record_of(
+            command or sys.argv, nprocs=nprocs, began_s=began_s, secret_file=""
+        )
+        return RunEntry(make_place(places_here(os.environ)), record, secret)
+    except (OSError, UsageError) as error:
+        logger.debug("`asyncrpc status` will not find this run: %s", error)
+        return None
 
 
 def _named(unnamed: Path, name: str) -> Path:

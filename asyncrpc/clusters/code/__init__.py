@@ -1,0 +1,1 @@
+"""The program's own modules on hosts that do not see its files."""
