@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from asyncrpc.clusters.changes import ClusterChange, ClusterChanges
     from asyncrpc.clusters.cluster import Cluster
     from asyncrpc.clusters.code.sender import CodeUpdate
-    from asyncrpc.clusters.remote.options import SlurmOptions, SshOptions
+    from asyncrpc.clusters.remote.options import RayOptions, SlurmOptions, SshOptions
     from asyncrpc.clusters.restarts import RestartLimits
     from asyncrpc.collectives import ElasticGroup, Group, join_group
     from asyncrpc.preemption import Preemption, PreemptionStep
@@ -101,6 +101,7 @@ else:
             "Group": "asyncrpc.collectives",
             "Preemption": "asyncrpc.preemption",
             "PreemptionStep": "asyncrpc.preemption",
+            "RayOptions": "asyncrpc.clusters.remote.options",
             "RestartLimits": "asyncrpc.clusters.restarts",
             "SlurmOptions": "asyncrpc.clusters.remote.options",
             "SshOptions": "asyncrpc.clusters.remote.options",
@@ -151,6 +152,7 @@ __all__ = [  # noqa: RUF022
     "RestartLimits",
     "SshOptions",
     "SlurmOptions",
+    "RayOptions",
     # Objects on them
     "Actor",
     "Actors",

@@ -27,6 +27,8 @@ class CommandGround:
 
     is_here: Final = False
     waits_for: Final = "starting hosts"
+    not_kept: str = ""
+    start_timeout_s: float = 60.0
 
     def __init__(self, names: list[str]) -> None:
         self.names = names

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -25,6 +25,7 @@ from asyncrpc.clusters.actors.actors import Actors
 from asyncrpc.clusters.actors.spawning import spawn_in
 from asyncrpc.clusters.changes import ClusterChanges
 from asyncrpc.clusters.code.sender import CodeUpdate
+from asyncrpc.clusters.hosts import Ground
 from asyncrpc.clusters.lives import WorkerLives
 from asyncrpc.clusters.opening import (
     OpenedCluster,
@@ -32,11 +33,10 @@ from asyncrpc.clusters.opening import (
     open_cluster,
     plan_of,
 )
-from asyncrpc.clusters.remote.options import SlurmOptions, SshOptions
+from asyncrpc.clusters.remote.options import RayOptions, SlurmOptions, SshOptions
 from asyncrpc.clusters.restarts import RestartLimits
 from asyncrpc.clusters.service import cluster_of
 from asyncrpc.clusters.settings import (
-    NOT_KEPT_BY_SLURM,
     NOT_OF_OTHERS,
     WORKERS_MAX,
     ClusterSettings,
@@ -61,6 +61,7 @@ from asyncrpc.errors import (
 )
 
 T = TypeVar("T")
+C = TypeVar("C", bound="Cluster")
 
 
 class Cluster:
@@ -71,13 +72,13 @@ class Cluster:
     so `asyncrpc.remote("w0", ...)` works as well.  No process outlives the cluster, nor
     the program, however it ends, unless it is kept.
 
-    `Cluster.ssh` and `Cluster.slurm` start the workers on other hosts;
+    `Cluster.ssh`, `Cluster.slurm` and `Cluster.ray` start the workers on other hosts;
     `Cluster.attach` joins workers that something else has started.
 
     Raises:
         NotStartedError: (each method) it has not been entered, or has ended.
-        UsageError: (each method) another event loop runs here than the one that
-            entered it.
+        UsageError: (each method) an argument is wrong, or another event loop runs here
+            than the one that entered it.
 
     Attributes:
         name: of the program's own worker.
@@ -158,18 +159,15 @@ class Cluster:
             **settings: as of `Cluster`.
 
         Raises:
-            UsageError: an argument is out of range or has the wrong type, or asyncssh
-                is missing.
+            UsageError: an argument is wrong, or asyncssh is missing.
         """
         from asyncrpc.clusters.remote.ssh import SshGround  # noqa: PLC0415  (an extra)
 
         check_count("workers_per_host", workers_per_host, at_most=WORKERS_MAX)
-        check_kind("ssh", ssh, (SshOptions, type(None)), "an SshOptions or None")
         check_texts("hosts", hosts, at_least=1)
-        cluster = cls(len(hosts) * workers_per_host, **settings)
-        start_s = cluster.start_timeout_s
-        cluster._plan.ground = SshGround(hosts, ssh or SshOptions(), start_s)
-        return cluster
+        return _on(
+            SshGround(hosts, ssh), cls(len(hosts) * workers_per_host, **settings)
+        )
 
     @classmethod
     def slurm(
@@ -200,14 +198,35 @@ class Cluster:
 
         check_count("nodes", nodes, at_least=1, at_most=WORKERS_MAX)
         check_count("workers_per_node", workers_per_node, at_most=WORKERS_MAX)
-        check_kind("slurm", slurm, (SlurmOptions, type(None)), "a SlurmOptions or None")
-        if settings.get("keep"):
-            raise UsageError(NOT_KEPT_BY_SLURM)
-        cluster = cls(nodes * workers_per_node, **settings)
-        cluster._plan.ground = SlurmGround(
-            nodes, slurm or SlurmOptions(), cluster.start_timeout_s
-        )
-        return cluster
+        return _on(SlurmGround(nodes, slurm), cls(nodes * workers_per_node, **settings))
+
+    @classmethod
+    def ray(
+        cls,
+        bundles: Sequence[Mapping[str, float]],
+        workers_per_bundle: int = 1,
+        *,
+        ray: RayOptions | None = None,
+        **settings: Unpack[ClusterSettings],
+    ) -> Self:
+        """Describe a cluster in bundles of Ray; `async with` reserves and starts it.
+
+        The program has called `ray.init`.  It needs the extra `ray`.
+
+        Args:
+            bundles: what Ray reserves for each host server, such as `{"GPU": 1}`.
+            workers_per_bundle: how many workers start in each.
+            ray: how the bundles are placed, and what runs there.
+            **settings: as of `Cluster`, without `keep`: Ray ends what a job leaves.
+
+        Raises:
+            UsageError: an argument is out of range or has the wrong type.
+        """
+        from asyncrpc.clusters.ray.ground import RayGround  # noqa: PLC0415  (an extra)
+
+        check_count("workers_per_bundle", workers_per_bundle, at_most=WORKERS_MAX)
+        ground = RayGround(bundles, ray)  # checks them
+        return _on(ground, cls(len(bundles) * workers_per_bundle, **settings))
 
     @classmethod
     def attach(
@@ -229,9 +248,6 @@ class Cluster:
             name: of the program's own worker; None: one that nobody else has.
             options: of the program's own worker; it needs the secret of the group,
                 which the record of a kept cluster has.
-
-        Raises:
-            UsageError: an argument has the wrong type, or is no address.
         """
         check_kind("options", options, (Options, type(None)), "an Options or None")
         own = name or f"program-{secrets.token_hex(6)}"
@@ -252,11 +268,12 @@ class Cluster:
         Cancellation:
             What was started is ended.
         """
-        self._check_is_new()
+        _check_is_new(self)
         loop_for("a Cluster")
         if not self._plan.contact:
             check_place()
         try:
+            self._plan.ground.start_timeout_s = self.start_timeout_s
             self._opened = await open_cluster(self._plan, self._stack, self)
             if not self._plan.contact:
                 await self.start(self._plan.count, names=self._plan.names)
@@ -287,14 +304,7 @@ class Cluster:
         Cancellation:
             What was started is ended.
         """
-        return self._start_anew().__await__()
-
-    async def _start_anew(self) -> Self:
-        self._check_is_new()
-        await _close_former(self)
-        await self.__aenter__()
-        leave_running(self.worker)
-        return self
+        return _start_anew(self).__await__()
 
     async def close(self) -> None:
         """End the workers and the program's own, as the end of a block does.
@@ -312,12 +322,6 @@ class Cluster:
     def subject(self) -> str | tuple[str, ...]:
         """Internal: what it is a cluster of; those of one replace one another."""
         return self._plan.contact or (self.name,)
-
-    def _check_is_new(self) -> None:
-        if self._opened is not None:
-            raise AlreadyStartedError(
-                f"the cluster {self.name!r} has been entered before; make another"
-            )
 
     # --- its workers -----------------------------------------------------------------
 
@@ -469,7 +473,6 @@ class Cluster:
         Raises:
             RemoteError: a constructor raised; no object is left.
             ClusterError: a worker does not run.
-            UsageError: an argument is wrong; and as in the class.
 
         Cancellation:
             No object is left.
@@ -485,7 +488,6 @@ class Cluster:
 
         Raises:
             ClusterError: a worker could not load the code; the others have.
-            UsageError: there is no `code`, or it cannot be read; and as in the class.
 
         Cancellation:
             Some workers may have the new code.
@@ -498,12 +500,11 @@ class Cluster:
     async def dashboard(self, *, host: str = "127.0.0.1", port: int = 0) -> str:
         """Serve a page that shows the cluster; return its address, with a token.
 
+        Whoever has the address sees the cluster, until its end.
+
         Args:
             host: address of the interface to listen at.
             port: to listen at; 0: a free one.
-
-        Returns:
-            The address: whoever has it sees the cluster, until its end.
 
         Raises:
             UsageError: an argument is wrong, the port is in use; and as in the class.
@@ -565,8 +566,27 @@ class Cluster:
         return lives
 
 
-async def _close_former(cluster: Cluster) -> None:
-    """Close what an earlier `await` for the same subject has left running."""
+def _check_is_new(cluster: Cluster) -> None:
+    if cluster._opened is not None:  # noqa: SLF001
+        raise AlreadyStartedError(
+            f"the cluster {cluster.name!r} has been entered before; make another"
+        )
+
+
+def _on(ground: Ground, cluster: C) -> C:
+    """Let a cluster start its workers on a ground."""
+    if cluster._plan.is_kept and ground.not_kept:  # noqa: SLF001  (its own class's)
+        raise UsageError(ground.not_kept)
+    cluster._plan.ground = ground  # noqa: SLF001
+    return cluster
+
+
+async def _start_anew(cluster: C) -> C:
+    """Start it, and close what an earlier `await` for the same subject has left."""
+    _check_is_new(cluster)
     for former in map(cluster_of, workers_left_running()):
         if isinstance(former, Cluster) and former.subject == cluster.subject:
             await former.close()
+    await cluster.__aenter__()
+    leave_running(cluster.worker)
+    return cluster

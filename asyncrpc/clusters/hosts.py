@@ -78,7 +78,15 @@ class WorkerOutput(Protocol):
 
 
 class Ground(Protocol):
-    """What gives the hosts of a cluster."""
+    """What gives the hosts of a cluster.
+
+    Attributes:
+        start_timeout_s: seconds that a host server may take to start.
+        not_kept: why workers cannot outlive the program there; empty: they can.
+    """
+
+    start_timeout_s: float
+    not_kept: str
 
     @property
     def is_here(self) -> bool:

@@ -12,7 +12,6 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from os import PathLike
 from typing import Any, Final
 
 from asyncrpc import JoinRendezvous, LocalRendezvous, Options, Policy
@@ -105,8 +104,7 @@ def plan_of(
     if keep:
         kept.check_name(name)
     threads_each(max(1, workers), threads, "threads")  # checks it
-    paths = [code] if isinstance(code, (str, PathLike)) else code
-    check_kind("code", paths, (list, tuple), "a path, or a sequence of paths")
+    paths: Any = code if type(code) in {list, tuple} else [code]
     if paths and options is not None and options.policy is Policy.STRICT:
         raise UsageError("code must be empty under Policy.STRICT: no code travels")
     return ClusterPlan(

@@ -19,6 +19,7 @@ NOT_KEPT_BY_SLURM: Final = (
     "keep=True is not for Cluster.slurm, since Slurm ends what a job leaves; start the"
     " workers by a batch job of their own, and attach to them"
 )
+NOT_KEPT_BY_RAY: Final = "keep=True is not for Cluster.ray: Ray ends what a job leaves"
 NOT_OF_OTHERS: Final = (
     "is for the program that has started the workers; this one has attached itself to"
     " them, and can only `end()` workers that were kept"

@@ -12,8 +12,10 @@ from typing import Final
 
 from asyncrpc.api import Worker
 from asyncrpc.clusters import machine as m
+from asyncrpc.clusters.code.service import SERVICE as CODE_SERVICE
 from asyncrpc.clusters.opening import OpenedCluster
 from asyncrpc.clusters.roster import ClusterWorker
+from asyncrpc.clusters.service import SERVICE
 from asyncrpc.core.html import Cell, State, Tone, panel
 from asyncrpc.extend import host_of
 from asyncrpc.tools.checkup.machine.resources import size_of
@@ -71,7 +73,8 @@ def _calls_per_s(worker: Worker) -> dict[str, float]:
     over_s = RATE_WINDOW_S
     if len(ended) == EVENTS_MAX:  # older ones were not read
         over_s = max(now_s - ended[0].at_s, 1e-9)
-    counts = Counter(call.to.name for call in ended)
+    own = (f"{SERVICE}.", f"{CODE_SERVICE}.")  # not of the program
+    counts = Counter(c.to.name for c in ended if not c.function.startswith(own))
     return {name: count / over_s for name, count in counts.items()}
 
 

@@ -54,13 +54,14 @@ class CodeFolder:
     @classmethod
     def at(cls, text: str | os.PathLike[str]) -> CodeFolder:
         """Return what is at a path; UsageError: there is nothing of this kind."""
-        if not text:
-            raise wrong("code", "a path, and not empty", text)
+        is_empty = type(text) is str and not text
+        if is_empty or not issubclass(type(text), (str, os.PathLike)):
+            raise wrong("code", "a path, or a list of paths", text)
         try:
             path = Path(text).resolve()
             is_package = (path / "__init__.py").is_file()
         except (TypeError, ValueError, OSError) as error:
-            raise wrong("code", "a path", text) from error
+            raise wrong("code", "a path, or a list of paths", text) from error
         if path.is_dir():
             return cls(path, path.parent if is_package else path)
         if path.suffix == ".py" and path.is_file():

@@ -189,6 +189,8 @@ class LocalGround:
 
     is_here: Final = True
     waits_for: Final = "starting"
+    not_kept: str = ""
+    start_timeout_s: float = 60.0  # it has no host server
 
     async def open(self, output: WorkerOutput) -> Sequence[WorkerHost]:
         """Return this host."""

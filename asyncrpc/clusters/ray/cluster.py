@@ -12,15 +12,21 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from asyncrpc.clusters.ray.actor import WorkerActor
 from asyncrpc.clusters.ray.machine.placement import NodeResources, Resources
 from asyncrpc.clusters.threads import in_thread
+from asyncrpc.core.arguments import (
+    check_count,
+    check_kind,
+    check_sequence,
+    is_seconds,
+    wrong,
+)
 from asyncrpc.errors import UsageError
 
 Handle: TypeAlias = Any  # Ray's handle of an actor: it has no public class
 
-STRATEGIES: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 # Shown for every node, whether or not a bundle needs it.
+BUNDLES_MAX: Final = 4096  # each has a task in the driver
 _ALWAYS_SHOWN: Final = frozenset({"CPU", "GPU"})
 _parents: Final[list[object]] = []  # in a forked child: the parent's driver of Ray
 
@@ -80,6 +86,25 @@ def is_pickling_for_ray() -> bool:
     return inside
 
 
+def check_bundles(bundles: Sequence[Resources]) -> None:
+    """Raise UsageError unless these are resources that Ray can reserve."""
+    check_sequence("bundles", bundles, "a sequence of resources")
+    check_count("the number of bundles", len(bundles), at_least=1)
+    check_count("the number of bundles", len(bundles), at_most=BUNDLES_MAX)
+    for index, bundle in enumerate(bundles):
+        _check_bundle(f"bundle {index}", bundle)
+
+
+def _check_bundle(its_name: str, bundle: Any) -> None:
+    wanted = 'resources, such as {"CPU": 1, "GPU": 1}'
+    check_kind(its_name, bundle, Mapping, wanted)
+    for name, amount in bundle.items():
+        if not isinstance(name, str) or not is_seconds(amount) or not amount >= 0:
+            raise wrong(its_name, wanted, bundle)
+    if not any(bundle.values()):
+        raise wrong(its_name, f"{wanted}, not all of them 0", bundle)
+
+
 class Bundles:
     """A placement group: reserved resources, one bundle for each worker."""
 
@@ -136,12 +161,14 @@ class Bundles:
             await in_thread(self._ray.util.remove_placement_group, group)
 
     async def start_actor(
-        self, rank: int, *, runtime_env: Mapping[str, Any] | None
+        self, rank: int, cls: type, *, runtime_env: Mapping[str, Any] | None
     ) -> Handle:
-        """Make the actor of one worker, with all resources of its bundle."""
-        return await in_thread(self._start_actor, rank, runtime_env)
+        """Make the actor of one bundle, with all its resources."""
+        return await in_thread(self._start_actor, rank, cls, runtime_env)
 
-    def _start_actor(self, rank: int, runtime_env: Mapping[str, Any] | None) -> Handle:
+    def _start_actor(
+        self, rank: int, cls: type, runtime_env: Mapping[str, Any] | None
+    ) -> Handle:
         strategies = self._ray.util.scheduling_strategies
         resources = dict(self.resources[rank])
         options: dict[str, Any] = {
@@ -161,7 +188,7 @@ class Bundles:
             options["resources"] = resources
         if runtime_env is not None:
             options["runtime_env"] = dict(runtime_env)
-        return self._ray.remote(WorkerActor).options(**options).remote()
+        return self._ray.remote(cls).options(**options).remote()
 
     async def kill(self, handle: Handle) -> None:
         """End an actor at once; do nothing if it has ended."""

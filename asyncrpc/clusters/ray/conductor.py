@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from asyncrpc.clusters.presence import Presence
-from asyncrpc.clusters.ray.actor import GangWorker, WorkerOrder
+from asyncrpc.clusters.ray.actor import GangWorker, WorkerActor, WorkerOrder
 from asyncrpc.clusters.ray.changes import Announcer, GangChange, GangChangeKind
 from asyncrpc.clusters.ray.cluster import Bundles, Handle
 from asyncrpc.clusters.ray.machine.placement import find_misfit
@@ -238,7 +238,7 @@ class Conductor:
             life.step = "starting its actor"
             try:
                 life.handle = await bundles.start_actor(
-                    rank, runtime_env=self.plan.runtime_env
+                    rank, WorkerActor, runtime_env=self.plan.runtime_env
                 )
                 return await self._first_answer(life.handle, order, generation)
             except bundles.actor_errors:

@@ -21,9 +21,9 @@ from asyncrpc.clusters.ray.actor import (
 )
 from asyncrpc.clusters.ray.changes import Announcer, GangChange, GangChanges
 from asyncrpc.clusters.ray.cluster import (
-    STRATEGIES,
     Bundles,
     Handle,
+    check_bundles,
     node_address,
 )
 from asyncrpc.clusters.ray.conductor import Conductor, GangPlan
@@ -31,6 +31,7 @@ from asyncrpc.clusters.ray.machine.supervisor import (
     GangSupervisor,
     RestartScope,
 )
+from asyncrpc.clusters.remote.options import STRATEGIES
 from asyncrpc.clusters.restarts import RestartLimits
 from asyncrpc.core.arguments import (
     check_choice,
@@ -40,7 +41,6 @@ from asyncrpc.core.arguments import (
     check_sequence,
     check_text,
     check_timeout,
-    is_seconds,
     wrong,
 )
 from asyncrpc.errors import (
@@ -52,7 +52,6 @@ from asyncrpc.errors import (
     UsageError,
 )
 
-WORKERS_MAX: Final = 4096  # of one gang; each has a task in the driver
 _SECRET_BYTES: Final = 32  # as long as the hash of the HMAC that proves it
 _LONGEST_SUFFIX: Final = len("-driver")
 
@@ -74,11 +73,7 @@ class _GangSettings:
     drain_timeout_s: float
 
     def __post_init__(self) -> None:
-        check_sequence("bundles", self.bundles, "a sequence of resources")
-        check_count("the number of bundles", len(self.bundles), at_least=1)
-        check_count("the number of bundles", len(self.bundles), at_most=WORKERS_MAX)
-        for index, bundle in enumerate(self.bundles):
-            _check_bundle(f"bundle {index}", bundle)
+        check_bundles(self.bundles)
         check_sequence("names", self.names, "a sequence of names, or None")
         if len(self.names) != len(self.bundles) or len(set(self.names)) < len(
             self.names
@@ -110,16 +105,6 @@ class _GangSettings:
         """The secret of the driver's worker, or a fresh one."""
         options = self.options if self.worker is None else self.worker.options
         return options.secret_bytes or secrets.token_hex(_SECRET_BYTES).encode()
-
-
-def _check_bundle(its_name: str, bundle: Any) -> None:
-    wanted = 'resources, such as {"CPU": 1, "GPU": 1}'
-    check_kind(its_name, bundle, Mapping, wanted)
-    for name, amount in bundle.items():
-        if not isinstance(name, str) or not is_seconds(amount) or not amount >= 0:
-            raise wrong(its_name, wanted, bundle)
-    if not any(bundle.values()):
-        raise wrong(its_name, f"{wanted}, not all of them 0", bundle)
 
 
 def _check_driver(worker: Worker, options: Options) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from asyncrpc.core.arguments import (
+    check_choice,
     check_count,
     check_duration,
     check_kind,
@@ -16,6 +17,7 @@ from asyncrpc.core.arguments import (
     wrong,
 )
 
+STRATEGIES: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")  # of Ray
 _PORT_MAX: Final = 65535
 
 
@@ -130,3 +132,40 @@ class SlurmOptions:
             if getattr(self, name) is not None:
                 check_text(f"SlurmOptions.{name}", getattr(self, name))
         check_environment("SlurmOptions.environment", self.environment)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayOptions:
+    """How Ray places the bundles of `Cluster.ray`, and what runs there.
+
+    Attributes:
+        strategy: `PACK`, `SPREAD`, `STRICT_PACK` or `STRICT_SPREAD`, as Ray has them.
+        placement_timeout_s: seconds that Ray may take to place them.
+        runtime_env: of the actors, as Ray takes it; None: that of the program's job.
+        python: the interpreter on the nodes; None: that of Ray there.
+        directory: where the program's working directory is found there; None: at the
+            same path.
+        environment: variables of the workers, beside those of Ray's actors.
+    """
+
+    strategy: str = "PACK"
+    placement_timeout_s: float = 120.0
+    runtime_env: Mapping[str, Any] | None = None
+    python: str | None = None
+    directory: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        """Validate the fields.
+
+        Raises:
+            UsageError: a field is out of range or has the wrong type.
+        """
+        check_choice("RayOptions.strategy", self.strategy, STRATEGIES)
+        check_duration("RayOptions.placement_timeout_s", self.placement_timeout_s)
+        kinds = (Mapping, type(None))
+        check_kind("RayOptions.runtime_env", self.runtime_env, kinds, "a mapping")
+        for name in ("python", "directory"):
+            if getattr(self, name) is not None:
+                check_text(f"RayOptions.{name}", getattr(self, name))
+        check_environment("RayOptions.environment", self.environment)

@@ -21,7 +21,9 @@ from asyncrpc.clusters.remote.boot import settings_for
 from asyncrpc.clusters.remote.command import CommandStream, open_command
 from asyncrpc.clusters.remote.host import RemoteHost, RemotePlace
 from asyncrpc.clusters.remote.options import SlurmOptions
+from asyncrpc.clusters.settings import NOT_KEPT_BY_SLURM
 from asyncrpc.clusters.threads import in_thread
+from asyncrpc.core.arguments import check_kind
 from asyncrpc.core.environment.slurm import expand_hosts
 from asyncrpc.errors import ClusterError, UsageError
 
@@ -37,11 +39,14 @@ class SlurmGround:
     is_here: Final = False
     waits_for: Final = "waiting for nodes of Slurm"
 
-    def __init__(
-        self, nodes: int, options: SlurmOptions, start_timeout_s: float
-    ) -> None:
-        self._nodes, self._options = nodes, options
-        self._start_timeout_s = start_timeout_s
+    not_kept: str = NOT_KEPT_BY_SLURM
+    start_timeout_s: float = 60.0
+
+    def __init__(self, nodes: int, options: SlurmOptions | None) -> None:
+        """Ask for nodes; UsageError: the options are none."""
+        kinds = (SlurmOptions, type(None))
+        check_kind("slurm", options, kinds, "a SlurmOptions or None")
+        self._nodes, self._options = nodes, options or SlurmOptions()
         self._allocation: CommandStream | None = None
 
     async def open(self, output: WorkerOutput) -> list[RemoteHost]:
@@ -54,7 +59,7 @@ class SlurmGround:
         hosts = []
         for node in nodes:
             connect = partial(open_command, _srun(job, node, settings.words))
-            place = RemotePlace(node, connect, settings, self._start_timeout_s)
+            place = RemotePlace(node, connect, settings, self.start_timeout_s)
             hosts.append(RemoteHost(place, output))
         return hosts
 

@@ -18,7 +18,7 @@ from asyncrpc.clusters.remote.boot import settings_for
 from asyncrpc.clusters.remote.host import RemoteHost, RemotePlace
 from asyncrpc.clusters.remote.options import SshOptions, SshTarget
 from asyncrpc.clusters.threads import in_thread
-from asyncrpc.core.arguments import check_texts
+from asyncrpc.core.arguments import check_kind
 from asyncrpc.errors import ClusterError, UsageError
 
 try:
@@ -35,18 +35,18 @@ class SshGround:
 
     is_here: Final = False
 
-    def __init__(
-        self, hosts: Sequence[str], options: SshOptions, start_timeout_s: float
-    ) -> None:
+    not_kept: str = ""
+    start_timeout_s: float = 60.0
+
+    def __init__(self, hosts: Sequence[str], options: SshOptions | None) -> None:
         """Describe the hosts; UsageError: asyncssh is missing, or a host is wrong."""
         if asyncssh is None:
             raise UsageError(
                 "Cluster.ssh needs asyncssh: pip install 'asyncrpc-torch[ssh]'"
             )
-        check_texts("hosts", hosts, at_least=1)
+        check_kind("ssh", options, (SshOptions, type(None)), "an SshOptions or None")
         self._targets = [SshTarget.parse(text) for text in hosts]
-        self._options = options
-        self._start_timeout_s = start_timeout_s
+        self._options = options or SshOptions()
         names = self._targets[0].text if len(hosts) == 1 else f"{len(hosts)} hosts"
         self.waits_for = f"connecting to {names}"
 
@@ -59,7 +59,7 @@ class SshGround:
         hosts = []
         for target in self._targets:
             connect = partial(_connect, target, options, settings.shell_command)
-            place = RemotePlace(target.text, connect, settings, self._start_timeout_s)
+            place = RemotePlace(target.text, connect, settings, self.start_timeout_s)
             hosts.append(RemoteHost(place, output))
         return hosts
 

@@ -119,11 +119,9 @@ class CallFuture(asyncio.Future[T], Generic[T]):
         self.moved: CallStats | None = None  # None: no bytes of buffers
         self.span: CallSpan | None = None  # what a trace shows of it, if one does
         # Name of the task or thread that made it; see `trace.CallEnded`.
-        if not is_on_loop:  # to ask which loop runs is a system call: see `LoopGuard`
-            is_on_loop = (
-                loop_guard.is_on_loop if loop_guard else _loop_of_thread() is loop
-            )
-        self.task = task_here(loop) if is_on_loop else _thread_here()
+        # To ask which loop runs is a system call: see `LoopGuard`.
+        is_here = is_on_loop or _loop_of_thread() is loop
+        self.task = task_here(loop) if is_here else _thread_here()
         self.note: Any = None  # what came beside the answer, if anything did
 
     def __await__(self) -> Generator[Any, None, T]:

@@ -579,6 +579,7 @@ class CallStarter:
             to=to,
             began_s=self.now_s(),
             loop_guard=self.loop_guard,
+            is_on_loop=threading.get_ident() == self.thread_id,
         )
         if with_site:
             call.site = call_site(3)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from tests.clusters.ray.grounds import GROUNDS
 from tests.clusters.ray.misuse import MISUSES
 from tests.clusters.ray.scenarios import SCENARIOS, Scenario
 
-PLAYED: Final[dict[str, Scenario]] = {**SCENARIOS, **MISUSES}
+PLAYED: Final[dict[str, Scenario]] = {**SCENARIOS, **MISUSES, **GROUNDS}

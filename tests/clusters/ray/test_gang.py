@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("ray", reason="needs the extra [ray]")
 
 from tests.clusters.ray.conftest import ROOT, Session
+from tests.clusters.ray.grounds import GROUNDS
 from tests.clusters.ray.misuse import MISUSES
 from tests.clusters.ray.scenarios import SCENARIOS
 
@@ -27,16 +28,25 @@ def test_misuse_of_a_gang_is_refused(session: Session, name: str) -> None:
     session.play(name)
 
 
-def test_gang_ends_with_its_driver(session: Session) -> None:
+@pytest.mark.parametrize("name", GROUNDS)
+def test_cluster_passes_the_scenario(session: Session, name: str) -> None:
+    session.play(name)
+    session.play("no_placement_group_is_left")
+
+
+@pytest.mark.parametrize("what", ["gang", "cluster"])
+def test_workers_end_with_their_driver(session: Session, what: str) -> None:
     """The driver is killed: workers and placement group belong to its job."""
     driver = subprocess.Popen(
-        [sys.executable, "-m", "tests.clusters.ray.driver", session.address],
+        [sys.executable, "-m", "tests.clusters.ray.driver", session.address, what],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
     )
     assert driver.stdout is not None
-    workers = [os.pidfd_open(pid) for pid in json.loads(driver.stdout.readline())]
+    # Ray may print something before, such as that a node is gone.
+    pids = next(line for line in driver.stdout if line.startswith("["))
+    workers = [os.pidfd_open(pid) for pid in json.loads(pids)]
     driver.kill()
     driver.communicate()
     for worker in workers:

@@ -30,6 +30,8 @@ class Hosts:
 
     is_here: Final = False
     waits_for: Final = "starting hosts"
+    not_kept: str = ""
+    start_timeout_s: float = 60.0
 
     def __init__(self, **commands: Sequence[str] | None) -> None:
         """Name the hosts, with a command each; None: that of a host server."""

@@ -34,14 +34,17 @@ _OF_CLUSTER: Final = {
     "Cluster.start",
     "Cluster.state",
     "Cluster.stop",
+    "Cluster.update_code",
     "ClusterChanges.__anext__",
 }
 
 # They describe, and start nothing: tests/unit/clusters/test_settings.py.
 _OF_GROUNDS: Final = {
     "Cluster.attach",
+    "Cluster.ray",
     "Cluster.slurm",
     "Cluster.ssh",
+    "RayOptions",
     "SlurmOptions",
     "SshOptions",
 }
@@ -92,6 +95,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "ActorsMethod": "made by Actors.method",
     "CallStats": _RECORD,
     "ClusterChange": _RECORD,
+    "CodeUpdate": _RECORD,
     "ClusterChanges": "made by Cluster.changes",
     "ClusterChanges.end": "called by the cluster whose changes they are",
     "ClusterChanges.put": "called by the cluster whose changes they are",

@@ -37,6 +37,7 @@ USES: Final[Mapping[str, Use]] = {
             "start_timeout_s": DURATIONS,
             "drain_timeout_s": DURATIONS,
             "keep": {"true"},
+            "code": {"an empty list"},
         },
         finish=nothing,
     ),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from asyncrpc import Cluster, SlurmOptions, SshOptions
+from asyncrpc import Cluster, RayOptions, SlurmOptions, SshOptions
 from asyncrpc.clusters.remote.boot import moved
 from asyncrpc.clusters.remote.options import SshTarget
 from asyncrpc.errors import UsageError
@@ -52,11 +52,16 @@ def test_wrong_options_are_refused() -> None:
         for name in ("arguments", "python", "directory", "environment"):
             with pytest.raises(UsageError, match=name):
                 SlurmOptions(**{name: wrong})
+        for name in ("strategy", "runtime_env", "python", "directory", "environment"):
+            with pytest.raises(UsageError, match=name):
+                RayOptions(**{name: wrong})
     for seconds in ("1", -1, None, float("nan")):
         with pytest.raises(UsageError, match="connect_timeout_s"):
             SshOptions(connect_timeout_s=seconds)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="queue_timeout_s"):
             SlurmOptions(queue_timeout_s=seconds)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="placement_timeout_s"):
+            RayOptions(placement_timeout_s=seconds)  # type: ignore[arg-type]
     for port in (0, 70000, "22", True):
         with pytest.raises(UsageError, match="port"):
             SshOptions(port=port)  # type: ignore[arg-type]
