@@ -73,11 +73,12 @@ class ProgressLine:
 
     def _show_in_cell(self, text: str) -> None:
         display = importlib.import_module("IPython.display")  # loaded already
-        shown = display.HTML(f"<em>{escape(text)}</em>" if text else "")
+        html = f"<em>{escape(text)}</em>" if text else ""
+        shown = {"text/html": html, "text/plain": text}
         if self._cell is None:
-            self._cell = display.display(shown, display_id=True)
+            self._cell = display.display(shown, raw=True, display_id=True)
         else:
-            self._cell.update(shown)
+            self._cell.update(shown, raw=True)
         if not text:
             self._cell = None
 
