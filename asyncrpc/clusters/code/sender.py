@@ -53,8 +53,11 @@ class CodeSender:
         self._tree = await in_thread(read_tree, self._folders)
 
     async def send_at_start(self, name: str, _: WorkerStarted) -> None:
-        """Send the files to a worker that has started."""
-        await self.send(name)
+        """Send the files to a worker that has started; again, if others came since."""
+        sent = None
+        while sent is not self._tree:
+            sent = self._tree
+            await self.send(name)
 
     async def send(self, name: str) -> list[str]:
         """Send the files to a worker; return what it still has of the former ones."""
@@ -77,6 +80,7 @@ class CodeSender:
             self._same.clear()
             sending = map(self.send, names)
             reports = await asyncio.gather(*sending, return_exceptions=True)
+            changed = tuple(self._tree.changed_from(former))
         kept: dict[str, tuple[str, ...]] = {}
         for name, report in zip(names, reports, strict=True):
             if isinstance(report, BaseException):
@@ -86,7 +90,7 @@ class CodeSender:
                 ) from report
             if report:
                 kept[name] = tuple(report)
-        return CodeUpdate(tuple(self._tree.changed_from(former)), kept)
+        return CodeUpdate(changed, kept)
 
     def check(self, function: str) -> bool:
         """Return whether workers have the module of a function, as it is here.

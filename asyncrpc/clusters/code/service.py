@@ -91,19 +91,20 @@ class CodeService:
         if self._directory is None:
             self._directory = SocketDirectory()
         root = self._directory.path / "code"
-        former, self._used = self._used, dict(self._offered)
-        for path in former.keys() - self._used.keys():
-            (root / path).unlink(missing_ok=True)
+        former, wanted = self._used, dict(self._offered)
         kept = {digest: path for path, digest in former.items()}
-        changed = [x for x, digest in self._used.items() if former.get(x) != digest]
+        changed = [x for x, digest in wanted.items() if former.get(x) != digest]
         new = {
             path: self._contents[digest]
-            if (digest := self._used[path]) in self._contents
+            if (digest := wanted[path]) in self._contents
             else (root / kept[digest]).read_bytes()
             for path in changed
         }
         for path, content in new.items():
             _write(root / path, content)
+        for path in former.keys() - wanted.keys():
+            (root / path).unlink(missing_ok=True)
+        self._used = wanted  # only now: a disk may have been full
         self._contents.clear()
         if str(root) not in sys.path:
             sys.path.insert(0, str(root))

@@ -128,10 +128,7 @@ class SlurmOptions:
         """
         check_texts("SlurmOptions.arguments", self.arguments)
         check_duration("SlurmOptions.queue_timeout_s", self.queue_timeout_s)
-        for name in ("python", "directory"):
-            if getattr(self, name) is not None:
-                check_text(f"SlurmOptions.{name}", getattr(self, name))
-        check_environment("SlurmOptions.environment", self.environment)
+        _check_place(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +162,13 @@ class RayOptions:
         check_duration("RayOptions.placement_timeout_s", self.placement_timeout_s)
         kinds = (Mapping, type(None))
         check_kind("RayOptions.runtime_env", self.runtime_env, kinds, "a mapping")
-        for name in ("python", "directory"):
-            if getattr(self, name) is not None:
-                check_text(f"RayOptions.{name}", getattr(self, name))
-        check_environment("RayOptions.environment", self.environment)
+        _check_place(self)
+
+
+def _check_place(options: SlurmOptions | RayOptions) -> None:
+    """Check what runs on the nodes, and where."""
+    kind = type(options).__name__
+    for name in ("python", "directory"):
+        if getattr(options, name) is not None:
+            check_text(f"{kind}.{name}", getattr(options, name))
+    check_environment(f"{kind}.environment", options.environment)

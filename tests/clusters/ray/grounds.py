@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import pytest
 import ray
 
-from asyncrpc import Cluster, RayOptions, RestartLimits
+from asyncrpc import Cluster, RayOptions
 from asyncrpc.errors import ClusterError, UsageError
 from tests.clusters.ray import functions
+from tests.clusters.ray.scenarios import ONE, SOON, Scenarios
 from tests.clusters.ray.session import Nodes
 
-Scenario: TypeAlias = Callable[[Nodes], Coroutine[Any, Any, None]]
-ONE: Final[dict[str, float]] = {"CPU": 1}
 PATIENT_S: Final = 300.0
-SOON: Final = RestartLimits(backoff_s=0.01)
-GROUNDS: Final[dict[str, Scenario]] = {}
-
-
-def ground(function: Scenario) -> Scenario:
-    """Let a test play it."""
-    GROUNDS[function.__name__] = function
-    return function
+GROUNDS: Final = Scenarios()
+ground: Final = GROUNDS.add
 
 
 @ground
@@ -56,7 +48,7 @@ async def lost_worker_of_a_cluster_starts_again(_: Nodes) -> None:
 @ground
 async def workers_of_a_lost_node_are_lost_and_the_others_go_on(nodes: Nodes) -> None:
     with nodes.one_more(here=1.0) as node:
-        bundles = [ONE, ONE | {"here": 1.0}]
+        bundles: list[dict[str, float]] = [{**ONE}, {**ONE, "here": 1.0}]
         apart = RayOptions(strategy="STRICT_SPREAD")
         async with Cluster.ray(
             bundles, ray=apart, start_timeout_s=PATIENT_S

@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("ray", reason="needs the extra [ray]")
 
 from tests.clusters.ray.conftest import ROOT, Session
-from tests.clusters.ray.grounds import GROUNDS
 from tests.clusters.ray.misuse import MISUSES
 from tests.clusters.ray.scenarios import SCENARIOS
 
@@ -26,12 +25,6 @@ def test_gang_passes_the_scenario(session: Session, name: str) -> None:
 @pytest.mark.parametrize("name", MISUSES)
 def test_misuse_of_a_gang_is_refused(session: Session, name: str) -> None:
     session.play(name)
-
-
-@pytest.mark.parametrize("name", GROUNDS)
-def test_cluster_passes_the_scenario(session: Session, name: str) -> None:
-    session.play(name)
-    session.play("no_placement_group_is_left")
 
 
 @pytest.mark.parametrize("what", ["gang", "cluster"])
