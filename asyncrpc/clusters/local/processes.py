@@ -270,6 +270,7 @@ class OutputRelay:
         self._is_closed = True
         self._wake()
         self._thread.join()
+        os.close(self._woken)  # no sooner: the thread may end before it is woken
         os.close(self._waker)
 
     def _wake(self) -> None:
@@ -295,8 +296,8 @@ class OutputRelay:
                     readers.discard(key.fd)
                     os.close(key.fd)
         self._selector.close()
-        for descriptor in (*readers, self._woken):
-            os.close(descriptor)
+        for reader in readers:
+            os.close(reader)
 
     def _copy(
         self, reader: int, prefixer: LinePrefixer, name: str, stream: str

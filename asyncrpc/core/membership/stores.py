@@ -2,7 +2,8 @@
 
 The work at the store is linear in the number of workers: each adds its record once, and
 reads all once.  Store calls block, so they run in a thread of their own, never on the
-loop; none lasts long, so that a worker that is ended while it waits is gone soon.
+loop; none lasts long, so that a worker that is ended while it waits is gone soon.  Only
+if the host is stopped, torch waits without an end: that thread is left behind.
 
 For workers that come back a run leaves its name, so that no worker takes another
 program's store for that of its own group; the last incarnation of each rank that came;
@@ -20,7 +21,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import msgpack
 from torch.distributed import (  # type: ignore[attr-defined]
@@ -135,12 +136,16 @@ _POLL_MAX_S: Final = 0.1  # ten questions a second from each worker that waits l
 # Workers that came may take so long to learn that others did not.
 _LAST_WORD_S: Final = 1.0
 _OTHERS_S: Final = 1.0  # between checks whether another process hosts a store
+_OVER_S: Final = 1.0  # that a job may take beyond its limit
 
 _now_s: Final = Clock().now_s
 
 
-class _StoreLostError(Exception):
-    """The store could not be opened, or was closed."""
+class _StoreLostError(OSError):
+    """The store could not be opened, was closed, or does not answer."""
+
+
+_Jobs: TypeAlias = "SimpleQueue[tuple[Callable[[], Any], Done] | None]"
 
 
 class _StoreThread:
@@ -148,15 +153,26 @@ class _StoreThread:
 
     It is not an executor's, which refuses work once the interpreter ends: a program may
     shut down from `atexit`.  So that no thread must start then, it lives until `end`.
+    If a job does not end, another thread does the next ones.
+
+    Attributes:
+        left_behind: how many jobs did not end.
     """
 
     def __init__(self, name: str) -> None:
-        self._jobs: SimpleQueue[tuple[Callable[[], Any], Done] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self.left_behind = 0
+        self._name = name
+        self._renew()
 
-    async def run(self, job: Callable[[], T]) -> T:
-        """Run a job after those that came before."""
-        loop = asyncio.get_running_loop()
+    def _renew(self) -> None:
+        self._jobs: _Jobs = SimpleQueue()
+        self._thread = threading.Thread(
+            target=_serve, args=(self._jobs,), name=self._name, daemon=True
+        )
+
+    async def run(self, limit_s: float, job: Callable[[], T]) -> T:
+        """Run a job after those that came before; _StoreLostError: it does not end."""
+        loop, jobs = asyncio.get_running_loop(), self._jobs
         ended: asyncio.Future[T] = loop.create_future()
         finish = outcome_to(ended)
 
@@ -166,21 +182,32 @@ class _StoreThread:
 
         if self._thread.ident is None:
             self._thread.start()
-        self._jobs.put((job, report))
-        return await ended  # the jobs before it and its own have limits
+        jobs.put((job, report))
+        try:
+            await asyncio.wait([ended], timeout=limit_s + _OVER_S)
+            if ended.done():
+                return ended.result()
+        finally:
+            ended.cancel()
+        if self._jobs is jobs:
+            self.left_behind += 1
+            self.end()  # should it go on one day
+            self._renew()
+        raise _StoreLostError("no answer in time: the process that serves it may hang")
 
     def end(self) -> None:
         """Let the thread end after the jobs that it has."""
         self._jobs.put(None)
 
-    def _serve(self) -> None:
-        while (work := self._jobs.get()) is not None:
-            job, report = work
-            try:
-                report(job(), None)
-            except BaseException as error:  # noqa: BLE001  (raised by `run`)
-                report(None, error)
-            del work, job, report  # they hold the store
+
+def _serve(jobs: _Jobs) -> None:
+    while (work := jobs.get()) is not None:
+        job, report = work
+        try:
+            report(job(), None)
+        except BaseException as error:  # noqa: BLE001  (raised by `run`)
+            report(None, error)
+        del work, job, report  # they hold the store
 
 
 class StoreRendezvous:
@@ -251,10 +278,14 @@ class StoreRendezvous:
     ) -> Sequence[Member]:
         while True:
             open_store = await self._place.find(end_s, timeout_s)
-            opener = partial(open_store, max(0.0, min(OPEN_S, end_s - _now_s())))
+            left_s = max(0.0, end_s - _now_s())
+            opener = partial(open_store, min(OPEN_S, left_s))
             async with self._looking_for_others():
+                store = await self._in_thread(
+                    min(self._patience_s, left_s), _opened, opener
+                )
                 members = await self._in_thread(
-                    self._join, opener, member, end_s, timeout_s
+                    left_s + OPEN_S, self._join, store, member, end_s, timeout_s
                 )
             if members is not None:
                 return members
@@ -287,7 +318,10 @@ class StoreRendezvous:
 
     async def claim(self, member: Member) -> bool:
         """Give the word that a group runs; return whether the word now says so."""
-        return await self._in_thread(self._claim, member)
+        try:
+            return await self._in_thread(OPEN_S, self._claim, member)
+        except (RuntimeError, OSError):  # the store is lost: look for it again
+            return False
 
     def refuse(self, offered: Sequence[Member]) -> None:
         """Take note that the members of the last offer cannot be reached."""
@@ -297,34 +331,51 @@ class StoreRendezvous:
     async def look(self, limit_s: float) -> Finding:
         """Return what workers have left at the store that is there now."""
         open_store = await self._place.visit(limit_s)
-        return await self._in_thread(self._look, partial(open_store, OPEN_S))
+        opener = partial(open_store, OPEN_S)
+        self._visited = await self._in_thread(self._patience_s, _opened, opener)
+        return await self._in_thread(OPEN_S, self._look, self._visited)
 
     async def offer(self, members: Sequence[Member]) -> bool:
         """Leave an offer at the store that `look` has opened."""
-        return await self._in_thread(self._offer, members)
+        store, board = self._visited, self._board
+        assert board is not None
+        try:
+            if store is not None:  # else this worker leaves
+                await self._in_thread(OPEN_S, board.write, store, members)
+        except (RuntimeError, OSError):
+            return False
+        return store is not None
 
     async def leave(self, timeout_s: float) -> None:
         """Wait until all workers have read the store, then let go of it."""
+        limit_s = timeout_s if self._place.is_host else _LAST_WORD_S
         try:
-            await self._in_thread(self._await_readers, timeout_s)
+            with contextlib.suppress(_StoreLostError):
+                await self._in_thread(limit_s, self._await_readers, timeout_s)
         finally:
             self._store = self._visited = None
             self._place.close()
             self._thread.end()
 
-    async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
-        return await self._thread.run(partial(function, *args))
+    async def _in_thread(
+        self, limit_s: float, function: Callable[..., T], *args: Any
+    ) -> T:
+        return await self._thread.run(limit_s, partial(function, *args))
+
+    @property
+    def _patience_s(self) -> float:
+        """How long a store may take to open: ever longer, so that few threads stay."""
+        return OPEN_S * 2.0**self._thread.left_behind
 
     def _join(
         self,
-        open_store: Callable[[], Store],
+        base: Store,
         member: Member,
         end_s: float,
         timeout_s: float,
     ) -> Sequence[Member] | None:
         keys = [f"{PREFIX}/member/{rank}" for rank in range(self.world_size)]
         try:
-            base = open_store()
             if self._board is not None:
                 self._board.arrive(base, member)
             outcome = self._come(base, member, keys, end_s)
@@ -368,7 +419,11 @@ class StoreRendezvous:
 
         A store that has gone meanwhile is not an error: it is not needed any more.
         """
-        await self._in_thread(self._republish, member)
+        store = self._store
+        with contextlib.suppress(DistNetworkError, _StoreLostError):
+            if store is not None:
+                record = f"{PREFIX}/member/{self.rank}", member.encode()
+                await self._in_thread(OPEN_S, store.set, *record)
 
     def _round_in(self, base: Store) -> Store:
         """Return the part of a store in which workers meet now.
@@ -391,43 +446,22 @@ class StoreRendezvous:
     def _claim(self, member: Member) -> bool:
         store = self._store
         assert store is not None
-        try:
-            word = store.compare_set(_WORD, "", _RUNNING).decode()
-            # All have met here before; this life was not there, but a former one.
-            return word == _RUNNING or (
-                word == _ALL and self._former(store) != member.incarnation
-            )
-        except (RuntimeError, OSError):  # the store is lost: look for it again
-            return False
+        word = store.compare_set(_WORD, "", _RUNNING).decode()
+        # All have met here before; this life was not there, but a former one.
+        return word == _RUNNING or (
+            word == _ALL and self._former(store) != member.incarnation
+        )
 
     def _former(self, store: Store) -> int:
         packed = store.get(f"{PREFIX}/member/{self.rank}")
         return Member.decode(packed).incarnation
 
-    def _look(self, open_store: Callable[[], Store]) -> Finding:
+    def _look(self, store: Store) -> Finding:
         assert self._board is not None
         try:
-            self._visited = open_store()
-            return self._board.look(self._visited)
+            return self._board.look(store)
         except (RuntimeError, ValueError) as error:  # what torch raises of a lost store
-            raise OSError(_first_line(error)) from error
-
-    def _offer(self, members: Sequence[Member]) -> bool:
-        store, board = self._visited, self._board
-        assert board is not None
-        if store is None:  # this worker leaves
-            return False
-        try:
-            board.write(store, members)
-        except (RuntimeError, OSError):
-            return False
-        return True
-
-    def _republish(self, member: Member) -> None:
-        store = self._store
-        with contextlib.suppress(DistNetworkError):
-            if store is not None:
-                store.set(f"{PREFIX}/member/{self.rank}", member.encode())  # type: ignore[arg-type]
+            raise _StoreLostError(_first_line(error)) from error
 
     def _has_met(self, store: Store, member: Member) -> bool:
         """Return whether all have come, this life among them."""
@@ -526,6 +560,13 @@ class StoreRendezvous:
         poll = threading.Event()  # never set: a way to wait
         while store.add(f"{PREFIX}/read", 0) < self._readers and _now_s() < end_s:
             poll.wait(_POLL_S)
+
+
+def _opened(open_store: Callable[[], Store]) -> Store:
+    try:
+        return open_store()
+    except (RuntimeError, OSError) as error:  # what torch raises of a lost store
+        raise _StoreLostError(_first_line(error)) from error
 
 
 def _not_unique(name: str) -> UsageError:
