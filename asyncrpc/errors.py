@@ -33,9 +33,6 @@ __all__ = [
     "DecodeError",
     "EncodeError",
     "FrameTooLargeError",
-    "GangError",
-    "GangLostError",
-    "GangPlacementError",
     "GroupChangedError",
     "InvalidContextError",
     "LocalProtocolError",
@@ -271,38 +268,6 @@ class WorkerStartError(ClusterError, code="cluster.start"):
         self.remote_traceback = remote_traceback
         if remote_traceback:
             self.add_note(f"On worker {worker!r}:\n\n{remote_traceback}")
-
-
-class GangError(AsyncRpcError, code="gang"):
-    """A gang of workers on Ray did not start.
-
-    Attributes:
-        gang: name of the gang.
-        generation: how many times the gang's workers had been started.
-    """
-
-    def __init__(self, problem: str, *, gang: str, generation: int) -> None:
-        super().__init__(problem)
-        self.gang = gang
-        self.generation = generation
-
-
-class GangPlacementError(GangError, TimeoutError, code="gang.placement"):
-    """Ray did not place every bundle in time.
-
-    Attributes:
-        bundles: indices of the bundles that do not fit; empty if all would fit now.
-    """
-
-    def __init__(
-        self, problem: str, *, gang: str, generation: int, bundles: Iterable[int]
-    ) -> None:
-        super().__init__(problem, gang=gang, generation=generation)
-        self.bundles = tuple(bundles)
-
-
-class GangLostError(GangError, code="gang.lost"):
-    """Workers of a gang were lost, and its limits allow no further restart."""
 
 
 # --- one call failed -----------------------------------------------------------------

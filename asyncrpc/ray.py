@@ -1,24 +1,9 @@
-"""Workers on a Ray cluster: Ray places and supervises them, asyncrpc calls them.
+"""Tensors in Ray's object store; `Cluster.ray` starts workers in Ray's bundles.
 
-Ray is an extra: `pip install 'asyncrpc-torch[ray]'`.  It is imported when a gang is
-entered, not before.
+Ray is an extra: `pip install 'asyncrpc-torch[ray]'`.  It is imported when it is used.
 """
 
-from asyncrpc.clusters.ray.actor import GangWorker
-from asyncrpc.clusters.ray.changes import GangChange, GangChangeKind, GangChanges
-from asyncrpc.clusters.ray.gang import Gang
 from asyncrpc.clusters.ray.references import StoredValue
 from asyncrpc.clusters.ray.store import get, put
-from asyncrpc.clusters.restarts import RestartLimits
 
-__all__ = [
-    "Gang",
-    "GangChange",
-    "GangChangeKind",
-    "GangChanges",
-    "GangWorker",
-    "RestartLimits",
-    "StoredValue",
-    "get",
-    "put",
-]
+__all__ = ["StoredValue", "get", "put"]

@@ -10,7 +10,6 @@ workers which are there already has an `AttachedWorkers` instead.
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -37,7 +36,6 @@ from asyncrpc.clusters.remote.options import RayOptions, SlurmOptions, SshOption
 from asyncrpc.clusters.restarts import RestartLimits
 from asyncrpc.clusters.service import cluster_of
 from asyncrpc.clusters.settings import (
-    NOT_OF_OTHERS,
     WORKERS_MAX,
     ClusterSettings,
     CodePaths,
@@ -354,7 +352,7 @@ class Cluster:
             ClusterError: the worker does not run.
             UsageError: the cluster has no worker of this name.
         """
-        opened = self._check_runs()
+        opened = self._entered.alive()
         member = opened.roster.member(name)
         if member.is_ended:
             remedy = f"; `await cluster.restart({name!r})` starts it"
@@ -450,6 +448,19 @@ class Cluster:
         check_count("count", count, at_most=WORKERS_MAX)
         await lives.resize(count)
 
+    async def ready(self) -> None:
+        """Wait until all workers run that are to, after a loss for example.
+
+        They know one another then.
+
+        Raises:
+            ClusterError: a worker failed, and no restart is left.
+
+        Cancellation:
+            Only the waiting ends.
+        """
+        await self._starter("Cluster.ready").ready()
+
     async def spawn(
         self,
         cls: type[T],
@@ -477,7 +488,7 @@ class Cluster:
         Cancellation:
             No object is left.
         """
-        self._check_loop("Cluster.spawn")
+        self._entered.here("Cluster.spawn")
         return await spawn_in(self, cls, args, kwargs, on, per_worker, remake)
 
     async def update_code(self) -> CodeUpdate:
@@ -512,7 +523,7 @@ class Cluster:
         Cancellation:
             Nothing is served.
         """
-        worker = self._check_loop("Cluster.dashboard").worker
+        worker = self._entered.here("Cluster.dashboard").worker
         from asyncrpc.clusters.dashboard import serve_dashboard  # noqa: PLC0415
 
         return await serve_dashboard(self._stack, worker, host, port)
@@ -530,7 +541,7 @@ class Cluster:
         Cancellation:
             They end all the same.
         """
-        opened = self._check_loop("Cluster.end")
+        opened = self._entered.here("Cluster.end")
         check_duration("timeout_s", timeout_s)
         await end_workers(opened, self._plan, timeout_s)
 
@@ -541,27 +552,9 @@ class Cluster:
         summary = summary_of(self._plan.count, self._opened)
         return cluster_html(self.name, summary, self._opened)
 
-    def _check_runs(self) -> OpenedCluster:
-        opened = self._entered
-        if opened.pid != os.getpid():
-            raise NotStartedError(
-                f"the cluster {self.name!r} belongs to the process that this one was"
-                " forked from; make another here"
-            )
-        if opened.worker.is_closed:
-            raise NotStartedError(f"the cluster {self.name!r} has ended")
-        return opened
-
-    def _check_loop(self, used: str) -> OpenedCluster:
-        opened = self._check_runs()
-        check_loop(used, opened.loop, f"the cluster {self.name!r}")
-        return opened
-
     def _starter(self, used: str) -> WorkerLives:
         """Return what starts workers here, for the running loop."""
-        lives = self._check_loop(used).lives
-        if lives is None:
-            raise UsageError(f"{used} {NOT_OF_OTHERS}")
+        lives = self._entered.here(used).starter(used)
         lives.start_timeout_s = self.start_timeout_s
         return lives
 

@@ -21,7 +21,7 @@ from asyncrpc.clusters import machine as m
 from asyncrpc.clusters.hosts import WorkerHost
 from asyncrpc.clusters.presence import Presence
 from asyncrpc.clusters.progress import ProgressLine, starting
-from asyncrpc.clusters.restarts import RestartLimits
+from asyncrpc.clusters.restarts import RestartBudget, RestartLimits
 from asyncrpc.clusters.roster import ClusterWorker, Roster
 from asyncrpc.clusters.service import MeetWorkers
 from asyncrpc.clusters.threads import in_thread
@@ -35,6 +35,7 @@ from asyncrpc.errors import ClusterError, UsageError, WorkerStartError
 from asyncrpc.extend import ask, host_of
 
 KILL_S: Final = 2.0  # after the calls in flight, for `finally` blocks of a worker
+_ASK_S: Final = 0.05  # between questions to a worker that does not answer
 # What an outer launcher has told the program does not hold for its workers.
 NOT_INHERITED: Final = frozenset(
     {
@@ -137,6 +138,7 @@ class WorkerLives:
         self._hosts = hosts
         self._prepare = prepare
         self._progress = progress
+        self._shared_budget = RestartBudget(recipe.restart or RestartLimits())
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._presence = Presence(worker.members_changed(), self._on_gone)
@@ -153,8 +155,7 @@ class WorkerLives:
                 raise UsageError(f"names must be new; a worker {name!r} runs already")
         members = []
         for name in names:
-            limits = self._recipe.restart
-            member = self._roster.add(name, limits, self._host_for_next())
+            member = self._roster.add(name, self._budget(), self._host_for_next())
             members.append(member)
             self._advance(member, m.StartAsked())
         try:
@@ -164,6 +165,12 @@ class WorkerLives:
             ending = self._loop.create_task(self.stop(members))
             await asyncio.shield(ending)
             raise
+
+    def _budget(self) -> RestartBudget | None:
+        limits = self._recipe.restart
+        if limits is None:
+            return None
+        return self._shared_budget if limits.together else RestartBudget(limits)
 
     def _host_for_next(self) -> WorkerHost:
         """Return the host with the fewest workers, the first of these."""
@@ -194,6 +201,23 @@ class WorkerLives:
         await self._until_all_run(members)
         await self._introduce(members)
 
+    async def ready(self) -> None:
+        """Wait until all workers run that are to, and know one another."""
+        members = self._roster.members
+        while True:
+            changing = next((x for x in members.values() if x.is_changing), None)
+            if changing is not None:
+                await changing.news.wait()
+                continue
+            for member in members.values():
+                if member.is_ended and member.why:
+                    problem = f"worker {member.name!r} does not run: {member.why}"
+                    raise ClusterError(problem)
+            running = [x for x in members.values() if x.is_running]
+            if await self._introduce(running):
+                return
+            await asyncio.sleep(_ASK_S)  # the end of its process will be heard of
+
     async def close(self, *, stops: bool) -> None:
         """End; the workers as well, unless they are to stay."""
         try:
@@ -216,17 +240,19 @@ class WorkerLives:
             for member in members:
                 await self._until_running(member)
 
-    async def _introduce(self, members: Sequence[ClusterWorker]) -> None:
-        """Let all workers learn of new ones: their first call may be to one."""
+    async def _introduce(self, members: Sequence[ClusterWorker]) -> bool:
+        """Let all workers learn of new ones: their first call may be to one.
+
+        Return whether all have; one that was lost meanwhile has not.
+        """
         names = [member.name for member in members]
 
         async def meet(name: str) -> None:
-            if names != [name]:
-                await ask(await self._host.link_to(name), MeetWorkers(names))
+            await ask(await self._host.link_to(name), MeetWorkers(names))
 
-        running = self._roster.running
-        # One that is lost meanwhile needs none.
-        await asyncio.gather(*map(meet, running), return_exceptions=True)
+        asked = map(meet, self._roster.running)
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        return not any(isinstance(outcome, Exception) for outcome in outcomes)
 
     async def _until_running(self, member: ClusterWorker) -> None:
         while not member.is_running:
@@ -263,12 +289,17 @@ class WorkerLives:
                 )
                 waited_for.set_exception(ClusterError(problem))
 
-    def _act(self, member: ClusterWorker, effect: m.StartLife | m.StopLife) -> None:
+    def _act(self, member: ClusterWorker, effect: m.Order) -> None:
         match effect:
             case m.StartLife(life):
                 self._run(self._live(member, life))
             case m.StopLife():
                 self._run(self._end(member))
+            case m.RestartOthers(at_s):
+                loss = m.OtherLost(f"it restarts with {member.name!r}", at_s)
+                for other in self._roster.members.values():
+                    if other is not member:
+                        self._advance(other, loss)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

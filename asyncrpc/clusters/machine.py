@@ -11,7 +11,8 @@
 
 Each start is a new *life*, which events name: a late event of a former life changes
 nothing.  A worker that has never been ready is not restarted: there is an error in the
-program or on the host, and the program gets it at once.
+program or on the host, and the program gets it at once.  If all restart together, the
+loss of one stops the others, which then wait as it does.
 
 This machine knows neither processes nor clocks.
 """
@@ -22,7 +23,7 @@ import enum
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from asyncrpc.clusters.restarts import RestartBudget, RestartLimits
+from asyncrpc.clusters.restarts import RestartBudget
 
 
 class ClusterWorkerState(enum.StrEnum):
@@ -70,6 +71,14 @@ class RestartAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherLost:
+    """Event: another worker was lost, and all start again at `at_s`."""
+
+    why: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class TimeCame:
     """Event: it is `at_s` now."""
 
@@ -94,6 +103,13 @@ class StopLife:
 
 
 @dataclass(frozen=True, slots=True)
+class RestartOthers:
+    """Effect: tell the machines of all other workers `OtherLost`."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class TellChange:
     """Effect: tell the program.
 
@@ -108,9 +124,10 @@ class TellChange:
 
 
 Event: TypeAlias = (
-    StartAsked | LifeReady | LifeEnded | StopAsked | RestartAsked | TimeCame
+    StartAsked | LifeReady | LifeEnded | StopAsked | RestartAsked | OtherLost | TimeCame
 )
-Effect: TypeAlias = StartLife | StopLife | TellChange
+Order: TypeAlias = StartLife | StopLife | RestartOthers
+Effect: TypeAlias = Order | TellChange
 
 _State = ClusterWorkerState
 
@@ -123,18 +140,20 @@ class WorkerMachine:
         wakes_at_s: when a `TimeCame` is due; None: never.
     """
 
-    def __init__(self, limits: RestartLimits | None) -> None:
+    def __init__(self, budget: RestartBudget | None) -> None:
         """Begin with a worker that does not run.
 
         Args:
-            limits: of its restarts; None: a lost worker is not restarted.
+            budget: of its restarts, or of all workers that restart together; None: a
+                lost worker is not restarted.
         """
         self.state = _State.ENDED
         self.life = 0
         self.wakes_at_s: float | None = None
-        self._budget = None if limits is None else RestartBudget(limits)
+        self._budget = budget
         self._has_run = False
         self._begins_anew = False  # once it has stopped
+        self._loss: OtherLost | None = None  # for which it stops
 
     def advance(self, event: Event) -> list[Effect]:
         """Advance by one event."""
@@ -147,10 +166,10 @@ class WorkerMachine:
                 return self._on_ready(life)
             case LifeEnded(life, why, at_s):
                 return self._on_gone(life, why, at_s) if life == self.life else []
-            case StopAsked():
-                return self._stop(begins_anew=False)
-            case RestartAsked():
-                return self._stop(begins_anew=True)
+            case StopAsked() | RestartAsked():
+                return self._stop(begins_anew=isinstance(event, RestartAsked))
+            case OtherLost():
+                return self._stop_with(event)
             case TimeCame(at_s):
                 is_due = self.wakes_at_s is not None and at_s >= self.wakes_at_s
                 return self._start() if is_due else []
@@ -168,10 +187,7 @@ class WorkerMachine:
 
     def _on_gone(self, life: int, why: str, at_s: float) -> list[Effect]:
         if self.state is _State.STOPPING:
-            if self._begins_anew:
-                return self._start()
-            self.state = _State.ENDED
-            return [TellChange("stopped", life)]
+            return self._on_stopped()
         if self.state not in (_State.STARTING, _State.RUNNING):
             return []
         if self._has_run and self._budget is not None:
@@ -180,15 +196,34 @@ class WorkerMachine:
             self.state = _State.ENDED
             return [TellChange("failed", life, why)]
         self.state = _State.WAITING
-        return [TellChange("lost", life, why)]
+        lost = TellChange("lost", life, why)
+        if self._budget is None or not self._budget.limits.together:
+            return [lost]
+        return [lost, RestartOthers(self.wakes_at_s)]
+
+    def _on_stopped(self) -> list[Effect]:
+        if self._loss is not None:
+            self.state, self.wakes_at_s = _State.WAITING, self._loss.at_s
+            return [TellChange("lost", self.life, self._loss.why)]
+        if self._begins_anew:
+            return self._start()
+        self.state = _State.ENDED
+        return [TellChange("stopped", self.life)]
+
+    def _stop_with(self, loss: OtherLost) -> list[Effect]:
+        if self.state not in (_State.STARTING, _State.RUNNING):
+            return []
+        self.state, self._loss = _State.STOPPING, loss
+        return [StopLife(self.life)]
 
     def _stop(self, *, begins_anew: bool) -> list[Effect]:
         match self.state:
             case _State.STARTING | _State.RUNNING:
-                self.state, self._begins_anew = _State.STOPPING, begins_anew
+                self.state, self._loss = _State.STOPPING, None
+                self._begins_anew = begins_anew
                 return [StopLife(self.life)]
             case _State.STOPPING:
-                self._begins_anew = begins_anew
+                self._begins_anew, self._loss = begins_anew, None
                 return []
             case _State.WAITING | _State.ENDED:
                 if begins_anew:

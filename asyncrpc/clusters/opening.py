@@ -12,9 +12,15 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from asyncrpc import JoinRendezvous, LocalRendezvous, Options, Policy
+from asyncrpc import (
+    DeviceOptions,
+    JoinRendezvous,
+    LocalRendezvous,
+    Options,
+    Policy,
+)
 from asyncrpc.api import Worker
 from asyncrpc.clusters import kept
 from asyncrpc.clusters.attachment import AttachedWorkers
@@ -31,6 +37,7 @@ from asyncrpc.clusters.roster import Roster
 from asyncrpc.clusters.service import ClusterService
 from asyncrpc.clusters.settings import (
     NAME_LENGTH_MAX,
+    NOT_OF_OTHERS,
     WORKERS_MAX,
     CodePaths,
     check_names,
@@ -45,8 +52,14 @@ from asyncrpc.core.arguments import (
     check_text,
 )
 from asyncrpc.core.host.socket_directory import SocketDirectory
+from asyncrpc.core.loop.loops import check_loop
 from asyncrpc.core.multiprocessing.environment import threads_each
-from asyncrpc.errors import ClusterError, TransportError, UsageError
+from asyncrpc.errors import (
+    ClusterError,
+    NotStartedError,
+    TransportError,
+    UsageError,
+)
 from asyncrpc.extend import add_service, host_of
 
 _SECRET_BYTES: Final = 32  # as long as the hash of the HMAC that proves it
@@ -144,6 +157,29 @@ class OpenedCluster:
     stays: bool = False
     pid: int = field(default_factory=os.getpid)
 
+    def alive(self) -> Self:
+        """Return it; NotStartedError: it has ended, or this is a forked child."""
+        its_name = f"the cluster {self.worker.name!r}"
+        if self.pid != os.getpid():
+            raise NotStartedError(
+                f"{its_name} belongs to the process that this one was forked from;"
+                " make another here"
+            )
+        if self.worker.is_closed:
+            raise NotStartedError(f"{its_name} has ended")
+        return self
+
+    def here(self, used: str) -> Self:
+        """Return it if it is alive; UsageError: another event loop runs here."""
+        check_loop(used, self.alive().loop, f"the cluster {self.worker.name!r}")
+        return self
+
+    def starter(self, used: str) -> WorkerLives:
+        """Return what starts workers; UsageError: another program does."""
+        if self.lives is None:
+            raise UsageError(f"{used} {NOT_OF_OTHERS}")
+        return self.lives
+
 
 async def open_cluster(
     plan: ClusterPlan, stack: AsyncExitStack, cluster: Any
@@ -192,6 +228,8 @@ async def _begin(
     is_told = network.listen or network.advertise or network.interface
     is_by_path = plan.ground.is_here and not is_told
     options = replace(plan.options, secret=secret)
+    if not plan.ground.is_here:  # this host need not have the workers' devices
+        options = replace(options, devices=DeviceOptions())
     if is_by_path:
         listen = (f"uds://{directory.path / 'driver'}",)
         options = replace(options, network=replace(network, listen=listen))

@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from asyncrpc.core.arguments import check_count, check_duration, check_timeout
+from asyncrpc.core.arguments import (
+    check_count,
+    check_duration,
+    check_flag,
+    check_timeout,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +28,15 @@ class RestartLimits:
         backoff_s: seconds before the first restart; each further one within the window
             waits twice as long.
         backoff_max_s: seconds that a restart waits at most.
+        together: whether the loss of one worker restarts all of them, as programs want
+            whose workers hold parts of one state.
     """
 
     restarts_max: int = 3
     window_s: float | None = 3600.0
     backoff_s: float = 1.0
     backoff_max_s: float = 60.0
+    together: bool = False
 
     def __post_init__(self) -> None:
         """Validate the fields.
@@ -40,6 +48,7 @@ class RestartLimits:
         check_timeout("RestartLimits.window_s", self.window_s)
         check_duration("RestartLimits.backoff_s", self.backoff_s)
         check_duration("RestartLimits.backoff_max_s", self.backoff_max_s)
+        check_flag("RestartLimits.together", self.together)
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from asyncrpc.clusters import machine as m
 from asyncrpc.clusters.changes import Broadcast, ClusterChange
 from asyncrpc.clusters.hosts import WorkerHost, WorkerProcess
-from asyncrpc.clusters.restarts import RestartLimits
+from asyncrpc.clusters.restarts import RestartBudget
 from asyncrpc.clusters.worker import WorkerFailed
 from asyncrpc.core.arguments import wrong
 
@@ -58,6 +58,11 @@ class ClusterWorker:
         return self.machine.state in {_State.STARTING, _State.WAITING}
 
     @property
+    def is_changing(self) -> bool:
+        """Whether it will run, or have ended, soon."""
+        return not (self.is_ended or self.is_running)
+
+    @property
     def is_running(self) -> bool:
         """Whether it can be called."""
         return self.machine.state is _State.RUNNING
@@ -88,10 +93,10 @@ class Roster:
         return list(itertools.islice((x for x in free if x not in taken), count))
 
     def add(
-        self, name: str, limits: RestartLimits | None, host: WorkerHost | None
+        self, name: str, budget: RestartBudget | None, host: WorkerHost | None
     ) -> ClusterWorker:
         """Add a worker that does not run yet, in place of one that does not."""
-        member = ClusterWorker(name, m.WorkerMachine(limits), host)
+        member = ClusterWorker(name, m.WorkerMachine(budget), host)
         self.members[name] = member
         return member
 
@@ -107,7 +112,7 @@ class Roster:
         self,
         member: ClusterWorker,
         event: m.Event,
-        act: Callable[[ClusterWorker, m.StartLife | m.StopLife], None],
+        act: Callable[[ClusterWorker, m.Order], None],
     ) -> None:
         """Advance a machine; tell the program, and let `act` do the rest."""
         for effect in member.machine.advance(event):

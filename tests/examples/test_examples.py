@@ -11,7 +11,7 @@ import pytest
 from tests.commands import REPOSITORY, printed_by
 
 # These are tested where the cluster is, in tests/clusters.
-ON_A_CLUSTER = {"ray_gang.py"}
+ON_A_CLUSTER = {"train_on_ray.py"}
 OTHERS = "".join(
     path.read_text("utf-8")
     for path in Path(__file__).parent.glob("test_*.py")

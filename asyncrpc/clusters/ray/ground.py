@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any, Final
 
 from asyncrpc.clusters.hosts import WorkerOutput
-from asyncrpc.clusters.ray.cluster import Bundles, Handle, check_bundles
-from asyncrpc.clusters.ray.machine.placement import find_misfit
+from asyncrpc.clusters.ray.bundles import Bundles, Handle, check_bundles
+from asyncrpc.clusters.ray.placement import misfit_of
 from asyncrpc.clusters.remote.boot import ServerSettings, settings_for
 from asyncrpc.clusters.remote.command import CommandStream, open_command
 from asyncrpc.clusters.remote.host import RemoteHost, RemotePlace
@@ -122,13 +122,15 @@ class RayGround:
                 await bundles.placed()
         except TimeoutError:
             nodes = await bundles.nodes()
-            misfit = find_misfit(self._resources, options.strategy, nodes)
+            misfit = misfit_of(self._resources, options.strategy, nodes)
             raise ClusterError(
                 f"Ray has not placed the bundles within {options.placement_timeout_s:g}"
-                f" s: {misfit.why}"
+                f" s: {misfit}"
             ) from None
+        # By `ray.init()` a worker joins the same cluster of Ray.
+        environment = {"RAY_ADDRESS": bundles.address, **options.environment}
         settings = await in_thread(
-            settings_for, options.python, options.directory, options.environment
+            settings_for, options.python, options.directory, environment
         )
         hosts = []
         for index in range(len(self._resources)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from asyncrpc.clusters.ray.cluster import is_pickling_for_ray, library
+from asyncrpc.clusters.ray.bundles import is_pickling_for_ray, library
 
 
 @dataclass(frozen=True, slots=True)

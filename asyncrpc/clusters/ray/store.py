@@ -25,7 +25,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import torch
 
-from asyncrpc.clusters.ray.cluster import library
+from asyncrpc.clusters.ray.bundles import library
 from asyncrpc.clusters.ray.references import StoredValue
 from asyncrpc.clusters.threads import in_thread
 from asyncrpc.core.arguments import check_flag, wrong

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from asyncrpc.core.loop.threads import Submit
 from asyncrpc.core.payloads.mover import address_of
 from asyncrpc.core.shm.slab import populate
-from asyncrpc.errors import RejectedError
+from asyncrpc.errors import ClosedError, RejectedError
 
 # Shorter memory has small pages, which take some microseconds each.
 PREFAULTED_BYTES_MIN: Final = 4 << 20
@@ -197,4 +197,5 @@ class Prefaulting:
         """Go on without pages if the thread has failed."""
         if error is not None:
             self.close()
-            raise error
+            if not isinstance(error, ClosedError):  # that of the worker, in order
+                raise error

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
-from typing import Final
+from pathlib import Path
 
+import ray
 import torch
 
 import asyncrpc
@@ -14,52 +14,40 @@ import asyncrpc.ray
 from asyncrpc.ray import StoredValue
 
 
-def pid() -> int:
-    return os.getpid()
-
-
-def ones() -> torch.Tensor:
-    return torch.ones(3)
-
-
 def last_words() -> None:
     os._exit(7)
-
-
-async def leave() -> None:
-    """Shut this worker down, as its program may, when this call has ended."""
-    worker = asyncrpc.current_worker()
-    worker.parts.start_task(worker.shutdown())
 
 
 async def forever() -> None:
     await asyncio.Event().wait()
 
 
-async def members_after_barrier() -> list[str]:
-    worker = asyncrpc.current_worker()
-    await worker.barrier()
-    return sorted(known_member.name for known_member in worker.known_members)
-
-
 async def pid_of(name: str) -> int:
-    return await asyncrpc.current_worker().peer(name).call(pid)
+    return await asyncrpc.current_worker().peer(name).call(os.getpid)
+
+
+def join_ray() -> str:
+    """Become a driver of the cluster that this worker is in; return the node's id."""
+    ray.init(log_to_driver=False)  # its address is in the environment
+    node_id: str = ray.get_runtime_context().get_node_id()
+    return node_id
 
 
 async def stored_ones() -> StoredValue:
     return await asyncrpc.ray.put(torch.ones(1 << 20))
 
 
-async def sum_of(stored: StoredValue) -> float:
-    return float((await asyncrpc.ray.get(stored)).sum())
+async def memory_of(stored: StoredValue) -> tuple[float, str]:
+    """Return the sum of a stored tensor, and which memory it is in."""
+    tensor = await asyncrpc.ray.get(stored)
+    return tensor.sum().item(), mapping_at(tensor.data_ptr())
 
 
-_told: Final = threading.Event()
-
-
-def until_told() -> None:
-    _told.wait()
-
-
-async def tell(_: asyncrpc.Worker) -> None:
-    _told.set()
+def mapping_at(address: int) -> str:
+    """Return file and place of the memory at an address; empty: it is private."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        ends, _, offset, device, inode, *name = line.split()
+        first, last = (int(end, 16) for end in ends.split("-"))
+        if first <= address < last and name and "plasma" in name[0]:
+            return f"{device} {inode} {int(offset, 16) + address - first}"
+    return ""

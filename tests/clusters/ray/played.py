@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.clusters.ray.grounds import GROUNDS
 from tests.clusters.ray.misuse import MISUSES
 from tests.clusters.ray.scenarios import SCENARIOS, Scenario
 
-PLAYED: Final[dict[str, Scenario]] = {**SCENARIOS, **MISUSES, **GROUNDS}
+PLAYED: Final[dict[str, Scenario]] = {**SCENARIOS, **MISUSES}

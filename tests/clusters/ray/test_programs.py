@@ -17,8 +17,8 @@ from tests.commands import printed_by
 PAGE = ROOT / "docs" / "how-to" / "run-on-ray.md"
 PROGRAM = re.compile(r"^```python no-run\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PRINTED = re.compile(r"\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# Ray reports a lost worker, a line that may come in the middle of one of the program's.
-RAYS_REPORT = re.compile(r"\x1b\[\d+m\(raylet\).*\n")
+# Ray reports a lost worker or node, in lines that may come amid those of the program.
+RAYS_REPORT = re.compile(r"\x1b\[\d+m\(raylet\).*\n(\t\(\d\).*\n)*")
 
 
 def run(session: Session, cwd: Path, *command: str) -> str:
@@ -33,12 +33,11 @@ def run(session: Session, cwd: Path, *command: str) -> str:
 def test_example_learns_despite_a_killed_trainer(
     session: Session, tmp_path: Path
 ) -> None:
-    example = str(ROOT / "examples" / "ray_gang.py")
+    example = str(ROOT / "examples" / "train_on_ray.py")
     options = ("--address", session.address, "--kill-in", "2")
     output = run(session, tmp_path, example, *options)
-    assert output.count(" on node ") == 4
-    assert "generation 1 is lost: " in output
-    assert "generation 2: loss" in output
+    assert output.count("loss ") == 3
+    assert "round 2 is lost: " in output
     accuracy = re.search(r"digits: ([\d.]+)%", output)
     assert accuracy is not None
     assert float(accuracy[1]) >= 85.0

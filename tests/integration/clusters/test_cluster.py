@@ -128,6 +128,32 @@ async def test_lost_worker_starts_again_within_its_limits() -> None:
         assert cluster.state("w0") == "ended"
 
 
+async def test_workers_lost_at_once_cost_one_restart_together() -> None:
+    limits = RestartLimits(restarts_max=1, backoff_s=0.01, together=True)
+    async with Cluster(3, restart=limits) as cluster:
+        changes = cluster.changes()
+        pids = [await peer.call(os.getpid) for peer in cluster.peers]
+        for pid in pids[:2]:
+            os.kill(pid, signal.SIGKILL)
+        lost = sorted([(await next_of(changes, "lost")).worker for _ in pids])
+        assert lost == ["w0", "w1", "w2"]
+        await cluster.ready()
+        again = [await peer.call(os.getpid) for peer in cluster.peers]
+        assert len({*pids, *again}) == 6
+
+
+async def test_ready_waits_for_no_worker_that_was_stopped() -> None:
+    async with Cluster(2) as cluster:
+        await cluster.stop("w0")
+        await cluster.ready()
+        assert cluster.names == ["w1"]
+        with pytest.raises(WorkerLostError):
+            await cluster["w1"].call(os._exit, 3)
+        for _ in range(2):
+            with pytest.raises(ClusterError, match="'w1' does not run: its process"):
+                await cluster.ready()
+
+
 async def test_stopped_worker_that_does_not_end_is_killed() -> None:
     async with Cluster(1) as cluster:
         os.kill(await cluster["w0"].call(os.getpid), signal.SIGSTOP)

@@ -15,8 +15,9 @@ from typing import Final
 
 import pytest
 
+import asyncrpc
 from asyncrpc import RestartLimits
-from asyncrpc.errors import WorkerLostError
+from asyncrpc.errors import ClusterError, WorkerLostError
 from tests.cluster_grounds import GROUNDS
 from tests.integration.clusters.test_cluster import ask_other, next_of, say
 
@@ -68,6 +69,28 @@ async def test_lost_worker_starts_again(ground: str) -> None:
             await cluster["w0"].call(os._exit, 3)
         failed = await next_of(changes, "failed")
         assert failed.why == "its process exited with code 3"
+
+
+async def test_loss_of_one_restarts_all_together(ground: str) -> None:
+    limits = RestartLimits(restarts_max=1, backoff_s=0.01, together=True)
+    async with GROUNDS[ground](3, restart=limits, start_timeout_s=PATIENT_S) as cluster:
+        await cluster.ready()  # it is
+        pids = [await peer.call(os.getpid) for peer in cluster.peers]
+        with pytest.raises(WorkerLostError):
+            await cluster["w1"].call(kill_yourself)
+        await cluster.ready()
+        again = [await peer.call(os.getpid) for peer in cluster.peers]
+        assert len({*pids, *again}) == 6
+        assert await cluster["w0"].call(ask_at_once, "w2") == again[2]
+        with pytest.raises(WorkerLostError):
+            await cluster["w2"].call(kill_yourself)
+        with pytest.raises(ClusterError, match="worker 'w2' does not run: "):
+            await cluster.ready()
+        assert await cluster["w0"].call(os.getpid) == again[0]
+
+
+async def ask_at_once(name: str) -> int:
+    return await asyncrpc.current_worker().peer(name).call(os.getpid)
 
 
 def kill_yourself() -> None:

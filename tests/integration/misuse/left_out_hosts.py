@@ -11,11 +11,6 @@ _AS_PEER: Final = "checks its arguments as Peer.call does, which it makes"
 _OF_PROXY: Final = "called by the connections that go through a proxy"
 # tests/clusters/ray/misuse.py uses them wrongly, as it must.
 ON_RAY: Final = {
-    "ray.Gang.__aenter__",
-    "ray.Gang.changed",
-    "ray.Gang.changes",
-    "ray.Gang.peer",
-    "ray.GangChanges.__anext__",
     "ray.get",
     "ray.put",
 }
@@ -28,6 +23,7 @@ _OF_CLUSTER: Final = {
     "Cluster.changes",
     "Cluster.close",
     "Cluster.dashboard",
+    "Cluster.ready",
     "Cluster.resize",
     "Cluster.restart",
     "Cluster.spawn",
@@ -110,11 +106,6 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "RRef.made_on": "called by optimizers",
     "RRefRecord": _RECORD,
     "multiprocessing.Processes": "made by multiprocessing.launch",
-    "ray.GangChange": _RECORD,
-    "ray.GangChanges": "made by Gang.changes",
-    "ray.GangChanges.end": "called by the gang whose changes they are",
-    "ray.GangChanges.put": "called by the gang whose changes they are",
-    "ray.GangWorker": "made by the gang",
     "ray.StoredValue": "made by ray.put",
     "serving.GenerationStats": _RECORD,
     "serving.QueueStats": _RECORD,

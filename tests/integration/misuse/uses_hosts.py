@@ -20,9 +20,9 @@ from asyncrpc.devices import DeviceName
 from asyncrpc.testing import Cluster, acting_as
 from tests.integration.misuse import (
     uses_batching,
+    uses_clusters,
     uses_observability,
     uses_processes,
-    uses_ray,
     uses_replicas,
     uses_serving,
     uses_testing,
@@ -223,7 +223,7 @@ USES: Final[Mapping[str, Use]] = {
     **uses_batching.USES,
     **uses_observability.USES,
     **uses_processes.USES,
-    **uses_ray.USES,
+    **uses_clusters.USES,
     **uses_serving.USES,
     **uses_replicas.USES,
     **uses_testing.USES,

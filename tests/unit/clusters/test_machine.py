@@ -13,15 +13,17 @@ from asyncrpc.clusters.restarts import RestartBudget, RestartLimits
 STATE = m.ClusterWorkerState
 
 
-def machine(restarts_max: int | None = 2) -> m.WorkerMachine:
+def machine(restarts_max: int | None = 2, *, together: bool = False) -> m.WorkerMachine:
     if restarts_max is None:
         return m.WorkerMachine(None)
-    limits = RestartLimits(restarts_max=restarts_max, window_s=None, backoff_s=1.0)
-    return m.WorkerMachine(limits)
+    limits = RestartLimits(
+        restarts_max=restarts_max, window_s=None, backoff_s=1.0, together=together
+    )
+    return m.WorkerMachine(RestartBudget(limits))
 
 
-def running(restarts_max: int | None = 2) -> m.WorkerMachine:
-    worker = machine(restarts_max)
+def running(restarts_max: int | None = 2, *, together: bool = False) -> m.WorkerMachine:
+    worker = machine(restarts_max, together=together)
     worker.advance(m.StartAsked())
     worker.advance(m.LifeReady(worker.life))
     return worker
@@ -83,15 +85,37 @@ def test_asked_restart_uses_no_restart_of_the_limits() -> None:
     assert worker.advance(gone(worker))[0].kind == "lost"  # type: ignore[union-attr]
 
 
+def test_loss_of_one_restarts_all_together() -> None:
+    worker, other = running(together=True), running(together=True)
+    lost = m.TellChange("lost", 1, "why")
+    assert worker.advance(gone(worker, 10.0)) == [lost, m.RestartOthers(11.0)]
+    assert other.advance(m.OtherLost("with it", 11.0)) == [m.StopLife(1)]
+    assert other.advance(gone(other, 10.5)) == [m.TellChange("lost", 1, "with it")]
+    assert other.state is STATE.WAITING
+    assert other.wakes_at_s == 11.0
+    assert other.advance(m.TimeCame(11.0)) == [m.StartLife(2)]
+
+
+@pytest.mark.parametrize("wish", [m.StopAsked(), m.RestartAsked()])
+def test_wish_of_the_program_counts_more_than_a_loss(wish: m.Event) -> None:
+    worker = running(together=True)
+    worker.advance(m.OtherLost("with it", 11.0))
+    worker.advance(wish)
+    ends = isinstance(wish, m.StopAsked)
+    wanted = [m.TellChange("stopped", 1)] if ends else [m.StartLife(2)]
+    assert worker.advance(gone(worker)) == wanted
+
+
 def events_for(worker: m.WorkerMachine) -> Iterator[m.Event]:
     yield from (m.StartAsked(), m.StopAsked(), m.RestartAsked())
+    yield m.OtherLost("another", 5.0)
     for life in (worker.life - 1, worker.life):
         yield from (m.LifeReady(life), m.LifeEnded(life, "why", 0.0))
     yield m.TimeCame(worker.wakes_at_s or 0.0)
 
 
 def test_worker_has_one_process_at_a_time_in_every_order_of_events() -> None:
-    begun = machine(restarts_max=2)
+    begun = machine(restarts_max=2, together=True)
     seen, waiting = {like(begun, 0): begun}, [(begun, 0)]
     while waiting:
         worker, processes = waiting.pop()

@@ -13,7 +13,7 @@ The runtime is the template, and the TrainJob one run of it.  Trainer makes a Jo
 them, and sets torchrun's PET variables, from which a pod knows its rank: one process in
 each pod, always at port 29500.
 
-A RayJob of KubeRay: a cluster of Ray for one program, which makes a `Gang` in it.
+A RayJob of KubeRay: a cluster of Ray for one program, which has a `Cluster.ray` in it.
 
 The program runs on the head, and Ray places its workers on the other pods.  KubeRay
 makes the commands, the probes and the head's Service.

@@ -21,7 +21,7 @@ from asyncrpc.core.payloads.prefaulting import (
 )
 from asyncrpc.core.payloads.receive_pool import ReceivePool
 from asyncrpc.core.shm.slab import populate
-from asyncrpc.errors import RejectedError
+from asyncrpc.errors import ClosedError, RejectedError
 
 MIB = 1 << 20
 SIZE = 4 * STEP_BYTES
@@ -209,6 +209,15 @@ class TestReady:
             done(None, MemoryError())
         assert notified
         assert pages.is_ready(after.data, pytest.fail)
+
+    async def test_end_of_the_worker_is_no_failure(
+        self, pool: HeldPool, pages: Prefaulting
+    ) -> None:
+        memory = fresh()
+        begin(pages, memory)
+        _, done = pool.jobs.pop()
+        done(None, ClosedError("the worker was shut down before it ran"))
+        assert pages.is_ready(memory.data, pytest.fail)
 
     async def test_memory_is_ready_where_the_kernel_refuses(
         self, pool: HeldPool, pages: Prefaulting, monkeypatch: pytest.MonkeyPatch

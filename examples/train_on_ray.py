@@ -1,13 +1,14 @@
 """Train the split model of train_split_model.py on a Ray cluster, and survive a loss.
 
-    $ python examples/ray_gang.py                 # on nodes that it makes on this host
-    $ python examples/ray_gang.py --address auto  # on the cluster of this host
-    $ python examples/ray_gang.py --kill-in 2     # kill a trainer in the second round
+    $ python examples/train_on_ray.py                 # on nodes that it makes here
+    $ python examples/train_on_ray.py --address auto  # on the cluster of this host
+    $ python examples/train_on_ray.py --kill-in 2     # kill a trainer in the 2nd round
 
-Ray places four workers: two own one half each of the network, two train it.  They call
-each other as always; Ray has no part in that.  When a worker is lost, all four start
-again as a new generation.  References to the old one fail, so the driver makes the two
-halves anew, from the parameters that it saved after the last round.
+Ray reserves four bundles, and a worker starts in each: two own one half each of the
+network, two train it.  They call each other as always; Ray has no part in that.  When
+a worker is lost, all four start again.  References to the former ones fail, so the
+program makes the two halves anew, from the parameters that it saved after the last
+round.
 """
 
 from __future__ import annotations
@@ -27,10 +28,9 @@ from ray.cluster_utils import Cluster
 from train_split_model import NAMES, Back, Front, digits, train
 
 import asyncrpc
-from asyncrpc import RRef
+from asyncrpc import RestartLimits, RRef
 from asyncrpc.errors import AsyncRpcError
 from asyncrpc.nn import RemoteModule
-from asyncrpc.ray import Gang, RestartLimits
 
 State = dict[str, torch.Tensor]
 
@@ -46,25 +46,27 @@ async def load(module: RRef[Any], state: State) -> None:
     (await module.to_here()).load_state_dict(state)
 
 
-async def one_round(gang: Gang, saved: list[State], options: Any) -> list[State]:
+async def one_round(
+    cluster: asyncrpc.Cluster, saved: list[State], options: Any
+) -> list[State]:
     """Train for a few epochs, from the saved parameters; return the new ones."""
+    stages, trainers = cluster.peers[:2], cluster.peers[2:]
     stage0 = RemoteModule("stage0/cpu", Front)
-    stage1 = gang.peer(1).remote(Back)
-    halves = [stage0.get_module_rref(), stage1]
-    if saved:
-        for rank, (half, state) in enumerate(zip(halves, saved, strict=True)):
-            await gang.peer(rank).call(load, half, state)
-    shared = (stage0, stage1, gang.peer(0).remote(asyncio.Barrier, 2))
-    trainers = [
-        asyncio.create_task(gang.peer(2 + index).call(train, index, options, shared))
-        for index in range(2)
+    halves = [stage0.get_module_rref(), stages[1].remote(Back)]
+    for peer, half, state in zip(stages, halves, saved, strict=False):
+        await peer.call(load, half, state)
+    shared = (stage0, halves[1], stages[0].remote(asyncio.Barrier, 2))
+    training = [
+        asyncio.create_task(peer.call(train, index, options, shared))
+        for index, peer in enumerate(trainers)
     ]
-    if options.kill:
-        os.kill(gang.workers[3].pid, signal.SIGKILL)  # the nodes are on this host
-    losses = await asyncio.gather(*trainers)
-    print(f"generation {gang.generation}: loss {sum(losses) / 2:.4f}", flush=True)
+    if options.kill:  # the nodes are on this host
+        os.kill(await trainers[1].call(os.getpid), signal.SIGKILL)
+    losses = await asyncio.gather(*training)
+    print(f"loss {sum(losses) / 2:.4f}", flush=True)
     return [
-        await gang.peer(rank).call(state_of, half) for rank, half in enumerate(halves)
+        await peer.call(state_of, half)
+        for peer, half in zip(stages, halves, strict=True)
     ]
 
 
@@ -79,21 +81,20 @@ def accuracy(saved: list[State]) -> float:
 
 async def drive(rounds: int, kill_in: int) -> None:
     saved: list[State] = []
-    limits = RestartLimits(restarts_max=3, backoff_s=0.1)
-    async with Gang([{"CPU": 1}] * 4, names=NAMES, limits=limits) as gang:
-        for worker in gang.workers:
-            print(f"{worker.name}: process {worker.pid} on node {worker.node_id[:8]}")
-        done, generation = 0, gang.generation
+    limits = RestartLimits(restarts_max=3, backoff_s=0.1, together=True)
+    bundles = [{"CPU": 1.0}] * 4
+    async with asyncrpc.Cluster.ray(bundles, names=NAMES, restart=limits) as cluster:
+        done = 0
         while done < rounds:
-            is_struck = generation == 1 and done + 1 == kill_in
             options = SimpleNamespace(
-                epochs=4, batch_size=32, fail_at=None, kill=is_struck
+                epochs=4, batch_size=32, fail_at=None, kill=done + 1 == kill_in
             )
             try:
-                saved = await one_round(gang, saved, options)
+                saved = await one_round(cluster, saved, options)
             except AsyncRpcError as error:
-                print(f"generation {generation} is lost: {type(error).__name__}")
-                generation = await gang.changed(generation)
+                print(f"round {done + 1} is lost: {type(error).__name__}")
+                kill_in = 0
+                await cluster.ready()
             else:
                 done += 1
     print(f"accuracy on held-out digits: {accuracy(saved):.1%}")

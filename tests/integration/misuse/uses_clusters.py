@@ -1,7 +1,4 @@
-"""How clusters are described: those of the program, and Ray's without a Ray cluster.
-
-The rest is in tests/clusters/ray/misuse.py.
-"""
+"""How clusters are described, and how often their workers start again."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 import asyncrpc
-from asyncrpc import ray
+from tests.integration.misuse.uses_values import FLAG
 from tests.integration.misuse.using import Use, nothing
 from tests.integration.misuse.wrong import SECONDS
 
@@ -21,6 +18,7 @@ _LIMITS: Final[Mapping[str, Collection[str]]] = {
     "window_s": SECONDS | {"infinite"},
     "backoff_s": DURATIONS,
     "backoff_max_s": DURATIONS,
+    "together": FLAG,
 }
 
 USES: Final[Mapping[str, Use]] = {
@@ -43,22 +41,5 @@ USES: Final[Mapping[str, Use]] = {
     ),
     "RestartLimits": Use(
         lambda _: asyncrpc.RestartLimits, needs_worker=False, fits=_LIMITS
-    ),
-    "ray.Gang": Use(
-        lambda _: ray.Gang,
-        needs_worker=False,
-        right={"bundles": lambda _: [{"CPU": 1}, {"CPU": 1, "GPU": 0.5}]},
-        fits={
-            "name": {"text"},
-            "names": {"none"},
-            "limits": {"none"},
-            "worker": {"none"},
-            "options": {"none"},
-            "runtime_env": {"none", "a map"},  # Ray knows what may be in it
-            "start_timeout_s": DURATIONS,
-            "drain_timeout_s": DURATIONS,
-        },
-        says={"bundles": r"\bbundles?\b"},
-        finish=nothing,
     ),
 }

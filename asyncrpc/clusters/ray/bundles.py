@@ -1,7 +1,7 @@
-"""The gang's interface to Ray: the only module that imports the library `ray`.
+"""The interface to Ray: the only module that imports the library `ray`.
 
-The library is imported at its first use, so that `asyncrpc.ray` can be imported, and
-its machine tested, without Ray.  Calls of Ray that may block run in a thread; the loop
+The library is imported at its first use, so that `asyncrpc.ray` can be imported without
+it.  Calls of Ray that may block run in a thread; the loop
 awaits object references.
 """
 
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from asyncrpc.clusters.ray.machine.placement import NodeResources, Resources
+from asyncrpc.clusters.ray.placement import NodeResources, Resources
 from asyncrpc.clusters.threads import in_thread
 from asyncrpc.core.arguments import (
     check_count,
@@ -73,12 +73,6 @@ def _note_fork() -> None:
 os.register_at_fork(after_in_child=_note_fork)
 
 
-def node_address() -> str:
-    """Return the IP address at which Ray's nodes reach this one."""
-    address: str = library().util.get_node_ip_address()
-    return address
-
-
 def is_pickling_for_ray() -> bool:
     """Return whether Ray is pickling in this thread, so that it counts references."""
     worker = library()._private.worker.global_worker  # noqa: SLF001
@@ -106,7 +100,7 @@ def _check_bundle(its_name: str, bundle: Any) -> None:
 
 
 class Bundles:
-    """A placement group: reserved resources, one bundle for each worker."""
+    """A placement group: reserved resources, one bundle for each host server."""
 
     def __init__(self, resources: Sequence[Resources], strategy: str) -> None:
         self.resources = [dict(bundle) for bundle in resources]
@@ -124,8 +118,7 @@ class Bundles:
             if "already exists" not in str(error):
                 raise
             raise UsageError(
-                f"name must be one that no other gang or placement group has, not"
-                f" {name!r}, which is in use in this namespace of Ray"
+                f"a placement group {name!r} is in this namespace of Ray already"
             ) from error
 
     def _reserve(self, name: str) -> None:
@@ -137,22 +130,16 @@ class Bundles:
         await self._group.ready()
 
     @property
+    def address(self) -> str:
+        """Where the cluster of Ray is, for its other drivers."""
+        address: str = self._ray.get_runtime_context().gcs_address
+        return address
+
+    @property
     def actor_errors(self) -> type[Exception]:
         """The class of Ray's errors about an actor that is gone."""
         error_class: type[Exception] = self._ray.exceptions.RayActorError
         return error_class
-
-    async def node_of(self, rank: int) -> str:
-        """Return the id of the node that has a bundle; empty if no node has it."""
-        table = self._ray.util.placement_group_table
-        entry = await in_thread(table, self._group)
-        node_id: str = entry["bundles_to_node_id"].get(rank, "")
-        return node_id
-
-    async def is_alive(self, node_id: str) -> bool:
-        """Return whether a node is alive, as far as Ray knows."""
-        nodes = await in_thread(self._ray.nodes)
-        return any(node["NodeID"] == node_id and node["Alive"] for node in nodes)
 
     async def remove(self) -> None:
         """Give the resources back; this ends actors that still run in them."""
@@ -161,25 +148,25 @@ class Bundles:
             await in_thread(self._ray.util.remove_placement_group, group)
 
     async def start_actor(
-        self, rank: int, cls: type, *, runtime_env: Mapping[str, Any] | None
+        self, index: int, cls: type, *, runtime_env: Mapping[str, Any] | None
     ) -> Handle:
         """Make the actor of one bundle, with all its resources."""
-        return await in_thread(self._start_actor, rank, cls, runtime_env)
+        return await in_thread(self._start_actor, index, cls, runtime_env)
 
     def _start_actor(
-        self, rank: int, cls: type, runtime_env: Mapping[str, Any] | None
+        self, index: int, cls: type, runtime_env: Mapping[str, Any] | None
     ) -> Handle:
         strategies = self._ray.util.scheduling_strategies
-        resources = dict(self.resources[rank])
+        resources = dict(self.resources[index])
         options: dict[str, Any] = {
             "num_cpus": resources.pop("CPU", 0),
             "num_gpus": resources.pop("GPU", 0),
             "scheduling_strategy": strategies.PlacementGroupSchedulingStrategy(
                 placement_group=self._group,
-                placement_group_bundle_index=rank,
+                placement_group_bundle_index=index,
                 placement_group_capture_child_tasks=False,
             ),
-            "max_restarts": 0,  # the gang decides
+            "max_restarts": 0,  # the cluster decides
             "max_task_retries": 0,
         }
         if "memory" in resources:
@@ -189,10 +176,6 @@ class Bundles:
         if runtime_env is not None:
             options["runtime_env"] = dict(runtime_env)
         return self._ray.remote(cls).options(**options).remote()
-
-    async def kill(self, handle: Handle) -> None:
-        """End an actor at once; do nothing if it has ended."""
-        await in_thread(self._ray.kill, handle)
 
     async def nodes(self) -> list[NodeResources]:
         """Return the relevant resources of the live nodes."""

@@ -34,22 +34,10 @@ class NodeResources:
     free: Resources
 
 
-@dataclass(frozen=True, slots=True)
-class Misfit:
-    """Bundles that could not be placed.
-
-    Attributes:
-        why: the reason, as text.
-    """
-
-    bundles: tuple[int, ...]
-    why: str
-
-
-def find_misfit(
+def misfit_of(
     bundles: Sequence[Resources], strategy: str, nodes: Sequence[NodeResources]
-) -> Misfit:
-    """Return which bundles do not fit on the nodes, and why."""
+) -> str:
+    """Return which bundles do not fit on the nodes, and why, as text."""
     impossible = [
         index
         for index, bundle in enumerate(bundles)
@@ -57,34 +45,29 @@ def find_misfit(
     ]
     if impossible:
         why = f"no node is large enough for {_named(bundles, impossible)}"
-        return Misfit(tuple(impossible), f"{why}; {_totals(nodes)}")
+        return f"{why}; {_totals(nodes)}"
     if strategy == "STRICT_PACK":
         return _misfit_on_one(bundles, nodes)
     unplaced = _left_over(bundles, nodes, one_each=strategy == "STRICT_SPREAD")
     if not unplaced:
-        return Misfit((), f"the nodes have room now; {_frees(nodes)}")
+        return f"the nodes have room now; {_frees(nodes)}"
     if strategy == "STRICT_SPREAD" and len(bundles) > len(nodes):
-        why = (
+        return (
             f"STRICT_SPREAD needs {len(bundles)} nodes, one for each bundle, and there"
             f" are {len(nodes)}; without a node: {_named(bundles, unplaced)}"
         )
-        return Misfit(tuple(unplaced), why)
-    why = f"not enough is free now for {_named(bundles, unplaced)}; {_frees(nodes)}"
-    return Misfit(tuple(unplaced), why)
+    return f"not enough is free now for {_named(bundles, unplaced)}; {_frees(nodes)}"
 
 
-def _misfit_on_one(
-    bundles: Sequence[Resources], nodes: Sequence[NodeResources]
-) -> Misfit:
+def _misfit_on_one(bundles: Sequence[Resources], nodes: Sequence[NodeResources]) -> str:
     """Return the misfit if all bundles must be on one node."""
     needed = _sum(bundles)
-    everyone = tuple(range(len(bundles)))
     together = f"STRICT_PACK needs one node with {_shown(needed)} for all bundles"
     if not any(_fits(needed, node.total) for node in nodes):
-        return Misfit(everyone, f"{together}, and none is so large; {_totals(nodes)}")
+        return f"{together}, and none is so large; {_totals(nodes)}"
     if any(_fits(needed, node.free) for node in nodes):
-        return Misfit((), f"the nodes have room now; {_frees(nodes)}")
-    return Misfit(everyone, f"{together}, and none has so much free; {_frees(nodes)}")
+        return f"the nodes have room now; {_frees(nodes)}"
+    return f"{together}, and none has so much free; {_frees(nodes)}"
 
 
 def _left_over(

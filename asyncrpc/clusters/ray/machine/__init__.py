@@ -1,1 +1,0 @@
-"""Decides for a gang, without Ray: which workers start when; why bundles do not fit."""
