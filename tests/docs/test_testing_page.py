@@ -1,4 +1,4 @@
-"""The files of tests of docs/how-to/test-your-program.md, run by pytest as they stand."""
+"""The tests of docs/how-to/test-your-program.md, run by pytest as they stand."""
 
 from __future__ import annotations
 
