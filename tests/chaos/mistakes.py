@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -123,7 +124,7 @@ HERE: Final = [kind for kind in wrongs.KINDS if kind != "KeyboardInterrupt"]
 
 async def unsendable(load: Load, to: str) -> None:
     makes: dict[str, Callable[[], Any]] = {
-        "a lambda": lambda: lambda: 1,
+        "a lock": threading.Lock,
         "a generator": lambda: (number for number in range(3)),
         "65 dimensions": lambda: torch.ones([1] * 65),
         "raises": lambda: wrongs.RaisesWhenWritten(load.rng.choice(HERE)),

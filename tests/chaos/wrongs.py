@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import sys
+import threading
 import types
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Final
@@ -135,7 +136,7 @@ RESULTS: Final[dict[str, Callable[[], Any]]] = {
     "65 dimensions": lambda: torch.ones([1] * 65),
     "too long": lambda: "n" * TOO_LONG,
     "a generator": lambda: (number for number in range(3)),
-    "a lambda": lambda: lambda: 1,
+    "a lock": threading.Lock,
     **{
         f"{kind} when written": functools.partial(RaisesWhenWritten, kind)
         for kind in ("RecursionError", "SystemExit", "KeyboardInterrupt", "no text")
@@ -165,10 +166,11 @@ async def streams(call_id: str, kind: str) -> AsyncIterator[Any]:
 
 
 def only_here(name: str) -> Callable[..., Any]:
-    """Return a function that no other process can import: its module was no file."""
+    """Return a function that no other process can import: it has not the file."""
     module = sys.modules.get(name)
     if module is None:
         module = types.ModuleType(name)
+        module.__file__ = f"/only/here/{name}.py"  # without one it goes by value
         exec("def function(x=None): return x", module.__dict__)  # noqa: S102
         sys.modules[name] = module
         module.function.__module__ = name
