@@ -138,7 +138,8 @@ class WorkerLives:
         self._hosts = hosts
         self._prepare = prepare
         self._progress = progress
-        self._shared_budget = RestartBudget(recipe.restart or RestartLimits())
+        limits = recipe.restart
+        self._shared_budget = None if limits is None else RestartBudget(limits)
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._presence = Presence(worker.members_changed(), self._on_gone)
@@ -168,9 +169,9 @@ class WorkerLives:
 
     def _budget(self) -> RestartBudget | None:
         limits = self._recipe.restart
-        if limits is None:
-            return None
-        return self._shared_budget if limits.together else RestartBudget(limits)
+        if limits is None or limits.together:
+            return self._shared_budget
+        return RestartBudget(limits)
 
     def _host_for_next(self) -> WorkerHost:
         """Return the host with the fewest workers, the first of these."""
